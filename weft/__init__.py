@@ -1,0 +1,1 @@
+"""Weft trains one large model on whatever accelerators a team has."""

@@ -1,0 +1,1 @@
+"""Saved runs: safetensors by logical name and box, a JSON index, checksums."""

@@ -1,0 +1,1 @@
+"""Chips and machines: what a plan may use."""

@@ -1,0 +1,1 @@
+"""Groups, named collectives and their counters."""

@@ -1,0 +1,1 @@
+"""What was asked: typed sections, YAML, overrides, errors."""

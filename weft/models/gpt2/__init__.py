@@ -1,0 +1,1 @@
+"""GPT-2: LayerNorm, learned positions, GELU, tied head."""

@@ -1,0 +1,1 @@
+"""Llama, Qwen and Aquila2: RMSNorm, rotary positions, SwiGLU, grouped heads."""

@@ -1,0 +1,1 @@
+"""Blocks of models that know no devices."""

@@ -1,0 +1,72 @@
+"""Half-open index boxes of a global tensor: the one way Weft says which elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Box:
+    """The elements ``offset[d] <= i[d] < offset[d] + size[d]`` of a tensor. Integers only."""
+
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.offset) == len(self.size), f"offset {self.offset} and size {self.size}"
+        assert all(o >= 0 for o in self.offset), f"negative offset {self.offset}"
+        assert all(s >= 0 for s in self.size), f"negative size {self.size}"
+
+    @staticmethod
+    def whole(shape: Sequence[int]) -> Box:
+        """The box of every element of a tensor of this shape."""
+        return Box((0,) * len(shape), tuple(shape))
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        return tuple(o + s for o, s in zip(self.offset, self.size, strict=True))
+
+    @property
+    def numel(self) -> int:
+        """Number of elements; 1 for the box of a scalar."""
+        return prod(self.size)
+
+    def intersect(self, other: Box) -> Box | None:
+        """The common elements, or None where there are none."""
+        assert len(self.size) == len(other.size), f"boxes of unlike rank: {self}, {other}"
+        low = tuple(map(max, self.offset, other.offset))
+        size = tuple(min(a, b) - o for a, b, o in zip(self.end, other.end, low, strict=True))
+        return Box(low, size) if all(s > 0 for s in size) else None
+
+    def contains(self, other: Box) -> bool:
+        return self.intersect(other) == other
+
+    def within(self, holder: Box) -> Box:
+        """This box in the coordinates of a local tensor that stores ``holder``."""
+        assert holder.contains(self), f"{self} is not inside {holder}"
+        offset = tuple(a - b for a, b in zip(self.offset, holder.offset, strict=True))
+        return Box(offset, self.size)
+
+    def slices(self) -> tuple[slice, ...]:
+        """Index of this box into a tensor that stores the whole shape."""
+        return tuple(slice(o, o + s) for o, s in zip(self.offset, self.size, strict=True))
+
+    def subtract(self, other: Box) -> list[Box]:
+        """Disjoint boxes that cover the elements of this box that ``other`` lacks."""
+        common = self.intersect(other)
+        if common is None:
+            return [self] if self.numel else []
+        rest: list[Box] = []
+        offset, size = list(self.offset), list(self.size)
+        for d in range(len(size)):
+            below = common.offset[d] - offset[d]
+            above = offset[d] + size[d] - common.end[d]
+            if below:
+                rest.append(Box(tuple(offset), (*size[:d], below, *size[d + 1 :])))
+            if above:
+                start = (*offset[:d], common.end[d], *offset[d + 1 :])
+                rest.append(Box(start, (*size[:d], above, *size[d + 1 :])))
+            offset[d], size[d] = common.offset[d], common.size[d]
+        return rest

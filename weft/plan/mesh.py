@@ -1,0 +1,56 @@
+"""A named grid of ranks. An argument, never a global."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+AXES = ("dp", "cp", "tp")
+"""Outermost first by default; a mesh may name them in another order (placement only)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """``ranks`` laid out row-major over ``axes``, the last axis fastest.
+
+    ``axes`` are (name, size) pairs, each of ``AXES`` at most once; an absent axis has size 1.
+    """
+
+    ranks: tuple[int, ...]
+    axes: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.axes]
+        assert set(names) <= set(AXES) and len(set(names)) == len(names), f"axes {self.axes}"
+        assert prod(size for _, size in self.axes) == len(self.ranks), f"{self.axes}: {self.ranks}"
+        assert len(set(self.ranks)) == len(self.ranks), f"rank twice in {self.ranks}"
+
+    @staticmethod
+    def of(ranks: range | tuple[int, ...], **axes: int) -> Mesh:
+        return Mesh(tuple(ranks), tuple(axes.items()))
+
+    def size(self, axis: str) -> int:
+        return dict(self.axes).get(axis, 1)
+
+    def coordinate(self, rank: int) -> Mapping[str, int]:
+        """Position of ``rank`` on every axis, absent axes included as 0."""
+        index = self.ranks.index(rank)
+        result = dict.fromkeys(AXES, 0)
+        for name, size in reversed(self.axes):
+            index, result[name] = divmod(index, size)
+        return result
+
+    def rank_at(self, **coordinate: int) -> int:
+        index = 0
+        for name, size in self.axes:
+            index = index * size + coordinate.get(name, 0)
+        return self.ranks[index]
+
+    def groups(self, axis: str) -> Iterator[tuple[int, ...]]:
+        """The ranks along ``axis``, one tuple for each position on the other axes."""
+        seen: dict[tuple[tuple[str, int], ...], list[int]] = {}
+        for rank in self.ranks:
+            rest = tuple((k, v) for k, v in self.coordinate(rank).items() if k != axis)
+            seen.setdefault(rest, []).append(rank)
+        yield from (tuple(ranks) for ranks in seen.values())

@@ -1,0 +1,59 @@
+"""What a plan knows of a model: its sizes and its parameters by logical name. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """Sizes of a decoder-only transformer; one row of a family's sizes table."""
+
+    family: str
+    """Folder under ``weft.models``."""
+    d_model: int
+    d_ff: int
+    d_head: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    vocab_size: int
+    seq_len: int
+    """Longest sequence the model is meant for; the size of a learned position table."""
+    norm_eps: float
+    tied: bool
+    """The head multiplies by the embedding's weight."""
+    rope_theta: float = 10_000.0
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Init:
+    """How a parameter starts. ``std`` is used by ``normal`` alone."""
+
+    kind: Literal["normal", "ones", "zeros"]
+    std: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParamSpec:
+    """One logical parameter: every rank knows all of them, whatever it holds itself."""
+
+    name: str
+    """Dotted name in the unsplit model, e.g. ``layers.3.attn.q.weight``."""
+    shape: tuple[int, ...]
+    part: int | Literal["embed", "head"]
+    """Where it is used: a layer's number, the embedding, or the head with its final norm."""
+    init: Init
+    decay: bool
+    """Weight decay applies: matrices, not norms, biases or embeddings."""
+    also: tuple[Literal["embed", "head"], ...] = ()
+    """Further parts that use the same parameter (a tied head)."""
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)

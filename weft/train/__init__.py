@@ -1,0 +1,1 @@
+"""Build a run from a plan, and train it."""
