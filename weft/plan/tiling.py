@@ -68,7 +68,7 @@ def moves(
     result: list[Move] = []
     for dst, wanted in sorted(target.boxes.items()):
         missing = [wanted] if wanted.numel else []
-        near = sorted(source.boxes, key=lambda src: (src != dst, distance(src, dst), src))  # noqa: B023
+        near = sorted(source.boxes, key=lambda src: (src != dst, distance(src, dst), src))
         for src in near:
             found = [(box, box.intersect(source.boxes[src])) for box in missing]
             result += [Move(src, dst, common) for _, common in found if common is not None]
