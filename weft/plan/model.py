@@ -8,6 +8,20 @@ from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RopeScaling:
+    """Llama 3.1's stretching of rotary positions beyond the length first trained on.
+
+    A pair of channels that turns fewer than ``low_freq_factor`` times in ``original_seq_len``
+    tokens is slowed by ``factor``, one that turns more than ``high_freq_factor`` times is kept.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_seq_len: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
     """Sizes of a decoder-only transformer; one row of a family's sizes table."""
 
@@ -26,6 +40,7 @@ class ModelSpec:
     tied: bool
     """The head multiplies by the embedding's weight."""
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
     qkv_bias: bool = False
     qk_norm: bool = False
     dropout: float = 0.0
@@ -39,6 +54,10 @@ class Init:
     std: float = 0.0
 
 
+Part = int | Literal["embed", "head"]
+"""Where a parameter is used: a layer's number, the embedding, or the head with its final norm."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParamSpec:
     """One logical parameter: every rank knows all of them, whatever it holds itself."""
@@ -46,8 +65,7 @@ class ParamSpec:
     name: str
     """Dotted name in the unsplit model, e.g. ``layers.3.attn.q.weight``."""
     shape: tuple[int, ...]
-    part: int | Literal["embed", "head"]
-    """Where it is used: a layer's number, the embedding, or the head with its final norm."""
+    part: Part
     init: Init
     decay: bool
     """Weight decay applies: matrices, not norms, biases or embeddings."""

@@ -1,0 +1,98 @@
+"""Llama (arXiv 2302.13971, 2307.09288, 2407.21783) and what shares its shape: Qwen 2.5, Qwen 3."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.models.decoder import Decoder
+from weft.nn.attention import Attention
+from weft.nn.context import Context, attention_mask
+from weft.nn.feed_forward import SwiGLU
+from weft.nn.losses import linear_cross_entropy
+from weft.nn.norm import RMSNorm
+from weft.nn.rope import Rotation, rotation
+from weft.plan.model import ModelSpec
+
+
+class LlamaBlock(nn.Module):
+    """Pre-norm attention and feed-forward, each added to the residual stream."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.attn_norm = RMSNorm(spec.d_model, spec.norm_eps)
+        self.attn = Attention(
+            spec.d_model,
+            spec.d_head,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            bias=spec.qkv_bias,
+            qk_norm_eps=spec.norm_eps if spec.qk_norm else None,
+        )
+        self.ff_norm = RMSNorm(spec.d_model, spec.norm_eps)
+        self.ff = SwiGLU(spec.d_model, spec.d_ff)
+
+    def forward(self, x: Tensor, turn: Rotation, mask: Tensor | None) -> Tensor:
+        """``x`` and result: ``[batch, seq, d_model]``."""
+        x = x + self.attn(self.attn_norm(x), turn, mask)
+        x = x + self.ff(self.ff_norm(x))
+        return x
+
+
+class Llama(Decoder):
+    """The whole model, or the part of it that one pipeline stage holds.
+
+    ``layers`` is the range of layers held (None: all). A tied stage with the head and without
+    the embedding holds its own ``embed.weight``.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layers: range | None = None,
+        *,
+        embed: bool = True,
+        head: bool = True,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.takes_tokens = embed
+        held = range(spec.num_layers) if layers is None else layers
+        table = embed or (head and spec.tied)
+        self.embed = nn.Embedding(spec.vocab_size, spec.d_model) if table else None
+        self.layers = nn.ModuleDict({str(i): LlamaBlock(spec) for i in held})
+        self.norm = RMSNorm(spec.d_model, spec.norm_eps) if head else None
+        own_head = head and not spec.tied
+        self.head = nn.Linear(spec.d_model, spec.vocab_size, bias=False) if own_head else None
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        if self.takes_tokens:
+            assert self.embed is not None, "a stage that takes tokens holds the embedding"
+            x = self.embed(x)  # [batch, seq, d_model]
+        spec = self.spec
+        turn = rotation(
+            context.positions_of(x),
+            spec.d_head,
+            theta=spec.rope_theta,
+            scaling=spec.rope_scaling,
+            dtype=x.dtype,
+        )
+        mask = attention_mask(context.segments)
+        for block in self.layers.values():
+            x = block(x, turn, mask)
+        return x if self.norm is None else self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self._head_weight())
+
+    def loss(self, hidden: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return linear_cross_entropy(hidden, self._head_weight(), targets, weights)
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.layers.values())
+
+    def _head_weight(self) -> Tensor:
+        """``[vocab, d_model]``."""
+        module = self.embed if self.head is None else self.head
+        assert self.norm is not None and module is not None, "this stage does not hold the head"
+        return module.weight

@@ -1,0 +1,39 @@
+"""What a forward pass knows of its samples beside their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Context:
+    """One microbatch's places, documents and dropout keys. Every field may be left out."""
+
+    positions: Tensor | None = None
+    """``[batch, seq]`` int64: the place of each token in its sample, not reset at documents.
+    None: ``0 .. seq - 1``."""
+    segments: Tensor | None = None
+    """``[batch, seq]`` int: tokens attend only to earlier tokens of the same number.
+    None: one document a sample."""
+    dropout_keys: Tensor | None = None
+    """``[batch]`` int64 from ``nn.dropout.dropout_keys``. None: no dropout (evaluation)."""
+
+    def positions_of(self, x: Tensor) -> Tensor:
+        """Positions for ``x`` ``[batch, seq, ...]``: ``[batch, seq]``, or ``[1, seq]``."""
+        if self.positions is not None:
+            return self.positions
+        return torch.arange(x.shape[1], device=x.device)[None]
+
+
+def attention_mask(segments: Tensor | None) -> Tensor | None:
+    """Who may look at whom: ``[batch, seq]`` to bool ``[batch, 1, seq, seq]``, True = may.
+
+    None stays None: plain causal attention, which has a faster path than any mask.
+    """
+    if segments is None:
+        return None
+    same = segments[:, :, None] == segments[:, None, :]
+    return same.tril()[:, None]

@@ -1,0 +1,35 @@
+"""Feed-forward blocks."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class SwiGLU(nn.Module):
+    """``down(silu(gate(x)) * up(x))`` (arXiv 2002.05202)."""
+
+    def __init__(self, d_model: int, d_ff: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(d_model, d_ff, bias=False)
+        self.up = nn.Linear(d_model, d_ff, bias=False)
+        self.down = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` and result: ``[batch, seq, d_model]``; hidden: ``[batch, seq, d_ff]``."""
+        hidden: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return hidden
+
+
+class GeluMLP(nn.Module):
+    """``down(gelu(up(x)))`` with biases and the tanh form of GELU, as in GPT-2."""
+
+    def __init__(self, d_model: int, d_ff: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(d_model, d_ff)
+        self.down = nn.Linear(d_ff, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` and result: ``[batch, seq, d_model]``; hidden: ``[batch, seq, d_ff]``."""
+        hidden: Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
+        return hidden

@@ -1,0 +1,130 @@
+"""Initial values that depend on the seed, the parameter's name and the global index alone.
+
+Every plan starts from the same bits, on every machine: the random bits come from the counter-based
+Philox generator, and the way from bits to normal values uses IEEE additions, multiplications,
+divisions and square roots only. Library sines and logarithms differ between processors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.plan.box import Box
+from weft.plan.model import ParamSpec
+
+_Floats = NDArray[np.float64]
+_LANES = 4
+"""64-bit words that Philox makes from one counter."""
+_BLOCK = 1 << 14
+"""Values made at once: their temporaries stay in a core's cache."""
+
+
+def initial_values(seed: int, spec: ParamSpec, box: Box, dtype: torch.dtype) -> Tensor:
+    """The elements ``box`` of a parameter at the start, ``[*box.size]`` on the CPU.
+
+    Computed in fp64 and rounded once to fp32, then to ``dtype`` unless that is fp64; so any
+    two boxes agree on every element they share, bit for bit, and fp32 is fp64 rounded.
+    """
+    assert Box.whole(spec.shape).contains(box) or not box.numel, f"{box} in {spec.name}"
+    if spec.init.kind != "normal":
+        return torch.full(box.size, float(spec.init.kind == "ones"), dtype=dtype)
+    exact = np.float64 if dtype == torch.float64 else np.float32
+    values = np.empty(box.numel, exact)
+    key = _key(seed, spec.name)
+    done = 0
+    for start, size in _runs(spec.shape, box):
+        for low in range(start, start + size, _BLOCK):
+            high = min(low + _BLOCK, start + size)
+            values[done : done + high - low] = _normal(key, low, high) * spec.init.std
+            done += high - low
+    return torch.from_numpy(values).reshape(box.size).to(dtype)
+
+
+def _key(seed: int, name: str) -> int:
+    """128 bits that tell this parameter's stream from all others."""
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _runs(shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
+    """(first flat index, length) of the consecutive elements of a box, in row-major order."""
+    if not box.numel:
+        return
+    dims = len(shape)
+    while dims > 1 and box.size[dims - 1] == shape[dims - 1]:
+        dims -= 1  # whole trailing dimensions join the run
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    inner = max(dims - 1, 0)
+    first = box.offset[inner] * strides[inner] if shape else 0
+    size = math.prod(box.size[inner:])
+    outer = [range(o, o + n) for o, n in zip(box.offset[:inner], box.size[:inner], strict=True)]
+    for index in product(*outer):
+        yield first + sum(i * s for i, s in zip(index, strides, strict=False)), size
+
+
+def _normal(key: int, low: int, high: int) -> _Floats:
+    """Standard normal values number ``low .. high - 1`` of a stream (Box-Muller).
+
+    Values ``2 j`` and ``2 j + 1`` come from the words ``2 j`` and ``2 j + 1``.
+    """
+    block = low // _LANES
+    words = np.random.Philox(key=key, counter=block).random_raw(
+        _LANES * (-(-high // _LANES) - block)
+    )
+    radius_bits, angle_bits = words[0::2], words[1::2]
+    uniform = ((radius_bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    radius = np.sqrt(_minus_log(uniform))
+    cos_sum, cos_difference = _quarter_turn(angle_bits)
+    values = np.empty(words.shape)
+    np.multiply(radius, cos_sum, out=values[0::2])
+    np.multiply(radius, cos_difference, out=values[1::2])
+    wanted: _Floats = values[low - block * _LANES : high - block * _LANES]
+    return wanted
+
+
+_LN2 = 0.6931471805599453
+_LOG_SERIES = [2.0 / n for n in (13, 11, 9, 7, 5, 3, 1)]
+_SIN_SERIES = [(-1.0) ** n / math.factorial(2 * n + 1) for n in range(6, -1, -1)]
+_COS_SERIES = [(-1.0) ** n / math.factorial(2 * n) for n in range(7, -1, -1)]
+
+
+def _minus_log(x: _Floats) -> _Floats:
+    """``-log(x)`` for ``0 < x < 1`` to about 1e-12: exponent, then the series of atanh."""
+    mantissa, exponent = np.frexp(x)  # mantissa in [0.5, 1)
+    small = mantissa < math.sqrt(0.5)
+    mantissa = np.where(small, 2 * mantissa, mantissa)
+    ratio = (mantissa - 1) / (mantissa + 1)
+    tail = _horner(_LOG_SERIES, ratio * ratio)
+    return (small - exponent) * _LN2 - ratio * tail
+
+
+def _quarter_turn(bits: NDArray[np.uint64]) -> tuple[_Floats, _Floats]:
+    """``sqrt(2) cos`` and ``sqrt(2) sin`` of a uniform angle, to about 1e-13.
+
+    Two bits choose the signs, the rest an angle ``b`` within an eighth of a turn of the
+    diagonal, where the sums of cos(b) and sin(b) are what is wanted.
+    """
+    fraction = (bits >> np.uint64(12)).astype(np.float64)
+    b = (fraction + 0.5) * (2.0**-52 * math.pi / 2) - math.pi / 4
+    square = b * b
+    sin, cos = b * _horner(_SIN_SERIES, square), _horner(_COS_SERIES, square)
+    first = 1.0 - 2.0 * (bits & np.uint64(1)).astype(np.float64)
+    second = 1.0 - (bits & np.uint64(2)).astype(np.float64)
+    return (cos - sin) * first, (cos + sin) * second
+
+
+def _horner(coefficients: list[float], x: _Floats) -> _Floats:
+    """A polynomial, highest power first."""
+    total = np.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        total *= x
+        total += coefficient
+    return total

@@ -1,0 +1,45 @@
+"""Rotary position embedding (arXiv 2104.09864), halves rotated as Hugging Face's Llama does."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from weft.plan.model import RopeScaling
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines, each ``[batch or 1, seq, 1, d_head / 2]``."""
+
+
+def rotation(
+    positions: Tensor, d_head: int, *, theta: float, scaling: RopeScaling | None, dtype: torch.dtype
+) -> Rotation:
+    """Angles of ``positions`` ``[batch or 1, seq]``, computed in fp32, in fp64 for fp64.
+
+    Made once a forward pass and handed to every layer. The result has ``dtype``, that of the
+    activations it will turn.
+    """
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    exponent = torch.arange(0, d_head, 2, device=positions.device).to(exact) / d_head
+    frequency = 1.0 / theta**exponent
+    if scaling is not None:
+        frequency = _stretched(frequency, scaling)
+    angle = (positions.to(exact)[..., None] * frequency)[:, :, None]  # [batch, seq, 1, d_head / 2]
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def _stretched(frequency: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1's rule: slow turns are slowed by ``factor``, fast ones kept, a ramp between."""
+    turns = scaling.original_seq_len * frequency / (2 * math.pi)
+    width = scaling.high_freq_factor - scaling.low_freq_factor
+    keep = ((turns - scaling.low_freq_factor) / width).clamp(0, 1)
+    return frequency * keep + frequency / scaling.factor * (1 - keep)
+
+
+def rotate(x: Tensor, turn: Rotation) -> Tensor:
+    """Turn each pair ``(x[i], x[i + d_head / 2])`` of ``x`` ``[batch, seq, heads, d_head]``."""
+    cos, sin = turn
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
