@@ -1,0 +1,62 @@
+"""What the user wrote and cannot be used: one problem, or every problem found at once."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxlist = 16
+_SHORT.maxdict = 8
+_WORDS: dict[object, str] = {None: "null", True: "true", False: "false"}
+
+
+class ConfigError(ValueError):
+    """A value the user wrote cannot be used. Names the key, the value and what would do.
+
+    ``expected`` completes "expected ..."; where it is empty the problem is not with a value (an
+    unknown key, a broken file), and ``hint`` is the whole sentence.
+    """
+
+    def __init__(
+        self, key: str, value: object, expected: str, hint: str = "", *, where: str = ""
+    ) -> None:
+        super().__init__(key, value, expected, hint)
+        self.key = key
+        """Dotted key, such as ``optim.lr``."""
+        self.value = value
+        self.expected = expected
+        self.hint = hint
+        """The way out: one sentence, or empty."""
+        self.where = where
+        """``at my.yaml:4`` or ``on the command line``; empty when not known."""
+
+    def __str__(self) -> str:
+        if not self.expected:
+            return self.hint
+        text = f"{self.key} = {show(self.value)}: expected {self.expected}."
+        return f"{text} {self.hint}" if self.hint else text
+
+
+class ConfigErrors(ValueError):  # noqa: N818 - several errors, so a plural
+    """Everything that is wrong with one configuration. ``str()`` is what a command prints."""
+
+    def __init__(self, errors: Iterable[ConfigError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__(self.errors)
+
+    def __str__(self) -> str:
+        lines = ["error: the configuration is not valid"]
+        for error in self.errors:
+            lines.append(f"  {error}")
+            if error.where:
+                lines.append(f"      {error.where}")
+        return "\n".join(lines)
+
+
+def show(value: object) -> str:
+    """A value as YAML writes it: ``null``, ``true``, ``[2, 1]``, ``'text'``; cut when long."""
+    if value is None or isinstance(value, bool):
+        return _WORDS[value]
+    return _SHORT.repr(list(value) if isinstance(value, tuple) else value)

@@ -1,0 +1,288 @@
+"""The sections of a configuration: what a person asks for. Frozen; the text under a field is its
+manual, and reaches ``--help``, the JSON schema and editors.
+
+Rules inside one section are validators here, rules between sections are in ``load.py``; what only
+another package can judge (a model's size, a device) is judged there, with the same ``ConfigError``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from weft.config.errors import ConfigError
+
+# Strict: text and true/false are never numbers, and numbers never text.
+Whole = Annotated[int, Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Number = Annotated[float, Field(strict=True, ge=0)]
+Positive = Annotated[float, Field(strict=True, gt=0)]
+Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
+Text = Annotated[str, Field(min_length=1)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class Section(BaseModel):
+    """What sections share: frozen, no unknown keys, no infinities, manuals from docstrings."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+
+class ModelConfig(Section):
+    """The model: a family, a row of its table of sizes, and what differs from that row."""
+
+    family: Literal["llama", "gpt2"] = "llama"
+    """Kind of decoder: "llama" (RMSNorm, rotary positions, SwiGLU, grouped heads) or "gpt2"."""
+    size: Text = "demo-6m"
+    """Row of the family's table of sizes; `weft plan` prints the table when the name is wrong."""
+    d_model: Count | None = None
+    """Width of the hidden state; null takes the row's value, as for every field below."""
+    d_ff: Count | None = None
+    """Width inside the feed-forward block."""
+    d_head: Count | None = None
+    """Width of one attention head."""
+    num_layers: Count | None = None
+    """Decoder blocks."""
+    num_heads: Count | None = None
+    """Query heads."""
+    num_kv_heads: Count | None = None
+    """Key and value heads; a divisor of num_heads."""
+    dropout: Fraction | None = None
+    """Part of the activations dropped in training."""
+
+
+class SourceConfig(Section):
+    """One collection of documents, and how often it is read beside the others."""
+
+    path: Text
+    """File or folder; "builtin:python" is the Python standard library's source and manual."""
+    weight: Positive = 1.0
+    """How often its samples are read, relative to the other sources' weights."""
+    format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
+    """How documents are stored; "auto" goes by the end of the file's name."""
+    field: Text = "text"
+    """Key (JSONL) or column (Parquet) that holds a document's text."""
+
+
+class DataConfig(Section):
+    """What is read, how it becomes tokens, and how samples reach the training process."""
+
+    path: Text | None = None
+    """One source, the short form of `sources`; "builtin:python" needs no file."""
+    sources: tuple[SourceConfig, ...] = ()
+    """Several sources with weights; give this or `path`, not both."""
+    seq_len: Annotated[Whole, Field(ge=2)] = 256
+    """Tokens in one sample."""
+    tokenizer: Text = "bpe"
+    """"bpe" trains a byte-pair tokenizer on the sources once; "bytes" takes each byte as a token;
+    anything else is the path of a tokenizer.json."""
+    vocab_size: Annotated[Whole, Field(ge=257)] = 4096
+    """Tokens of the "bpe" tokenizer: 256 bytes, the end of a document, and merges. The other
+    tokenizers bring their own vocabulary."""
+    held_out: Annotated[Number, Field(ge=0, le=0.5)] = 0.05
+    """Part of the documents kept for evaluation and never trained on, chosen by hash."""
+    mask_documents: Flag = False
+    """Attention stays inside one document when several share a sample."""
+    workers: Whole = 1
+    """Loader processes of each rank; 0 reads inside the training process."""
+    prefetch: Count = 4
+    """Steps that each loader process prepares ahead."""
+    cache_dir: Text = ".weft/cache"
+    """Folder of the tokenized sources and the trained tokenizer, shared by all runs."""
+    limit_mb: Positive | None = None
+    """Read at most this much text (10^6 bytes), for quick trials; null reads everything."""
+
+    @model_validator(mode="after")
+    def _one_way_to_name_sources(self) -> Self:
+        if self.path is not None and self.sources:
+            raise ConfigError(
+                "data.path", self.path, "null when data.sources is given", "Remove one of the two."
+            )
+        if self.path is None and not self.sources:
+            raise ConfigError(
+                "data.path",
+                None,
+                'a file, a folder or "builtin:python"',
+                "Several sources go in data.sources.",
+            )
+        return self
+
+    @property
+    def all_sources(self) -> tuple[SourceConfig, ...]:
+        """The sources, whichever way they were given; at least one."""
+        return self.sources if self.path is None else (SourceConfig(path=self.path),)
+
+
+class BatchConfig(Section):
+    """How many samples a step takes. Two of the three are given and the third follows from
+    samples = micro x accumulation x (sum of plan.shares)."""
+
+    samples: Count | None = None
+    """Samples of one step of the whole job (the global batch)."""
+    micro: Count | None = None
+    """Samples that one rank puts through the model at once (the micro-batch)."""
+    accumulation: Count | None = None
+    """Micro-batches in one step of a rank with a share of 1; a share of 2 runs twice as many."""
+
+
+class PlanConfig(Section):
+    """How the job is divided among processes."""
+
+    file: Text | None = None
+    """A plan.json to run as it is; null derives the plan from `shares`."""
+    shares: Annotated[tuple[Count, ...], Field(min_length=1)] = (1,)
+    """One process for each number, and the part of every batch that it takes: [2, 1] gives the
+    first process twice as much as the second."""
+
+    @model_validator(mode="after")
+    def _file_or_shares(self) -> Self:
+        if self.file is not None and self.shares != (1,):
+            raise ConfigError(
+                "plan.shares",
+                self.shares,
+                "[1] when plan.file is given",
+                "The file holds the shares; remove one of the two.",
+            )
+        return self
+
+
+class ComputeConfig(Section):
+    """Where and how the arithmetic is done."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Chips to run on; "auto" takes CUDA where it is usable, else the CPU."""
+    precision: Literal["auto", "fp64", "fp32", "bf16"] = "auto"
+    """Arithmetic of forward and backward; "bf16" keeps fp32 master weights, "fp64" is the
+    reference mode, "auto" is bf16 where the chip is fast at it and fp32 elsewhere."""
+    recompute: Literal["off", "full"] = "off"
+    """"full" keeps only each block's input and computes the rest again in backward."""
+    compile: Flag = False
+    """torch.compile each block: slower to start, faster steps on most GPUs."""
+    threads: Count | None = None
+    """CPU threads of each rank; null divides the cores among the ranks of this machine."""
+
+
+class WsdSchedule(Section):
+    """Warm up, stay at `lr`, then go down in a straight line to the end of training."""
+
+    kind: Literal["wsd"] = "wsd"
+    """Which schedule this is."""
+    warmup: Whole = 100
+    """Steps from 0 up to `lr`."""
+    decay: Whole = 200
+    """Last steps of the run, from `lr` down to final_ratio x lr."""
+    final_ratio: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    """Learning rate after the last step, as a part of `lr`."""
+
+
+class CosineSchedule(Section):
+    """Warm up, then go down along half a cosine to the end of training."""
+
+    kind: Literal["cosine"] = "cosine"
+    """Which schedule this is."""
+    warmup: Whole = 100
+    """Steps from 0 up to `lr`."""
+    final_ratio: Annotated[Number, Field(ge=0, le=1)] = 0.1
+    """Learning rate after the last step, as a part of `lr`."""
+
+
+class OptimConfig(Section):
+    """AdamW, its learning rate over time, and gradient clipping."""
+
+    lr: Positive = 1e-3
+    """Highest learning rate."""
+    betas: tuple[Fraction, Fraction] = (
+        0.9,
+        0.95,
+    )
+    """Decay of the running mean of the gradient and of its square."""
+    eps: Positive = 1e-8
+    """Added to the root of the mean square before dividing by it."""
+    weight_decay: Number = 0.1
+    """Pull of the weight matrices towards 0; norms, biases and embeddings are left alone."""
+    max_grad_norm: Positive | None = 1.0
+    """Gradients of a larger norm over the whole model are scaled down to it; null never scales."""
+    schedule: Annotated[WsdSchedule | CosineSchedule, Field(discriminator="kind")] = WsdSchedule()
+    """Learning rate over time, chosen by `kind`."""
+
+
+class TrainConfig(Section):
+    """How long, and how often to look."""
+
+    steps: Count = 1000
+    """Optimizer updates in the whole run."""
+    eval_every: Whole = 0
+    """Steps from one held-out evaluation to the next; 0 evaluates only at the end."""
+    eval_samples: Count | None = None
+    """Held-out samples in one evaluation at most; null takes all."""
+    log_every: Count = 10
+    """Steps from one progress line to the next; metrics.jsonl has every step."""
+
+
+class CheckpointConfig(Section):
+    """How often the state of the run is saved, and how much of it stays."""
+
+    every: Whole = 0
+    """Steps from one checkpoint to the next; 0 saves only at the end."""
+    keep: Count = 2
+    """Checkpoints that stay on the disk; older ones are removed."""
+
+
+class MetricsConfig(Section):
+    """Where numbers go besides metrics.jsonl, which is always written."""
+
+    tensorboard: Flag = True
+    """Write TensorBoard events where the package is installed."""
+    wandb: Text | None = None
+    """Weights & Biases project to log to; null logs to none."""
+    report: Flag = True
+    """Write report.html at the end."""
+
+
+class SampleConfig(Section):
+    """Text that the model writes at the end of training."""
+
+    prompts: tuple[Text, ...] = ()
+    """Beginnings to continue; none, no samples."""
+    tokens: Count = 64
+    """Tokens written after each prompt at most."""
+    temperature: Number = 0.8
+    """0 always takes the likeliest token; 1 draws from the model's own distribution."""
+    top_p: Annotated[Positive, Field(le=1)] = 0.95
+    """Draw from the likeliest tokens that together hold this much probability."""
+
+
+class Config(Section):
+    """Everything that was asked for; what will happen is a `Plan`."""
+
+    name: Text = "run"
+    """Begins the name of the run folder; by default the name of the recipe or file."""
+    seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 1234
+    """Of the initial values, dropout and the order of samples; same seed, same run."""
+    model: ModelConfig = ModelConfig()
+    data: DataConfig
+    batch: BatchConfig = BatchConfig()
+    plan: PlanConfig = PlanConfig()
+    compute: ComputeConfig = ComputeConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    sample: SampleConfig = SampleConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _fits_a_folder_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise ConfigError(
+                "name", name, "letters, digits, '.', '_' and '-', beginning with a letter or digit"
+            )
+        return name
