@@ -15,6 +15,9 @@ class Decoder(nn.Module, ABC):
     Parameters carry their logical names whatever the stage holds.
     """
 
+    layers: nn.ModuleDict
+    """The blocks held, by layer number: what recompute and compile apply to one by one."""
+
     @abstractmethod
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """Tokens ``[batch, seq]`` int64 where the stage embeds, else ``[batch, seq, d_model]``.

@@ -1,0 +1,115 @@
+"""Meshes, plans, seats and what is refused."""
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from weft.config.errors import ConfigError
+from weft.plan.mesh import AXES, Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.plan.validate import validate_plan
+
+
+def data_parallel(shares: list[int], *, microbatch: int = 2, dp: int = 1, layers: int = 4) -> Plan:
+    """One single-stage pipeline of ``dp`` ranks for each share."""
+    pipelines = []
+    for number, samples in enumerate(shares):
+        mesh = Mesh.of(range(number * dp, number * dp + dp), dp=dp)
+        stage = StagePlan(mesh=mesh, layers=(0, layers))
+        pipelines.append(PipelinePlan(stages=(stage,), samples=samples, microbatch=microbatch))
+    return Plan(num_layers=layers, pipelines=tuple(pipelines))
+
+
+@pytest.mark.parametrize("order", list(permutations(AXES)))
+def test_coordinates_and_ranks_are_a_bijection_in_every_order(order: tuple[str, ...]) -> None:
+    sizes = {"dp": 2, "cp": 3, "tp": 4}
+    mesh = Mesh(tuple(range(10, 34)), tuple((axis, sizes[axis]) for axis in order))
+    seen = set()
+    for rank in mesh.ranks:
+        coordinate = mesh.coordinate(rank)
+        assert mesh.rank_at(**coordinate) == rank
+        seen.add(tuple(coordinate.items()))
+    assert len(seen) == 24
+    for axis in AXES:
+        groups = list(mesh.groups(axis))
+        assert sorted(rank for group in groups for rank in group) == list(mesh.ranks)
+        assert all(len(group) == sizes[axis] for group in groups)
+
+
+def test_groups_by_hand() -> None:
+    mesh = Mesh.of(range(4), dp=2, tp=2)
+    assert list(mesh.groups("tp")) == [(0, 1), (2, 3)]
+    assert list(mesh.groups("dp")) == [(0, 2), (1, 3)]
+    assert list(mesh.groups("cp")) == [(0,), (1,), (2,), (3,)]
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.integers(1, 5),
+    st.integers(1, 3),
+)
+def test_every_sample_is_computed_once(shares: list[int], microbatch: int, dp: int) -> None:
+    plan = data_parallel(shares, microbatch=microbatch, dp=dp)
+    positions = [
+        position
+        for rank in range(plan.world_size)
+        for part in plan.seat(rank).microbatches()
+        for position in part
+    ]
+    assert sorted(positions) == list(range(plan.global_batch))
+
+
+def test_unequal_shares_by_hand() -> None:
+    plan = data_parallel([4, 2])
+    assert plan.seat(0).microbatches() == [range(2), range(2, 4)]
+    assert plan.seat(1).microbatches() == [range(4, 6)]
+
+
+def test_json_round_trip() -> None:
+    plan = data_parallel([3, 5], dp=2)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+REFUSED = {
+    "overlap": ("every rank in one stage only", lambda p: replace(p, pipelines=p.pipelines * 2)),
+    "gap": (
+        "Missing: [0]",
+        lambda p: replace(p, pipelines=(moved(p.pipelines[0], ranks=(1,)),)),
+    ),
+    "layers left out": (
+        "all 4 layers, each once",
+        lambda p: replace(p, pipelines=(moved(p.pipelines[0], layers=(0, 3)),)),
+    ),
+    "starts late": (
+        "a range that starts at layer 0",
+        lambda p: replace(p, pipelines=(moved(p.pipelines[0], layers=(1, 4)),)),
+    ),
+    "shares": (
+        "shares that add up to batch.samples (6). They add up to 5",
+        lambda p: replace(p, pipelines=(replace(p.pipelines[0], samples=5),)),
+    ),
+    "no microbatch": (
+        "at least 1 of each",
+        lambda p: replace(p, pipelines=(replace(p.pipelines[0], microbatch=0),)),
+    ),
+    "empty": ("at least one pipeline", lambda p: replace(p, pipelines=())),
+}
+
+
+def moved(pipeline: PipelinePlan, **changes: object) -> PipelinePlan:
+    stage = pipeline.stages[0]
+    if "ranks" in changes:
+        changes = {"mesh": Mesh(changes["ranks"], (("dp", 1),))}  # type: ignore[arg-type]
+    return replace(pipeline, stages=(replace(stage, **changes),))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_say_what_is_allowed(name: str) -> None:
+    message, broken = REFUSED[name]
+    plan = data_parallel([6])
+    validate_plan(plan, num_layers=4, global_batch=6)
+    with pytest.raises(ConfigError) as refused:
+        validate_plan(broken(plan), num_layers=4, global_batch=6)
+    assert message in str(refused.value)

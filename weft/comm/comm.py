@@ -1,0 +1,135 @@
+"""Every collective of a job goes through here: it has a name, a group, a count, a clear error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from weft.comm.counters import Counters
+
+Handle = dist.ProcessGroup
+Finish = Callable[[], None]
+"""Call it to wait for an asynchronous collective."""
+
+
+class CommError(RuntimeError):
+    """A collective failed here, usually because another rank died or stalled."""
+
+
+class Comm:
+    """The groups of one job and the collectives over them.
+
+    Every rank must name the same groups in the same order in ``open_groups``: group creation is
+    itself collective. A group of one rank, and a job of one process, send nothing.
+    """
+
+    def __init__(
+        self, rank: int = 0, world_size: int = 1, device: str | torch.device = "cpu"
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.device = torch.device(device)
+        self.world = tuple(range(world_size))
+        self.counters = Counters()
+        self._handles: dict[tuple[int, ...], Handle | None] = {self.world: None}
+
+    def open_groups(self, groups: Iterable[tuple[int, ...]], timeout_s: float) -> None:
+        """Create the groups (ascending ranks each) that do not exist yet. Collective."""
+        for ranks in groups:
+            if len(ranks) > 1 and ranks not in self._handles:
+                timeout = timedelta(seconds=timeout_s)
+                self._handles[ranks] = dist.new_group(list(ranks), timeout=timeout)
+
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        *,
+        name: str,
+        group: tuple[int, ...] | None = None,
+        wait: bool = True,
+        largest: bool = False,
+    ) -> Finish:
+        """Sum (or take the largest of) ``tensor`` over the group, in place.
+
+        Partial -> Replicate. With ``wait=False`` the caller calls the result before it reads.
+        """
+        ranks = self.world if group is None else group
+        if len(ranks) == 1:
+            return _nothing
+        self._count(name, 2 * (len(ranks) - 1) / len(ranks) * tensor.nbytes, ranks)
+        op = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        handle = self._handles[ranks]
+        work = self._run(
+            name, ranks, lambda: dist.all_reduce(tensor, op, group=handle, async_op=True)
+        )
+        return self._finish(name, ranks, work, wait=wait)
+
+    def broadcast(
+        self, tensor: Tensor, *, src: int, name: str, group: tuple[int, ...] | None = None
+    ) -> None:
+        """Copy ``tensor`` of rank ``src`` into every rank's, in place."""
+        ranks = self.world if group is None else group
+        if len(ranks) == 1:
+            return
+        self._count(name, tensor.nbytes if self.rank == src else 0.0, ranks)
+        handle = self._handles[ranks]
+        work = self._run(
+            name, ranks, lambda: dist.broadcast(tensor, src, group=handle, async_op=True)
+        )
+        self._finish(name, ranks, work, wait=True)
+
+    def gather_json(self, value: Any, *, name: str) -> list[Any]:
+        """Every rank's ``value``, in rank order, on every rank. JSON on the wire, never pickle."""
+        if self.world_size == 1:
+            return [value]
+        text = json.dumps(value).encode()
+        size = torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
+        size[self.rank] = len(text)
+        self.all_reduce(size, name=name)
+        longest = int(size.max())
+        table = torch.zeros(self.world_size, longest, dtype=torch.uint8, device=self.device)
+        table[self.rank, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self.all_reduce(table, name=name)
+        rows = table.cpu().numpy()
+        return [json.loads(rows[r, : int(n)].tobytes()) for r, n in enumerate(size.tolist())]
+
+    def barrier(self, *, name: str) -> None:
+        """Return when every rank of the job has come here."""
+        self.all_reduce(torch.zeros(1, device=self.device), name=name)
+
+    def close(self) -> None:
+        """Leave the job."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _count(self, name: str, num_bytes: float, ranks: tuple[int, ...]) -> None:
+        self.counters.add(name, num_bytes, tuple(r for r in ranks if r != self.rank))
+
+    def _finish(self, name: str, ranks: tuple[int, ...], work: Any, *, wait: bool) -> Finish:
+        def finish() -> None:
+            self._run(name, ranks, work.wait)
+
+        if wait:
+            finish()
+            return _nothing
+        return finish
+
+    def _run(self, name: str, ranks: tuple[int, ...], call: Callable[[], Any]) -> Any:
+        """Run one step of a collective, and say in an error which one it was and with whom."""
+        try:
+            return call()
+        except RuntimeError as error:
+            peers = ", ".join(str(r) for r in ranks if r != self.rank)
+            text = str(error).splitlines()[0]
+            message = f"rank {self.rank}: {name} with rank(s) {peers} failed: {text}"
+            raise CommError(message) from error
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""

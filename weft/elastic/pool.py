@@ -1,0 +1,125 @@
+"""A pool of ranks that stay up between jobs: rehearsals, ``weft verify`` and the tests use it.
+
+A job takes some of the processes, gives them a meeting point of their own, and returns each
+rank's result. Processes that failed or hung are replaced before the next job.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from weft.comm.comm import CommError
+from weft.comm.join import Place
+from weft.elastic.processes import Cause, Failure, RanksFailedError, warm_context
+
+Job = Callable[..., Any]
+"""Called as ``job(place, *args)``; its result must be plain data or arrays."""
+
+
+class WorkerPool:
+    """Processes that run one job after another. Close it, or use it as a context manager."""
+
+    def __init__(self, *, threads: int = 1) -> None:
+        self._context = warm_context()
+        self._threads = threads
+        self._workers: list[tuple[BaseProcess, Connection]] = []
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, job: Job, *args: Any, world_size: int, timeout_s: float = 120.0) -> list[Any]:
+        """Results of ``job(place, *args)`` on ``world_size`` ranks, in rank order.
+
+        Raises:
+            RanksFailedError: a rank raised, died or did not answer within ``timeout_s``.
+        """
+        while len(self._workers) < world_size:
+            self._workers.append(self._start())
+        workers = self._workers[:world_size]
+        with tempfile.TemporaryDirectory(prefix="weft-pool-") as folder:
+            for rank, (_, pipe) in enumerate(workers):
+                place = Place(
+                    rank=rank,
+                    world_size=world_size,
+                    local_rank=rank,
+                    store_file=Path(folder) / "meet",
+                )
+                pipe.send((job, place, args))
+            answers = self._collect(world_size, time.monotonic() + timeout_s)
+        failures = [answer for answer in answers if isinstance(answer, Failure)]
+        if failures:
+            self._replace(world_size)
+            raise RanksFailedError(failures)
+        return answers
+
+    def close(self) -> None:
+        """End every process of the pool."""
+        self._replace(len(self._workers))
+
+    def _start(self) -> tuple[BaseProcess, Connection]:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=_serve, args=(theirs, self._threads), name="weft-pool", daemon=True
+        )
+        process.start()
+        theirs.close()
+        return process, ours
+
+    def _collect(self, world_size: int, deadline: float) -> list[Any]:
+        """Answers in rank order; the first failure shortens the wait for the rest."""
+        answers: dict[int, Any] = {}
+        ranks = {id(self._workers[rank][1]): rank for rank in range(world_size)}
+        while len(answers) < world_size and time.monotonic() < deadline:
+            waiting = [self._workers[r][1] for r in range(world_size) if r not in answers]
+            for pipe in wait(waiting, max(0.0, deadline - time.monotonic())):
+                assert isinstance(pipe, Connection)
+                rank = ranks[id(pipe)]
+                answers[rank] = _receive(rank, pipe)
+                if isinstance(answers[rank], Failure):
+                    deadline = min(deadline, time.monotonic() + 5.0)
+        late = Failure(-1, "peer", "did not answer in time and had to be ended")
+        return [answers.get(rank, late) for rank in range(world_size)]
+
+    def _replace(self, count: int) -> None:
+        for process, pipe in self._workers[:count]:
+            pipe.close()
+            process.kill()
+            process.join()
+        del self._workers[:count]
+
+
+def _receive(rank: int, pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except EOFError:
+        return Failure(rank, "signal", "the process died")
+
+
+def _serve(pipe: Connection, threads: int) -> None:
+    """A pool process: run jobs until the pool goes away."""
+    import torch
+
+    torch.set_num_threads(threads)
+    while True:
+        try:
+            job, place, args = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            answer = job(place, *args)
+        except Exception as error:  # noqa: BLE001 - reported to the parent
+            cause: Cause = "peer" if isinstance(error, CommError) else "error"
+            text = f"{type(error).__name__}: {error}"
+            answer = Failure(place.rank, cause, text, traceback.format_exc(), time.time())
+        pipe.send(answer)

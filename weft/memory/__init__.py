@@ -1,0 +1,1 @@
+"""What is kept, recomputed or moved away to save memory."""

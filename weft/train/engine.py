@@ -1,0 +1,116 @@
+"""One optimizer step: the only gradient path, used by ``weft train`` and ``weft.weave`` alike.
+
+loss = sum over all tokens of the global batch of (weight x token loss) / sum of weights. Both sums
+run over the whole job before the one division, so no share, mask or microbatch size enters it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from weft.comm.comm import Comm
+from weft.parallel.gradients import Gradients
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """One microbatch's part of the objective; both are scalars on the device."""
+
+    loss: Tensor
+    """Sum of weight x token loss, with its autograd graph."""
+    weight: Tensor
+    """Sum of weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step did, the same on every rank. Scalars on the device: reading them waits."""
+
+    loss: Tensor
+    """Mean over the whole job's weighted tokens; 0 where every weight is 0."""
+    weight: Tensor
+    """Sum of weights over the whole job."""
+    grad_norm: Tensor
+    """L2 norm of the gradient of ``loss``, before clipping."""
+    stop: Tensor
+    """How many ranks asked to stop after this step."""
+
+
+class Engine(Generic[M]):
+    """Forward, backward, reduce, clip, update.
+
+    Args:
+        objective: One microbatch -> its ``Sums``.
+        expected_weight: About what the weights of a global batch add up to. A constant of the
+            job that keeps gradients near their mean's scale until the true sum is known.
+        max_grad_norm: Clip to this norm; None: do not clip.
+    """
+
+    def __init__(
+        self,
+        objective: Callable[[M], Sums],
+        gradients: Gradients,
+        optimizer: torch.optim.Optimizer,
+        comm: Comm,
+        *,
+        expected_weight: float = 1.0,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        self.gradients = gradients
+        self.optimizer = optimizer
+        self._objective = objective
+        self._comm = comm
+        self._expected_weight = expected_weight
+        self._max_grad_norm = max_grad_norm
+
+    def step(self, microbatches: Sequence[M], *, stop: bool = False) -> StepResult:
+        """Train on this rank's microbatches of one global batch (possibly none)."""
+        result, factor = self.backward(microbatches, stop=stop)
+        self.update(factor)
+        return result
+
+    def backward(
+        self, microbatches: Sequence[M], *, stop: bool = False
+    ) -> tuple[StepResult, Tensor]:
+        """Gradients of the whole job, and the factor that makes them the clipped mean's."""
+        self.gradients.begin()
+        totals = torch.zeros(4, dtype=torch.float64, device=self._comm.device)
+        for number, microbatch in enumerate(microbatches):
+            if number == len(microbatches) - 1:
+                self.gradients.before_last_backward()
+            sums = self._objective(microbatch)
+            (sums.loss / self._expected_weight).backward()  # type: ignore[no-untyped-call]
+            totals[0] += sums.loss.detach()
+            totals[1] += sums.weight
+        self.gradients.finish()
+        totals[2] = self.gradients.squared_norm()
+        totals[3] = float(stop)
+        self._comm.all_reduce(totals, name="step totals")
+        loss, weight, squared_norm, stops = totals.unbind()
+        some = weight > 0
+        to_mean = torch.where(some, self._expected_weight / weight, 0.0)
+        norm = squared_norm.sqrt() * to_mean
+        factor = to_mean
+        if self._max_grad_norm is not None:
+            factor = to_mean * (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        mean = torch.where(some, loss / weight, 0.0)
+        return StepResult(mean, weight, norm, stops), factor
+
+    def update(self, factor: Tensor) -> None:
+        """One optimizer update. A batch whose weights are all zero changes nothing."""
+        if self._comm.device.type == "cpu":
+            if float(factor) == 0.0:
+                return
+            if float(factor) != 1.0:
+                self.gradients.scale(factor)
+        else:
+            self.gradients.scale(factor)
+        self.optimizer.step()
+        self.gradients.publish()

@@ -1,0 +1,218 @@
+"""Prove that a plan changes nothing: the same steps under the plan and in one process, compared.
+
+Runs at small size in fp64 on data with random loss weights and unequal documents, where every
+mistake of a share, a mask or an order shows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from weft.comm.comm import Comm
+from weft.comm.join import Place, join
+from weft.config.sections import OptimConfig
+from weft.data.synthetic import SyntheticDataset
+from weft.parallel.gradients import MainParam
+from weft.plan.box import Box
+from weft.plan.mesh import Mesh
+from weft.plan.model import ModelSpec
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.platform.registry import platform_named
+from weft.train.build import build, fill, initial
+from weft.train.microbatch import MicroBatch, cut
+
+TOLERANCE = {"fp64": 1e-10, "fp32": 1e-3, "bf16": 0.1}
+"""Largest relative difference that rounding explains, by precision: about a million times the
+precision's rounding error for fp64, looser below, where Adam's division enlarges noise in
+gradients that are nearly zero."""
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """A short training run that any plan can do."""
+
+    spec: ModelSpec
+    optim: OptimConfig
+    seq_len: int
+    seed: int
+    steps: int = 3
+    overlap: bool = True
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What happened: losses and gradient norms by step, final gradients and parameters."""
+
+    losses: Sequence[float]
+    grad_norms: Sequence[float]
+    grads: Mapping[str, Array]
+    """Gradient of the last step's mean loss, clipped, by logical name."""
+    params: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest relative differences between two traces."""
+
+    loss: float
+    grad: float
+    param: float
+    grad_norm: float
+
+    @property
+    def largest(self) -> float:
+        return max(self.loss, self.grad, self.param, self.grad_norm)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One owned piece of a final state."""
+
+    name: str
+    shape: tuple[int, ...]
+    box: Box
+    grad: Array
+    param: Array
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """What one rank saw, and the pieces it owns."""
+
+    losses: Sequence[float]
+    grad_norms: Sequence[float]
+    parts: Sequence[_Part]
+
+
+def one_process(plan: Plan) -> Plan:
+    """The same job on one rank: whole batches, no splitting, the first stage's settings."""
+    _, _, stage = next(iter(plan.stages()))
+    mesh = Mesh.of((0,), dp=1)
+    alone = StagePlan(
+        mesh=mesh, layers=(0, plan.num_layers), device=stage.device, precision=stage.precision
+    )
+    pipeline = PipelinePlan(
+        stages=(alone,), samples=plan.global_batch, microbatch=plan.global_batch
+    )
+    return Plan(num_layers=plan.num_layers, pipelines=(pipeline,))
+
+
+class RunsRanks(Protocol):
+    """``WorkerPool.run``."""
+
+    def __call__(self, job: Callable[..., Any], *args: Any, world_size: int) -> list[Any]: ...
+
+
+def rehearse(run: RunsRanks, plan: Plan, rehearsal: Rehearsal) -> Trace:
+    """Run the rehearsal under the plan, in real processes, and put its pieces together."""
+    ranks = run(run_rank, plan, rehearsal, world_size=plan.world_size)
+    grads: dict[str, Array] = {}
+    params: dict[str, Array] = {}
+    for rank in ranks:
+        for part in rank.parts:
+            for whole, piece in ((grads, part.grad), (params, part.param)):
+                whole.setdefault(part.name, np.full(part.shape, np.nan))
+                whole[part.name][part.box.slices()] = piece
+    return Trace(ranks[0].losses, ranks[0].grad_norms, grads, params)
+
+
+def run_rank(place: Place, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
+    """One rank of a rehearsal."""
+    platform = platform_named(plan.seat(place.rank).stage_plan.device)
+    device = platform.device(place.local_rank)
+    comm = join(place, backend=platform.collective_backend, device=device, timeout_s=60)
+    try:
+        return _train(comm, plan, rehearsal)
+    finally:
+        comm.close()
+
+
+def _train(comm: Comm, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
+    built = build(
+        plan,
+        rehearsal.spec,
+        comm,
+        optim=rehearsal.optim,
+        seq_len=rehearsal.seq_len,
+        overlap=rehearsal.overlap,
+    )
+    fill(built.gradients, initial(rehearsal.seed))
+    losses, norms, parts = [], [], []
+    for step in range(rehearsal.steps):
+        result, factor = built.engine.backward(_microbatches(comm, plan, rehearsal, step))
+        grads = {id(m): _array(m.value.grad) * float(factor) for m in built.gradients.mains}
+        built.engine.update(factor)
+        losses.append(float(result.loss))
+        norms.append(float(result.grad_norm))
+        parts = [_part(m, grads[id(m)]) for m in built.gradients.mains if m.owned]
+    return RankTrace(losses, norms, parts)
+
+
+def _microbatches(comm: Comm, plan: Plan, rehearsal: Rehearsal, step: int) -> list[MicroBatch]:
+    data = SyntheticDataset(
+        vocab_size=rehearsal.spec.vocab_size, seq_len=rehearsal.seq_len, seed=rehearsal.seed
+    )
+    ranges = plan.seat(comm.rank).microbatches()
+    positions = [step * plan.global_batch + i for part in ranges for i in part]
+    dropout = (rehearsal.seed, step) if rehearsal.spec.dropout else None
+    sizes = [len(part) for part in ranges]
+    return cut(data.batch(positions), sizes, comm.device, dropout_seed=dropout)
+
+
+def _part(main: MainParam, grad: Array) -> _Part:
+    return _Part(main.spec.name, main.spec.shape, main.box, grad, _array(main.value))
+
+
+def _array(tensor: torch.Tensor | None) -> Array:
+    assert tensor is not None
+    return tensor.detach().double().cpu().numpy().copy()
+
+
+def difference(reference: Trace, other: Trace) -> Difference:
+    """Largest difference of each kind, relative to the size of what is compared.
+
+    A tensor's scale is its largest element, so that elements that are zero but for rounding do
+    not count; a tensor that one side lacks, and an element that nobody owns, count as infinite.
+    """
+    return Difference(
+        loss=_relative(np.array(reference.losses), np.array(other.losses)),
+        grad=_largest(reference.grads, other.grads),
+        param=_largest(reference.params, other.params),
+        grad_norm=_relative(np.array(reference.grad_norms), np.array(other.grad_norms)),
+    )
+
+
+def _largest(reference: Mapping[str, Array], other: Mapping[str, Array]) -> float:
+    if reference.keys() != other.keys():
+        return float("inf")
+    return max(_relative(reference[name], other[name]) for name in reference)
+
+
+def _relative(reference: Array, other: Array) -> float:
+    scale = float(np.abs(reference).max()) or 1.0
+    worst = float(np.abs(reference - other).max()) / scale
+    return float("inf") if np.isnan(worst) else worst
+
+
+def small(spec: ModelSpec) -> ModelSpec:
+    """A model of the same kind and proportions that a rehearsal runs in a moment."""
+    group = spec.num_heads // spec.num_kv_heads
+    num_heads = 4 * group if group <= 2 else group
+    return replace(
+        spec,
+        d_model=32,
+        d_ff=64,
+        d_head=8,
+        num_heads=num_heads,
+        num_kv_heads=num_heads // group,
+        num_layers=min(spec.num_layers, 4),
+        vocab_size=97,
+        seq_len=32,
+    )
