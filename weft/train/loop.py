@@ -1,0 +1,82 @@
+"""The training loop. There is one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from weft.comm.comm import Comm
+from weft.config.sections import Config
+from weft.data.batch import Batch
+from weft.optim.adamw import set_lr
+from weft.optim.schedule import lr_at
+from weft.plan.model import ModelSpec
+from weft.plan.plan import Plan
+from weft.platform.base import Platform
+from weft.train.build import Built
+from weft.train.engine import StepResult
+from weft.train.microbatch import MicroBatch, cut
+from weft.train.stop import StopSignal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """One step that was done."""
+
+    step: int
+    """Optimizer steps done, this one included."""
+    result: StepResult
+    lr: float
+    seconds: float
+    """From asking for the batch to the end of the update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that is alive in one rank while it trains."""
+
+    config: Config
+    plan: Plan
+    spec: ModelSpec
+    comm: Comm
+    platform: Platform
+    built: Built
+    batches: Iterator[Batch]
+    """This rank's samples of one step after the other, from ``first_step`` on."""
+    first_step: int
+    """Steps that were done before, by a run that this one goes on with."""
+    last_step: int
+    """Stop after this many steps in all."""
+    stop: StopSignal = field(default_factory=StopSignal)
+
+    @property
+    def is_main(self) -> bool:
+        """This rank speaks for the job: it prints and writes what is not per rank."""
+        return self.comm.rank == 0
+
+    def microbatches(self, batch: Batch, step: int) -> list[MicroBatch]:
+        sizes = [len(part) for part in self.plan.seat(self.comm.rank).microbatches()]
+        dropout = (self.config.seed, step) if self.spec.dropout else None
+        return cut(batch, sizes, self.comm.device, dropout_seed=dropout)
+
+
+Hook = Callable[[StepRecord], None]
+"""Called on every rank after every step, in the order given. May be collective."""
+
+
+def train(run: Run, hooks: Sequence[Hook]) -> int:
+    """Train to the last step, or until some rank was asked to stop. Returns the steps done."""
+    for step in range(run.first_step, run.last_step):
+        start = time.perf_counter()
+        lr = lr_at(run.config.optim, step, run.config.train.steps)
+        set_lr(run.built.engine.optimizer, lr)
+        microbatches = run.microbatches(next(run.batches), step)
+        result = run.built.engine.step(microbatches, stop=run.stop.asked)
+        seconds = time.perf_counter() - start
+        record = StepRecord(step=step + 1, result=result, lr=lr, seconds=seconds)
+        for hook in hooks:
+            hook(record)
+        if float(result.stop):
+            return step + 1
+    return run.last_step
