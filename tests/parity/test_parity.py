@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import pytest
+
 from weft.config.sections import CosineSchedule, OptimConfig
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
@@ -79,9 +80,7 @@ def alone(pool: WorkerPool) -> dict[Rehearsal, Trace]:
 
 
 @pytest.mark.parametrize("case", PARITY, ids=lambda case: case.name)
-def test_matches_one_process(
-    case: Case, pool: WorkerPool, alone: dict[Rehearsal, Trace]
-) -> None:
+def test_matches_one_process(case: Case, pool: WorkerPool, alone: dict[Rehearsal, Trace]) -> None:
     rehearsal, plan = case.rehearsal(), case.plan()
     if rehearsal not in alone:
         alone[rehearsal] = rehearse(pool.run, one_process(plan), rehearsal)

@@ -6,6 +6,7 @@ from itertools import permutations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from weft.config.errors import ConfigError
 from weft.plan.mesh import AXES, Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan

@@ -1,0 +1,60 @@
+"""Counts against closed formulas, and messages that name the collective."""
+
+from typing import Any
+
+import torch
+
+from weft.comm.comm import Comm
+from weft.comm.join import Place, join
+from weft.elastic.pool import WorkerPool
+
+
+def collectives(place: Place) -> dict[str, Any]:
+    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    comm.open_groups([(0, 2), (1, 2)], timeout_s=30)
+    comm.all_reduce(torch.ones(6), name="world")
+    pair = torch.full((5,), float(place.rank), dtype=torch.float64)
+    for group in ((0, 2), (1, 2)):
+        if place.rank in group:
+            comm.all_reduce(pair, name="pair", group=group)
+    received = torch.tensor([float(place.rank)])
+    comm.broadcast(received, src=1, name="copy")
+    largest = torch.tensor([float(place.rank)])
+    comm.all_reduce(largest, name="largest", largest=True)
+    everyone = comm.gather_json({"rank": place.rank, "text": "é" * place.rank}, name="facts")
+    comm.close()
+    counts = {n: (comm.counters[n].calls, comm.counters[n].bytes) for n in comm.counters}
+    return {
+        "pair": pair[0].item(),
+        "received": received.item(),
+        "largest": largest.item(),
+        "everyone": everyone,
+        "counts": counts,
+        "peers": sorted(comm.counters["pair"].peers),
+    }
+
+
+def test_three_ranks(pool: WorkerPool) -> None:
+    ranks = pool.run(collectives, world_size=3)
+    assert [r["received"] for r in ranks] == [1, 1, 1]
+    assert [r["largest"] for r in ranks] == [2, 2, 2]
+    # rank 2 adds rank 0's value first, rank 1's to the sum after it
+    assert [r["pair"] for r in ranks] == [2, 3, 3]
+    facts = [{"rank": r, "text": "é" * r} for r in range(3)]
+    assert all(r["everyone"] == facts for r in ranks)
+    # A ring all-reduce of n bytes over p ranks sends 2 (p - 1) / p n from each.
+    assert ranks[0]["counts"]["world"] == (1, 2 * 2 / 3 * 24)
+    assert ranks[0]["counts"]["pair"] == (1, 2 * 1 / 2 * 40)
+    assert ranks[2]["counts"]["pair"] == (2, 2 * 40)
+    assert ranks[2]["peers"] == [0, 1]
+    assert [r["counts"]["copy"] for r in ranks] == [(1, 0.0), (1, 4.0), (1, 0.0)]
+
+
+def test_a_job_of_one_process_sends_nothing() -> None:
+    comm = Comm()
+    tensor = torch.ones(3)
+    comm.all_reduce(tensor, name="gradients")()
+    comm.broadcast(tensor, src=0, name="values")
+    assert comm.gather_json([1], name="facts") == [[1]]
+    assert list(comm.counters) == []
+    assert tensor.tolist() == [1, 1, 1]

@@ -1,0 +1,103 @@
+"""A rank that fails brings the job down within seconds, and its own error comes first."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from weft.comm.comm import Comm
+from weft.comm.join import Place, join
+from weft.config.errors import ConfigError
+from weft.elastic.pool import WorkerPool
+from weft.elastic.processes import RanksFailedError, run_ranks
+
+QUICK_S = 12.0
+"""Time to notice a failure, on a machine that may be busy."""
+
+
+def meet(place: Place) -> Comm:
+    torch.set_num_threads(1)
+    return join(place, backend="gloo", device=torch.device("cpu"), timeout_s=60)
+
+
+def works(place: Place, out: Path) -> None:
+    total = torch.tensor(float(place.rank + 1))
+    meet(place).all_reduce(total, name="sum")
+    print(f"rank {place.rank} saw {total.item()}")  # noqa: T201
+    (out / f"{place.rank}.txt").write_text(str(total.item()))
+
+
+def fails(place: Place, how: str) -> None:
+    """Rank 1 fails while the others wait for it."""
+    comm = meet(place)
+    comm.barrier(name="all here")
+    if place.rank == 1:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "config":
+            raise ConfigError("some.key", 3, "a number below 3")
+        if how == "exit":
+            os._exit(7)
+        raise ValueError("the matrix is upside down")
+    comm.all_reduce(torch.zeros(3), name="gradients")
+    time.sleep(60)
+
+
+def test_ranks_meet_and_all_but_the_first_log_to_files(tmp_path: Path) -> None:
+    run_ranks(works, (tmp_path,), 3, folder=tmp_path)
+    assert [(tmp_path / f"{r}.txt").read_text() for r in range(3)] == ["6.0"] * 3
+    assert (tmp_path / "logs/rank2.log").read_text() == "rank 2 saw 6.0\n"
+    assert not list(tmp_path.glob(".*")), "meeting files left behind"
+
+
+@pytest.mark.parametrize(
+    ("how", "cause", "message"),
+    [
+        ("kill", "signal", "rank 1: was ended by SIGKILL from outside"),
+        ("error", "error", "rank 1: ValueError: the matrix is upside down"),
+        ("config", "config", "rank 1: some.key = 3: expected a number below 3."),
+        ("exit", "signal", "rank 1: ended with exit code 7 and said nothing"),
+    ],
+)
+def test_the_first_failure_is_named(tmp_path: Path, how: str, cause: str, message: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(RanksFailedError) as failed:
+        run_ranks(fails, (how,), 3, folder=tmp_path)
+    assert time.monotonic() - start < QUICK_S
+    assert str(failed.value) == message
+    assert failed.value.first.cause == cause
+    assert ("upside down" in failed.value.first.detail) == (how == "error")
+    peers = [f for f in failed.value.failures if f.cause == "peer"]
+    assert {f.rank for f in peers} <= {0, 2}
+    assert any("gradients with rank(s)" in f.message for f in peers), peers
+
+
+def fails_on(place: Place, rank: int) -> int:
+    if place.rank == rank:
+        raise ValueError("once")
+    return place.rank
+
+
+def process_id(place: Place) -> int:
+    return os.getpid()
+
+
+def test_pool_reuses_processes_and_replaces_failed_ones(pool: WorkerPool) -> None:
+    first = pool.run(process_id, world_size=2)
+    assert pool.run(process_id, world_size=2) == first
+    with pytest.raises(RanksFailedError, match="rank 1: ValueError: once"):
+        pool.run(fails_on, 1, world_size=2)
+    assert not set(pool.run(process_id, world_size=2)) & set(first)
+
+
+def hangs(place: Place) -> None:
+    if place.rank == 0:
+        time.sleep(60)
+
+
+def test_pool_ends_a_rank_that_hangs(pool: WorkerPool) -> None:
+    with pytest.raises(RanksFailedError, match="did not answer in time"):
+        pool.run(hangs, world_size=2, timeout_s=1)

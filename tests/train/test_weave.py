@@ -1,0 +1,103 @@
+"""``weft.weave``: the same script in one process and two, and what it refuses."""
+
+import difflib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+from weft.config.errors import ConfigError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def output(*command: str) -> str:
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_three_changed_lines_make_a_loop_distributed() -> None:
+    plain = (EXAMPLES / "plain_loop.py").read_text().splitlines()[1:]
+    woven = (EXAMPLES / "woven_loop.py").read_text().splitlines()[1:]
+    added = [line for line in difflib.ndiff(plain, woven) if line.startswith("+ ")]
+    assert len(added) == 3, added
+
+
+def test_plain_woven_and_two_processes_print_the_same_losses() -> None:
+    plain = output(sys.executable, str(EXAMPLES / "plain_loop.py"))
+    assert plain.count("loss") == 4
+    script = str(EXAMPLES / "woven_loop.py")
+    assert output(sys.executable, script) == plain
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script)
+    both = output(*torchrun).replace("step", "\nstep").split("\n")  # two ranks print at once
+    for line in plain.splitlines():
+        assert sum(line in printed for printed in both) == 2, both
+
+
+def model_and_optimizer(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.SGD]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).to(dtype)
+    return model, torch.optim.SGD(model.parameters(), lr=0.5)
+
+
+def squares(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    x, y = batch
+    return (model(x) - y).square()
+
+
+def test_weights_make_a_weighted_mean_and_clipping_is_global() -> None:
+    x, y, w = torch.randn(6, 3), torch.randn(6, 2), torch.rand(6, 1).expand(6, 2)
+    model, sgd = model_and_optimizer()
+    loss = (w * squares(model, (x, y))).sum() / w.sum()
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    sgd.step()
+    woven, woven_sgd = model_and_optimizer()
+    engine = weft.weave(
+        woven, woven_sgd, loss=lambda m, b: (squares(m, b[:2]), b[2]), max_grad_norm=0.1
+    )
+    torch.testing.assert_close(engine.step((x, y, w)).float(), loss.detach())
+    assert engine.last is not None
+    torch.testing.assert_close(engine.last.grad_norm.float(), norm)
+    torch.testing.assert_close(woven.weight, model.weight)
+
+
+def test_bf16_updates_fp32_masters_that_start_from_exact_values() -> None:
+    model, sgd = model_and_optimizer()
+    start = model.weight.detach().clone()
+    engine = weft.weave(model, sgd, loss=squares, precision="bf16")
+    assert model.weight.dtype == torch.bfloat16
+    (master, _) = sgd.param_groups[0]["params"]
+    assert torch.equal(master, start)
+    x, y = torch.randn(4, 3).bfloat16(), torch.zeros(4, 2).bfloat16()
+    engine.step((x, y))
+    assert not torch.equal(master, start)
+    assert torch.equal(model.weight, master.bfloat16())
+
+
+def scalar_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return squares(model, batch).mean()
+
+
+def test_refusals_name_the_way_out() -> None:
+    x, y = torch.randn(4, 3), torch.zeros(4, 2)
+    model, sgd = model_and_optimizer()
+    with pytest.raises(ConfigError, match='Pass reduction="none"'):
+        weft.weave(model, sgd, loss=scalar_loss).step((x, y))
+    engine = weft.weave(*model_and_optimizer(), loss=squares)
+    with pytest.raises(ConfigError, match="same number of samples"):
+        engine.step((x, y[:2]))
+    with pytest.raises(ConfigError, match=r"an optimizer over model.parameters\(\)"):
+        weft.weave(model, model_and_optimizer()[1])
+    with pytest.raises(ConfigError, match="a module with parameters"):
+        weft.weave(nn.ReLU(), sgd)
+    squares(model, (x, y)).sum().backward()
+    momentum = torch.optim.SGD(model.parameters(), momentum=0.9)
+    momentum.step()
+    with pytest.raises(ConfigError, match="Weave first"):
+        weft.weave(model, momentum)
