@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Iterable
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 80
-_SHORT.maxlist = 16
-_SHORT.maxdict = 8
-_WORDS: dict[object, str] = {None: "null", True: "true", False: "false"}
+from collections.abc import Iterable, Mapping
 
 
 class ConfigError(ValueError):
@@ -57,6 +50,15 @@ class ConfigErrors(ValueError):  # noqa: N818 - several errors, so a plural
 
 def show(value: object) -> str:
     """A value as YAML writes it: ``null``, ``true``, ``[2, 1]``, ``'text'``; cut when long."""
+    text = _flow(value)
+    return text if len(text) <= 160 else f"{text[:150]} ..."
+
+
+def _flow(value: object) -> str:
     if value is None or isinstance(value, bool):
-        return _WORDS[value]
-    return _SHORT.repr(list(value) if isinstance(value, tuple) else value)
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_flow, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_flow(inner)}' for key, inner in value.items())}}}"
+    return repr(value)

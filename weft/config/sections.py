@@ -265,7 +265,7 @@ class Config(Section):
 
     name: Text = "run"
     """Begins the name of the run folder; by default the name of the recipe or file."""
-    seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 1234
+    seed: Annotated[Whole, Field(le=2**32 - 1)] = 1234
     """Of the initial values, dropout and the order of samples; same seed, same run."""
     model: ModelConfig = ModelConfig()
     data: DataConfig

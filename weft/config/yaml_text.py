@@ -1,0 +1,162 @@
+"""YAML as people write it: read with the line of every value, written to read back equal.
+
+The reader follows YAML 1.2's core words, because 1.1's traps bite here: ``3e-4`` is a number,
+``no`` and ``1:30`` are text, and a key given twice is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import yaml
+
+from weft.config.errors import ConfigError
+from weft.config.tree import Entry, Origin, Scalar
+
+_DIGITS = r"[0-9]{1,20}(?:_[0-9]{1,20}){0,6}"
+_NULL = re.compile(r"(?:~|null|Null|NULL|)$")
+_BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
+_INT = re.compile(rf"[-+]?{_DIGITS}$")
+_FLOAT = re.compile(
+    rf"[-+]?(?:\.[0-9]{{1,40}}|{_DIGITS}(?:\.[0-9]{{0,40}})?)(?:[eE][-+]?[0-9]{{1,5}})?$"
+    r"|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
+)
+_TAG = "tag:yaml.org,2002:"
+_RESOLVERS = (
+    (f"{_TAG}null", _NULL, ["~", "n", "N", ""]),
+    (f"{_TAG}bool", _BOOL, list("tTfF")),
+    (f"{_TAG}int", _INT, list("-+0123456789")),
+    (f"{_TAG}float", _FLOAT, list("-+.0123456789")),
+)
+
+_TAGS = {f"{_TAG}{name}" for name in ("map", "seq", "str", "null", "bool", "int", "float")}
+
+_PLAINER = (
+    ("'\\t' that cannot start any token", "a tab stands before a word; indent with spaces"),
+    ("cannot start any token", "text that begins with a special character needs quotes"),
+    (
+        "mapping values are not allowed",
+        "a second ':' in a line, a line indented too far, or one above without its ':'",
+    ),
+    (
+        "expected <block end>",
+        "this line is indented unlike the ones above, or has a bracket too many",
+    ),
+    ("could not find expected ':'", "a line has no ':'"),
+    ("found another document", "a second document begins here; one file holds one"),
+    ("expected the node content", "a bracket, comma or '-' stands where a value should be"),
+    ("undefined alias", "text that begins with '*' needs quotes"),
+    ("unexpected end of stream", "a quote or bracket is not closed"),
+    ("found unexpected end", "a quote or bracket is not closed"),
+    ("expected ',' or", "a bracket is not closed, or a comma is missing"),
+)
+"""PyYAML's words for a broken text -> what a person should look for."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Knows the words of ``_RESOLVERS`` and no others."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what either YAML 1.1 or our reader would take for something other than text."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in _RESOLVERS:
+    _Loader.add_implicit_resolver(_tag, _pattern, _first)
+    _Dumper.add_implicit_resolver(_tag, _pattern, _first)
+
+
+@dataclass(slots=True)
+class Reading:
+    """A text being turned into entries; problems collect in ``errors``."""
+
+    origin: Callable[[int], Origin]
+    """Line number, from 1 -> origin."""
+    errors: list[ConfigError] = field(default_factory=list)
+
+    def read(self, text: str) -> Entry | None:
+        """The text's one value; None when it cannot be read at all, or holds nothing."""
+        try:
+            node = yaml.compose(text, _Loader)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark
+            line = mark.line + 1 if mark is not None else 1
+            self._problem(line, f"this is not YAML: {_plainer(error.problem or str(error))}.")
+            return None
+        except yaml.reader.ReaderError as error:
+            line = text.count("\n", 0, error.position) + 1
+            self._problem(line, "this is not YAML: a control character stands in the text.")
+            return None
+        return None if node is None else self._entry(node, "", ())
+
+    def _problem(self, line: int, sentence: str) -> None:
+        self.errors.append(ConfigError("", None, "", sentence, where=str(self.origin(line))))
+
+    def _entry(self, node: yaml.Node, key: str, above: tuple[yaml.Node, ...]) -> Entry:
+        line = node.start_mark.line + 1
+        origin = self.origin(line)
+        if node in above:
+            self._problem(line, f"'{key}' contains itself through '*'; write the value out.")
+            return Entry(None, origin)
+        if node.tag not in _TAGS:
+            self._problem(line, f"'{key}' has the tag {node.tag!r}; only plain values are read.")
+        if isinstance(node, yaml.MappingNode):
+            return Entry(self._mapping(node, key, (*above, node)), origin)
+        if isinstance(node, yaml.SequenceNode):
+            items = enumerate(node.value)
+            return Entry([self._entry(n, f"{key}[{i}]", (*above, node)) for i, n in items], origin)
+        text = str(node.value)
+        return Entry(text if node.tag == f"{_TAG}str" else scalar(text), origin)
+
+    def _mapping(
+        self, node: yaml.MappingNode, key: str, above: tuple[yaml.Node, ...]
+    ) -> Mapping[str, Entry]:
+        result: dict[str, Entry] = {}
+        for name_node, value_node in node.value:
+            line = name_node.start_mark.line + 1
+            if not isinstance(name_node, yaml.ScalarNode):
+                self._problem(line, "a key is a list or a section; keys are plain words.")
+                continue
+            name = name_node.value
+            dotted = f"{key}.{name}" if key else name
+            if name in result:
+                first = str(result[name].origin)
+                self._problem(line, f"key '{dotted}' is given twice; the first is {first}.")
+                continue
+            entry = self._entry(value_node, dotted, above)
+            result[name] = Entry(entry.value, self.origin(line))
+        return result
+
+
+def _plainer(problem: str) -> str:
+    return next((words for part, words in _PLAINER if part in problem), problem)
+
+
+def scalar(text: str) -> Scalar:
+    """One unquoted word -> its value: ``3e-4`` a number, ``null`` None, ``1:30`` text."""
+    if _NULL.match(text):
+        return None
+    if _BOOL.match(text):
+        return text.lower() == "true"
+    if _INT.match(text):
+        return int(text)
+    if _FLOAT.match(text):
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    return text
+
+
+def _list(dumper: yaml.SafeDumper, items: list[object]) -> yaml.Node:
+    """Plain values side by side, sections below each other."""
+    side_by_side = not any(isinstance(item, Mapping) for item in items)
+    return dumper.represent_sequence(f"{_TAG}seq", items, flow_style=side_by_side)
+
+
+_Dumper.add_representer(list, _list)
+
+
+def dump(data: Mapping[str, object]) -> str:
+    """Plain data -> YAML text, in the order given; lists of plain values on one line."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
