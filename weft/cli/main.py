@@ -1,0 +1,58 @@
+"""The ``weft`` command. Torch is imported by the commands that need it, never for ``--help``."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import typer
+from rich.markup import escape
+
+from weft.cli import (
+    checkpoint,
+    chips,
+    doctor,
+    generate,
+    plan,
+    report,
+    schema,
+    train,
+    verify,
+)
+from weft.cli.output import err
+from weft.config.errors import ConfigError, ConfigErrors
+
+app = typer.Typer(
+    help="Train one large model on whatever accelerators you have.\n\n"
+    "Start with `weft train demo`; look first with `weft plan demo`.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (train, plan, verify, generate, chips, doctor, report, schema):
+    module.register(app)
+app.add_typer(checkpoint.app, name="checkpoint")
+
+
+def main() -> None:
+    """Run a command. Exit code 0: done; 2: the user's mistake; 1: anything else."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command and return its exit code; errors have been printed."""
+    try:
+        result = app(arguments, standalone_mode=False, prog_name="weft")
+    except (ConfigError, ConfigErrors) as error:
+        text = str(error) if isinstance(error, ConfigErrors) else f"error: {error}"
+        err.print(escape(text), style="red")
+        return 2
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        err.print("interrupted")
+        return 1
+    return result if isinstance(result, int) else 0

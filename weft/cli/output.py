@@ -1,0 +1,37 @@
+"""How commands speak: text for people on standard output, or one JSON object and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+out = Console(soft_wrap=True, highlight=False)
+"""Results."""
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+"""Errors and warnings; everything, when the result is JSON."""
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """The one object that ``--json`` promises."""
+    out.print(json.dumps(value, indent=2, default=str), markup=False, highlight=False)
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes for people: ``3.2 GiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} GiB"
+
+
+def count(number: float) -> str:
+    """Large numbers for people: ``6.5 M``."""
+    for unit in ("", " k", " M", " B"):
+        if abs(number) < 1000:
+            return f"{number:.0f}" if not unit else f"{number:.1f}{unit}"
+        number /= 1000
+    return f"{number:.1f} T"

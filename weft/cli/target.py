@@ -1,0 +1,65 @@
+"""The arguments that commands share: ``RECIPE|FILE [section.key=value ...]``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from weft.config.errors import ConfigError
+from weft.config.load import Loaded, load_config
+
+DEFAULT_RECIPE = "demo"
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="[RECIPE|FILE]",
+        help="A recipe's name (debug, demo, demo-gpt2) or a YAML file.",
+        show_default=True,
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Values that differ from the recipe, such as optim.lr=3e-4; --optim.lr 3e-4 works too.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Context settings of a command that takes ``--section.key value``."""
+
+
+def load(target: str, overrides: Sequence[str] | None) -> Loaded:
+    """Load what the user named. Without a recipe's name, values alone apply to the demo."""
+    words = list(overrides or [])
+    if "=" in target or target.startswith("--"):
+        words, target = [target, *words], DEFAULT_RECIPE
+    return load_config(target, _pairs(words))
+
+
+def _pairs(words: Sequence[str]) -> list[str]:
+    """``--key value`` and ``--key=value`` as ``key=value``; the rest unchanged."""
+    result: list[str] = []
+    waiting = ""
+    for word in words:
+        if waiting:
+            result.append(f"{waiting}={word}")
+            waiting = ""
+        elif word.startswith("--"):
+            name = word.removeprefix("--")
+            if "=" in name:
+                result.append(name)
+            elif "." in name or name in ("seed", "name"):
+                waiting = name
+            else:
+                hint = "See `--help`; values of the configuration are written section.key=value."
+                raise ConfigError(word, "", "", f"unknown option {word}. {hint}")
+        else:
+            result.append(word)
+    if waiting:
+        raise ConfigError(waiting, None, "a value after it", f"Write {waiting}=VALUE.")
+    return result

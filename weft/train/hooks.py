@@ -1,0 +1,125 @@
+"""What happens after a step besides training, in the order that ``worker`` puts it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from weft.checkpoint.entry import CheckpointError
+from weft.cost.flops import train_flops_per_token
+from weft.data.batch import Dataset
+from weft.train.build import DTYPES
+from weft.train.evaluate import Evaluation, evaluate
+from weft.train.loop import Hook, Run, StepRecord
+from weft.train.metrics import EvalMetrics, StepMetrics, Writer
+from weft.train.progress import Progress
+from weft.train.saving import save
+
+
+def measure_peak(run: Run) -> float:
+    """FLOP/s that all ranks together reach in a large matrix product of their dtype. Collective."""
+    dtype, _ = DTYPES[run.plan.seat(run.comm.rank).stage_plan.precision]
+    run.comm.barrier(name="measure peak")
+    mine = run.platform.matmul_flops(dtype, run.comm.device)
+    total = torch.tensor(mine, dtype=torch.float64, device=run.comm.device)
+    run.comm.all_reduce(total, name="measure peak")
+    return float(total)
+
+
+def log_metrics(
+    run: Run, writers: Sequence[Writer], progress: Progress, *, peak_flops: float
+) -> Hook:
+    """Write and show the numbers of every step; ask all ranks for their memory now and then."""
+    seq_len = run.config.data.seq_len
+    tokens = run.plan.global_batch * seq_len
+    flops = train_flops_per_token(run.spec, seq_len) * tokens
+    started = time.perf_counter()
+    memory = torch.zeros(1, dtype=torch.float64, device=run.comm.device)
+
+    def hook(record: StepRecord) -> None:
+        is_edge = record.step in (run.first_step + 1, run.last_step)
+        if is_edge or record.step % run.config.train.log_every == 0:
+            memory.fill_(run.platform.peak_memory_gib())
+            run.comm.all_reduce(memory, name="peak memory", largest=True)
+        if not run.is_main:
+            return
+        metrics = StepMetrics(
+            step=record.step,
+            loss=float(record.result.loss),
+            tokens=tokens,
+            grad_norm=float(record.result.grad_norm),
+            lr=record.lr,
+            step_time_s=record.seconds,
+            tokens_per_s=tokens / record.seconds,
+            memory_gib=float(memory),
+            mfu=flops / record.seconds / peak_flops if peak_flops else None,
+            samples=record.step * run.plan.global_batch,
+            elapsed_s=time.perf_counter() - started,
+        )
+        for writer in writers:
+            writer.step(metrics)
+        progress.step(metrics)
+
+    return hook
+
+
+def evaluate_now_and_then(
+    run: Run,
+    data: Dataset,
+    positions: np.ndarray,
+    report: Callable[[int, Evaluation], None],
+) -> Hook:
+    """Evaluate every ``train.eval_every`` steps, the last step apart: its result is the run's."""
+    every = run.config.train.eval_every
+
+    def hook(record: StepRecord) -> None:
+        if every and record.step % every == 0 and record.step != run.last_step:
+            report(record.step, evaluate(run, data, positions))
+
+    return hook
+
+
+def report_evaluation(
+    run: Run, writers: Sequence[Writer], progress: Progress
+) -> Callable[[int, Evaluation], None]:
+    """Show and write what an evaluation found; on rank 0."""
+    started = time.perf_counter()
+
+    def report(step: int, found: Evaluation) -> None:
+        if run.is_main:
+            metrics = EvalMetrics(
+                step=step,
+                eval_loss=found.loss,
+                eval_tokens=found.tokens,
+                elapsed_s=time.perf_counter() - started,
+            )
+            for writer in writers:
+                writer.eval(metrics)
+            progress.eval(metrics)
+
+    return report
+
+
+def save_now_and_then(run: Run, root: Path, progress: Progress, *, fingerprint: str) -> Hook:
+    """Save every ``checkpoint.every`` steps, at the end, and when asked to stop.
+
+    A save that fails in between is reported and training goes on; at the end it is an error.
+    """
+    every = run.config.checkpoint.every
+
+    def hook(record: StepRecord) -> None:
+        is_end = record.step == run.last_step or bool(float(record.result.stop))
+        if not is_end and not (every and record.step % every == 0):
+            return
+        try:
+            save(run, root, record.step, fingerprint=fingerprint)
+        except CheckpointError as error:
+            if is_end:
+                raise
+            progress.message(f"WARNING: no checkpoint at step {record.step}: {error}")
+
+    return hook

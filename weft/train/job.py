@@ -1,0 +1,34 @@
+"""What a command hands to every rank of a training run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from weft.config.sections import Config
+from weft.plan.plan import Plan
+
+Console = Literal["live", "plain", "quiet"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One training run, resolved: nothing is left to guess."""
+
+    config: Config
+    plan: Plan
+    out: Path
+    """The run folder; every machine of the job sees the same one."""
+    last_step: int
+    """Stop after this many steps in all."""
+    threads: int
+    """CPU threads of each rank."""
+    console: Console = "plain"
+    """How rank 0 shows progress."""
+    json: bool = False
+    """Keep standard output free for the result: show progress on standard error."""
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.out / "checkpoints"

@@ -1,0 +1,306 @@
+"""The numbers of a run: one record a step, written to a file anybody can read, and read back.
+
+``metrics.jsonl`` is the truth and is always written; TensorBoard and W&B get copies. Every line is
+one JSON object and valid JSON: a number that is not finite is written as ``null`` and read back as
+NaN (for ``mfu``, where ``null`` means "not known", as None).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.config.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMetrics:
+    """What one optimizer step of the whole job did."""
+
+    step: int
+    """Optimizer steps done, this one included: the first step is 1."""
+    loss: float
+    """Mean over the weighted tokens of the global batch, nats per token."""
+    tokens: int
+    """Tokens of this step's global batch."""
+    grad_norm: float
+    """L2 norm of the gradient of ``loss``, before clipping."""
+    lr: float
+    step_time_s: float
+    tokens_per_s: float
+    memory_gib: float
+    """Most memory any rank has held so far."""
+    mfu: float | None
+    """Part of the chips' measured matmul peak that went into the model, 0 to 1; None: unknown."""
+    samples: int
+    """Samples taken since the first step of the run: the data cursor after this step."""
+    elapsed_s: float
+    """Wall time since this start of the run began to train."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalMetrics:
+    """What one evaluation on held-out text found."""
+
+    step: int
+    """Optimizer steps done before it; 0: before any."""
+    eval_loss: float
+    """Mean over the weighted held-out tokens, nats per token."""
+    eval_tokens: int
+    elapsed_s: float
+    """Wall time since this start of the run began to train."""
+
+
+class Writer(ABC):
+    """Takes the records of a run in the order of their steps; rank 0 only."""
+
+    @abstractmethod
+    def step(self, metrics: StepMetrics) -> None: ...
+
+    @abstractmethod
+    def eval(self, metrics: EvalMetrics) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class JsonlWriter(Writer):
+    """Appends to ``metrics.jsonl``; a line is on its way to the disk before the call returns.
+
+    Args:
+        resume_after: Step of the checkpoint that the run goes on from. What the file says about
+            later steps, and a torn last line, is dropped first: the steps will be run again. None:
+            a new run, the file starts empty.
+
+    Raises:
+        ConfigError: The file to go on with holds something else than metrics.
+    """
+
+    def __init__(self, path: Path, resume_after: int | None) -> None:
+        kept: list[str] = []
+        if resume_after is not None and path.exists():
+            kept = [line for line, record in _records(path) if record["step"] <= resume_after]
+        _replace(path, "".join(f"{line}\n" for line in kept))
+        self._file = path.open("a", encoding="utf-8", newline="\n")
+
+    def step(self, metrics: StepMetrics) -> None:
+        self._write(asdict(metrics))
+
+    def eval(self, metrics: EvalMetrics) -> None:
+        self._write(asdict(metrics))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        finite = {key: _or_null(value) for key, value in record.items()}
+        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
+        self._file.flush()
+
+
+def read_metrics(path: Path) -> tuple[list[StepMetrics], list[EvalMetrics]]:
+    """What ``JsonlWriter`` wrote, also after a crash: a torn last line is not an error.
+
+    A field that a line lacks reads as NaN, 0 or None, by its type; a field or a kind of line that
+    is not known here is passed over, so newer and older files can be read.
+
+    Raises:
+        ConfigError: A line before the last is not a record with a step.
+        OSError: The file cannot be read.
+    """
+    steps: list[StepMetrics] = []
+    evals: list[EvalMetrics] = []
+    for _, record in _records(path):
+        if "eval_loss" in record:
+            evals.append(_eval(record))
+        elif "loss" in record:
+            steps.append(_step(record))
+    return steps, evals
+
+
+def _records(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """(line, its object) for every line but a torn last one."""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    while lines and not lines[-1].strip():
+        lines.pop()
+    result = []
+    for number, line in enumerate(lines, start=1):
+        record = _record(line)
+        if record is not None:
+            result.append((line, record))
+        elif number < len(lines):
+            where = f"{path}:{number}"
+            hint = "Something other than Weft wrote to this file; delete the line to go on."
+            raise ConfigError(where, line[:80], "one JSON object with a step", hint)
+    return result
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("step"), int):
+        return None
+    return value
+
+
+def _step(record: Mapping[str, Any]) -> StepMetrics:
+    return StepMetrics(
+        step=record["step"],
+        loss=_float(record, "loss"),
+        tokens=_int(record, "tokens"),
+        grad_norm=_float(record, "grad_norm"),
+        lr=_float(record, "lr"),
+        step_time_s=_float(record, "step_time_s"),
+        tokens_per_s=_float(record, "tokens_per_s"),
+        memory_gib=_float(record, "memory_gib"),
+        mfu=None if record.get("mfu") is None else _float(record, "mfu"),
+        samples=_int(record, "samples"),
+        elapsed_s=_float(record, "elapsed_s"),
+    )
+
+
+def _eval(record: Mapping[str, Any]) -> EvalMetrics:
+    return EvalMetrics(
+        step=record["step"],
+        eval_loss=_float(record, "eval_loss"),
+        eval_tokens=_int(record, "eval_tokens"),
+        elapsed_s=_float(record, "elapsed_s"),
+    )
+
+
+def _float(record: Mapping[str, Any], key: str) -> float:
+    value = record.get(key)
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _int(record: Mapping[str, Any], key: str) -> int:
+    value = record.get(key)
+    return value if isinstance(value, int) else 0
+
+
+def _or_null(value: float | None) -> float | None:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _replace(path: Path, text: str) -> None:
+    """Give ``path`` a new content at once: a crash leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class TensorBoardWriter(Writer):
+    """Scalars for TensorBoard, in a new events file of ``folder``.
+
+    Writes records itself with tensorboard's own encoder: no background thread, and neither torch
+    nor TensorFlow is imported. Make one with ``open``.
+    """
+
+    def __init__(self, records: Any, events: Any, resume_after: int | None) -> None:
+        """``records``: a tensorboard ``RecordWriter``; ``events``: its ``event_pb2`` module."""
+        self._records = records
+        self._events = events
+        self._add(self._event(0, file_version="brain.Event:2"))
+        if resume_after is not None:  # TensorBoard forgets the steps that will be run again
+            start = events.SessionLog(status=events.SessionLog.START)
+            self._add(self._event(resume_after + 1, session_log=start))
+
+    @staticmethod
+    def open(folder: Path, resume_after: int | None) -> TensorBoardWriter | None:
+        """A writer into ``folder``, or None where tensorboard is not installed."""
+        try:
+            from tensorboard.compat.proto import event_pb2
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError:
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+        start = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        file = (folder / f"{start}.{len(list(folder.iterdir()))}").open("xb")
+        return TensorBoardWriter(RecordWriter(file), event_pb2, resume_after)
+
+    def step(self, metrics: StepMetrics) -> None:
+        values = {
+            "train/loss": metrics.loss,
+            "train/grad_norm": metrics.grad_norm,
+            "train/lr": metrics.lr,
+            "speed/step_time_s": metrics.step_time_s,
+            "speed/tokens_per_s": metrics.tokens_per_s,
+            "speed/mfu": metrics.mfu,
+            "memory/gib": metrics.memory_gib,
+        }
+        self._scalars(metrics.step, values)
+
+    def eval(self, metrics: EvalMetrics) -> None:
+        self._scalars(metrics.step, {"held_out/loss": metrics.eval_loss})
+
+    def close(self) -> None:
+        self._records.close()
+
+    def _scalars(self, step: int, values: Mapping[str, float | None]) -> None:
+        event = self._event(step)
+        for tag, value in values.items():
+            if value is not None:
+                event.summary.value.add(tag=tag, simple_value=value)
+        self._add(event)
+
+    def _event(self, step: int, **fields: Any) -> Any:
+        return self._events.Event(wall_time=time.time(), step=step, **fields)
+
+    def _add(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+        self._records.flush()
+
+
+class WandbWriter(Writer):
+    """Copies the records to Weights & Biases; ``WANDB_MODE`` (online, offline, disabled) decides
+    whether anything leaves the machine.
+
+    A run folder that is resumed goes on as the same W&B run.
+
+    Raises:
+        ConfigError: ``metrics.wandb`` is asked for and wandb is not installed.
+    """
+
+    def __init__(self, project: str, run: Path, config: Mapping[str, Any]) -> None:
+        """``run``: the run folder; ``config``: what W&B shows as the run's settings."""
+        try:
+            import wandb
+        except ImportError:
+            expected = "null, as the package wandb is not installed"
+            hint = "Install it with: pip install wandb"
+            raise ConfigError("metrics.wandb", project, expected, hint) from None
+        folder = run.resolve()
+        key = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+        self._run: Any = wandb.init(
+            project=project,
+            name=folder.name,
+            id=key,
+            dir=str(folder),
+            config=dict(config),
+            resume="allow",
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def step(self, metrics: StepMetrics) -> None:
+        self._run.log(asdict(metrics))
+
+    def eval(self, metrics: EvalMetrics) -> None:
+        self._run.log(asdict(metrics))
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,198 @@
+"""One rank of a training run, from joining the job to its end."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import weft
+from weft.checkpoint.reader import Checkpoint, open_checkpoint
+from weft.checkpoint.store import LATEST, candidates
+from weft.comm.comm import Comm
+from weft.comm.join import Place, join
+from weft.config.errors import ConfigError
+from weft.config.load import to_yaml
+from weft.data.batch import Batch
+from weft.data.loader import Loader
+from weft.data.prepare import Prepared, prepare
+from weft.models.registry import model_spec
+from weft.platform.base import Platform
+from weft.platform.registry import platform_named
+from weft.train.build import build, fill, initial
+from weft.train.evaluate import evaluate, held_out_positions
+from weft.train.hooks import (
+    evaluate_now_and_then,
+    log_metrics,
+    measure_peak,
+    report_evaluation,
+    save_now_and_then,
+)
+from weft.train.job import Job
+from weft.train.loop import Run, train
+from weft.train.metrics import JsonlWriter, Writer, optional_writers
+from weft.train.progress import Progress
+from weft.train.saving import restore
+from weft.train.summary import finish_run
+
+
+def main(place: Place, job: Job) -> None:
+    """Train. The same in a rank that Weft started and in one that torchrun started."""
+    torch.set_num_threads(job.threads)
+    stage = job.plan.seat(place.rank).stage_plan
+    platform = platform_named(stage.device)
+    device = platform.device(place.local_rank)
+    comm = join(place, backend=platform.collective_backend, device=device)
+    with ExitStack() as stack:
+        stack.callback(comm.close)
+        _refuse_unlike_ranks(comm, job)
+        _Rank(comm, place.local_rank, platform, job, stack).run()
+
+
+def _refuse_unlike_ranks(comm: Comm, job: Job) -> None:
+    """Every rank must run the same code on the same configuration and plan.
+
+    Raises:
+        ConfigError: names the first rank that differs from rank 0, and in what; on every rank.
+    """
+    mine = {
+        "weft version": weft.__version__,
+        "torch version": torch.__version__,
+        "configuration": hashlib.sha256(to_yaml(job.config).encode()).hexdigest()[:12],
+        "plan": hashlib.sha256(job.plan.to_json().encode()).hexdigest()[:12],
+        "last step": str(job.last_step),
+    }
+    everyone = comm.gather_json(mine, name="compare ranks")
+    for rank, facts in enumerate(everyone):
+        for what, value in facts.items():
+            if value != everyone[0][what]:
+                hint = "Start the same command, with the same files, on every machine."
+                raise ConfigError(f"{what} of rank {rank}", value, str(everyone[0][what]), hint)
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """The parts of one rank's life, in order."""
+
+    comm: Comm
+    local_rank: int
+    platform: Platform
+    job: Job
+    stack: ExitStack
+
+    def run(self) -> None:
+        job, comm = self.job, self.comm
+        data = self._prepare()
+        seq_len = job.config.data.seq_len
+        spec = model_spec(job.config.model, data.vocab_size, seq_len)
+        built = build(job.plan, spec, comm, optim=job.config.optim, seq_len=seq_len)
+        checkpoint = self._checkpoint(data)
+        if checkpoint is None:
+            fill(built.gradients, initial(job.config.seed))
+        else:
+            restore(built, checkpoint)
+        first_step = 0 if checkpoint is None else checkpoint.step
+        run = Run(
+            config=job.config,
+            plan=job.plan,
+            spec=spec,
+            comm=comm,
+            platform=self.platform,
+            built=built,
+            batches=self._batches(data, first_step),
+            first_step=first_step,
+            last_step=max(job.last_step, first_step),
+        )
+        run.stop.listen()
+        self._train(run, data)
+
+    def _prepare(self) -> Prepared:
+        """The first process of each machine prepares the data; the others then just open it."""
+        config = self.job.config
+        if self.local_rank > 0:
+            self.comm.barrier(name="data prepared")
+        prepared = prepare(config.data, config.seed, report=_silent)
+        if self.local_rank == 0:
+            self.comm.barrier(name="data prepared")
+        return prepared
+
+    def _checkpoint(self, data: Prepared) -> Checkpoint | None:
+        """What to go on from; None for a new run.
+
+        Raises:
+            ConfigError: the checkpoint was made on other data.
+        """
+        root = self.job.checkpoints
+        if not (root / LATEST).exists() and not (root.is_dir() and candidates(root)):
+            return None
+        checkpoint = open_checkpoint(root)
+        saved = checkpoint.state.get("data")
+        if checkpoint.step and saved != data.fingerprint:
+            hint = "The sources or the tokenizer changed since. Train in another --out folder."
+            raise ConfigError("data", data.fingerprint, f"the data of {root}: {saved}", hint)
+        return checkpoint
+
+    def _batches(self, data: Prepared, first_step: int) -> Iterator[Batch]:
+        config, plan = self.job.config.data, self.job.plan
+        ranges = plan.seat(self.comm.rank).microbatches()
+        loader = Loader(
+            data.train,
+            global_batch=plan.global_batch,
+            offsets=[position for part in ranges for position in part],
+            first_step=first_step,
+            last_step=self.job.last_step,
+            workers=config.workers,
+            prefetch=config.prefetch,
+            context=multiprocessing.get_context("forkserver"),
+        )
+        self.stack.callback(loader.close)
+        return iter(loader)
+
+    def _train(self, run: Run, data: Prepared) -> None:
+        job, started = self.job, time.perf_counter()
+        writers = self._writers(run) if run.is_main else []
+        held_out = data.held_out.open()
+        positions = held_out_positions(held_out.num_samples, job.config.train.eval_samples)
+        with self._progress(run) as progress:
+            report = report_evaluation(run, writers, progress)
+            hooks = [
+                log_metrics(run, writers, progress, peak_flops=measure_peak(run)),
+                save_now_and_then(run, job.checkpoints, progress, fingerprint=data.fingerprint),
+                evaluate_now_and_then(run, held_out, positions, report),
+            ]
+            if run.first_step:
+                progress.message(f"going on after step {run.first_step}")
+            done = train(run, hooks)
+            if done == run.last_step:
+                final = evaluate(run, held_out, positions)
+                report(done, final)
+        if run.is_main and done == run.last_step:
+            wall_s = time.perf_counter() - started
+            finish_run(run, job, data, final, wall_s=wall_s)
+
+    def _writers(self, run: Run) -> list[Writer]:
+        out = self.job.out
+        resume_after = run.first_step if run.first_step else None
+        writers: list[Writer] = [JsonlWriter(out / "metrics.jsonl", resume_after)]
+        writers += optional_writers(self.job.config.metrics, out, run.first_step)
+        for writer in writers:
+            self.stack.callback(writer.close)
+        return writers
+
+    def _progress(self, run: Run) -> Progress:
+        mode = self.job.console if run.is_main else "quiet"
+        stream = sys.stderr if self.job.json else sys.stdout
+        return Progress(
+            run.last_step, log_every=self.job.config.train.log_every, mode=mode, stream=stream
+        )
+
+
+def _silent(*_: object) -> None:
+    """Preparation was already shown by the command that started the ranks."""
