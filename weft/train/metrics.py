@@ -19,7 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from weft.config.errors import ConfigError
+from weft.config.sections import MetricsConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,9 +219,9 @@ class TensorBoardWriter(Writer):
         self._records = records
         self._events = events
         self._add(self._event(0, file_version="brain.Event:2"))
-        if resume_after is not None:  # TensorBoard forgets the steps that will be run again
-            start = events.SessionLog(status=events.SessionLog.START)
-            self._add(self._event(resume_after + 1, session_log=start))
+        first = 0 if resume_after is None else resume_after + 1
+        start = events.SessionLog(status=events.SessionLog.START)
+        self._add(self._event(first, session_log=start))  # TensorBoard forgets earlier tries
 
     @staticmethod
     def open(folder: Path, resume_after: int | None) -> TensorBoardWriter | None:
@@ -304,3 +307,24 @@ class WandbWriter(Writer):
 
     def close(self) -> None:
         self._run.finish()
+
+
+def optional_writers(config: MetricsConfig, run: Path, first_step: int) -> list[Writer]:
+    """The writers besides ``JsonlWriter`` that the configuration asks for.
+
+    Args:
+        run: The run folder; its ``config.yaml``, where there is one, is what W&B shows.
+        first_step: Step of the checkpoint that the run goes on from; 0 for a new run.
+
+    Raises:
+        ConfigError: wandb is asked for and not installed. (TensorBoard is used when installed.)
+    """
+    writers: list[Writer] = []
+    if config.wandb is not None:
+        file = run / "config.yaml"
+        settings = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
+        writers.append(WandbWriter(config.wandb, run, settings))
+    if config.tensorboard:
+        tensorboard = TensorBoardWriter.open(run / "events", first_step or None)
+        writers += [] if tensorboard is None else [tensorboard]
+    return writers
