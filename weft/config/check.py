@@ -42,8 +42,10 @@ def check(tree: Entry, *, has_gaps: bool) -> Config | list[ConfigError]:
         parts = _valid_sections(data)
     else:
         parts = dict(config)
+    faulty = {problem.key.partition(".")[0] for problem in found}
     if not has_gaps:
-        found += _broken_rules(parts, tree)
+        sound = {name: part for name, part in parts.items() if name not in faulty}
+        found += _broken_rules(sound, tree)
     problems = _placed(found, tree)
     if has_gaps:
         return [problem for problem in problems if problem.where != str(DEFAULT)]
@@ -131,11 +133,11 @@ def _in_words(problem: Mapping[str, Any], tree: Entry) -> ConfigError:
     if isinstance(cause, ConfigError):
         return cause
     key, node = _place(problem["loc"])
-    if problem["type"] == "missing":
+    entry = find(tree, key)
+    if entry is None:
         around = str(origin_of(tree, key.rpartition(".")[0]))
         return ConfigError(key, None, node.expected, "It has to be given.", where=around)
-    entry = find(tree, key)
-    value = problem["input"] if entry is None else plain(entry)
+    value = plain(entry)
     return ConfigError(key, value, node.expected, _hint(value, node))
 
 
@@ -190,7 +192,7 @@ def _valid_sections(data: Mapping[str, object]) -> dict[str, object]:
 
 
 def _broken_rules(parts: Mapping[str, object], tree: Entry) -> Iterator[ConfigError]:
-    """Rules between sections, as far as the sections that they need are valid."""
+    """Rules between sections, as far as the sections that they need are sound."""
     match parts:
         case {"batch": BatchConfig() as batch, "plan": PlanConfig(file=None) as plan}:
             origins = {f"batch.{name}": origin_of(tree, f"batch.{name}") for name, _ in batch}

@@ -74,9 +74,9 @@ def _locate(target: str, folder: Path) -> Source:
         way_out = f"did you mean '{inside}'?" if inside.is_file() else "a YAML file is needed."
         raise ConfigError("", target, "", f"'{label}' is a folder: {way_out}")
     if path.suffix in (".yaml", ".yml") or len(Path(target).parts) > 1:
-        there = [file.name for file in path.parent.glob("*.y*ml")]
-        near = difflib.get_close_matches(path.name, there, n=1)
-        way_out = f": did you mean '{path.with_name(near[0])}'?" if near else "."
+        there = {file.stem: file for file in path.parent.glob("*.y*ml")}
+        near = difflib.get_close_matches(path.stem, there, n=1)
+        way_out = f": did you mean '{there[near[0]]}'?" if near else "."
         raise ConfigError("", target, "", f"there is no file '{label}'{way_out}")
     near = difflib.get_close_matches(target, recipe_names(), n=1, cutoff=0.4)
     way_out = f"did you mean '{near[0]}'? " if near else ""

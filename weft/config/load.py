@@ -11,11 +11,21 @@ from typing import Any
 
 from weft.config.check import by_place, check, flat
 from weft.config.errors import ConfigError, ConfigErrors
-from weft.config.layers import merge, read_layers, read_overrides
+from weft.config.layers import merge, read_layers, read_overrides, recipe_names, recipe_summaries
 from weft.config.schema import root
 from weft.config.sections import Config
 from weft.config.tree import DEFAULT, Entry, Origin, origin_of
 from weft.config.yaml_text import dump
+
+__all__ = [
+    "Loaded",
+    "config_schema",
+    "explain",
+    "load_config",
+    "recipe_names",
+    "recipe_summaries",
+    "to_yaml",
+]
 
 
 @dataclass(frozen=True, slots=True)

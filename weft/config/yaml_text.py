@@ -100,7 +100,7 @@ class Reading:
         origin = self.origin(line)
         if node in above:
             self._problem(line, f"'{key}' contains itself through '*'; write the value out.")
-            return Entry(None, origin)
+            return Entry("*", origin)
         if node.tag not in _TAGS:
             self._problem(line, f"'{key}' has the tag {node.tag!r}; only plain values are read.")
         if isinstance(node, yaml.MappingNode):

@@ -1,0 +1,208 @@
+"""Loading: who wins, where each value came from, and that what is written reads back equal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from weft.config.errors import ConfigError
+from weft.config.load import Loaded, explain, load_config, to_yaml
+from weft.config.sections import Config, CosineSchedule, DataConfig, SourceConfig, WsdSchedule
+from weft.config.tree import COMMAND_LINE, DEFAULT, Origin, plain
+from weft.config.yaml_text import Reading, dump, scalar
+
+
+@pytest.fixture
+def layered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    """debug <- base.yaml <- sub/my.yaml <- the command line."""
+    monkeypatch.chdir(tmp_path)
+    Path("sub").mkdir()
+    Path("base.yaml").write_text("extends: debug\noptim:\n  lr: 3e-4\n  eps: 1e-9\nseed: 7\n")
+    Path("sub/my.yaml").write_text("# mine\nextends: ../base.yaml\n\noptim: {lr: 5.e-4}\n")
+    return load_config("sub/my.yaml", ["seed=1e3", "plan.shares=3,1", "batch.samples=32"])
+
+
+def test_later_layers_win_and_are_remembered(layered: Loaded) -> None:
+    origins = layered.origins
+    assert layered.config.optim.lr == 5e-4
+    assert origins["optim.lr"] == Origin("file", "sub/my.yaml:4")
+    assert layered.config.optim.eps == 1e-9
+    assert origins["optim.eps"] == Origin("file", "base.yaml:4")
+    assert layered.config.seed == 1000
+    assert origins["seed"] == COMMAND_LINE
+    assert layered.config.plan.shares == (3, 1)
+    assert origins["plan.shares"] == COMMAND_LINE
+    assert layered.config.model.size == "debug-1m"
+    assert origins["model.size"] == Origin("recipe", "debug.yaml:3")
+    assert layered.config.optim.betas == (0.9, 0.95)
+    assert origins["optim.betas"] == DEFAULT
+
+
+def test_name_is_the_targets(layered: Loaded, tmp_path: Path) -> None:
+    assert layered.config.name == "my"
+    assert layered.origins["name"] == DEFAULT
+    assert load_config("demo").config.name == "demo"
+    assert load_config("demo", ["name=trial-2"]).config.name == "trial-2"
+    (tmp_path / "my own (2).yaml").write_text("extends: debug\n")
+    assert load_config(str(tmp_path / "my own (2).yaml")).config.name == "my-own-2-"
+
+
+def test_explain_has_every_value_in_order(layered: Loaded) -> None:
+    rows = explain(layered)
+    assert [key for key, _, _ in rows] == list(layered.origins)
+    assert rows[0] == ("name", "my", DEFAULT)
+    assert ("optim.lr", 5e-4, Origin("file", "sub/my.yaml:4")) in rows
+    assert ("optim.schedule.kind", "wsd", Origin("recipe", "debug.yaml:20")) in rows
+    assert {key.partition(".")[0] for key, _, _ in rows} == set(Config.model_fields)
+
+
+def test_origins_as_people_read_them() -> None:
+    assert str(Origin("recipe", "debug.yaml:3")) == "at debug.yaml:3 (recipe)"
+    assert str(Origin("file", "my.yaml:3")) == "at my.yaml:3"
+    assert (str(COMMAND_LINE), str(DEFAULT)) == ("on the command line", "by default")
+
+
+def test_place_names_the_line_of_a_value_judged_later(layered: Loaded) -> None:
+    later = ConfigError("optim.lr", 5e-4, "less")
+    assert str(layered.place(later)) == (
+        "error: the configuration is not valid\n"
+        "  optim.lr = 0.0005: expected less.\n"
+        "      at sub/my.yaml:4"
+    )
+
+
+def test_place_reaches_into_lists() -> None:
+    sources = "data.sources=[{path: a}, {path: b}]"
+    loaded = load_config("debug", ["data.path=null", sources])
+    error = ConfigError("data.sources[1].path", "b", "a file that exists")
+    assert loaded.place(error).errors[0].where == "on the command line"
+    assert loaded.config.data.all_sources == (SourceConfig(path="a"), SourceConfig(path="b"))
+    assert load_config("debug").config.data.all_sources == (SourceConfig(path="builtin:python"),)
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("optim.lr=3e-4", "optim.lr", 3e-4),
+        ("optim.lr=1", "optim.lr", 1.0),
+        ("train.steps=1e4", "train.steps", 10_000),
+        ("train.steps=20_000", "train.steps", 20_000),
+        ("data.path=no", "data.path", "no"),
+        ("data.path=a: b #1, c.txt", "data.path", "a: b #1, c.txt"),
+        ("data.path='[x].txt'", "data.path", "[x].txt"),
+        ("name=2024", "name", "2024"),
+        ("metrics.wandb=1:30", "metrics.wandb", "1:30"),
+        ("metrics.wandb=null", "metrics.wandb", None),
+        ("optim.max_grad_norm=null", "optim.max_grad_norm", None),
+        ("metrics.tensorboard=true", "metrics.tensorboard", True),
+        ("plan.shares=[4, 2]", "plan.shares", (4, 2)),
+        ("plan.shares=4,2", "plan.shares", (4, 2)),
+        ("plan.shares=2", "plan.shares", (2,)),
+        ("optim.betas=.8, 0.99", "optim.betas", (0.8, 0.99)),
+        ("sample.prompts=[a, 'b, c']", "sample.prompts", ("a", "b, c")),
+        ("optim={lr: 2e-3, eps: 1e-7}", "optim.eps", 1e-7),
+    ],
+)
+def test_override_values(override: str, key: str, value: object) -> None:
+    """Overrides: numbers as anyone writes them, text as it stands, lists with or without []."""
+    rows = {key: value for key, value, _ in explain(load_config("debug", [override]))}
+    assert rows[key] == value
+    assert type(rows[key]) is type(value)
+    assert rows["optim.weight_decay"] == 0.1
+
+
+def test_last_override_wins() -> None:
+    assert load_config("debug", ["seed=1", "seed=2"]).config.seed == 2
+
+
+def test_another_kind_keeps_what_both_have() -> None:
+    loaded = load_config("debug", ["optim.schedule.kind=cosine"])
+    assert loaded.config.optim.schedule == CosineSchedule(warmup=5)
+    assert loaded.origins["optim.schedule.warmup"] == Origin("recipe", "debug.yaml:20")
+    assert "optim.schedule.decay" not in loaded.origins
+    same = load_config("debug", ["optim.schedule.kind=wsd", "optim.schedule.warmup=1"])
+    assert same.config.optim.schedule == WsdSchedule(warmup=1, decay=10)
+
+
+def test_kind_may_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(
+        "data: {path: a}\nbatch: {samples: 2, micro: 1}\noptim: {schedule: {decay: 3}}\n"
+    )
+    loaded = load_config(str(path))
+    assert loaded.config.optim.schedule == WsdSchedule(decay=3)
+    assert loaded.origins["optim.schedule.kind"] == DEFAULT
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["optim.schedule.kind=cosine", "data.limit_mb=1e-7", "optim.eps=1e-30"],
+        ["data.path=null", "data.sources=[{path: 'no'}, {path: '3e-4', weight: 0.1}]"],
+        ['sample.prompts=["a\\n  b", "null", "1:30", "# x", "  ", "\\u2028\\x07"]'],
+        ["name=1e5", "metrics.wandb=on", "compute.recompute=full"],
+    ],
+)
+def test_to_yaml_reads_back_equal(overrides: list[str], tmp_path: Path) -> None:
+    config = load_config("debug", overrides).config
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config), "utf-8")
+    loaded = load_config(str(path))
+    assert loaded.config == config
+    assert {origin.kind for origin in loaded.origins.values()} == {"file"}
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+    | st.sampled_from(["3e-4", "1_000", "no", "~", "1:30", "0x1f", "2024-01-01", ".inf", "<<"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(_VALUES)
+def test_dump_reads_back_equal(value: object) -> None:
+    reading = Reading(lambda line: Origin("file", f"x:{line}"))
+    entry = reading.read(dump({"key": value}))
+    assert reading.errors == []
+    assert entry is not None
+    assert repr(plain(entry)) == repr({"key": value})  # repr: 1, 1.0 and True differ
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *[("3e-4", 3e-4), ("1.e3", 1000.0), ("-.5", -0.5), ("+7", 7), ("010", 10)],
+        *[("no", "no"), ("on", "on"), ("1:30", "1:30"), ("2024-01-01", "2024-01-01")],
+        *[("true", True), ("False", False), ("~", None), ("", None), ("0x1f", "0x1f")],
+        *[("1_000", 1000), ("1_", "1_"), ("e5", "e5")],
+    ],
+)
+def test_scalar(text: str, value: object) -> None:
+    assert scalar(text) == value
+    assert type(scalar(text)) is type(value)
+
+
+def test_sections_are_frozen_and_strict() -> None:
+    config = Config(data=DataConfig(path="a"))
+    with pytest.raises(ValidationError, match="frozen"):
+        config.seed = 3  # type: ignore[misc]
+    with pytest.raises(ValidationError, match=r"train\.steps"):
+        Config.model_validate({"data": {"path": "a"}, "train": {"steps": "3"}})
+
+
+def test_import_is_light() -> None:
+    """A laptop plans without torch: nothing heavy comes with the configuration."""
+    code = "import sys, weft.config.load; print(*sorted({'torch', 'numpy'} & set(sys.modules)))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == ""

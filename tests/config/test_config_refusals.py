@@ -1,0 +1,478 @@
+"""Every way to get a configuration wrong: the whole message, as a command prints it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from weft.config.errors import ConfigErrors
+from weft.config.load import load_config
+
+GOOD = "data: {path: my.txt}\nbatch: {samples: 8, micro: 2}\noptim: {schedule: {decay: 1}}\n"
+"""A small valid file; cases add to it or replace it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    expected: str
+    """The lines below the heading, without their indentation of two."""
+    yaml: str | None = None
+    """Text of my.yaml, the target; None leaves GOOD."""
+    overrides: tuple[str, ...] = ()
+    target: str = "my.yaml"
+    files: dict[str, str | bytes] = field(default_factory=dict)
+
+
+REFUSALS = [
+    Case(
+        "wrong type",
+        "optim.lr = 'fast': expected a number > 0.\n    at my.yaml:4",
+        yaml="extends: debug\noptim:\n  eps: 1e-9\n  lr: fast\n",
+    ),
+    Case(
+        "unknown section on the command line",
+        "unknown key 'optm.lr': did you mean 'optim.lr'?\n    on the command line",
+        overrides=("optm.lr=1e-3",),
+    ),
+    Case(
+        "unknown section in a file, with several keys",
+        "unknown key 'optm': did you mean 'optim'?\n    at my.yaml:2",
+        yaml="extends: debug\noptm:\n  lr: 3e-4\n  eps: 1e-9\n",
+    ),
+    Case(
+        "unknown key deep down",
+        "unknown key 'optim.schedule.warm': did you mean 'optim.schedule.warmup'?\n"
+        "    at my.yaml:4",
+        yaml="extends: debug\noptim:\n  schedule:\n    warm: 3\n",
+    ),
+    Case(
+        "unknown key inside a list",
+        "unknown key 'data.sources[1].wieght': did you mean 'data.sources[1].weight'?\n"
+        "    at my.yaml:6",
+        yaml="extends: debug\ndata:\n  path: null\n  sources:\n    - path: a.txt\n"
+        "    - {path: b.txt, wieght: 2}\n",
+    ),
+    Case(
+        "key in the wrong section",
+        "unknown key 'train.lr': did you mean 'optim.lr'?\n    on the command line",
+        overrides=("train.lr=1e-3",),
+    ),
+    Case(
+        "another trainer's word",
+        "unknown key 'gradient_accumulation_steps': did you mean 'batch.accumulation'?\n"
+        "    on the command line",
+        overrides=("gradient_accumulation_steps=4",),
+    ),
+    Case(
+        "unknown key like nothing else",
+        "unknown key 'plan.zzz': the keys here are file, shares.\n    on the command line",
+        overrides=("plan.zzz=1",),
+    ),
+    Case(
+        "dotted key in a file",
+        "unknown key 'optim.lr': in a file, write 'lr' inside the section 'optim'.\n"
+        "    at my.yaml:2",
+        yaml="extends: debug\noptim.lr: 1e-3\n",
+    ),
+    Case(
+        "mistyped extends",
+        "unknown key 'extend': did you mean 'extends'?\n    at my.yaml:4",
+        yaml=GOOD + "extend: debug\n",
+    ),
+    Case(
+        "extends on the command line",
+        "unknown key 'extends': the keys here are name, seed, model, data, batch, plan, compute, "
+        "optim, train, checkpoint, metrics, sample.\n    on the command line",
+        overrides=("extends=debug",),
+    ),
+    Case(
+        "out of range",
+        "data.held_out = 0.7: expected a number from 0 to 0.5.\n    on the command line",
+        overrides=("data.held_out=0.7",),
+    ),
+    Case(
+        "below the least",
+        "train.steps = 0: expected an integer >= 1.\n    on the command line",
+        overrides=("train.steps=0",),
+    ),
+    Case(
+        "not whole",
+        "train.steps = 2.5: expected an integer >= 1.\n    on the command line",
+        overrides=("train.steps=2.5",),
+    ),
+    Case(
+        "not finite",
+        "optim.lr = inf: expected a number > 0.\n    on the command line",
+        overrides=("optim.lr=.inf",),
+    ),
+    Case(
+        "true for a number",
+        "seed = true: expected an integer from 0 to 4294967295.\n    on the command line",
+        overrides=("seed=true",),
+    ),
+    Case(
+        "null where a value is needed",
+        "optim.lr = null: expected a number > 0.\n    on the command line",
+        overrides=("optim.lr=",),
+    ),
+    Case(
+        "bad choice",
+        "compute.device = 'cpuu': expected 'auto', 'cpu' or 'cuda'. Did you mean 'cpu'?\n"
+        "    on the command line",
+        overrides=("compute.device=cpuu",),
+    ),
+    Case(
+        "bad kind",
+        "optim.schedule.kind = 'cosin': expected 'cosine' or 'wsd'. Did you mean 'cosine'?\n"
+        "    at my.yaml:3",
+        yaml="extends: debug\noptim:\n  schedule: {kind: cosin, decay: 3}\n",
+    ),
+    Case(
+        "key of another kind",
+        "unknown key 'optim.schedule.decay': the keys here are kind, warmup, final_ratio.\n"
+        "    at my.yaml:2",
+        yaml="extends: debug\noptim: {schedule: {kind: cosine, decay: 3}}\n",
+    ),
+    Case(
+        "kind instead of a section",
+        "optim.schedule = 'cosine': expected a section whose kind is 'cosine' or 'wsd'. "
+        "Write optim.schedule.kind=cosine.\n    on the command line",
+        overrides=("optim.schedule=cosine",),
+    ),
+    Case(
+        "scalar for a section",
+        "batch = 24: expected a section with keys of samples, micro, accumulation.\n"
+        "    on the command line",
+        overrides=("batch=24",),
+    ),
+    Case(
+        "empty section",
+        "train = null: expected a section with keys of steps, eval_every, eval_samples, "
+        "log_every.\n    at my.yaml:2",
+        yaml="extends: debug\ntrain:\n",
+    ),
+    Case(
+        "section for a scalar",
+        "seed = {x: 3}: expected an integer from 0 to 4294967295.\n    on the command line",
+        overrides=("seed.x=3",),
+    ),
+    Case(
+        "list of bad shares",
+        "plan.shares = [2, 0]: expected a list of one or more integers >= 1.\n"
+        "    on the command line",
+        overrides=("plan.shares=2,0",),
+    ),
+    Case(
+        "no shares",
+        "plan.shares = []: expected a list of one or more integers >= 1.\n    on the command line",
+        overrides=("plan.shares=[]",),
+    ),
+    Case(
+        "text for a list",
+        "sample.prompts = 'Once': expected a list of texts. A list is written [a, b].\n"
+        "    on the command line",
+        overrides=("sample.prompts=Once",),
+    ),
+    Case(
+        "too few numbers",
+        "optim.betas = [0.9]: expected a list of 2 numbers >= 0 and < 1.\n    on the command line",
+        overrides=("optim.betas=0.9",),
+    ),
+    Case(
+        "source without a path",
+        "data.sources[0].path = null: expected text. It has to be given.\n    at my.yaml:3",
+        yaml="batch: {samples: 8, micro: 2}\ndata:\n  sources: [{weight: 2}]\n"
+        "optim: {schedule: {decay: 1}}\n",
+    ),
+    Case(
+        "source that is only a path",
+        "data.sources[0] = 'a.txt': expected a section with keys of path, weight, format, field.\n"
+        "    on the command line",
+        overrides=("data.sources=[a.txt]", "data.path=null"),
+    ),
+    Case(
+        "path and sources",
+        "data.path = 'my.txt': expected null when data.sources is given. Remove one of the two.\n"
+        "    at my.yaml:1",
+        overrides=("data.sources=[{path: a.txt}]",),
+    ),
+    Case(
+        "no path and no sources",
+        'data.path = null: expected a file, a folder or "builtin:python". '
+        "Several sources go in data.sources.\n    by default",
+        yaml="batch: {samples: 8, micro: 2}\n",
+    ),
+    Case(
+        "plan file and shares",
+        "plan.shares = [2, 1]: expected [1] when plan.file is given. "
+        "The file holds the shares; remove one of the two.\n    at debug.yaml:16 (recipe)",
+        target="debug",
+        overrides=("plan.file=plan.json",),
+    ),
+    Case(
+        "all three of the batch",
+        "batch = {samples: 8, micro: 2, accumulation: 4}: "
+        "expected two of samples, micro and accumulation. Set one of them to null: "
+        "samples is given at my.yaml:2, micro is given at my.yaml:2, "
+        "accumulation is given on the command line.\n    on the command line",
+        overrides=("batch.accumulation=4",),
+    ),
+    Case(
+        "one of the batch",
+        "batch = {micro: 2}: expected two of samples, micro and accumulation. "
+        "Give one more, and the third follows: micro is given at my.yaml:2.\n"
+        "    on the command line",
+        overrides=("batch.samples=null",),
+    ),
+    Case(
+        "nothing of the batch",
+        "batch = {}: expected two of samples, micro and accumulation. "
+        "Give two, and the third follows.\n    by default",
+        yaml="data: {path: my.txt}\n",
+    ),
+    Case(
+        "batch that does not divide",
+        "batch.samples = 25: expected a multiple of batch.micro x the sum of plan.shares "
+        "(4 x 3 = 12). Try 24 or 36.\n    on the command line",
+        target="debug",
+        overrides=("batch.samples=25",),
+    ),
+    Case(
+        "schedule longer than the run",
+        "train.steps = 10: expected at least 15 (optim.schedule: warmup 5 + decay 10). Shorten "
+        "the schedule; to stop a run early without changing it, use --steps.\n"
+        "    on the command line",
+        target="debug",
+        overrides=("train.steps=10",),
+    ),
+    Case(
+        "name that is no folder",
+        "name = 'a/b': expected letters, digits, '.', '_' and '-', beginning with a letter or "
+        "digit.\n    on the command line",
+        overrides=("name=a/b",),
+    ),
+    Case(
+        "override without =",
+        "'optim.lr' is not an override: write optim.lr=VALUE.\n    on the command line",
+        overrides=("optim.lr",),
+    ),
+    Case(
+        "override that is no key",
+        "'=3' is not an override: write optim.lr=0.001.\n    on the command line",
+        overrides=("=3",),
+    ),
+    Case(
+        "override with an open bracket",
+        "plan.shares = '[2, 1': this is not YAML: a bracket is not closed, or a comma is "
+        "missing.\n    on the command line",
+        overrides=("plan.shares=[2, 1",),
+    ),
+    Case(
+        "YAML trap: no for a flag",
+        "metrics.tensorboard = 'no': expected true or false. Write false.\n    at my.yaml:2",
+        yaml="extends: debug\nmetrics: {tensorboard: no}\n",
+    ),
+    Case(
+        "YAML trap: sexagesimal",
+        "train.steps = '1:30': expected an integer >= 1.\n    at my.yaml:2",
+        yaml="extends: debug\ntrain: {steps: 1:30}\n",
+    ),
+    Case(
+        "YAML trap: quoted number",
+        "optim.lr = '3e-4': expected a number > 0. Remove the quotes.\n    at my.yaml:2",
+        yaml='extends: debug\noptim: {lr: "3e-4"}\n',
+    ),
+    Case(
+        "YAML trap: number for text",
+        "metrics.wandb = 2024: expected text, or null. Put it in quotes.\n    at my.yaml:2",
+        yaml="extends: debug\nmetrics: {wandb: 2024}\n",
+    ),
+    Case(
+        "YAML trap: no space after the colon",
+        "unknown key 'model.size:demo-6m': a space goes after ':'.\n    at my.yaml:2",
+        yaml="extends: debug\nmodel: {size:demo-6m}\n",
+    ),
+    Case(
+        "empty text",
+        "data.path = '': expected text, or null. It is empty.\n    at my.yaml:2",
+        yaml='extends: debug\ndata: {path: ""}\n',
+    ),
+    Case(
+        "key given twice",
+        "key 'optim.lr' is given twice; the first is at my.yaml:3.\n    at my.yaml:5",
+        yaml="extends: debug\noptim:\n  lr: 1e-3\n  eps: 1e-9\n  lr: 2e-3\n",
+    ),
+    Case(
+        "tab",
+        "this is not YAML: a tab stands before a word; indent with spaces.\n    at my.yaml:3",
+        yaml="extends: debug\noptim:\n\tlr: 1e-3\n",
+    ),
+    Case(
+        "broken YAML",
+        "this is not YAML: a second ':' in a line, a line indented too far, or one above "
+        "without its ':'.\n    at my.yaml:2",
+        yaml="extends: debug\nname: a: b\n",
+    ),
+    Case(
+        "control character",
+        "this is not YAML: a control character stands in the text.\n    at my.yaml:2",
+        yaml="extends: debug\nname: \x07\n",
+    ),
+    Case(
+        "two documents",
+        "this is not YAML: a second document begins here; one file holds one.\n    at my.yaml:2",
+        yaml="extends: debug\n---\nname: b\n",
+    ),
+    Case(
+        "tag",
+        "'name' has the tag 'tag:yaml.org,2002:python/name:os.system'; only plain values are "
+        "read.\n    at my.yaml:2",
+        yaml="extends: debug\nname: !!python/name:os.system x\n",
+    ),
+    Case(
+        "value that contains itself",
+        "'sample.prompts[0]' contains itself through '*'; write the value out.\n    at my.yaml:2",
+        yaml="extends: debug\nsample: {prompts: &a [*a]}\n",
+    ),
+    Case(
+        "list as a key",
+        "a key is a list or a section; keys are plain words.\n    at my.yaml:2",
+        yaml="extends: debug\n? [a, b]\n: 3\n",
+    ),
+    Case(
+        "empty file",
+        "'my.yaml' is empty. A first line could be 'extends: demo'.\n    at my.yaml:1",
+        yaml="# nothing yet\n",
+    ),
+    Case(
+        "file without keys",
+        "'my.yaml' holds no 'key: value' pairs. A first line could be 'extends: demo'.\n"
+        "    at my.yaml:1",
+        yaml="- optim\n- train\n",
+    ),
+    Case(
+        "file that is not text",
+        "cannot read 'raw.yaml': it is not UTF-8 text.",
+        target="raw.yaml",
+        files={"raw.yaml": b"name: \xff\xfe\n"},
+    ),
+    Case(
+        "missing file",
+        "there is no file 'myy.yml': did you mean 'my.yaml'?\n    on the command line",
+        target="myy.yml",
+    ),
+    Case(
+        "missing file like no other",
+        "there is no file 'configs/x.yaml'.\n    on the command line",
+        target="configs/x.yaml",
+    ),
+    Case(
+        "folder with a configuration",
+        "'run' is a folder: did you mean 'run/config.yaml'?\n    on the command line",
+        target="run",
+        files={"run/config.yaml": GOOD},
+    ),
+    Case(
+        "folder",
+        "'run' is a folder: a YAML file is needed.\n    on the command line",
+        target="run",
+        files={"run/notes.txt": ""},
+    ),
+    Case(
+        "unknown recipe",
+        "unknown recipe 'dmeo': did you mean 'demo'? The recipes are debug, demo, demo-gpt2; "
+        "a file of your own ends in .yaml.\n    on the command line",
+        target="dmeo",
+    ),
+    Case(
+        "unknown recipe like no other",
+        "unknown recipe 'x': The recipes are debug, demo, demo-gpt2; "
+        "a file of your own ends in .yaml.\n    on the command line",
+        target="x",
+    ),
+    Case(
+        "extends an unknown recipe",
+        "unknown recipe 'demoo': did you mean 'demo'? The recipes are debug, demo, demo-gpt2; "
+        "a file of your own ends in .yaml.\n    at my.yaml:2",
+        yaml="seed: 3\nextends: demoo\n",
+    ),
+    Case(
+        "extends a missing file",
+        "there is no file 'sub/base.yaml'.\n    at sub/my.yaml:1",
+        target="sub/my.yaml",
+        files={"sub/my.yaml": "extends: ./base.yaml\n"},
+    ),
+    Case(
+        "extends several",
+        "extends = ['debug', 'demo']: expected the name of a recipe or the path of a file.\n"
+        "    at my.yaml:1",
+        yaml="extends: [debug, demo]\n",
+    ),
+    Case(
+        "extends in a circle",
+        "extends goes in a circle: my.yaml -> sub/b.yaml -> my.yaml.\n    at sub/b.yaml:1",
+        yaml="extends: sub/b.yaml\n",
+        files={"sub/b.yaml": "extends: ../my.yaml\n"},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=lambda case: case.name)
+def test_message(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"my.yaml": case.yaml or GOOD, **case.files}.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigErrors) as caught:
+        load_config(case.target, case.overrides)
+    heading, *lines = str(caught.value).splitlines()
+    assert heading == "error: the configuration is not valid"
+    assert [line.removeprefix("  ") for line in lines] == case.expected.splitlines()
+
+
+def test_everything_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run of the command names the problems of two files and of the command line."""
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text("batch: {samples: 8, micro: 2}\ntrain:\n  stepps: 10\n")
+    Path("my.yaml").write_text("extends: base.yaml\noptim:\n  lr: fast\ndata: {path: a.txt}\n")
+    with pytest.raises(ConfigErrors) as caught:
+        load_config("my.yaml", ["compute.precision=fp16", "optm.lr=1", "seed"])
+    assert str(caught.value) == (
+        "error: the configuration is not valid\n"
+        "  unknown key 'train.stepps': did you mean 'train.steps'?\n"
+        "      at base.yaml:3\n"
+        "  optim.lr = 'fast': expected a number > 0.\n"
+        "      at my.yaml:3\n"
+        "  'seed' is not an override: write seed=VALUE.\n"
+        "      on the command line\n"
+        "  unknown key 'optm.lr': did you mean 'optim.lr'?\n"
+        "      on the command line\n"
+        "  compute.precision = 'fp16': expected 'auto', 'fp64', 'fp32' or 'bf16'. "
+        "Did you mean 'fp64'?\n"
+        "      on the command line"
+    )
+    assert [error.key for error in caught.value.errors] == [
+        "train.stepps",
+        "optim.lr",
+        "seed",
+        "optm.lr",
+        "compute.precision",
+    ]
+
+
+def test_no_jargon() -> None:
+    """A wrong value of every type and range, at once: pydantic's words reach nobody."""
+    wrong = [f"{key}={{a: 1}}" for key in ("seed", "name", "optim.lr", "plan.shares")]
+    wrong += ["metrics.report=3", "model.family=[]", "sample.top_p=0", "optim.betas=1,2,3"]
+    with pytest.raises(ConfigErrors) as caught:
+        load_config("debug", wrong)
+    text = str(caught.value)
+    assert len(caught.value.errors) == len(wrong)
+    assert not re.search(r"Input should|pydantic|\[type=|Traceback|validation error", text)
+    for line in text.splitlines()[1::2]:
+        assert ": expected " in line
