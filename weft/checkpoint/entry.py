@@ -1,0 +1,130 @@
+"""What a checkpoint stores: boxes of logical tensors, and the facts of the files that hold them.
+
+Nothing here knows a rank's layout. A tensor is found by its kind, its logical name and its box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from weft.plan.box import Box
+
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""The safetensors code of every dtype that can be stored."""
+
+DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or read. Names the file, and the tensor and box if one is."""
+
+    def __init__(
+        self, problem: str, *, file: Path | str | None = None, tensor: str | None = None
+    ) -> None:
+        self.problem = problem
+        self.file = file
+        self.tensor = tensor
+        where = [str(part) for part in (file, tensor) if part is not None]
+        super().__init__(": ".join([*where, problem]))
+
+
+def box_key(kind: str, name: str, box: Box) -> str:
+    """``param/norm.weight[0:64]``: names a stored box in its file and in messages."""
+    spans = ",".join(f"{o}:{e}" for o, e in zip(box.offset, box.end, strict=True))
+    return f"{kind}/{name}[{spans}]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """One box of one logical tensor, to be written by the one rank that owns it."""
+
+    name: str
+    """Logical name in the unsplit model."""
+    kind: str
+    """``param``, ``exp_avg``, ``exp_avg_sq``, ...: which of the tensors of that name."""
+    shape: tuple[int, ...]
+    """Shape of the whole logical tensor."""
+    box: Box
+    """The elements that ``tensor`` holds."""
+    tensor: Tensor
+    """Shape ``box.size``, on any device."""
+
+    def __post_init__(self) -> None:
+        key = self.key
+        assert self.name and self.kind and "/" not in self.kind, f"kind and name of {key!r}"
+        assert tuple(self.tensor.shape) == self.box.size, f"{key} holds {tuple(self.tensor.shape)}"
+        assert fits(self.box, self.shape), f"{key} is outside {self.shape}"
+        assert self.tensor.dtype in DTYPE_CODES, f"{key} is {self.tensor.dtype}"
+
+    @property
+    def key(self) -> str:
+        return box_key(self.kind, self.name, self.box)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBox:
+    """A box of a tensor in a file. ``crc32`` is of its bytes, row-major."""
+
+    file: str
+    box: Box
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One logical tensor and the boxes that hold it. ``dtype`` is a key of ``DTYPES``."""
+
+    kind: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    boxes: tuple[StoredBox, ...]
+
+    @property
+    def id(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+    def key(self, stored: StoredBox) -> str:
+        return box_key(self.kind, self.name, stored.box)
+
+    def num_bytes(self, box: Box) -> int:
+        return box.numel * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class RankFile:
+    """Facts of one written file: enough for another process to commit it."""
+
+    file: str
+    bytes: int
+    sha256: str
+    tensors: tuple[StoredTensor, ...] = ()
+    """What is in it; every box names this file."""
+
+
+def fits(box: Box, shape: Sequence[int]) -> bool:
+    """The box lies inside a tensor of this shape. An empty box may lie at its edge."""
+    return len(box.size) == len(shape) and all(
+        end <= size for end, size in zip(box.end, shape, strict=True)
+    )

@@ -1,0 +1,204 @@
+"""Loading: any box of any tensor, whatever boxes the ranks that saved it held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from weft.checkpoint.entry import (
+    DTYPES,
+    JSON,
+    CheckpointError,
+    RankFile,
+    StoredTensor,
+    box_key,
+    fits,
+)
+from weft.checkpoint.index import INDEX, Index
+from weft.checkpoint.rank_file import RankFileReader
+from weft.checkpoint.store import (
+    LATEST,
+    candidates,
+    complete,
+    folder_step,
+    read_index,
+    read_latest,
+    step_name,
+)
+from weft.plan.box import Box
+
+
+class Checkpoint:
+    """An open checkpoint. Reads from its files on demand and changes nothing.
+
+    Args:
+        folder: The checkpoint's own folder.
+        index: Its index, as ``read_index`` gave it.
+        notes: What a person should know about how it was chosen, one sentence each.
+    """
+
+    def __init__(self, folder: Path, index: Index, notes: tuple[str, ...] = ()) -> None:
+        self.folder = folder
+        self.index = index
+        self.notes = notes
+        self._files: dict[str, RankFileReader] = {}
+
+    @property
+    def step(self) -> int:
+        return self.index.step
+
+    @property
+    def state(self) -> Mapping[str, JSON]:
+        """What ``commit`` was given beside the tensors."""
+        return self.index.state
+
+    @property
+    def files(self) -> Mapping[str, RankFile]:
+        return self.index.files
+
+    @property
+    def kinds(self) -> list[str]:
+        return sorted({kind for kind, _ in self.index.tensors})
+
+    def names(self, kind: str = "param") -> list[str]:
+        """Logical names that have a tensor of this kind, in the order they were saved."""
+        return [name for stored_kind, name in self.index.tensors if stored_kind == kind]
+
+    def shape(self, name: str, kind: str = "param") -> tuple[int, ...]:
+        """Shape of a whole logical tensor. Raises CheckpointError if it is not stored."""
+        return self._tensor(name, kind).shape
+
+    def dtype(self, name: str, kind: str = "param") -> torch.dtype:
+        """The stored dtype. Raises CheckpointError if the tensor is not stored."""
+        return DTYPES[self._tensor(name, kind).dtype]
+
+    def read(
+        self,
+        name: str,
+        kind: str = "param",
+        box: Box | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """The elements of ``box`` (None: all of them): a new CPU tensor of shape ``box.size``.
+
+        ``dtype`` None keeps the stored one. Touches only the files and bytes that the box needs.
+
+        Raises:
+            CheckpointError: no such tensor or box, or its file is missing, of another size or
+                shape, or holds other elements than were written (known for boxes read whole).
+        """
+        tensor = self._tensor(name, kind)
+        wanted = Box.whole(tensor.shape) if box is None else box
+        if not fits(wanted, tensor.shape):
+            problem = f"lies outside the stored shape {tensor.shape}"
+            raise self._error(problem, box_key(kind, name, wanted))
+        result = torch.empty(wanted.size, dtype=dtype or DTYPES[tensor.dtype])
+        for stored in tensor.boxes:
+            common = stored.box.intersect(wanted)
+            if common is not None:
+                part = self._file(stored.file).read(tensor, stored, common)  # [*common.size]
+                result[common.within(wanted).slices()] = part
+        return result
+
+    def require(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        kinds: Iterable[str],
+        allow_missing: Iterable[str] = (),
+    ) -> list[str]:
+        """Refuse to go on unless this checkpoint fits the model that wants it.
+
+        Every name of ``shapes`` must be stored in every one of ``kinds`` with that shape, and
+        nothing else may be stored in these kinds. A tensor that lacks a kind of ``allow_missing``
+        is returned, as ``kind/name``, instead: the caller starts it afresh.
+
+        Raises:
+            CheckpointError: names the first tensors that are missing, unwanted or of another shape.
+        """
+        allowed = frozenset(allow_missing)
+        missing: list[str] = []
+        excused: list[str] = []
+        for kind in kinds:
+            self._refuse_unlike(shapes, kind)
+            absent = [f"{kind}/{name}" for name in shapes if (kind, name) not in self.index.tensors]
+            (excused if kind in allowed else missing).extend(absent)
+        if missing:
+            raise self._error(f"{_some(missing)} not stored, and there is no leave to start afresh")
+        return excused
+
+    def _refuse_unlike(self, shapes: Mapping[str, tuple[int, ...]], kind: str) -> None:
+        unwanted = [f"{kind}/{name}" for name in self.names(kind) if name not in shapes]
+        if unwanted:
+            raise self._error(f"{_some(unwanted)} stored, but the model has no such tensor")
+        for name in self.names(kind):
+            stored = self.shape(name, kind)
+            if stored != tuple(shapes[name]):
+                problem = f"stored with shape {stored}, the model has {tuple(shapes[name])}"
+                raise self._error(problem, f"{kind}/{name}")
+
+    def _tensor(self, name: str, kind: str) -> StoredTensor:
+        tensor = self.index.tensors.get((kind, name))
+        if tensor is None:
+            raise self._error("is not stored", f"{kind}/{name}")
+        return tensor
+
+    def _file(self, file: str) -> RankFileReader:
+        if file not in self._files:
+            self._files[file] = RankFileReader(self.folder, self.files[file])
+        return self._files[file]
+
+    def _error(self, problem: str, tensor: str | None = None) -> CheckpointError:
+        return CheckpointError(problem, file=self.folder, tensor=tensor)
+
+
+def _some(tensors: list[str]) -> str:
+    shown = ", ".join(tensors[:3])
+    rest = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
+    return f"{shown}{rest} {'is' if len(tensors) == 1 else 'are'}"
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a checkpoint's folder, or the latest of a folder of checkpoints or of a run.
+
+    In a folder of checkpoints, where ``latest`` is missing, unreadable or names one that is not
+    complete, the complete one that was saved last is opened and ``notes`` says so.
+
+    Raises:
+        CheckpointError: there is nothing there, or nothing complete. A checkpoint that is named
+            itself is opened or refused, never replaced by another.
+    """
+    if is_checkpoint(path):
+        return Checkpoint(path, read_index(path))
+    root = checkpoints_root(path)
+    name = read_latest(root)
+    note = f"{root / LATEST} names no checkpoint"
+    for folder in candidates(root) if name is not None else ():
+        if name == step_name(folder_step(folder)):
+            try:
+                return Checkpoint(folder, read_index(folder))
+            except CheckpointError as error:
+                note = str(error)
+    found = complete(root)
+    if not found:
+        raise CheckpointError("no complete checkpoint here", file=root)
+    folder, index = max(found, key=lambda entry: (entry[1].saved_at, entry[1].step))
+    return Checkpoint(folder, index, (f"{note}; opened {folder.name}, which is complete.",))
+
+
+def is_checkpoint(path: Path) -> bool:
+    """The folder is one checkpoint, sound or not, rather than a folder of them."""
+    return (path / INDEX).exists() or folder_step(path) >= 0
+
+
+def checkpoints_root(path: Path) -> Path:
+    """The folder of checkpoints at ``path``: itself, or a run's ``checkpoints``.
+
+    Raises CheckpointError if there is no such folder.
+    """
+    root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    if not root.is_dir():
+        raise CheckpointError("no such folder", file=path)
+    return root

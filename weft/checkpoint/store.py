@@ -1,0 +1,246 @@
+"""Saving: every file is whole and on the disk before a rename gives it its name.
+
+    root/latest                 names the checkpoint to go on from
+    root/step-00000100/         a checkpoint: index.json and one file a rank
+    root/step-00000200.tmp/     being written, or left by a save that was killed
+    root/step-00000100.old/     replaced by a new save of the same step; soon gone
+
+A save is: one rank calls ``begin``; then every rank ``write_rank`` into ``temporary``; then one
+rank ``commit`` and ``prune``. Whenever that is killed, the previous checkpoint or the new one can
+be opened, and the next ``begin`` clears what was left.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from weft.checkpoint.entry import JSON, CheckpointError, RankFile
+from weft.checkpoint.index import (
+    INDEX,
+    Index,
+    from_text,
+    merge,
+    problems,
+    refuse,
+    resolve_inside,
+    to_text,
+)
+from weft.checkpoint.rank_file import check_size
+
+LATEST = "latest"
+_STEP = re.compile(r"step-(\d{8,18})", re.ASCII)
+_REPLACED = re.compile(r"step-\d{8,18}\.old", re.ASCII)
+_LEFTOVER = re.compile(r"step-\d{8,18}(\.old)?\.tmp", re.ASCII)
+_OLD = ".old"
+_TEMPORARY = ".tmp"
+
+
+def step_name(step: int) -> str:
+    """``step-00000100``."""
+    assert 0 <= step < 10**18, f"step {step}"
+    return f"step-{step:08d}"
+
+
+def temporary(root: Path, step: int) -> Path:
+    """The folder that every rank writes its file of this step into; ``begin`` creates it."""
+    return root / (step_name(step) + _TEMPORARY)
+
+
+def begin(root: Path, step: int) -> Path:
+    """Clear what killed saves left and create ``temporary(root, step)``.
+
+    One rank calls it, and the others write only after it has returned.
+    """
+    folder = temporary(root, step)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        clean(root)
+        folder.mkdir()
+    except OSError as error:
+        raise CheckpointError(f"cannot be created: {error.strerror}", file=folder) from error
+    return folder
+
+
+def commit(
+    root: Path, step: int, rank_files: Sequence[RankFile], state: Mapping[str, JSON]
+) -> Path:
+    """Make what the ranks wrote the checkpoint of ``step`` and the latest one; its folder.
+
+    Replaces an earlier checkpoint of the same step. ``state`` comes back as it was given, but for
+    tuples, which become lists.
+
+    Raises:
+        CheckpointError: an element is stored nowhere or twice, a rank's file is not in the folder
+            as written, or the disk refuses. Nothing is replaced then.
+    """
+    folder, final = temporary(root, step), root / step_name(step)
+    index = merge(step, rank_files, state, time.time())
+    refuse(problems(index), folder)
+    for facts in rank_files:
+        _check_written(folder, facts)
+    try:
+        _write_text(folder / INDEX, to_text(index))
+        _sync_folder(folder)
+        if final.exists():
+            _discard(final.with_name(final.name + _OLD))
+            final.rename(final.with_name(final.name + _OLD))
+        folder.rename(final)
+        _sync_folder(root)
+        _point_latest(root, final.name)
+        _discard(final.with_name(final.name + _OLD))
+    except OSError as error:
+        raise CheckpointError(f"cannot be committed: {error.strerror}", file=folder) from error
+    return final
+
+
+def prune(root: Path, keep: int) -> list[str]:
+    """Remove all but the ``keep`` complete checkpoints that were saved last; the names removed.
+
+    Never removes the one that ``latest`` names, nor one that is damaged: that is for a person.
+    Raises CheckpointError where the file system refuses.
+    """
+    assert keep >= 1, f"keep {keep}"
+    saved = [(index.saved_at, index.step, folder) for folder, index in complete(root)]
+    doomed = [folder for _, _, folder in sorted(saved, reverse=True)[keep:]]
+    kept = read_latest(root)
+    removed = [folder for folder in reversed(doomed) if folder.name != kept]
+    try:
+        for folder in removed:
+            _discard(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot be removed: {error.strerror}", file=error.filename
+        ) from error
+    return [folder.name for folder in removed]
+
+
+def clean(root: Path) -> None:
+    """Remove what killed saves left; bring back a checkpoint whose replacement never came.
+
+    Not while another process saves into this root.
+    """
+    for entry in sorted(root.iterdir()):
+        if entry.name == LATEST + _TEMPORARY:
+            entry.unlink()
+        elif _LEFTOVER.fullmatch(entry.name):
+            shutil.rmtree(entry)
+    for folder in candidates(root):
+        if folder.name.endswith(_OLD):
+            folder.rename(folder.with_name(folder.name.removesuffix(_OLD)))
+    for entry in sorted(root.iterdir()):
+        if _REPLACED.fullmatch(entry.name):
+            _discard(entry)
+
+
+def candidates(root: Path) -> list[Path]:
+    """Folders that ought to be checkpoints, by step; one under its old name if that is all."""
+    found: dict[str, Path] = {}
+    for entry in sorted(root.iterdir()):
+        name = entry.name.removesuffix(_OLD)
+        if _STEP.fullmatch(name) and entry.is_dir():
+            found.setdefault(name, entry)  # the old name sorts after the new one
+    return sorted(found.values(), key=lambda folder: (folder_step(folder), folder.name))
+
+
+def folder_step(folder: Path) -> int:
+    """The step in a checkpoint folder's name; -1 if it has another name."""
+    match = _STEP.fullmatch(folder.name.removesuffix(_OLD))
+    return int(match[1]) if match else -1
+
+
+def complete(root: Path) -> list[tuple[Path, Index]]:
+    """Checkpoints that have a sound index and files of the right sizes, by step."""
+    found = []
+    for folder in candidates(root):
+        try:
+            found.append((folder, read_index(folder)))
+        except CheckpointError:
+            continue
+    return found
+
+
+def read_index(folder: Path) -> Index:
+    """The index of a checkpoint whose files are all there with the sizes that were written.
+
+    Raises CheckpointError otherwise. Contents of files are not read; ``verify`` does that.
+    """
+    index = parse_index(folder)
+    path = folder / INDEX
+    refuse(problems(index), path)
+    for file, facts in index.files.items():
+        check_size(resolve_inside(folder, file), facts)
+    return index
+
+
+def parse_index(folder: Path) -> Index:
+    """The index as it stands, whatever it says. Raises CheckpointError if it is none."""
+    path = resolve_inside(folder, INDEX)
+    if not path.is_file():
+        raise CheckpointError("is missing", file=path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", file=path) from error
+    index = from_text(data, path)
+    if folder_step(folder) not in (-1, index.step):
+        raise CheckpointError(f"says step {index.step}", file=path)
+    return index
+
+
+def read_latest(root: Path) -> str | None:
+    """The folder name in ``latest``; None where there is no such file or it holds no such name."""
+    path = root / LATEST
+    if not path.is_file():
+        return None
+    text = path.read_bytes()[:64].decode(errors="replace").strip()
+    return text if _STEP.fullmatch(text) else None
+
+
+def _check_written(folder: Path, facts: RankFile) -> None:
+    try:
+        check_size(folder / facts.file, facts)
+    except CheckpointError as error:
+        hint = "Do all machines see the same folder there?"
+        raise CheckpointError(f"{error.problem}. {hint}", file=error.file) from error
+
+
+def _point_latest(root: Path, name: str) -> None:
+    draft = root / (LATEST + _TEMPORARY)
+    _write_text(draft, name + "\n")
+    draft.replace(root / LATEST)
+    _sync_folder(root)
+
+
+def _write_text(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _discard(folder: Path) -> None:
+    """Remove a checkpoint, if it exists, under a name that nobody takes for one."""
+    if folder.exists():
+        doomed = folder.with_name(folder.name + _TEMPORARY)
+        if doomed.exists():
+            shutil.rmtree(doomed)
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames and new names in a folder outlast a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems have no such call
+            raise
+    finally:
+        os.close(handle)
