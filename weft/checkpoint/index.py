@@ -6,6 +6,7 @@ and every element must be stored exactly once, or the index is refused.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -131,7 +132,7 @@ def resolve_inside(folder: Path, file: str) -> Path:
 
 def to_text(index: Index) -> str:
     """What ``from_text`` reads. State must be JSON; numbers in it must be finite."""
-    data = {
+    data: dict[str, JSON] = {
         "schema": SCHEMA,
         "weft": index.weft,
         "step": index.step,
@@ -143,14 +144,20 @@ def to_text(index: Index) -> str:
         "tensors": [_tensor_json(tensor) for tensor in index.tensors.values()],
         "state": index.state,
     }
-    return json.dumps(data, allow_nan=False)
+    return json.dumps({**data, "sha256": _digest(data)}, allow_nan=False)
+
+
+def _digest(data: Mapping[str, JSON]) -> str:
+    """Of the JSON text of everything in the index but the digest itself."""
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
 def from_text(text: str | bytes, file: Path) -> Index:
     """Parse an index. ``file`` is for messages.
 
-    Raises CheckpointError: not JSON, an unknown schema, a field that is missing or of another
-    type, a file name that is not a rank file's. ``problems`` checks what the fields say.
+    Raises CheckpointError: not JSON, an unknown schema, another digest than its own, a field that
+    is missing or of another type, a file name that is not a rank file's. ``problems`` checks what
+    the fields say.
     """
     try:
         data = json.loads(text, parse_constant=_no_constant)
@@ -160,6 +167,8 @@ def from_text(text: str | bytes, file: Path) -> Index:
         schema = _field(data, "schema", int)
         if schema != SCHEMA:
             raise _BadFieldError(f"schema {schema}, and this Weft reads schema {SCHEMA}")
+        if _field(data, "sha256", str) != _digest({k: data[k] for k in data if k != "sha256"}):
+            raise _BadFieldError("it is not what was written (sha256)")
         listed = [_rank_file(entry) for entry in _field(data, "files", list)]
         tensors = [_tensor(entry) for entry in _field(data, "tensors", list)]
         index = Index(

@@ -54,9 +54,10 @@ def write_rank(folder: Path, rank: int, shards: Sequence[Shard]) -> RankFile:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file, _HashedFile(file) as out:
             out.write(memoryview(_header(ordered)))
-            tensors = tuple(_write_shard(out, path.name, shard) for shard in ordered)
+            written = {shard.key: _write_shard(out, path.name, shard) for shard in ordered}
             file.flush()
             os.fsync(file.fileno())
+            tensors = tuple(written[shard.key] for shard in shards)
             return RankFile(path.name, file.tell(), out.hexdigest(), tensors)
     except OSError as error:
         with suppress(OSError):
