@@ -309,6 +309,14 @@ class WandbWriter(Writer):
         self._run.finish()
 
 
+def perplexity(loss: float) -> float:
+    """``exp`` of a loss in nats per token; infinite where it is too large to say."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
 def optional_writers(config: MetricsConfig, run: Path, first_step: int) -> list[Writer]:
     """The writers besides ``JsonlWriter`` that the configuration asks for.
 
