@@ -1,0 +1,108 @@
+"""Chips, machines and clusters as frozen data: what a plan may use. Prints and saves as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chip:
+    """One kind of accelerator. None means not known."""
+
+    name: str
+    """Short name, such as ``H100-SXM5-80GB``."""
+    vendor: str
+    memory_gib: float
+    """As the data sheet prints it, or as the driver of a detected chip reports it."""
+    peak_tflops: Mapping[str, float | None]
+    """Dense matrix products, 10^12 FLOP/s, by dtype."""
+    measured_tflops: Mapping[str, float | None]
+    """Best large matrix product that others measured, 10^12 FLOP/s, by dtype."""
+    memory_gb_s: float | None = None
+    """Bandwidth of its memory, 10^9 bytes/s."""
+    link: str = ""
+    """What joins it to the other chips of its machine."""
+    link_gb_s: float | None = None
+    """One direction, one chip to the others of its machine together, 10^9 bytes/s."""
+    network_gbit_s: float | None = None
+    """Usual network adapter for each chip."""
+    power_w: float | None = None
+    product_names: tuple[str, ...] = ()
+    """What its driver calls it."""
+    confidence: Literal["high", "medium", "low", "none"] = "none"
+    unverified: tuple[str, ...] = ()
+    """Fields without a source; ``*`` is all of them."""
+    sources: tuple[str, ...] = ()
+    notes: str = ""
+
+    def peak_flops(self, dtype: Dtype) -> float | None:
+        """Dense matrix products, FLOP/s; None when not known."""
+        tflops = self.peak_tflops.get(dtype)
+        return None if tflops is None else tflops * 1e12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One machine, as far as this process may use it."""
+
+    host: str
+    cpu: str
+    """The processor's name."""
+    cores: int
+    """Cores that affinity and a container's quota leave; at least 1."""
+    memory_gib: float
+    """Main memory that the machine and a container's limit leave."""
+    cpu_bf16: bool
+    """The processor multiplies bf16 matrices by instruction."""
+    chips: tuple[Chip, ...] = ()
+    """Accelerators in the order of the bus they sit on."""
+    problems: tuple[str, ...] = ()
+    """What could not be found out, in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """The machines of a job."""
+
+    nodes: tuple[Node, ...]
+
+    def to_json(self) -> str:
+        """Text that ``from_json`` reads back equal."""
+        return json.dumps(asdict(self), indent=2)
+
+    @staticmethod
+    def from_json(text: str) -> Cluster:
+        """Read what ``to_json`` wrote."""
+        nodes = json.loads(text)["nodes"]
+        return Cluster(nodes=tuple(_node(entry) for entry in nodes))
+
+
+@cache
+def catalogue() -> Mapping[str, Chip]:
+    """Name -> chip, for every chip that Weft knows without having met it."""
+    text = Path(__file__).with_name("chips.json").read_text("utf-8")
+    chips = [_chip(entry) for entry in json.loads(text)["chips"]]
+    return MappingProxyType({chip.name: chip for chip in chips})
+
+
+def chip_of_product(product: str) -> Chip | None:
+    """The chip that its driver calls ``product``; None where the catalogue lacks it."""
+    return next((chip for chip in catalogue().values() if product in chip.product_names), None)
+
+
+def _node(data: dict[str, Any]) -> Node:
+    chips = tuple(_chip(entry) for entry in data["chips"])
+    return Node(**{**data, "chips": chips, "problems": tuple(data["problems"])})
+
+
+def _chip(data: dict[str, Any]) -> Chip:
+    lists = {name: tuple(data[name]) for name in ("product_names", "unverified", "sources")}
+    return Chip(**{**data, **lists})
