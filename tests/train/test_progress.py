@@ -6,6 +6,7 @@ import io
 import math
 import os
 import re
+import time
 
 import pytest
 
@@ -14,6 +15,7 @@ from weft.train.progress import (
     Curve,
     Mode,
     Pace,
+    Preparing,
     Progress,
     choose_mode,
     duration,
@@ -118,9 +120,9 @@ def test_unknown_and_broken_numbers_are_shown_as_such() -> None:
 
 def test_quiet_shows_only_what_must_be_said() -> None:
     stream = io.StringIO()
+    with Preparing(mode="quiet", stream=stream) as report:
+        report(1, 2, "reading")
     with Progress(2, log_every=1, mode="quiet", stream=stream) as progress:
-        with progress.preparing("corpus") as report:
-            report(1, 2, "reading")
         progress.message("never mind")
         progress.step(metrics(1, 0.7))
         progress.eval(EvalMetrics(step=1, eval_loss=2.0, eval_tokens=9, elapsed_s=1.0))
@@ -158,31 +160,49 @@ class TickingClock:
 
 def test_plain_preparation() -> None:
     stream, clock = io.StringIO(), TickingClock()
-    with Progress(1, log_every=1, mode="plain", stream=stream, clock=clock) as progress:
-        with progress.preparing("corpus") as report:
-            for second in range(1, 26):
-                clock.now = 100.0 + second
-                report(second * 400_000, 12_100_000, "reading")
-        with progress.preparing("tokens") as report:
-            clock.now += 11
-            report(3_000_000, 0, "")
+    with Preparing("corpus", mode="plain", stream=stream, clock=clock) as report:
+        for second in range(1, 26):
+            clock.now = 100.0 + second
+            report(second * 400_000, 12_100_000, "reading")
+    with Preparing("tokens", mode="plain", stream=stream, clock=clock) as report:
+        clock.now += 11
+        report(3_000_000, 0, "")
     assert stream.getvalue().splitlines() == [
         "corpus ...",
         "corpus: reading, 4.0 of 12.1 MB",
         "corpus: reading, 8.0 of 12.1 MB",
-        "corpus: done in 25s",
+        "corpus: ready in 25s",
         "tokens ...",
         "tokens: 3.0 MB",
-        "tokens: done in 11s",
+        "tokens: ready in 11s",
     ]
 
 
-def test_a_preparation_that_fails_is_not_called_done() -> None:
+def wait_for(text: str, stream: io.StringIO) -> None:
+    deadline = time.monotonic() + 60
+    while text not in stream.getvalue():
+        assert time.monotonic() < deadline, stream.getvalue()
+        time.sleep(0.01)
+
+
+def test_live_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    stream, clock = io.StringIO(), TickingClock()
+    with Preparing("corpus", mode="live", stream=stream, clock=clock) as report:
+        report(3_000_000, 12_000_000, "reading")
+        wait_for("25%", stream)  # a thread draws
+        clock.now += 4
+    text = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", stream.getvalue())
+    assert "corpus ━" in text and "25% reading, 3.0 of 12.0 MB" in text
+    assert text.rstrip().endswith("corpus: ready in 4s")
+
+
+@pytest.mark.parametrize("mode", ["plain", "live", "quiet"])
+def test_a_preparation_that_fails_is_not_called_ready(mode: Mode) -> None:
     stream = io.StringIO()
-    progress = Progress(1, log_every=1, mode="plain", stream=stream)
-    with pytest.raises(OSError, match="disk"), progress, progress.preparing("corpus"):
+    with pytest.raises(OSError, match="disk"), Preparing("corpus", mode=mode, stream=stream):
         raise OSError("disk")
-    assert stream.getvalue() == "corpus ...\n"
+    assert "ready" not in stream.getvalue()
 
 
 def test_live_draws_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, TextIO
@@ -51,7 +50,6 @@ class Progress:
         total_steps: The step that training ends with.
         log_every: Plain lines come at multiples of this step, at least ten seconds apart; the
             first and the last step always have one.
-        clock: Seconds, for preparation; steps bring their own time.
     """
 
     def __init__(
@@ -61,18 +59,10 @@ class Progress:
         log_every: int,
         mode: Mode,
         stream: TextIO,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total_steps = total_steps
-        self._clock = clock
         self._pace = Pace()
-        self._display: _Display
-        if mode == "live":
-            self._display = _Live(stream)
-        elif mode == "plain":
-            self._display = _Plain(stream, log_every)
-        else:
-            self._display = _Quiet(stream)
+        self._display = _display(mode, stream, log_every)
 
     def __enter__(self) -> Progress:
         self._display.start()
@@ -109,25 +99,49 @@ class Progress:
         """An evaluation was done."""
         self._display.eval(metrics, self._total_steps)
 
-    @contextmanager
-    def preparing(self, label: str) -> Iterator[Report]:
-        """Show a task that comes before training, such as reading the data.
 
-        Yields a function to call with how far it is; calling it often costs next to nothing.
-        """
-        started = self._clock()
+class Preparing:
+    """Shows a task that comes before training, such as reading the data. A context manager.
 
-        def report(done_bytes: int, total_bytes: int, text: str) -> None:
-            task = Task(label, done_bytes, total_bytes, text, self._clock() - started)
-            self._display.task(task)
+    Its value is a function to call with how far the task is; calling it often costs next to
+    nothing. The command that starts the ranks uses it; `Progress` lives in rank 0.
 
-        report(0, 0, "")
-        try:
-            yield report
-        except BaseException:
-            self._display.task_ended(None)
-            raise
-        self._display.task_ended(f"{label}: done in {duration(self._clock() - started)}")
+    Args:
+        label: What is prepared.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self,
+        label: str = "data",
+        *,
+        mode: Mode,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._label = label
+        self._clock = clock
+        self._started = clock()
+        self._display = _display(mode, stream, log_every=1)
+
+    def __enter__(self) -> Report:
+        self._display.start()
+        self._report(0, 0, "")
+        return self._report
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        took = duration(self._clock() - self._started)
+        self._display.task_ended(None if error else f"{self._label}: ready in {took}")
+        self._display.stop()
+
+    def _report(self, done_bytes: int, total_bytes: int, text: str) -> None:
+        elapsed_s = self._clock() - self._started
+        self._display.task(Task(self._label, done_bytes, total_bytes, text, elapsed_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +364,12 @@ class _Live(_Display):
         self._screen.show_task(None)
         if text is not None:
             self.message(text)
+
+
+def _display(mode: Mode, stream: TextIO, log_every: int) -> _Display:
+    if mode == "live":
+        return _Live(stream)
+    return _Plain(stream, log_every) if mode == "plain" else _Quiet(stream)
 
 
 class _Screen:
