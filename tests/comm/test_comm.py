@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from weft.comm.comm import Comm
-from weft.comm.join import Place, join
+from weft.comm.join import join
+from weft.comm.place import Place
 from weft.elastic.pool import WorkerPool
 
 

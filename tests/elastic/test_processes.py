@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from weft.comm.comm import Comm
-from weft.comm.join import Place, join
+from weft.comm.join import join
+from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
 from weft.elastic.processes import RanksFailedError, run_ranks

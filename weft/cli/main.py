@@ -31,9 +31,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (train, plan, verify, generate, chips, doctor, report, schema):
+for module in (train, plan, verify, generate, doctor, report, schema):
     module.register(app)
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(chips.app, name="chips")
 
 
 def main() -> None:

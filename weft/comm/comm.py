@@ -12,14 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from weft.comm.counters import Counters
+from weft.comm.errors import CommError
 
 Handle = dist.ProcessGroup
 Finish = Callable[[], None]
 """Call it to wait for an asynchronous collective."""
-
-
-class CommError(RuntimeError):
-    """A collective failed here, usually because another rank died or stalled."""
 
 
 class Comm:

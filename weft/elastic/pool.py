@@ -16,8 +16,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from weft.comm.comm import CommError
-from weft.comm.join import Place
+from weft.comm.errors import CommError
+from weft.comm.place import Place
 from weft.elastic.processes import Cause, Failure, RanksFailedError, warm_context
 
 Job = Callable[..., Any]

@@ -6,6 +6,7 @@ second each instead of two.
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -15,14 +16,15 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from weft.comm.comm import CommError
-from weft.comm.join import Place
+from weft.comm.errors import CommError
+from weft.comm.place import Place
 from weft.config.errors import ConfigError
 
 GRACE_S = 3.0
@@ -54,14 +56,15 @@ class RanksFailedError(RuntimeError):
         super().__init__(f"rank {self.first.rank}: {self.first.message}")
 
 
-Target = Callable[..., None]
-"""Called as ``target(place, *args)`` in every rank."""
+Target = Callable[..., None] | str
+"""Called as ``target(place, *args)`` in every rank; ``"module:name"`` is imported there alone."""
 
 
 def warm_context(preload: Sequence[str] = ("weft.train.worker",)) -> ForkServerContext:
-    """The process context of a job. The first process started from it pays for the imports."""
+    """The process context of a job. Its server begins to import at once; the caller goes on."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
+    forkserver.ensure_running()
     return context
 
 
@@ -113,6 +116,23 @@ def run_ranks(
             path.unlink(missing_ok=True)
 
 
+def run_rank(target: Target, place: Place, args: tuple[Any, ...], *, folder: Path) -> None:
+    """Be one rank of a job that torchrun, srun or another launcher started and watches.
+
+    Ends the process with one line where another rank failed: that rank's error is the one to read.
+    """
+    logs = folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    if place.rank > 0:
+        _redirect(logs / f"rank{place.rank}.log")
+    try:
+        _find(target)(place, *args)
+    except CommError as error:
+        sys.stderr.write(f"rank {place.rank} gave up, because another rank did: {error}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+
 def _watch(processes: Sequence[BaseProcess]) -> None:
     """Wait for all to end, or for the first failure and a moment for the others to react.
 
@@ -161,7 +181,7 @@ def _rank_main(
     if place.rank > 0:
         _redirect(logs / f"rank{place.rank}.log")
     try:
-        target(place, *args)
+        _find(target)(place, *args)
     except KeyboardInterrupt:
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - reported in full to the parent
@@ -179,6 +199,14 @@ def _rank_main(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(2 if cause == "config" else 1)
+
+
+def _find(target: Target) -> Callable[..., None]:
+    if not isinstance(target, str):
+        return target
+    module, _, name = target.partition(":")
+    found: Callable[..., None] = vars(importlib.import_module(module))[name]
+    return found
 
 
 def _redirect(path: Path) -> None:

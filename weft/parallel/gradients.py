@@ -228,7 +228,7 @@ def _fill_buckets(
 def _bucket(ranks: tuple[int, ...], mains: Sequence[MainParam], dtype: torch.dtype) -> _Bucket:
     sizes = [main.box.numel for main in mains]
     flat = torch.zeros(sum(sizes), dtype=dtype, device=mains[0].param.device)
-    views = torch.split(flat, sizes)  # type: ignore[no-untyped-call]
+    views = torch.split(flat, sizes)
     bucket = _Bucket(ranks, flat)
     for main, view in zip(mains, views, strict=True):
         bucket.slots.append(_Slot(main, view.view(main.box.size)))

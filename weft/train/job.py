@@ -10,6 +10,10 @@ from weft.config.sections import Config
 from weft.plan.plan import Plan
 
 Console = Literal["live", "plain", "quiet"]
+SUMMARY_FILE = "summary.json"
+"""In the run folder, written after the last step: what ``report`` and commands show."""
+TOKENIZER_FILE = "tokenizer.json"
+"""In the run folder: a copy, so that the run can be used without the data's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,9 +52,7 @@ def _write(run: Run, root: Path, step: int) -> JSON:
     return rank_file_json(write_rank(temporary(root, step), run.comm.rank, _shards(run.built)))
 
 
-def _commit(
-    run: Run, root: Path, step: int, files: Sequence[RankFile], fingerprint: str
-) -> JSON:
+def _commit(run: Run, root: Path, step: int, files: Sequence[RankFile], fingerprint: str) -> JSON:
     if run.is_main:
         commit(root, step, files, _state(run, step, fingerprint))
         prune(root, run.config.checkpoint.keep)

@@ -7,21 +7,22 @@ mistake of a share, a mask or an order shows at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from weft.comm.comm import Comm
-from weft.comm.join import Place, join
-from weft.config.sections import OptimConfig
+from weft.comm.join import join
+from weft.comm.place import Place
+from weft.config.sections import Config, OptimConfig
 from weft.data.synthetic import SyntheticDataset
 from weft.parallel.gradients import MainParam
 from weft.plan.box import Box
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
-from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
 from weft.platform.registry import platform_named
 from weft.train.build import build, fill, initial
 from weft.train.microbatch import MicroBatch, cut
@@ -68,7 +69,33 @@ class Difference:
 
     @property
     def largest(self) -> float:
-        return max(self.loss, self.grad, self.param, self.grad_norm)
+        return max(self.by_name().values())
+
+    def by_name(self) -> dict[str, float]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A plan compared with one process."""
+
+    difference: Difference
+    dtype: Precision
+    ranks: int
+    steps: int
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE[self.dtype]
+
+    @property
+    def ok(self) -> bool:
+        return self.difference.largest <= self.tolerance
+
+    def to_json(self) -> dict[str, Any]:
+        facts = {"dtype": self.dtype, "ranks": self.ranks, "steps": self.steps}
+        limits = {"tolerance": self.tolerance, "ok": self.ok}
+        return {"max_rel": self.difference.by_name(), **facts, **limits}
 
 
 @dataclass(frozen=True)
@@ -121,6 +148,42 @@ def rehearse(run: RunsRanks, plan: Plan, rehearsal: Rehearsal) -> Trace:
                 whole.setdefault(part.name, np.full(part.shape, np.nan))
                 whole[part.name][part.box.slices()] = piece
     return Trace(ranks[0].losses, ranks[0].grad_norms, grads, params)
+
+
+def verify_plan(
+    run: RunsRanks, plan: Plan, spec: ModelSpec, config: Config, *, steps: int
+) -> Verdict:
+    """Rehearse the plan with a small model of the same kind and compare it with one process.
+
+    fp64 unless the configuration names a precision.
+    """
+    asked = config.compute.precision
+    dtype: Precision = "fp64" if asked == "auto" else asked
+    little = small(spec)
+    plan = shrink(plan, little.num_layers, dtype)
+    rehearsal = Rehearsal(
+        spec=little, optim=config.optim, seq_len=16, seed=config.seed, steps=steps
+    )
+    reference = rehearse(run, one_process(plan), rehearsal)
+    found = difference(reference, rehearse(run, plan, rehearsal))
+    return Verdict(found, dtype, plan.world_size, steps)
+
+
+def shrink(plan: Plan, num_layers: int, precision: Precision) -> Plan:
+    """The same plan for a model of fewer layers, in another precision."""
+    pipelines = []
+    for pipeline in plan.pipelines:
+        scale = num_layers / plan.num_layers
+        stages = tuple(
+            replace(
+                stage,
+                layers=(round(stage.layers[0] * scale), round(stage.layers[1] * scale)),
+                precision=precision,
+            )
+            for stage in pipeline.stages
+        )
+        pipelines.append(replace(pipeline, stages=stages))
+    return Plan(num_layers=num_layers, pipelines=tuple(pipelines))
 
 
 def run_rank(place: Place, plan: Plan, rehearsal: Rehearsal) -> RankTrace:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm.comm import Comm
-from weft.comm.join import Place, join
+from weft.comm.join import join
+from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import LocalParam, reduction_groups

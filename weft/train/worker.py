@@ -17,7 +17,8 @@ import weft
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.checkpoint.store import LATEST, candidates
 from weft.comm.comm import Comm
-from weft.comm.join import Place, join
+from weft.comm.join import join
+from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.config.load import to_yaml
 from weft.data.batch import Batch

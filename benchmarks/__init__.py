@@ -1,0 +1,1 @@
+"""Measurements that people can repeat. Never run as tests: machines differ and are shared."""

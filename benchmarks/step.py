@@ -1,0 +1,272 @@
+"""Time of one training step: Weft against plain PyTorch, DDP, accelerate and transformers.
+
+    python -m benchmarks.step [--rounds N] [--json]
+
+All contenders train a Llama of the same shape on the same batches, with fused AdamW and clipping,
+one thread a process. They take turns step by step in the same processes, so that whatever else
+the machine does hits all of them; the figure to read is the ratio (theirs / ours; above 1, Weft
+is faster) and its spread over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.plain_llama import PlainLlama, token_loss
+from weft.comm.comm import Comm
+from weft.comm.join import join
+from weft.comm.place import Place
+from weft.config.sections import OptimConfig
+from weft.elastic.pool import WorkerPool
+from weft.models.llama.sizes import SIZES
+from weft.nn.context import Context
+from weft.plan.mesh import Mesh
+from weft.plan.model import ModelSpec
+from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
+from weft.train.build import build, fill, initial
+from weft.train.microbatch import MicroBatch
+
+SEQ_LEN = 256
+SAMPLES = 8
+"""Samples a step of each process."""
+OPTIM = OptimConfig(lr=1e-3)
+MODEL = "demo-6m"
+
+Step = Callable[[Tensor], None]
+"""Trains on ``[SAMPLES, SEQ_LEN + 1]`` tokens of this process."""
+
+
+def spec() -> ModelSpec:
+    """The model of the demo."""
+    return replace(SIZES[MODEL], vocab_size=4096, seq_len=SEQ_LEN)
+
+
+def plain_model(precision: Precision) -> nn.Module:
+    """The yardstick with Weft's initial scale."""
+    torch.manual_seed(0)
+    model = PlainLlama(spec())
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.02)
+    return model.to(torch.bfloat16 if precision == "bf16" else torch.float32)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """The same update that Weft does."""
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=OPTIM.lr,
+        betas=OPTIM.betas,
+        weight_decay=OPTIM.weight_decay,
+        fused=True,
+    )
+
+
+def weft_step(comm: Comm, precision: Precision) -> Step:
+    """Weft over equal single-stage pipelines."""
+    shape = spec()
+    pipelines = tuple(
+        PipelinePlan(
+            stages=(
+                StagePlan(
+                    mesh=Mesh.of((rank,), dp=1), layers=(0, shape.num_layers), precision=precision
+                ),
+            ),
+            samples=SAMPLES,
+            microbatch=SAMPLES,
+        )
+        for rank in range(comm.world_size)
+    )
+    plan = Plan(num_layers=shape.num_layers, pipelines=pipelines)
+    built = build(plan, shape, comm, optim=OPTIM, seq_len=SEQ_LEN)
+    fill(built.gradients, initial(0))
+    weights = torch.ones(SAMPLES, SEQ_LEN)
+
+    def step(tokens: Tensor) -> None:
+        batch = MicroBatch(tokens[:, :-1], tokens[:, 1:], weights, Context())
+        built.engine.step([batch])
+
+    return step
+
+
+def plain_step(precision: Precision) -> Step:
+    """A minimal loop; bf16 with fp32 master weights, as Weft does it."""
+    model = plain_model(precision)
+    if precision == "bf16":
+        return _master_step(model)
+    optimizer = adamw(model)
+
+    def step(tokens: Tensor) -> None:
+        token_loss(model, tokens).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _master_step(model: nn.Module) -> Step:
+    masters = [nn.Parameter(p.detach().float()) for p in model.parameters()]
+    optimizer = torch.optim.AdamW(masters, lr=OPTIM.lr, betas=OPTIM.betas, fused=True)
+
+    def step(tokens: Tensor) -> None:
+        token_loss(model, tokens).backward()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            master.grad = parameter.grad.float()
+            parameter.grad = None
+        nn.utils.clip_grad_norm_(masters, 1.0)
+        optimizer.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                parameter.copy_(master)
+
+    return step
+
+
+def ddp_step(*, bucket_view: bool) -> Step:
+    """PyTorch DistributedDataParallel over the default group."""
+    model = DistributedDataParallel(plain_model("fp32"), gradient_as_bucket_view=bucket_view)
+    optimizer = adamw(model)
+
+    def step(tokens: Tensor) -> None:
+        token_loss(model, tokens).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def accelerate_step() -> Step:
+    """Hugging Face accelerate around the same loop."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == 2, "accelerate did not see the other process"
+    model = plain_model("fp32")
+    model, optimizer = accelerator.prepare(model, adamw(model))
+
+    def step(tokens: Tensor) -> None:
+        accelerator.backward(token_loss(model, tokens))
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def take_turns(steps: dict[str, Step], rounds: int, rank: int) -> dict[str, list[float]]:
+    """Seconds of every contender's step, round by round, after two rounds of warm-up."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    generator = torch.Generator().manual_seed(rank)
+    for number in range(rounds + 2):
+        tokens = torch.randint(0, spec().vocab_size, (SAMPLES, SEQ_LEN + 1), generator=generator)
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step(tokens)
+            if number >= 2:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def one_process(place: Place, precision: Precision, rounds: int) -> dict[str, list[float]]:
+    """Weft and the plain loop, alone."""
+    steps = {"weft": weft_step(Comm(), precision), "plain PyTorch": plain_step(precision)}
+    return take_turns(steps, rounds, place.rank)
+
+
+def two_processes(place: Place, rounds: int) -> dict[str, list[float]]:
+    """Weft and what people use for data parallelism."""
+    os.environ |= {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29511",
+        "ACCELERATE_USE_CPU": "true",
+    }
+    comm = join(place, backend="gloo", device=torch.device("cpu"))
+    steps = {
+        "weft": weft_step(comm, "fp32"),
+        "DDP": ddp_step(bucket_view=False),
+        "DDP, bucket views": ddp_step(bucket_view=True),
+    }
+    if importlib.util.find_spec("accelerate"):
+        steps["accelerate"] = accelerate_step()
+    seconds = take_turns(steps, rounds, place.rank)
+    if importlib.util.find_spec("accelerate"):
+        from benchmarks.trainer import trainer_seconds
+
+        seconds["transformers Trainer"] = trainer_seconds(plain_model("fp32"), rounds)
+    comm.close()
+    return seconds
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison."""
+
+    name: str
+    seconds: dict[str, list[float]]
+
+    def to_json(self) -> dict[str, Any]:
+        """The schema that every benchmark prints."""
+        median = {name: statistics.median(values) for name, values in self.seconds.items()}
+        ours = median.pop("weft")
+        ratios = {
+            peer: [t / w for t, w in zip(self.seconds[peer], self.seconds["weft"], strict=True)]
+            for peer in median
+        }
+        middle = {peer: statistics.median(values) for peer, values in ratios.items()}
+        best = min(middle, key=lambda peer: middle[peer])
+        quarter = statistics.quantiles(ratios[best], n=4)
+        return {
+            "name": self.name,
+            "ours": ours,
+            "theirs": median,
+            "ratio": middle[best],
+            "ratios": middle,
+            "unit": "s",
+            "spread": [quarter[0], quarter[2]],
+        }
+
+
+def main() -> None:
+    """Run the comparisons and print them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with WorkerPool() as pool, tempfile.TemporaryDirectory():
+        rows = [
+            Row(f"one process, {p}", pool.run(one_process, p, options.rounds, world_size=1)[0])
+            for p in ("fp32", "bf16")
+        ]
+        results = pool.run(two_processes, options.rounds, world_size=2, timeout_s=900)
+        rows.append(Row("two processes, fp32", results[0]))
+    records = [row.to_json() for row in rows]
+    if options.json:
+        print(json.dumps(records, indent=2))
+        return
+    for record in records:
+        print(f"{record['name']}: Weft {record['ours'] * 1000:.0f} ms a step")
+        for peer, ratio in record["ratios"].items():
+            print(f"    {peer}: {record['theirs'][peer] * 1000:.0f} ms, ratio {ratio:.3f}")
+
+
+if __name__ == "__main__":
+    main()

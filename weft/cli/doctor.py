@@ -1,0 +1,111 @@
+"""``weft doctor``: what is there, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+import weft
+from weft.cli.output import gib, out, print_json
+from weft.cli.target import Json
+from weft.cluster.detect import detect_node
+
+Level = Literal["ok", "hint", "problem"]
+NEEDED = ("torch", "numpy", "pydantic", "PyYAML", "typer", "rich", "safetensors", "tokenizers")
+OPTIONAL = {
+    "tensorboard": "curves in TensorBoard",
+    "pyarrow": "Parquet files as data",
+    "wandb": "curves on Weights & Biases",
+    "transformers": "opening exported models",
+}
+LOW_DISK_BYTES = 5 * 2**30
+COLOURS: dict[Level, str] = {"ok": "green", "hint": "yellow", "problem": "red"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report."""
+
+    what: str
+    level: Level
+    says: str
+    todo: str = ""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("doctor")(doctor)
+
+
+def doctor(json: Json = False) -> int:
+    """Check this machine: Python, packages, processors, accelerators, disk, network names.
+
+    Exit code 1 if something that Weft needs is missing.
+    """
+    findings = [*_python(), *_packages(), *_machine(), *_disk(), *_environment()]
+    broken = any(finding.level == "problem" for finding in findings)
+    if json:
+        print_json({"ok": not broken, "findings": [asdict(f) for f in findings]})
+        return int(broken)
+    for finding in findings:
+        colour = COLOURS[finding.level]
+        out.print(f"[{colour}]{finding.level:<8}[/]", end="")
+        out.print(f"{finding.what:<14} {finding.says}", markup=False)
+        if finding.todo:
+            out.print(f"{'':<23}-> {finding.todo}", markup=False)
+    return int(broken)
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding("weft", "ok", f"{weft.__version__} from {Path(weft.__file__).parent}")
+    yield Finding("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
+
+
+def _packages() -> Iterator[Finding]:
+    for name in NEEDED:
+        try:
+            yield Finding(name, "ok", version(name))
+        except PackageNotFoundError:
+            todo = f"pip install {name} (the Makefile's `make setup` installs everything)"
+            yield Finding(name, "problem", "missing", todo)
+    for name, use in OPTIONAL.items():
+        found = importlib.util.find_spec(name) is not None
+        todo = "" if found else f"only for {use}: pip install {name}"
+        yield Finding(name, "ok" if found else "hint", version(name) if found else "absent", todo)
+    if importlib.util.find_spec("torchvision") is not None:
+        todo = "Weft does not use it, and a build for CUDA breaks a PyTorch without: uninstall it"
+        yield Finding("torchvision", "hint", "installed", todo)
+
+
+def _machine() -> Iterator[Finding]:
+    node = detect_node()
+    fast = "bf16 instructions" if node.cpu_bf16 else "no bf16 instructions: trains in fp32"
+    yield Finding("processor", "ok", f"{node.cpu}, {node.cores} cores, {fast}")
+    yield Finding("memory", "ok", f"{node.memory_gib:g} GiB")
+    names = ", ".join(chip.name for chip in node.chips)
+    yield Finding("accelerators", "ok", names or "none: training runs on the CPU")
+    for problem in node.problems:
+        yield Finding("accelerators", "hint", problem)
+
+
+def _disk() -> Iterator[Finding]:
+    free = shutil.disk_usage(Path.cwd()).free
+    low = free < LOW_DISK_BYTES
+    todo = "runs/ and .weft/cache grow here; make room or choose --out elsewhere" if low else ""
+    yield Finding("disk", "hint" if low else "ok", f"{gib(free)} free here", todo)
+
+
+def _environment() -> Iterator[Finding]:
+    place = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name in os.environ]
+    if place:
+        says = f"{', '.join(place)} set: `weft train` joins that job instead of starting ranks"
+        yield Finding("launcher", "hint", says, "unset them to train on this machine alone")

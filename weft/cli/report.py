@@ -1,0 +1,33 @@
+"""``weft report``: write the page of a run again, also of one that crashed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.cli.output import out, print_json
+from weft.cli.target import Json
+from weft.config.errors import ConfigError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("report")(report)
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    json: Json = False,
+) -> None:
+    """Write report.html from the files of a run, finished or not."""
+    from weft.train.report import write_report
+
+    if not (run / "plan.json").is_file():
+        raise ConfigError("run", str(run), "the folder of a run (it holds plan.json)")
+    page = write_report(run)
+    if json:
+        print_json({"report": str(page)})
+    else:
+        out.print(f"wrote {page}")

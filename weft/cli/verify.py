@@ -1,0 +1,48 @@
+"""``weft verify``: prove on this machine that a plan changes nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from weft.cli.output import out, print_json
+from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
+from weft.cluster.detect import detect
+from weft.train.resolve import read_plan, resolve
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("verify", context_settings=OVERRIDES)(verify)
+
+
+def verify(
+    target: Target = "demo",
+    overrides: Overrides = None,
+    json: Json = False,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps to compare.")] = 3,
+) -> int:
+    """Train a few steps twice, under the plan and in one process, and compare everything.
+
+    The model is made small and the data random, with random loss weights; the plan's shares,
+    microbatches and settings are kept, and precision is fp64 unless compute.precision says
+    otherwise. Exit code 0 only if every loss, gradient, norm and parameter agrees within the
+    stated tolerance.
+    """
+    loaded = load(target, overrides)
+    resolved = resolve(loaded, detect(), plan=read_plan(loaded))
+    from weft.elastic.pool import WorkerPool
+    from weft.train.verify import verify_plan
+
+    with WorkerPool() as pool:
+        found = verify_plan(pool.run, resolved.plan, resolved.spec, resolved.config, steps=steps)
+    if json:
+        print_json(found.to_json())
+    else:
+        out.print(f"{found.ranks} rank(s) against one process, {steps} steps, {found.dtype}")
+        for name, value in found.difference.by_name().items():
+            out.print(f"  {name:<10} largest relative difference {value:.2e}")
+        verdict = "[green]the plan changes nothing[/]" if found.ok else "[red]THE PLAN DIFFERS[/]"
+        out.print(f"{verdict} (tolerance {found.tolerance:.0e})")
+    return 0 if found.ok else 1

@@ -1,0 +1,159 @@
+"""What was asked -> what will run. ``resolve`` is pure: no device, no clock, no file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.cluster.cluster import Cluster
+from weft.config.batch import derive_batch
+from weft.config.errors import ConfigError
+from weft.config.load import Loaded
+from weft.config.sections import Config
+from weft.models.registry import FAMILIES, model_spec
+from weft.plan.mesh import Mesh
+from weft.plan.model import ModelSpec
+from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
+from weft.plan.validate import validate_plan
+
+BYTES_VOCAB = 257
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """Everything that follows from a configuration and a machine."""
+
+    config: Config
+    cluster: Cluster
+    plan: Plan
+    spec: ModelSpec
+    """With the vocabulary that was asked for; the tokenizer may end up with fewer tokens."""
+    threads: int
+    notes: tuple[str, ...]
+    """What was derived, one sentence each."""
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel for p in FAMILIES[self.spec.family].param_specs(self.spec))
+
+
+def resolve(
+    loaded: Loaded, cluster: Cluster, *, world_size: int | None = None, plan: Plan | None = None
+) -> Resolved:
+    """Decide everything that the configuration leaves open.
+
+    Args:
+        world_size: Processes that another launcher started; None: as many as the plan asks for.
+        plan: What ``plan.file`` holds (``read_plan``); None: derived from ``plan.shares``.
+
+    Raises:
+        ConfigErrors: a value that cannot work, with the place where it was given.
+    """
+    config = loaded.config
+    notes: list[str] = []
+    try:
+        spec = model_spec(config.model, vocab_size_asked(config), config.data.seq_len)
+        if plan is None:
+            plan = _data_parallel(loaded, cluster, spec.num_layers, world_size, notes)
+        else:
+            notes.append(f"the plan is {config.plan.file}, as it is")
+        samples = config.batch.samples or plan.global_batch
+        validate_plan(plan, num_layers=spec.num_layers, global_batch=samples)
+        _check_world_size(plan, world_size)
+    except ConfigError as error:
+        raise loaded.place(error) from error
+    threads = config.compute.threads or max(1, cluster.nodes[0].cores // plan.world_size)
+    return Resolved(
+        config=config,
+        cluster=cluster,
+        plan=plan,
+        spec=spec,
+        threads=threads,
+        notes=tuple(notes),
+    )
+
+
+def read_plan(loaded: Loaded) -> Plan | None:
+    """The plan in ``plan.file``; None where none is named.
+
+    Raises:
+        ConfigErrors: the file cannot be read, or is not a plan.
+    """
+    file = loaded.config.plan.file
+    if file is None:
+        return None
+    expected = "a plan.json as Weft writes into every run folder"
+    try:
+        return Plan.from_json(Path(file).read_text())
+    except OSError as error:
+        raise loaded.place(ConfigError("plan.file", file, expected, f"{error.strerror}.")) from error
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise loaded.place(ConfigError("plan.file", file, expected, f"{error}.")) from error
+
+
+def vocab_size_asked(config: Config) -> int:
+    """Tokens of the vocabulary before the tokenizer exists."""
+    return BYTES_VOCAB if config.data.tokenizer == "bytes" else config.data.vocab_size
+
+
+def _data_parallel(
+    loaded: Loaded,
+    cluster: Cluster,
+    num_layers: int,
+    world_size: int | None,
+    notes: list[str],
+) -> Plan:
+    """The trivial plan: one pipeline of one stage on one rank for each share."""
+    config = loaded.config
+    shares = config.plan.shares or (1,) * (world_size or 1)
+    batch = derive_batch(config.batch, shares, loaded.origins)
+    notes.append(batch.note)
+    device = _device(config, cluster, len(shares), notes)
+    precision = _precision(config, cluster, device, notes)
+    pipelines = []
+    for rank, share in enumerate(shares):
+        stage = StagePlan(
+            mesh=Mesh.of((rank,), dp=1),
+            layers=(0, num_layers),
+            device=device,
+            precision=precision,
+            recompute=config.compute.recompute,
+            compile=config.compute.compile,
+        )
+        samples = share * batch.accumulation * batch.micro
+        pipelines.append(
+            PipelinePlan(stages=(stage,), samples=samples, microbatch=batch.micro)
+        )
+    return Plan(num_layers=num_layers, pipelines=tuple(pipelines))
+
+
+def _device(config: Config, cluster: Cluster, num_ranks: int, notes: list[str]) -> str:
+    chips = len(cluster.nodes[0].chips)
+    asked = config.compute.device
+    if asked == "cuda" and chips < num_ranks:
+        hint = "Use fewer shares, or compute.device=cpu."
+        raise ConfigError("compute.device", asked, f"{num_ranks} GPUs here ({chips} seen)", hint)
+    if asked != "auto":
+        return asked
+    device = "cuda" if chips >= num_ranks else "cpu"
+    spare = f", for {chips} GPU(s) are fewer than {num_ranks} ranks" if 0 < chips < num_ranks else ""
+    notes.append(f"compute.device = {device}, from what this machine has{spare}")
+    return device
+
+
+def _precision(config: Config, cluster: Cluster, device: str, notes: list[str]) -> Precision:
+    if config.compute.precision != "auto":
+        return config.compute.precision
+    fast = device == "cuda" or all(node.cpu_bf16 for node in cluster.nodes)
+    precision: Precision = "bf16" if fast else "fp32"
+    why = "has" if fast else "lacks"
+    notes.append(f"compute.precision = {precision}, for the chip {why} bf16 matrix instructions")
+    return precision
+
+
+def _check_world_size(plan: Plan, world_size: int | None) -> None:
+    if world_size not in (None, plan.world_size):
+        expected = f"one share for each of the {world_size} processes that were started"
+        hint = "Start as many processes as the plan has ranks."
+        shares = [pipeline.samples for pipeline in plan.pipelines]
+        raise ConfigError("plan.shares", shares, expected, hint)
