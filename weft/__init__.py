@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weft.version import __version__
+
 if TYPE_CHECKING:
     from weft.train.weave import weave as weave
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "weave"]
 
 

@@ -123,20 +123,20 @@ def test_last_override_wins() -> None:
 
 def test_another_kind_keeps_what_both_have() -> None:
     loaded = load_config("debug", ["optim.schedule.kind=cosine"])
-    assert loaded.config.optim.schedule == CosineSchedule(warmup=5)
+    assert loaded.config.optim.schedule == CosineSchedule(warmup=0.1)
     assert loaded.origins["optim.schedule.warmup"] == Origin("recipe", "debug.yaml:20")
     assert "optim.schedule.decay" not in loaded.origins
-    same = load_config("debug", ["optim.schedule.kind=wsd", "optim.schedule.warmup=1"])
-    assert same.config.optim.schedule == WsdSchedule(warmup=1, decay=10)
+    same = load_config("debug", ["optim.schedule.kind=wsd", "optim.schedule.warmup=0.2"])
+    assert same.config.optim.schedule == WsdSchedule(warmup=0.2, decay=0.3)
 
 
 def test_kind_may_be_left_out(tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     path.write_text(
-        "data: {path: a}\nbatch: {samples: 2, micro: 1}\noptim: {schedule: {decay: 3}}\n"
+        "data: {path: a}\nbatch: {samples: 2, micro: 1}\noptim: {schedule: {decay: 0.3}}\n"
     )
     loaded = load_config(str(path))
-    assert loaded.config.optim.schedule == WsdSchedule(decay=3)
+    assert loaded.config.optim.schedule == WsdSchedule(decay=0.3)
     assert loaded.origins["optim.schedule.kind"] == DEFAULT
 
 

@@ -11,7 +11,7 @@ import pytest
 from weft.config.errors import ConfigErrors
 from weft.config.load import load_config
 
-GOOD = "data: {path: my.txt}\nbatch: {samples: 8, micro: 2}\noptim: {schedule: {decay: 1}}\n"
+GOOD = "data: {path: my.txt}\nbatch: {samples: 8, micro: 2}\noptim: {schedule: {decay: 0.1}}\n"
 """A small valid file; cases add to it or replace it."""
 
 
@@ -162,13 +162,13 @@ REFUSALS = [
     ),
     Case(
         "list of bad shares",
-        "plan.shares = [2, 0]: expected a list of one or more integers >= 1.\n"
+        "plan.shares = [2, 0]: expected a list of one or more integers >= 1, or null.\n"
         "    on the command line",
         overrides=("plan.shares=2,0",),
     ),
     Case(
         "no shares",
-        "plan.shares = []: expected a list of one or more integers >= 1.\n    on the command line",
+        "plan.shares = []: expected a list of one or more integers >= 1, or null.\n    on the command line",
         overrides=("plan.shares=[]",),
     ),
     Case(
@@ -186,7 +186,7 @@ REFUSALS = [
         "source without a path",
         "data.sources[0].path = null: expected text. It has to be given.\n    at my.yaml:3",
         yaml="batch: {samples: 8, micro: 2}\ndata:\n  sources: [{weight: 2}]\n"
-        "optim: {schedule: {decay: 1}}\n",
+        "optim: {schedule: {decay: 0.1}}\n",
     ),
     Case(
         "source that is only a path",
@@ -208,7 +208,7 @@ REFUSALS = [
     ),
     Case(
         "plan file and shares",
-        "plan.shares = [2, 1]: expected [1] when plan.file is given. "
+        "plan.shares = [2, 1]: expected null when plan.file is given. "
         "The file holds the shares; remove one of the two.\n    at debug.yaml:16 (recipe)",
         target="debug",
         overrides=("plan.file=plan.json",),
@@ -243,11 +243,10 @@ REFUSALS = [
     ),
     Case(
         "schedule longer than the run",
-        "train.steps = 10: expected at least 15 (optim.schedule: warmup 5 + decay 10). Shorten "
-        "the schedule; to stop a run early without changing it, use --steps.\n"
+        "optim.schedule.decay = 0.95: expected at most 0.9, what warmup leaves.\n"
         "    on the command line",
         target="debug",
-        overrides=("train.steps=10",),
+        overrides=("optim.schedule.decay=0.95",),
     ),
     Case(
         "name that is no folder",

@@ -104,7 +104,7 @@ def test_nearest_key(wrong: str, right: str) -> None:
         ("model.family", "'llama' or 'gpt2'"),
         ("model.dropout", "a number >= 0 and < 1, or null"),
         ("data.sources", "a list of sections with keys of path, weight, format, field"),
-        ("plan.shares", "a list of one or more integers >= 1"),
+        ("plan.shares", "a list of one or more integers >= 1, or null"),
         ("optim.betas", "a list of 2 numbers >= 0 and < 1"),
         ("optim.schedule", "a section whose kind is 'cosine' or 'wsd'"),
         ("metrics.report", "true or false"),

@@ -16,7 +16,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
 
-import weft
 from weft.checkpoint.entry import (
     DTYPES,
     JSON,
@@ -28,6 +27,7 @@ from weft.checkpoint.entry import (
 )
 from weft.plan.box import Box
 from weft.plan.tiling import Tiling
+from weft.version import __version__
 
 SCHEMA = 1
 INDEX = "index.json"
@@ -75,7 +75,7 @@ def merge(
     return Index(
         step=step,
         saved_at=saved_at,
-        weft=weft.__version__,
+        weft=__version__,
         files={rank_file.file: replace(rank_file, tensors=()) for rank_file in rank_files},
         tensors=tensors,
         state=state,

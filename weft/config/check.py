@@ -15,10 +15,7 @@ from weft.config.schema import Node, nearest_key, one_of, root
 from weft.config.sections import (
     BatchConfig,
     Config,
-    OptimConfig,
     PlanConfig,
-    TrainConfig,
-    WsdSchedule,
 )
 from weft.config.tree import COMMAND_LINE, DEFAULT, Entry, find, origin_of, plain
 from weft.config.yaml_text import scalar
@@ -197,26 +194,9 @@ def _broken_rules(parts: Mapping[str, object], tree: Entry) -> Iterator[ConfigEr
         case {"batch": BatchConfig() as batch, "plan": PlanConfig(file=None) as plan}:
             origins = {f"batch.{name}": origin_of(tree, f"batch.{name}") for name, _ in batch}
             try:
-                derive_batch(batch, plan.shares, origins)
+                derive_batch(batch, plan.shares or (1,), origins)
             except ConfigError as error:
                 yield error
-    match parts:
-        case {"optim": OptimConfig() as optim, "train": TrainConfig() as train}:
-            yield from _schedule_fits(optim, train)
-
-
-def _schedule_fits(optim: OptimConfig, train: TrainConfig) -> Iterator[ConfigError]:
-    schedule = optim.schedule
-    needed, text = schedule.warmup, f"warmup {schedule.warmup}"
-    if isinstance(schedule, WsdSchedule):
-        needed, text = needed + schedule.decay, f"{text} + decay {schedule.decay}"
-    if needed > train.steps:
-        yield ConfigError(
-            "train.steps",
-            train.steps,
-            f"at least {needed} (optim.schedule: {text})",
-            "Shorten the schedule; to stop a run early without changing it, use --steps.",
-        )
 
 
 def _placed(found: list[ConfigError], tree: Entry) -> list[ConfigError]:

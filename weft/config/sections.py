@@ -20,6 +20,7 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 Number = Annotated[float, Field(strict=True, ge=0)]
 Positive = Annotated[float, Field(strict=True, gt=0)]
 Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
+Part = Annotated[float, Field(strict=True, ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 Flag = Annotated[bool, Field(strict=True)]
 
@@ -138,17 +139,18 @@ class PlanConfig(Section):
 
     file: Text | None = None
     """A plan.json to run as it is; null derives the plan from `shares`."""
-    shares: Annotated[tuple[Count, ...], Field(min_length=1)] = (1,)
+    shares: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
     """One process for each number, and the part of every batch that it takes: [2, 1] gives the
-    first process twice as much as the second."""
+    first process twice as much as the second. null: one process, or an equal share for each that
+    another launcher started."""
 
     @model_validator(mode="after")
     def _file_or_shares(self) -> Self:
-        if self.file is not None and self.shares != (1,):
+        if self.file is not None and self.shares is not None:
             raise ConfigError(
                 "plan.shares",
                 self.shares,
-                "[1] when plan.file is given",
+                "null when plan.file is given",
                 "The file holds the shares; remove one of the two.",
             )
         return self
@@ -175,12 +177,21 @@ class WsdSchedule(Section):
 
     kind: Literal["wsd"] = "wsd"
     """Which schedule this is."""
-    warmup: Whole = 100
-    """Steps from 0 up to `lr`."""
-    decay: Whole = 200
-    """Last steps of the run, from `lr` down to final_ratio x lr."""
-    final_ratio: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    warmup: Part = 0.05
+    """Part of the run in which the learning rate rises from 0 to `lr`."""
+    decay: Part = 0.2
+    """Last part of the run, from `lr` down to final_ratio x lr."""
+    final_ratio: Part = 0.0
     """Learning rate after the last step, as a part of `lr`."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.warmup + self.decay > 1:
+            left = 1 - self.warmup
+            raise ConfigError(
+                "optim.schedule.decay", self.decay, f"at most {left:g}, what warmup leaves"
+            )
+        return self
 
 
 class CosineSchedule(Section):
@@ -188,9 +199,9 @@ class CosineSchedule(Section):
 
     kind: Literal["cosine"] = "cosine"
     """Which schedule this is."""
-    warmup: Whole = 100
-    """Steps from 0 up to `lr`."""
-    final_ratio: Annotated[Number, Field(ge=0, le=1)] = 0.1
+    warmup: Part = 0.05
+    """Part of the run in which the learning rate rises from 0 to `lr`."""
+    final_ratio: Part = 0.1
     """Learning rate after the last step, as a part of `lr`."""
 
 

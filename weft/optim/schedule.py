@@ -13,13 +13,12 @@ def lr_at(optim: OptimConfig, step: int, num_steps: int) -> float:
 
 
 def _factor(schedule: WsdSchedule | CosineSchedule, step: int, num_steps: int) -> float:
-    if step < schedule.warmup:
-        return (step + 1) / schedule.warmup
+    warmup = round(schedule.warmup * num_steps)
+    if step < warmup:
+        return (step + 1) / warmup
     if isinstance(schedule, CosineSchedule):
-        left = num_steps - schedule.warmup
-        done = min(1.0, (step - schedule.warmup) / left) if left > 0 else 1.0
-        shape = 0.5 * (1 + cos(pi * done))
+        shape = 0.5 * (1 + cos(pi * (step - warmup) / (num_steps - warmup)))
     else:
-        start = num_steps - schedule.decay
-        shape = 1.0 if step < start else max(0.0, (num_steps - step) / max(1, schedule.decay))
+        decay = round(schedule.decay * num_steps)
+        shape = min(1.0, (num_steps - step) / decay) if decay else 1.0
     return schedule.final_ratio + (1 - schedule.final_ratio) * shape
