@@ -168,7 +168,8 @@ REFUSALS = [
     ),
     Case(
         "no shares",
-        "plan.shares = []: expected a list of one or more integers >= 1, or null.\n    on the command line",
+        "plan.shares = []: expected a list of one or more integers >= 1, or null.\n"
+        "    on the command line",
         overrides=("plan.shares=[]",),
     ),
     Case(

@@ -83,9 +83,9 @@ class Comm:
 
     def gather_json(self, value: Any, *, name: str) -> list[Any]:
         """Every rank's ``value``, in rank order, on every rank. JSON on the wire, never pickle."""
-        if self.world_size == 1:
-            return [value]
         text = json.dumps(value).encode()
+        if self.world_size == 1:
+            return [json.loads(text)]
         size = torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
         size[self.rank] = len(text)
         self.all_reduce(size, name=name)

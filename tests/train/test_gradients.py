@@ -1,0 +1,153 @@
+"""The gradient path: one reduction a bucket, hidden or not the same bits, every element owned."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from parity.test_parity import Case
+from torch import nn
+
+from weft.comm.comm import Comm
+from weft.comm.join import join
+from weft.comm.place import Place
+from weft.elastic.pool import WorkerPool
+from weft.parallel.gradients import Gradients
+from weft.parallel.params import LocalParam, assign_owners, param_pieces
+from weft.plan.box import Box
+from weft.plan.model import Init, ParamSpec
+from weft.plan.tiling import Piece, Tiling
+from weft.train.verify import difference, rehearse
+
+BUCKET_BYTES = 1088
+"""One layer of 16 x 16 weights and 16 biases in fp32."""
+
+
+def local(name: str, param: nn.Parameter) -> LocalParam:
+    shape = tuple(param.shape)
+    spec = ParamSpec(name=name, shape=shape, part=0, init=Init("zeros"), decay=False)
+    return LocalParam(spec, Box.whole(shape), param)
+
+
+def gradients_of(
+    model: nn.Module, comm: Comm, *, overlap: bool = True, bucket_bytes: int = BUCKET_BYTES
+) -> Gradients:
+    params = [local(name, param) for name, param in model.named_parameters()]
+    pieces = {p.spec.name: [Piece(p.box, comm.world)] for p in params}
+    return Gradients(
+        params,
+        pieces,
+        comm,
+        main_dtype=torch.float32,
+        overlap=overlap,
+        bucket_bytes=bucket_bytes,
+    )
+
+
+def reduce_once(place: Place, overlap: bool) -> dict[str, Any]:
+    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)])
+    gradients = gradients_of(model, comm, overlap=overlap)
+    launched: list[int] = []
+    model[0].register_full_backward_pre_hook(
+        lambda *_: launched.append(comm.counters["gradients"].calls)
+    )
+    gradients.begin()
+    for number in range(2):
+        if number == 1:
+            gradients.before_last_backward()
+        x = torch.full((3, 16), float(place.rank + 1)).requires_grad_()
+        model(x).square().sum().backward()
+    gradients.finish()
+    grads = [m.value.grad.numpy().copy() for m in gradients.mains if m.value.grad is not None]
+    count = comm.counters["gradients"]
+    comm.close()
+    return {
+        "grads": grads,
+        "calls": count.calls,
+        "bytes": count.bytes,
+        "early": launched,
+        "owned": [m.spec.name for m in gradients.mains if m.owned],
+    }
+
+
+def test_overlap_changes_no_bit_and_buckets_are_counted(pool: WorkerPool) -> None:
+    with_overlap = pool.run(reduce_once, True, world_size=2)
+    without = pool.run(reduce_once, False, world_size=2)
+    for a, b, c in zip(
+        with_overlap[0]["grads"], with_overlap[1]["grads"], without[0]["grads"], strict=True
+    ):
+        assert (a == b).all()
+        assert (a == c).all()
+        assert a.any()
+    # Each of the 4 layers fills a bucket.
+    elements = 4 * (16 * 16 + 16)
+    assert with_overlap[0]["calls"] == without[0]["calls"] == 4
+    assert with_overlap[0]["bytes"] == 2 * (2 - 1) / 2 * 4 * elements
+    # When backward reaches the first layer, the three behind it are under way; without, none.
+    assert with_overlap[0]["early"] == [0, 3]
+    assert without[0]["early"] == [0, 0]
+    owned = [set(rank["owned"]) for rank in with_overlap]
+    assert not owned[0] & owned[1]
+    assert len(owned[0] | owned[1]) == 8
+    assert len(owned[0]) == 4
+
+
+def test_one_process_in_one_precision_copies_nothing() -> None:
+    model = nn.Linear(3, 2)
+    gradients = gradients_of(model, Comm())
+    gradients.begin()
+    model(torch.ones(1, 3)).sum().backward()
+    gradients.finish()
+    assert all(main.value is main.param for main in gradients.mains)
+    assert model.weight.grad is not None
+    assert model.weight.grad.eq(1).all()
+
+
+def test_a_parameter_that_no_microbatch_used_has_a_zero_gradient() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(2, 2), "idle": nn.Linear(2, 2)}).bfloat16()
+    gradients = gradients_of(model, Comm())
+    for _ in range(2):  # the second step must not see the first one's gradient either
+        gradients.begin()
+        gradients.before_last_backward()
+        model["used"](torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+        gradients.finish()
+        by_name = {main.spec.name: main.value.grad for main in gradients.mains}
+        assert by_name["idle.weight"] is not None
+        assert not by_name["idle.weight"].any()
+        assert by_name["used.weight"] is not None
+        assert by_name["used.weight"].eq(1).all()
+        assert by_name["used.weight"].dtype == torch.float32
+
+
+@given(
+    st.dictionaries(
+        st.text("abc", min_size=1, max_size=3),
+        st.tuples(st.integers(1, 9), st.sets(st.integers(0, 3), min_size=1)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_every_piece_has_one_owner_among_its_holders(
+    params: dict[str, tuple[int, set[int]]],
+) -> None:
+    tilings = {
+        name: Tiling((size,), dict.fromkeys(ranks, Box.whole((size,))))
+        for name, (size, ranks) in params.items()
+    }
+    pieces = param_pieces(tilings)
+    owners = assign_owners(pieces)
+    assert set(owners) == {(name, piece.box) for name, cut in pieces.items() for piece in cut}
+    for name, cut in pieces.items():
+        for piece in cut:
+            assert owners[name, piece.box] in piece.ranks
+
+
+def test_overlap_off_is_the_same_run(pool: WorkerPool) -> None:
+    case = Case("overlap", shares=(4, 2))
+    rehearsal = case.rehearsal()
+    on = rehearse(pool.run, case.plan(), rehearsal)
+    off = rehearse(pool.run, case.plan(), replace(rehearsal, overlap=False))
+    assert difference(on, off).largest == 0

@@ -1,0 +1,153 @@
+"""A run that was saved and restored goes on as if it had never stopped, under any plan."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from weft.checkpoint.entry import CheckpointError
+from weft.checkpoint.reader import open_checkpoint
+from weft.comm.join import join
+from weft.comm.place import Place
+from weft.config.sections import (
+    BatchConfig,
+    CheckpointConfig,
+    Config,
+    CosineSchedule,
+    DataConfig,
+    OptimConfig,
+    TrainConfig,
+)
+from weft.data.synthetic import SyntheticDataset
+from weft.elastic.pool import WorkerPool
+from weft.models.llama.sizes import SIZES
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
+from weft.platform.cpu import CpuPlatform
+from weft.train.build import build, fill, initial
+from weft.train.loop import Run, StepRecord, train
+from weft.train.saving import restore, save
+from weft.train.verify import small
+
+SPEC = replace(small(SIZES["debug-1m"]), num_layers=2)
+CONFIG = Config(
+    data=DataConfig(path="none", seq_len=16),
+    batch=BatchConfig(samples=6, micro=1),
+    optim=OptimConfig(lr=0.01, schedule=CosineSchedule(warmup=0)),
+    train=TrainConfig(steps=6),
+    checkpoint=CheckpointConfig(keep=1),
+)
+
+
+def plan_of(*shares: int, precision: Precision = "fp64") -> Plan:
+    pipelines = []
+    for rank, share in enumerate(shares):
+        stage = StagePlan(mesh=Mesh.of((rank,), dp=1), layers=(0, 2), precision=precision)
+        pipelines.append(PipelinePlan(stages=(stage,), samples=share, microbatch=2))
+    return Plan(num_layers=2, pipelines=tuple(pipelines))
+
+
+def run_part(place: Place, plan: Plan, root: Path, first: int, last: int) -> dict[str, Any]:
+    """Train from step ``first`` (restored if it is not 0) to ``last`` and save there."""
+    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    built = build(plan, SPEC, comm, optim=CONFIG.optim, seq_len=16)
+    if first:
+        restore(built, open_checkpoint(root))
+    else:
+        fill(built.gradients, initial(CONFIG.seed))
+    data = SyntheticDataset(vocab_size=SPEC.vocab_size, seq_len=16, seed=3)
+    mine = [i for part in plan.seat(place.rank).microbatches() for i in part]
+    batches = (
+        data.batch([step * plan.global_batch + i for i in mine]) for step in range(first, 99)
+    )
+    run = Run(
+        config=CONFIG,
+        plan=plan,
+        spec=SPEC,
+        comm=comm,
+        platform=CpuPlatform(),
+        built=built,
+        batches=batches,
+        first_step=first,
+        last_step=last,
+    )
+    losses: list[float] = []
+
+    def hook(record: StepRecord) -> None:
+        losses.append(float(record.result.loss))
+
+    train(run, [hook])
+    save(run, root, last, fingerprint="same")
+    params = {n: p.detach().double().numpy() for n, p in built.model.named_parameters()}
+    comm.close()
+    return {"losses": losses, "params": params}
+
+
+def in_parts(pool: WorkerPool, root: Path, *parts: tuple[Plan, int, int]) -> dict[str, Any]:
+    losses: list[float] = []
+    result: dict[str, Any] = {}
+    for plan, first, last in parts:
+        result = pool.run(run_part, plan, root, first, last, world_size=plan.world_size)[0]
+        losses += result["losses"]
+    return {**result, "losses": losses}
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
+def test_resume_is_bit_equal(pool: WorkerPool, tmp_path: Path, precision: Precision) -> None:
+    plan = plan_of(4, 2, precision=precision)
+    whole = in_parts(pool, tmp_path / "whole", (plan, 0, 5))
+    parts = in_parts(pool, tmp_path / "parts", (plan, 0, 2), (plan, 2, 3), (plan, 3, 5))
+    assert parts["losses"] == whole["losses"]
+    for name, value in whole["params"].items():
+        assert np.array_equal(parts["params"][name], value), name
+
+
+@pytest.mark.parametrize("other", [(6,), (2, 4), (1, 2, 3)], ids=str)
+def test_resume_under_another_plan(
+    pool: WorkerPool, tmp_path: Path, other: tuple[int, ...]
+) -> None:
+    whole = in_parts(pool, tmp_path / "whole", (plan_of(4, 2), 0, 5))
+    moved = in_parts(pool, tmp_path / "parts", (plan_of(4, 2), 0, 2), (plan_of(*other), 2, 5))
+    assert moved["losses"][:2] == whole["losses"][:2]
+    np.testing.assert_allclose(moved["losses"], whole["losses"], rtol=1e-10)
+    for name, value in whole["params"].items():
+        np.testing.assert_allclose(moved["params"][name], value, rtol=1e-9, atol=1e-12)
+
+
+def save_to(place: Place, plan: Plan, root: Path, forbidden: Path) -> str:
+    """Save where rank 1 cannot write its file; every rank must fail in the same words."""
+    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    built = build(plan, SPEC, comm, optim=CONFIG.optim, seq_len=16)
+    fill(built.gradients, initial(0))
+    run = Run(
+        config=CONFIG,
+        plan=plan,
+        spec=SPEC,
+        comm=comm,
+        platform=CpuPlatform(),
+        built=built,
+        batches=iter([]),
+        first_step=0,
+        last_step=0,
+    )
+    try:
+        save(run, root if place.rank == 0 else forbidden, 1, fingerprint="same")
+    except CheckpointError as error:
+        return str(error)
+    finally:
+        comm.close()
+    return "saved"
+
+
+def test_a_rank_that_cannot_write_fails_the_save_everywhere(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    said = pool.run(save_to, plan_of(3, 3), tmp_path, tmp_path / "file", world_size=2)
+    assert said[0] == said[1]
+    assert said[0].startswith("rank 1: ")
+    with pytest.raises(CheckpointError):
+        open_checkpoint(tmp_path)
