@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.config.errors import ConfigError
 from weft.models.llama import layout as llama_layout
@@ -69,7 +69,7 @@ def model_spec(config: ModelConfig, vocab_size: int, seq_len: int) -> ModelSpec:
     """
     family = _named("model.family", config.family, FAMILIES)
     row = _named("model.size", config.size, family.sizes)
-    asked = {
+    asked: dict[str, Any] = {
         "d_model": config.d_model,
         "d_ff": config.d_ff,
         "d_head": config.d_head,

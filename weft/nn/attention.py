@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from weft.nn.causal_attention import causal_attention
 from weft.nn.norm import RMSNorm
 from weft.nn.rope import Rotation, rotate
 
@@ -48,13 +48,5 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if turn is not None:
             q, k = rotate(q, turn), rotate(k, turn)
-        mixed = F.scaled_dot_product_attention(
-            q.transpose(1, 2),  # [batch, heads, seq, d_head]
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=q.shape[2] != k.shape[2],
-        )
-        result: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+        result: Tensor = self.o(causal_attention(q, k, v, mask).flatten(2))
         return result

@@ -103,7 +103,8 @@ def _minus_log(x: _Floats) -> _Floats:
     mantissa = np.where(small, 2 * mantissa, mantissa)
     ratio = (mantissa - 1) / (mantissa + 1)
     tail = _horner(_LOG_SERIES, ratio * ratio)
-    return (small - exponent) * _LN2 - ratio * tail
+    result: _Floats = (small - exponent) * _LN2 - ratio * tail
+    return result
 
 
 def _quarter_turn(bits: NDArray[np.uint64]) -> tuple[_Floats, _Floats]:

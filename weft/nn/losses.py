@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_TOKENS = 256
-"""Tokens whose logits live at once; a chunk of fp32 logits should stay in a core's cache."""
+CHUNK_LOGITS = {"cpu": 1 << 20}
+"""Logits that live at once, by device type: on a CPU as many as a core's cache holds in fp32."""
+CHUNK_LOGITS_ELSEWHERE = 1 << 28
+MIN_CHUNK_TOKENS = 256
+"""Fewer would make the products small, whatever the vocabulary."""
 
 
 def linear_cross_entropy(
@@ -30,10 +33,9 @@ def linear_cross_entropy(
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         loss: Tensor = _LinearCrossEntropy.apply(flat, weight, targets, weights)  # type: ignore[no-untyped-call]
         return loss
-    total = flat.new_zeros((), dtype=_exact(flat))
-    for rows in _chunks(flat.shape[0]):
-        _, term = _log_probabilities(flat[rows], weight, targets[rows], weights[rows])
-        total += term
+    total = flat.new_zeros((), dtype=_wide_dtype(flat))
+    for rows in _chunks(flat, weight):
+        total += _softmax_loss(flat[rows], weight, targets[rows], weights[rows]).loss
     return total
 
 
@@ -44,20 +46,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor
     ) -> Tensor:
-        exact = _exact(hidden)
-        total = hidden.new_zeros((), dtype=exact)
+        wide = _wide_dtype(hidden)
+        total = hidden.new_zeros((), dtype=wide)
         d_hidden = torch.empty_like(hidden)
-        d_weight = torch.zeros_like(weight, dtype=exact)
-        for rows in _chunks(hidden.shape[0]):
+        d_weight = torch.zeros_like(weight, dtype=wide)
+        for rows in _chunks(hidden, weight):
             part = hidden[rows]
-            logp, term = _log_probabilities(part, weight, targets[rows], weights[rows])
-            total += term
-            scale = weights[rows].to(exact)[:, None]
-            d_logits = logp.exp_().mul_(scale)  # [chunk, vocab]
+            probabilities, loss = _softmax_loss(part, weight, targets[rows], weights[rows])
+            total += loss
+            scale = weights[rows].to(wide)[:, None]
+            d_logits = probabilities.mul_(scale)  # [chunk, vocab]
             d_logits.scatter_add_(1, targets[rows][:, None], -scale)
             d_logits = d_logits.to(hidden.dtype)
             torch.mm(d_logits, weight, out=d_hidden[rows])
-            if exact == hidden.dtype:
+            if wide == hidden.dtype:
                 d_weight.addmm_(d_logits.T, part)
             else:
                 d_weight += d_logits.T @ part
@@ -71,19 +73,29 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return d_hidden * grad.to(d_hidden.dtype), d_weight * grad.to(d_weight.dtype), None, None
 
 
-def _exact(x: Tensor) -> torch.dtype:
+def _wide_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _chunks(tokens: int) -> list[slice]:
-    return [slice(start, start + CHUNK_TOKENS) for start in range(0, tokens, CHUNK_TOKENS)]
+def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
+    """Rows of ``hidden`` ``[tokens, d_model]`` whose logits are made together."""
+    logits = CHUNK_LOGITS.get(hidden.device.type, CHUNK_LOGITS_ELSEWHERE)
+    size = max(MIN_CHUNK_TOKENS, logits // weight.shape[0])
+    return [slice(start, start + size) for start in range(0, hidden.shape[0], size)]
 
 
-def _log_probabilities(
-    hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities ``[chunk, vocab]`` and the chunk's term of the loss."""
-    exact = _exact(hidden)
-    logp = torch.log_softmax(hidden @ weight.T, dim=-1, dtype=exact)
-    chosen = logp.gather(1, targets[:, None])[:, 0]
-    return logp, -(chosen * weights.to(exact)).sum()
+class _SoftmaxLoss(NamedTuple):
+    probabilities: Tensor
+    """``[chunk, vocab]``, fp32 or fp64."""
+    loss: Tensor
+    """The chunk's term of the sum."""
+
+
+def _softmax_loss(hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> _SoftmaxLoss:
+    """The logarithm of a row's sum is read off its greatest probability, which cannot vanish."""
+    wide = _wide_dtype(hidden)
+    logits = hidden @ weight.T
+    probabilities = torch.softmax(logits, dim=-1, dtype=wide)
+    log_sum = logits.amax(-1).to(wide) - probabilities.amax(-1).log()
+    chosen = logits.gather(1, targets[:, None])[:, 0].to(wide)
+    return _SoftmaxLoss(probabilities, ((log_sum - chosen) * weights.to(wide)).sum())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 class RMSNorm(nn.Module):
@@ -16,5 +19,41 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(d_model))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` and result: ``[..., d_model]``, in the dtype of ``x``."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        """``x`` and result: ``[..., d_model]``, in the dtype of ``x``; statistics in fp32."""
+        if x.device.type != "cpu":
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        result: Tensor = _RMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _RMSNorm(torch.autograd.Function):
+    """On a CPU ``F.rms_norm`` is a chain of five operations each way; this is half the passes.
+
+    With ``n = x r`` and ``h = g weight``: ``dx = r (h - n mean(h n))``, ``dweight = sum(g n)``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.to(_statistics_dtype(x))
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        r = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # [..., 1]
+        ctx.save_for_backward(x, weight, r)
+        result: Tensor = (wide * r).mul_(weight).to(x.dtype)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, r = ctx.saved_tensors
+        d_model, r = x.shape[-1], r.reshape(-1, 1)
+        n = x.reshape(-1, d_model) * r
+        g = grad.reshape(-1, d_model).to(r.dtype)
+        d_weight = (g * n).sum(0)
+        h = g * weight
+        mean = torch.linalg.vecdot(h, n).div_(d_model)[:, None]
+        d_x = h.addcmul_(n, mean, value=-1).mul_(r)
+        return d_x.to(x.dtype).view_as(x), d_weight.to(weight.dtype), None
+
+
+def _statistics_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.plan.model import RopeScaling
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines, each ``[batch or 1, seq, 1, d_head / 2]``."""
+"""Cosines and signed sines, each ``[batch or 1, seq, 1, d_head]``: see ``rotate``."""
 
 
 def rotation(
@@ -27,7 +27,8 @@ def rotation(
     if scaling is not None:
         frequency = _stretched(frequency, scaling)
     angle = (positions.to(exact)[..., None] * frequency)[:, :, None]  # [batch, seq, 1, d_head / 2]
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def _stretched(frequency: Tensor, scaling: RopeScaling) -> Tensor:
@@ -39,7 +40,11 @@ def _stretched(frequency: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def rotate(x: Tensor, turn: Rotation) -> Tensor:
-    """Turn each pair ``(x[i], x[i + d_head / 2])`` of ``x`` ``[batch, seq, heads, d_head]``."""
-    cos, sin = turn
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    """Turn each pair ``(x[i], x[i + d_head / 2])`` of ``x`` ``[batch, seq, heads, d_head]``.
+
+    The first of a pair becomes ``a cos - b sin``, the second ``b cos + a sin``: swap the halves,
+    and let the sines carry the sign.
+    """
+    cos, signed_sin = turn
+    swapped = torch.roll(x, x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x * cos, swapped, signed_sin)

@@ -1,0 +1,129 @@
+"""Softmax attention to earlier tokens: PyTorch's fused kernels, or blocks of queries on a CPU.
+
+On a CPU PyTorch's fused kernel spends its time in small products. One batched product a block of
+64 queries, over the keys they may see, is faster at every length tried and most so in bf16
+(``docs/performance.md``), and needs no more memory once the sequence is long.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+BLOCK_QUERIES = 64
+"""Queries a block: more skip fewer masked keys, fewer make small products."""
+KEEP_SEQ = 512
+"""Up to this length probabilities are kept for the backward pass; beyond, made again."""
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """``softmax(q k^T / sqrt(d_head)) v`` over the keys that each query may see.
+
+    ``q`` and the result ``[batch, seq, heads, d_head]``; ``k`` and ``v``
+    ``[batch, seq, kv_heads, d_head]``, each shared by ``heads / kv_heads`` queries. ``mask`` is
+    bool ``[batch, 1, seq, seq]``, True where a query may look and never beyond the diagonal;
+    None: all earlier tokens and the query's own.
+    """
+    if q.device.type == "cpu":
+        result: Tensor = _BlockedAttention.apply(q, k, v, mask)  # type: ignore[no-untyped-call]
+        return result
+    mixed = F.scaled_dot_product_attention(
+        q.transpose(1, 2),  # [batch, heads, seq, d_head]
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=mask is None,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return mixed.transpose(1, 2)
+
+
+class _BlockedAttention(torch.autograd.Function):
+    """With ``p = softmax(s)``: ``ds = p (dp - sum(p dp))``, then the products' own rules.
+
+    Inside, the queries that share a key head are rows of one product: ``[n, group, seq, d_head]``
+    against keys ``[n, seq, d_head]``, where ``n = batch * kv_heads``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        batch, kv_heads = k.shape[0], k.shape[2]
+        queries, keys, values = _by_key_head(q, kv_heads), _by_head(k), _by_head(v)
+        result = torch.empty_like(queries)
+        kept = []
+        for low, high in _blocks(q.shape[1]):
+            p = _probabilities(queries[:, :, low:high], keys[:, :high], mask, batch)
+            result[:, :, low:high] = (p @ values[:, :high]).view_as(result[:, :, low:high])
+            if q.shape[1] <= KEEP_SEQ:
+                kept.append(p)
+        ctx.save_for_backward(queries, keys, values, mask, *kept)
+        ctx.batch = batch
+        return _from_key_head(result, batch)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        queries, keys, values, mask, *kept = ctx.saved_tensors
+        d_result = _by_key_head(grad, keys.shape[0] // ctx.batch)
+        exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
+        d_queries = torch.empty_like(queries)
+        d_keys, d_values = (torch.zeros_like(x, dtype=exact) for x in (keys, values))
+        for i, (low, high) in enumerate(_blocks(queries.shape[2])):
+            rows = queries[:, :, low:high]
+            p = kept[i] if kept else _probabilities(rows, keys[:, :high], mask, ctx.batch)
+            d_rows = d_result[:, :, low:high].flatten(1, 2)  # [n, group * block, d_head]
+            d_values[:, :high] += p.mT @ d_rows
+            d_p = d_rows @ values[:, :high].mT
+            d_scores = torch._softmax_backward_data(d_p, p, -1, p.dtype)
+            d_scores *= queries.shape[-1] ** -0.5
+            d_queries[:, :, low:high] = (d_scores @ keys[:, :high]).view_as(rows)
+            d_keys[:, :high] += d_scores.mT @ rows.flatten(1, 2)
+        d_k, d_v = (_from_head(x.to(keys.dtype), ctx.batch) for x in (d_keys, d_values))
+        return _from_key_head(d_queries, ctx.batch), d_k, d_v, None
+
+
+def _blocks(seq: int) -> list[tuple[int, int]]:
+    return [(low, min(low + BLOCK_QUERIES, seq)) for low in range(0, seq, BLOCK_QUERIES)]
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """``[batch, seq, heads, d_head]`` to contiguous ``[batch * heads, seq, d_head]``."""
+    return x.transpose(1, 2).flatten(0, 1).contiguous()
+
+
+def _by_key_head(x: Tensor, kv_heads: int) -> Tensor:
+    """``[batch, seq, heads, d_head]`` to contiguous ``[n, group, seq, d_head]``."""
+    batch, seq, heads, d_head = x.shape
+    grouped = x.reshape(batch, seq, kv_heads, heads // kv_heads, d_head).permute(0, 2, 3, 1, 4)
+    return grouped.flatten(0, 1).contiguous()
+
+
+def _from_head(x: Tensor, batch: int) -> Tensor:
+    """The inverse of ``_by_head``, not contiguous."""
+    return x.view(batch, -1, *x.shape[1:]).transpose(1, 2)
+
+
+def _from_key_head(x: Tensor, batch: int) -> Tensor:
+    """The inverse of ``_by_key_head``, not contiguous."""
+    return x.view(batch, -1, *x.shape[2:]).transpose(1, 2)
+
+
+def _probabilities(queries: Tensor, keys: Tensor, mask: Tensor | None, batch: int) -> Tensor:
+    """``[n, group, block, d_head]`` against ``[n, seen, d_head]`` to ``[n, group * block, seen]``.
+
+    The block's queries are the last of the keys seen.
+    """
+    rows, seen = queries.shape[2], keys.shape[1]
+    scores = queries.flatten(1, 2) @ keys.mT
+    scores *= queries.shape[-1] ** -0.5
+    by_query = scores.view(batch, -1, rows, seen)  # [batch, heads, block, seen]
+    if mask is None:
+        later = torch.ones(rows, rows, dtype=torch.bool, device=scores.device).triu(1)
+        by_query[..., seen - rows :].masked_fill_(later, -torch.inf)
+    else:
+        by_query.masked_fill_(~mask[:, :, seen - rows : seen, :seen], -torch.inf)
+    return torch.softmax(scores, dim=-1)
