@@ -36,15 +36,11 @@ def initial_values(seed: int, spec: ParamSpec, box: Box, dtype: torch.dtype) -> 
     assert Box.whole(spec.shape).contains(box) or not box.numel, f"{box} in {spec.name}"
     if spec.init.kind != "normal":
         return torch.full(box.size, float(spec.init.kind == "ones"), dtype=dtype)
-    exact = np.float64 if dtype == torch.float64 else np.float32
-    values = np.empty(box.numel, exact)
-    key = _key(seed, spec.name)
+    values = np.empty(box.numel, np.float64 if dtype == torch.float64 else np.float32)
     done = 0
-    for start, size in _runs(spec.shape, box):
-        for low in range(start, start + size, _BLOCK):
-            high = min(low + _BLOCK, start + size)
-            values[done : done + high - low] = _normal(key, low, high) * spec.init.std
-            done += high - low
+    for part in _normal(_key(seed, spec.name), _runs(spec.shape, box)):
+        np.multiply(part, spec.init.std, out=values[done : done + part.size], casting="same_kind")
+        done += part.size
     return torch.from_numpy(values).reshape(box.size).to(dtype)
 
 
@@ -70,24 +66,62 @@ def _runs(shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
         yield first + sum(i * s for i, s in zip(index, strides, strict=False)), size
 
 
-def _normal(key: int, low: int, high: int) -> _Floats:
-    """Standard normal values number ``low .. high - 1`` of a stream (Box-Muller).
+def _normal(key: int, runs: Iterator[tuple[int, int]]) -> Iterator[_Floats]:
+    """Standard normal values of one stream at the flat indices of ``runs``, in order."""
+    for pieces in _batches(runs):
+        words = _words(key, pieces)
+        values, end = _box_muller(words), 0
+        for low, size in pieces:
+            skipped = low % _LANES
+            yield values[end + skipped : end + skipped + size]
+            end += _padded(low, size)
 
-    Values ``2 j`` and ``2 j + 1`` come from the words ``2 j`` and ``2 j + 1``.
-    """
-    block = low // _LANES
-    words = np.random.Philox(key=key, counter=block).random_raw(
-        _LANES * (-(-high // _LANES) - block)
-    )
+
+def _batches(runs: Iterator[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Long runs cut, short ones put together: about ``_BLOCK`` values each."""
+    batch: list[tuple[int, int]] = []
+    held = 0
+    for start, size in runs:
+        for low in range(start, start + size, _BLOCK):
+            piece = min(_BLOCK, start + size - low)
+            if held + piece > _BLOCK:
+                yield batch
+                batch, held = [], 0
+            batch.append((low, piece))
+            held += piece
+    if batch:
+        yield batch
+
+
+def _padded(low: int, size: int) -> int:
+    """Words of the whole counters that the values ``low .. low + size - 1`` touch."""
+    return _LANES * (-(-(low + size) // _LANES) - low // _LANES)
+
+
+def _words(key: int, pieces: list[tuple[int, int]]) -> NDArray[np.uint64]:
+    """The pieces' words one after the other; word number i of a stream depends on (key, i)."""
+    counter = pieces[0][0] // _LANES
+    stream = np.random.Philox(key=key, counter=counter)
+    words = np.empty(sum(_padded(*piece) for piece in pieces), np.uint64)
+    end = 0
+    for low, size in pieces:
+        stream.advance(low // _LANES - counter)
+        length = _padded(low, size)
+        words[end : end + length] = stream.random_raw(length)
+        end, counter = end + length, (low + size + _LANES - 1) // _LANES
+    return words
+
+
+def _box_muller(words: NDArray[np.uint64]) -> _Floats:
+    """Normal values ``2 j`` and ``2 j + 1`` from the words ``2 j`` and ``2 j + 1``."""
     radius_bits, angle_bits = words[0::2], words[1::2]
     uniform = ((radius_bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     radius = np.sqrt(_minus_log(uniform))
-    cos_sum, cos_difference = _quarter_turn(angle_bits)
+    first, second = _on_circle(angle_bits)
     values = np.empty(words.shape)
-    np.multiply(radius, cos_sum, out=values[0::2])
-    np.multiply(radius, cos_difference, out=values[1::2])
-    wanted: _Floats = values[low - block * _LANES : high - block * _LANES]
-    return wanted
+    np.multiply(radius, first, out=values[0::2])
+    np.multiply(radius, second, out=values[1::2])
+    return values
 
 
 _LN2 = 0.6931471805599453
@@ -107,7 +141,7 @@ def _minus_log(x: _Floats) -> _Floats:
     return result
 
 
-def _quarter_turn(bits: NDArray[np.uint64]) -> tuple[_Floats, _Floats]:
+def _on_circle(bits: NDArray[np.uint64]) -> tuple[_Floats, _Floats]:
     """``sqrt(2) cos`` and ``sqrt(2) sin`` of a uniform angle, to about 1e-13.
 
     Two bits choose the signs, the rest an angle ``b`` within an eighth of a turn of the
