@@ -24,7 +24,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Values that differ from the recipe, such as optim.lr=3e-4; --optim.lr 3e-4 works too.",
+        help="What differs from the recipe, such as optim.lr=3e-4; --optim.lr 3e-4 works too.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]

@@ -21,8 +21,8 @@ from weft.config.errors import ConfigError, show
 from weft.config.load import Loaded, explain, to_yaml
 from weft.data.prepare import prepare
 from weft.elastic.processes import RanksFailedError, run_rank, run_ranks, warm_context
-from weft.train.job import SUMMARY_FILE, Console, Job
-from weft.train.progress import Preparing
+from weft.train.job import SUMMARY_FILE, Job
+from weft.train.progress import Preparing, choose_mode
 from weft.train.resolve import Resolved, read_plan, resolve
 from weft.train.resume import CONFIG_FILE, changes, saved_step
 
@@ -37,6 +37,7 @@ def register(app: typer.Typer) -> None:
 def train(
     target: Target = "demo",
     overrides: Overrides = None,
+    *,
     out_dir: Annotated[
         Path | None,
         typer.Option("--out", help="Run folder. Started again on the same one, the run goes on."),
@@ -62,14 +63,14 @@ def train(
     place = Place.from_environment()
     world_size = place.world_size if place else None
     resolved = resolve(loaded, detect(), world_size=world_size, plan=read_plan(loaded))
-    console: Console = "live" if sys.stdout.isatty() and not json else "plain"
+    stream = sys.stderr if json else sys.stdout
     job = Job(
         config=resolved.config,
         plan=resolved.plan,
         out=out_dir or _new_folder(resolved.config.name, place),
         last_step=min(steps or resolved.config.train.steps, resolved.config.train.steps),
         threads=resolved.threads,
-        console="quiet" if quiet else console,
+        console=choose_mode(stream, quiet=quiet),
         json=json,
     )
     if place is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +45,14 @@ class ModelSpec:
     qkv_bias: bool = False
     qk_norm: bool = False
     dropout: float = 0.0
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> ModelSpec:
+        """What ``dataclasses.asdict`` gave. Raises TypeError for fields that do not fit."""
+        scaling = data.get("rope_scaling")
+        return ModelSpec(
+            **{**data, "rope_scaling": None if scaling is None else RopeScaling(**scaling)}
+        )
 
 
 @dataclass(frozen=True, slots=True)

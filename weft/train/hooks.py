@@ -120,6 +120,6 @@ def save_now_and_then(run: Run, root: Path, progress: Progress, *, fingerprint: 
         except CheckpointError as error:
             if is_end:
                 raise
-            progress.message(f"WARNING: no checkpoint at step {record.step}: {error}")
+            progress.warn(f"no checkpoint at step {record.step}: {error}")
 
     return hook

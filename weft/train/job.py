@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from weft.config.sections import Config
 from weft.plan.plan import Plan
+from weft.train.progress import Mode
 
-Console = Literal["live", "plain", "quiet"]
 SUMMARY_FILE = "summary.json"
 """In the run folder, written after the last step: what ``report`` and commands show."""
 TOKENIZER_FILE = "tokenizer.json"
@@ -28,7 +27,7 @@ class Job:
     """Stop after this many steps in all."""
     threads: int
     """CPU threads of each rank."""
-    console: Console = "plain"
+    console: Mode = "plain"
     """How rank 0 shows progress."""
     json: bool = False
     """Keep standard output free for the result: show progress on standard error."""

@@ -86,7 +86,9 @@ def read_plan(loaded: Loaded) -> Plan | None:
     try:
         return Plan.from_json(Path(file).read_text())
     except OSError as error:
-        raise loaded.place(ConfigError("plan.file", file, expected, f"{error.strerror}.")) from error
+        raise loaded.place(
+            ConfigError("plan.file", file, expected, f"{error.strerror}.")
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise loaded.place(ConfigError("plan.file", file, expected, f"{error}.")) from error
 
@@ -121,9 +123,7 @@ def _data_parallel(
             compile=config.compute.compile,
         )
         samples = share * batch.accumulation * batch.micro
-        pipelines.append(
-            PipelinePlan(stages=(stage,), samples=samples, microbatch=batch.micro)
-        )
+        pipelines.append(PipelinePlan(stages=(stage,), samples=samples, microbatch=batch.micro))
     return Plan(num_layers=num_layers, pipelines=tuple(pipelines))
 
 
@@ -136,7 +136,9 @@ def _device(config: Config, cluster: Cluster, num_ranks: int, notes: list[str]) 
     if asked != "auto":
         return asked
     device = "cuda" if chips >= num_ranks else "cpu"
-    spare = f", for {chips} GPU(s) are fewer than {num_ranks} ranks" if 0 < chips < num_ranks else ""
+    spare = (
+        f", for {chips} GPU(s) are fewer than {num_ranks} ranks" if 0 < chips < num_ranks else ""
+    )
     notes.append(f"compute.device = {device}, from what this machine has{spare}")
     return device
 

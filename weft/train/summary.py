@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform as machine
+import statistics
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,32 +13,117 @@ from typing import Any
 import numpy as np
 import torch
 
-import weft
+from weft.cluster.detect import detect_node
+from weft.config.sections import SampleConfig
 from weft.data.baselines import baselines
 from weft.data.prepare import Prepared
+from weft.data.tokenizer import Tokenizer
 from weft.infer.generate import generate
-from weft.train.evaluate import Evaluation, held_out_positions
-from weft.train.job import Job
+from weft.models.decoder import Decoder
+from weft.train.evaluate import Evaluation
+from weft.train.job import SUMMARY_FILE, Job
 from weft.train.loop import Run
 from weft.train.metrics import read_metrics
 from weft.train.report import write_report
+from weft.version import __version__
 
 WARM_UP_STEPS = 2
-"""Steps left out of a run's throughput: memory is allocated and code paths are met in them."""
+"""Steps left out of a run's throughput: memory is allocated and code is met first in them."""
+COUNTED_TOKENS = 20_000_000
+"""Training tokens that the baselines count at most."""
 
 
-def finish_run(run: Run, job: Job, data: Prepared, final: Evaluation, *, wall_s: float) -> None:
+def finish_run(
+    run: Run, job: Job, data: Prepared, final: Evaluation, positions: np.ndarray, *, wall_s: float
+) -> None:
     """Write ``summary.json`` and ``report.html``. On rank 0, after the last step."""
+    tokenizer = data.tokenizer()
     summary = {
         "step": run.last_step,
         "parameters": sum(spec.numel for spec in run.built.specs),
         "wall_s": wall_s,
-        "held_out": _held_out(run, data, final),
-        "baselines": _baselines(run, data),
-        "samples": samples(run, data),
+        **_held_out(data, tokenizer, final, positions),
+        "samples": write_samples(run.built.model, tokenizer, job.config.sample, job.config.seed),
         "environment": environment(),
         **_speed(job.out),
     }
-    (job.out / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False))
+    text = json.dumps(summary, indent=2, ensure_ascii=False)
+    (job.out / SUMMARY_FILE).write_text(text, encoding="utf-8")
     if job.config.metrics.report:
         write_report(job.out)
+
+
+def _held_out(
+    data: Prepared, tokenizer: Tokenizer, final: Evaluation, positions: np.ndarray
+) -> dict[str, Any]:
+    """The final evaluation in three units, and what counting reaches on the same targets."""
+    if not len(positions):
+        return {"held_out": None, "baselines": {}}
+    batch = data.held_out.open().batch(positions)
+    num_bytes = sum(len(tokenizer.decode(row).encode()) for row in batch.targets)
+    counted = baselines(
+        data.train_stream(COUNTED_TOKENS),
+        contexts=batch.tokens,
+        targets=batch.targets,
+        weights=batch.weights,
+        vocab_size=data.vocab_size,
+    )
+    return {
+        "held_out": {
+            "loss": final.loss,
+            "perplexity": math.exp(min(final.loss, 700.0)),
+            "bits_per_byte": final.loss * final.tokens / math.log(2) / max(num_bytes, 1),
+            "tokens": final.tokens,
+            "bytes": num_bytes,
+        },
+        "baselines": {"unigram": counted.unigram, "bigram": counted.bigram},
+    }
+
+
+def write_samples(
+    model: Decoder, tokenizer: Tokenizer, config: SampleConfig, seed: int
+) -> list[dict[str, str]]:
+    """What the model writes after each prompt."""
+    written = []
+    for prompt in config.prompts:
+        (start,) = tokenizer.encode_batch([prompt])
+        tokens = generate(
+            model,
+            torch.from_numpy(start.astype(np.int64))[None],
+            max_new_tokens=config.tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            seed=seed,
+            end_id=tokenizer.end_id,
+        )
+        new = tokens[0, len(start) :]
+        written.append({"prompt": prompt, "text": tokenizer.decode(new.cpu().numpy())})
+    return written
+
+
+def environment() -> dict[str, Any]:
+    """Versions and the machine, as far as they can change a number."""
+    node = asdict(detect_node())
+    return {
+        "weft": __version__,
+        "torch": torch.__version__,
+        "python": machine.python_version(),
+        "system": machine.platform(),
+        "processor": node["cpu"],
+        "cores": node["cores"],
+        "memory_gib": node["memory_gib"],
+        "accelerators": [chip["name"] for chip in node["chips"]],
+    }
+
+
+def _speed(out: Path) -> dict[str, float | None]:
+    """Medians over the steps after the first few."""
+    steps, _ = read_metrics(out / "metrics.jsonl")
+    steps = steps[WARM_UP_STEPS:] or steps
+    if not steps:
+        return {"tokens_per_s": None, "mfu": None}
+    mfus = [step.mfu for step in steps if step.mfu is not None]
+    return {
+        "tokens_per_s": statistics.median(step.tokens_per_s for step in steps),
+        "mfu": statistics.median(mfus) if mfus else None,
+    }

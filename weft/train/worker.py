@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -176,7 +175,7 @@ class _Rank:
                 report(done, final)
         if run.is_main and done == run.last_step:
             wall_s = time.perf_counter() - started
-            finish_run(run, job, data, final, wall_s=wall_s)
+            finish_run(run, job, data, final, positions, wall_s=wall_s)
 
     def _writers(self, run: Run) -> list[Writer]:
         out = self.job.out
