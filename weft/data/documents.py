@@ -1,0 +1,184 @@
+"""Documents out of sources: a stream of pieces, each small, each on one side of the split.
+
+A file can be read from any place to any other, so that several processes share a large one. The
+pieces and the side each is on depend on the file and the split alone, not on who reads what.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from weft.data.hashing import identity_hash
+from weft.data.rows import TOKEN_BYTES, decode_text, rows, stretches
+from weft.data.sources import Source, SourceFile
+from weft.data.splitting import (
+    FEW_DOCUMENTS,
+    STREAM_BYTES,
+    Split,
+    block_bytes,
+    block_identity,
+    choose_limit,
+)
+from weft.data.tokens import Tokens
+
+
+class Piece(NamedTuple):
+    """A part of a document that is tokenized in one go."""
+
+    content: str | Tokens
+    """Text, or tokens ``[n]`` of a source that has tokens already."""
+    held_out: bool
+    ends: bool
+    """The document ends here, on this side of the split."""
+    lossy: bool
+    """Bytes that are not UTF-8 were replaced by U+FFFD."""
+
+
+class Part(NamedTuple):
+    """A stretch of one file. Text and JSONL: bytes; otherwise row numbers."""
+
+    file: int
+    """Number of the file in its source."""
+    start: int
+    stop: int
+
+
+def parts(source: Source, number: int, part_bytes: int) -> list[Part]:
+    """Divide file ``number`` into parts of about ``part_bytes``, a multiple of ``STREAM_BYTES``.
+
+    Raises:
+        ConfigError: the file cannot be opened.
+    """
+    assert part_bytes % STREAM_BYTES == 0, f"parts of {part_bytes} bytes"
+    file = source.files[number]
+    if file.kind == "text":
+        starts = range(0, file.size, part_bytes)
+        return [Part(number, low, min(low + part_bytes, file.size)) for low in starts]
+    return [Part(number, *found) for found in stretches(source.request, file, part_bytes)]
+
+
+def documents(source: Source) -> Iterator[tuple[int, int]]:
+    """(identity, bytes) of every document of a source; files of text are not opened for it."""
+    for file in source.files:
+        if file.kind == "text":
+            yield _file_identity(file), file.size
+    for file in source.files:
+        if file.kind == "text":
+            continue
+        for start, stop in stretches(source.request, file, STREAM_BYTES):
+            for row in rows(source.request, file, start, stop):
+                yield row.identity(), row.num_bytes
+
+
+def _file_identity(file: SourceFile) -> int:
+    return identity_hash(b"file", file.name.encode(errors="surrogateescape"))
+
+
+def choose_split(source: Source, held_out: float) -> Split:
+    """How to divide a source; ``weft.data.splitting`` says by which rule.
+
+    Raises:
+        ConfigError: the source is too small, or too uniform, to hold out anything.
+    """
+    if held_out == 0:
+        return Split(limit=0, by_block=False, unit=STREAM_BYTES)
+    identities = (identity for identity, _ in documents(source))
+    limit = choose_limit(identities, held_out, enough=FEW_DOCUMENTS)
+    if limit is not None:
+        return Split(limit=limit, by_block=False, unit=STREAM_BYTES)
+    unit = block_bytes(sum(size for _, size in documents(source)))
+    blocks = (
+        block_identity(identity, block)
+        for identity, size in documents(source)
+        for block in range(-(-size // unit))
+    )
+    limit = choose_limit(blocks, held_out, enough=2)
+    if limit is None:
+        raise source.request.error(
+            f"a source of which data.held_out = {held_out} can be kept apart",
+            f"It has less than {2 * unit} bytes of unlike text. Give more, or set data.held_out=0.",
+        )
+    return Split(limit=limit, by_block=True, unit=unit)
+
+
+def pieces(source: Source, part: Part, split: Split) -> Iterator[Piece]:
+    """The pieces of a part of a file, in order.
+
+    Raises:
+        ConfigError: a row cannot be read; names the file and the line.
+    """
+    file = source.files[part.file]
+    if file.kind == "text":
+        first, last = part.start // split.unit, -(-part.stop // split.unit)
+        with Path(file.path).open("rb") as stream:
+            blocks = _blocks(stream, file.size, split.unit, range(first, last))
+            yield from _text_pieces(blocks, _file_identity(file), file.size, split)
+        return
+    for row in rows(source.request, file, part.start, part.stop):
+        if isinstance(row.content, str):
+            data = row.content.encode()
+            numbers = range(-(-len(data) // split.unit))
+            blocks = _blocks(io.BytesIO(data), len(data), split.unit, numbers)
+            for piece in _text_pieces(blocks, row.identity(), len(data), split):
+                yield piece._replace(lossy=row.lossy)
+        else:
+            yield from _token_pieces(row.content, row.identity(), split)
+
+
+def _text_pieces(
+    blocks: Iterator[tuple[int, bytes]], identity: int, size: int, split: Split
+) -> Iterator[Piece]:
+    count = -(-size // split.unit)
+    for number, data in blocks:
+        side, ends = _side(identity, number, count, split)
+        text, lossy = decode_text(data)
+        # The last block is empty when the line before it runs to the end of the file.
+        if data or (number and split.held_out(identity, number - 1) == side):
+            yield Piece(text, side, ends, lossy)
+
+
+def _token_pieces(tokens: Tokens, identity: int, split: Split) -> Iterator[Piece]:
+    unit = split.unit // TOKEN_BYTES
+    count = -(-int(tokens.size) // unit)
+    for number in range(count):
+        side, ends = _side(identity, number, count, split)
+        yield Piece(tokens[number * unit : (number + 1) * unit], side, ends, lossy=False)
+
+
+def _side(identity: int, number: int, count: int, split: Split) -> tuple[bool, bool]:
+    """(held out, the document ends on this side) of block ``number`` of ``count``."""
+    side = split.held_out(identity, number)
+    return side, number + 1 == count or split.held_out(identity, number + 1) != side
+
+
+def _blocks(stream: BinaryIO, size: int, unit: int, numbers: range) -> Iterator[tuple[int, bytes]]:
+    """(number, bytes) of consecutive blocks of a stream of ``size`` bytes.
+
+    Block k runs from the first line that starts at or after byte k * unit to the first one that
+    starts at or after (k + 1) * unit. A line longer than a unit is cut between two characters.
+    """
+    at = _cut(stream, size, unit, numbers.start)
+    for number in numbers:
+        end = _cut(stream, size, unit, number + 1)
+        stream.seek(at)
+        yield number, stream.read(end - at)
+        at = end
+
+
+def _cut(stream: BinaryIO, size: int, unit: int, number: int) -> int:
+    """The byte at which block ``number`` starts."""
+    wanted = number * unit
+    if wanted == 0 or wanted >= size:
+        return min(wanted, size)
+    stream.seek(wanted - 1)
+    window = stream.read(min(unit, size - wanted + 1))
+    newline = window.find(b"\n")
+    if newline >= 0:
+        return wanted + newline
+    inside = 1
+    while inside < min(4, len(window)) and window[inside] & 0xC0 == 0x80:
+        inside += 1
+    return wanted - 1 + inside

@@ -1,0 +1,231 @@
+"""Sources to token files, once: ``prepare`` does it, or finds that it was done, and opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.config.errors import ConfigError
+from weft.config.sections import DataConfig
+from weft.data.build import Builder
+from weft.data.cache import (
+    TOKENIZER_FILE,
+    Meta,
+    Report,
+    locked,
+    new_folder,
+    read_meta,
+    slot_name,
+)
+from weft.data.dataset import PackedSpec, StoreSpec
+from weft.data.hashing import make_key
+from weft.data.order import TrainOrder
+from weft.data.processes import Context
+from weft.data.sources import BUILTIN_PYTHON, Request, Source, open_source
+from weft.data.tokenizer import MADE_HERE, Tokenizer, file_digest, load_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Tokenized data, open to any process that sees the cache folder."""
+
+    folder: Path
+    vocab_size: int
+    end_id: int
+    """The end-of-document token."""
+    fingerprint: str
+    """Hash of all tokens and the tokenizer: equal on two machines when the data is."""
+    train: PackedSpec
+    held_out: PackedSpec
+    """Without any samples when ``data.held_out`` is 0."""
+    num_bytes: int
+    """UTF-8 bytes of text that became tokens; 0 where sources held tokens already."""
+    num_documents: int
+    notes: tuple[str, ...]
+    """What a person should know of this preparation; empty when it was done before."""
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """A ``tokenizer.json`` of the ``tokenizers`` library."""
+        return self.folder / TOKENIZER_FILE
+
+    @property
+    def train_tokens(self) -> int:
+        return sum(store.num_tokens for store in self.train.stores)
+
+    @property
+    def held_out_tokens(self) -> int:
+        return sum(store.num_tokens for store in self.held_out.stores)
+
+    def tokenizer(self) -> Tokenizer:
+        """Load the tokenizer."""
+        return load_tokenizer(self.tokenizer_file)
+
+    def train_stream(self, limit: int) -> npt.NDArray[np.integer]:
+        """The first tokens of every source, ``[at most limit]``, in proportion to their sizes."""
+        total = self.train_tokens
+        parts = []
+        for spec in self.train.stores:
+            kept = spec.num_tokens if total <= limit else spec.num_tokens * limit // total
+            parts.append(spec.open().read(0, kept))
+        return np.concatenate(parts)
+
+
+def prepare(
+    config: DataConfig,
+    seed: int,
+    *,
+    report: Report,
+    processes: int | None = None,
+    context: Context | None = None,
+) -> Prepared:
+    """Tokenize the sources, or open what was tokenized before, in ``config.cache_dir``.
+
+    Args:
+        config: The ``data`` section.
+        seed: Of the order of samples; tokens and the held-out part do not depend on it.
+        report: Told how far it is.
+        processes: Worker processes, 0 for none; by default one a core, none for little text.
+            The result does not depend on it.
+        context: How they start; by default "spawn".
+
+    Raises:
+        ConfigError: a source, the tokenizer or a size in ``config`` cannot be used.
+        PrepareError: a worker process died, or another process holds the cache.
+    """
+    limit_bytes = None
+    if config.limit_mb is not None:
+        limit_bytes = max(int(config.limit_mb * 1e6 / len(config.all_sources)), 1)
+    sources = [open_source(request, limit_bytes) for request in _requests(config)]
+    target = Path(config.cache_dir).expanduser() / _slot(config, sources)
+    stamp = f"{make_key(*(source.stamp() for source in sources)):016x}"
+    meta = _fresh(target, stamp)
+    notes: list[str] = []
+    if meta is None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with locked(target.with_name(f"{target.name}.lock")) as lock:
+            report = lock.keeping_alive(report)
+            builder = Builder(config, sources, processes, context, report)
+            meta, notes = _build(builder, target, stamp)
+    return _open(config, seed, target, meta, tuple(notes))
+
+
+def _build(builder: Builder, target: Path, stamp: str) -> tuple[Meta, list[str]]:
+    """Build the cache, unless another process did while this one waited for the lock."""
+    meta = _fresh(target, stamp)
+    if meta is not None:
+        return meta, []
+    notes = _why_again(target)
+    with new_folder(target) as folder:
+        meta = builder.build(folder, stamp)
+    return meta, notes + builder.notes
+
+
+def _fresh(folder: Path, stamp: str) -> Meta | None:
+    meta = read_meta(folder)
+    return meta if meta is not None and meta.stamp == stamp else None
+
+
+def _why_again(target: Path) -> list[str]:
+    if not target.exists():
+        return []
+    why = "was damaged" if read_meta(target) is None else "was of older sources"
+    return [f"data: what the cache held {why}, so it was tokenized again"]
+
+
+def _requests(config: DataConfig) -> Iterator[Request]:
+    for number, source in enumerate(config.all_sources):
+        key = "data.path" if config.path is not None else f"data.sources[{number}].path"
+        yield Request(key, source.path, source.format, source.field)
+
+
+def _slot(config: DataConfig, sources: Sequence[Source]) -> str:
+    """Name of the cache folder: of all settings that the tokens depend on."""
+    tokenizer: tuple[object, ...] = (config.tokenizer,)
+    if config.tokenizer == "bpe":
+        tokenizer = ("bpe", config.vocab_size)
+    elif config.tokenizer not in MADE_HERE:
+        tokenizer = ("file", file_digest(Path(config.tokenizer).expanduser()))
+    requests = [source.request for source in sources]
+    places = [_place(request) for request in requests]
+    settings = [(p, r.format, r.field) for p, r in zip(places, requests, strict=True)]
+    label = Path(requests[0].path.removeprefix("builtin:")).name
+    return slot_name(label, (settings, *tokenizer, config.held_out, config.limit_mb))
+
+
+def _place(request: Request) -> str:
+    if request.path == BUILTIN_PYTHON:
+        return request.path
+    return str(Path(request.path).expanduser().resolve())
+
+
+def _open(
+    config: DataConfig, seed: int, folder: Path, meta: Meta, notes: tuple[str, ...]
+) -> Prepared:
+    """Cut the stores into samples, and see that there are some.
+
+    Raises:
+        ConfigError: too few tokens for a single sample, or a source that its weight leaves out.
+    """
+    stores = {
+        side: tuple(meta.store(folder, n, side) for n in range(len(config.all_sources)))
+        for side in ("train", "held_out")
+    }
+    _check_samples(config, stores["train"], stores["held_out"])
+    order = TrainOrder(
+        seed,
+        tuple(store.num_samples(config.seq_len) for store in stores["train"]),
+        tuple(source.weight for source in config.all_sources),
+    )
+    for number, share in enumerate(order.shares):
+        if share == 0:
+            raise ConfigError(
+                f"data.sources[{number}].weight",
+                order.weights[number],
+                f"enough for one of the {order.epoch_samples} samples of an epoch",
+                "Give it more weight, or remove the source.",
+            )
+    spec = PackedSpec(
+        stores=stores["train"],
+        seq_len=config.seq_len,
+        end_id=meta.end_id,
+        mask_documents=config.mask_documents,
+        order=order,
+    )
+    return Prepared(
+        folder=folder,
+        vocab_size=meta.vocab_size,
+        end_id=meta.end_id,
+        fingerprint=meta.fingerprint,
+        train=spec,
+        held_out=replace(spec, stores=stores["held_out"], order=None),
+        num_bytes=sum(shard.num_bytes for shard in meta.shards),
+        num_documents=sum(shard.documents for shard in meta.shards),
+        notes=notes,
+    )
+
+
+def _check_samples(
+    config: DataConfig, train: Sequence[StoreSpec], held_out: Sequence[StoreSpec]
+) -> None:
+    seq_len = config.seq_len
+    for source, store in zip(config.all_sources, train, strict=True):
+        if not store.num_samples(seq_len):
+            raise ConfigError(
+                "data.seq_len",
+                seq_len,
+                f"at most {max(store.num_tokens - 1, 0)}, for one sample to fit",
+                f"{source.path} has {store.num_tokens} tokens to train on. Give more text.",
+            )
+    if config.held_out and not any(store.num_samples(seq_len) for store in held_out):
+        found = sum(store.num_tokens for store in held_out)
+        raise ConfigError(
+            "data.held_out",
+            config.held_out,
+            f"a part with room for one sample of {seq_len} tokens and its last target",
+            f"It has {found} tokens. Give more text, a larger part, or a smaller data.seq_len.",
+        )

@@ -1,0 +1,246 @@
+"""What a source consists of: its files in order, found by name and size without being read."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from weft.config.errors import ConfigError
+from weft.data.hashing import identity_hash
+
+Kind = Literal["text", "jsonl", "parquet", "topics", "tokens"]
+"""How documents lie in a file; "topics" is Python's manual, "tokens" a Megatron .bin/.idx pair."""
+
+BUILTIN_PYTHON = "builtin:python"
+_SUFFIXES: dict[str, Kind] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".idx": "tokens",
+}
+_NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib-dynload"}
+_TOPICS = "pydoc_data/topics.py"
+_SNIFF_BYTES = 8192
+_TAIL_BYTES = 1 << 16
+
+
+class SourceFile(NamedTuple):
+    """One file of a source."""
+
+    name: str
+    """Path inside the source, with forward slashes; what identifies it on any machine."""
+    path: str
+    """Where it lies; for "tokens" without the suffix."""
+    kind: Kind
+    size: int
+    """Bytes to read, at most what the file has."""
+    full_size: int
+    modified_ns: int
+
+
+class Request(NamedTuple):
+    """One source as the config asks for it."""
+
+    key: str
+    """Config key of its path, for messages."""
+    path: str
+    format: str = "auto"
+    field: str = "text"
+    """Key or column with a row's text."""
+
+    def key_of(self, name: str) -> str:
+        """Config key of another field of the same source."""
+        entry = self.key.removesuffix(".path") if "[" in self.key else "data.sources[0]"
+        return f"{entry}.{name}"
+
+    def error(self, expected: str, hint: str = "") -> ConfigError:
+        """A complaint about the path of this source."""
+        return ConfigError(self.key, self.path, expected, hint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Everything about one source that can be known without reading it."""
+
+    request: Request
+    files: tuple[SourceFile, ...]
+    """By name."""
+    skipped: tuple[str, ...] = ()
+    """Names of files that are not text."""
+
+    def stamp(self) -> str:
+        """Hash of the files' names, sizes and times of change: differs when a file changed."""
+        lines = (f"{f.name}\0{f.size}\0{f.full_size}\0{f.modified_ns}" for f in self.files)
+        return f"{identity_hash(*(line.encode(errors='surrogateescape') for line in lines)):016x}"
+
+
+def open_source(request: Request, limit_bytes: int | None) -> Source:
+    """List the files of a source; with a limit, only as many as hold that many bytes.
+
+    Files for a limited source are taken in the order of a hash of their names, so that they are a
+    fair sample; the last one is cut.
+
+    Raises:
+        ConfigError: there is no such path, it is empty, or it holds nothing to read.
+    """
+    skipped: list[str] = []
+    path = Path(request.path).expanduser()
+    if request.path == BUILTIN_PYTHON:
+        found = _standard_library(request)
+    elif path.is_dir():
+        found, skipped = _folder(path, request.format)
+    elif path.is_file() or path.with_name(path.name + ".idx").is_file():
+        found = [_single(request, path)]
+    else:
+        hint = f'"{BUILTIN_PYTHON}" needs no file.'
+        raise request.error("a file or a folder that exists", "" if path.exists() else hint)
+    files = sorted(file for file in found if file.size)
+    if not files:
+        raise request.error(*_nothing(request, found, skipped))
+    if limit_bytes is not None:
+        files = _take(files, limit_bytes)
+    return Source(request=request, files=tuple(files), skipped=tuple(sorted(skipped)))
+
+
+def _nothing(
+    request: Request, found: Sequence[SourceFile], skipped: Sequence[str]
+) -> tuple[str, str]:
+    """What would have been something to read, and what was found instead."""
+    if found:
+        return "a source with text in it", "It is empty."
+    if skipped:
+        hint = f"It has {len(skipped)} files, such as {skipped[0]}, that are not text."
+        return "a folder with text files", hint
+    what = "files" if request.format in ("auto", "text") else f"{request.format} files"
+    return f"a folder with {what}", "It has none."
+
+
+def _take(files: Sequence[SourceFile], limit_bytes: int) -> list[SourceFile]:
+    taken: list[SourceFile] = []
+    left = limit_bytes
+    for file in sorted(
+        files, key=lambda file: identity_hash(file.name.encode(errors="surrogateescape"))
+    ):
+        if left <= 0:
+            break
+        size = min(file.size, left)
+        if file.kind == "text" and size < file.size:
+            size = _last_line_end(Path(file.path), size)
+        taken.append(file._replace(size=size))
+        left -= file.size
+    return sorted(taken)
+
+
+def _last_line_end(path: Path, size: int) -> int:
+    """At most ``size`` bytes that end with a line, or else with a character."""
+    with path.open("rb") as file:
+        start = max(size - _TAIL_BYTES, 0)
+        file.seek(start)
+        tail = file.read(size - start + 1)
+    newline = tail.rfind(b"\n", 0, size - start)
+    if newline >= 0:
+        return start + newline + 1
+    end = len(tail) - 1
+    while end > max(len(tail) - 4, 1) and tail[end] & 0xC0 == 0x80:
+        end -= 1
+    return start + end
+
+
+def _single(request: Request, path: Path) -> SourceFile:
+    auto = request.format == "auto"
+    if auto and path.suffix.lower() == ".bin" and path.with_suffix(".idx").is_file():
+        path = path.with_suffix(".idx")
+    if not path.is_file():
+        path = path.with_name(path.name + ".idx")
+    kind = _SUFFIXES.get(path.suffix.lower(), "text") if auto else _kind(request.format)
+    if kind == "tokens" and not path.with_suffix(".bin").is_file():
+        name = path.with_suffix(".bin").name
+        raise request.error("a .idx with its .bin beside it", f"{name} is missing.")
+    if auto and kind == "text" and _is_binary(path):
+        raise request.error(
+            "text, JSONL, Parquet or a Megatron .idx",
+            f"It holds zero bytes, as text does not; {request.key_of('format')}=text reads it"
+            " anyway.",
+        )
+    return _file(path.name, path, kind, path.stat())
+
+
+def _kind(format_: str) -> Kind:
+    kinds: dict[str, Kind] = {"text": "text", "jsonl": "jsonl", "parquet": "parquet"}
+    return kinds[format_]
+
+
+def _folder(root: Path, format_: str) -> tuple[list[SourceFile], list[str]]:
+    """The files below a folder, hidden ones apart, and the names of those that are not text."""
+    files: list[SourceFile] = []
+    skipped: list[str] = []
+    for name, entry in _walk(root, lambda name: name.startswith(".") or name == "__pycache__"):
+        path = Path(entry.path)
+        kind = _SUFFIXES.get(path.suffix.lower(), "text")
+        if format_ == "text":
+            kind = "text"
+        elif format_ not in ("auto", kind) or _belongs_to_index(path):
+            continue
+        elif kind == "text" and _is_binary(path):
+            skipped.append(name)
+            continue
+        files.append(_file(name, path, kind, entry.stat()))
+    return files, skipped
+
+
+def _belongs_to_index(path: Path) -> bool:
+    return path.suffix == ".bin" and path.with_suffix(".idx").is_file()
+
+
+def _standard_library(request: Request) -> list[SourceFile]:
+    """Python's own library, without tests and what differs from machine to machine."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+
+    def foreign(name: str) -> bool:
+        return name in _NOT_LIBRARY or name.startswith((".", "__pycache__", "config-"))
+
+    found: list[SourceFile] = []
+    for name, entry in _walk(root, foreign):
+        if not name.endswith(".py") or name.startswith("_sysconfigdata"):
+            continue
+        kind: Kind = "topics" if name == _TOPICS else "text"
+        found.append(_file(name, Path(entry.path), kind, entry.stat()))
+    if not found:
+        raise request.error(
+            "Python's standard library as source files",
+            f"{root} has no .py files; name a file or folder of text instead.",
+        )
+    return found
+
+
+def _walk(root: Path, leave_out: Callable[[str], bool]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """(path below ``root``, entry) of every ordinary file; links to folders are not followed."""
+    pending: list[tuple[str, str]] = [("", str(root))]
+    while pending:
+        prefix, folder = pending.pop()
+        with os.scandir(folder) as entries:
+            kept = [entry for entry in entries if not leave_out(entry.name)]
+        for entry in kept:
+            if entry.is_dir(follow_symlinks=False):
+                pending.append((f"{prefix}{entry.name}/", entry.path))
+            elif entry.is_file():
+                yield prefix + entry.name, entry
+
+
+def _is_binary(path: Path) -> bool:
+    with path.open("rb") as file:
+        return b"\0" in file.read(_SNIFF_BYTES)
+
+
+def _file(name: str, path: Path, kind: Kind, status: os.stat_result) -> SourceFile:
+    size = status.st_size
+    if kind == "tokens":
+        data = path.with_suffix(".bin")
+        size += data.stat().st_size if data.is_file() else 0
+        path = path.with_suffix("")
+    return SourceFile(name, str(path), kind, size, size, status.st_mtime_ns)

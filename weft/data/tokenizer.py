@@ -1,0 +1,221 @@
+"""Text to token ids and back: bytes, a byte-pair tokenizer trained here, or one from a file.
+
+Every tokenizer is kept as a ``tokenizer.json`` that the ``tokenizers`` library reads, so an
+exported model carries its own. Only ``bytes`` works without that library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.config.errors import ConfigError
+from weft.data.tokens import Tokens
+
+END = "<|end|>"
+"""The end-of-document token of the tokenizers that are made here."""
+MADE_HERE = ("bpe", "bytes")
+"""Values of ``data.tokenizer`` that need no file."""
+CONFIG_FILE = "tokenizer_config.json"
+"""Beside a tokenizer.json; names its end-of-document token as ``eos_token``."""
+_KNOWN_ENDS = (END, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+
+
+class Tokenizer(Protocol):
+    """What the data path needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """All ids are below it."""
+
+    @property
+    def end_id(self) -> int:
+        """The end-of-document token. No text contains it, whatever the text says."""
+
+    @property
+    def end(self) -> str:
+        """How the end-of-document token is written."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
+        """Token ids ``[n]`` of each text, without any special tokens."""
+
+    def decode(self, tokens: npt.ArrayLike) -> str:
+        """The text of ids ``[n]``; end-of-document tokens give nothing."""
+
+
+class ByteTokenizer:
+    """Each byte of UTF-8 is its own id; 256 ends a document."""
+
+    vocab_size = 257
+    end_id = 256
+    end = END
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
+        """Bytes ``[n]`` of each text."""
+        return [np.frombuffer(text.encode(), np.uint8) for text in texts]
+
+    def decode(self, tokens: npt.ArrayLike) -> str:
+        """The text of ids ``[n]``; bytes that are not UTF-8 become U+FFFD."""
+        ids = np.asarray(tokens)
+        return ids[ids < 256].astype(np.uint8).tobytes().decode(errors="replace")
+
+
+class FileTokenizer:
+    """A tokenizer of the ``tokenizers`` library.
+
+    ``encode_batch`` uses as many threads as RAYON_NUM_THREADS and TOKENIZERS_PARALLELISM allow.
+    """
+
+    def __init__(self, text: str, end: str) -> None:
+        from tokenizers import Tokenizer as Library
+
+        self._tokenizer = Library.from_str(text)
+        # Text that spells a special token is text.
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
+        end_id = self._tokenizer.token_to_id(end)
+        assert end_id is not None, f"the tokenizer has no {end}"
+        self.end_id = end_id
+        self.end = end
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
+        """Token ids ``[n]`` of each text."""
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, dtype=np.int32) for one in encoded]
+
+    def decode(self, tokens: npt.ArrayLike) -> str:
+        """The text of ids ``[n]``, without special tokens."""
+        ids = np.asarray(tokens).tolist()
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def file_digest(path: Path) -> str:
+    """Hash of a ``tokenizer.json``.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    try:
+        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    except OSError as error:
+        hint = '"bpe" and "bytes" need no file.'
+        raise _unusable(path, f"{error.strerror}; {hint}") from None
+
+
+def end_token_config(end: str) -> str:
+    """The text of a ``CONFIG_FILE`` that names the end-of-document token."""
+    return json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end})
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a ``tokenizer.json``.
+
+    Raises:
+        ConfigError: it is not one, or has no end-of-document token.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise _unusable(path, f"{error}.") from None
+    if text == byte_tokenizer_json():
+        return ByteTokenizer()
+    if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
+        raise _unusable(path, "It has no model inside.")
+    end = _end_token(path, data)
+    try:
+        return FileTokenizer(text, end)
+    except Exception as error:  # the library raises nothing more special
+        raise _unusable(path, f"{error}.") from error
+
+
+def _unusable(path: Path, hint: str) -> ConfigError:
+    expected = '"bpe", "bytes" or the path of a tokenizer.json'
+    return ConfigError("data.tokenizer", str(path), expected, hint)
+
+
+def _end_token(path: Path, data: dict[str, Any]) -> str:
+    """The end-of-document token: as the file beside it says, or one of the usual ones."""
+    special = {token.get("content") for token in data.get("added_tokens") or ()}
+    beside = path.with_name(CONFIG_FILE)
+    named: Any = json.loads(beside.read_text()).get("eos_token") if beside.is_file() else None
+    if isinstance(named, dict):
+        named = named.get("content")
+    for token in (named, *_KNOWN_ENDS):
+        if token in special:
+            return str(token)
+    raise ConfigError(
+        "data.tokenizer",
+        str(path),
+        f"a tokenizer with an end-of-document token, such as {', '.join(_KNOWN_ENDS[:3])}",
+        f"A {CONFIG_FILE} beside it may name its own as eos_token.",
+    )
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
+    """Train a byte-level byte-pair tokenizer; the result is the text of its ``tokenizer.json``.
+
+    The vocabulary is ``END``, the 256 bytes and as many merges as fit ``vocab_size`` (at least
+    257) and occur. The same texts in the same order give the same tokenizer.
+    """
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Library(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return str(tokenizer.to_str(pretty=False))
+
+
+def byte_tokenizer_json() -> str:
+    """``ByteTokenizer`` as the ``tokenizers`` library would write it."""
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    end = {"id": 256, "content": END, "normalized": False, "special": True}
+    model: dict[str, Any] = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": {letter: byte for byte, letter in enumerate(_byte_letters())},
+        "merges": [],
+    }
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [{**end, "single_word": False, "lstrip": False, "rstrip": False}],
+            "normalizer": None,
+            "pre_tokenizer": {**level, "use_regex": False},
+            "post_processor": None,
+            "decoder": {**level, "use_regex": False},
+            "model": model,
+        },
+        ensure_ascii=False,
+    )
+
+
+def _byte_letters() -> list[str]:
+    """The letter that stands for each byte in a byte-level vocabulary: itself where it prints."""
+    prints = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in prints else next(others)) for byte in range(256)]
