@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.nn.context import Context
+from weft.nn.losses import linear_cross_entropy
 
 
 class Decoder(nn.Module, ABC):
     """Some consecutive layers, with or without the embedding before and the head after them.
 
-    Parameters carry their logical names whatever the stage holds.
+    A family builds the parts and says how they follow one another. Parameters carry their logical
+    names whatever the stage holds; a tied stage with the head and without the embedding holds
+    its own ``embed.weight``.
     """
 
+    takes_tokens: bool
+    """The stage embeds: its input is tokens."""
+    embed: nn.Embedding | None
     layers: nn.ModuleDict
     """The blocks held, by layer number: what recompute and compile apply to one by one."""
+    norm: nn.Module | None
+    """The final norm; None on a stage without the head."""
+    head: nn.Linear | None
+    """None without the head, and where the embedding serves as one."""
 
     @abstractmethod
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -25,14 +36,20 @@ class Decoder(nn.Module, ABC):
         The result is ``[batch, seq, d_model]``, after the final norm where the stage has the head.
         """
 
-    @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """``[batch, seq, d_model]`` to ``[batch, seq, vocab]``. Needs the head."""
+        return F.linear(hidden, self._head_weight())
 
-    @abstractmethod
     def loss(self, hidden: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """``sum(weights * cross-entropy)`` over ``[batch, seq]``: a scalar sum, never a mean."""
+        return linear_cross_entropy(hidden, self._head_weight(), targets, weights)
 
-    @abstractmethod
     def blocks(self) -> list[nn.Module]:
-        """The layers held, in order: what recompute and compile apply to one by one."""
+        """The layers held, in order."""
+        return list(self.layers.values())
+
+    def _head_weight(self) -> Tensor:
+        """``[vocab, d_model]``."""
+        module = self.embed if self.head is None else self.head
+        assert self.norm is not None and module is not None, "this stage does not hold the head"
+        return module.weight

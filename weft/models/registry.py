@@ -8,6 +8,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.config.errors import ConfigError
+from weft.models.gpt2 import layout as gpt2_layout
+from weft.models.gpt2 import sizes as gpt2_sizes
 from weft.models.llama import layout as llama_layout
 from weft.models.llama import sizes as llama_sizes
 from weft.plan.layout import Layout
@@ -43,6 +45,12 @@ def _llama() -> type[Decoder]:
     return Llama
 
 
+def _gpt2() -> type[Decoder]:
+    from weft.models.gpt2.model import GPT2
+
+    return GPT2
+
+
 FAMILIES: dict[str, Family] = {
     "llama": Family(
         name="llama",
@@ -51,6 +59,14 @@ FAMILIES: dict[str, Family] = {
         layout=llama_layout.layout,
         check=llama_sizes.check,
         model=_llama,
+    ),
+    "gpt2": Family(
+        name="gpt2",
+        sizes=gpt2_sizes.SIZES,
+        param_specs=gpt2_sizes.param_specs,
+        layout=gpt2_layout.layout,
+        check=gpt2_sizes.check,
+        model=_gpt2,
     ),
 }
 

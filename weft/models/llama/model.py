@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.models.decoder import Decoder
 from weft.nn.attention import Attention
 from weft.nn.context import Context, attention_mask
 from weft.nn.feed_forward import SwiGLU
-from weft.nn.losses import linear_cross_entropy
 from weft.nn.norm import RMSNorm
 from weft.nn.rope import Rotation, rotation
 from weft.plan.model import ModelSpec
@@ -42,8 +40,7 @@ class LlamaBlock(nn.Module):
 class Llama(Decoder):
     """The whole model, or the part of it that one pipeline stage holds.
 
-    ``layers`` is the range of layers held (None: all). A tied stage with the head and without
-    the embedding holds its own ``embed.weight``.
+    ``layers`` is the range of layers held (None: all).
     """
 
     def __init__(
@@ -81,18 +78,3 @@ class Llama(Decoder):
         for block in self.layers.values():
             x = block(x, turn, mask)
         return x if self.norm is None else self.norm(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self._head_weight())
-
-    def loss(self, hidden: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        return linear_cross_entropy(hidden, self._head_weight(), targets, weights)
-
-    def blocks(self) -> list[nn.Module]:
-        return list(self.layers.values())
-
-    def _head_weight(self) -> Tensor:
-        """``[vocab, d_model]``."""
-        module = self.embed if self.head is None else self.head
-        assert self.norm is not None and module is not None, "this stage does not hold the head"
-        return module.weight

@@ -1,0 +1,46 @@
+"""How parameters of each kind start and whether they decay, for every family. No torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from weft.plan.model import Init, ModelSpec, ParamSpec, Part
+
+
+def initial_std(spec: ModelSpec) -> float:
+    """Standard deviation of a matrix at the start (arXiv 1910.05895); 0.02 at d_model 1000."""
+    return math.sqrt(2 / (5 * spec.d_model))
+
+
+def branch_std(spec: ModelSpec) -> float:
+    """Of a matrix that ends a residual branch: the sum of all branches keeps its size."""
+    return initial_std(spec) / math.sqrt(2 * spec.num_layers)
+
+
+def matrix(name: str, shape: tuple[int, int], part: Part, std: float) -> ParamSpec:
+    """The weight ``[out, in]`` of a linear map."""
+    return ParamSpec(name=name, shape=shape, part=part, init=Init("normal", std), decay=True)
+
+
+def vector(name: str, size: int, part: Part, start: Literal["ones", "zeros"]) -> ParamSpec:
+    """A norm's weight or a bias."""
+    return ParamSpec(name=name, shape=(size,), part=part, init=Init(start), decay=False)
+
+
+def table(name: str, rows: int, spec: ModelSpec, *, tied: bool = False) -> ParamSpec:
+    """A table of vectors to look up; ``tied``: the head multiplies by it too."""
+    return ParamSpec(
+        name=name,
+        shape=(rows, spec.d_model),
+        part="embed",
+        init=Init("normal", initial_std(spec)),
+        decay=False,
+        also=("head",) if tied else (),
+    )
+
+
+def head(spec: ModelSpec) -> list[ParamSpec]:
+    """The head's own weight, where it is not the embedding's."""
+    shape = (spec.vocab_size, spec.d_model)
+    return [] if spec.tied else [matrix("head.weight", shape, "head", initial_std(spec))]
