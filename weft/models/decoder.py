@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from weft.nn.context import Context
 from weft.nn.losses import linear_cross_entropy
+from weft.plan.model import ModelSpec
 
 
 class Decoder(nn.Module, ABC):
@@ -19,6 +20,8 @@ class Decoder(nn.Module, ABC):
     its own ``embed.weight``.
     """
 
+    spec: ModelSpec
+    """Of the whole model."""
     takes_tokens: bool
     """The stage embeds: its input is tokens."""
     embed: nn.Embedding | None

@@ -56,6 +56,7 @@ class GPT2(Decoder):
     ) -> None:
         super().__init__()
         d_model, vocab_size = spec.d_model, spec.vocab_size
+        self.spec = spec
         self.takes_tokens = embed
         held = range(spec.num_layers) if layers is None else layers
         table = embed or (head and spec.tied)

@@ -1,0 +1,71 @@
+"""Sampling from a model, a token at a time. Simple: each token reads its whole context again."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.config.errors import ConfigError
+from weft.models.decoder import Decoder
+from weft.nn.context import Context
+
+
+@torch.no_grad()
+def generate(
+    model: Decoder,
+    tokens: Tensor,
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_p: float | None = None,
+    seed: int = 0,
+    end_id: int | None = None,
+) -> Tensor:
+    """Continue every row of ``tokens`` ``[batch, length]``; ``[batch, length + new]`` on the CPU.
+
+    ``temperature`` 0 takes the likeliest token and draws nothing. ``top_p`` draws from the
+    smallest set of likeliest tokens whose probabilities sum to it. A row that has drawn ``end_id``
+    is filled up with it, and the result ends early when all rows have. Of a context longer than
+    the model's ``seq_len`` the end is read. Draws are made on the CPU: a seed means the same on
+    every device.
+
+    Raises:
+        ConfigError: an empty prompt.
+    """
+    if not tokens.shape[1]:
+        raise ConfigError("prompt", "", "text of at least one token")
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(seed)
+    result = tokens.cpu().long()
+    ended = torch.zeros(len(result), dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        hidden = model(result[:, -model.spec.seq_len :].to(device), Context())
+        logits = model.logits(hidden[:, -1]).double().cpu()  # [batch, vocab]
+        chosen = _choose(logits, temperature, top_p, generator)
+        if end_id is not None:
+            chosen[ended] = end_id
+            ended |= chosen == end_id
+        result = torch.cat((result, chosen[:, None]), dim=1)
+        if ended.all():
+            break
+    return result
+
+
+def _choose(
+    logits: Tensor, temperature: float, top_p: float | None, generator: torch.Generator
+) -> Tensor:
+    """One token for each row of ``logits`` ``[batch, vocab]``."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    probabilities = torch.softmax(logits / temperature, dim=-1)
+    if top_p is not None:
+        probabilities = _likeliest(probabilities, top_p)
+    return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+
+
+def _likeliest(probabilities: Tensor, top_p: float) -> Tensor:
+    """Zero all but the likeliest tokens, the one that reaches ``top_p`` included."""
+    ordered, order = probabilities.sort(dim=-1, descending=True)
+    before = ordered.cumsum(-1) - ordered
+    kept = ordered.masked_fill(before >= top_p, 0.0)
+    return torch.zeros_like(probabilities).scatter(-1, order, kept)
