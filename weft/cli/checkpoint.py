@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.table import Table
 
-from weft.cli.output import count, err, gib, out, print_json
+from weft.cli.output import count, err, finish, gib, out, print_json
 from weft.cli.target import Json
 from weft.config.errors import ConfigError
 from weft.train.job import TOKENIZER_FILE
@@ -75,7 +75,7 @@ def show(where: Where, json: Json = False) -> None:
 
 
 @app.command("verify")
-def verify(where: Where, json: Json = False) -> int:
+def verify(where: Where, json: Json = False) -> None:
     """Read every byte and compare sizes and checksums. Exit code 1 if anything is wrong."""
     from weft.checkpoint.verify import verify as verify_files
 
@@ -87,7 +87,7 @@ def verify(where: Where, json: Json = False) -> int:
             out.print(problem, style="red", markup=False)
         verdict = "[green]sound[/]" if found.ok else f"[red]{len(found.problems)} problem(s)[/]"
         out.print(f"{found.files} files, {gib(found.bytes)}: {verdict}")
-    return 0 if found.ok else 1
+    finish(0 if found.ok else 1)
 
 
 @app.command("export")

@@ -15,7 +15,7 @@ from typing import Literal
 import typer
 
 import weft
-from weft.cli.output import gib, out, print_json
+from weft.cli.output import finish, gib, out, print_json
 from weft.cli.target import Json
 from weft.cluster.detect import detect_node
 
@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
 
 
-def doctor(json: Json = False) -> int:
+def doctor(json: Json = False) -> None:
     """Check this machine: Python, packages, processors, accelerators, disk, network names.
 
     Exit code 1 if something that Weft needs is missing.
@@ -55,14 +55,15 @@ def doctor(json: Json = False) -> int:
     broken = any(finding.level == "problem" for finding in findings)
     if json:
         print_json({"ok": not broken, "findings": [asdict(f) for f in findings]})
-        return int(broken)
+        finish(int(broken))
+        return
     for finding in findings:
         colour = COLOURS[finding.level]
         out.print(f"[{colour}]{finding.level:<8}[/]", end="")
         out.print(f"{finding.what:<14} {finding.says}", markup=False)
         if finding.todo:
             out.print(f"{'':<23}-> {finding.todo}", markup=False)
-    return int(broken)
+    finish(int(broken))
 
 
 def _python() -> Iterator[Finding]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 
-import click
 import typer
-from rich.markup import escape
 
 from weft.cli import (
     checkpoint,
@@ -20,7 +18,7 @@ from weft.cli import (
     verify,
 )
 from weft.cli.output import err
-from weft.config.errors import ConfigError, ConfigErrors
+from weft.config.errors import ConfigError, ConfigErrors, RunError
 
 app = typer.Typer(
     help="Train one large model on whatever accelerators you have.\n\n"
@@ -45,15 +43,11 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run a command and return its exit code; errors have been printed."""
     try:
-        result = app(arguments, standalone_mode=False, prog_name="weft")
-    except (ConfigError, ConfigErrors) as error:
+        app(arguments, prog_name="weft")
+    except (ConfigErrors, ConfigError, RunError) as error:
         text = str(error) if isinstance(error, ConfigErrors) else f"error: {error}"
-        err.print(escape(text), style="red")
-        return 2
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except (KeyboardInterrupt, click.Abort):
-        err.print("interrupted")
-        return 1
-    return result if isinstance(result, int) else 0
+        err.print(text, style="red", markup=False)
+        return 1 if isinstance(error, RunError) else 2
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    return 0

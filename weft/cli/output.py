@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import typer
 from rich.console import Console
 
 out = Console(soft_wrap=True, highlight=False)
@@ -17,6 +18,12 @@ err = Console(stderr=True, soft_wrap=True, highlight=False)
 def print_json(value: Mapping[str, Any]) -> None:
     """The one object that ``--json`` promises."""
     out.print(json.dumps(value, indent=2, default=str), markup=False, highlight=False)
+
+
+def finish(code: int) -> None:
+    """End the command with this exit code."""
+    if code:
+        raise typer.Exit(code)
 
 
 def gib(num_bytes: float) -> str:

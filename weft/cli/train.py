@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from weft.cli.output import err, out, print_json
+from weft.cli.output import err, finish, out, print_json
 from weft.cli.plan import show as print_plan
 from weft.cli.summary import print_summary
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
@@ -50,7 +50,7 @@ def train(
     explain_config: Annotated[
         bool, typer.Option(help="Print every value and where it came from, and stop.")
     ] = False,
-) -> int:
+) -> None:
     """Train a language model.
 
     Examples: `weft train demo`; `weft train data.path=my.txt train.steps=500`;
@@ -59,7 +59,7 @@ def train(
     loaded = load(target, overrides)
     if explain_config:
         _explain(loaded, json=json)
-        return 0
+        return
     place = Place.from_environment()
     world_size = place.world_size if place else None
     resolved = resolve(loaded, detect(), world_size=world_size, plan=read_plan(loaded))
@@ -74,9 +74,10 @@ def train(
         json=json,
     )
     if place is not None:
-        return _join(place, job, resolved)
+        finish(_join(place, job, resolved))
+        return
     _open_folder(job, resolved)
-    return _start(job)
+    finish(_start(job))
 
 
 def _explain(loaded: Loaded, *, json: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.output import out, print_json
+from weft.cli.output import finish, out, print_json
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
 from weft.cluster.detect import detect
 from weft.train.resolve import read_plan, resolve
@@ -22,7 +22,7 @@ def verify(
     overrides: Overrides = None,
     json: Json = False,
     steps: Annotated[int, typer.Option(min=1, help="Training steps to compare.")] = 3,
-) -> int:
+) -> None:
     """Train a few steps twice, under the plan and in one process, and compare everything.
 
     The model is made small and the data random, with random loss weights; the plan's shares,
@@ -45,4 +45,4 @@ def verify(
             out.print(f"  {name:<10} largest relative difference {value:.2e}")
         verdict = "[green]the plan changes nothing[/]" if found.ok else "[red]THE PLAN DIFFERS[/]"
         out.print(f"{verdict} (tolerance {found.tolerance:.0e})")
-    return 0 if found.ok else 1
+    finish(0 if found.ok else 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weft.config.errors import RunError
 
-class CommError(RuntimeError):
+
+class CommError(RunError):
     """A collective failed here, usually because another rank died or stalled."""

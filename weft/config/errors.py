@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 
+class RunError(RuntimeError):
+    """Something outside the program went wrong: a disk, a process, a damaged file.
+
+    ``str()`` says all that a person needs; commands print it and exit with 1.
+    """
+
+
 class ConfigError(ValueError):
     """A value the user wrote cannot be used. Names the key, the value and what would do.
 

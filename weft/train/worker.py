@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ from weft.train.hooks import (
     report_evaluation,
     save_now_and_then,
 )
-from weft.train.job import Job
+from weft.train.job import TOKENIZER_FILE, Job
 from weft.train.loop import Run, train
 from weft.train.metrics import JsonlWriter, Writer, optional_writers
 from weft.train.progress import Progress
@@ -99,6 +100,8 @@ class _Rank:
         else:
             restore(built, checkpoint)
         first_step = 0 if checkpoint is None else checkpoint.step
+        if comm.rank == 0:
+            shutil.copyfile(data.tokenizer_file, job.out / TOKENIZER_FILE)
         run = Run(
             config=job.config,
             plan=job.plan,
