@@ -44,7 +44,8 @@ def check(root: Path) -> list[Excess]:
     found += _inheritance(trees)
     lines = sum(text.count("\n") for text in sources.values())
     dynamic = sum(_dynamic(tree) for tree in trees.values()) / lines * 1000
-    found += _over(str(root), "getattr and the like per 1000 lines", dynamic, DYNAMIC_PER_1000_LINES)
+    what = "getattr and the like per 1000 lines"
+    found += _over(str(root), what, dynamic, DYNAMIC_PER_1000_LINES)
     found += _over(str(root), "repeated lines", _repeated(sources) / lines, REPEATED_PART)
     return found
 

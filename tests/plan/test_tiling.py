@@ -106,9 +106,7 @@ def test_distance_decides_between_replicas() -> None:
 
 
 @given(st.integers(0, 1000), st.lists(st.integers(0, 9), min_size=1, max_size=6))
-def test_weighted_shares_add_up_and_are_fair(
-    total: int, weights: list[int]
-) -> None:
+def test_weighted_shares_add_up_and_are_fair(total: int, weights: list[int]) -> None:
     if not sum(weights):
         weights[0] = 1
     shares = split_by_weight(total, weights)

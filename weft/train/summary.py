@@ -18,8 +18,8 @@ from weft.config.sections import SampleConfig
 from weft.data.baselines import baselines
 from weft.data.prepare import Prepared
 from weft.data.tokenizer import Tokenizer
-from weft.infer.generate import generate
 from weft.models.decoder import Decoder
+from weft.models.generate import generate
 from weft.train.evaluate import Evaluation
 from weft.train.job import SUMMARY_FILE, Job
 from weft.train.loop import Run
