@@ -1,0 +1,243 @@
+"""Folders of Hugging Face safetensors: in, out, and nothing that runs code on the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from weft.config.errors import ConfigError
+from weft.models.config_json import Converter, Entry, Fields
+from weft.models.gpt2 import convert as gpt2
+from weft.models.llama import convert as llama
+from weft.models.registry import FAMILIES, check_spec
+from weft.plan.model import ModelSpec
+
+CONVERTERS: dict[str, Converter] = {"llama": llama.CONVERTER, "gpt2": gpt2.CONVERTER}
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARD_BYTES = 4 << 30
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+"""A tokenizer, and beside it what its special tokens are for."""
+
+
+def export_hf(
+    folder: Path,
+    spec: ModelSpec,
+    tensors: Mapping[str, Tensor],
+    tokenizer_file: Path | None,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write a folder that ``AutoModelForCausalLM.from_pretrained`` opens, without custom code.
+
+    ``tensors`` holds every parameter whole by its logical name, in the dtype to be written; each
+    is asked for once, so a mapping may read lazily. ``tokenizer_file`` is a ``tokenizer.json``.
+
+    Raises:
+        ConfigError: no Hugging Face architecture has this shape.
+    """
+    converter = CONVERTERS[spec.family]
+    fields = converter.to_fields(spec)
+    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, str] = {}
+    total, dtype = 0, None
+    for number, shard in enumerate(_shards(converter.entries(spec), tensors, shard_bytes)):
+        name = f"model-{number + 1:05d}.safetensors"
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        files |= dict.fromkeys(shard, name)
+        total += sum(tensor.nbytes for tensor in shard.values())
+        dtype = next(iter(shard.values())).dtype
+    _name_shards(folder, files, total)
+    end_id = None if tokenizer_file is None else _copy_tokenizer(tokenizer_file, folder)
+    known = {"torch_dtype": str(dtype).removeprefix("torch."), "eos_token_id": end_id}
+    _write_json(folder / "config.json", {**fields, "bos_token_id": None, **known})
+
+
+def _shards(
+    entries: list[Entry], tensors: Mapping[str, Tensor], shard_bytes: int
+) -> Iterator[dict[str, Tensor]]:
+    """Their tensors in order, up to ``shard_bytes`` together."""
+    shard: dict[str, Tensor] = {}
+    held = 0
+    for entry in entries:
+        tensor = _joined(entry, [tensors[name] for name in entry.ours])
+        if shard and held + tensor.nbytes > shard_bytes:
+            yield shard
+            shard, held = {}, 0
+        shard[entry.theirs] = tensor
+        held += tensor.nbytes
+    yield shard
+
+
+def _joined(entry: Entry, parts: list[Tensor]) -> Tensor:
+    turned = [part.detach().cpu().T if entry.transposed else part.detach().cpu() for part in parts]
+    return torch.cat(turned, dim=-1).contiguous()
+
+
+def _name_shards(folder: Path, files: dict[str, str], total: int) -> None:
+    """One file gets the plain name; several get their count and an index."""
+    names = sorted(set(files.values()))
+    if len(names) == 1:
+        (folder / names[0]).rename(folder / WEIGHTS)
+        return
+    final = {name: f"{Path(name).stem}-of-{len(names):05d}.safetensors" for name in names}
+    for name, path in final.items():
+        (folder / name).rename(folder / path)
+    weight_map = {tensor: final[name] for tensor, name in files.items()}
+    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _copy_tokenizer(tokenizer_file: Path, folder: Path) -> int | None:
+    """Copy the tokenizer; returns the id of its end-of-text token where it names one."""
+    source, config = (tokenizer_file.with_name(name) for name in TOKENIZER_FILES)
+    shutil.copyfile(tokenizer_file, folder / source.name)
+    if not config.is_file():
+        return None
+    shutil.copyfile(config, folder / config.name)
+    named = _read_json(config).get("eos_token")
+    end = named.get("content") if isinstance(named, dict) else named
+    added = _read_json(tokenizer_file).get("added_tokens") or []
+    return next((int(token["id"]) for token in added if token["content"] == end), None)
+
+
+def import_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
+    """Read a folder of one of the architectures that Weft's families cover.
+
+    Returns the shape and every parameter by its logical name, in the dtype of the file.
+
+    Raises:
+        ConfigError: an architecture, a field or a tensor that Weft does not know, lacks or finds
+            damaged; weights in pickles.
+    """
+    spec, converter = _read_spec(folder)
+    files = _prefixed(_tensor_files(folder), converter)
+    shapes = {param.name: param.shape for param in FAMILIES[spec.family].param_specs(spec)}
+    entries = converter.entries(spec)
+    wanted = {entry.theirs for entry in entries}
+    for name in files:
+        if name not in wanted and not name.endswith((*converter.ignored, "lm_head.weight")):
+            raise ConfigError("tensor", name, "a parameter of this architecture", _where(folder))
+    result: dict[str, Tensor] = {}
+    for entry in entries:
+        if entry.theirs not in files:
+            raise ConfigError("tensor", entry.theirs, "to be in the folder", _where(folder))
+        result |= _split(entry, _read_tensor(*files[entry.theirs]), shapes)
+    if spec.tied and "lm_head.weight" in files:
+        head = _read_tensor(*files["lm_head.weight"])
+        if not torch.equal(head, result["embed.weight"]):
+            expected = "the embedding's values where tie_word_embeddings is true"
+            raise ConfigError("tensor", "lm_head.weight", expected, _where(folder))
+    return spec, result
+
+
+def _read_spec(folder: Path) -> tuple[ModelSpec, Converter]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ConfigError("folder", str(folder), "a Hugging Face folder with a config.json")
+    fields = Fields(_read_json(path))
+    named = fields.take("architectures", [None])
+    for converter in CONVERTERS.values():
+        if isinstance(named, list) and named and named[0] in converter.architectures:
+            fields.take("model_type")
+            spec = converter.from_fields(named[0], fields)
+            fields.finish()
+            check_spec(spec)
+            return spec, converter
+    known = [name for converter in CONVERTERS.values() for name in converter.architectures]
+    raise fields.refusal("architectures", named, f"one of {', '.join(known)}")
+
+
+def _tensor_files(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Tensor -> its file and its name there."""
+    index = folder / INDEX
+    if index.is_file():
+        weight_map = _read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ConfigError(INDEX, str(index), "a weight_map inside")
+        paths = sorted({str(name) for name in weight_map.values()})
+    else:
+        paths = [path.name for path in sorted(folder.glob("*.safetensors"))]
+    if not paths:
+        pickles = sorted(path.name for path in folder.glob("*.bin"))
+        raise ConfigError("folder", str(folder), "safetensors files inside", _way_out(pickles))
+    result: dict[str, tuple[Path, str]] = {}
+    for name in paths:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise ConfigError(INDEX, name, "a file in the same folder")
+        result |= {tensor: (folder / name, tensor) for tensor in _names_in(folder / name)}
+    return result
+
+
+def _way_out(pickles: list[str]) -> str:
+    if not pickles:
+        return ""
+    return (
+        f"{pickles[0]} is a pickle, which can run code and is never opened here; from_pretrained "
+        "and save_pretrained of transformers write safetensors in a place you trust."
+    )
+
+
+def _prefixed(
+    files: dict[str, tuple[Path, str]], converter: Converter
+) -> dict[str, tuple[Path, str]]:
+    """Full names for a file of the bare model, which leaves the prefix out."""
+    if any(name.startswith(converter.prefix) for name in files):
+        return files
+    return {
+        name if name == "lm_head.weight" else converter.prefix + name: where
+        for name, where in files.items()
+    }
+
+
+def _names_in(path: Path) -> list[str]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except SafetensorError as error:
+        raise ConfigError("file", str(path), "a sound safetensors file", f"{error}.") from None
+
+
+def _read_tensor(path: Path, name: str) -> Tensor:
+    with safe_open(path, framework="pt") as file:
+        tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+
+def _split(
+    entry: Entry, tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
+    """Our parameters of one of their tensors."""
+    theirs = [shapes[name][::-1] if entry.transposed else shapes[name] for name in entry.ours]
+    expected = (*theirs[0][:-1], sum(shape[-1] for shape in theirs))
+    if tuple(tensor.shape) != expected:
+        text = "x".join(map(str, expected))
+        raise ConfigError(f"tensor {entry.theirs}", list(tensor.shape), f"a shape of {text}")
+    parts = torch.split(tensor, [shape[-1] for shape in theirs], dim=-1)
+    turned = [part.T if entry.transposed else part for part in parts]
+    return {n: part.contiguous() for n, part in zip(entry.ours, turned, strict=True)}
+
+
+def _where(folder: Path) -> str:
+    return f"Looked in {folder}."
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("file", str(path), "JSON", f"{error}.") from None
+    if not isinstance(data, dict):
+        raise ConfigError("file", str(path), "a JSON object")
+    return data
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,142 @@
+"""Llama, Qwen 2 and Qwen 3 as Hugging Face writes them. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.config.errors import ConfigError
+from weft.models.config_json import Converter, Entry, Fields
+from weft.plan.model import ModelSpec, RopeScaling
+
+_BLOCK = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn.q.weight": "self_attn.q_proj.weight",
+    "attn.k.weight": "self_attn.k_proj.weight",
+    "attn.v.weight": "self_attn.v_proj.weight",
+    "attn.o.weight": "self_attn.o_proj.weight",
+    "ff_norm.weight": "post_attention_layernorm.weight",
+    "ff.gate.weight": "mlp.gate_proj.weight",
+    "ff.up.weight": "mlp.up_proj.weight",
+    "ff.down.weight": "mlp.down_proj.weight",
+}
+_QKV_BIAS = {f"attn.{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
+_QK_NORM = {f"attn.{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}
+
+
+def entries(spec: ModelSpec) -> list[Entry]:
+    """Their names of our parameters."""
+    block = _BLOCK | (_QKV_BIAS if spec.qkv_bias else {}) | (_QK_NORM if spec.qk_norm else {})
+    names = {"embed.weight": "model.embed_tokens.weight"}
+    for layer in range(spec.num_layers):
+        names |= {f"layers.{layer}.{k}": f"model.layers.{layer}.{v}" for k, v in block.items()}
+    names["norm.weight"] = "model.norm.weight"
+    if not spec.tied:
+        names["head.weight"] = "lm_head.weight"
+    return [Entry(theirs, (ours,)) for ours, theirs in names.items()]
+
+
+def to_fields(spec: ModelSpec) -> dict[str, Any]:
+    """The ``config.json`` of a shape, in the form that every version of transformers reads."""
+    if spec.qkv_bias and spec.qk_norm:
+        raise ConfigError(
+            "model", "qkv_bias and qk_norm", "one of the two", "No architecture there has both."
+        )
+    name, kind = "LlamaForCausalLM", "llama"
+    if spec.qkv_bias:
+        name, kind = "Qwen2ForCausalLM", "qwen2"
+    elif spec.qk_norm:
+        name, kind = "Qwen3ForCausalLM", "qwen3"
+    return {
+        "architectures": [name],
+        "model_type": kind,
+        "hidden_act": "silu",
+        "hidden_size": spec.d_model,
+        "intermediate_size": spec.d_ff,
+        "head_dim": spec.d_head,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.seq_len,
+        "rms_norm_eps": spec.norm_eps,
+        "rope_theta": spec.rope_theta,
+        "rope_scaling": _scaling_fields(spec.rope_scaling),
+        "tie_word_embeddings": spec.tied,
+    }
+
+
+def _scaling_fields(scaling: RopeScaling | None) -> dict[str, Any] | None:
+    if scaling is None:
+        return None
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_seq_len,
+    }
+
+
+def from_fields(architecture: str, fields: Fields) -> ModelSpec:
+    """The shape that a ``config.json`` describes."""
+    fields.must("hidden_act", "silu")
+    fields.must("attention_bias", False)
+    fields.must("mlp_bias", False)
+    fields.must("attention_dropout", 0.0)
+    fields.must("use_sliding_window", False)
+    fields.take("sliding_window")  # the width of a window that is not used
+    kinds = set(fields.take("layer_types", ()))
+    if kinds - {"full_attention"}:
+        raise fields.refusal("layer_types", sorted(kinds), "full_attention only")
+    heads, d_model = fields.whole("num_attention_heads"), fields.whole("hidden_size")
+    theta, scaling = _rope(fields)
+    d_head = 128 if architecture == "Qwen3ForCausalLM" else d_model // heads
+    return ModelSpec(
+        family="llama",
+        d_model=d_model,
+        d_ff=fields.whole("intermediate_size"),
+        d_head=fields.whole("head_dim", d_head),
+        num_layers=fields.whole("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=fields.whole("num_key_value_heads", heads),
+        vocab_size=fields.whole("vocab_size"),
+        seq_len=fields.whole("max_position_embeddings", 2048),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        tied=fields.flag("tie_word_embeddings", default=False),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        qkv_bias=architecture == "Qwen2ForCausalLM",
+        qk_norm=architecture == "Qwen3ForCausalLM",
+    )
+
+
+def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
+    """Base and stretching, from the form of transformers 5 or the older one."""
+    theta = fields.number("rope_theta", 10_000.0)
+    older, newer = fields.take("rope_scaling", {}), fields.take("rope_parameters", {})
+    rope = Fields({**older, **newer}, "config.json rope_scaling")
+    theta = rope.number("rope_theta", theta)
+    kind = rope.take("rope_type", rope.take("type", "default"))
+    scaling = None
+    if kind == "llama3":
+        scaling = RopeScaling(
+            factor=rope.number("factor"),
+            low_freq_factor=rope.number("low_freq_factor"),
+            high_freq_factor=rope.number("high_freq_factor"),
+            original_seq_len=rope.whole("original_max_position_embeddings"),
+        )
+    elif kind != "default":
+        raise rope.refusal("rope_type", kind, '"default" or "llama3"')
+    rope.take("type")
+    rope.finish()
+    return theta, scaling
+
+
+CONVERTER = Converter(
+    architectures=("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+    prefix="model.",
+    from_fields=from_fields,
+    to_fields=to_fields,
+    entries=entries,
+    ignored=("rotary_emb.inv_freq",),
+)
