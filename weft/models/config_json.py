@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, show
 from weft.plan.model import ModelSpec
 
 HARMLESS = frozenset(
@@ -80,7 +80,7 @@ class Fields:
         """Refuse any other value; absent or null stands for the first."""
         value = self.take(name, allowed[0])
         if value not in allowed:
-            expected = " or ".join(f'"{a}"' if isinstance(a, str) else str(a) for a in allowed)
+            expected = " or ".join(map(show, allowed))
             raise self.refusal(name, value, expected, "Nothing else is implemented.")
 
     def finish(self) -> None:
