@@ -15,7 +15,6 @@ import importlib.util
 import json
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -210,7 +209,13 @@ def two_processes(place: Place, rounds: int) -> dict[str, list[float]]:
     if importlib.util.find_spec("accelerate"):
         from benchmarks.trainer import trainer_seconds
 
-        seconds["transformers Trainer"] = trainer_seconds(plain_model("fp32"), rounds)
+        seconds["transformers Trainer"] = trainer_seconds(
+            plain_model("fp32"),
+            rounds,
+            samples=SAMPLES,
+            length=SEQ_LEN + 1,
+            vocab_size=spec().vocab_size,
+        )
     comm.close()
     return seconds
 
@@ -251,7 +256,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    with WorkerPool() as pool, tempfile.TemporaryDirectory():
+    with WorkerPool() as pool:
         rows = [
             Row(f"one process, {p}", pool.run(one_process, p, options.rounds, world_size=1)[0])
             for p in ("fp32", "bf16")
