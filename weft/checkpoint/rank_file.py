@@ -13,7 +13,6 @@ import os
 import stat
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -52,7 +51,8 @@ def write_rank(folder: Path, rank: int, shards: Sequence[Shard]) -> RankFile:
     assert len({shard.key for shard in shards}) == len(shards), f"rank {rank} writes a box twice"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file, _HashedFile(file) as out:
+        with path.open("wb") as file:
+            out = _HashedFile(file)
             out.write(memoryview(_header(ordered)))
             written = {shard.key: _write_shard(out, path.name, shard) for shard in ordered}
             file.flush()
@@ -66,28 +66,20 @@ def write_rank(folder: Path, rank: int, shards: Sequence[Shard]) -> RankFile:
 
 
 class _HashedFile:
-    """Writes chunks while a second thread hashes them; both leave the interpreter free."""
+    """Writes bytes and hashes them on the way, so that they are not read again."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._sha256 = hashlib.sha256()
-        self._thread = ThreadPoolExecutor(max_workers=1)
-
-    def __enter__(self) -> _HashedFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()
 
     def write(self, data: memoryview) -> int:
         """Write bytes and return their crc32."""
         crc = 0
         for start in range(0, len(data), _CHUNK_BYTES):
             chunk = data[start : start + _CHUNK_BYTES]
-            hashed = self._thread.submit(self._sha256.update, chunk)
+            self._sha256.update(chunk)
             crc = zlib.crc32(chunk, crc)
             self._file.write(chunk)
-            hashed.result()
         return crc
 
     def hexdigest(self) -> str:
@@ -153,7 +145,9 @@ class RankFileReader:
             raise CheckpointError("is not in the file", file=self._path, tensor=key) from error
         shape, dtype = tuple(view.get_shape()), view.get_dtype()
         if (shape, dtype) != (stored.box.size, tensor.dtype):
-            problem = f"the file holds {dtype} {shape}, the index says {tensor.dtype}"
+            problem = (
+                f"the file holds {dtype} {shape}, the index says {tensor.dtype} {stored.box.size}"
+            )
             raise CheckpointError(problem, file=self._path, tensor=key)
 
     def read(self, tensor: StoredTensor, stored: StoredBox, box: Box) -> Tensor:

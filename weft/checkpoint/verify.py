@@ -8,7 +8,7 @@ from pathlib import Path
 
 from weft.checkpoint.entry import CheckpointError, RankFile
 from weft.checkpoint.index import INDEX, Index, problems, resolve_inside
-from weft.checkpoint.rank_file import RankFileReader
+from weft.checkpoint.rank_file import RankFileReader, check_size
 from weft.checkpoint.reader import checkpoints_root, is_checkpoint
 from weft.checkpoint.store import (
     LATEST,
@@ -80,17 +80,15 @@ def _checkpoint_problems(folder: Path, sizes: list[int]) -> list[str]:
 def _hash_file(folder: Path, facts: RankFile) -> int:
     """The size of the file. Raises CheckpointError unless its bytes are those that were written."""
     path = resolve_inside(folder, facts.file)
+    check_size(path, facts)
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            size = file.tell()
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}", file=path) from error
-    if size != facts.bytes:
-        raise CheckpointError(f"has {size} bytes, {facts.bytes} were written", file=path)
     if digest != facts.sha256:
         raise CheckpointError("the bytes are not those that were written (sha256)", file=path)
-    return size
+    return facts.bytes
 
 
 def _content_problems(folder: Path, index: Index, facts: RankFile) -> list[str]:
