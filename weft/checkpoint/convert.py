@@ -1,0 +1,109 @@
+"""Checkpoints from and to Hugging Face folders. How a family is written there is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from weft.checkpoint.entry import JSON, CheckpointError, Shard
+from weft.checkpoint.rank_file import write_rank
+from weft.checkpoint.reader import Checkpoint
+from weft.checkpoint.store import begin, candidates, commit
+from weft.models import hugging_face
+from weft.models.registry import FAMILIES, check_spec
+from weft.plan.box import Box
+from weft.plan.model import ModelSpec
+
+
+class LazyTensors(Mapping[str, Tensor]):
+    """Whole parameters by logical name, each read when it is asked for and not kept.
+
+    Args:
+        dtype: What to convert to; None keeps the stored one.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> None:
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._names = dict.fromkeys(checkpoint.names())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._checkpoint.read(name, dtype=self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def saved_model(checkpoint: Checkpoint) -> ModelSpec:
+    """The shape of the model that a checkpoint is of, and that its parameters fit.
+
+    Raises:
+        CheckpointError: it names no model, one that cannot be built, or holds other parameters.
+    """
+    saved = checkpoint.state.get("model")
+    if not isinstance(saved, Mapping):
+        raise CheckpointError("does not say which model it is of", file=checkpoint.folder)
+    try:
+        spec = ModelSpec.from_dict(saved)
+        check_spec(spec)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        problem = f"is of a model that cannot be built: {error}"
+        raise CheckpointError(problem, file=checkpoint.folder) from error
+    params = FAMILIES[spec.family].param_specs(spec)
+    checkpoint.require({param.name: param.shape for param in params}, ("param",))
+    return spec
+
+
+def export_hf(
+    checkpoint: Checkpoint,
+    out: Path,
+    *,
+    tokenizer_file: Path | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write the parameters as a folder that ``transformers`` opens, in ``dtype`` or as stored.
+
+    Reads them as they are written, so that memory holds one of the folder's files at a time.
+
+    Raises:
+        CheckpointError: the checkpoint is not of a model, is damaged, or ``out`` cannot be written.
+        ConfigError: no Hugging Face architecture has the model's shape.
+    """
+    spec = saved_model(checkpoint)
+    try:
+        hugging_face.export_hf(out, spec, LazyTensors(checkpoint, dtype), tokenizer_file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot be written: {error}", file=out) from error
+
+
+def import_hf(folder: Path, root: Path) -> Path:
+    """Make a checkpoint of step 0 from a Hugging Face folder; the checkpoint's folder.
+
+    It holds parameters in their files' dtype, and no optimizer's moments.
+
+    Raises:
+        CheckpointError: ``root`` holds checkpoints already, or cannot be written.
+        ConfigError: the folder is not one that Weft can read.
+    """
+    if root.is_dir() and candidates(root):
+        raise CheckpointError("holds checkpoints already", file=root)
+    spec, tensors = hugging_face.import_hf(folder)
+    shards = [_whole(name, tensor) for name, tensor in tensors.items()]
+    written = write_rank(begin(root, 0), 0, shards)
+    state: dict[str, JSON] = {"step": 0, "samples": 0, "model": asdict(spec)}
+    return commit(root, 0, [written], state)
+
+
+def _whole(name: str, tensor: Tensor) -> Shard:
+    shape = tuple(tensor.shape)
+    return Shard(name, "param", shape, Box.whole(shape), tensor)
