@@ -9,12 +9,22 @@ from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, StagePlan
-from weft.train.verify import Rehearsal, Trace, difference, one_process, rehearse, small
+from weft.train.verify import (
+    REHEARSAL_EPS,
+    Rehearsal,
+    Trace,
+    difference,
+    one_process,
+    rehearse,
+    small,
+)
 
 TOLERANCE = 1e-10
 """fp64 rounding is 1e-16; sums over a few thousand terms and Adam's division leave 1e-12."""
 
-OPTIM = OptimConfig(lr=0.01, max_grad_norm=0.5, schedule=CosineSchedule(warmup=0))
+OPTIM = OptimConfig(
+    lr=0.01, eps=REHEARSAL_EPS, max_grad_norm=0.5, schedule=CosineSchedule(warmup=0)
+)
 
 
 @dataclass(frozen=True)

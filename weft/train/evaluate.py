@@ -40,11 +40,10 @@ def evaluate(run: Run, data: Dataset, positions: np.ndarray) -> Evaluation:
         parts = [window[part.start : part.stop] for part in ranges]
         batch = data.batch(np.concatenate(parts))
         for micro in cut(batch, [len(part) for part in parts], run.comm.device):
-            if len(micro.tokens):
-                result = sums(micro)
-                totals[0] += result.loss
-                totals[1] += result.weight
-                totals[2] += micro.weights.count_nonzero()
+            result = sums(micro)
+            totals[0] += result.loss
+            totals[1] += result.weight
+            totals[2] += micro.weights.count_nonzero()
     run.comm.all_reduce(totals, name="evaluation totals")
     loss, weight, tokens = totals.tolist()
     return Evaluation(loss / weight if weight else 0.0, int(tokens))

@@ -30,14 +30,15 @@ def cut(
     *,
     dropout_seed: tuple[int, int] | None = None,
 ) -> list[MicroBatch]:
-    """Microbatches of ``sizes`` consecutive samples each.
+    """Microbatches of ``sizes`` consecutive samples each; empty ones are left out.
 
     ``dropout_seed`` is (seed, step) where the model drops activations, else None.
     """
     assert sum(sizes) == len(batch.samples), f"{sizes} do not cut {len(batch.samples)} samples"
     result, start = [], 0
     for size in sizes:
-        result.append(_microbatch(batch, slice(start, start + size), device, dropout_seed))
+        if size:
+            result.append(_microbatch(batch, slice(start, start + size), device, dropout_seed))
         start += size
     return result
 

@@ -32,6 +32,11 @@ TOLERANCE = {"fp64": 1e-10, "fp32": 1e-3, "bf16": 0.1}
 precision's rounding error for fp64, looser below, where Adam's division enlarges noise in
 gradients that are nearly zero."""
 
+FLOOR = 1e-3
+REHEARSAL_EPS = 1e-5
+"""Adam's epsilon in a rehearsal: so large that rounding noise around a gradient that is exactly
+zero is not normalised into an update, and far below real gradients."""
+
 Array = np.ndarray
 
 
@@ -161,9 +166,8 @@ def verify_plan(
     dtype: Precision = "fp64" if asked == "auto" else asked
     little = small(spec)
     plan = shrink(plan, little.num_layers, dtype)
-    rehearsal = Rehearsal(
-        spec=little, optim=config.optim, seq_len=16, seed=config.seed, steps=steps
-    )
+    optim = config.optim.model_copy(update={"eps": REHEARSAL_EPS})
+    rehearsal = Rehearsal(spec=little, optim=optim, seq_len=16, seed=config.seed, steps=steps)
     reference = rehearse(run, one_process(plan), rehearsal)
     found = difference(reference, rehearse(run, plan, rehearsal))
     return Verdict(found, dtype, plan.world_size, steps)
@@ -241,8 +245,9 @@ def _array(tensor: torch.Tensor | None) -> Array:
 def difference(reference: Trace, other: Trace) -> Difference:
     """Largest difference of each kind, relative to the size of what is compared.
 
-    A tensor's scale is its largest element, so that elements that are zero but for rounding do
-    not count; a tensor that one side lacks, and an element that nobody owns, count as infinite.
+    A tensor's scale is its largest element, or ``FLOOR`` of the largest of all tensors: what is
+    zero but for rounding (the gradient of a key's bias, say) does not count. A tensor that one
+    side lacks, and an element that nobody owns, count as infinite.
     """
     return Difference(
         loss=_relative(np.array(reference.losses), np.array(other.losses)),
@@ -255,11 +260,12 @@ def difference(reference: Trace, other: Trace) -> Difference:
 def _largest(reference: Mapping[str, Array], other: Mapping[str, Array]) -> float:
     if reference.keys() != other.keys():
         return float("inf")
-    return max(_relative(reference[name], other[name]) for name in reference)
+    floor = FLOOR * max(float(np.abs(whole).max()) for whole in reference.values())
+    return max(_relative(reference[name], other[name], floor) for name in reference)
 
 
-def _relative(reference: Array, other: Array) -> float:
-    scale = float(np.abs(reference).max()) or 1.0
+def _relative(reference: Array, other: Array, floor: float = 0.0) -> float:
+    scale = max(float(np.abs(reference).max()), floor) or 1.0
     worst = float(np.abs(reference - other).max()) / scale
     return float("inf") if np.isnan(worst) else worst
 

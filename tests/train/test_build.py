@@ -1,0 +1,91 @@
+"""What a stage's settings do to its blocks, and what they must not do."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from weft.comm.comm import Comm
+from weft.config.sections import OptimConfig
+from weft.data.synthetic import SyntheticDataset
+from weft.models.registry import FAMILIES
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.train.build import Built, build, fill, initial
+from weft.train.microbatch import cut
+from weft.train.verify import small
+
+SPEC = replace(small(FAMILIES["llama"].sizes["debug-1m"]), num_layers=2)
+
+
+def built_with(**settings: object) -> Built:
+    stage = StagePlan(mesh=Mesh.of((0,), dp=1), layers=(0, 2), **settings)  # type: ignore[arg-type]
+    pipeline = PipelinePlan(stages=(stage,), samples=4, microbatch=4)
+    plan = Plan(num_layers=2, pipelines=(pipeline,))
+    built = build(plan, SPEC, Comm(), optim=OptimConfig(), seq_len=16)
+    fill(built.gradients, initial(1))
+    return built
+
+
+def losses(built: Built, steps: int = 3) -> list[float]:
+    data = SyntheticDataset(vocab_size=SPEC.vocab_size, seq_len=16, seed=2)
+    found = []
+    for step in range(steps):
+        batch = data.batch(range(4 * step, 4 * step + 4))
+        (micro,) = cut(batch, [4], torch.device("cpu"))
+        found.append(float(built.engine.step([micro]).loss))
+    return found
+
+
+def test_recompute_keeps_every_bit_and_fewer_activations() -> None:
+    assert losses(built_with(recompute="full")) == losses(built_with(recompute="off"))
+    kept = {}
+    for recompute in ("off", "full"):
+        built = built_with(recompute=recompute)
+        sizes: list[int] = []
+        batch = SyntheticDataset(vocab_size=97, seq_len=16, seed=2).batch(range(4))
+        (micro,) = cut(batch, [4], torch.device("cpu"))
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, sizes=sizes: (sizes.append(t.nbytes), t)[1], lambda t: t
+        ):
+            built.model(micro.tokens, micro.context)
+        kept[recompute] = sum(sizes)
+    assert kept["full"] < kept["off"] / 3, kept
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's own compiler
+def test_compiled_blocks_give_the_same_numbers() -> None:
+    compiled = losses(built_with(compile=True), steps=2)
+    assert compiled == pytest.approx(losses(built_with(), steps=2), rel=1e-5)
+
+
+def test_bf16_keeps_fp32_masters_near_the_fp32_run() -> None:
+    low = built_with(precision="bf16")
+    assert {param.dtype for param in low.model.parameters()} == {torch.bfloat16}
+    assert {main.value.dtype for main in low.gradients.mains} == {torch.float32}
+    assert losses(low) == pytest.approx(losses(built_with()), rel=0.02)
+
+
+def test_decay_stays_where_it_belongs() -> None:
+    built = built_with()
+    for group in built.engine.optimizer.param_groups:
+        names = [
+            m.spec.name for m in built.gradients.mains if any(m.value is p for p in group["params"])
+        ]
+        plain = [n for n in names if "norm" in n or n.startswith("embed")]
+        assert (group["weight_decay"] == 0) == bool(plain)
+        assert names
+        assert not plain or plain == names
+
+
+def test_a_batch_without_weight_changes_nothing() -> None:
+    built = built_with()
+    before = [main.value.detach().clone() for main in built.gradients.mains]
+    batch = SyntheticDataset(vocab_size=97, seq_len=16, seed=2).batch(range(4))
+    batch.weights[:] = 0
+    (micro,) = cut(batch, [4], torch.device("cpu"))
+    result = built.engine.step([micro])
+    assert float(result.loss) == 0
+    assert float(result.grad_norm) == 0
+    for main, value in zip(built.gradients.mains, before, strict=True):
+        assert torch.equal(main.value, value)
