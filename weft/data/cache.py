@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from weft.config.errors import RunError
 from weft.data.dataset import StoreSpec
 from weft.data.encode import Shard
 from weft.data.tokens import TOKEN_TYPES, TokenFileError, check_size
@@ -36,7 +37,7 @@ Report = Callable[[int, int, str], None]
 """(bytes done, bytes in all, what is being done). Called often; should cost next to nothing."""
 
 
-class PrepareError(RuntimeError):
+class PrepareError(RunError):
     """Preparing data failed for a reason outside the configuration."""
 
 

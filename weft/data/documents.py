@@ -114,14 +114,14 @@ def pieces(source: Source, part: Part, split: Split) -> Iterator[Piece]:
     if file.kind == "text":
         first, last = part.start // split.unit, -(-part.stop // split.unit)
         with Path(file.path).open("rb") as stream:
-            blocks = _blocks(stream, file.size, split.unit, range(first, last))
+            blocks = split_blocks(stream, file.size, split.unit, range(first, last))
             yield from _text_pieces(blocks, _file_identity(file), file.size, split)
         return
     for row in rows(source.request, file, part.start, part.stop):
         if isinstance(row.content, str):
             data = row.content.encode()
             numbers = range(-(-len(data) // split.unit))
-            blocks = _blocks(io.BytesIO(data), len(data), split.unit, numbers)
+            blocks = split_blocks(io.BytesIO(data), len(data), split.unit, numbers)
             for piece in _text_pieces(blocks, row.identity(), len(data), split):
                 yield piece._replace(lossy=row.lossy)
         else:
@@ -154,7 +154,9 @@ def _side(identity: int, number: int, count: int, split: Split) -> tuple[bool, b
     return side, number + 1 == count or split.held_out(identity, number + 1) != side
 
 
-def _blocks(stream: BinaryIO, size: int, unit: int, numbers: range) -> Iterator[tuple[int, bytes]]:
+def split_blocks(
+    stream: BinaryIO, size: int, unit: int, numbers: range
+) -> Iterator[tuple[int, bytes]]:
     """(number, bytes) of consecutive blocks of a stream of ``size`` bytes.
 
     Block k runs from the first line that starts at or after byte k * unit to the first one that

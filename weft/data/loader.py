@@ -20,6 +20,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from weft.config.errors import RunError
 from weft.data.batch import Batch, Dataset, DatasetSpec
 from weft.data.processes import (
     Context,
@@ -34,7 +35,7 @@ _HEADER = struct.Struct("<?q")
 """(is an error, step) before every message of a worker."""
 
 
-class LoaderError(RuntimeError):
+class LoaderError(RunError):
     """A loader process failed. Names the worker and the step whose batch it owed."""
 
     def __init__(self, worker: int, step: int, detail: str) -> None:

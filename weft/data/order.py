@@ -17,8 +17,9 @@ import numpy.typing as npt
 from weft.data.hashing import Int64Array, UInt64Array, draw, make_key
 from weft.plan.tiling import split_by_weight
 
-_ROUNDS = 8
-"""Half-rounds of the Feistel network; four leave a visible bias where n is below ten."""
+_ROUNDS, _MOST_ROUNDS, _SMALL_BITS = 8, 16, 8
+"""Half-rounds of the Feistel network. Eight leave a bias that a test can see where n is 5 to 7
+(chi-squared 33 deviations off after 40,000 draws), so that small n get sixteen."""
 
 
 def permute(
@@ -36,9 +37,9 @@ def permute(
     assert n >= 1, f"a permutation of {n} things"
     assert not values.size or (values.min() >= 0 and values.max() < n), f"index outside 0..{n - 1}"
     result = values.ravel().astype(np.uint64)
-    rounds = np.arange(_ROUNDS, dtype=np.int64)[:, None]
-    keys = draw(make_key("order", seed), epochs.ravel()[None, :] * _ROUNDS + rounds)
     bits = max((n - 1).bit_length(), 1)
+    rounds = np.arange(_MOST_ROUNDS if bits <= _SMALL_BITS else _ROUNDS, dtype=np.int64)[:, None]
+    keys = draw(make_key("order", seed), epochs.ravel()[None, :] * _MOST_ROUNDS + rounds)
     result = _feistel(result, keys, bits)
     outside = np.flatnonzero(result >= np.uint64(n))
     while outside.size:
@@ -59,7 +60,7 @@ def _feistel(values: UInt64Array, keys: UInt64Array, bits: int) -> UInt64Array:
 
 
 def _stir(values: UInt64Array) -> UInt64Array:
-    """Two multiplications are enough inside eight rounds; the top half holds the best bits."""
+    """Cheaper than ``mix`` and enough between rounds; the top half holds the best bits."""
     values = (values ^ (values >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     values = (values ^ (values >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     return values >> np.uint64(32)

@@ -124,7 +124,10 @@ def _jsonl_row(request: Request, file: SourceFile, at: int, line: bytes) -> Row:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        hint = f"{file.path}:{_line_number(file, at)}: {error}. Correct or delete that line."
+        problem = str(error)
+        if isinstance(error, json.JSONDecodeError):
+            problem = f"{error.msg}, column {error.colno}"
+        hint = f"{file.path}:{_line_number(file, at)}: {problem}. Correct or delete that line."
         raise request.error("one JSON object a line", hint) from None
     content = row.get(request.field) if isinstance(row, dict) else None
     if not isinstance(content, str):
