@@ -184,7 +184,10 @@ def _eval(record: Mapping[str, Any]) -> EvalMetrics:
 
 def _float(record: Mapping[str, Any], key: str) -> float:
     value = record.get(key)
-    return float(value) if isinstance(value, int | float) else math.nan
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # an integer beyond all floats
+        return math.nan
 
 
 def _int(record: Mapping[str, Any], key: str) -> int:

@@ -1,0 +1,187 @@
+"""The curves of a report: which, and with how few points they still say the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Literal, NamedTuple
+
+from weft.train.metrics import EvalMetrics, StepMetrics
+
+MOST_POINTS = 1000
+"""Points of a curve at most; a longer run shows one point for several steps."""
+_FEWEST_TO_SMOOTH = 20
+
+Format = Literal["loss", "rate", "small", "size"]
+Color = Literal["main", "second", "level-1", "level-2"]
+_LEVELS: tuple[Color, ...] = ("level-1", "level-2")
+Combine = Callable[[Sequence[float]], float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """One curve. ``y`` has None where there is no finite number."""
+
+    label: str
+    x: list[int]
+    y: list[float | None]
+    look: Literal["line", "faint", "points", "level"] = "line"
+    """``level``: a dashed horizontal line with its label on it."""
+    color: Color = "main"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chart:
+    """One set of axes over the step."""
+
+    id: str
+    title: str
+    unit: str
+    format: Format
+    """How the page writes its numbers."""
+    series: list[Series]
+    description: str
+    """The curve in words, for those who do not see it."""
+
+
+def charts(
+    steps: Sequence[StepMetrics], evals: Sequence[EvalMetrics], baselines: Mapping[str, float]
+) -> list[Chart]:
+    """The charts that the records are enough for; none without a step."""
+    if not steps:
+        return []
+    return [_loss(steps, evals, baselines), *(_chart(curve, steps) for curve in _CURVES)]
+
+
+def steps_per_point(num_steps: int) -> int:
+    """How many steps one point of a curve stands for."""
+    return max(1, math.ceil(num_steps / MOST_POINTS))
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean of at least one value."""
+    return sum(values) / len(values)
+
+
+def thin(
+    x: Sequence[int], y: Sequence[float], combine: Combine
+) -> tuple[list[int], list[float | None]]:
+    """At most ``MOST_POINTS`` points: each the last ``x`` of its steps and their combined ``y``."""
+    each = steps_per_point(len(x))
+    starts = range(0, len(x), each)
+    parts = ([v for v in y[start : start + each] if math.isfinite(v)] for start in starts)
+    ends = [x[min(start + each, len(x)) - 1] for start in starts]
+    return ends, [combine(part) if part else None for part in parts]
+
+
+def smooth(values: Sequence[float], half_life: float) -> list[float]:
+    """Each value's neighbours on both sides, weighted down by half every ``half_life`` steps.
+
+    Looking both ways keeps the curve from lagging behind a loss that falls. What is not finite
+    is left out.
+    """
+    keep = 0.5 ** (1 / half_life)
+    before = _decayed(values, keep)
+    after = _decayed(values[::-1], keep)[::-1]
+    result = []
+    for value, (sum_before, weight_before), (sum_after, weight_after) in zip(
+        values, before, after, strict=True
+    ):
+        own, own_weight = (value, 1.0) if math.isfinite(value) else (0.0, 0.0)
+        weight = weight_before + weight_after - own_weight
+        result.append((sum_before + sum_after - own) / weight if weight else math.nan)
+    return result
+
+
+def _decayed(values: Sequence[float], keep: float) -> list[tuple[float, float]]:
+    """(sum of values so far, sum of their weights), both decaying by ``keep`` a step."""
+    total = weight = 0.0
+    result = []
+    for value in values:
+        is_known = math.isfinite(value)
+        total = keep * total + (value if is_known else 0.0)
+        weight = keep * weight + is_known
+        result.append((total, weight))
+    return result
+
+
+def _loss(
+    steps: Sequence[StepMetrics], evals: Sequence[EvalMetrics], baselines: Mapping[str, float]
+) -> Chart:
+    at, losses = [m.step for m in steps], [m.loss for m in steps]
+    x, y = thin(at, losses, mean)
+    series = [Series(label="training", x=x, y=y)]
+    if len(steps) >= _FEWEST_TO_SMOOTH:
+        smoothed = smooth(losses, half_life=max(2.0, len(steps) / 100))
+        x, y = thin(at, smoothed, mean)
+        series = [
+            Series(label="training", x=series[0].x, y=series[0].y, look="faint"),
+            Series(label="training, smoothed", x=x, y=y),
+        ]
+    held_out = [e for e in evals if math.isfinite(e.eval_loss)]
+    if held_out:
+        x, y = thin([e.step for e in held_out], [e.eval_loss for e in held_out], mean)
+        series.append(Series(label="held-out", x=x, y=y, look="points", color="second"))
+    edges = sorted({min(at), max(at)})
+    for color, (name, loss) in zip(cycle(_LEVELS), baselines.items(), strict=False):
+        level: list[float | None] = [loss] * len(edges)
+        label = f"{name} baseline"
+        series.append(Series(label=label, x=edges, y=level, look="level", color=color))
+    words = [_in_words("training", at, losses)]
+    words += [f"held-out {e.eval_loss:.4g} at step {e.step}" for e in held_out[-1:]]
+    words += [f"{name} baseline {loss:.4g}" for name, loss in baselines.items()]
+    return Chart(
+        id="loss",
+        title="Loss",
+        unit="nats per token",
+        format="loss",
+        series=series,
+        description="; ".join(words) + ".",
+    )
+
+
+class _Curve(NamedTuple):
+    """A chart of one number of every step."""
+
+    id: str
+    title: str
+    unit: str
+    format: Format
+    value: Callable[[StepMetrics], float]
+    combine: Combine
+
+
+_CURVES = (
+    _Curve("throughput", "Throughput", "tokens/s", "rate", lambda m: m.tokens_per_s, mean),
+    _Curve("lr", "Learning rate", "", "small", lambda m: m.lr, mean),
+    _Curve("grad-norm", "Gradient norm", "before clipping", "size", lambda m: m.grad_norm, max),
+    _Curve("memory", "Memory", "GiB, most of any rank", "size", lambda m: m.memory_gib, max),
+)
+
+
+def _chart(curve: _Curve, steps: Sequence[StepMetrics]) -> Chart:
+    at, values = [m.step for m in steps], [curve.value(m) for m in steps]
+    x, y = thin(at, values, curve.combine)
+    label = curve.title.lower()
+    return Chart(
+        id=curve.id,
+        title=curve.title,
+        unit=curve.unit,
+        format=curve.format,
+        series=[Series(label=label, x=x, y=y)],
+        description=_in_words(label, at, values) + ".",
+    )
+
+
+def _in_words(label: str, at: Sequence[int], values: Sequence[float]) -> str:
+    known = [(step, v) for step, v in zip(at, values, strict=True) if math.isfinite(v)]
+    if not known:
+        return f"{label}: no finite number"
+    (first, start), (last, end) = known[0], known[-1]
+    low, high = min(v for _, v in known), max(v for _, v in known)
+    return (
+        f"{label} {start:.4g} at step {first}, {end:.4g} at step {last}, "
+        f"lowest {low:.4g}, highest {high:.4g}"
+    )

@@ -1,0 +1,149 @@
+"""A run's folder as it is found: whole, half written, or with a file that somebody broke.
+
+Nothing here raises because of what a file holds. What is not there is None or empty, and what
+cannot be read is also said in words.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+
+from weft.cluster.cluster import Cluster
+from weft.plan.plan import Plan
+from weft.train.metrics import EvalMetrics, StepMetrics, read_metrics
+
+if TYPE_CHECKING:
+    from weft.checkpoint.listing import Listed
+
+T = TypeVar("T")
+
+UNREADABLE = (
+    OSError,
+    ValueError,  # JSON, text that is not UTF-8, ConfigError
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    ArithmeticError,
+    AssertionError,  # a plan whose numbers contradict each other
+    yaml.YAMLError,
+)
+"""What reading, or showing, a file that is not what its name says may raise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFiles:
+    """What the files of a run say."""
+
+    folder: Path
+    config: Mapping[str, object]
+    """By dotted key; empty where it is not known."""
+    origins: Mapping[str, str]
+    """Dotted key -> where its value came from, in words."""
+    plan: Plan | None
+    cluster: Cluster | None
+    steps: tuple[StepMetrics, ...]
+    evals: tuple[EvalMetrics, ...]
+    summary: Mapping[str, Any]
+    """Written at the end of training; empty before."""
+    checkpoints: tuple[Listed, ...]
+    problems: tuple[str, ...]
+    """Files that are there and could not be read, and why."""
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Read every file of a run that is there."""
+    problems: list[str] = []
+
+    def read(name: str, parse: Callable[[Path], T]) -> T | None:
+        path = folder / name
+        if not path.exists():
+            return None
+        try:
+            return parse(path)
+        except UNREADABLE as error:
+            problems.append(f"{name}: {reason(error, folder)}")
+            return None
+
+    steps, evals = read("metrics.jsonl", read_metrics) or ([], [])
+    return RunFiles(
+        folder=folder,
+        config=read("config.yaml", _config) or {},
+        origins=read("origins.json", _origins) or {},
+        plan=read("plan.json", lambda path: Plan.from_json(_text(path))),
+        cluster=read("cluster.json", lambda path: Cluster.from_json(_text(path))),
+        steps=tuple(steps),
+        evals=tuple(evals),
+        summary=read("summary.json", _mapping) or {},
+        checkpoints=read("checkpoints", _checkpoints) or (),
+        problems=tuple(problems),
+    )
+
+
+def reason(error: Exception, folder: Path) -> str:
+    """Why a file of the run in ``folder`` cannot be used, in words."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    return str(error).replace(f"{folder}{os.sep}", "") or f"a {type(error).__name__}"
+
+
+def number(tree: Mapping[str, Any], *keys: str) -> float | None:
+    """A finite number at the end of nested keys; None for anything else."""
+    value: object = tree
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond all floats
+        return None
+
+
+def flat(value: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """(dotted key, value) of nested mappings; a list is one value."""
+    if isinstance(value, Mapping) and (value or not key):
+        for name, inner in value.items():
+            yield from flat(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    value = json.loads(_text(path))
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object, found {type(value).__name__}")
+    return value
+
+
+def _config(path: Path) -> dict[str, object]:
+    value = yaml.safe_load(_text(path))
+    if not isinstance(value, dict):
+        raise TypeError(f"expected sections, found {type(value).__name__}")
+    return dict(flat(value))
+
+
+def _origins(path: Path) -> dict[str, str]:
+    return {key: str(origin) for key, origin in _mapping(path).items()}
+
+
+def _checkpoints(path: Path) -> tuple[Listed, ...]:
+    from weft.checkpoint.entry import CheckpointError  # both import torch
+    from weft.checkpoint.listing import list_checkpoints
+
+    try:
+        return tuple(list_checkpoints(path))
+    except CheckpointError as error:
+        raise ValueError(str(error)) from error
