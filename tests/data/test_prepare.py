@@ -86,6 +86,16 @@ def test_the_tokenizer_never_sees_held_out_text(tmp_path: Path) -> None:
         assert lengths == {1} if side == "train" else min(lengths) > 1
 
 
+def test_a_tokenizer_is_trained_on_so_much_text_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.data.build.TOKENIZER_BYTES", 1 << 20)
+    settings = config(big_jsonl(tmp_path / "x.jsonl", 3), tmp_path / "cache", tokenizer="bpe")
+    data = prepare(settings, 1, report=silent, processes=0)
+    assert any(re.fullmatch(r"data: the .* trained on 3\d% of the text", n) for n in data.notes)
+    assert "of older sources" not in "".join(data.notes)
+
+
 def test_a_tokenizer_from_a_file(tmp_path: Path) -> None:
     folder_of_texts(tmp_path / "text", 30)
     given = tmp_path / "tokenizer.json"

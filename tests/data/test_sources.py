@@ -97,6 +97,28 @@ def test_a_folder_of_all_kinds(tmp_path: Path) -> None:
     assert data.notes == ("data: 1 file (image.png) is not text, and left out",)
 
 
+def test_links_are_followed_and_a_circle_ends(tmp_path: Path) -> None:
+    texts = list(folder_of_texts(tmp_path / "elsewhere", 25).values())
+    root = tmp_path / "text"
+    (root / "inner").mkdir(parents=True)
+    (root / "inner/link").symlink_to(tmp_path / "elsewhere")
+    (root / "inner/circle").symlink_to(root)
+    (root / "dangling").symlink_to(tmp_path / "nowhere")
+    assert sorted(everything(root, tmp_path / "cache")) == sorted(texts)
+
+
+def test_a_cache_inside_a_source_is_refused(tmp_path: Path) -> None:
+    folder_of_texts(tmp_path / "text", 25)
+    with pytest.raises(ConfigError) as caught:
+        prepared(tmp_path / "text", tmp_path / "text/cache")
+    assert str(caught.value) == (
+        f"data.cache_dir = '{tmp_path}/text/cache': expected a folder not in {tmp_path}/text. "
+        "A folder whose name starts with a dot is not read, and will do."
+    )
+    first = prepared(tmp_path / "text", tmp_path / "text/.cache")
+    assert prepared(tmp_path / "text", tmp_path / "text/.cache") == first
+
+
 def test_only_the_format_asked_for_is_read_from_a_folder(tmp_path: Path) -> None:
     folder_of_texts(tmp_path / "mixed", 25)
     path = jsonl(tmp_path / "mixed/rows.jsonl", TEXTS)

@@ -204,10 +204,14 @@ def test_a_document_longer_than_anything_is_read_in_pieces(tmp_path: Path) -> No
     assert "".join(str(p.content) for p in found) == text
     assert [p.ends for p in found].index(True) == len(found) - 1
     assert not any(p.lossy for p in found)
+
+
+def test_a_long_line_is_divided_between_characters(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text("é漢🦊" * 100_000, encoding="utf-8")
     data = prepared(path, tmp_path / "cache", held_out=0.1)
-    both = documents(data, "train") + documents(data, "held_out")
-    assert sum(map(len, both)) == len(text)
-    assert "\ufffd" not in "".join(both)
+    both = "".join(documents(data, "train") + documents(data, "held_out"))
+    assert len(both) == 300_000 and set(both) == set("é漢🦊")
 
 
 def test_a_last_empty_block_still_ends_its_document(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from weft.data.tokens import TOKEN_TYPES, token_type
 
 _IN_PROCESS_BYTES = 4 << 20
 """Less text than this is tokenized here: starting processes would take longer."""
-_TOKENIZER_BYTES = 64 << 20
+TOKENIZER_BYTES = 64 << 20
 """A tokenizer is trained on about this much text at most, taken from all over the sources."""
 
 
@@ -123,7 +123,7 @@ class Builder:
         """Text to train a tokenizer on: nothing held out, from jobs in the order of a hash."""
         done = 0
         for job in sorted(jobs, key=lambda job: make_key("tokenizer", job.number)):
-            if done >= _TOKENIZER_BYTES:
+            if done >= TOKENIZER_BYTES:
                 share = done / self._total
                 self.notes.append(f"data: the tokenizer was trained on {share:.0%} of the text")
                 return

@@ -136,14 +136,14 @@ def write_meta(folder: Path, meta: Meta) -> None:
 class Lock:
     """A lock that is held; the system lifts it when its process ends."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
 
     def keeping_alive(self, report: Report) -> Report:
         """``report``, which then also tells those who wait that work goes on."""
 
         def tell(done: int, total: int, text: str) -> None:
-            os.utime(self._path)
+            os.utime(self._descriptor)
             report(done, total, text)
 
         return tell
@@ -161,7 +161,7 @@ def locked(path: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[Lock]:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield Lock(path)
+        yield Lock(file.fileno())
 
 
 def _acquire(descriptor: int, path: Path, wait_s: float) -> None:

@@ -101,7 +101,9 @@ def prepare(
     if config.limit_mb is not None:
         limit_bytes = max(int(config.limit_mb * 1e6 / len(config.all_sources)), 1)
     sources = [open_source(request, limit_bytes) for request in _requests(config)]
-    target = Path(config.cache_dir).expanduser() / _slot(config, sources)
+    cache_dir = Path(config.cache_dir).expanduser()
+    _check_cache_dir(config, cache_dir.resolve())
+    target = cache_dir / _slot(config, sources)
     stamp = f"{make_key(*(source.stamp() for source in sources)):016x}"
     meta = _fresh(target, stamp)
     notes: list[str] = []
@@ -141,6 +143,17 @@ def _requests(config: DataConfig) -> Iterator[Request]:
     for number, source in enumerate(config.all_sources):
         key = "data.path" if config.path is not None else f"data.sources[{number}].path"
         yield Request(key, source.path, source.format, source.field)
+
+
+def _check_cache_dir(config: DataConfig, cache_dir: Path) -> None:
+    """A cache inside a source would be read as a part of it, and make it look changed."""
+    for source in config.all_sources:
+        root = Path(source.path).expanduser().resolve()
+        if not cache_dir.is_relative_to(root) or source.path == BUILTIN_PYTHON:
+            continue
+        if not any(name.startswith(".") for name in cache_dir.relative_to(root).parts):
+            hint = "A folder whose name starts with a dot is not read, and will do."
+            raise ConfigError("data.cache_dir", config.cache_dir, f"a folder not in {root}", hint)
 
 
 def _slot(config: DataConfig, sources: Sequence[Source]) -> str:

@@ -219,14 +219,22 @@ def _standard_library(request: Request) -> list[SourceFile]:
 
 
 def _walk(root: Path, leave_out: Callable[[str], bool]) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """(path below ``root``, entry) of every ordinary file; links to folders are not followed."""
+    """(path below ``root``, entry) of every ordinary file, a folder's links included.
+
+    A folder that is met again, by a link, is not entered twice.
+    """
     pending: list[tuple[str, str]] = [("", str(root))]
+    entered: set[tuple[int, int]] = set()
     while pending:
         prefix, folder = pending.pop()
+        status = Path(folder).stat()
+        if (status.st_dev, status.st_ino) in entered:
+            continue
+        entered.add((status.st_dev, status.st_ino))
         with os.scandir(folder) as entries:
             kept = [entry for entry in entries if not leave_out(entry.name)]
-        for entry in kept:
-            if entry.is_dir(follow_symlinks=False):
+        for entry in sorted(kept, key=lambda entry: entry.name, reverse=True):
+            if entry.is_dir():
                 pending.append((f"{prefix}{entry.name}/", entry.path))
             elif entry.is_file():
                 yield prefix + entry.name, entry
