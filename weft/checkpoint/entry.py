@@ -13,6 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from weft.config.errors import RunError
 from weft.plan.box import Box
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
@@ -36,7 +37,7 @@ DTYPES: dict[str, torch.dtype] = {
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(RunError):
     """A checkpoint cannot be written or read. Names the file, and the tensor and box if one is."""
 
     def __init__(
