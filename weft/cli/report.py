@@ -22,7 +22,7 @@ def report(
     json: Json = False,
 ) -> None:
     """Write report.html from the files of a run, finished or not."""
-    from weft.train.report import write_report
+    from weft.report.page import write_report
 
     if not (run / "plan.json").is_file():
         raise ConfigError("run", str(run), "the folder of a run (it holds plan.json)")

@@ -21,8 +21,8 @@ from weft.config.errors import ConfigError, show
 from weft.config.load import Loaded, explain, to_yaml
 from weft.data.prepare import prepare
 from weft.elastic.processes import RanksFailedError, run_rank, run_ranks, warm_context
+from weft.report.progress import Preparing, choose_mode
 from weft.train.job import SUMMARY_FILE, Job
-from weft.train.progress import Preparing, choose_mode
 from weft.train.resolve import Resolved, read_plan, resolve
 from weft.train.resume import CONFIG_FILE, changes, saved_step
 

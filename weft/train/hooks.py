@@ -12,11 +12,11 @@ import torch
 from weft.checkpoint.entry import CheckpointError
 from weft.cost.flops import train_flops_per_token
 from weft.data.batch import Dataset
+from weft.report.metrics import EvalMetrics, StepMetrics, Writer
+from weft.report.progress import Progress
 from weft.train.build import DTYPES
 from weft.train.evaluate import Evaluation, evaluate
 from weft.train.loop import Hook, Run, StepRecord
-from weft.train.metrics import EvalMetrics, StepMetrics, Writer
-from weft.train.progress import Progress
 from weft.train.saving import save
 
 

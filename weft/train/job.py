@@ -7,7 +7,7 @@ from pathlib import Path
 
 from weft.config.sections import Config
 from weft.plan.plan import Plan
-from weft.train.progress import Mode
+from weft.report.progress import Mode
 
 SUMMARY_FILE = "summary.json"
 """In the run folder, written after the last step: what ``report`` and commands show."""

@@ -20,11 +20,11 @@ from weft.data.prepare import Prepared
 from weft.data.tokenizer import Tokenizer
 from weft.models.decoder import Decoder
 from weft.models.generate import generate
+from weft.report.metrics import read_metrics
+from weft.report.page import write_report
 from weft.train.evaluate import Evaluation
 from weft.train.job import SUMMARY_FILE, Job
 from weft.train.loop import Run
-from weft.train.metrics import read_metrics
-from weft.train.report import write_report
 from weft.version import __version__
 
 WARM_UP_STEPS = 2

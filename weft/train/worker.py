@@ -27,6 +27,8 @@ from weft.data.prepare import Prepared, prepare
 from weft.models.registry import model_spec
 from weft.platform.base import Platform
 from weft.platform.registry import platform_named
+from weft.report.metrics import JsonlWriter, Writer, optional_writers
+from weft.report.progress import Progress
 from weft.train.build import build, fill, initial
 from weft.train.evaluate import evaluate, held_out_positions
 from weft.train.hooks import (
@@ -38,8 +40,6 @@ from weft.train.hooks import (
 )
 from weft.train.job import TOKENIZER_FILE, Job
 from weft.train.loop import Run, train
-from weft.train.metrics import JsonlWriter, Writer, optional_writers
-from weft.train.progress import Progress
 from weft.train.saving import restore
 from weft.train.summary import finish_run
 

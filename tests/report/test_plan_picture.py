@@ -6,7 +6,7 @@ import pytest
 from report_cases import UNLIKE, stage
 
 from weft.plan.plan import PipelinePlan, Plan
-from weft.train.plan_picture import StageBox, picture
+from weft.report.plan_picture import StageBox, picture
 
 
 def test_stages_of_a_picture_stand_under_the_layers_they_hold() -> None:

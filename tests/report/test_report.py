@@ -21,7 +21,7 @@ from report_page import SECTIONS, data_of, read, rows, section
 
 from weft.config.errors import ConfigError
 from weft.plan.plan import PipelinePlan, Plan
-from weft.train.report import write_report
+from weft.report.page import write_report
 
 
 @pytest.fixture

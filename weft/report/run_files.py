@@ -18,7 +18,7 @@ import yaml
 
 from weft.cluster.cluster import Cluster
 from weft.plan.plan import Plan
-from weft.train.metrics import EvalMetrics, StepMetrics, read_metrics
+from weft.report.metrics import EvalMetrics, StepMetrics, read_metrics
 
 if TYPE_CHECKING:
     from weft.checkpoint.listing import Listed

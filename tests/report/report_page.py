@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from weft.train.report import write_report
+from weft.report.page import write_report
 
 SECTIONS = ["Result", "Training", "Plan", "Samples", "Configuration", "Environment", "Checkpoints"]
 VOID = {"meta", "link", "path", "rect", "line", "wbr"}

@@ -9,7 +9,7 @@ import pytest
 from report_cases import make_run, write_metrics
 from report_page import data_of, read, section
 
-from weft.train.report_charts import MOST_POINTS, smooth
+from weft.report.charts import MOST_POINTS, smooth
 
 
 @pytest.fixture

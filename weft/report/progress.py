@@ -23,7 +23,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from weft.train.metrics import EvalMetrics, StepMetrics, perplexity
+from weft.report.metrics import EvalMetrics, StepMetrics, perplexity
 
 Mode = Literal["live", "plain", "quiet"]
 Report = Callable[[int, int, str], None]

@@ -27,8 +27,9 @@ from weft.cluster.cluster import Cluster
 from weft.config.errors import ConfigError, show
 from weft.config.tree import DEFAULT
 from weft.plan.plan import Plan
-from weft.train.metrics import EvalMetrics, StepMetrics, perplexity
-from weft.train.plan_picture import (
+from weft.report.charts import charts, steps_per_point
+from weft.report.metrics import EvalMetrics, StepMetrics, perplexity
+from weft.report.plan_picture import (
     Picture,
     layers_in_words,
     mesh_in_words,
@@ -37,9 +38,8 @@ from weft.train.plan_picture import (
     ranges,
     summary,
 )
-from weft.train.progress import duration, percent_or_na
-from weft.train.report_charts import charts, steps_per_point
-from weft.train.run_files import UNREADABLE, RunFiles, flat, number, read_run, reason
+from weft.report.progress import duration, percent_or_na
+from weft.report.run_files import UNREADABLE, RunFiles, flat, number, read_run, reason
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.train.metrics import EvalMetrics, JsonlWriter, StepMetrics
+from weft.report.metrics import EvalMetrics, JsonlWriter, StepMetrics
 
 
 def stage(ranks: range, layers: tuple[int, int], device: str = "cpu", **axes: int) -> StagePlan:

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from weft.train.metrics import EvalMetrics, StepMetrics
-from weft.train.progress import (
+from weft.report.metrics import EvalMetrics, StepMetrics
+from weft.report.progress import (
     Curve,
     Mode,
     Pace,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Literal, NamedTuple
 
-from weft.train.metrics import EvalMetrics, StepMetrics
+from weft.report.metrics import EvalMetrics, StepMetrics
 
 MOST_POINTS = 1000
 """Points of a curve at most; a longer run shows one point for several steps."""

@@ -11,7 +11,7 @@ import pytest
 
 from weft.config.errors import ConfigError
 from weft.config.sections import MetricsConfig
-from weft.train.metrics import (
+from weft.report.metrics import (
     EvalMetrics,
     JsonlWriter,
     StepMetrics,
