@@ -110,7 +110,7 @@ def test_carries_the_licence_of_what_it_contains(run: Path) -> None:
 
 
 def schemes() -> list[dict[str, str]]:
-    css = resources.files("weft.train").joinpath("assets", "report.css").read_text()
+    css = resources.files("weft.report").joinpath("assets", "report.css").read_text()
     light, dark = css.split("@media (prefers-color-scheme: dark)")[:2]
     return [dict(re.findall(r"--([\w-]+): (#\w{6})", part)) for part in (light, dark)]
 

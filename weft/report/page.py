@@ -136,7 +136,7 @@ def _render(run: RunFiles) -> str:
 @cache
 def _templates() -> Environment:
     environment = Environment(
-        loader=PackageLoader("weft.train", "assets"),
+        loader=PackageLoader("weft.report", "assets"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -147,7 +147,7 @@ def _templates() -> Environment:
 
 
 def _asset(name: str) -> str:
-    return resources.files("weft.train").joinpath("assets", name).read_text(encoding="utf-8")
+    return resources.files("weft.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _plot_script() -> str:
