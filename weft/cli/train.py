@@ -115,6 +115,7 @@ def _open_folder(job: Job, resolved: Resolved) -> None:
     (job.out / CONFIG_FILE).write_text(to_yaml(job.config))
     (job.out / "plan.json").write_text(job.plan.to_json())
     (job.out / "cluster.json").write_text(resolved.cluster.to_json())
+    (job.out / "origins.json").write_text(json_format.dumps(resolved.origins, indent=2))
 
 
 def _start(job: Job) -> int:

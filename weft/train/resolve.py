@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,8 @@ class Resolved:
     spec: ModelSpec
     """With the vocabulary that was asked for; the tokenizer may end up with fewer tokens."""
     threads: int
+    origins: Mapping[str, str]
+    """Dotted key of every value -> who gave it, in words."""
     notes: tuple[str, ...]
     """What was derived, one sentence each."""
 
@@ -69,6 +72,7 @@ def resolve(
         plan=plan,
         spec=spec,
         threads=threads,
+        origins={key: str(origin) for key, origin in loaded.origins.items()},
         notes=tuple(notes),
     )
 
