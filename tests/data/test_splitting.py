@@ -214,13 +214,15 @@ def test_a_long_line_is_divided_between_characters(tmp_path: Path) -> None:
     assert len(both) == 300_000 and set(both) == set("é漢🦊")
 
 
-def test_a_last_empty_block_still_ends_its_document(tmp_path: Path) -> None:
-    """A line that runs from inside the last block but one to the end leaves the last one empty."""
-    path = tmp_path / "x.txt"
-    path.write_text("a" * 510 + "\n" + "b" * 520)
+@pytest.mark.parametrize("number", range(12))
+def test_a_last_empty_block_neither_loses_nor_adds_an_end(tmp_path: Path, number: int) -> None:
+    """The line that ends the file starts in the last block but one, which leaves the last empty."""
+    path = tmp_path / f"{number}.txt"
+    path.write_text("a" * 511 + "\n" + "b" * 517 + "\n")
     source = open_source(Request("data.path", str(path)), None)
-    for limit, side in ((0, False), (2**64, True)):
-        split = Split(limit=limit, by_block=True, unit=512)
-        found = list(pieces(source, Part(0, 0, 1031), split))
-        assert [(p.held_out, p.ends) for p in found][-1] == (side, True)
-        assert sum(p.ends for p in found) == 1
+    split = Split(limit=2**63, by_block=True, unit=512)
+    found = list(pieces(source, Part(0, 0, 1030), split))
+    sides = [piece.held_out for piece in found if piece.content]
+    assert [len(piece.content) for piece in found if piece.content] == [512, 518]
+    assert sum(piece.ends for piece in found) == len(set(sides))
+    assert found[-1].ends and found[-1].held_out == sides[-1]
