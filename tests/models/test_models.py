@@ -17,7 +17,7 @@ from weft.config.sections import ModelConfig
 from weft.models.decoder import Decoder
 from weft.models.registry import FAMILIES, build_model, model_spec
 from weft.nn.context import Context
-from weft.nn.dropout import dropout_keys
+from weft.nn.dropout import Dropout, dropout_keys
 from weft.nn.init import initial_values
 from weft.plan.box import Box
 from weft.plan.model import ModelSpec
@@ -151,6 +151,14 @@ def test_dropout_is_of_the_sample_and_off_without_keys() -> None:
     plain = model(TOKENS, Context())
     assert torch.equal(plain, _build(SPECS["gpt2"])(TOKENS, Context()))
     assert not torch.equal(plain, dropped)
+
+
+def test_each_dropout_has_a_site_of_its_own_whatever_the_stage() -> None:
+    spec = SPECS["gpt2 dropout"]
+    sites = [m.site for m in build_model(spec).modules() if isinstance(m, Dropout)]
+    assert sorted(sites) == list(range(2 * spec.num_layers + 1))
+    last = build_model(spec, range(2, 3), embed=False).layers["2"]
+    assert [m.site for m in last.modules() if isinstance(m, Dropout)] == [5, 6]
 
 
 @pytest.mark.parametrize("name", SPECS)
