@@ -8,7 +8,7 @@ from weft.config.sections import CosineSchedule, OptimConfig
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
-from weft.plan.plan import PipelinePlan, Plan, Recompute, StagePlan
+from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan
 from weft.train.verify import (
     REHEARSAL_EPS,
     Rehearsal,
@@ -19,6 +19,7 @@ from weft.train.verify import (
     small,
 )
 
+NUM_LAYERS = 4
 TOLERANCE = 1e-10
 """fp64 rounding is 1e-16; sums over a few thousand terms and Adam's division leave 1e-12."""
 
@@ -29,13 +30,16 @@ OPTIM = OptimConfig(
 
 @dataclass(frozen=True)
 class Case:
-    """A plan of single-stage pipelines."""
+    """A plan, pipeline by pipeline: the data-parallel ranks and the layers of each stage."""
 
     name: str
     shares: tuple[int, ...]
     microbatch: int = 2
-    dp: tuple[int, ...] = ()
-    """Ranks of each pipeline; all 1 by default."""
+    dp: tuple[tuple[int, ...], ...] = ()
+    """Ranks of each mesh of each pipeline; one mesh of one rank by default."""
+    layers: tuple[tuple[int, ...], ...] = ()
+    """Layers of each stage of each pipeline; all in one stage by default."""
+    schedule: ScheduleName = "1f1b"
     recompute: Recompute = "off"
     family: str = "llama"
     tied: bool = False
@@ -43,23 +47,40 @@ class Case:
 
     def plan(self) -> Plan:
         pipelines, first = [], 0
-        for share, dp in zip(self.shares, self.dp or (1,) * len(self.shares), strict=True):
-            stage = StagePlan(
-                mesh=Mesh.of(range(first, first + dp), dp=dp),
-                layers=(0, 2),
-                precision="fp64",
-                recompute=self.recompute,
-            )
+        for number, share in enumerate(self.shares):
+            dp = self.dp[number] if self.dp else (1,)
+            layers = self.layers[number] if self.layers else (NUM_LAYERS,)
+            meshes = []
+            for size in dp:
+                meshes.append(Mesh.of(range(first, first + size), dp=size))
+                first += size
+            if self.schedule == "zb-v":
+                meshes += meshes[::-1]
+            elif self.schedule == "interleaved":
+                meshes *= 2
+            stages = [
+                StagePlan(
+                    mesh=mesh,
+                    layers=(sum(layers[:s]), sum(layers[: s + 1])),
+                    precision="fp64",
+                    recompute=self.recompute,
+                )
+                for s, mesh in enumerate(meshes)
+            ]
             pipelines.append(
-                PipelinePlan(stages=(stage,), samples=share, microbatch=self.microbatch)
+                PipelinePlan(
+                    stages=tuple(stages),
+                    samples=share,
+                    microbatch=self.microbatch,
+                    schedule=self.schedule,
+                )
             )
-            first += dp
-        return Plan(num_layers=2, pipelines=tuple(pipelines))
+        return Plan(num_layers=NUM_LAYERS, pipelines=tuple(pipelines))
 
     def rehearsal(self) -> Rehearsal:
         family = FAMILIES[self.family]
         spec = small(next(iter(family.sizes.values())))
-        spec = replace(spec, num_layers=2, dropout=self.dropout)
+        spec = replace(spec, num_layers=NUM_LAYERS, dropout=self.dropout)
         if self.family == "llama":
             spec = replace(spec, tied=self.tied)
         return Rehearsal(spec=spec, optim=OPTIM, seq_len=16, seed=5)
@@ -73,13 +94,39 @@ PARITY = [
     Case("pipelines-equal", shares=(3, 3)),
     Case("pipelines-2-1", shares=(4, 2)),
     Case("pipelines-3-1-2", shares=(3, 1, 2), microbatch=1),
-    Case("mesh-dp2", shares=(6,), dp=(2,)),
-    Case("mesh-dp2-odd-microbatch", shares=(6,), dp=(2,), microbatch=3),
-    Case("mesh-dp4-idle-rank", shares=(6,), dp=(4,), microbatch=3),
-    Case("unlike-pipelines", shares=(4, 2), dp=(2, 1)),
+    Case("mesh-dp2", shares=(6,), dp=((2,),)),
+    Case("mesh-dp2-odd-microbatch", shares=(6,), dp=((2,),), microbatch=3),
+    Case("mesh-dp4-idle-rank", shares=(6,), dp=((4,),), microbatch=3),
+    Case("unlike-pipelines", shares=(4, 2), dp=((2,), (1,))),
     Case("tied", shares=(4, 2), tied=True),
     Case("gpt2", shares=(4, 2), family="gpt2"),
     Case("gpt2-dropout", shares=(4, 2), family="gpt2", dropout=0.3),
+    Case("pp2-gpipe", shares=(6,), dp=((1, 1),), layers=((2, 2),), schedule="gpipe"),
+    Case("pp2-1f1b", shares=(6,), dp=((1, 1),), layers=((2, 2),)),
+    Case("pp3-uneven", shares=(6,), dp=((1, 1, 1),), layers=((1, 3, 0),), microbatch=1),
+    Case("pp3-empty-middle", shares=(6,), dp=((1, 1, 1),), layers=((0, 0, 4),)),
+    Case(
+        "pp2-interleaved", shares=(6,), dp=((1, 1),), layers=((1, 1, 1, 1),), schedule="interleaved"
+    ),
+    Case("pp2-zb-h1", shares=(6,), dp=((1, 1),), layers=((3, 1),), schedule="zb-h1"),
+    Case("pp2-zb-v", shares=(6,), dp=((1, 1),), layers=((1, 2, 0, 1),), schedule="zb-v"),
+    Case(
+        "pp2-zb-v-tied",
+        shares=(6,),
+        dp=((1, 1),),
+        layers=((1, 1, 1, 1),),
+        schedule="zb-v",
+        tied=True,
+    ),
+    Case("pp2-tied", shares=(6,), dp=((1, 1),), layers=((2, 2),), tied=True),
+    Case("pp2-recompute", shares=(6,), dp=((1, 1),), layers=((2, 2),), recompute="full"),
+    Case("dp2-pp2", shares=(6,), dp=((2, 2),), layers=((2, 2),), microbatch=3),
+    Case("seam-1-2", shares=(6,), dp=((1, 2),), layers=((3, 1),), microbatch=3),
+    Case("seam-3-2", shares=(6,), dp=((3, 2),), layers=((1, 3),), microbatch=4),
+    Case("unlike-stages", shares=(4, 2), dp=((1, 2), (1,)), layers=((1, 3), (4,)), tied=True),
+    Case(
+        "gpt2-pp2-dropout", shares=(6,), dp=((1, 1),), layers=((2, 2),), family="gpt2", dropout=0.2
+    ),
 ]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from weft.config.errors import ConfigError
 from weft.plan.mesh import AXES, Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.plan.validate import validate_plan
+from weft.planner.validate import validate_plan
 
 
 def data_parallel(shares: list[int], *, microbatch: int = 2, dp: int = 1, layers: int = 4) -> Plan:
@@ -74,7 +74,7 @@ def test_json_round_trip() -> None:
 
 
 REFUSED = {
-    "overlap": ("every rank in one stage only", lambda p: replace(p, pipelines=p.pipelines * 2)),
+    "overlap": ("every rank in one mesh only", lambda p: replace(p, pipelines=p.pipelines * 2)),
     "gap": (
         "Missing: [0]",
         lambda p: replace(p, pipelines=(moved(p.pipelines[0], ranks=(1,)),)),

@@ -48,7 +48,7 @@ def test_recompute_keeps_every_bit_and_fewer_activations() -> None:
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t, sizes=sizes: (sizes.append(t.nbytes), t)[1], lambda t: t
         ):
-            built.model(micro.tokens, micro.context)
+            built.stages[0](micro.tokens, micro.context)
         kept[recompute] = sum(sizes)
     assert kept["full"] < kept["off"] / 3, kept
 
@@ -61,7 +61,7 @@ def test_compiled_blocks_give_the_same_numbers() -> None:
 
 def test_bf16_keeps_fp32_masters_near_the_fp32_run() -> None:
     low = built_with(precision="bf16")
-    assert {param.dtype for param in low.model.parameters()} == {torch.bfloat16}
+    assert {param.dtype for param in low.stages[0].parameters()} == {torch.bfloat16}
     assert {main.value.dtype for main in low.gradients.mains} == {torch.float32}
     assert losses(low) == pytest.approx(losses(built_with()), rel=0.02)
 

@@ -54,10 +54,8 @@ def reduce_once(place: Place, overlap: bool) -> dict[str, Any]:
     model[0].register_full_backward_pre_hook(
         lambda *_: launched.append(comm.counters["gradients"].calls)
     )
-    gradients.begin()
-    for number in range(2):
-        if number == 1:
-            gradients.before_last_backward()
+    gradients.begin(2)
+    for _ in range(2):
         x = torch.full((3, 16), float(place.rank + 1)).requires_grad_()
         model(x).square().sum().backward()
     gradients.finish()
@@ -98,7 +96,7 @@ def test_overlap_changes_no_bit_and_buckets_are_counted(pool: WorkerPool) -> Non
 def test_one_process_in_one_precision_copies_nothing() -> None:
     model = nn.Linear(3, 2)
     gradients = gradients_of(model, Comm())
-    gradients.begin()
+    gradients.begin(1)
     model(torch.ones(1, 3)).sum().backward()
     gradients.finish()
     assert all(main.value is main.param for main in gradients.mains)
@@ -110,8 +108,7 @@ def test_a_parameter_that_no_microbatch_used_has_a_zero_gradient() -> None:
     model = nn.ModuleDict({"used": nn.Linear(2, 2), "idle": nn.Linear(2, 2)}).bfloat16()
     gradients = gradients_of(model, Comm())
     for _ in range(2):  # the second step must not see the first one's gradient either
-        gradients.begin()
-        gradients.before_last_backward()
+        gradients.begin(1)
         model["used"](torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
         gradients.finish()
         by_name = {main.spec.name: main.value.grad for main in gradients.mains}

@@ -81,7 +81,7 @@ def run_part(place: Place, plan: Plan, root: Path, first: int, last: int) -> dic
 
     train(run, [hook])
     save(run, root, last, fingerprint="same")
-    params = {n: p.detach().double().numpy() for n, p in built.model.named_parameters()}
+    params = {n: p.detach().double().numpy() for n, p in built.stages[0].named_parameters()}
     comm.close()
     return {"losses": losses, "params": params}
 

@@ -24,7 +24,8 @@ def output(*command: str) -> str:
 def test_three_changed_lines_make_a_loop_distributed() -> None:
     plain = (EXAMPLES / "plain_loop.py").read_text().splitlines()[1:]
     woven = (EXAMPLES / "woven_loop.py").read_text().splitlines()[1:]
-    added = [line for line in difflib.ndiff(plain, woven) if line.startswith("+ ")]
+    changes = difflib.ndiff(plain, woven)
+    added = [line for line in changes if line.startswith("+ ") and line.strip("+ ")]
     assert len(added) == 3, added
 
 

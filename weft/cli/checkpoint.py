@@ -14,7 +14,7 @@ from rich.table import Table
 from weft.cli.output import count, err, finish, gib, out, print_json
 from weft.cli.target import Json
 from weft.config.errors import ConfigError
-from weft.train.job import TOKENIZER_FILE
+from weft.data.cache import TOKENIZER_FILE
 
 app = typer.Typer(help="List, show, check, export and import checkpoints.", no_args_is_help=True)
 

@@ -43,7 +43,7 @@ def generate(
     if not where.is_dir():
         raise ConfigError("generate", str(where), "a run's folder or a checkpoint that exists")
     from weft.checkpoint.reader import open_checkpoint
-    from weft.infer.load import load_model, load_tokenizer_of
+    from weft.checkpoint.whole import load_model, load_tokenizer_of
     from weft.train.summary import write_samples
 
     checkpoint = open_checkpoint(where)

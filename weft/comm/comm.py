@@ -81,6 +81,19 @@ class Comm:
         )
         self._finish(name, ranks, work, wait=True)
 
+    def send(self, tensor: Tensor, *, dst: int, tag: int, name: str) -> Finish:
+        """Start to send a contiguous tensor; it must not change until the result was called."""
+        self.counters.add(name, tensor.nbytes, (dst,))
+        peers = (self.rank, dst)
+        work = self._run(name, peers, lambda: dist.isend(tensor, dst, tag=tag))
+        return self._finish(name, peers, work, wait=False)
+
+    def receive(self, tensor: Tensor, *, src: int, tag: int, name: str) -> Finish:
+        """Start to receive into a contiguous tensor, valid when the result was called."""
+        peers = (self.rank, src)
+        work = self._run(name, peers, lambda: dist.irecv(tensor, src, tag=tag))
+        return self._finish(name, peers, work, wait=False)
+
     def gather_json(self, value: Any, *, name: str) -> list[Any]:
         """Every rank's ``value``, in rank order, on every rank. JSON on the wire, never pickle."""
         text = json.dumps(value).encode()

@@ -22,7 +22,7 @@ def build_adamw(mains: Sequence[MainParam], optim: OptimConfig) -> torch.optim.A
         {"params": params, "weight_decay": weight_decay}
         for params, weight_decay in ((decay, optim.weight_decay), (plain, 0.0))
         if params
-    ]
+    ] or [{"params": [torch.zeros(0)]}]  # a stage without layers; PyTorch wants something
     return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
 
 

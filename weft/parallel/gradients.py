@@ -42,6 +42,8 @@ class MainParam:
     ranks: tuple[int, ...]
     owned: bool
     """This rank counts the piece in norms and writes it to checkpoints."""
+    uses: int = 1
+    """Stages of this rank that compute with the parameter: 2 for a tied one on a V's ends."""
 
     @property
     def is_master(self) -> bool:
@@ -56,6 +58,8 @@ class _Slot:
     view: Tensor
     fresh: bool = True
     """Nothing was added in this step: overwrite, do not add."""
+    missing: int = 0
+    """Backward passes of this step that have still to add something."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,8 +69,12 @@ class _Bucket:
     ranks: tuple[int, ...]
     flat: Tensor
     slots: list[_Slot] = field(default_factory=list)
-    missing: int = 0
     finish: Finish | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Every gradient in it is complete."""
+        return not any(slot.missing for slot in self.slots)
 
 
 class Gradients:
@@ -102,28 +110,27 @@ class Gradients:
                 self.mains.append(_main_param(local, piece, main_dtype, owned=owned))
         reduced = [m for m in self.mains if m.is_master or len(m.ranks) > 1]
         self._buckets = _fill_buckets(reduced, main_dtype, bucket_bytes)
-        self._slots: dict[nn.Parameter, list[tuple[_Bucket, _Slot]]] = {}
+        self._slots: dict[nn.Parameter, list[_Slot]] = {}
         for bucket in self._buckets:
             for slot in bucket.slots:
-                self._slots.setdefault(slot.main.param, []).append((bucket, slot))
+                self._slots.setdefault(slot.main.param, []).append(slot)
         for param in self._slots:
             param.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
-        self._last_backward = False
         self._next = 0
 
-    def begin(self) -> None:
-        """Forget the last step's gradients."""
+    def begin(self, num_backwards: int) -> None:
+        """Forget the last step's gradients.
+
+        ``num_backwards``: backward passes of each stage in this step. A bucket is full, and may
+        be reduced, when that many have added to each of its gradients.
+        """
         for main in self.mains:
             main.value.grad = None
         for bucket in self._buckets:
-            bucket.missing, bucket.finish = len(bucket.slots), None
+            bucket.finish = None
             for slot in bucket.slots:
-                slot.fresh = True
-        self._next, self._last_backward = 0, False
-
-    def before_last_backward(self) -> None:
-        """From now on every gradient that arrives is complete: full buckets may be reduced."""
-        self._last_backward = self._overlap
+                slot.fresh, slot.missing = True, num_backwards * slot.main.uses
+        self._next = 0
 
     def finish(self) -> None:
         """Wait until every gradient is the sum over all ranks, and set ``value.grad``."""
@@ -152,7 +159,8 @@ class Gradients:
     def scale(self, factor: Tensor) -> None:
         """Multiply every gradient by a scalar of the device."""
         grads = [m.value.grad for m in self.mains if m.value.grad is not None]
-        torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+        if grads:
+            torch._foreach_mul_(grads, factor.to(grads[0].dtype))
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -162,27 +170,36 @@ class Gradients:
             params = [m.param[m.index] for m in masters]
             torch._foreach_copy_(params, [m.value for m in masters])
 
+    def add(self, param: nn.Parameter, grad: Tensor) -> None:
+        """A gradient that autograd did not make, of one backward pass."""
+        if param in self._slots:
+            param.grad = grad
+            self._take(param)
+        elif param.grad is None:
+            param.grad = grad
+        else:
+            param.grad += grad
+
     @torch.no_grad()
     def _take(self, param: Tensor) -> None:
         """Autograd hook: a gradient is complete for this microbatch."""
         grad = param.grad
         assert grad is not None
-        for bucket, slot in self._slots[param]:  # type: ignore[index]
+        for slot in self._slots[param]:  # type: ignore[index]
             part = grad[slot.main.index]
             if slot.fresh:
                 slot.view.copy_(part)
             else:
                 slot.view.add_(part)
-            slot.fresh = False
-            bucket.missing -= self._last_backward
+            slot.fresh, slot.missing = False, slot.missing - 1
         param.grad = None
-        if self._last_backward:
+        if self._overlap:
             self._launch_full()
 
     def _launch_full(self) -> None:
         """Reduce the buckets that are full, in the order that all ranks keep."""
         ready = self._next
-        while ready < len(self._buckets) and self._buckets[ready].missing == 0:
+        while ready < len(self._buckets) and self._buckets[ready].is_full:
             ready += 1
         self._launch(ready)
 
@@ -206,6 +223,7 @@ def _main_param(local: LocalParam, piece: Piece, dtype: torch.dtype, *, owned: b
         index=index,
         ranks=piece.ranks,
         owned=owned,
+        uses=local.uses,
     )
 
 

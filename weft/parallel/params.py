@@ -20,6 +20,8 @@ class LocalParam:
     spec: ParamSpec
     box: Box
     param: nn.Parameter
+    uses: int = 1
+    """Stages of this rank that compute with it."""
 
 
 def param_tilings(plan: Plan, specs: Sequence[ParamSpec]) -> dict[str, Tiling]:

@@ -12,6 +12,7 @@ from weft.plan.tiling import split_evenly
 
 Precision = Literal["fp64", "fp32", "bf16"]
 Recompute = Literal["off", "full"]
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +38,34 @@ class PipelinePlan:
     """Samples of each global batch that this pipeline takes."""
     microbatch: int
     """Samples in one microbatch, over all data-parallel ranks of a stage; the last may be less."""
+    schedule: ScheduleName = "1f1b"
+    """In which order forwards and backwards of the microbatches are done."""
 
     @property
     def num_microbatches(self) -> int:
         return -(-self.samples // self.microbatch)
+
+    def positions(self) -> list[tuple[int, ...]]:
+        """Stage numbers by the mesh that holds them, in the order in which meshes first come.
+
+        Several stages on one mesh make an interleaved or a V-shaped pipeline.
+        """
+        found: dict[tuple[int, ...], list[int]] = {}
+        for number, stage in enumerate(self.stages):
+            found.setdefault(stage.mesh.ranks, []).append(number)
+        return [tuple(numbers) for numbers in found.values()]
+
+    def split(self, stage: int, microbatch: int) -> dict[int, range]:
+        """Which samples of a microbatch each rank of a stage computes.
+
+        Positions inside the microbatch; consecutive parts in the order of the data-parallel axis.
+        """
+        mesh = self.stages[stage].mesh
+        size = min(self.microbatch, self.samples - microbatch * self.microbatch)
+        shares = split_evenly(size, mesh.size("dp"))
+        starts = [sum(shares[:d]) for d in range(len(shares))]
+        dp_ranks = {rank: mesh.coordinate(rank)["dp"] for rank in mesh.ranks}
+        return {rank: range(starts[d], starts[d] + shares[d]) for rank, d in dp_ranks.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +82,7 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        return sum(len(stage.mesh.ranks) for _, _, stage in self.stages())
+        return len({rank for _, _, stage in self.stages() for rank in stage.mesh.ranks})
 
     def stages(self) -> Iterator[tuple[int, int, StagePlan]]:
         """(pipeline number, stage number, stage) in order."""
@@ -67,9 +92,10 @@ class Plan:
 
     def seat(self, rank: int) -> Seat:
         """Where a rank sits. Every rank of a valid plan has exactly one seat."""
-        for p, s, stage in self.stages():
-            if rank in stage.mesh.ranks:
-                return Seat(rank=rank, pipeline=p, stage=s, plan=self)
+        for p, pipeline in enumerate(self.pipelines):
+            for position, stages in enumerate(pipeline.positions()):
+                if rank in pipeline.stages[stages[0]].mesh.ranks:
+                    return Seat(rank=rank, pipeline=p, position=position, stages=stages, plan=self)
         raise AssertionError(f"rank {rank} is not in a plan of {self.world_size} ranks")
 
     def to_json(self) -> str:
@@ -101,7 +127,10 @@ class Seat:
 
     rank: int
     pipeline: int
-    stage: int
+    position: int
+    """Place in the pipeline, counted in meshes."""
+    stages: tuple[int, ...]
+    """The stages this rank computes, in model order. They share a mesh, device and precision."""
     plan: Plan
 
     @property
@@ -110,17 +139,15 @@ class Seat:
 
     @property
     def stage_plan(self) -> StagePlan:
-        return self.pipeline_plan.stages[self.stage]
+        """The first of this rank's stages: its mesh, device and precision are those of all."""
+        return self.pipeline_plan.stages[self.stages[0]]
 
-    @property
-    def is_first(self) -> bool:
-        """This stage holds the embedding."""
-        return self.stage == 0
+    def holds_embedding(self, stage: int) -> bool:
+        return stage == 0
 
-    @property
-    def is_last(self) -> bool:
-        """This stage holds the final norm, the head and the loss."""
-        return self.stage == len(self.pipeline_plan.stages) - 1
+    def holds_head(self, stage: int) -> bool:
+        """The stage has the final norm, the head and the loss."""
+        return stage == len(self.pipeline_plan.stages) - 1
 
     def microbatches(self) -> list[range]:
         """Positions inside the global batch that this rank computes, one range a microbatch.
@@ -129,13 +156,11 @@ class Seat:
         consecutive parts of a share, data-parallel ranks consecutive parts of a microbatch.
         A range may be empty.
         """
-        pipeline, mesh = self.pipeline_plan, self.stage_plan.mesh
+        pipeline = self.pipeline_plan
         start = sum(p.samples for p in self.plan.pipelines[: self.pipeline])
-        dp_rank = mesh.coordinate(self.rank)["dp"]
         result = []
-        for low in range(start, start + pipeline.samples, pipeline.microbatch):
-            size = min(pipeline.microbatch, start + pipeline.samples - low)
-            shares = split_evenly(size, mesh.size("dp"))
-            first = low + sum(shares[:dp_rank])
-            result.append(range(first, first + shares[dp_rank]))
+        for number in range(pipeline.num_microbatches):
+            mine = pipeline.split(self.stages[0], number)[self.rank]
+            low = start + number * pipeline.microbatch
+            result.append(range(low + mine.start, low + mine.stop))
         return result

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,28 +17,28 @@ from weft.nn.init import initial_values
 from weft.optim.adamw import build_adamw
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import LocalParam, param_pieces, param_tilings, reduction_groups
+from weft.parallel.pipeline.deferred import WeightWork, defer_linears
+from weft.parallel.pipeline.executor import Executor, MicroBatch
 from weft.plan.box import Box
 from weft.plan.model import ModelSpec, ParamSpec
-from weft.plan.plan import Plan, Precision, StagePlan
-from weft.train.engine import Engine, Sums
-from weft.train.microbatch import MicroBatch
-
-DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype]] = {
-    "fp64": (torch.float64, torch.float64),
-    "fp32": (torch.float32, torch.float32),
-    "bf16": (torch.bfloat16, torch.float32),
-}
-"""Precision -> dtype of the model, dtype of accumulation, reduction and update."""
+from weft.plan.plan import Plan, Seat, StagePlan
+from weft.precision.dtypes import MAIN_DTYPE, MODEL_DTYPE
+from weft.train.engine import Engine
 
 GROUP_TIMEOUT_S = 600.0
+
+Part = Sequence[MicroBatch | None]
+"""This rank's microbatches of one global batch; None where its part of one is empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
     """What one rank of a job is made of."""
 
-    model: Decoder
-    engine: Engine[MicroBatch]
+    stages: Mapping[int, Decoder]
+    """This rank's part of the model by stage number."""
+    executor: Executor
+    engine: Engine[Part]
     specs: Sequence[ParamSpec]
     """Every parameter of the unsplit model."""
 
@@ -56,76 +56,82 @@ def build(
     seq_len: int,
     overlap: bool = True,
 ) -> Built:
-    """This rank's model and engine. Parameters are allocated, not yet filled: see ``fill``.
+    """This rank's stages and engine. Parameters are allocated, not yet filled: see ``fill``.
 
     Collective: every rank of the plan calls it with the same arguments.
     """
     seat = plan.seat(comm.rank)
-    stage = seat.stage_plan
     specs = FAMILIES[spec.family].param_specs(spec)
     pieces = param_pieces(param_tilings(plan, specs))
     comm.open_groups(reduction_groups(pieces), GROUP_TIMEOUT_S)
-    dtype, main_dtype = DTYPES[stage.precision]
-    model = _stage_model(spec, stage, comm.device, dtype, embed=seat.is_first, head=seat.is_last)
+    stages = {number: _stage(spec, seat, number, comm.device) for number in seat.stages}
     gradients = Gradients(
-        local_params(model, specs), pieces, comm, main_dtype=main_dtype, overlap=overlap
+        local_params(list(stages.values()), specs),
+        pieces,
+        comm,
+        main_dtype=MAIN_DTYPE[seat.stage_plan.precision],
+        overlap=overlap,
     )
-    _apply(model, stage)
-    engine: Engine[MicroBatch] = Engine(
-        objective(model),
+    work = WeightWork() if seat.pipeline_plan.schedule in ("zb-h1", "zb-v") else None
+    for number, model in stages.items():
+        _apply(model, seat.pipeline_plan.stages[number], work)
+    scale = float(plan.global_batch * seq_len)
+    executor = Executor(seat, stages, comm, gradients, seq_len=seq_len, scale=scale, work=work)
+    engine: Engine[Part] = Engine(
+        executor.train,
         gradients,
         build_adamw(gradients.mains, optim),
         comm,
-        expected_weight=plan.global_batch * seq_len,
+        expected_weight=scale,
         max_grad_norm=optim.max_grad_norm,
     )
-    return Built(model, engine, specs)
+    return Built(stages, executor, engine, specs)
 
 
-def _stage_model(
-    spec: ModelSpec,
-    stage: StagePlan,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    embed: bool,
-    head: bool,
-) -> Decoder:
-    """The stage's module with storage of its own and no values."""
+def _stage(spec: ModelSpec, seat: Seat, number: int, device: torch.device) -> Decoder:
+    """One stage's module with storage of its own and no values."""
+    stage = seat.pipeline_plan.stages[number]
     with torch.device("meta"):
-        model = build_model(spec, range(*stage.layers), embed=embed, head=head)
+        model = build_model(
+            spec,
+            range(*stage.layers),
+            embed=seat.holds_embedding(number),
+            head=seat.holds_head(number),
+        )
     buffers = [name for name, _ in model.named_buffers()]
     assert not buffers, f"a buffer would be left without values: {buffers}"
-    return model.to(dtype).to_empty(device=device)
+    return model.to(MODEL_DTYPE[stage.precision]).to_empty(device=device)
 
 
-def local_params(model: nn.Module, specs: Sequence[ParamSpec]) -> list[LocalParam]:
-    """The parameters this module holds, by logical name, in forward order."""
+def local_params(modules: Sequence[nn.Module], specs: Sequence[ParamSpec]) -> list[LocalParam]:
+    """The parameters these modules hold, by logical name, in forward order.
+
+    Two modules that hold the same one (the ends of a V with a tied head) then share it.
+    """
     by_name = {spec.name: spec for spec in specs}
-    return [
-        LocalParam(by_name[name], Box.whole(by_name[name].shape), param)
-        for name, param in model.named_parameters()
-    ]
+    found: dict[str, LocalParam] = {}
+    for module in modules:
+        for name, param in list(module.named_parameters()):
+            if name in found:
+                first = found[name]
+                found[name] = replace(first, uses=first.uses + 1)
+                owner, _, leaf = name.rpartition(".")
+                module.get_submodule(owner).register_parameter(leaf, first.param)
+            else:
+                spec = by_name[name]
+                found[name] = LocalParam(spec, Box.whole(spec.shape), param)
+    return list(found.values())
 
 
-def _apply(model: Decoder, stage: StagePlan) -> None:
-    """Apply the stage's settings to its blocks, in one fixed order: recompute, then compile."""
+def _apply(model: Decoder, stage: StagePlan, work: WeightWork | None) -> None:
+    """Apply a stage's settings to its blocks, in one fixed order: defer, recompute, compile."""
     for name, block in model.layers.items():
+        if work is not None:
+            defer_linears(block, work)
         part: nn.Module = Recomputed(block) if stage.recompute == "full" else block
         if stage.compile:
             part.compile()
         model.layers[name] = part
-
-
-def objective(model: Decoder) -> Callable[[MicroBatch], Sums]:
-    """The weighted sum of token losses of a model on one microbatch."""
-
-    def sums(microbatch: MicroBatch) -> Sums:
-        hidden = model(microbatch.tokens, microbatch.context)
-        loss = model.loss(hidden, microbatch.targets, microbatch.weights)
-        return Sums(loss, microbatch.weights.sum(dtype=torch.float64))
-
-    return sums
 
 
 Source = Callable[[ParamSpec, Box, torch.dtype], Tensor]

@@ -6,7 +6,7 @@ run over the whole job before the one division, so no share, mask or microbatch 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -18,15 +18,10 @@ from weft.parallel.gradients import Gradients
 
 M = TypeVar("M")
 
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """One microbatch's part of the objective; both are scalars on the device."""
-
-    loss: Tensor
-    """Sum of weight x token loss, with its autograd graph."""
-    weight: Tensor
-    """Sum of weights."""
+Passes = Callable[[M], Tensor]
+"""Forward and backward of this rank's part of a global batch. It calls ``Gradients.begin`` and
+leaves gradients of the loss sum / ``expected_weight``. Result: ``[loss sum, weight sum]``, fp64,
+each counted on one rank of the job only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +42,7 @@ class Engine(Generic[M]):
     """Forward, backward, reduce, clip, update.
 
     Args:
-        objective: One microbatch -> its ``Sums``.
+        passes: This rank's part of a global batch -> its sums, gradients left behind.
         expected_weight: About what the weights of a global batch add up to. A constant of the
             job that keeps gradients near their mean's scale until the true sum is known.
         max_grad_norm: Clip to this norm; None: do not clip.
@@ -55,7 +50,7 @@ class Engine(Generic[M]):
 
     def __init__(
         self,
-        objective: Callable[[M], Sums],
+        passes: Passes[M],
         gradients: Gradients,
         optimizer: torch.optim.Optimizer,
         comm: Comm,
@@ -65,33 +60,25 @@ class Engine(Generic[M]):
     ) -> None:
         self.gradients = gradients
         self.optimizer = optimizer
-        self._objective = objective
+        self._passes = passes
         self._comm = comm
         self._expected_weight = expected_weight
         self._max_grad_norm = max_grad_norm
 
-    def step(self, microbatches: Sequence[M], *, stop: bool = False) -> StepResult:
-        """Train on this rank's microbatches of one global batch (possibly none)."""
-        result, factor = self.backward(microbatches, stop=stop)
+    def step(self, batch: M, *, stop: bool = False) -> StepResult:
+        """Train on this rank's part of one global batch (possibly empty)."""
+        result, factor = self.backward(batch, stop=stop)
         self.update(factor)
         return result
 
-    def backward(
-        self, microbatches: Sequence[M], *, stop: bool = False
-    ) -> tuple[StepResult, Tensor]:
+    def backward(self, batch: M, *, stop: bool = False) -> tuple[StepResult, Tensor]:
         """Gradients of the whole job, and the factor that makes them the clipped mean's."""
-        self.gradients.begin()
-        totals = torch.zeros(4, dtype=torch.float64, device=self._comm.device)
-        for number, microbatch in enumerate(microbatches):
-            if number == len(microbatches) - 1:
-                self.gradients.before_last_backward()
-            sums = self._objective(microbatch)
-            (sums.loss / self._expected_weight).backward()  # type: ignore[no-untyped-call]
-            totals[0] += sums.loss.detach()
-            totals[1] += sums.weight
+        sums = self._passes(batch)
         self.gradients.finish()
-        totals[2] = self.gradients.squared_norm()
-        totals[3] = float(stop)
+        norm_and_stop = torch.stack(
+            [self.gradients.squared_norm(), torch.full_like(sums[0], float(stop))]
+        )
+        totals = torch.cat([sums, norm_and_stop])
         self._comm.all_reduce(totals, name="step totals")
         loss, weight, squared_norm, stops = totals.unbind()
         some = weight > 0

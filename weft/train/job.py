@@ -11,8 +11,6 @@ from weft.report.progress import Mode
 
 SUMMARY_FILE = "summary.json"
 """In the run folder, written after the last step: what ``report`` and commands show."""
-TOKENIZER_FILE = "tokenizer.json"
-"""In the run folder: a copy, so that the run can be used without the data's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,13 @@ from weft.config.sections import Config
 from weft.data.batch import Batch
 from weft.optim.adamw import set_lr
 from weft.optim.schedule import lr_at
+from weft.parallel.pipeline.executor import MicroBatch
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
 from weft.platform.base import Platform
 from weft.train.build import Built
 from weft.train.engine import StepResult
-from weft.train.microbatch import MicroBatch, cut
+from weft.train.microbatch import cut
 from weft.train.stop import StopSignal
 
 
@@ -55,7 +56,7 @@ class Run:
         """This rank speaks for the job: it prints and writes what is not per rank."""
         return self.comm.rank == 0
 
-    def microbatches(self, batch: Batch, step: int) -> list[MicroBatch]:
+    def microbatches(self, batch: Batch, step: int) -> list[MicroBatch | None]:
         sizes = [len(part) for part in self.plan.seat(self.comm.rank).microbatches()]
         dropout = (self.config.seed, step) if self.spec.dropout else None
         return cut(batch, sizes, self.comm.device, dropout_seed=dropout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,16 +10,7 @@ from torch import Tensor
 
 from weft.data.batch import Batch
 from weft.nn.context import Context
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """``tokens``, ``targets`` int64 and ``weights`` float, each ``[batch, seq]``."""
-
-    tokens: Tensor
-    targets: Tensor
-    weights: Tensor
-    context: Context
+from weft.parallel.pipeline.executor import MicroBatch
 
 
 def cut(
@@ -29,16 +19,17 @@ def cut(
     device: torch.device,
     *,
     dropout_seed: tuple[int, int] | None = None,
-) -> list[MicroBatch]:
-    """Microbatches of ``sizes`` consecutive samples each; empty ones are left out.
+) -> list[MicroBatch | None]:
+    """Microbatches of ``sizes`` consecutive samples each; None for an empty one.
 
     ``dropout_seed`` is (seed, step) where the model drops activations, else None.
     """
     assert sum(sizes) == len(batch.samples), f"{sizes} do not cut {len(batch.samples)} samples"
-    result, start = [], 0
+    result: list[MicroBatch | None] = []
+    start = 0
     for size in sizes:
-        if size:
-            result.append(_microbatch(batch, slice(start, start + size), device, dropout_seed))
+        rows = slice(start, start + size)
+        result.append(_microbatch(batch, rows, device, dropout_seed) if size else None)
         start += size
     return result
 

@@ -15,7 +15,7 @@ from weft.models.registry import FAMILIES, model_spec
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
-from weft.plan.validate import validate_plan
+from weft.planner.validate import validate_plan
 
 BYTES_VOCAB = 257
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from weft.checkpoint.reader import open_checkpoint
+from weft.checkpoint.whole import load_model
 from weft.cluster.detect import detect_node
 from weft.config.sections import SampleConfig
 from weft.data.baselines import baselines
@@ -38,12 +40,13 @@ def finish_run(
 ) -> None:
     """Write ``summary.json`` and ``report.html``. On rank 0, after the last step."""
     tokenizer = data.tokenizer()
+    model = load_model(open_checkpoint(job.checkpoints))
     summary = {
         "step": run.last_step,
         "parameters": sum(spec.numel for spec in run.built.specs),
         "wall_s": wall_s,
         **_held_out(data, tokenizer, final, positions),
-        "samples": write_samples(run.built.model, tokenizer, job.config.sample, job.config.seed),
+        "samples": write_samples(model, tokenizer, job.config.sample, job.config.seed),
         "environment": environment(),
         **_speed(job.out),
     }

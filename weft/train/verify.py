@@ -19,13 +19,14 @@ from weft.comm.place import Place
 from weft.config.sections import Config, OptimConfig
 from weft.data.synthetic import SyntheticDataset
 from weft.parallel.gradients import MainParam
+from weft.parallel.pipeline.executor import MicroBatch
 from weft.plan.box import Box
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
 from weft.platform.registry import platform_named
 from weft.train.build import build, fill, initial
-from weft.train.microbatch import MicroBatch, cut
+from weft.train.microbatch import cut
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-3, "bf16": 0.1}
 """Largest relative difference that rounding explains, by precision: about a million times the
@@ -222,7 +223,9 @@ def _train(comm: Comm, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
     return RankTrace(losses, norms, parts)
 
 
-def _microbatches(comm: Comm, plan: Plan, rehearsal: Rehearsal, step: int) -> list[MicroBatch]:
+def _microbatches(
+    comm: Comm, plan: Plan, rehearsal: Rehearsal, step: int
+) -> list[MicroBatch | None]:
     data = SyntheticDataset(
         vocab_size=rehearsal.spec.vocab_size, seq_len=rehearsal.seq_len, seed=rehearsal.seed
     )

@@ -25,8 +25,9 @@ from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import Plan
 from weft.plan.tiling import Piece, split_evenly
 from weft.platform.registry import platform_named
-from weft.train.build import DTYPES, GROUP_TIMEOUT_S
-from weft.train.engine import Engine, StepResult, Sums
+from weft.precision.dtypes import MODEL_DTYPE
+from weft.train.build import GROUP_TIMEOUT_S
+from weft.train.engine import Engine, StepResult
 
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
 """(model, batch) -> losses of any shape, not reduced; or (losses, weights) of the same shape."""
@@ -108,9 +109,8 @@ def weave(
         raise ConfigError("plan", f"{plan.world_size} ranks", f"{place.world_size} ranks")
     gradients = _gradients(model.to(device), comm, precision)
     _point_at_mains(optimizer, gradients)
-    engine: Engine[Any] = Engine(
-        _objective(model, loss or _forward), gradients, optimizer, comm, max_grad_norm=max_grad_norm
-    )
+    passes = _passes(model, loss or _forward, gradients, device)
+    engine: Engine[Any] = Engine(passes, gradients, optimizer, comm, max_grad_norm=max_grad_norm)
     return WovenEngine(engine, comm, plan if isinstance(plan, Plan) else None)
 
 
@@ -146,7 +146,7 @@ def _gradients(
     params = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     if precision is not None:
         exact = {name: param.detach().clone() for name, param in params}
-        model.to(DTYPES[precision][0])
+        model.to(MODEL_DTYPE[precision])
     dtypes = {param.dtype for _, param in params}
     main = torch.float64 if torch.float64 in dtypes else torch.float32
     pieces = {n: [Piece(Box.whole(tuple(p.shape)), comm.world)] for n, p in params}
@@ -178,16 +178,36 @@ def _forward(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
     return result
 
 
-def _objective(model: nn.Module, loss: Loss) -> Callable[[Any], Sums]:
-    def sums(batch: Any) -> Sums:
+def _passes(
+    model: nn.Module, loss: Loss, gradients: Gradients, device: torch.device
+) -> Callable[[Sequence[Any]], Tensor]:
+    """Forward and backward of each microbatch in turn."""
+    losses_of = _weighted(model, loss)
+
+    def run(microbatches: Sequence[Any]) -> Tensor:
+        gradients.begin(len(microbatches))
+        totals = torch.zeros(2, dtype=torch.float64, device=device)
+        for microbatch in microbatches:
+            total, weight = losses_of(microbatch)
+            total.backward()  # type: ignore[no-untyped-call]
+            totals += torch.stack([total.detach().double(), weight])
+        return totals
+
+    return run
+
+
+def _weighted(model: nn.Module, loss: Loss) -> Callable[[Any], tuple[Tensor, Tensor]]:
+    """(sum of weight x loss, sum of weights) of a microbatch; the weight in fp64."""
+
+    def sums(batch: Any) -> tuple[Tensor, Tensor]:
         result = loss(model, batch)
         losses, weights = result if isinstance(result, tuple) else (result, None)
         if losses.ndim == 0:
             hint = 'Pass reduction="none": Weft takes the mean over the whole job.'
             raise ConfigError("loss", "a scalar", "losses that are not reduced", hint)
         if weights is None:
-            return Sums(losses.sum(), torch.tensor(float(losses.numel()), device=losses.device))
-        return Sums((losses * weights).sum(), weights.sum(dtype=torch.float64))
+            return losses.sum(), torch.full((), float(losses.numel())).double().to(losses.device)
+        return (losses * weights).sum(), weights.sum(dtype=torch.float64)
 
     return sums
 

@@ -22,6 +22,7 @@ from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.config.load import to_yaml
 from weft.data.batch import Batch
+from weft.data.cache import TOKENIZER_FILE
 from weft.data.loader import Loader
 from weft.data.prepare import Prepared, prepare
 from weft.models.registry import model_spec
@@ -38,7 +39,7 @@ from weft.train.hooks import (
     report_evaluation,
     save_now_and_then,
 )
-from weft.train.job import TOKENIZER_FILE, Job
+from weft.train.job import Job
 from weft.train.loop import Run, train
 from weft.train.saving import restore
 from weft.train.summary import finish_run

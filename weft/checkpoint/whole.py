@@ -9,11 +9,11 @@ import torch
 
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import Checkpoint
+from weft.data.cache import TOKENIZER_FILE
 from weft.data.tokenizer import Tokenizer, load_tokenizer
 from weft.models.decoder import Decoder
 from weft.models.registry import build_model
 from weft.plan.model import ModelSpec
-from weft.train.job import TOKENIZER_FILE
 
 
 def load_model(checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Decoder:

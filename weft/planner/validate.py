@@ -6,6 +6,7 @@ from collections import Counter
 
 from weft.config.errors import ConfigError
 from weft.plan.plan import PipelinePlan, Plan
+from weft.schedules.registry import expected_positions
 
 
 def validate_plan(plan: Plan, *, num_layers: int, global_batch: int) -> None:
@@ -30,11 +31,13 @@ def validate_plan(plan: Plan, *, num_layers: int, global_batch: int) -> None:
 
 
 def _check_ranks(plan: Plan) -> None:
-    counts = Counter(rank for _, _, stage in plan.stages() for rank in stage.mesh.ranks)
+    meshes = {(p, stage.mesh) for p, _, stage in plan.stages()}
+    counts = Counter(rank for _, mesh in meshes for rank in mesh.ranks)
     twice = sorted(rank for rank, times in counts.items() if times > 1)
     if twice:
-        raise ConfigError("stages.mesh.ranks", twice, "every rank in one stage only")
-    world = sum(counts.values())
+        hint = "Stages share ranks only with the same mesh, inside one pipeline."
+        raise ConfigError("stages.mesh.ranks", twice, "every rank in one mesh only", hint)
+    world = len(counts)
     missing = sorted(set(range(world)) - set(counts))
     if missing:
         expected = f"the ranks 0 to {world - 1}, each once"
@@ -45,6 +48,25 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
     if pipeline.samples < 1 or pipeline.microbatch < 1:
         value = {"samples": pipeline.samples, "microbatch": pipeline.microbatch}
         raise ConfigError(where, value, "at least 1 of each")
+    _check_layers(where, pipeline, num_layers)
+    expected, found = expected_positions(pipeline), pipeline.positions()
+    if found != expected:
+        hint = f"{pipeline.schedule} with {len(found)} meshes holds {expected}."
+        raise ConfigError(f"{where}.schedule", pipeline.schedule, f"stages placed {found}", hint)
+    for position in found:
+        stages = [pipeline.stages[s] for s in position]
+        settings = {(stage.device, stage.precision) for stage in stages}
+        if len(settings) > 1:
+            expected_words = "one device and precision for all stages of a mesh"
+            raise ConfigError(f"{where}.stages", sorted(settings), expected_words)
+    for s, stage in enumerate(pipeline.stages):
+        if stage.mesh.size("tp") > 1 or stage.mesh.size("cp") > 1:
+            hint = "Tensor and context parallelism are not run by this version."
+            value = dict(stage.mesh.axes)
+            raise ConfigError(f"{where}.stages[{s}].mesh", value, "a split along dp alone", hint)
+
+
+def _check_layers(where: str, pipeline: PipelinePlan, num_layers: int) -> None:
     expected = 0
     for s, stage in enumerate(pipeline.stages):
         first, last = stage.layers
@@ -55,12 +77,3 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
     if expected != num_layers:
         layers = [list(stage.layers) for stage in pipeline.stages]
         raise ConfigError(f"{where}.stages.layers", layers, f"all {num_layers} layers, each once")
-    if len(pipeline.stages) != 1 or any(
-        s.mesh.size(a) > 1 for s in pipeline.stages for a in ("tp", "cp")
-    ):
-        raise ConfigError(
-            where,
-            f"{len(pipeline.stages)} stages",
-            "one stage split along dp alone",
-            "Pipelines of several stages and tensor parallelism are not run by this version.",
-        )

@@ -1,0 +1,1 @@
+"""Run a pipeline's schedule: forwards, backwards, and what travels between stages."""

@@ -1,0 +1,90 @@
+"""Backward in halves: the gradient of a linear layer's input at once, of its weight when asked.
+
+What zero-bubble schedules need. Norms, embeddings and the head, whose weight gradients are a small
+part or come with the forward pass, keep a whole backward, done in the first half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+Job = Callable[[], None]
+
+
+class WeightWork:
+    """Weight gradients that wait for their turn."""
+
+    def __init__(self) -> None:
+        self._jobs: list[tuple[nn.Parameter, Callable[[], Tensor]]] = []
+        self.is_deferring = False
+
+    def add(self, param: nn.Parameter, make: Callable[[], Tensor]) -> None:
+        self._jobs.append((param, make))
+
+    def take(self) -> list[tuple[nn.Parameter, Callable[[], Tensor]]]:
+        """The jobs of the backward that just ended; the list starts anew."""
+        jobs, self._jobs = self._jobs, []
+        return jobs
+
+
+class DeferredLinear(nn.Module):
+    """Shares a linear layer's parameters and gives the same numbers."""
+
+    def __init__(self, linear: nn.Linear, work: WeightWork) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self._work = work
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., d_in]`` to ``[..., d_out]``."""
+        result: Tensor = _Linear.apply(x, self.weight, self.bias, self._work)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _Linear(torch.autograd.Function):
+    """``dx = g w``, ``dw = g^T x``, ``db = sum(g)``; the last two may be put off."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, work: WeightWork
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.weight, ctx.bias, ctx.work = weight, bias, work
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        d_x: Tensor = grad @ weight
+        rows, columns = grad.flatten(0, -2), x.flatten(0, -2)
+
+        def weight_grad() -> Tensor:
+            product: Tensor = rows.T @ columns
+            return product
+
+        def bias_grad() -> Tensor:
+            return rows.sum(0)
+
+        if not ctx.work.is_deferring:
+            return d_x, weight_grad(), None if ctx.bias is None else bias_grad(), None
+        ctx.work.add(ctx.weight, weight_grad)
+        if ctx.bias is not None:
+            ctx.work.add(ctx.bias, bias_grad)
+        return d_x, None, None, None
+
+
+def defer_linears(module: nn.Module, work: WeightWork) -> None:
+    """Replace every linear layer inside ``module`` by one whose weight gradient can wait."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Linear):
+            module.register_module(name, DeferredLinear(child, work))
+        else:
+            defer_linears(child, work)

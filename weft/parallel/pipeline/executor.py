@@ -1,0 +1,159 @@
+"""Do a schedule's actions with real stages: the one executor of every plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from weft.comm.comm import Comm
+from weft.models.decoder import Decoder
+from weft.nn.context import Context
+from weft.parallel.gradients import Gradients
+from weft.parallel.pipeline.deferred import WeightWork
+from weft.parallel.pipeline.seam import Seam
+from weft.plan.plan import Seat
+from weft.precision.dtypes import MODEL_DTYPE
+from weft.schedules.action import Action
+from weft.schedules.registry import schedule_of
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """``tokens``, ``targets`` int64 and ``weights`` float, each ``[batch, seq]``."""
+
+    tokens: Tensor
+    targets: Tensor
+    weights: Tensor
+    context: Context
+
+
+@dataclass(slots=True)
+class _Flight:
+    """One microbatch on its way through one stage: what backward needs."""
+
+    given: Tensor | None
+    """The input that came over a seam; None on the first stage."""
+    result: Tensor
+    """The output, or on the last stage the loss."""
+
+
+class Executor:
+    """Forward and backward of one rank's stages over the microbatches of a step.
+
+    Args:
+        stages: This rank's modules by stage number.
+        scale: Losses are divided by it before backward.
+        work: Collects weight gradients where the schedule does backward in halves.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        stages: Mapping[int, Decoder],
+        comm: Comm,
+        gradients: Gradients,
+        *,
+        seq_len: int,
+        scale: float,
+        work: WeightWork | None = None,
+    ) -> None:
+        self._seat = seat
+        self._stages = stages
+        self._gradients = gradients
+        self._scale = scale
+        self._work = work
+        self._actions = schedule_of(seat.pipeline_plan)[seat.position]
+        self._dtype = MODEL_DTYPE[seat.stage_plan.precision]
+        shape = (seq_len, next(iter(stages.values())).spec.d_model)
+        last = len(seat.pipeline_plan.stages) - 1
+        self._seams: dict[int, Seam] = {}
+        for stage in range(last):
+            if stage in stages or stage + 1 in stages:
+                self._seams[stage] = Seam(comm, seat.pipeline_plan, stage, shape)
+        self._totals = torch.zeros(2, dtype=torch.float64, device=comm.device)
+        self._flights: dict[tuple[int, int], _Flight] = {}
+        self._weight_jobs: dict[tuple[int, int], list[tuple[nn.Parameter, Callable[[], Tensor]]]]
+        self._weight_jobs = {}
+
+    def train(self, microbatches: Sequence[MicroBatch | None]) -> Tensor:
+        """Every action of the schedule. This rank's sums ``[loss, weight]``, fp64.
+
+        ``microbatches``: this rank's part of each, in order; None where its part is empty.
+        """
+        self._gradients.begin(sum(microbatch is not None for microbatch in microbatches))
+        return self._run(self._actions, microbatches, nullcontext())
+
+    def evaluate(self, microbatches: Sequence[MicroBatch | None]) -> Tensor:
+        """Forwards alone, without gradients."""
+        forwards = [action for action in self._actions if action.kind == "F"]
+        totals = self._run(forwards, microbatches, torch.no_grad())
+        self._flights.clear()
+        return totals
+
+    def _run(
+        self,
+        actions: Sequence[Action],
+        microbatches: Sequence[MicroBatch | None],
+        mode: AbstractContextManager[None],
+    ) -> Tensor:
+        self._totals.zero_()
+        with mode:
+            for action in actions:
+                microbatch = microbatches[action.microbatch]
+                if microbatch is not None:
+                    self._do(action, microbatch)
+        for seam in self._seams.values():
+            seam.finish()
+        return self._totals
+
+    def _do(self, action: Action, microbatch: MicroBatch) -> None:
+        match action.kind:
+            case "F":
+                self._forward(action, microbatch)
+            case "B" | "I":
+                self._backward(action)
+            case "W":
+                self._weights(action)
+
+    def _forward(self, action: Action, microbatch: MicroBatch) -> None:
+        module = self._stages[action.stage]
+        given = None
+        if not self._seat.holds_embedding(action.stage):
+            given = self._seams[action.stage - 1].receive_forward(action.microbatch)
+            given = given.to(self._dtype).requires_grad_(torch.is_grad_enabled())
+        x = microbatch.tokens if given is None else given
+        result: Tensor = module(x, microbatch.context)
+        if self._seat.holds_head(action.stage):
+            result = module.loss(result, microbatch.targets, microbatch.weights)
+            self._totals[0] += result.detach()
+            self._totals[1] += microbatch.weights.sum(dtype=torch.float64)
+        else:
+            self._seams[action.stage].send_forward(action.microbatch, result.detach())
+        self._flights[action.stage, action.microbatch] = _Flight(given, result)
+
+    def _backward(self, action: Action) -> None:
+        """The whole backward, or all but the linear layers' weight gradients."""
+        key = (action.stage, action.microbatch)
+        flight = self._flights.pop(key)
+        if self._work is not None:
+            self._work.is_deferring = action.kind == "I"
+        if self._seat.holds_head(action.stage):
+            (flight.result / self._scale).backward()  # type: ignore[no-untyped-call]
+        else:
+            grad = self._seams[action.stage].receive_backward(action.microbatch)
+            if flight.result.requires_grad:
+                flight.result.backward(grad.to(flight.result.dtype))  # type: ignore[no-untyped-call]
+        if self._work is not None:
+            self._weight_jobs[key] = self._work.take()
+        if flight.given is not None:
+            assert flight.given.grad is not None
+            self._seams[action.stage - 1].send_backward(action.microbatch, flight.given.grad)
+
+    @torch.no_grad()
+    def _weights(self, action: Action) -> None:
+        for param, make in self._weight_jobs.pop((action.stage, action.microbatch)):
+            self._gradients.add(param, make())

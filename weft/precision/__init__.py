@@ -1,0 +1,1 @@
+"""Which numbers a stage computes with."""

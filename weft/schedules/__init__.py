@@ -1,0 +1,1 @@
+"""Pipeline schedules as data: one generator a file, each a pure function to lists of actions."""

@@ -1,0 +1,90 @@
+"""Make a schedule by playing it: every position does, at each moment, what its policy likes best.
+
+A list that comes out of a play cannot deadlock: each action was begun when everything it needs had
+ended. Policies differ in the order of their wishes and in how many activations they let live.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from weft.schedules.action import Action, Kind, needs
+
+Wishes = Callable[["Position"], Sequence[Action]]
+"""What a position would like to do next, best first. Actions that cannot begin are passed over."""
+
+
+@dataclass(slots=True)
+class Position:
+    """One position of the pipeline during a play."""
+
+    number: int
+    stages: tuple[int, ...]
+    """Stages it holds, in model order."""
+    num_microbatches: int
+    done: list[Action] = field(default_factory=list)
+    counts: dict[tuple[Kind, int], int] = field(default_factory=dict)
+    """Actions done, by kind and stage. Each kind takes the microbatches of a stage in order."""
+
+    def count(self, kind: Kind, stage: int) -> int:
+        return self.counts.get((kind, stage), 0)
+
+    def total(self, kind: Kind) -> int:
+        return sum(self.count(kind, stage) for stage in self.stages)
+
+    def next(self, kind: Kind, stage: int) -> list[Action]:
+        """The next action of this kind on a stage, or none when all are done."""
+        microbatch = self.count(kind, stage)
+        return [Action(kind, stage, microbatch)] if microbatch < self.num_microbatches else []
+
+    def add(self, action: Action) -> None:
+        self.done.append(action)
+        key = (action.kind, action.stage)
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+
+def play(
+    stages_of: Sequence[tuple[int, ...]],
+    num_microbatches: int,
+    wishes: Wishes,
+    *,
+    split: bool,
+    ticks: dict[Kind, int],
+) -> list[list[Action]]:
+    """The lists that come out when every position follows ``wishes``.
+
+    Args:
+        stages_of: The stages of each position.
+        split: Backward comes in halves.
+        ticks: How long each kind takes, in any unit; sets only who is ready when.
+    """
+    positions = [Position(p, held, num_microbatches) for p, held in enumerate(stages_of)]
+    num_stages = sum(len(held) for held in stages_of)
+    ended: dict[Action, int] = {}
+    free_at = [0] * len(positions)
+    moments = [0]
+    total = num_stages * num_microbatches * (3 if split else 2)
+    while len(ended) < total:
+        assert moments, f"nothing can begin after {len(ended)} of {total} actions"
+        now = heapq.heappop(moments)
+        for position in positions:
+            if free_at[position.number] > now:
+                continue
+            action = _first_ready(wishes(position), ended, now, num_stages, split=split)
+            if action is not None:
+                position.add(action)
+                ended[action] = free_at[position.number] = now + ticks[action.kind]
+                heapq.heappush(moments, ended[action])
+    return [position.done for position in positions]
+
+
+def _first_ready(
+    wished: Sequence[Action], ended: dict[Action, int], now: int, num_stages: int, *, split: bool
+) -> Action | None:
+    for action in wished:
+        before = needs(action, num_stages, split=split)
+        if all(ended.get(need.action, now + 1) <= now for need in before):
+            return action
+    return None

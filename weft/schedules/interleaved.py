@@ -1,0 +1,35 @@
+"""Interleaved 1F1B (arXiv 2104.04473): several stages a position, visited in rounds."""
+
+from __future__ import annotations
+
+from weft.schedules.action import Action
+from weft.schedules.greedy import Position, play
+
+
+def interleaved(
+    num_positions: int, num_microbatches: int, num_chunks: int = 2
+) -> list[list[Action]]:
+    """Position ``p`` holds stages ``p``, ``p + num_positions``, ... ``num_chunks`` of them.
+
+    Forwards take ``num_positions`` microbatches through the first chunk, then the same through
+    the next; backwards likewise from the last chunk. The last group may be smaller, so any number
+    of microbatches will do.
+    """
+    stages_of = [
+        tuple(range(p, num_positions * num_chunks, num_positions)) for p in range(num_positions)
+    ]
+    groups = [
+        range(low, min(low + num_positions, num_microbatches))
+        for low in range(0, num_microbatches, num_positions)
+    ]
+
+    def wishes(position: Position) -> list[Action]:
+        forward = [Action("F", s, m) for g in groups for s in position.stages for m in g]
+        backward = [Action("B", s, m) for g in groups for s in position.stages[::-1] for m in g]
+        forwards, backwards = position.total("F"), position.total("B")
+        ahead = 2 * (num_positions - position.number - 1) + (num_chunks - 1) * num_positions + 1
+        wanted = forward[forwards : forwards + 1] if forwards - backwards < ahead else []
+        return wanted + backward[backwards : backwards + 1]
+
+    ticks = {"F": 1, "B": 2, "I": 1, "W": 1}
+    return play(stages_of, num_microbatches, wishes, split=False, ticks=ticks)  # type: ignore[arg-type]

@@ -1,0 +1,39 @@
+"""The schedules by name."""
+
+from __future__ import annotations
+
+from weft.plan.plan import PipelinePlan
+from weft.schedules.action import Action
+from weft.schedules.gpipe import gpipe
+from weft.schedules.interleaved import interleaved
+from weft.schedules.one_forward_one_backward import one_forward_one_backward
+from weft.schedules.zero_bubble import zero_bubble_h1
+from weft.schedules.zero_bubble_v import zero_bubble_v
+
+
+def schedule_of(pipeline: PipelinePlan) -> list[list[Action]]:
+    """The actions of every position of a pipeline, as its plan names them."""
+    positions, microbatches = len(pipeline.positions()), pipeline.num_microbatches
+    match pipeline.schedule:
+        case "gpipe":
+            return gpipe(positions, microbatches)
+        case "1f1b":
+            return one_forward_one_backward(positions, microbatches)
+        case "interleaved":
+            return interleaved(positions, microbatches, len(pipeline.stages) // positions)
+        case "zb-h1":
+            return zero_bubble_h1(positions, microbatches)
+        case "zb-v":
+            return zero_bubble_v(positions, microbatches)
+
+
+def expected_positions(pipeline: PipelinePlan) -> list[tuple[int, ...]]:
+    """Where the schedule wants the stages: the numbers that each position must hold."""
+    positions, stages = len(pipeline.positions()), len(pipeline.stages)
+    match pipeline.schedule:
+        case "interleaved":
+            return [tuple(range(p, stages, positions)) for p in range(positions)]
+        case "zb-v":
+            return [(p, 2 * positions - 1 - p) for p in range(positions)]
+        case _:
+            return [(s,) for s in range(stages)]

@@ -1,0 +1,33 @@
+"""ZB-V (arXiv 2405.15362): two stages a position, laid out as a V, with the memory of 1F1B."""
+
+from __future__ import annotations
+
+from weft.schedules.action import Action
+from weft.schedules.greedy import Position, play
+
+
+def v_stages(num_positions: int) -> list[tuple[int, ...]]:
+    """Position ``p`` holds stages ``p`` and ``2 num_positions - 1 - p``."""
+    return [(p, 2 * num_positions - 1 - p) for p in range(num_positions)]
+
+
+def zero_bubble_v(num_positions: int, num_microbatches: int) -> list[list[Action]]:
+    """Every position holds at most ``2 num_positions`` microbatches of a stage, half as large each.
+
+    Of what is ready, the end of the V comes first: it frees memory and feeds the others.
+    """
+
+    def wishes(position: Position) -> list[Action]:
+        down, up = position.stages
+        wanted = position.next("I", up) + position.next("I", down)
+        held = position.total("F") - position.total("W")
+        if held < 2 * num_positions:
+            wanted += position.next("F", up)
+            # Room is kept for the way back up of everything on its way down.
+            if position.count("F", down) - position.count("W", up) < num_positions:
+                wanted += position.next("F", down)
+        return wanted + position.next("W", up) + position.next("W", down)
+
+    ticks = {"F": 1, "B": 2, "I": 1, "W": 1}
+    stages_of = v_stages(num_positions)
+    return play(stages_of, num_microbatches, wishes, split=True, ticks=ticks)  # type: ignore[arg-type]
