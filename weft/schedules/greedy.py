@@ -7,13 +7,17 @@ ended. Policies differ in the order of their wishes and in how many activations 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.schedules.action import Action, Kind, needs
 
 Wishes = Callable[["Position"], Sequence[Action]]
 """What a position would like to do next, best first. Actions that cannot begin are passed over."""
+
+
+TICKS: Mapping[Kind, int] = {"F": 1, "B": 2, "I": 1, "W": 1}
+"""Backward takes twice the forward, in equal halves: matrix products alone."""
 
 
 @dataclass(slots=True)
@@ -51,7 +55,7 @@ def play(
     wishes: Wishes,
     *,
     split: bool,
-    ticks: dict[Kind, int],
+    ticks: Mapping[Kind, int] = TICKS,
 ) -> list[list[Action]]:
     """The lists that come out when every position follows ``wishes``.
 

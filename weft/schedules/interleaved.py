@@ -31,5 +31,4 @@ def interleaved(
         wanted = forward[forwards : forwards + 1] if forwards - backwards < ahead else []
         return wanted + backward[backwards : backwards + 1]
 
-    ticks = {"F": 1, "B": 2, "I": 1, "W": 1}
-    return play(stages_of, num_microbatches, wishes, split=False, ticks=ticks)  # type: ignore[arg-type]
+    return play(stages_of, num_microbatches, wishes, split=False)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, product
 
-from weft.schedules.action import Action, Schedule, needs
+from weft.schedules.action import Action, Kind, Schedule, needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,46 +27,50 @@ def prove(schedule: Schedule, stages_of: Sequence[Sequence[int]], num_microbatch
         ValueError: an action is missing, comes twice, sits at the wrong position, or waits for
             something that can never come.
     """
-    num_stages = sum(len(held) for held in stages_of)
     split = any(action.kind in "IW" for actions in schedule for action in actions)
-    kinds = "FIW" if split else "FB"
+    kinds: tuple[Kind, ...] = ("F", "I", "W") if split else ("F", "B")
     for number, (actions, held) in enumerate(zip(schedule, stages_of, strict=True)):
-        expected = {(k, s, m) for k in kinds for s in held for m in range(num_microbatches)}
-        found = Counter(tuple(action) for action in actions)
-        wrong = sorted(expected ^ set(found)) or sorted(a for a, n in found.items() if n > 1)
-        if wrong:
-            raise ValueError(f"position {number}: {Action(*wrong[0])} is not done exactly once")
-    return Proof(_held(schedule), _in_order(schedule, num_stages, split=split))
+        wanted = product(kinds, held, range(num_microbatches))
+        _check_once(number, actions, {Action(*action) for action in wanted})
+    num_stages = sum(len(held) for held in stages_of)
+    return Proof(tuple(_held(actions) for actions in schedule), _in_order(schedule, num_stages))
 
 
-def _held(schedule: Schedule) -> tuple[int, ...]:
-    most = []
-    for actions in schedule:
-        now = peak = 0
-        for action in actions:
-            now += {"F": 1, "B": -1, "W": -1, "I": 0}[action.kind]
-            peak = max(peak, now)
-        most.append(peak)
-    return tuple(most)
+def _check_once(number: int, actions: Sequence[Action], wanted: set[Action]) -> None:
+    twice = [action for action, count in Counter(actions).items() if count > 1]
+    wrong = sorted(wanted ^ set(actions)) or twice
+    if wrong:
+        raise ValueError(f"position {number}: {wrong[0]} is not done exactly once")
 
 
-def _in_order(schedule: Schedule, num_stages: int, *, split: bool) -> tuple[Action, ...]:
+def _held(actions: Sequence[Action]) -> int:
+    """Most forward results kept at once: from a forward to the end of its backward."""
+    changes = {"F": 1, "B": -1, "I": 0, "W": -1}
+    return max(accumulate(changes[action.kind] for action in actions), default=0)
+
+
+def _in_order(schedule: Schedule, num_stages: int) -> tuple[Action, ...]:
     """Do whatever can be done until all is done."""
     done: dict[Action, None] = {}
     at = [0] * len(schedule)
-    moved = True
-    while moved:
-        moved = False
+    before = -1
+    while before < len(done):
+        before = len(done)
         for number, actions in enumerate(schedule):
-            while at[number] < len(actions):
-                action = actions[at[number]]
-                if any(n.action not in done for n in needs(action, num_stages, split=split)):
-                    break
-                done[action] = None
-                at[number] += 1
-                moved = True
+            at[number] = _advance(actions, at[number], done, num_stages)
     stuck = [(n, a[at[n]]) for n, a in enumerate(schedule) if at[n] < len(a)]
     if stuck:
         waits = "; ".join(f"position {number} at {action}" for number, action in stuck)
         raise ValueError(f"the schedule never ends: {waits}")
     return tuple(done)
+
+
+def _advance(actions: Sequence[Action], at: int, done: dict[Action, None], num_stages: int) -> int:
+    """Do the actions of one position until one has to wait; where that is."""
+    split = any(action.kind in "IW" for action in actions)
+    for action in actions[at:]:
+        if any(need.action not in done for need in needs(action, num_stages, split=split)):
+            break
+        done[action] = None
+        at += 1
+    return at

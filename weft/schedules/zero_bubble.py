@@ -21,5 +21,4 @@ def zero_bubble_h1(num_positions: int, num_microbatches: int) -> list[list[Actio
         return wanted + position.next("W", stage)
 
     stages_of = [(p,) for p in range(num_positions)]
-    ticks = {"F": 1, "B": 2, "I": 1, "W": 1}
-    return play(stages_of, num_microbatches, wishes, split=True, ticks=ticks)  # type: ignore[arg-type]
+    return play(stages_of, num_microbatches, wishes, split=True)

@@ -28,6 +28,5 @@ def zero_bubble_v(num_positions: int, num_microbatches: int) -> list[list[Action
                 wanted += position.next("F", down)
         return wanted + position.next("W", up) + position.next("W", down)
 
-    ticks = {"F": 1, "B": 2, "I": 1, "W": 1}
     stages_of = v_stages(num_positions)
-    return play(stages_of, num_microbatches, wishes, split=True, ticks=ticks)  # type: ignore[arg-type]
+    return play(stages_of, num_microbatches, wishes, split=True)

@@ -1,0 +1,116 @@
+"""Every schedule ends, does each action once, and keeps what its paper says it keeps."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, ScheduleName, StagePlan
+from weft.schedules.action import Action, Schedule, needs
+from weft.schedules.registry import expected_positions, schedule_of
+from weft.schedules.validity import prove
+
+NAMES: list[ScheduleName] = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
+SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 5, 8, 16)]
+
+
+def pipeline(name: ScheduleName, num_positions: int, num_microbatches: int) -> PipelinePlan:
+    meshes = [Mesh.of((p,), dp=1) for p in range(num_positions)]
+    if name == "zb-v":
+        meshes += meshes[::-1]
+    elif name == "interleaved":
+        meshes *= 2
+    stages = tuple(StagePlan(mesh=mesh, layers=(0, 0)) for mesh in meshes)
+    return PipelinePlan(stages=stages, samples=num_microbatches, microbatch=1, schedule=name)
+
+
+def length(schedule: Schedule) -> int:
+    """Time of the whole: F, I and W take 1, B takes 2; sending takes none."""
+    num_stages = 1 + max(a.stage for actions in schedule for a in actions)
+    split = any(a.kind == "W" for actions in schedule for a in actions)
+    ended: dict[Action, int] = {}
+    free = [0] * len(schedule)
+    for action in in_order(schedule):
+        position = next(n for n, actions in enumerate(schedule) if action in actions)
+        ready = [ended[need.action] for need in needs(action, num_stages, split=split)]
+        start = max([free[position], *ready])
+        ended[action] = free[position] = start + (2 if action.kind == "B" else 1)
+    return max(free)
+
+
+def in_order(schedule: Schedule) -> Sequence[Action]:
+    stages = [sorted({a.stage for a in actions}) for actions in schedule]
+    microbatches = 1 + max(a.microbatch for actions in schedule for a in actions)
+    return prove(schedule, stages, microbatches).order
+
+
+@pytest.mark.parametrize(("num_positions", "num_microbatches"), SIZES)
+@pytest.mark.parametrize("name", NAMES)
+def test_valid_for_any_number_of_microbatches(
+    name: ScheduleName, num_positions: int, num_microbatches: int
+) -> None:
+    plan = pipeline(name, num_positions, num_microbatches)
+    assert plan.positions() == expected_positions(plan)
+    proof = prove(schedule_of(plan), plan.positions(), num_microbatches)
+    limit = {
+        "gpipe": num_microbatches,
+        "1f1b": num_positions,
+        "interleaved": 3 * num_positions - 1,
+        "zb-h1": num_positions,
+        "zb-v": 2 * num_positions,
+    }
+    assert max(proof.held) <= limit[name]
+
+
+def test_1f1b_by_hand() -> None:
+    first, second = schedule_of(pipeline("1f1b", 2, 3))
+    assert " ".join(map(str, first)) == "F0.0 F0.1 B0.0 F0.2 B0.1 B0.2"
+    assert " ".join(map(str, second)) == "F1.0 B1.0 F1.1 B1.1 F1.2 B1.2"
+
+
+def test_each_position_of_1f1b_holds_one_less() -> None:
+    plan = pipeline("1f1b", 4, 8)
+    assert prove(schedule_of(plan), plan.positions(), 8).held == (4, 3, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "bubble"),
+    [
+        ("gpipe", 3 * 3),  # (p - 1) (F + B)
+        ("1f1b", 3 * 3),
+        ("interleaved", 3 * 3 / 2),  # (p - 1) (F + B) / chunks
+    ],
+)
+def test_bubbles_are_those_of_the_papers(name: ScheduleName, bubble: float) -> None:
+    """Four positions, eight microbatches; two stages a position count half each."""
+    schedule = schedule_of(pipeline(name, 4, 8))
+    chunks = 2 if name == "interleaved" else 1
+    assert length(schedule) / chunks - 3 * 8 == bubble
+
+
+@pytest.mark.parametrize("num_microbatches", [4, 8, 16])
+def test_zero_bubble_idles_less(num_microbatches: int) -> None:
+    idle = {
+        name: length(schedule_of(pipeline(name, 4, num_microbatches))) / chunks
+        - 3 * num_microbatches
+        for name, chunks in (("1f1b", 1), ("zb-h1", 1), ("zb-v", 2))
+    }
+    assert idle["zb-v"] < idle["zb-h1"] < idle["1f1b"]
+
+
+BROKEN: dict[str, tuple[str, Callable[[list[list[Action]]], None]]] = {
+    "missing": ("F0.1 is not done exactly once", lambda s: s[0].remove(Action("F", 0, 1))),
+    "twice": ("F0.0 is not done exactly once", lambda s: s[0].append(Action("F", 0, 0))),
+    "misplaced": ("F1.0 is not done exactly once", lambda s: s[0].append(Action("F", 1, 0))),
+    "deadlock": ("the schedule never ends: position 0 at B0.1", lambda s: s[0].reverse()),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_schedule_is_refused(name: str) -> None:
+    message, damage = BROKEN[name]
+    plan = pipeline("gpipe", 2, 2)
+    schedule = schedule_of(plan)
+    damage(schedule)
+    with pytest.raises(ValueError, match=message):
+        prove(schedule, plan.positions(), 2)
