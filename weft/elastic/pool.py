@@ -18,6 +18,7 @@ from typing import Any
 
 from weft.comm.errors import CommError
 from weft.comm.place import Place
+from weft.elastic.parent import end_with_parent
 from weft.elastic.processes import Cause, Failure, RanksFailedError, warm_context
 
 Job = Callable[..., Any]
@@ -110,6 +111,7 @@ def _serve(pipe: Connection, threads: int) -> None:
     """A pool process: run jobs until the pool goes away."""
     import torch
 
+    end_with_parent()
     torch.set_num_threads(threads)
     while True:
         try:

@@ -8,29 +8,35 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 from weft.comm.errors import CommError
 from weft.comm.place import Place
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, ConfigErrors, RunError
+from weft.elastic.parent import end_with_parent
 
 GRACE_S = 3.0
 """How long the other ranks may take to notice a failure and say what they saw."""
+LOOK_S = 0.2
+"""How soon a signal to this process is passed on to the ranks."""
 
-Cause = Literal["config", "error", "peer", "signal"]
+Cause = Literal["config", "error", "machine", "peer", "signal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +45,11 @@ class Failure:
 
     rank: int
     cause: Cause
-    """A value the user wrote; an exception; a collective that lost its peer; a signal."""
+    """A value the user wrote; an exception; a disk or a file (``RunError``); a collective that
+    lost its peer; a signal."""
     message: str
     detail: str = ""
-    """Traceback."""
+    """Traceback of an exception; empty where the message says all."""
     when: float = 0.0
 
 
@@ -50,21 +57,29 @@ class RanksFailedError(RuntimeError):
     """At least one rank failed; ``first`` is the one that brought the others down."""
 
     def __init__(self, failures: Sequence[Failure]) -> None:
-        order: dict[Cause, int] = {"config": 0, "signal": 1, "error": 2, "peer": 3}
+        order: dict[Cause, int] = {"config": 0, "signal": 1, "error": 2, "machine": 2, "peer": 3}
         self.failures = sorted(failures, key=lambda f: (order[f.cause], f.when, f.rank))
         self.first = self.failures[0]
         super().__init__(f"rank {self.first.rank}: {self.first.message}")
 
+
+_MEETING = ".meet-"
+_REPORT = ".failed-"
 
 Target = Callable[..., None] | str
 """Called as ``target(place, *args)`` in every rank; ``"module:name"`` is imported there alone."""
 
 
 def warm_context(preload: Sequence[str] = ("weft.train.worker",)) -> ForkServerContext:
-    """The process context of a job. Its server begins to import at once; the caller goes on."""
+    """The process context of a job. Its server begins to import at once; the caller goes on.
+
+    The server and what it forks ignore Ctrl-C, which a terminal sends to every process, until they
+    ask for it: this process passes it on.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
-    forkserver.ensure_running()
+    with _Handlers({signal.SIGINT: signal.SIG_IGN}):
+        forkserver.ensure_running()
     return context
 
 
@@ -78,42 +93,46 @@ def run_ranks(
 ) -> None:
     """Run ``target`` in ``world_size`` processes of this machine until all have ended.
 
-    ``folder`` gets ``logs/rankN.log`` (everything a rank prints, except rank 0, which keeps the
-    terminal) and short-lived files for meeting and for error reports.
+    Rank 0 keeps the terminal; the others write to ``folder/logs/rank*.log``. No other job may run
+    in ``folder`` at the same time. Ctrl-C or SIGTERM asks the ranks to stop, by SIGTERM, and is no
+    failure; a second one ends them at once. If this process is killed, they end by themselves.
+
+    Args:
+        context: What ``warm_context`` returned, if it was called early to save time.
 
     Raises:
         RanksFailedError: a rank failed. The others have been ended.
-        KeyboardInterrupt: after a second Ctrl-C; the ranks have been ended.
     """
     context = context or warm_context()
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
+    _remove_traces(folder)
     attempt = f"{os.getpid()}-{time.monotonic_ns()}"
-    store_file = folder / f".meet-{attempt}"
-    reports = [folder / f".failed-{attempt}-{rank}.json" for rank in range(world_size)]
+    store_file = folder / f"{_MEETING}{attempt}"
+    reports = [folder / f"{_REPORT}{attempt}-{rank}.json" for rank in range(world_size)]
     processes: list[BaseProcess] = []
-    try:
-        for rank in range(world_size):
-            place = Place(rank=rank, world_size=world_size, local_rank=rank, store_file=store_file)
-            process = context.Process(
-                target=_rank_main,
-                args=(target, place, args, logs, reports[rank]),
-                name=f"rank{rank}",
-            )
-            process.start()
-            processes.append(process)
-        _watch(processes)
-        failures = [
-            failure
-            for rank, process in enumerate(processes)
-            if (failure := _failure(rank, process, reports[rank])) is not None
-        ]
-        if failures:
-            raise RanksFailedError(failures)
-    finally:
-        _end(processes)
-        for path in (store_file, *reports):
-            path.unlink(missing_ok=True)
+    asked = _Asked()
+    with _Handlers({signal.SIGINT: asked.on_signal, signal.SIGTERM: asked.on_signal}):
+        try:
+            for rank in range(world_size):
+                place = Place(
+                    rank=rank, world_size=world_size, local_rank=rank, store_file=store_file
+                )
+                process = context.Process(
+                    target=_rank_main,
+                    args=(target, place, args, logs, reports[rank]),
+                    name=f"rank{rank}",
+                )
+                process.start()
+                processes.append(process)
+            _watch(processes, asked)
+            failures = _failures(processes, reports)
+        finally:
+            _end(processes)
+            _remove_traces(folder)
+    stopped = asked.times > 0 and all(f.cause in ("signal", "peer") for f in failures)
+    if failures and not stopped:
+        raise RanksFailedError(failures)
 
 
 def run_rank(target: Target, place: Place, args: tuple[Any, ...], *, folder: Path) -> None:
@@ -133,24 +152,49 @@ def run_rank(target: Target, place: Place, args: tuple[Any, ...], *, folder: Pat
         os._exit(1)
 
 
-def _watch(processes: Sequence[BaseProcess]) -> None:
+class _Asked:
+    """How often this process was asked to stop."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.times += 1
+
+
+class _Handlers:
+    """Puts signal handlers in place for a while; does nothing outside the main thread."""
+
+    def __init__(self, handlers: Mapping[signal.Signals, Any]) -> None:
+        self._wanted = handlers
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {n: signal.signal(n, what) for n, what in self._wanted.items()}
+
+    def __exit__(self, *_: object) -> None:
+        for number, what in self._before.items():
+            signal.signal(number, what)
+
+
+def _watch(processes: Sequence[BaseProcess], asked: _Asked) -> None:
     """Wait for all to end, or for the first failure and a moment for the others to react.
 
-    The terminal sends Ctrl-C to every rank too: they stop after their step, so wait for them.
+    Ranks that are asked to stop do so after their step, however long it takes.
     """
-    interrupts = 0
-    deadline: float | None = None
+    deadline = math.inf
+    passed_on = False
     while alive := [process for process in processes if process.is_alive()]:
-        try:
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            wait([process.sentinel for process in alive], timeout)
-        except KeyboardInterrupt:
-            interrupts += 1
-            if interrupts > 1:
-                raise
-        if deadline is not None and time.monotonic() >= deadline:
+        timeout = min(LOOK_S, max(0.0, deadline - time.monotonic()))
+        wait([process.sentinel for process in alive], timeout)
+        if time.monotonic() >= deadline or asked.times > 1:
             return
-        if deadline is None and any(process.exitcode for process in processes):
+        if asked.times and not passed_on:
+            passed_on = True
+            for process in alive:
+                process.terminate()
+        if deadline == math.inf and any(process.exitcode for process in processes):
             deadline = time.monotonic() + GRACE_S
 
 
@@ -159,6 +203,14 @@ def _end(processes: Sequence[BaseProcess]) -> None:
         if process.is_alive():
             process.kill()
         process.join()
+
+
+def _failures(processes: Sequence[BaseProcess], reports: Sequence[Path]) -> list[Failure]:
+    found = [
+        _failure(rank, process, report)
+        for rank, (process, report) in enumerate(zip(processes, reports, strict=True))
+    ]
+    return [failure for failure in found if failure is not None]
 
 
 def _failure(rank: int, process: BaseProcess, report: Path) -> Failure | None:
@@ -178,27 +230,46 @@ def _rank_main(
     target: Target, place: Place, args: tuple[Any, ...], logs: Path, report: Path
 ) -> None:
     """First code of a rank: output to its log, exceptions to a report that the parent reads."""
+    end_with_parent()
     if place.rank > 0:
         _redirect(logs / f"rank{place.rank}.log")
     try:
         _find(target)(place, *args)
     except KeyboardInterrupt:
-        sys.exit(1)
+        os._exit(1)
     except Exception as error:  # noqa: BLE001 - reported in full to the parent
-        detail = traceback.format_exc()
-        (logs / f"rank{place.rank}.error").write_text(detail)
-        causes: dict[type, Cause] = {ConfigError: "config", CommError: "peer"}
-        known = [cause for kind, cause in causes.items() if isinstance(error, kind)]
-        cause: Cause = known[0] if known else "error"
-        text = str(error) if cause != "error" else f"{type(error).__name__}: {error}"
-        failure = Failure(place.rank, cause, text, detail, time.time())
+        failure = _described(place.rank, error)
+        if failure.detail:
+            (logs / f"rank{place.rank}.error").write_text(failure.detail)
         temporary = report.with_suffix(".tmp")
         temporary.write_text(json.dumps(asdict(failure)))
         temporary.replace(report)
         # Not sys.exit: waiting for communication threads whose peer is gone could hang.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(2 if cause == "config" else 1)
+        os._exit(2 if failure.cause == "config" else 1)
+
+
+def _described(rank: int, error: Exception) -> Failure:
+    """A failure whose message is all there is to say, or one with a traceback."""
+    causes: dict[type, Cause] = {
+        ConfigError: "config",
+        ConfigErrors: "config",
+        CommError: "peer",
+        RunError: "machine",
+    }
+    for kind, cause in causes.items():
+        if isinstance(error, kind):
+            return Failure(rank, cause, str(error), when=time.time())
+    text = f"{type(error).__name__}: {error}"
+    return Failure(rank, "error", text, traceback.format_exc(), time.time())
+
+
+def _remove_traces(folder: Path) -> None:
+    """Meeting files and reports, also of an earlier job that was killed."""
+    for pattern in (f"{_MEETING}*", f"{_REPORT}*"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def _find(target: Target) -> Callable[..., None]:
