@@ -55,20 +55,20 @@ def test_parts_of_one_product_are_cut_alike(row: tuple[str, str]) -> None:
     for layer in range(2):
         block = f"layers.{layer}."
         joints = {
-            "attn.o": (["attn.q"], 1),
-            "ff.down": ([x for x in ("ff.gate", "ff.up") if block + x in layouts], 1),
-            "attn.v": (["attn.k"], 0),
+            "attn.o": (["attn.q"], Shard(1, "head")),
+            "ff.down": ([x for x in ("ff.gate", "ff.up") if block + x in layouts], Shard(1)),
+            "attn.v": (["attn.k"], Shard(0, "kv_head")),
         }
-        for name, (others, dim) in joints.items():
-            size = params[f"{block}{name}.weight"].shape[dim]
-            assert layouts[block + name].params["weight"] == Shard(dim)
+        for name, (others, placement) in joints.items():
+            size = params[f"{block}{name}.weight"].shape[placement.dim]
+            assert layouts[block + name].params["weight"] == placement
             for other in others:
-                assert layouts[block + other].params["weight"] == Shard(0)
+                assert layouts[block + other].params["weight"] == Shard(0, placement.by)
                 assert params[f"{block}{other}.weight"].shape[0] == size
     for param in params.values():
-        placement = _placement(layouts, param)
-        if isinstance(placement, Shard) and param.name.endswith("bias"):
-            assert layouts[param.name.removesuffix(".bias")].params["weight"] == Shard(0)
+        found = _placement(layouts, param)
+        if isinstance(found, Shard) and param.name.endswith("bias"):
+            assert layouts[param.name.removesuffix(".bias")].params["weight"] == found
 
 
 @pytest.mark.parametrize("row", ROWS, ids=" ".join)

@@ -36,7 +36,9 @@ class Case:
     shares: tuple[int, ...]
     microbatch: int = 2
     dp: tuple[tuple[int, ...], ...] = ()
-    """Ranks of each mesh of each pipeline; one mesh of one rank by default."""
+    """Data-parallel size of each mesh of each pipeline; one mesh of one rank by default."""
+    tp: tuple[tuple[int, ...], ...] = ()
+    """Tensor-parallel size likewise; 1 by default."""
     layers: tuple[tuple[int, ...], ...] = ()
     """Layers of each stage of each pipeline; all in one stage by default."""
     schedule: ScheduleName = "1f1b"
@@ -51,9 +53,11 @@ class Case:
             dp = self.dp[number] if self.dp else (1,)
             layers = self.layers[number] if self.layers else (NUM_LAYERS,)
             meshes = []
-            for size in dp:
-                meshes.append(Mesh.of(range(first, first + size), dp=size))
-                first += size
+            tp = self.tp[number] if self.tp else (1,) * len(dp)
+            for dp_size, tp_size in zip(dp, tp, strict=True):
+                ranks = range(first, first + dp_size * tp_size)
+                meshes.append(Mesh.of(ranks, dp=dp_size, tp=tp_size))
+                first = ranks.stop
             if self.schedule == "zb-v":
                 meshes += meshes[::-1]
             elif self.schedule == "interleaved":
@@ -79,7 +83,9 @@ class Case:
 
     def rehearsal(self) -> Rehearsal:
         family = FAMILIES[self.family]
-        spec = small(next(iter(family.sizes.values())))
+        row = next(iter(family.sizes.values()))
+        heads = {"num_heads": 8, "num_kv_heads": 4 if self.family == "llama" else 8}
+        spec = small(replace(row, **heads))
         spec = replace(spec, num_layers=NUM_LAYERS, dropout=self.dropout)
         if self.family == "llama":
             spec = replace(spec, tied=self.tied)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from math import prod
 from typing import Any
 
 import torch
@@ -66,6 +67,32 @@ class Comm:
             name, ranks, lambda: dist.all_reduce(tensor, op, group=handle, async_op=True)
         )
         return self._finish(name, ranks, work, wait=wait)
+
+    def exchange(
+        self,
+        parts: Sequence[Tensor],
+        sizes: Sequence[Sequence[int]],
+        *,
+        name: str,
+        group: tuple[int, ...],
+    ) -> list[Tensor]:
+        """All-to-all of unequal parts: ``parts[i]`` goes to the group's ``i``-th rank.
+
+        ``sizes[i]`` is the shape of what comes from it. Shard -> Shard of another dimension.
+        """
+        others = len(parts) - 1
+        sent = sum(part.nbytes for part in parts) - parts[group.index(self.rank)].nbytes
+        self.counters.add(name, sent if others else 0, tuple(r for r in group if r != self.rank))
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        counts = [prod(size) for size in sizes]
+        result = torch.empty(sum(counts), dtype=flat.dtype, device=flat.device)
+        given = [part.numel() for part in parts]
+        handle = self._handles[group]
+        self._run(
+            name, group, lambda: dist.all_to_all_single(result, flat, counts, given, group=handle)
+        )
+        pieces = torch.split(result, counts)
+        return [piece.view(*size) for piece, size in zip(pieces, sizes, strict=True)]
 
     def broadcast(
         self, tensor: Tensor, *, src: int, name: str, group: tuple[int, ...] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from weft.nn.context import Context
 from weft.nn.losses import linear_cross_entropy
 from weft.plan.model import ModelSpec
+
+CrossEntropy = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(hidden, head weight, targets, weights) -> weighted sum of losses."""
 
 
 class Decoder(nn.Module, ABC):
@@ -31,6 +35,8 @@ class Decoder(nn.Module, ABC):
     """The final norm; None on a stage without the head."""
     head: nn.Linear | None
     """None without the head, and where the embedding serves as one."""
+    cross_entropy: CrossEntropy = staticmethod(linear_cross_entropy)
+    """How hidden states and the head's weight become a loss; replaced where the head is split."""
 
     @abstractmethod
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -45,7 +51,7 @@ class Decoder(nn.Module, ABC):
 
     def loss(self, hidden: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """``sum(weights * cross-entropy)`` over ``[batch, seq]``: a scalar sum, never a mean."""
-        return linear_cross_entropy(hidden, self._head_weight(), targets, weights)
+        return self.cross_entropy(hidden, self._head_weight(), targets, weights)
 
     def blocks(self) -> list[nn.Module]:
         """The layers held, in order."""

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from weft.models.registry import FAMILIES
+from weft.parallel.tensor.split import shard_box
 from weft.plan.box import Box
-from weft.plan.model import ParamSpec
+from weft.plan.layout import Layout, Placement, Replicate
+from weft.plan.mesh import Mesh
+from weft.plan.model import ModelSpec, ParamSpec
 from weft.plan.plan import Plan
 from weft.plan.tiling import Piece, Tiling, refine
 
@@ -24,17 +28,39 @@ class LocalParam:
     """Stages of this rank that compute with it."""
 
 
-def param_tilings(plan: Plan, specs: Sequence[ParamSpec]) -> dict[str, Tiling]:
+def param_tilings(plan: Plan, spec: ModelSpec) -> dict[str, Tiling]:
     """Where every logical parameter lives. A tied parameter lives on each stage that uses it."""
-    held: dict[str, dict[int, Box]] = {spec.name: {} for spec in specs}
+    family = FAMILIES[spec.family]
+    params, layout = family.param_specs(spec), family.layout(spec)
+    held: dict[str, dict[int, Box]] = {param.name: {} for param in params}
     for p, s, stage in plan.stages():
         last = len(plan.pipelines[p].stages) - 1
         parts: set[object] = set(range(*stage.layers))
         parts |= ({"embed"} if s == 0 else set()) | ({"head"} if s == last else set())
-        for spec in specs:
-            if parts & {spec.part, *spec.also}:
-                held[spec.name].update(dict.fromkeys(stage.mesh.ranks, Box.whole(spec.shape)))
-    return {spec.name: Tiling(spec.shape, held[spec.name]) for spec in specs}
+        for param in params:
+            if parts & {param.part, *param.also}:
+                placement = placement_of(param, layout)
+                held[param.name].update(_boxes(spec, param, placement, stage.mesh))
+    return {param.name: Tiling(param.shape, held[param.name]) for param in params}
+
+
+def placement_of(param: ParamSpec, layout: Mapping[str, Layout]) -> Placement:
+    """Where a parameter sits on the tensor-parallel axis; what the layout leaves out is whole."""
+    module, _, leaf = param.name.rpartition(".")
+    return layout[module].params.get(leaf, Replicate()) if module in layout else Replicate()
+
+
+def _boxes(spec: ModelSpec, param: ParamSpec, placement: Placement, mesh: Mesh) -> dict[int, Box]:
+    tp = mesh.size("tp")
+    return {
+        rank: shard_box(spec, param.shape, placement, tp, mesh.coordinate(rank)["tp"])
+        for rank in mesh.ranks
+    }
+
+
+def tensor_groups(plan: Plan) -> list[tuple[int, ...]]:
+    """The tensor-parallel groups of every stage, in the one order all ranks agree on."""
+    return sorted({group for _, _, stage in plan.stages() for group in stage.mesh.groups("tp")})
 
 
 def param_pieces(tilings: Mapping[str, Tiling]) -> dict[str, list[Piece]]:

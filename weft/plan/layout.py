@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Split along tensor dimension ``dim``."""
+    """Split along tensor dimension ``dim``, into consecutive parts as even as whole units allow."""
 
     dim: int
+    by: Literal["element", "head", "kv_head"] = "element"
+    """What is never cut: a head's channels go together, and query heads with the key and value
+    head they share. Where there are fewer key heads than parts, a key head is held by several."""
 
 
 @dataclass(frozen=True, slots=True)

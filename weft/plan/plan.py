@@ -142,6 +142,10 @@ class Seat:
         """The first of this rank's stages: its mesh, device and precision are those of all."""
         return self.pipeline_plan.stages[self.stages[0]]
 
+    def group(self, axis: str) -> tuple[int, ...]:
+        """The ranks along an axis of this rank's mesh, this one among them."""
+        return next(g for g in self.stage_plan.mesh.groups(axis) if self.rank in g)
+
     def holds_embedding(self, stage: int) -> bool:
         return stage == 0
 

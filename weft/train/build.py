@@ -16,9 +16,17 @@ from weft.models.registry import FAMILIES, build_model
 from weft.nn.init import initial_values
 from weft.optim.adamw import build_adamw
 from weft.parallel.gradients import Gradients
-from weft.parallel.params import LocalParam, param_pieces, param_tilings, reduction_groups
+from weft.parallel.params import (
+    LocalParam,
+    param_pieces,
+    param_tilings,
+    reduction_groups,
+    tensor_groups,
+)
 from weft.parallel.pipeline.deferred import WeightWork, defer_linears
 from weft.parallel.pipeline.executor import Executor, MicroBatch
+from weft.parallel.tensor.apply import apply_layout, shrink_params
+from weft.parallel.tensor.sequence import TensorGroup
 from weft.plan.box import Box
 from weft.plan.model import ModelSpec, ParamSpec
 from weft.plan.plan import Plan, Seat, StagePlan
@@ -62,11 +70,13 @@ def build(
     """
     seat = plan.seat(comm.rank)
     specs = FAMILIES[spec.family].param_specs(spec)
-    pieces = param_pieces(param_tilings(plan, specs))
-    comm.open_groups(reduction_groups(pieces), GROUP_TIMEOUT_S)
-    stages = {number: _stage(spec, seat, number, comm.device) for number in seat.stages}
+    tilings = param_tilings(plan, spec)
+    pieces = param_pieces(tilings)
+    comm.open_groups([*tensor_groups(plan), *reduction_groups(pieces)], GROUP_TIMEOUT_S)
+    boxes = {n: t.boxes[comm.rank] for n, t in tilings.items() if comm.rank in t.boxes}
+    stages = {number: _stage(spec, seat, number, boxes, comm.device) for number in seat.stages}
     gradients = Gradients(
-        local_params(list(stages.values()), specs),
+        local_params(list(stages.values()), specs, boxes),
         pieces,
         comm,
         main_dtype=MAIN_DTYPE[seat.stage_plan.precision],
@@ -74,6 +84,9 @@ def build(
     )
     work = WeightWork() if seat.pipeline_plan.schedule in ("zb-h1", "zb-v") else None
     for number, model in stages.items():
+        if seat.stage_plan.mesh.size("tp") > 1:
+            group = TensorGroup(comm, seat.group("tp"), seq_len)
+            apply_layout(model, FAMILIES[spec.family].layout(spec), boxes, group)
         _apply(model, seat.pipeline_plan.stages[number], work)
     scale = float(plan.global_batch * seq_len)
     executor = Executor(seat, stages, comm, gradients, seq_len=seq_len, scale=scale, work=work)
@@ -88,8 +101,10 @@ def build(
     return Built(stages, executor, engine, specs)
 
 
-def _stage(spec: ModelSpec, seat: Seat, number: int, device: torch.device) -> Decoder:
-    """One stage's module with storage of its own and no values."""
+def _stage(
+    spec: ModelSpec, seat: Seat, number: int, boxes: Mapping[str, Box], device: torch.device
+) -> Decoder:
+    """One stage's module with storage for this rank's boxes and no values."""
     stage = seat.pipeline_plan.stages[number]
     with torch.device("meta"):
         model = build_model(
@@ -98,12 +113,15 @@ def _stage(spec: ModelSpec, seat: Seat, number: int, device: torch.device) -> De
             embed=seat.holds_embedding(number),
             head=seat.holds_head(number),
         )
+    shrink_params(model, boxes)
     buffers = [name for name, _ in model.named_buffers()]
     assert not buffers, f"a buffer would be left without values: {buffers}"
     return model.to(MODEL_DTYPE[stage.precision]).to_empty(device=device)
 
 
-def local_params(modules: Sequence[nn.Module], specs: Sequence[ParamSpec]) -> list[LocalParam]:
+def local_params(
+    modules: Sequence[nn.Module], specs: Sequence[ParamSpec], boxes: Mapping[str, Box]
+) -> list[LocalParam]:
     """The parameters these modules hold, by logical name, in forward order.
 
     Two modules that hold the same one (the ends of a V with a tied head) then share it.
@@ -118,8 +136,7 @@ def local_params(modules: Sequence[nn.Module], specs: Sequence[ParamSpec]) -> li
                 owner, _, leaf = name.rpartition(".")
                 module.get_submodule(owner).register_parameter(leaf, first.param)
             else:
-                spec = by_name[name]
-                found[name] = LocalParam(spec, Box.whole(spec.shape), param)
+                found[name] = LocalParam(by_name[name], boxes[name], param)
     return list(found.values())
 
 

@@ -42,12 +42,13 @@ def _microbatch(
         from weft.nn.dropout import dropout_keys
 
         keys = dropout_keys(*dropout_seed, torch.from_numpy(batch.samples[rows])).to(device)
+    positions = torch.arange(batch.tokens.shape[1], device=device)[None]
     segments = None if batch.segments is None else _tensor(batch.segments[rows], device)
     return MicroBatch(
         tokens=_tensor(batch.tokens[rows], device).long(),
         targets=_tensor(batch.targets[rows], device).long(),
         weights=_tensor(batch.weights[rows], device),
-        context=Context(segments=segments, dropout_keys=keys),
+        context=Context(positions=positions, segments=segments, dropout_keys=keys),
     )
 
 

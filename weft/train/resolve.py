@@ -12,6 +12,7 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import Config
 from weft.models.registry import FAMILIES, model_spec
+from weft.parallel.tensor.split import check_tp
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
@@ -62,6 +63,8 @@ def resolve(
             notes.append(f"the plan is {config.plan.file}, as it is")
         samples = config.batch.samples or plan.global_batch
         validate_plan(plan, num_layers=spec.num_layers, global_batch=samples)
+        for p, s, stage in plan.stages():
+            check_tp(spec, stage.mesh.size("tp"), f"pipelines[{p}].stages[{s}].mesh.tp")
         _check_world_size(plan, world_size)
     except ConfigError as error:
         raise loaded.place(error) from error

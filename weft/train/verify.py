@@ -274,16 +274,13 @@ def _relative(reference: Array, other: Array, floor: float = 0.0) -> float:
 
 
 def small(spec: ModelSpec) -> ModelSpec:
-    """A model of the same kind and proportions that a rehearsal runs in a moment."""
-    group = spec.num_heads // spec.num_kv_heads
-    num_heads = 4 * group if group <= 2 else group
+    """A model of the same kind, heads and all, that a rehearsal runs in a moment."""
+    d_head = 4
     return replace(
         spec,
-        d_model=32,
-        d_ff=64,
-        d_head=8,
-        num_heads=num_heads,
-        num_kv_heads=num_heads // group,
+        d_model=spec.num_heads * d_head,
+        d_ff=2 * spec.num_heads * d_head,
+        d_head=d_head,
         num_layers=min(spec.num_layers, 4),
         vocab_size=97,
         seq_len=32,

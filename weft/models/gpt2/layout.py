@@ -30,15 +30,17 @@ def layout(spec: ModelSpec) -> dict[str, Layout]:
 def _block_layout() -> dict[str, Layout]:
     seq, whole = Shard(1), Replicate()
     norm = Layout(params={"weight": whole, "bias": whole})
+    queries = Layout(params=dict.fromkeys(("weight", "bias"), Shard(0, "head")))
+    keys = Layout(params=dict.fromkeys(("weight", "bias"), Shard(0, "kv_head")))
     column = Layout(params={"weight": Shard(0), "bias": Shard(0)})
     row = Layout(params={"weight": Shard(1), "bias": whole}, gives=seq)
     return {
         "attn_norm": norm,
         "attn": Layout(takes=whole),  # one gather for q, k and v
-        "attn.q": column,
-        "attn.k": column,
-        "attn.v": column,
-        "attn.o": row,
+        "attn.q": queries,
+        "attn.k": keys,
+        "attn.v": keys,
+        "attn.o": Layout(params={"weight": Shard(1, "head"), "bias": whole}, gives=seq),
         "ff_norm": norm,
         "ff": Layout(takes=whole),
         "ff.up": column,

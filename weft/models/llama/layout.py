@@ -25,15 +25,17 @@ def layout(spec: ModelSpec) -> dict[str, Layout]:
 
 def _block_layout(spec: ModelSpec) -> dict[str, Layout]:
     seq, whole = Shard(1), Replicate()
-    column = {"weight": Shard(0)} | ({"bias": Shard(0)} if spec.qkv_bias else {})
+    names = ("weight", "bias") if spec.qkv_bias else ("weight",)
+    queries = dict.fromkeys(names, Shard(0, "head"))
+    keys = dict.fromkeys(names, Shard(0, "kv_head"))
     norm = Layout(params={"weight": whole})
     result = {
         "attn_norm": norm,
         "attn": Layout(takes=whole),  # one gather for q, k and v
-        "attn.q": Layout(params=column),
-        "attn.k": Layout(params=column),
-        "attn.v": Layout(params=column),
-        "attn.o": Layout(params={"weight": Shard(1)}, gives=seq),
+        "attn.q": Layout(params=queries),
+        "attn.k": Layout(params=keys),
+        "attn.v": Layout(params=keys),
+        "attn.o": Layout(params={"weight": Shard(1, "head")}, gives=seq),
         "ff_norm": norm,
         "ff": Layout(takes=whole),  # one gather for gate and up
         "ff.gate": Layout(params={"weight": Shard(0)}),

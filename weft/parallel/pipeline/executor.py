@@ -68,6 +68,7 @@ class Executor:
         self._work = work
         self._actions = schedule_of(seat.pipeline_plan)[seat.position]
         self._dtype = MODEL_DTYPE[seat.stage_plan.precision]
+        self._counts_loss = seat.stage_plan.mesh.coordinate(seat.rank)["tp"] == 0
         shape = (seq_len, next(iter(stages.values())).spec.d_model)
         last = len(seat.pipeline_plan.stages) - 1
         self._seams: dict[int, Seam] = {}
@@ -129,8 +130,9 @@ class Executor:
         result: Tensor = module(x, microbatch.context)
         if self._seat.holds_head(action.stage):
             result = module.loss(result, microbatch.targets, microbatch.weights)
-            self._totals[0] += result.detach()
-            self._totals[1] += microbatch.weights.sum(dtype=torch.float64)
+            if self._counts_loss:
+                self._totals[0] += result.detach()
+                self._totals[1] += microbatch.weights.sum(dtype=torch.float64)
         else:
             self._seams[action.stage].send_forward(action.microbatch, result.detach())
         self._flights[action.stage, action.microbatch] = _Flight(given, result)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.comm.comm import Comm, Finish
+from weft.parallel.tensor.split import part_of
 from weft.plan.box import Box
 from weft.plan.plan import PipelinePlan
 from weft.plan.tiling import Move, Tiling, moves
@@ -15,15 +16,19 @@ from weft.precision.dtypes import MODEL_DTYPE
 
 
 def activation_tiling(
-    pipeline: PipelinePlan, stage: int, microbatch: int, shape: Sequence[int]
+    pipeline: PipelinePlan, stage: int, microbatch: int, shape: tuple[int, int]
 ) -> Tiling:
-    """Where a stage's input or output of one microbatch lies, ``[batch, *shape]``."""
+    """Where a stage's input or output of one microbatch lies, ``[batch, seq, d_model]``.
+
+    Data-parallel ranks hold parts of the batch, tensor-parallel ranks parts of the sequence.
+    """
     size = min(pipeline.microbatch, pipeline.samples - microbatch * pipeline.microbatch)
-    boxes = {
-        rank: Box((part.start, *(0 for _ in shape)), (len(part), *shape))
-        for rank, part in pipeline.split(stage, microbatch).items()
-    }
-    return Tiling((size, *shape), boxes)
+    mesh, (seq_len, d_model) = pipeline.stages[stage].mesh, shape
+    boxes = {}
+    for rank, batch in pipeline.split(stage, microbatch).items():
+        seq = part_of(seq_len, mesh.size("tp"), mesh.coordinate(rank)["tp"])
+        boxes[rank] = Box((batch.start, seq.start, 0), (len(batch), len(seq), d_model))
+    return Tiling((size, seq_len, d_model), boxes)
 
 
 class Seam:
@@ -34,7 +39,7 @@ class Seam:
     """
 
     def __init__(
-        self, comm: Comm, pipeline: PipelinePlan, stage: int, shape: tuple[int, ...]
+        self, comm: Comm, pipeline: PipelinePlan, stage: int, shape: tuple[int, int]
     ) -> None:
         self._comm = comm
         self._pipeline = pipeline

@@ -1,0 +1,106 @@
+"""Modules whose parameters are split: the same results as the whole ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from weft.parallel.tensor.sequence import TensorGroup
+
+CHUNK_TOKENS = 1024
+"""Tokens whose logits live at once, on each rank its part of the vocabulary."""
+
+
+class RowLinear(nn.Module):
+    """A linear layer split along its input: products are summed and scattered, then the bias."""
+
+    def __init__(self, linear: nn.Linear, group: TensorGroup) -> None:
+        super().__init__()
+        self.bias = linear.bias
+        linear.register_parameter("bias", None)
+        self.product = linear
+        self._group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[batch, seq, own d_in]`` to ``[batch, own seq, d_out]``."""
+        y = self._group.scatter_sum(self.product(x))
+        return y if self.bias is None else y + self.bias
+
+
+class VocabEmbedding(nn.Module):
+    """An embedding split along the vocabulary: tokens of other ranks' parts give zeros."""
+
+    def __init__(self, embedding: nn.Embedding, first: int, group: TensorGroup) -> None:
+        super().__init__()
+        self.weight = embedding.weight
+        self._first = first
+        self._group = group
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``[batch, seq]`` to ``[batch, own seq, d_model]``."""
+        local = tokens - self._first
+        ours = (local >= 0) & (local < self.weight.shape[0])
+        found = F.embedding(local.where(ours, 0), self.weight)
+        return self._group.scatter_sum(found * ours[..., None])
+
+
+class VocabCrossEntropy:
+    """``linear_cross_entropy`` of a head split along the vocabulary. No logits are gathered.
+
+    Called with this rank's part of the sequence and of the head; every rank gets the whole sum.
+    """
+
+    def __init__(self, first: int, group: TensorGroup) -> None:
+        self._first = first
+        self._group = group
+
+    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        whole = self._group.gather(hidden).flatten(0, 1)  # [tokens, d_model]
+        local = (targets - self._first).reshape(-1)
+        total = whole.new_zeros((), dtype=_wide(whole))
+        for low in range(0, len(whole), CHUNK_TOKENS):
+            rows = slice(low, low + CHUNK_TOKENS)
+            losses: Tensor = _VocabLosses.apply(  # type: ignore[no-untyped-call]
+                F.linear(whole[rows], weight), local[rows], self._group
+            )
+            total = total + (losses * weights.reshape(-1)[rows].to(losses.dtype)).sum()
+        return total
+
+
+class _VocabLosses(torch.autograd.Function):
+    """Losses ``[tokens]`` from each rank's logits ``[tokens, own vocab]``.
+
+    Three numbers a token cross ranks: the largest logit, the sum of exponentials, the target's.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, local: Tensor, group: TensorGroup) -> Tensor:
+        logits = logits.to(_wide(logits))
+        largest = logits.amax(-1)
+        group.comm.all_reduce(largest, name="vocab max", group=group.ranks, largest=True)
+        shifted = logits - largest[:, None]
+        ours = (local >= 0) & (local < logits.shape[1])
+        row = torch.arange(len(local), device=local.device)
+        index = local.where(ours, 0)
+        exponentials = shifted.exp()
+        sums = torch.stack([exponentials.sum(-1), shifted[row, index] * ours])
+        group.comm.all_reduce(sums, name="vocab sums", group=group.ranks)
+        ctx.save_for_backward(exponentials / sums[0][:, None], ours, index)
+        return sums[0].log() - sums[1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        probabilities, ours, index = ctx.saved_tensors
+        row = torch.arange(len(index), device=index.device)
+        d_logits = probabilities
+        d_logits[row, index] -= ours.to(d_logits.dtype)
+        return d_logits * grad[:, None], None, None
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
