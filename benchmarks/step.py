@@ -42,7 +42,7 @@ SEQ_LEN = 256
 SAMPLES = 8
 """Samples a step of each process."""
 OPTIM = OptimConfig(lr=1e-3)
-MODEL = "demo-6m"
+MODEL = "demo-5m"
 
 Step = Callable[[Tensor], None]
 """Trains on ``[SAMPLES, SEQ_LEN + 1]`` tokens of this process."""

@@ -293,8 +293,8 @@ REFUSALS = [
     ),
     Case(
         "YAML trap: no space after the colon",
-        "unknown key 'model.size:demo-6m': a space goes after ':'.\n    at my.yaml:2",
-        yaml="extends: debug\nmodel: {size:demo-6m}\n",
+        "unknown key 'model.size:demo-5m': a space goes after ':'.\n    at my.yaml:2",
+        yaml="extends: debug\nmodel: {size:demo-5m}\n",
     ),
     Case(
         "empty text",

@@ -209,12 +209,12 @@ def test_blocks_compile_to_the_same_numbers(name: str) -> None:
 
 REFUSALS = {
     "size": (
-        {"size": "demo-7m"},
-        "model.size = 'demo-7m': expected one of {rows}. Did you mean demo-6m?",
+        {"size": "demo-8m"},
+        "model.size = 'demo-8m': expected one of {rows}. Did you mean demo-5m?",
     ),
     "kv heads": (
         {"num_kv_heads": 3},
-        "model.num_kv_heads = 3: expected a divisor of num_heads (8).",
+        "model.num_kv_heads = 3: expected a divisor of num_heads (4).",
     ),
     "odd head": (
         {"d_head": 5},
@@ -225,8 +225,8 @@ REFUSALS = {
         "model.dropout = 0.1: expected 0, as this family has no dropout.",
     ),
     "gpt2 kv heads": (
-        {"family": "gpt2", "num_kv_heads": 4},
-        "model.num_kv_heads = 4: expected 8 (num_heads), as this family shares no key heads.",
+        {"family": "gpt2", "num_kv_heads": 2},
+        "model.num_kv_heads = 2: expected 4 (num_heads), as this family shares no key heads.",
     ),
 }
 

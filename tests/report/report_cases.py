@@ -83,7 +83,7 @@ SUMMARY: dict[str, Any] = {
 }
 CONFIG = """
 name: try
-model: {family: llama, size: demo-6m}
+model: {family: llama, size: demo-5m}
 optim: {lr: 0.003}
 train: {steps: 120}
 """

@@ -35,7 +35,7 @@ def test_has_a_title_a_state_and_every_section(run: Path) -> None:
     assert page.one("head").one("title").text == "try - Weft report"
     assert page.one("h1").text == "try"
     assert "finished: 120 of 120 steps" in page.one("header").text
-    assert "llama demo-6m, 6.5 M parameters" in page.one("header").text
+    assert "llama demo-5m, 6.5 M parameters" in page.one("header").text
     assert [heading.text for heading in page.all("h2")] == SECTIONS
     assert "not recorded" not in "".join(section(page, name).text for name in SECTIONS[:6])
     assert sorted(file.name for file in run.iterdir()) == [
@@ -142,7 +142,7 @@ def test_samples_and_configuration_and_environment(run: Path) -> None:
     assert section(page, "Samples").one("pre").text == "def main(self):\n    pass"
     chosen, defaults = section(page, "Configuration").all("table")
     assert rows(chosen)[1:] == [
-        ["model.size", "demo-6m", "at demo.yaml:3 (recipe)"],
+        ["model.size", "demo-5m", "at demo.yaml:3 (recipe)"],
         ["optim.lr", "0.003", "on the command line"],
         ["train.steps", "120", "at demo.yaml:22 (recipe)"],
     ]

@@ -42,7 +42,7 @@ class ModelConfig(Section):
 
     family: Literal["llama", "gpt2"] = "llama"
     """Kind of decoder: "llama" (RMSNorm, rotary positions, SwiGLU, grouped heads) or "gpt2"."""
-    size: Text = "demo-6m"
+    size: Text = "demo-5m"
     """Row of the family's table of sizes; `weft plan` prints the table when the name is wrong."""
     d_model: Count | None = None
     """Width of the hidden state; null takes the row's value, as for every field below."""

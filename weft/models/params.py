@@ -13,6 +13,12 @@ def initial_std(spec: ModelSpec) -> float:
     return math.sqrt(2 / (5 * spec.d_model))
 
 
+def embedding_std(spec: ModelSpec) -> float:
+    """Of the vocabulary's table. A tied one starts like the head it is; one of its own at unit
+    size, so that the first blocks add to something: a small model learns faster then."""
+    return initial_std(spec) if spec.tied else 1.0
+
+
 def branch_std(spec: ModelSpec) -> float:
     """Of a matrix that ends a residual branch: the sum of all branches keeps its size."""
     return initial_std(spec) / math.sqrt(2 * spec.num_layers)
@@ -28,13 +34,13 @@ def vector(name: str, size: int, part: Part, start: Literal["ones", "zeros"]) ->
     return ParamSpec(name=name, shape=(size,), part=part, init=Init(start), decay=False)
 
 
-def table(name: str, rows: int, spec: ModelSpec, *, tied: bool = False) -> ParamSpec:
+def table(name: str, rows: int, spec: ModelSpec, *, std: float, tied: bool = False) -> ParamSpec:
     """A table of vectors to look up; ``tied``: the head multiplies by it too."""
     return ParamSpec(
         name=name,
         shape=(rows, spec.d_model),
         part="embed",
-        init=Init("normal", initial_std(spec)),
+        init=Init("normal", std),
         decay=False,
         also=("head",) if tied else (),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.config.errors import ConfigError
-from weft.models.params import branch_std, head, initial_std, matrix, table, vector
+from weft.models.params import branch_std, embedding_std, head, initial_std, matrix, table, vector
 from weft.plan.model import ModelSpec, ParamSpec, Part
 
 _SMALL = ModelSpec(
@@ -39,7 +39,7 @@ def _row(d_model: int, num_layers: int, *, d_head: int = 64) -> ModelSpec:
 
 SIZES: dict[str, ModelSpec] = {
     "debug-1m": replace(_row(128, 4, d_head=32), vocab_size=2048, seq_len=128, dropout=0.0),
-    "demo-6m": replace(_row(256, 6, d_head=32), vocab_size=4096, seq_len=256, dropout=0.0),
+    "demo-5m": replace(_row(256, 5), vocab_size=4096, seq_len=256, dropout=0.0),
     "small": _SMALL,
     "medium": _row(1024, 24),
     "large": _row(1280, 36),
@@ -51,8 +51,8 @@ SIZES: dict[str, ModelSpec] = {
 def param_specs(spec: ModelSpec) -> list[ParamSpec]:
     """Every parameter of the unsplit model, in the order of the forward pass."""
     specs = [
-        table("embed.weight", spec.vocab_size, spec, tied=spec.tied),
-        table("positions.weight", spec.seq_len, spec),
+        table("embed.weight", spec.vocab_size, spec, std=embedding_std(spec), tied=spec.tied),
+        table("positions.weight", spec.seq_len, spec, std=initial_std(spec)),
     ]
     for layer in range(spec.num_layers):
         specs += _block_specs(spec, layer)

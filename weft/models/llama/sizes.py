@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.config.errors import ConfigError
-from weft.models.params import branch_std, head, initial_std, matrix, table, vector
+from weft.models.params import branch_std, embedding_std, head, initial_std, matrix, table, vector
 from weft.plan.model import ModelSpec, ParamSpec, RopeScaling
 
 _LLAMA_2 = ModelSpec(
@@ -58,13 +58,14 @@ def _small() -> dict[str, ModelSpec]:
         debug,
         d_model=256,
         d_ff=704,
-        num_layers=6,
-        num_heads=8,
-        num_kv_heads=4,
+        d_head=64,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
         vocab_size=4096,
         seq_len=256,
     )
-    return {"debug-1m": debug, "demo-6m": demo}
+    return {"debug-1m": debug, "demo-5m": demo}
 
 
 def _sized(
@@ -152,7 +153,7 @@ SIZES: dict[str, ModelSpec] = {**_small(), **_llamas(), **_qwens(), **_aquilas()
 
 def param_specs(spec: ModelSpec) -> list[ParamSpec]:
     """Every parameter of the unsplit model, in the order of the forward pass."""
-    specs = [table("embed.weight", spec.vocab_size, spec, tied=spec.tied)]
+    specs = [table("embed.weight", spec.vocab_size, spec, std=embedding_std(spec), tied=spec.tied)]
     for layer in range(spec.num_layers):
         specs += _block_specs(spec, layer)
     return [*specs, vector("norm.weight", spec.d_model, "head", "ones"), *head(spec)]
