@@ -204,3 +204,9 @@ def test_the_diff_in_the_readme_is_the_difference_of_the_examples() -> None:
     assert [line for line in shown if line != "+"] == [
         line for line in changed if line != "+" and '"""' not in line
     ]
+
+
+def test_the_readme_shows_the_plan_of_the_demo(weft: Weft) -> None:
+    plan = weft("plan", "demo", "compute.device=cpu", "compute.precision=bf16")
+    readme = (ROOT / "README.md").read_text()
+    assert [line for line in plan.splitlines() if line.rstrip() not in readme] == []
