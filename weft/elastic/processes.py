@@ -13,23 +13,22 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 from weft.comm.errors import CommError
 from weft.comm.place import Place
 from weft.config.errors import ConfigError, ConfigErrors, RunError
 from weft.elastic.parent import end_with_parent
+from weft.elastic.signals import Asked, Handlers
 
 GRACE_S = 3.0
 """How long the other ranks may take to notice a failure and say what they saw."""
@@ -78,7 +77,7 @@ def warm_context(preload: Sequence[str] = ("weft.train.worker",)) -> ForkServerC
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
-    with _Handlers({signal.SIGINT: signal.SIG_IGN}):
+    with Handlers({signal.SIGINT: signal.SIG_IGN}):
         forkserver.ensure_running()
     return context
 
@@ -111,8 +110,8 @@ def run_ranks(
     store_file = folder / f"{_MEETING}{attempt}"
     reports = [folder / f"{_REPORT}{attempt}-{rank}.json" for rank in range(world_size)]
     processes: list[BaseProcess] = []
-    asked = _Asked()
-    with _Handlers({signal.SIGINT: asked.on_signal, signal.SIGTERM: asked.on_signal}):
+    asked = Asked()
+    with asked.handlers():
         try:
             for rank in range(world_size):
                 place = Place(
@@ -152,33 +151,7 @@ def run_rank(target: Target, place: Place, args: tuple[Any, ...], *, folder: Pat
         os._exit(1)
 
 
-class _Asked:
-    """How often this process was asked to stop."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    def on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.times += 1
-
-
-class _Handlers:
-    """Puts signal handlers in place for a while; does nothing outside the main thread."""
-
-    def __init__(self, handlers: Mapping[signal.Signals, Any]) -> None:
-        self._wanted = handlers
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {n: signal.signal(n, what) for n, what in self._wanted.items()}
-
-    def __exit__(self, *_: object) -> None:
-        for number, what in self._before.items():
-            signal.signal(number, what)
-
-
-def _watch(processes: Sequence[BaseProcess], asked: _Asked) -> None:
+def _watch(processes: Sequence[BaseProcess], asked: Asked) -> None:
     """Wait for all to end, or for the first failure and a moment for the others to react.
 
     Ranks that are asked to stop do so after their step, however long it takes.
