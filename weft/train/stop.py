@@ -9,11 +9,13 @@ from types import FrameType
 class StopSignal:
     """Remembers that this process was asked to stop. The ranks agree on it with their totals.
 
-    A second Ctrl-C interrupts at once.
+    A second Ctrl-C interrupts at once. SIGTERM never does: the command that started this rank
+    sends it for a Ctrl-C that the terminal may have sent to this process too.
     """
 
     def __init__(self) -> None:
         self.asked = False
+        self._interrupts = 0
 
     def listen(self) -> None:
         """Take over Ctrl-C and SIGTERM in this process."""
@@ -21,6 +23,7 @@ class StopSignal:
         signal.signal(signal.SIGTERM, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
         self.asked = True
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
+            raise KeyboardInterrupt
