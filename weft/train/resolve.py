@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from weft.cluster.cluster import Cluster
 from weft.config.batch import derive_batch
+from weft.config.check import flat
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import Config
+from weft.config.tree import COMMAND_LINE
 from weft.models.registry import FAMILIES, model_spec
 from weft.parallel.tensor.split import check_tp
 from weft.plan.mesh import Mesh
@@ -42,12 +46,18 @@ class Resolved:
 
 
 def resolve(
-    loaded: Loaded, cluster: Cluster, *, world_size: int | None = None, plan: Plan | None = None
+    loaded: Loaded,
+    cluster: Cluster,
+    *,
+    world_size: int | None = None,
+    ranks_here: int | None = None,
+    plan: Plan | None = None,
 ) -> Resolved:
     """Decide everything that the configuration leaves open.
 
     Args:
         world_size: Processes that another launcher started; None: as many as the plan asks for.
+        ranks_here: How many of them run on this machine; None: all.
         plan: What ``plan.file`` holds (``read_plan``); None: derived from ``plan.shares``.
 
     Raises:
@@ -58,17 +68,21 @@ def resolve(
     try:
         spec = model_spec(config.model, vocab_size_asked(config), config.data.seq_len)
         if plan is None:
-            plan = _data_parallel(loaded, cluster, spec.num_layers, world_size, notes)
+            shares = config.plan.shares or (1,) * (world_size or 1)
+            ranks = ranks_here or len(shares)
+            plan = _data_parallel(loaded, cluster, spec.num_layers, shares, ranks, notes)
         else:
             notes.append(f"the plan is {config.plan.file}, as it is")
-        samples = config.batch.samples or plan.global_batch
-        validate_plan(plan, num_layers=spec.num_layers, global_batch=samples)
-        for p, s, stage in plan.stages():
-            check_tp(spec, stage.mesh.size("tp"), f"pipelines[{p}].stages[{s}].mesh.tp")
-        _check_world_size(plan, world_size)
+            if world_size is None:
+                _check_devices(config, plan, cluster)
+        _check_fit(plan, spec, config)
+        _check_world_size(config, plan, world_size)
     except ConfigError as error:
+        if config.plan.file is not None and error.key.startswith(("pipelines", "stages")):
+            error.where = f"in {config.plan.file}"
         raise loaded.place(error) from error
-    threads = config.compute.threads or max(1, cluster.nodes[0].cores // plan.world_size)
+    cores = cluster.nodes[0].cores
+    threads = config.compute.threads or max(1, cores // (ranks_here or plan.world_size))
     return Resolved(
         config=config,
         cluster=cluster,
@@ -91,13 +105,20 @@ def read_plan(loaded: Loaded) -> Plan | None:
         return None
     expected = "a plan.json as Weft writes into every run folder"
     try:
-        return Plan.from_json(Path(file).read_text())
+        text = Path(file).read_text()
+        TypeAdapter(Plan).validate_json(text, strict=True)
+        return Plan.from_json(text)
     except OSError as error:
-        raise loaded.place(
-            ConfigError("plan.file", file, expected, f"{error.strerror}.")
-        ) from error
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise loaded.place(ConfigError("plan.file", file, expected, f"{error}.")) from error
+        problem = f"{error.strerror}."
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        problem = f"{place}: {first['msg']}." if place else f"{first['msg']}."
+    except UnicodeDecodeError:
+        problem = "It is not text."
+    except (KeyError, TypeError) as error:  # a key that plans do not have
+        problem = f"{error}."
+    raise loaded.place(ConfigError("plan.file", file, expected, problem))
 
 
 def vocab_size_asked(config: Config) -> int:
@@ -109,15 +130,15 @@ def _data_parallel(
     loaded: Loaded,
     cluster: Cluster,
     num_layers: int,
-    world_size: int | None,
+    shares: Sequence[int],
+    ranks_here: int,
     notes: list[str],
 ) -> Plan:
     """The trivial plan: one pipeline of one stage on one rank for each share."""
     config = loaded.config
-    shares = config.plan.shares or (1,) * (world_size or 1)
     batch = derive_batch(config.batch, shares, loaded.origins)
     notes.append(batch.note)
-    device = _device(config, cluster, len(shares), notes)
+    device = _device(config, cluster, ranks_here, notes)
     precision = _precision(config, cluster, device, notes)
     pipelines = []
     for rank, share in enumerate(shares):
@@ -132,6 +153,14 @@ def _data_parallel(
         samples = share * batch.accumulation * batch.micro
         pipelines.append(PipelinePlan(stages=(stage,), samples=samples, microbatch=batch.micro))
     return Plan(num_layers=num_layers, pipelines=tuple(pipelines))
+
+
+def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
+    """A plan from wherever is for this model and this batch."""
+    samples = config.batch.samples or plan.global_batch
+    validate_plan(plan, num_layers=spec.num_layers, global_batch=samples)
+    for p, s, stage in plan.stages():
+        check_tp(spec, stage.mesh.size("tp"), f"pipelines[{p}].stages[{s}].mesh.tp")
 
 
 def _device(config: Config, cluster: Cluster, num_ranks: int, notes: list[str]) -> str:
@@ -160,9 +189,49 @@ def _precision(config: Config, cluster: Cluster, device: str, notes: list[str]) 
     return precision
 
 
-def _check_world_size(plan: Plan, world_size: int | None) -> None:
-    if world_size not in (None, plan.world_size):
-        expected = f"one share for each of the {world_size} processes that were started"
-        hint = "Start as many processes as the plan has ranks."
-        shares = [pipeline.samples for pipeline in plan.pipelines]
-        raise ConfigError("plan.shares", shares, expected, hint)
+_DECIDED_BY_PLAN = (
+    "batch.micro",
+    "batch.accumulation",
+    "compute.device",
+    "compute.precision",
+    "compute.recompute",
+    "compute.compile",
+)
+"""What a plan says of every stage, so that a configuration beside it cannot."""
+
+
+def refuse_without_effect(loaded: Loaded) -> None:
+    """What is asked for on the command line must happen.
+
+    Raises:
+        ConfigErrors: a value there that the plan in ``plan.file`` overrules.
+    """
+    if loaded.config.plan.file is None:
+        return
+    hint = "The plan's file says it for every stage: change it there."
+    values = dict(flat(loaded.config))
+    overruled = [key for key in _DECIDED_BY_PLAN if loaded.origins[key] == COMMAND_LINE]
+    if overruled:
+        raise loaded.place(
+            *(ConfigError(key, values[key], "nothing beside plan.file", hint) for key in overruled)
+        )
+
+
+def _check_devices(config: Config, plan: Plan, cluster: Cluster) -> None:
+    """Where all ranks run on this machine, it has a GPU for each that wants one."""
+    ranks = {r for _, _, stage in plan.stages() if stage.device == "cuda" for r in stage.mesh.ranks}
+    chips = len(cluster.nodes[0].chips)
+    if len(ranks) > chips:
+        expected = f"a plan for what is here ({chips} GPUs)"
+        raise ConfigError("plan.file", config.plan.file, expected, f"It asks for {len(ranks)}.")
+
+
+def _check_world_size(config: Config, plan: Plan, world_size: int | None) -> None:
+    if world_size in (None, plan.world_size):
+        return
+    hint = f"Start {plan.world_size} processes, or change it."
+    if config.plan.file is not None:
+        expected = f"a plan for the {world_size} processes that were started"
+        raise ConfigError("plan.file", config.plan.file, expected, hint)
+    expected = f"one share for each of the {world_size} processes that were started"
+    raise ConfigError("plan.shares", config.plan.shares, expected, hint)
