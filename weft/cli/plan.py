@@ -12,7 +12,7 @@ from weft.cli.output import count, out, print_json
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
 from weft.cluster.detect import detect
 from weft.plan.plan import Plan
-from weft.train.resolve import Resolved, read_plan, resolve
+from weft.train.resolve import Resolved, read_plan, refuse_without_effect, resolve
 
 
 def register(app: typer.Typer) -> None:
@@ -27,6 +27,7 @@ def plan(target: Target = "demo", overrides: Overrides = None, json: Json = Fals
     """
     loaded = load(target, overrides)
     resolved = resolve(loaded, detect(), plan=read_plan(loaded))
+    refuse_without_effect(loaded)
     if json:
         print_json(as_json(resolved))
         return

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json as json_format
+import os
+import shutil
 import sys
+from collections.abc import Sequence
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from weft.cli.output import err, finish, out, print_json
 from weft.cli.plan import show as print_plan
@@ -17,14 +21,16 @@ from weft.cli.summary import print_summary
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
 from weft.cluster.detect import detect
 from weft.comm.place import Place
-from weft.config.errors import ConfigError, show
+from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.config.load import Loaded, explain, to_yaml
 from weft.data.prepare import prepare
 from weft.elastic.processes import RanksFailedError, run_rank, run_ranks, warm_context
+from weft.elastic.signals import sigterm_interrupts
 from weft.report.progress import Preparing, choose_mode
-from weft.train.job import SUMMARY_FILE, Job
-from weft.train.resolve import Resolved, read_plan, resolve
-from weft.train.resume import CONFIG_FILE, changes, saved_step
+from weft.train.job import Job
+from weft.train.resolve import Resolved, read_plan, refuse_without_effect, resolve
+from weft.train.resume import CONFIG_FILE, changes, saved_step, saved_summary
+from weft.train.run_folder import RunFolder
 
 WORKER = "weft.train.worker:main"
 
@@ -62,7 +68,15 @@ def train(
         return
     place = Place.from_environment()
     world_size = place.world_size if place else None
-    resolved = resolve(loaded, detect(), world_size=world_size, plan=read_plan(loaded))
+    resolved = resolve(
+        loaded,
+        detect(),
+        world_size=world_size,
+        ranks_here=_ranks_here(place),
+        plan=read_plan(loaded),
+    )
+    refuse_without_effect(loaded)
+    _refuse_missing_packages(loaded)
     stream = sys.stderr if json else sys.stdout
     job = Job(
         config=resolved.config,
@@ -72,12 +86,14 @@ def train(
         threads=resolved.threads,
         console=choose_mode(stream, quiet=quiet),
         json=json,
+        files={
+            CONFIG_FILE: to_yaml(resolved.config),
+            "plan.json": resolved.plan.to_json(),
+            "cluster.json": resolved.cluster.to_json(),
+            "origins.json": json_format.dumps(resolved.origins, indent=2),
+        },
     )
-    if place is not None:
-        finish(_join(place, job, resolved))
-        return
-    _open_folder(job, resolved)
-    finish(_start(job))
+    finish(_start(job, resolved) if place is None else _join(place, job, resolved))
 
 
 def _explain(loaded: Loaded, *, json: bool) -> None:
@@ -90,69 +106,104 @@ def _explain(loaded: Loaded, *, json: bool) -> None:
         out.print(f"{key:<{width}}  {show(value):<24}  {origin}", markup=False)
 
 
+def _ranks_here(place: Place | None) -> int | None:
+    """How many processes of the job this machine runs, where the launcher says so."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(told) if place is not None and told.isdecimal() else None
+
+
+def _refuse_missing_packages(loaded: Loaded) -> None:
+    project = loaded.config.metrics.wandb
+    if project is not None and importlib.util.find_spec("wandb") is None:
+        expected = "null, as the package wandb is not installed"
+        hint = "Install it with: pip install wandb"
+        raise loaded.place(ConfigError("metrics.wandb", project, expected, hint))
+
+
 def _new_folder(name: str, place: Place | None) -> Path:
+    """A folder that is not there yet: runs that begin in the same second have one each."""
     if place is not None:
         hint = "All processes write to one folder: give its path."
         raise ConfigError("--out", None, "a folder that every machine of the job sees", hint)
-    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    wanted = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    others = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
+    return next(folder for folder in chain([wanted], others) if not folder.exists())
 
 
-def _open_folder(job: Job, resolved: Resolved) -> None:
-    """Create the run folder, or check that this configuration goes on with the run in it."""
-    say = err if job.json or job.console == "quiet" else out
-    try:
-        job.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        hint = "Choose another folder with --out."
-        raise ConfigError("--out", str(job.out), "a folder that can be written", hint) from error
-    differing = changes(job.out, job.config)
+def _show_start(job: Job, resolved: Resolved, differing: Sequence[str]) -> None:
+    if job.json or job.console == "quiet":
+        return
+    print_plan(resolved)
     step = saved_step(job.out)
-    if not job.json and job.console != "quiet":
-        print_plan(resolved)
-        say.print(f"run folder: {job.out}" + (f", going on after step {step}" if step else ""))
-        for change in differing:
-            say.print(f"  changed since the run began: {change}", markup=False)
-    (job.out / CONFIG_FILE).write_text(to_yaml(job.config))
-    (job.out / "plan.json").write_text(job.plan.to_json())
-    (job.out / "cluster.json").write_text(resolved.cluster.to_json())
-    (job.out / "origins.json").write_text(json_format.dumps(resolved.origins, indent=2))
+    going_on = f", going on after step {step}" if step else ""
+    out.print(f"run folder: {job.out}{going_on}", markup=False)
+    for change in differing:
+        out.print(f"  changed since its last start: {change}", markup=False)
 
 
-def _start(job: Job) -> int:
+def _start(job: Job, resolved: Resolved) -> int:
     """Run every rank on this machine."""
-    context = warm_context()
-    if saved_step(job.out) >= job.last_step and (job.out / SUMMARY_FILE).exists():
+    differing = changes(job.out, job.config)
+    if _is_done(job):
         return _tell_end(job, already=True)
-    with Preparing(stream=sys.stderr if job.json else sys.stdout, mode=job.console) as report:
-        prepare(job.config.data, job.config.seed, report=report)
-    try:
-        run_ranks(WORKER, (job,), job.plan.world_size, folder=job.out, context=context)
-    except RanksFailedError as error:
-        return _tell_failure(job, error)
-    return _tell_end(job)
+    with RunFolder(job.out), sigterm_interrupts():
+        context = warm_context()
+        _show_start(job, resolved, differing)
+        stream = sys.stderr if job.json else sys.stdout
+        try:
+            with Preparing(stream=stream, mode=job.console) as report:
+                prepare(job.config.data, job.config.seed, report=report)
+        except ConfigError as error:
+            error.where = resolved.origins.get(error.key, "")
+            raise ConfigErrors([error]) from error
+        except KeyboardInterrupt:
+            err.print("stopped before training began")
+            return 1
+        step_before = saved_step(job.out)
+        try:
+            run_ranks(WORKER, (job,), job.plan.world_size, folder=job.out, context=context)
+        except RanksFailedError as error:
+            return _tell_failure(job, error, step_before)
+        return _tell_end(job)
+
+
+def _is_done(job: Job) -> bool:
+    return saved_step(job.out) >= job.last_step and saved_summary(job.out) is not None
 
 
 def _join(place: Place, job: Job, resolved: Resolved) -> int:
     """Be one rank of a job that another launcher started."""
-    if place.rank == 0:
-        _open_folder(job, resolved)
-    run_rank(WORKER, place, (job,), folder=job.out)
-    return _tell_end(job) if place.rank == 0 else 0
+    differing = changes(job.out, job.config)  # on every rank, so that every rank refuses
+    if place.rank > 0:
+        run_rank(WORKER, place, (job,), folder=job.out)
+        return 0
+    with RunFolder(job.out):
+        _show_start(job, resolved, differing)
+        run_rank(WORKER, place, (job,), folder=job.out)
+        return _tell_end(job)
 
 
-def _tell_failure(job: Job, error: RanksFailedError) -> int:
+def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
     """The first failure in full, then what was saved and how to go on."""
     first = error.first
-    log = "above" if first.rank == 0 else f"in {job.out}/logs/rank{first.rank}.log"
     if first.cause == "config":
-        err.print(f"error: {escape(first.message)}", style="red")
+        _print_refusal(first.message)
+        if not (job.out / CONFIG_FILE).exists():
+            shutil.rmtree(job.out / "logs")  # nothing was begun
         return 2
-    err.print(f"error: rank {first.rank} {escape(first.message)}", style="red")
+    err.print(f"error: rank {first.rank}: {first.message}", style="red", markup=False)
     if first.detail:
         err.print(first.detail.rstrip(), markup=False)
+    log = "above" if first.rank == 0 else f"in {job.out}/logs/rank{first.rank}.log"
     err.print(f"  what it printed is {log}; the other ranks were ended", markup=False)
-    err.print(f"  {_saved(job)}", markup=False)
+    if first.cause != "machine" or saved_step(job.out) > step_before:
+        err.print(f"  {_saved(job)}", markup=False)
     return 1
+
+
+def _print_refusal(message: str) -> None:
+    heading = "" if message.startswith("error: ") else "error: "
+    err.print(heading + message, style="red", markup=False)
 
 
 def _saved(job: Job) -> str:
@@ -163,11 +214,12 @@ def _saved(job: Job) -> str:
 
 
 def _tell_end(job: Job, *, already: bool = False) -> int:
-    """What the run came to. Exit code 1 if it was stopped before its last step."""
-    if saved_step(job.out) < job.last_step:
-        err.print(f"stopped before step {job.last_step}; {_saved(job)}")
+    """What the run came to. Exit code 1 if it was stopped before its end."""
+    summary = saved_summary(job.out)
+    if saved_step(job.out) < job.last_step or summary is None:
+        at = f"step {job.last_step}" if saved_step(job.out) < job.last_step else "its summary"
+        err.print(f"stopped before {at}; {_saved(job)}", markup=False)
         return 1
-    summary = json_format.loads((job.out / SUMMARY_FILE).read_text())
     if job.json:
         print_json({"out": str(job.out), **summary})
     elif job.console != "quiet":

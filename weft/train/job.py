@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft.config.sections import Config
@@ -29,6 +30,9 @@ class Job:
     """How rank 0 shows progress."""
     json: bool = False
     """Keep standard output free for the result: show progress on standard error."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Name -> text of the files that say what this run is. Rank 0 writes them into the run folder
+    once data and checkpoint are accepted: what is refused changes nothing there."""
 
     @property
     def checkpoints(self) -> Path:

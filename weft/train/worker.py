@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import multiprocessing
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 
 import torch
 
 import weft
+from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.checkpoint.store import LATEST, candidates
 from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.comm.place import Place
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.config.load import to_yaml
 from weft.data.batch import Batch
 from weft.data.cache import TOKENIZER_FILE
 from weft.data.loader import Loader
 from weft.data.prepare import Prepared, prepare
 from weft.models.registry import model_spec
+from weft.plan.model import ModelSpec
 from weft.platform.base import Platform
 from weft.platform.registry import platform_named
 from weft.report.metrics import JsonlWriter, Writer, optional_writers
 from weft.report.progress import Progress
-from weft.train.build import build, fill, initial
+from weft.train.build import Built, build, fill, initial
 from weft.train.evaluate import evaluate, held_out_positions
 from weft.train.hooks import (
     evaluate_now_and_then,
@@ -41,12 +44,16 @@ from weft.train.hooks import (
 )
 from weft.train.job import Job
 from weft.train.loop import Run, train
+from weft.train.run_folder import write_text
 from weft.train.saving import restore
+from weft.train.stop import StopSignal
 from weft.train.summary import finish_run
 
 
 def main(place: Place, job: Job) -> None:
     """Train. The same in a rank that Weft started and in one that torchrun started."""
+    stop = StopSignal()
+    stop.listen()
     torch.set_num_threads(job.threads)
     stage = job.plan.seat(place.rank).stage_plan
     platform = platform_named(stage.device)
@@ -55,7 +62,7 @@ def main(place: Place, job: Job) -> None:
     with ExitStack() as stack:
         stack.callback(comm.close)
         _refuse_unlike_ranks(comm, job)
-        _Rank(comm, place.local_rank, platform, job, stack).run()
+        _Rank(comm, place.local_rank, platform, job, stack, stop).run()
 
 
 def _refuse_unlike_ranks(comm: Comm, job: Job) -> None:
@@ -88,21 +95,22 @@ class _Rank:
     platform: Platform
     job: Job
     stack: ExitStack
+    stop: StopSignal
 
     def run(self) -> None:
         job, comm = self.job, self.comm
         data = self._prepare()
         seq_len = job.config.data.seq_len
         spec = model_spec(job.config.model, data.vocab_size, seq_len)
+        checkpoint = self._checkpoint(data, spec)
         built = build(job.plan, spec, comm, optim=job.config.optim, seq_len=seq_len)
-        checkpoint = self._checkpoint(data)
         if checkpoint is None:
             fill(built.gradients, initial(job.config.seed))
         else:
-            restore(built, checkpoint)
+            _restore(built, checkpoint)
         first_step = 0 if checkpoint is None else checkpoint.step
         if comm.rank == 0:
-            shutil.copyfile(data.tokenizer_file, job.out / TOKENIZER_FILE)
+            self._write_files(data)
         run = Run(
             config=job.config,
             plan=job.plan,
@@ -113,9 +121,9 @@ class _Rank:
             batches=self._batches(data, first_step),
             first_step=first_step,
             last_step=max(job.last_step, first_step),
+            stop=self.stop,
         )
-        run.stop.listen()
-        self._train(run, data)
+        self._train(run, data, notes=() if checkpoint is None else checkpoint.notes)
 
     def _prepare(self) -> Prepared:
         """The first process of each machine prepares the data; the others then just open it."""
@@ -127,21 +135,31 @@ class _Rank:
             self.comm.barrier(name="data prepared")
         return prepared
 
-    def _checkpoint(self, data: Prepared) -> Checkpoint | None:
+    def _checkpoint(self, data: Prepared, spec: ModelSpec) -> Checkpoint | None:
         """What to go on from; None for a new run.
 
         Raises:
-            ConfigError: the checkpoint was made on other data.
+            ConfigErrors: the checkpoint is of another model.
+            ConfigError: it was made on other data.
+            CheckpointError: there are checkpoints, and none that is whole.
         """
         root = self.job.checkpoints
         if not (root / LATEST).exists() and not (root.is_dir() and candidates(root)):
             return None
-        checkpoint = open_checkpoint(root)
+        with _way_out(f"Remove {root} to begin the run again."):
+            checkpoint = open_checkpoint(root)
+        _refuse_other_model(checkpoint, spec)
         saved = checkpoint.state.get("data")
         if checkpoint.step and saved != data.fingerprint:
             hint = "The sources or the tokenizer changed since. Train in another --out folder."
             raise ConfigError("data", data.fingerprint, f"the data of {root}: {saved}", hint)
         return checkpoint
+
+    def _write_files(self, data: Prepared) -> None:
+        """Everything was accepted: say in the run folder what is run."""
+        for name, text in self.job.files.items():
+            write_text(self.job.out / name, text)
+        shutil.copyfile(data.tokenizer_file, self.job.out / TOKENIZER_FILE)
 
     def _batches(self, data: Prepared, first_step: int) -> Iterator[Batch]:
         config, plan = self.job.config.data, self.job.plan
@@ -159,7 +177,7 @@ class _Rank:
         self.stack.callback(loader.close)
         return iter(loader)
 
-    def _train(self, run: Run, data: Prepared) -> None:
+    def _train(self, run: Run, data: Prepared, notes: Sequence[str]) -> None:
         job, started = self.job, time.perf_counter()
         writers = self._writers(run) if run.is_main else []
         held_out = data.held_out.open()
@@ -168,9 +186,12 @@ class _Rank:
             report = report_evaluation(run, writers, progress)
             hooks = [
                 log_metrics(run, writers, progress, peak_flops=measure_peak(run)),
-                save_now_and_then(run, job.checkpoints, progress, fingerprint=data.fingerprint),
+                # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
                 evaluate_now_and_then(run, held_out, positions, report),
+                save_now_and_then(run, job.checkpoints, progress, fingerprint=data.fingerprint),
             ]
+            for note in notes if run.is_main else ():
+                progress.warn(f"note: {note}")
             if run.first_step:
                 progress.message(f"going on after step {run.first_step}")
             done = train(run, hooks)
@@ -196,6 +217,45 @@ class _Rank:
         return Progress(
             run.last_step, log_every=self.job.config.train.log_every, mode=mode, stream=stream
         )
+
+
+@contextmanager
+def _way_out(hint: str) -> Iterator[None]:
+    """Add to what is wrong with a checkpoint what can be done about it."""
+    try:
+        yield
+    except CheckpointError as error:
+        problem = f"{error.problem}. {hint}"
+        raise CheckpointError(problem, file=error.file, tensor=error.tensor) from error
+
+
+def _restore(built: Built, checkpoint: Checkpoint) -> None:
+    folder = checkpoint.folder
+    hint = f"Without {folder} the run goes on from the checkpoint before it, or begins again."
+    with _way_out(hint):
+        restore(built, checkpoint)
+
+
+def _refuse_other_model(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+    """Refuse to put weights into a model that computes something else with them.
+
+    Raises:
+        ConfigErrors: every number of the model that differs from the checkpoint's.
+    """
+    saved = checkpoint.state.get("model")
+    now = json.loads(json.dumps(asdict(spec)))
+    if not isinstance(saved, Mapping) or not now.keys() >= saved.keys():
+        return  # restoring compares names and shapes
+    wrong = [name for name in saved if name not in _MAY_DIFFER and saved[name] != now[name]]
+    hint = f"The checkpoint in {checkpoint.folder} is of that model."
+    if wrong:
+        raise ConfigErrors(
+            ConfigError(f"model.{name}", now[name], show(saved[name]), hint) for name in wrong
+        )
+
+
+_MAY_DIFFER = ("seq_len", "dropout")
+"""What the same weights can be trained with. (The length of a position table is a shape.)"""
 
 
 def _silent(*_: object) -> None:
