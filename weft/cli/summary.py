@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,9 @@ from weft.cli.output import out
 
 def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Held-out loss beside what counting words reaches, samples, and where everything lies."""
-    held_out, baselines = summary["held_out"], summary["baselines"]
     out.print()
-    out.print(
-        f"[bold]held-out loss {held_out['loss']:.4f}[/] nats a token: perplexity "
-        f"{held_out['perplexity']:.2f}, {held_out['bits_per_byte']:.3f} bits a byte"
-    )
-    for name, loss in baselines.items():
-        out.print(f"  a {name} model reaches {loss:.4f}")
+    for line in _held_out(summary["held_out"], summary["baselines"]):
+        out.print(line)
     for sample in summary["samples"]:
         out.print("[dim]" + "─" * 60 + "[/]")
         out.print(sample["prompt"], style="bold", markup=False, end="")
@@ -27,3 +22,20 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     out.print(f"report:     {folder / 'report.html'}", markup=False)
     out.print(f"checkpoint: {folder / 'checkpoints'}", markup=False)
     out.print(f"go on with: weft generate {folder} --prompt 'def '", markup=False)
+
+
+def _held_out(found: Mapping[str, Any] | None, baselines: Mapping[str, float]) -> Iterator[str]:
+    if found is None:
+        yield "no held-out text to judge the model by (data.held_out is 0)"
+        return
+    if found["loss"] is None:
+        yield "[red]the held-out loss is not a finite number: training diverged[/]"
+    else:
+        perplexity = found["perplexity"]
+        yield (
+            f"[bold]held-out loss {found['loss']:.4f}[/] nats a token: perplexity "
+            f"{'beyond all numbers' if perplexity is None else f'{perplexity:.2f}'}, "
+            f"{found['bits_per_byte']:.3f} bits a byte"
+        )
+    for name, loss in baselines.items():
+        yield f"  a {name} model reaches {loss:.4f}"

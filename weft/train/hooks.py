@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ def log_metrics(
     flops = train_flops_per_token(run.spec, seq_len) * tokens
     started = time.perf_counter()
     memory = torch.zeros(1, dtype=torch.float64, device=run.comm.device)
+    warn_of_divergence = _DivergenceWarning(progress)
 
     def hook(record: StepRecord) -> None:
         is_edge = record.step in (run.first_step + 1, run.last_step)
@@ -63,8 +65,26 @@ def log_metrics(
         for writer in writers:
             writer.step(metrics)
         progress.step(metrics)
+        warn_of_divergence(metrics)
 
     return hook
+
+
+class _DivergenceWarning:
+    """Says once that the numbers of a run have stopped being numbers."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._said = False
+
+    def __call__(self, metrics: StepMetrics) -> None:
+        if self._said or (math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm)):
+            return
+        self._said = True
+        self._progress.warn(
+            f"step {metrics.step}: loss {metrics.loss}, grad_norm {metrics.grad_norm}: training "
+            "has diverged. A lower optim.lr, a longer warm-up or optim.max_grad_norm may help"
+        )
 
 
 def evaluate_now_and_then(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from weft.checkpoint.reader import open_checkpoint
 from weft.checkpoint.whole import load_model
@@ -22,11 +23,12 @@ from weft.data.prepare import Prepared
 from weft.data.tokenizer import Tokenizer
 from weft.models.decoder import Decoder
 from weft.models.generate import generate
-from weft.report.metrics import read_metrics
+from weft.report.metrics import perplexity, read_metrics
 from weft.report.page import write_report
 from weft.train.evaluate import Evaluation
 from weft.train.job import SUMMARY_FILE, Job
 from weft.train.loop import Run
+from weft.train.run_folder import write_text
 from weft.version import __version__
 
 WARM_UP_STEPS = 2
@@ -38,20 +40,24 @@ COUNTED_TOKENS = 20_000_000
 def finish_run(
     run: Run, job: Job, data: Prepared, final: Evaluation, positions: np.ndarray, *, wall_s: float
 ) -> None:
-    """Write ``summary.json`` and ``report.html``. On rank 0, after the last step."""
+    """Write ``summary.json`` and ``report.html``. On rank 0, after the last step.
+
+    A run that diverged has a summary too: its numbers are null, and it has no samples.
+    """
     tokenizer = data.tokenizer()
     model = load_model(open_checkpoint(job.checkpoints))
+    prompts = job.config.sample if is_finite(model) else SampleConfig()
     summary = {
         "step": run.last_step,
         "parameters": sum(spec.numel for spec in run.built.specs),
         "wall_s": wall_s,
         **_held_out(data, tokenizer, final, positions),
-        "samples": write_samples(model, tokenizer, job.config.sample, job.config.seed),
+        "samples": write_samples(model, tokenizer, prompts, job.config.seed),
         "environment": environment(),
         **_speed(job.out),
     }
-    text = json.dumps(summary, indent=2, ensure_ascii=False)
-    (job.out / SUMMARY_FILE).write_text(text, encoding="utf-8")
+    text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(job.out / SUMMARY_FILE, text)
     if job.config.metrics.report:
         write_report(job.out)
 
@@ -73,9 +79,9 @@ def _held_out(
     )
     return {
         "held_out": {
-            "loss": final.loss,
-            "perplexity": math.exp(min(final.loss, 700.0)),
-            "bits_per_byte": final.loss * final.tokens / math.log(2) / max(num_bytes, 1),
+            "loss": _number(final.loss),
+            "perplexity": _number(perplexity(final.loss)),
+            "bits_per_byte": _number(final.loss * final.tokens / math.log(2) / max(num_bytes, 1)),
             "tokens": final.tokens,
             "bytes": num_bytes,
         },
@@ -83,10 +89,20 @@ def _held_out(
     }
 
 
+def _number(value: float) -> float | None:
+    """JSON has no infinities and no NaN."""
+    return value if math.isfinite(value) else None
+
+
+def is_finite(model: nn.Module) -> bool:
+    """No weight of the model is infinite or NaN."""
+    return all(bool(param.isfinite().all()) for param in model.parameters())
+
+
 def write_samples(
     model: Decoder, tokenizer: Tokenizer, config: SampleConfig, seed: int
 ) -> list[dict[str, str]]:
-    """What the model writes after each prompt."""
+    """What the model writes after each prompt. All its weights must be finite."""
     written = []
     for prompt in config.prompts:
         (start,) = tokenizer.encode_batch([prompt])
