@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from weft.cli.output import count, err, finish, gib, out, print_json
+from weft.cli.saved import Folder, To, open_saved, refuse_filled, refuse_missing
 from weft.cli.target import Json
-from weft.config.errors import ConfigError
 from weft.data.cache import TOKENIZER_FILE
 
 app = typer.Typer(help="List, show, check, export and import checkpoints.", no_args_is_help=True)
 
-Where = Annotated[
-    Path, typer.Argument(help="A run's folder, its checkpoints folder, or one checkpoint.")
-]
-
-
-To = Annotated[Path, typer.Option("--to", help="Folder to write; must not hold anything yet.")]
-
 
 @app.command("ls")
-def ls(where: Where, json: Json = False) -> None:
+def ls(folder: Folder, json: Json = False) -> None:
     """List the checkpoints of a run."""
     from weft.checkpoint.listing import list_checkpoints
 
-    listed = _found(where, lambda: list_checkpoints(where))
+    refuse_missing(folder)
+    listed = list_checkpoints(folder)
     if json:
         print_json({"checkpoints": [{**asdict(e), "complete": e.complete} for e in listed]})
+        return
+    if not listed:
+        out.print(f"no checkpoint in {folder}", markup=False)
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("step", "saved", "size", "parameters", "ranks", "state"):
@@ -52,20 +50,19 @@ def ls(where: Where, json: Json = False) -> None:
 
 
 @app.command("show")
-def show(where: Where, json: Json = False) -> None:
+def show(folder: Folder, json: Json = False) -> None:
     """Show what one checkpoint holds: tensors, step, model and plan."""
     from weft.checkpoint.listing import describe
-    from weft.checkpoint.reader import open_checkpoint
 
-    checkpoint = _found(where, lambda: open_checkpoint(where))
+    checkpoint = open_saved(folder)
     found = describe(checkpoint)
     if json:
         print_json({**asdict(found), "notes": checkpoint.notes})
         return
-    for note in checkpoint.notes:
-        err.print(f"note: {note}", markup=False)
     listed = found.listed
-    out.print(f"[bold]{listed.folder}[/], step {listed.step}, written by weft {found.weft}")
+    out.print(
+        f"[bold]{escape(str(listed.folder))}[/], step {listed.step}, written by weft {found.weft}"
+    )
     for kind in found.kinds:
         elements, size = count(kind.num_elements), gib(kind.bytes)
         dtypes = " ".join(kind.dtypes)
@@ -75,11 +72,12 @@ def show(where: Where, json: Json = False) -> None:
 
 
 @app.command("verify")
-def verify(where: Where, json: Json = False) -> None:
+def verify(folder: Folder, json: Json = False) -> None:
     """Read every byte and compare sizes and checksums. Exit code 1 if anything is wrong."""
     from weft.checkpoint.verify import verify as verify_files
 
-    found = verify_files(where)
+    refuse_missing(folder)
+    found = verify_files(folder)
     if json:
         print_json(asdict(found))
     else:
@@ -91,47 +89,39 @@ def verify(where: Where, json: Json = False) -> None:
 
 
 @app.command("export")
-def export(where: Where, to: To, json: Json = False) -> None:
+def export(folder: Folder, to: To, json: Json = False) -> None:
     """Write a checkpoint as a Hugging Face folder that `transformers` opens as it is."""
     from weft.checkpoint.convert import export_hf
-    from weft.checkpoint.reader import open_checkpoint
 
-    _refuse_filled(to)
-    checkpoint = _found(where, lambda: open_checkpoint(where))
+    refuse_filled(to)
+    checkpoint = open_saved(folder)
     export_hf(checkpoint, to, tokenizer_file=_tokenizer_beside(checkpoint.folder))
     _tell({"exported": str(to), "step": checkpoint.step}, json=json)
 
 
 @app.command("import")
 def import_(
-    folder: Annotated[Path, typer.Argument(help="A Hugging Face folder with safetensors files.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="A Hugging Face folder with safetensors files."),
+    ],
     to: To,
     json: Json = False,
 ) -> None:
-    """Make a run folder whose step 0 holds the weights of a Hugging Face model.
+    """Make a run folder whose step 0 holds the weights of a Hugging Face model, and its tokenizer.
 
-    Go on with `weft train --out FOLDER` and a matching model section, or `weft generate FOLDER`.
+    Go on with `weft generate TO`, or with `weft train --out TO data.tokenizer=TO/tokenizer.json`
+    and a matching model section.
     """
     from weft.checkpoint.convert import import_hf
 
-    _refuse_filled(to)
+    refuse_filled(to)
     checkpoint = import_hf(folder, to / "checkpoints")
+    if (folder / TOKENIZER_FILE).is_file():
+        shutil.copyfile(folder / TOKENIZER_FILE, to / TOKENIZER_FILE)
+    else:
+        err.print(f"note: {folder} has no {TOKENIZER_FILE}; `weft generate` needs one in {to}")
     _tell({"imported": str(checkpoint), "into": str(to)}, json=json)
-
-
-T = TypeVar("T")
-
-
-def _found(where: Path, read: Callable[[], T]) -> T:
-    """What ``read`` finds; the user's mistake if there is no such place."""
-    if not where.exists():
-        raise ConfigError("checkpoint", str(where), "a folder that exists")
-    return read()
-
-
-def _refuse_filled(folder: Path) -> None:
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError("--to", str(folder), "a folder that is new or empty")
 
 
 def _tokenizer_beside(checkpoint: Path) -> Path | None:

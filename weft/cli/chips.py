@@ -11,6 +11,7 @@ from weft.cli.output import out, print_json
 from weft.cli.target import Json
 from weft.cluster.cluster import Chip, catalogue
 from weft.cluster.detect import detect_node
+from weft.config.errors import ConfigError
 
 app = typer.Typer(help="List the chips Weft knows; detect those of this machine.")
 
@@ -20,6 +21,9 @@ def chips(context: typer.Context, json: Json = False) -> None:
     """List what is known of every chip, or with `detect` what this machine has."""
     if context.invoked_subcommand is None:
         list_(json=json)
+    elif json:
+        command = f"weft chips {context.invoked_subcommand} --json"
+        raise ConfigError("--json", True, f"after the command: {command}")
 
 
 @app.command("list")

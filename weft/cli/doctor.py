@@ -20,7 +20,18 @@ from weft.cli.target import Json
 from weft.cluster.detect import detect_node
 
 Level = Literal["ok", "hint", "problem"]
-NEEDED = ("torch", "numpy", "pydantic", "PyYAML", "typer", "rich", "safetensors", "tokenizers")
+NEEDED = (
+    "torch",
+    "numpy",
+    "pydantic",
+    "PyYAML",
+    "typer",
+    "rich",
+    "jinja2",
+    "markupsafe",
+    "safetensors",
+    "tokenizers",
+)
 OPTIONAL = {
     "tensorboard": "curves in TensorBoard",
     "pyarrow": "Parquet files as data",
@@ -73,18 +84,21 @@ def _python() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     for name in NEEDED:
-        try:
-            yield Finding(name, "ok", version(name))
-        except PackageNotFoundError:
-            todo = f"pip install {name} (the Makefile's `make setup` installs everything)"
-            yield Finding(name, "problem", "missing", todo)
+        todo = f"pip install {name} (the Makefile's `make setup` installs everything)"
+        yield _package(name, Finding(name, "problem", "missing", todo))
     for name, use in OPTIONAL.items():
-        found = importlib.util.find_spec(name) is not None
-        todo = "" if found else f"only for {use}: pip install {name}"
-        yield Finding(name, "ok" if found else "hint", version(name) if found else "absent", todo)
+        todo = f"only for {use}: pip install {name}"
+        yield _package(name, Finding(name, "hint", "absent", todo))
     if importlib.util.find_spec("torchvision") is not None:
         todo = "Weft does not use it, and a build for CUDA breaks a PyTorch without: uninstall it"
         yield Finding("torchvision", "hint", "installed", todo)
+
+
+def _package(name: str, absent: Finding) -> Finding:
+    try:
+        return Finding(name, "ok", version(name))
+    except PackageNotFoundError:
+        return absent
 
 
 def _machine() -> Iterator[Finding]:

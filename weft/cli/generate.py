@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from weft.cli.output import err, out, print_json
+from weft.cli.output import out, print_json
+from weft.cli.saved import Folder, open_saved
 from weft.cli.target import Json
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, RunError
 from weft.config.sections import SampleConfig
 
 
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def generate(
-    where: Annotated[Path, typer.Argument(help="A run's folder, or one of its checkpoints.")],
+    folder: Folder,
     *,
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", "-p", help="Text to continue; may be repeated.")
@@ -40,19 +40,18 @@ def generate(
     """
     if not 0 < top_p <= 1:
         raise ConfigError("--top-p", top_p, "a number > 0 and <= 1")
-    if not where.is_dir():
-        raise ConfigError("generate", str(where), "a run's folder or a checkpoint that exists")
-    from weft.checkpoint.reader import open_checkpoint
+    prompts = tuple(prompt or ("def ",))
+    for text in prompts:
+        _refuse_unusable(text)
     from weft.checkpoint.whole import load_model, load_tokenizer_of
-    from weft.train.summary import write_samples
+    from weft.train.summary import is_finite, write_samples
 
-    checkpoint = open_checkpoint(where)
-    for note in checkpoint.notes:
-        err.print(f"note: {note}", markup=False)
+    checkpoint = open_saved(folder)
     model, tokenizer = load_model(checkpoint), load_tokenizer_of(checkpoint)
-    wanted = SampleConfig(
-        prompts=tuple(prompt or ("def ",)), tokens=tokens, temperature=temperature, top_p=top_p
-    )
+    if not is_finite(model):
+        problem = "holds weights that are not finite: its training diverged, so it cannot write"
+        raise RunError(f"{checkpoint.folder}: {problem}")
+    wanted = SampleConfig(prompts=prompts, tokens=tokens, temperature=temperature, top_p=top_p)
     samples = write_samples(model, tokenizer, wanted, seed)
     if json:
         print_json({"step": checkpoint.step, "samples": samples})
@@ -60,3 +59,12 @@ def generate(
     for sample in samples:
         out.print(sample["prompt"], style="bold", markup=False, end="")
         out.print(sample["text"], markup=False)
+
+
+def _refuse_unusable(prompt: str) -> None:
+    if not prompt:
+        raise ConfigError("--prompt", prompt, "at least one character")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("--prompt", prompt, "text in UTF-8") from None

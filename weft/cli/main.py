@@ -17,8 +17,11 @@ from weft.cli import (
     train,
     verify,
 )
-from weft.cli.output import err
+from weft.cli.output import err, print_anything
 from weft.config.errors import ConfigError, ConfigErrors, RunError
+
+INTERRUPTED = 130
+"""How typer ends on Ctrl-C."""
 
 app = typer.Typer(
     help="Train one large model on whatever accelerators you have.\n\n"
@@ -37,6 +40,7 @@ app.add_typer(chips.app, name="chips")
 
 def main() -> None:
     """Run a command. Exit code 0: done; 2: the user's mistake; 1: anything else."""
+    print_anything()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -48,6 +52,19 @@ def run(arguments: list[str]) -> int:
         text = str(error) if isinstance(error, ConfigErrors) else f"error: {error}"
         err.print(text, style="red", markup=False)
         return 1 if isinstance(error, RunError) else 2
+    except OSError as error:
+        if error.filename is None:  # not a file of the user's: a fault in the program
+            raise
+        err.print(f"error: {error.filename}: {error.strerror}", style="red", markup=False)
+        return 1
     except SystemExit as exit_:
-        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        return _exit_code(exit_)
     return 0
+
+
+def _exit_code(exit_: SystemExit) -> int:
+    code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    if code == INTERRUPTED:
+        err.print("stopped")
+        return 1
+    return code

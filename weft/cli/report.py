@@ -18,16 +18,16 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The run's folder.")],
     json: Json = False,
 ) -> None:
     """Write report.html from the files of a run, finished or not."""
     from weft.report.page import write_report
 
-    if not (run / "plan.json").is_file():
-        raise ConfigError("run", str(run), "the folder of a run (it holds plan.json)")
-    page = write_report(run)
+    if not (folder / "plan.json").is_file():
+        raise ConfigError("FOLDER", str(folder), "the folder of a run (it holds plan.json)")
+    page = write_report(folder)
     if json:
         print_json({"report": str(page)})
     else:
-        out.print(f"wrote {page}")
+        out.print(f"wrote {page}", markup=False)
