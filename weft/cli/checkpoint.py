@@ -15,7 +15,6 @@ from rich.table import Table
 from weft.cli.output import count, err, finish, gib, out, print_json
 from weft.cli.saved import Folder, To, open_saved, refuse_filled, refuse_missing
 from weft.cli.target import Json
-from weft.data.cache import TOKENIZER_FILE
 
 app = typer.Typer(help="List, show, check, export and import checkpoints.", no_args_is_help=True)
 
@@ -114,6 +113,7 @@ def import_(
     and a matching model section.
     """
     from weft.checkpoint.convert import import_hf
+    from weft.data.cache import TOKENIZER_FILE
 
     refuse_filled(to)
     checkpoint = import_hf(folder, to / "checkpoints")
@@ -126,6 +126,8 @@ def import_(
 
 def _tokenizer_beside(checkpoint: Path) -> Path | None:
     """The run's tokenizer, kept two folders up from each checkpoint."""
+    from weft.data.cache import TOKENIZER_FILE
+
     path = checkpoint.parent.parent / TOKENIZER_FILE
     return path if path.is_file() else None
 

@@ -23,7 +23,6 @@ from weft.cluster.detect import detect
 from weft.comm.place import Place
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.config.load import Loaded, explain, to_yaml
-from weft.data.prepare import prepare
 from weft.elastic.processes import RanksFailedError, run_rank, run_ranks, warm_context
 from weft.elastic.signals import sigterm_interrupts
 from weft.report.progress import Preparing, choose_mode
@@ -143,6 +142,8 @@ def _show_start(job: Job, resolved: Resolved, differing: Sequence[str]) -> None:
 
 def _start(job: Job, resolved: Resolved) -> int:
     """Run every rank on this machine."""
+    from weft.data.prepare import prepare
+
     differing = changes(job.out, job.config)
     if _is_done(job):
         return _tell_end(job, already=True)
