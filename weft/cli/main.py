@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -50,7 +51,8 @@ def run(arguments: list[str]) -> int:
         app(arguments, prog_name="weft")
     except (ConfigErrors, ConfigError, RunError) as error:
         text = str(error) if isinstance(error, ConfigErrors) else f"error: {error}"
-        err.print(text, style="red", markup=False)
+        if isinstance(error, RunError) or _speaks():
+            err.print(text, style="red", markup=False)
         return 1 if isinstance(error, RunError) else 2
     except OSError as error:
         if error.filename is None:  # not a file of the user's: a fault in the program
@@ -60,6 +62,11 @@ def run(arguments: list[str]) -> int:
     except SystemExit as exit_:
         return _exit_code(exit_)
     return 0
+
+
+def _speaks() -> bool:
+    """Of the processes that a launcher started on a machine, all refuse alike and one says why."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _exit_code(exit_: SystemExit) -> int:

@@ -180,7 +180,11 @@ def _join(place: Place, job: Job, resolved: Resolved) -> int:
         return 0
     with RunFolder(job.out):
         _show_start(job, resolved, differing)
-        run_rank(WORKER, place, (job,), folder=job.out)
+        try:
+            run_rank(WORKER, place, (job,), folder=job.out)
+        except (ConfigError, ConfigErrors):
+            _remove_logs_of_nothing(job)
+            raise
         return _tell_end(job)
 
 
@@ -189,8 +193,7 @@ def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
     first = error.first
     if first.cause == "config":
         _print_refusal(first.message)
-        if not (job.out / CONFIG_FILE).exists():
-            shutil.rmtree(job.out / "logs")  # nothing was begun
+        _remove_logs_of_nothing(job)
         return 2
     err.print(f"error: rank {first.rank}: {first.message}", style="red", markup=False)
     if first.detail:
@@ -200,6 +203,12 @@ def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
     if first.cause != "machine" or saved_step(job.out) > step_before:
         err.print(f"  {_saved(job)}", markup=False)
     return 1
+
+
+def _remove_logs_of_nothing(job: Job) -> None:
+    """A run that was refused at its first start leaves no folder."""
+    if not (job.out / CONFIG_FILE).exists():
+        shutil.rmtree(job.out / "logs")
 
 
 def _print_refusal(message: str) -> None:

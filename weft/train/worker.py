@@ -126,14 +126,22 @@ class _Rank:
         self._train(run, data, notes=() if checkpoint is None else checkpoint.notes)
 
     def _prepare(self) -> Prepared:
-        """The first process of each machine prepares the data; the others then just open it."""
+        """The first process of each machine prepares the data; the others then just open it.
+
+        Raises:
+            ConfigError: on every rank, where any machine cannot use the data.
+        """
         config = self.job.config
-        if self.local_rank > 0:
-            self.comm.barrier(name="data prepared")
-        prepared = prepare(config.data, config.seed, report=_silent)
+        prepared, refusal = None, ""
         if self.local_rank == 0:
-            self.comm.barrier(name="data prepared")
-        return prepared
+            try:
+                prepared = prepare(config.data, config.seed, report=_silent)
+            except ConfigError as error:
+                refusal = str(error)
+        refusals = self.comm.gather_json(refusal, name="data prepared")
+        for text in filter(None, refusals):
+            raise ConfigError("data", None, "", text)
+        return prepared or prepare(config.data, config.seed, report=_silent)
 
     def _checkpoint(self, data: Prepared, spec: ModelSpec) -> Checkpoint | None:
         """What to go on from; None for a new run.
