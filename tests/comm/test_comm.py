@@ -59,3 +59,22 @@ def test_a_job_of_one_process_sends_nothing() -> None:
     assert comm.gather_json([1], name="facts") == [[1]]
     assert list(comm.counters) == []
     assert tensor.tolist() == [1, 1, 1]
+
+
+def exchanged(place: Place, group: tuple[int, ...]) -> list[list[float]]:
+    """Rank r gives the group's i-th rank ``i + 1`` elements of value ``10 r + i``."""
+    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    comm.open_groups([group], timeout_s=30)
+    own = group.index(place.rank)
+    parts = [torch.full((i + 1,), 10.0 * place.rank + i) for i in range(len(group))]
+    sizes = [(own + 1,)] * len(group)
+    received = comm.exchange(parts, sizes, name="exchange", group=group)
+    comm.close()
+    return [part.tolist() for part in received]
+
+
+def test_an_exchange_follows_the_order_in_which_a_group_names_its_ranks(pool: WorkerPool) -> None:
+    ranks = pool.run(exchanged, (2, 0, 1), world_size=3)
+    assert ranks[2] == [[20.0], [0.0], [10.0]]
+    assert ranks[0] == [[21.0] * 2, [1.0] * 2, [11.0] * 2]
+    assert ranks[1] == [[22.0] * 3, [2.0] * 3, [12.0] * 3]

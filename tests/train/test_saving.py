@@ -50,6 +50,16 @@ def plan_of(*shares: int, precision: Precision = "fp64") -> Plan:
     return Plan(num_layers=2, pipelines=tuple(pipelines))
 
 
+def split_plan() -> Plan:
+    """Two stages of two tensor-parallel ranks each, the first split the other way round."""
+    meshes = (Mesh.of((1, 0), tp=2), Mesh.of((2, 3), tp=2))
+    stages = tuple(
+        StagePlan(mesh=mesh, layers=(s, s + 1), precision="fp64") for s, mesh in enumerate(meshes)
+    )
+    pipeline = PipelinePlan(stages=stages, samples=6, microbatch=2)
+    return Plan(num_layers=2, pipelines=(pipeline,))
+
+
 def run_part(place: Place, plan: Plan, root: Path, first: int, last: int) -> dict[str, Any]:
     """Train from step ``first`` (restored if it is not 0) to ``last`` and save there."""
     comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
@@ -81,7 +91,11 @@ def run_part(place: Place, plan: Plan, root: Path, first: int, last: int) -> dic
 
     train(run, [hook])
     save(run, root, last, fingerprint="same")
-    params = {n: p.detach().double().numpy() for n, p in built.stages[0].named_parameters()}
+    params = {
+        name: param.detach().double().numpy()
+        for stage in built.stages.values()
+        for name, param in stage.named_parameters()
+    }
     comm.close()
     return {"losses": losses, "params": params}
 
@@ -115,6 +129,21 @@ def test_resume_under_another_plan(
     np.testing.assert_allclose(moved["losses"], whole["losses"], rtol=1e-10)
     for name, value in whole["params"].items():
         np.testing.assert_allclose(moved["params"][name], value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(plan_of(4, 2), split_plan()), (split_plan(), plan_of(4, 2)), (split_plan(), plan_of(6))],
+    ids=["unsplit-split", "split-unsplit", "split-alone"],
+)
+def test_resume_across_stages_and_tensor_parallel_ranks(
+    pool: WorkerPool, tmp_path: Path, before: Plan, after: Plan
+) -> None:
+    """Parameters and moments find their way into pieces of another size, and back."""
+    whole = in_parts(pool, tmp_path / "whole", (plan_of(6), 0, 6))
+    moved = in_parts(pool, tmp_path / "parts", (before, 0, 2), (after, 2, 4), (before, 4, 6))
+    assert len(set(whole["losses"])) == 6
+    np.testing.assert_allclose(moved["losses"], whole["losses"], rtol=1e-10)
 
 
 def save_to(place: Place, plan: Plan, root: Path, forbidden: Path) -> str:

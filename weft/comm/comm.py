@@ -38,7 +38,7 @@ class Comm:
         self._handles: dict[tuple[int, ...], Handle | None] = {self.world: None}
 
     def open_groups(self, groups: Iterable[tuple[int, ...]], timeout_s: float) -> None:
-        """Create the groups (ascending ranks each) that do not exist yet. Collective."""
+        """Create the groups that do not exist yet. Collective."""
         for ranks in groups:
             if len(ranks) > 1 and ranks not in self._handles:
                 timeout = timedelta(seconds=timeout_s)
@@ -76,23 +76,25 @@ class Comm:
         name: str,
         group: tuple[int, ...],
     ) -> list[Tensor]:
-        """All-to-all of unequal parts: ``parts[i]`` goes to the group's ``i``-th rank.
+        """All-to-all of unequal parts: ``parts[i]`` goes to the group's ``i``-th rank, in whatever
+        order the group names its ranks.
 
         ``sizes[i]`` is the shape of what comes from it. Shard -> Shard of another dimension.
         """
         others = len(parts) - 1
         sent = sum(part.nbytes for part in parts) - parts[group.index(self.rank)].nbytes
         self.counters.add(name, sent if others else 0, tuple(r for r in group if r != self.rank))
-        flat = torch.cat([part.reshape(-1) for part in parts])
-        counts = [prod(size) for size in sizes]
+        ascending = sorted(range(len(group)), key=group.__getitem__)  # as PyTorch numbers them
+        flat = torch.cat([parts[i].reshape(-1) for i in ascending])
+        counts = [prod(sizes[i]) for i in ascending]
         result = torch.empty(sum(counts), dtype=flat.dtype, device=flat.device)
-        given = [part.numel() for part in parts]
+        given = [parts[i].numel() for i in ascending]
         handle = self._handles[group]
         self._run(
             name, group, lambda: dist.all_to_all_single(result, flat, counts, given, group=handle)
         )
-        pieces = torch.split(result, counts)
-        return [piece.view(*size) for piece, size in zip(pieces, sizes, strict=True)]
+        pieces = dict(zip(ascending, torch.split(result, counts), strict=True))
+        return [pieces[i].view(*size) for i, size in enumerate(sizes)]
 
     def broadcast(
         self, tensor: Tensor, *, src: int, name: str, group: tuple[int, ...] | None = None
@@ -138,7 +140,9 @@ class Comm:
 
     def barrier(self, *, name: str) -> None:
         """Return when every rank of the job has come here."""
-        self.all_reduce(torch.zeros(1, device=self.device), name=name)
+        flag = torch.zeros(1, device=self.device)
+        self.all_reduce(flag, name=name)
+        flag.item()  # where collectives are queued, only a value read back makes this process wait
 
     def close(self) -> None:
         """Leave the job."""
