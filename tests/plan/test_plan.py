@@ -39,6 +39,12 @@ def test_coordinates_and_ranks_are_a_bijection_in_every_order(order: tuple[str, 
         assert all(len(group) == sizes[axis] for group in groups)
 
 
+@pytest.mark.parametrize("axes", [(("dp", -2), ("tp", -2)), (("dp", 5),), (("ep", 4),)])
+def test_a_mesh_that_is_none_is_refused(axes: tuple[tuple[str, int], ...]) -> None:
+    with pytest.raises(AssertionError):
+        Mesh(tuple(range(4)), axes)
+
+
 def test_groups_by_hand() -> None:
     mesh = Mesh.of(range(4), dp=2, tp=2)
     assert list(mesh.groups("tp")) == [(0, 1), (2, 3)]
@@ -96,6 +102,26 @@ REFUSED = {
         lambda p: replace(p, pipelines=(replace(p.pipelines[0], microbatch=0),)),
     ),
     "empty": ("at least one pipeline", lambda p: replace(p, pipelines=())),
+    "no stages": (
+        "at least one stage",
+        lambda p: replace(p, pipelines=(*p.pipelines, replace(p.pipelines[0], stages=()))),
+    ),
+    "another model's": (
+        "num_layers = 8: expected the model's (4).",
+        lambda p: replace(p, num_layers=8),
+    ),
+    "interleaved with a stage over": (
+        "'3 stages': expected a multiple of its 2 meshes",
+        lambda p: replace(p, pipelines=(staged(p.pipelines[0], (0, 1, 0), "interleaved"),)),
+    ),
+    "two families of devices": (
+        "['cpu', 'cuda']: expected the same for all stages",
+        lambda p: replace(p, pipelines=(differing(p.pipelines[0], device="cuda"),)),
+    ),
+    "fp64 beside fp32": (
+        "['fp32', 'fp64']: expected fp64 for all stages or for none",
+        lambda p: replace(p, pipelines=(differing(p.pipelines[0], precision="fp64"),)),
+    ),
 }
 
 
@@ -104,6 +130,21 @@ def moved(pipeline: PipelinePlan, **changes: object) -> PipelinePlan:
     if "ranks" in changes:
         changes = {"mesh": Mesh(changes["ranks"], (("dp", 1),))}  # type: ignore[arg-type]
     return replace(pipeline, stages=(replace(stage, **changes),))  # type: ignore[arg-type]
+
+
+def staged(pipeline: PipelinePlan, ranks: tuple[int, ...], schedule: str) -> PipelinePlan:
+    """Stages on these ranks; the first holds every layer, the others none."""
+    stages = tuple(
+        replace(pipeline.stages[0], mesh=Mesh.of((rank,), dp=1), layers=(4 if s else 0, 4))
+        for s, rank in enumerate(ranks)
+    )
+    return replace(pipeline, stages=stages, schedule=schedule)  # type: ignore[arg-type]
+
+
+def differing(pipeline: PipelinePlan, **changes: str) -> PipelinePlan:
+    """Two stages, the second with these settings."""
+    first, second = staged(pipeline, (0, 1), "1f1b").stages
+    return replace(pipeline, stages=(first, replace(second, **changes)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", REFUSED)

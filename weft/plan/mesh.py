@@ -23,14 +23,17 @@ class Mesh:
     def __post_init__(self) -> None:
         names = [name for name, _ in self.axes]
         assert set(names) <= set(AXES) and len(set(names)) == len(names), f"axes {self.axes}"
+        assert all(size >= 1 for _, size in self.axes), f"size below 1 in {self.axes}"
         assert prod(size for _, size in self.axes) == len(self.ranks), f"{self.axes}: {self.ranks}"
         assert len(set(self.ranks)) == len(self.ranks), f"rank twice in {self.ranks}"
 
     @staticmethod
     def of(ranks: range | tuple[int, ...], **axes: int) -> Mesh:
+        """``Mesh.of(range(4), dp=2, tp=2)``: axes outermost first, as they are written."""
         return Mesh(tuple(ranks), tuple(axes.items()))
 
     def size(self, axis: str) -> int:
+        """Ranks along ``axis``; 1 where the mesh does not name it."""
         return dict(self.axes).get(axis, 1)
 
     def coordinate(self, rank: int) -> Mapping[str, int]:
@@ -42,6 +45,7 @@ class Mesh:
         return result
 
     def rank_at(self, **coordinate: int) -> int:
+        """The rank at a position; axes left out are at 0."""
         index = 0
         for name, size in self.axes:
             index = index * size + coordinate.get(name, 0)

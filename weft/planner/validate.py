@@ -17,9 +17,12 @@ def validate_plan(plan: Plan, *, num_layers: int, global_batch: int) -> None:
     """
     if not plan.pipelines:
         raise ConfigError("pipelines", [], "at least one pipeline")
+    if plan.num_layers != num_layers:
+        raise ConfigError("num_layers", plan.num_layers, f"the model's ({num_layers})")
     _check_ranks(plan)
     for p, pipeline in enumerate(plan.pipelines):
         _check_pipeline(f"pipelines[{p}]", pipeline, num_layers)
+    _check_alike(plan)
     if plan.global_batch != global_batch:
         shares = [pipeline.samples for pipeline in plan.pipelines]
         raise ConfigError(
@@ -44,12 +47,40 @@ def _check_ranks(plan: Plan) -> None:
         raise ConfigError("stages.mesh.ranks", sorted(counts), expected, f"Missing: {missing}.")
 
 
+def _check_alike(plan: Plan) -> None:
+    """What the stages of a whole job must share, whichever pipeline they are in."""
+    devices = sorted({stage.device for _, _, stage in plan.stages()})
+    if len(devices) > 1:
+        hint = "Jobs that mix families of devices are not run by this version."
+        raise ConfigError("stages.device", devices, "the same for all stages", hint)
+    precisions = sorted({stage.precision for _, _, stage in plan.stages()})
+    if "fp64" in precisions and len(precisions) > 1:
+        hint = "Gradients are added up in fp64 there, and in fp32 with bf16 and fp32."
+        raise ConfigError("stages.precision", precisions, "fp64 for all stages or for none", hint)
+
+
 def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None:
     if pipeline.samples < 1 or pipeline.microbatch < 1:
         value = {"samples": pipeline.samples, "microbatch": pipeline.microbatch}
         raise ConfigError(where, value, "at least 1 of each")
+    if not pipeline.stages:
+        raise ConfigError(f"{where}.stages", [], "at least one stage")
     _check_layers(where, pipeline, num_layers)
+    _check_positions(where, pipeline)
+    for s, stage in enumerate(pipeline.stages):
+        if stage.mesh.size("cp") > 1:
+            hint = "Context parallelism is not run by this version."
+            value = dict(stage.mesh.axes)
+            raise ConfigError(f"{where}.stages[{s}].mesh", value, "axes dp and tp alone", hint)
+
+
+def _check_positions(where: str, pipeline: PipelinePlan) -> None:
+    """The schedule can run the stages where they are."""
     expected, found = expected_positions(pipeline), pipeline.positions()
+    if pipeline.schedule == "interleaved" and len(pipeline.stages) % len(found):
+        key, expected_words = f"{where}.stages", f"a multiple of its {len(found)} meshes"
+        hint = "Interleaved gives every mesh as many stages."
+        raise ConfigError(key, f"{len(pipeline.stages)} stages", expected_words, hint)
     if found != expected:
         hint = f"{pipeline.schedule} with {len(found)} meshes holds {expected}."
         raise ConfigError(f"{where}.schedule", pipeline.schedule, f"stages placed {found}", hint)
@@ -59,11 +90,6 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
         if len(settings) > 1:
             expected_words = "one device and precision for all stages of a mesh"
             raise ConfigError(f"{where}.stages", sorted(settings), expected_words)
-    for s, stage in enumerate(pipeline.stages):
-        if stage.mesh.size("cp") > 1:
-            hint = "Context parallelism is not run by this version."
-            value = dict(stage.mesh.axes)
-            raise ConfigError(f"{where}.stages[{s}].mesh", value, "axes dp and tp alone", hint)
 
 
 def _check_layers(where: str, pipeline: PipelinePlan, num_layers: int) -> None:
