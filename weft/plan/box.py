@@ -26,6 +26,7 @@ class Box:
 
     @property
     def end(self) -> tuple[int, ...]:
+        """The first index past the box, by dimension."""
         return tuple(o + s for o, s in zip(self.offset, self.size, strict=True))
 
     @property
@@ -41,6 +42,7 @@ class Box:
         return Box(low, size) if all(s > 0 for s in size) else None
 
     def contains(self, other: Box) -> bool:
+        """Every element of ``other`` is in this box. False for an ``other`` without elements."""
         return self.intersect(other) == other
 
     def within(self, holder: Box) -> Box:
