@@ -83,6 +83,7 @@ class Executor:
     def train(self, microbatches: Sequence[MicroBatch | None]) -> Tensor:
         """Every action of the schedule. This rank's sums ``[loss, weight]``, fp64.
 
+        The result is overwritten by the next call; so is that of ``evaluate``.
         ``microbatches``: this rank's part of each, in order; None where its part is empty.
         """
         self._gradients.begin(sum(microbatch is not None for microbatch in microbatches))
@@ -91,9 +92,7 @@ class Executor:
     def evaluate(self, microbatches: Sequence[MicroBatch | None]) -> Tensor:
         """Forwards alone, without gradients."""
         forwards = [action for action in self._actions if action.kind == "F"]
-        totals = self._run(forwards, microbatches, torch.no_grad())
-        self._flights.clear()
-        return totals
+        return self._run(forwards, microbatches, torch.no_grad())
 
     def _run(
         self,
@@ -135,7 +134,8 @@ class Executor:
                 self._totals[1] += microbatch.weights.sum(dtype=torch.float64)
         else:
             self._seams[action.stage].send_forward(action.microbatch, result.detach())
-        self._flights[action.stage, action.microbatch] = _Flight(given, result)
+        if torch.is_grad_enabled():
+            self._flights[action.stage, action.microbatch] = _Flight(given, result)
 
     def _backward(self, action: Action) -> None:
         """The whole backward, or all but the linear layers' weight gradients."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,9 @@ from weft.plan.box import Box
 from weft.plan.plan import PipelinePlan
 from weft.plan.tiling import Move, Tiling, moves
 from weft.precision.dtypes import MODEL_DTYPE
+
+MAX_MOVES = 64
+"""Between two ranks for one microbatch, a part of a tensor each: mostly one, a handful at most."""
 
 
 def activation_tiling(
@@ -46,7 +50,7 @@ class Seam:
         self._stage = stage
         self._shape = shape
         self._dtype = MODEL_DTYPE[pipeline.stages[stage].precision]
-        self._sent: list[tuple[Finish, Tensor]] = []
+        self._sent: dict[tuple[str, int], list[tuple[Finish, Tensor]]] = {}
         self._kept: dict[tuple[str, int, Box], Tensor] = {}
 
     def send_forward(self, microbatch: int, output: Tensor) -> None:
@@ -69,13 +73,19 @@ class Seam:
         """The gradient of this rank's part of the output of ``stage``."""
         source, target = self._tilings(microbatch)
         back = [Move(dst, src, box) for src, dst, box in moves(source, target)]
-        return self._receive("B", microbatch, source.boxes[self._comm.rank], back)
+        grad = self._receive("B", microbatch, source.boxes[self._comm.rank], back)
+        # The gradient came, so the output had arrived: let go of it.
+        self._finish("F", microbatch)
+        return grad
 
     def finish(self) -> None:
         """Wait until everything sent has left."""
-        for wait, _ in self._sent:
+        for way, microbatch in list(self._sent):
+            self._finish(way, microbatch)
+
+    def _finish(self, way: str, microbatch: int) -> None:
+        for wait, _ in self._sent.pop((way, microbatch), ()):
             wait()
-        self._sent.clear()
 
     def _tilings(self, microbatch: int) -> tuple[Tiling, Tiling]:
         source, target = (
@@ -87,7 +97,7 @@ class Seam:
     def _send(
         self, way: str, microbatch: int, tensor: Tensor, held: Box, going: Sequence[Move]
     ) -> None:
-        for number, move in enumerate(going):
+        for number, move in _numbered(going):
             if move.src == self._comm.rank:
                 part = tensor[move.box.within(held).slices()].to(self._dtype)
                 if move.dst == self._comm.rank:
@@ -96,12 +106,12 @@ class Seam:
                 part = part.contiguous()
                 tag = self._tag(way, microbatch, number)
                 wait = self._comm.send(part, dst=move.dst, tag=tag, name="activations")
-                self._sent.append((wait, part))
+                self._sent.setdefault((way, microbatch), []).append((wait, part))
 
     def _receive(self, way: str, microbatch: int, wanted: Box, coming: Sequence[Move]) -> Tensor:
         result = torch.empty(wanted.size, dtype=self._dtype, device=self._comm.device)
         arriving: list[tuple[Finish, Tensor, Box]] = []
-        for number, move in enumerate(coming):
+        for number, move in _numbered(coming):
             if move.dst != self._comm.rank:
                 continue
             if move.src == self._comm.rank:
@@ -119,5 +129,17 @@ class Seam:
 
     def _tag(self, way: str, microbatch: int, number: int) -> int:
         """Unlike for everything that two ranks exchange in a step."""
+        assert number < MAX_MOVES, f"{number + 1} moves between two ranks at one border"
         microbatches = self._pipeline.num_microbatches
-        return (((self._stage * microbatches) + microbatch) * 64 + number) * 2 + (way == "B")
+        place = self._stage * microbatches + microbatch
+        return (place * MAX_MOVES + number) * 2 + (way == "B")
+
+
+def _numbered(going: Sequence[Move]) -> list[tuple[int, Move]]:
+    """Every move with its number among those between the same two ranks: both ends agree."""
+    seen: Counter[tuple[int, int]] = Counter()
+    result = []
+    for move in going:
+        result.append((seen[move.src, move.dst], move))
+        seen[move.src, move.dst] += 1
+    return result
