@@ -16,7 +16,10 @@ DIM = 1
 
 
 class TensorGroup:
-    """The tensor-parallel ranks of one stage around this rank."""
+    """The tensor-parallel ranks of one stage around this rank.
+
+    Compiled blocks stop before a collective and go on after it: it counts, and talks to others.
+    """
 
     def __init__(self, comm: Comm, ranks: tuple[int, ...], seq_len: int) -> None:
         self.comm = comm
@@ -34,12 +37,12 @@ class TensorGroup:
 
     def gather(self, x: Tensor) -> Tensor:
         """Shard(1) -> Replicate. Backward: Partial -> Shard(1)."""
-        result: Tensor = _Gather.apply(x, self)  # type: ignore[no-untyped-call]
+        result: Tensor = _gather(x, self)
         return result
 
     def scatter_sum(self, x: Tensor) -> Tensor:
         """Partial -> Shard(1). Backward: Shard(1) -> Replicate."""
-        result: Tensor = _ScatterSum.apply(x, self)  # type: ignore[no-untyped-call]
+        result: Tensor = _scatter_sum(x, self)
         return result
 
     def gathered(self, x: Tensor) -> Tensor:
@@ -84,3 +87,7 @@ class _ScatterSum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.group.gathered(grad.contiguous()), None
+
+
+_gather = torch.compiler.disable(_Gather.apply)  # type: ignore[no-untyped-call]
+_scatter_sum = torch.compiler.disable(_ScatterSum.apply)  # type: ignore[no-untyped-call]
