@@ -74,10 +74,11 @@ def train(run: Run, hooks: Sequence[Hook]) -> int:
         set_lr(run.built.engine.optimizer, lr)
         microbatches = run.microbatches(next(run.batches), step)
         result = run.built.engine.step(microbatches, stop=run.stop.asked)
+        is_asked_to_stop = float(result.stop) > 0  # waits for the device: the time is the step's
         seconds = time.perf_counter() - start
         record = StepRecord(step=step + 1, result=result, lr=lr, seconds=seconds)
         for hook in hooks:
             hook(record)
-        if float(result.stop):
+        if is_asked_to_stop:
             return step + 1
     return run.last_step
