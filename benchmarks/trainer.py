@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from benchmarks.plain_llama import token_loss
 
@@ -74,5 +74,7 @@ def trainer_seconds(
             dataloader_pin_memory=False,
         )
         data = _Tokens((rounds + 2) * samples * 2, length, vocab_size)
-        Trainer(_WithLoss(model), arguments, train_dataset=data, callbacks=[clock]).train()
+        trainer = Trainer(_WithLoss(model), arguments, train_dataset=data, callbacks=[clock])
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
     return clock.seconds[2:]
