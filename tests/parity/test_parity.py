@@ -39,6 +39,8 @@ class Case:
     """Data-parallel size of each mesh of each pipeline; one mesh of one rank by default."""
     tp: tuple[tuple[int, ...], ...] = ()
     """Tensor-parallel size likewise; 1 by default."""
+    tp_outer: bool = False
+    """Meshes name their tensor-parallel axis first, and their ranks downwards."""
     layers: tuple[tuple[int, ...], ...] = ()
     """Layers of each stage of each pipeline; all in one stage by default."""
     schedule: ScheduleName = "1f1b"
@@ -56,7 +58,10 @@ class Case:
             tp = self.tp[number] if self.tp else (1,) * len(dp)
             for dp_size, tp_size in zip(dp, tp, strict=True):
                 ranks = range(first, first + dp_size * tp_size)
-                meshes.append(Mesh.of(ranks, dp=dp_size, tp=tp_size))
+                if self.tp_outer:
+                    meshes.append(Mesh.of(tuple(reversed(ranks)), tp=tp_size, dp=dp_size))
+                else:
+                    meshes.append(Mesh.of(ranks, dp=dp_size, tp=tp_size))
                 first = ranks.stop
             if self.schedule == "zb-v":
                 meshes += meshes[::-1]
@@ -132,6 +137,59 @@ PARITY = [
     Case("unlike-stages", shares=(4, 2), dp=((1, 2), (1,)), layers=((1, 3), (4,)), tied=True),
     Case(
         "gpt2-pp2-dropout", shares=(6,), dp=((1, 1),), layers=((2, 2),), family="gpt2", dropout=0.2
+    ),
+    Case("tp2", shares=(6,), dp=((1,),), tp=((2,),)),
+    Case("tp3-uneven-heads", shares=(6,), dp=((1,),), tp=((3,),)),
+    Case("tp8-shared-key-heads", shares=(6,), dp=((1,),), tp=((8,),)),
+    Case("tp2-tied-recompute", shares=(6,), dp=((1,),), tp=((2,),), tied=True, recompute="full"),
+    Case("dp2-tp2", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3),
+    Case("dp2-tp2-outer", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3, tp_outer=True),
+    Case("dp2-tp2-pp2", shares=(6,), dp=((2, 2),), tp=((2, 2),), layers=((2, 2),), microbatch=3),
+    Case("seam-tp1-tp4", shares=(6,), dp=((1, 1),), tp=((1, 4),), layers=((1, 3),)),
+    Case("seam-tp4-tp2", shares=(6,), dp=((1, 1),), tp=((4, 2),), layers=((1, 3),), tied=True),
+    Case(
+        "seam-dp2-tp2-outer",
+        shares=(6,),
+        dp=((2, 1),),
+        tp=((2, 4),),
+        layers=((2, 2),),
+        microbatch=3,
+        tp_outer=True,
+    ),
+    Case(
+        "tp2-zb-h1-recompute",
+        shares=(6,),
+        dp=((1, 1),),
+        tp=((2, 2),),
+        layers=((2, 2),),
+        schedule="zb-h1",
+        recompute="full",
+    ),
+    Case(
+        "tp2-zb-v-tied",
+        shares=(6,),
+        dp=((1, 1),),
+        tp=((2, 2),),
+        layers=((1, 1, 1, 1),),
+        schedule="zb-v",
+        tied=True,
+    ),
+    Case(
+        "unlike-pipelines-tp",
+        shares=(4, 2),
+        dp=((1, 2), (1,)),
+        tp=((2, 1), (3,)),
+        layers=((1, 3), (4,)),
+        tied=True,
+    ),
+    Case(
+        "gpt2-tp2-pp2-dropout",
+        shares=(6,),
+        dp=((1, 1),),
+        tp=((2, 2),),
+        layers=((2, 2),),
+        family="gpt2",
+        dropout=0.2,
     ),
 ]
 
