@@ -118,6 +118,10 @@ REFUSED = {
         "['cpu', 'cuda']: expected the same for all stages",
         lambda p: replace(p, pipelines=(differing(p.pipelines[0], device="cuda"),)),
     ),
+    "several stages on GPUs": (
+        "'cuda': expected one stage in every pipeline",
+        lambda p: replace(p, pipelines=(staged(p.pipelines[0], (0, 1), "1f1b", device="cuda"),)),
+    ),
     "fp64 beside fp32": (
         "['fp32', 'fp64']: expected fp64 for all stages or for none",
         lambda p: replace(p, pipelines=(differing(p.pipelines[0], precision="fp64"),)),
@@ -132,10 +136,12 @@ def moved(pipeline: PipelinePlan, **changes: object) -> PipelinePlan:
     return replace(pipeline, stages=(replace(stage, **changes),))  # type: ignore[arg-type]
 
 
-def staged(pipeline: PipelinePlan, ranks: tuple[int, ...], schedule: str) -> PipelinePlan:
+def staged(
+    pipeline: PipelinePlan, ranks: tuple[int, ...], schedule: str, device: str = "cpu"
+) -> PipelinePlan:
     """Stages on these ranks; the first holds every layer, the others none."""
     stages = tuple(
-        replace(pipeline.stages[0], mesh=Mesh.of((rank,), dp=1), layers=(4 if s else 0, 4))
+        StagePlan(mesh=Mesh.of((rank,), dp=1), layers=(4 if s else 0, 4), device=device)
         for s, rank in enumerate(ranks)
     )
     return replace(pipeline, stages=stages, schedule=schedule)  # type: ignore[arg-type]

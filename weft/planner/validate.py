@@ -53,6 +53,9 @@ def _check_alike(plan: Plan) -> None:
     if len(devices) > 1:
         hint = "Jobs that mix families of devices are not run by this version."
         raise ConfigError("stages.device", devices, "the same for all stages", hint)
+    if devices == ["cuda"] and any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
+        hint = "NCCL pairs messages by order, not by tag: several stages run on cpu alone so far."
+        raise ConfigError("stages.device", "cuda", "one stage in every pipeline", hint)
     precisions = sorted({stage.precision for _, _, stage in plan.stages()})
     if "fp64" in precisions and len(precisions) > 1:
         hint = "Gradients are added up in fp64 there, and in fp32 with bf16 and fp32."
