@@ -3,6 +3,7 @@
 import difflib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from torch import nn
 
 import weft
 from weft.config.errors import ConfigError
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -102,3 +105,16 @@ def test_refusals_name_the_way_out() -> None:
     momentum.step()
     with pytest.raises(ConfigError, match="Weave first"):
         weft.weave(model, momentum)
+
+
+def test_a_plan_that_cuts_the_model_is_refused() -> None:
+    whole = StagePlan(mesh=Mesh.of((0,), dp=1), layers=(0, 1))
+    pipeline = PipelinePlan(
+        stages=(whole, replace(whole, layers=(1, 1))),
+        samples=2,
+        microbatch=1,
+        schedule="interleaved",
+    )
+    plan = Plan(num_layers=1, pipelines=(pipeline,))
+    with pytest.raises(ConfigError, match="expected one stage, without a tp axis"):
+        weft.weave(*model_and_optimizer(), loss=squares, plan=plan)

@@ -24,6 +24,7 @@ from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import Plan
 from weft.plan.tiling import Piece, split_evenly
+from weft.planner.validate import validate_plan
 from weft.platform.registry import platform_named
 from weft.precision.dtypes import MODEL_DTYPE
 from weft.train.build import GROUP_TIMEOUT_S
@@ -101,12 +102,12 @@ def weave(
     place = Place.from_environment() or Place()
     parameters = dict(model.named_parameters())
     _check(model, optimizer, parameters, place.world_size)
+    if isinstance(plan, Plan):
+        _check_plan(plan, place.world_size)
     platform = platform_named(next(iter(parameters.values())).device.type)
     device = platform.device(place.local_rank)
     comm = join(place, backend=platform.collective_backend, device=device)
     atexit.register(comm.close)
-    if isinstance(plan, Plan) and plan.world_size != place.world_size:
-        raise ConfigError("plan", f"{plan.world_size} ranks", f"{place.world_size} ranks")
     gradients = _gradients(model.to(device), comm, precision)
     _point_at_mains(optimizer, gradients)
     passes = _passes(model, loss or _forward, gradients, device)
@@ -135,6 +136,17 @@ def _check(
             expected = "a module that treats samples independently"
             hint = "Use GroupNorm or LayerNorm: batch statistics would depend on the split."
             raise ConfigError(f"model.{name}", type(module).__name__, expected, hint)
+
+
+def _check_plan(plan: Plan, world_size: int) -> None:
+    """Only samples can be divided: a module that Weft does not know cannot be cut."""
+    validate_plan(plan, num_layers=plan.num_layers, global_batch=plan.global_batch)
+    if plan.world_size != world_size:
+        raise ConfigError("plan", f"{plan.world_size} ranks", f"{world_size} ranks")
+    for p, s, stage in plan.stages():
+        if s or stage.mesh.size("tp") > 1:
+            expected = "one stage, without a tp axis"
+            raise ConfigError(f"plan.pipelines[{p}]", "a model that is cut", expected)
 
 
 def _gradients(
@@ -206,7 +218,9 @@ def _weighted(model: nn.Module, loss: Loss) -> Callable[[Any], tuple[Tensor, Ten
             hint = 'Pass reduction="none": Weft takes the mean over the whole job.'
             raise ConfigError("loss", "a scalar", "losses that are not reduced", hint)
         if weights is None:
-            return losses.sum(), torch.full((), float(losses.numel())).double().to(losses.device)
+            return losses.sum(), torch.tensor(
+                float(losses.numel()), dtype=torch.float64, device=losses.device
+            )
         return (losses * weights).sum(), weights.sum(dtype=torch.float64)
 
     return sums
