@@ -14,20 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-Job = Callable[[], None]
+Job = tuple[nn.Parameter, Callable[[], Tensor]]
+"""A parameter, and what makes its gradient of one backward pass."""
 
 
 class WeightWork:
     """Weight gradients that wait for their turn."""
 
     def __init__(self) -> None:
-        self._jobs: list[tuple[nn.Parameter, Callable[[], Tensor]]] = []
+        self._jobs: list[Job] = []
         self.is_deferring = False
 
     def add(self, param: nn.Parameter, make: Callable[[], Tensor]) -> None:
         self._jobs.append((param, make))
 
-    def take(self) -> list[tuple[nn.Parameter, Callable[[], Tensor]]]:
+    def take(self) -> list[Job]:
         """The jobs of the backward that just ended; the list starts anew."""
         jobs, self._jobs = self._jobs, []
         return jobs

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.comm.comm import Comm
 from weft.models.decoder import Decoder
 from weft.nn.context import Context
 from weft.parallel.gradients import Gradients
-from weft.parallel.pipeline.deferred import WeightWork
+from weft.parallel.pipeline.deferred import Job, WeightWork
 from weft.parallel.pipeline.seam import Seam
 from weft.plan.plan import Seat
 from weft.precision.dtypes import MODEL_DTYPE
@@ -77,8 +77,7 @@ class Executor:
                 self._seams[stage] = Seam(comm, seat.pipeline_plan, stage, shape)
         self._totals = torch.zeros(2, dtype=torch.float64, device=comm.device)
         self._flights: dict[tuple[int, int], _Flight] = {}
-        self._weight_jobs: dict[tuple[int, int], list[tuple[nn.Parameter, Callable[[], Tensor]]]]
-        self._weight_jobs = {}
+        self._weight_jobs: dict[tuple[int, int], list[Job]] = {}
 
     def train(self, microbatches: Sequence[MicroBatch | None]) -> Tensor:
         """Every action of the schedule. This rank's sums ``[loss, weight]``, fp64.
