@@ -12,7 +12,8 @@ from torch.autograd.function import once_differentiable
 from weft.parallel.tensor.sequence import TensorGroup
 
 CHUNK_TOKENS = 1024
-"""Tokens whose logits live at once, on each rank its part of the vocabulary."""
+"""Tokens whose logits are made at once, on each rank its part of the vocabulary. Their
+probabilities are kept for backward, in fp32 (fp64 in fp64): ``[tokens, own vocab]`` in all."""
 
 
 class RowLinear(nn.Module):
@@ -51,7 +52,8 @@ class VocabEmbedding(nn.Module):
 class VocabCrossEntropy:
     """``linear_cross_entropy`` of a head split along the vocabulary. No logits are gathered.
 
-    Called with this rank's part of the sequence and of the head; every rank gets the whole sum.
+    ``hidden`` ``[batch, own seq, d_model]`` and ``weight`` ``[own vocab, d_model]`` are this rank's
+    parts, ``targets`` and ``weights`` ``[batch, seq]`` whole; every rank gets the whole sum.
     """
 
     def __init__(self, first: int, group: TensorGroup) -> None:
