@@ -16,8 +16,6 @@ class Platform(ABC):
     """As in ``StagePlan.device``."""
     collective_backend: str
     """Native backend of ``torch.distributed``."""
-    runs_behind: bool
-    """Kernels are queued: reading a value back waits for the device."""
 
     @abstractmethod
     def available(self) -> bool:
@@ -34,10 +32,6 @@ class Platform(ABC):
     @abstractmethod
     def peak_memory_gib(self) -> float:
         """Most memory this process has held so far: device memory, or resident memory on CPU."""
-
-    @abstractmethod
-    def fast_bf16(self) -> bool:
-        """The device multiplies bfloat16 in hardware."""
 
     def matmul_flops(self, dtype: torch.dtype, device: torch.device, size: int = 1024) -> float:
         """Measured FLOP/s of a square matrix product, the best of several; the peak for MFU."""

@@ -14,7 +14,6 @@ class CpuPlatform(Platform):
 
     name = "cpu"
     collective_backend = "gloo"
-    runs_behind = False
 
     def available(self) -> bool:
         return True
@@ -27,6 +26,3 @@ class CpuPlatform(Platform):
 
     def peak_memory_gib(self) -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-    def fast_bf16(self) -> bool:
-        return "avx512_bf16" in torch.backends.cpu.get_cpu_capability().lower()

@@ -12,7 +12,6 @@ class CudaPlatform(Platform):
 
     name = "cuda"
     collective_backend = "nccl"
-    runs_behind = True
 
     def available(self) -> bool:
         return torch.cuda.is_available()
@@ -26,9 +25,6 @@ class CudaPlatform(Platform):
 
     def peak_memory_gib(self) -> float:
         return torch.cuda.max_memory_allocated() / 2**30
-
-    def fast_bf16(self) -> bool:
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
     def matmul_flops(self, dtype: torch.dtype, device: torch.device, size: int = 8192) -> float:
         return super().matmul_flops(dtype, device, size)
