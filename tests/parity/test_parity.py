@@ -144,6 +144,7 @@ PARITY = [
     Case("tp2-tied-recompute", shares=(6,), dp=((1,),), tp=((2,),), tied=True, recompute="full"),
     Case("dp2-tp2", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3),
     Case("dp2-tp2-outer", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3, tp_outer=True),
+    Case("tp2-dp1-to-dp3", shares=(6,), dp=((1, 3),), tp=((2, 1),), layers=((2, 2),), microbatch=4),
     Case("dp2-tp2-pp2", shares=(6,), dp=((2, 2),), tp=((2, 2),), layers=((2, 2),), microbatch=3),
     Case("seam-tp1-tp4", shares=(6,), dp=((1, 1),), tp=((1, 4),), layers=((1, 3),)),
     Case("seam-tp4-tp2", shares=(6,), dp=((1, 1),), tp=((4, 2),), layers=((1, 3),), tied=True),
