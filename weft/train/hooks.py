@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -104,9 +104,12 @@ def evaluate_now_and_then(
 
 
 def report_evaluation(
-    run: Run, writers: Sequence[Writer], progress: Progress
+    run: Run, writers: Sequence[Writer], progress: Progress, *, written: Collection[int] = ()
 ) -> Callable[[int, Evaluation], None]:
-    """Show and write what an evaluation found; on rank 0."""
+    """Show and write what an evaluation found; on rank 0.
+
+    ``written``: steps whose evaluation an earlier start has written, to be shown only.
+    """
     started = time.perf_counter()
 
     def report(step: int, found: Evaluation) -> None:
@@ -117,7 +120,7 @@ def report_evaluation(
                 eval_tokens=found.tokens,
                 elapsed_s=time.perf_counter() - started,
             )
-            for writer in writers:
+            for writer in writers if step not in written else ():
                 writer.eval(metrics)
             progress.eval(metrics)
 

@@ -31,7 +31,7 @@ from weft.models.registry import model_spec
 from weft.plan.model import ModelSpec
 from weft.platform.base import Platform
 from weft.platform.registry import platform_named
-from weft.report.metrics import JsonlWriter, Writer, optional_writers
+from weft.report.metrics import JsonlWriter, Writer, optional_writers, read_metrics
 from weft.report.progress import Progress
 from weft.train.build import Built, build, fill, initial
 from weft.train.evaluate import evaluate, held_out_positions
@@ -191,7 +191,8 @@ class _Rank:
         held_out = data.held_out.open()
         positions = held_out_positions(held_out.num_samples, job.config.train.eval_samples)
         with self._progress(run) as progress:
-            report = report_evaluation(run, writers, progress)
+            written = self._evaluated() if run.is_main else []
+            report = report_evaluation(run, writers, progress, written=written)
             hooks = [
                 log_metrics(run, writers, progress, peak_flops=measure_peak(run)),
                 # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
@@ -218,6 +219,11 @@ class _Rank:
         for writer in writers:
             self.stack.callback(writer.close)
         return writers
+
+    def _evaluated(self) -> list[int]:
+        """Steps whose evaluation metrics.jsonl holds, now that later lines were dropped from it."""
+        _, evaluations = read_metrics(self.job.out / "metrics.jsonl")
+        return [metrics.step for metrics in evaluations]
 
     def _progress(self, run: Run) -> Progress:
         mode = self.job.console if run.is_main else "quiet"

@@ -1,0 +1,153 @@
+"""Real ``weft train`` commands for tests: tiny runs, started, watched, and ended by process id."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 60.0
+"""For whatever is waited for, on a machine that is busy."""
+QUICK_S = 15.0
+"""For what must happen within seconds."""
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+CONFIG = """\
+extends: debug
+name: tiny
+model: {d_model: 32, d_ff: 64, d_head: 16, num_layers: 1, num_heads: 2, num_kv_heads: 2}
+data: {path: text.txt, tokenizer: bytes, seq_len: 32, held_out: 0.1}
+batch: {samples: 6, micro: 1}
+compute: {device: cpu, precision: fp32, threads: 1}
+train: {steps: 30, eval_every: 7, eval_samples: 8, log_every: 1}
+checkpoint: {every: 3, keep: 2}
+sample: {prompts: [a], tokens: 4}
+"""
+"""tiny.yaml: a moment of training on text.txt beside it, in two processes with shares 2:1."""
+
+
+def write_inputs(folder: Path) -> None:
+    """tiny.yaml and text.txt."""
+    words = random.Random(5)
+    text = [" ".join(words.choices("abcdefgh", k=60)) for _ in range(150)]
+    (folder / "text.txt").write_text("\n\n".join(text))
+    (folder / "tiny.yaml").write_text(CONFIG)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that runs in a session of its own."""
+
+    process: subprocess.Popen[str]
+    out: Path
+    """The run folder."""
+
+    def finish(self, timeout_s: float = TIMEOUT_S) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error."""
+        output, errors = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, output, errors
+
+    def alive(self) -> list[int]:
+        """Every process of the session: the command, its ranks, and theirs."""
+        return [pid for pid in _pids() if _session(pid) == self.process.pid]
+
+    def rank(self, number: int) -> int:
+        """Process id of a rank above 0, which prints to a log of its own."""
+        log = str((self.out / f"logs/rank{number}.log").resolve())
+        return next(pid for pid in self.alive() if _stdout(pid) == log)
+
+    def kill_all(self) -> None:
+        """What a machine that goes down does."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_until(lambda: step in [record["step"] for record in steps(self.out)])
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert self.process.poll() is None, f"ended before: {self.finish()}"
+            assert time.monotonic() < deadline, "waited too long"
+            time.sleep(0.002)
+
+    def is_gone(self) -> bool:
+        """Nothing is left of the session within seconds."""
+        deadline = time.monotonic() + QUICK_S
+        while self.alive() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return not self.alive()
+
+
+@contextmanager
+def started(folder: Path, out: str, *arguments: str, module: str = "weft") -> Iterator[Command]:
+    """``weft train tiny.yaml --out OUT ...`` in ``folder``; nothing of it is left afterwards."""
+    launcher = [sys.executable, "-m", "weft"] if module == "weft" else module.split()
+    process = subprocess.Popen(
+        [*launcher, "train", "tiny.yaml", "--out", out, *arguments],
+        cwd=folder,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    command = Command(process, folder / out)
+    try:
+        yield command
+    finally:
+        for pid in command.alive():
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    """The whole lines of metrics.jsonl, also while it is written."""
+    file = out / "metrics.jsonl"
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def steps(out: Path) -> list[dict[str, Any]]:
+    return [record for record in records(out) if "loss" in record]
+
+
+def numbers(out: Path) -> list[tuple[Any, ...]]:
+    """What training computed, without what the clock says."""
+    kept = ("step", "loss", "grad_norm", "lr", "samples", "eval_loss", "eval_tokens")
+    return [tuple((key, r[key]) for key in kept if key in r) for r in records(out)]
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """Every file below a folder with its bytes, every folder with None."""
+    found = sorted(folder.rglob("*"))
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in found}
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+
+
+def _session(pid: int) -> int | None:
+    """None for a process that is gone or has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[3])
+
+
+def _stdout(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/fd/1").readlink())
+    except OSError:
+        return ""

@@ -1,0 +1,43 @@
+"""One tiny run that was never stopped, for every test to look at or to compare with."""
+
+from collections.abc import Callable
+from contextlib import chdir
+from functools import cache
+from pathlib import Path
+
+import pytest
+from cli import commands
+
+from weft.cli.main import run
+
+
+@pytest.fixture(scope="session")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``whole_run("fp32")`` is the folder of tiny.yaml trained to its end. Not to be changed."""
+
+    @cache
+    def make(precision: str) -> Path:
+        folder = tmp_path_factory.mktemp(f"whole-{precision}")
+        commands.write_inputs(folder)
+        arguments = ["train", "tiny.yaml", "--out", "run", "--quiet"]
+        with chdir(folder):
+            assert run([*arguments, f"compute.precision={precision}"]) == 0
+        return folder / "run"
+
+    return make
+
+
+@pytest.fixture
+def finished(whole_run: Callable[..., Path]) -> Path:
+    """A run folder that holds a finished run. Not to be changed."""
+    return whole_run("fp32")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: empty but for tiny.yaml and text.txt. No launcher started us."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    commands.write_inputs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
