@@ -66,6 +66,6 @@ def test_a_degree_that_cuts_heads_is_refused_with_those_that_do_not() -> None:
     with pytest.raises(ConfigError) as refused:
         check_tp(SPEC, 4, "pipelines[0].stages[1].mesh.tp")
     assert str(refused.value) == (
-        "pipelines[0].stages[1].mesh.tp = 4: expected one of 1, 2, 3, 6, 12. "
+        "pipelines[0].stages[1].mesh.tp = 4: expected one of 1, 2, 3, 6. "
         "The model's 12 heads share 3 key heads."
     )

@@ -10,6 +10,7 @@ import torch
 
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import open_checkpoint
+from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.comm.place import Place
 from weft.config.sections import (
@@ -24,11 +25,13 @@ from weft.config.sections import (
 from weft.data.synthetic import SyntheticDataset
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
+from weft.optim.adamw import num_updates
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
 from weft.platform.cpu import CpuPlatform
 from weft.train.build import build, fill, initial
 from weft.train.loop import Run, StepRecord, train
+from weft.train.microbatch import cut
 from weft.train.saving import restore, save
 from weft.train.verify import small
 
@@ -180,3 +183,16 @@ def test_a_rank_that_cannot_write_fails_the_save_everywhere(
     assert said[0].startswith("rank 1: ")
     with pytest.raises(CheckpointError):
         open_checkpoint(tmp_path)
+
+
+def test_updates_are_counted_not_steps() -> None:
+    """A step without weights is no update; Adam's bias correction must not count it."""
+    comm = Comm()
+    built = build(plan_of(6), SPEC, comm, optim=CONFIG.optim, seq_len=16)
+    fill(built.gradients, initial(0))
+    data = SyntheticDataset(vocab_size=SPEC.vocab_size, seq_len=16, seed=3)
+    for step in range(3):
+        batch = data.batch(range(6 * step, 6 * step + 6))
+        batch.weights[:] *= step != 1
+        built.engine.step(cut(batch, [2, 2, 2], comm.device))
+    assert num_updates(built.engine.optimizer) == 2

@@ -32,6 +32,11 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
+def num_updates(optimizer: torch.optim.Optimizer) -> int:
+    """Updates done so far: the steps whose batch had any weight. 0 before the first."""
+    return max((int(state["step"]) for state in optimizer.state.values()), default=0)
+
+
 def set_state(
     optimizer: torch.optim.Optimizer, value: Tensor, moments: dict[str, Tensor], num_updates: int
 ) -> None:

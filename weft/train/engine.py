@@ -92,12 +92,10 @@ class Engine(Generic[M]):
 
     def update(self, factor: Tensor) -> None:
         """One optimizer update. A batch whose weights are all zero changes nothing."""
-        if self._comm.device.type == "cpu":
-            if float(factor) == 0.0:
-                return
-            if float(factor) != 1.0:
-                self.gradients.scale(factor)
-        else:
+        value = float(factor)
+        if value == 0.0:
+            return
+        if value != 1.0:
             self.gradients.scale(factor)
         self.optimizer.step()
         self.gradients.publish()

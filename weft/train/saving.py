@@ -20,7 +20,7 @@ from weft.checkpoint.rank_file import write_rank
 from weft.checkpoint.reader import Checkpoint
 from weft.checkpoint.store import begin, commit, prune, temporary
 from weft.comm.comm import Comm
-from weft.optim.adamw import MOMENTS, set_state
+from weft.optim.adamw import MOMENTS, num_updates, set_state
 from weft.plan.box import Box
 from weft.plan.model import ParamSpec
 from weft.train.build import Built, fill
@@ -88,6 +88,7 @@ def _state(run: Run, step: int, fingerprint: str) -> dict[str, JSON]:
     return {
         "step": step,
         "samples": step * run.plan.global_batch,
+        "updates": num_updates(run.built.engine.optimizer),
         "seed": run.config.seed,
         "data": fingerprint,
         "model": asdict(run.spec),
@@ -113,10 +114,12 @@ def restore(built: Built, checkpoint: Checkpoint) -> None:
     fill(built.gradients, source)
     if missing:
         return
+    updates = checkpoint.state["updates"]
+    assert isinstance(updates, int), f"updates = {updates!r} in {checkpoint.folder}"
     for main in built.gradients.mains:
         dtype, device = main.value.dtype, main.value.device
         moments = {
             kind: checkpoint.read(main.spec.name, kind, main.box, dtype).to(device)
             for kind in MOMENTS
         }
-        set_state(built.engine.optimizer, main.value, moments, checkpoint.step)
+        set_state(built.engine.optimizer, main.value, moments, updates)

@@ -15,7 +15,8 @@ def check_tp(spec: ModelSpec, tp: int, key: str) -> None:
     Raises:
         ConfigError: with the degrees that work.
     """
-    allowed = [n for n in range(1, spec.num_heads + 1) if _fits(spec, n)]
+    most = min(spec.num_heads, spec.seq_len, spec.vocab_size, spec.d_ff)
+    allowed = [n for n in range(1, most + 1) if _fits(spec, n)]
     if tp not in allowed:
         words = f"one of {', '.join(map(str, allowed))}"
         heads = f"{spec.num_heads} heads share {spec.num_kv_heads} key heads"
