@@ -92,7 +92,7 @@ def weave(
             fp32 master copies.
         loss: How to get losses from the model and a batch; None: ``model(*batch)`` returns them.
         plan: "auto" gives every process an equal part of each batch; a ``Plan`` of single-stage
-            pipelines gives unequal parts and microbatches.
+            pipelines gives unequal parts and microbatches; precision and device stay the model's.
         precision: Dtype of the model; None leaves it as it is.
         max_grad_norm: Clip gradients to this norm.
 
@@ -147,6 +147,10 @@ def _check_plan(plan: Plan, world_size: int) -> None:
         if s or stage.mesh.size("tp") > 1:
             expected = "one stage, without a tp axis"
             raise ConfigError(f"plan.pipelines[{p}]", "a model that is cut", expected)
+        if stage.recompute != "off" or stage.compile:
+            value = {"recompute": stage.recompute, "compile": stage.compile}
+            hint = "Weft does not know the blocks of this module: apply them to it yourself."
+            raise ConfigError(f"plan.pipelines[{p}].stages[{s}]", value, "both off", hint)
 
 
 def _gradients(

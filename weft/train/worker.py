@@ -86,6 +86,18 @@ def _refuse_unlike_ranks(comm: Comm, job: Job) -> None:
                 raise ConfigError(f"{what} of rank {rank}", value, str(everyone[0][what]), hint)
 
 
+def _refuse_unlike_steps(comm: Comm, first_step: int) -> None:
+    """Ranks that see different checkpoints must not train together.
+
+    Raises:
+        CheckpointError: on every rank.
+    """
+    steps = comm.gather_json(first_step, name="compare steps")
+    if len(set(steps)) > 1:
+        seen = ", ".join(f"rank {rank} step {step}" for rank, step in enumerate(steps))
+        raise CheckpointError(f"the ranks see different checkpoints: {seen}. Try again")
+
+
 @dataclass(frozen=True)
 class _Rank:
     """The parts of one rank's life, in order."""
@@ -109,6 +121,7 @@ class _Rank:
         else:
             _restore(built, checkpoint)
         first_step = 0 if checkpoint is None else checkpoint.step
+        _refuse_unlike_steps(comm, first_step)
         if comm.rank == 0:
             self._write_files(data)
         run = Run(
@@ -161,6 +174,11 @@ class _Rank:
         if checkpoint.step and saved != data.fingerprint:
             hint = "The sources or the tokenizer changed since. Train in another --out folder."
             raise ConfigError("data", data.fingerprint, f"the data of {root}: {saved}", hint)
+        samples, batch = checkpoint.state.get("samples", 0), self.job.plan.global_batch
+        if samples != checkpoint.step * batch:
+            hint = "Other shares need micro or accumulation that keep the batch."
+            expected = f"a batch with which {checkpoint.step} steps take {samples} samples"
+            raise ConfigError("batch.samples", batch, expected, hint)
         return checkpoint
 
     def _write_files(self, data: Prepared) -> None:
