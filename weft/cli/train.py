@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json as json_format
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -147,7 +146,7 @@ def _start(job: Job, resolved: Resolved) -> int:
     differing = changes(job.out, job.config)
     if _is_done(job):
         return _tell_end(job, already=True)
-    with RunFolder(job.out), sigterm_interrupts():
+    with RunFolder(job.out) as folder, sigterm_interrupts():
         context = warm_context()
         _show_start(job, resolved, differing)
         stream = sys.stderr if job.json else sys.stdout
@@ -164,6 +163,8 @@ def _start(job: Job, resolved: Resolved) -> int:
         try:
             run_ranks(WORKER, (job,), job.plan.world_size, folder=job.out, context=context)
         except RanksFailedError as error:
+            if error.first.cause == "config":
+                folder.drop_new_logs()
             return _tell_failure(job, error, step_before)
         return _tell_end(job)
 
@@ -178,12 +179,12 @@ def _join(place: Place, job: Job, resolved: Resolved) -> int:
     if place.rank > 0:
         run_rank(WORKER, place, (job,), folder=job.out)
         return 0
-    with RunFolder(job.out):
+    with RunFolder(job.out) as folder:
         _show_start(job, resolved, differing)
         try:
             run_rank(WORKER, place, (job,), folder=job.out)
         except (ConfigError, ConfigErrors):
-            _remove_logs_of_nothing(job)
+            folder.drop_new_logs()
             raise
         return _tell_end(job)
 
@@ -193,7 +194,6 @@ def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
     first = error.first
     if first.cause == "config":
         _print_refusal(first.message)
-        _remove_logs_of_nothing(job)
         return 2
     err.print(f"error: rank {first.rank}: {first.message}", style="red", markup=False)
     if first.detail:
@@ -203,12 +203,6 @@ def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
     if first.cause != "machine" or saved_step(job.out) > step_before:
         err.print(f"  {_saved(job)}", markup=False)
     return 1
-
-
-def _remove_logs_of_nothing(job: Job) -> None:
-    """A run that was refused at its first start leaves no folder."""
-    if not (job.out / CONFIG_FILE).exists():
-        shutil.rmtree(job.out / "logs")
 
 
 def _print_refusal(message: str) -> None:

@@ -78,7 +78,7 @@ def resolve(
         _check_fit(plan, spec, config)
         _check_world_size(config, plan, world_size)
     except ConfigError as error:
-        if config.plan.file is not None and error.key.startswith(("pipelines", "stages")):
+        if config.plan.file is not None and error.key not in loaded.origins:
             error.where = f"in {config.plan.file}"
         raise loaded.place(error) from error
     cores = cluster.nodes[0].cores

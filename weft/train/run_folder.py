@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from weft.config.errors import ConfigError
+
+LOGS = "logs"
+"""In the run folder: what ranks print."""
 
 
 class RunFolder:
@@ -24,6 +28,7 @@ class RunFolder:
         self.path = path
         self._made: list[Path] = []
         self._handle = -1
+        self._had_logs = (path / LOGS).exists()
 
     def __enter__(self) -> RunFolder:
         hint = "Choose another folder with --out."
@@ -47,6 +52,11 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self._remove_empty()
         os.close(self._handle)
+
+    def drop_new_logs(self) -> None:
+        """The ranks refused to begin: leave none of their logs where there were none before."""
+        if not self._had_logs:
+            shutil.rmtree(self.path / LOGS, ignore_errors=True)
 
     def _create(self) -> None:
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]

@@ -1,0 +1,532 @@
+"""Every way to ask for what cannot be done: the whole message, the exit code, and no trace left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from cli import commands
+
+from weft.cli.main import run
+
+Make = Callable[[Path], object]
+HEADING = "error: the configuration is not valid\n  "
+RUN_BEGAN = "The run in run began so. Use another --out for another run."
+PLAN_EXPECTED = "expected a plan.json as Weft writes into every run folder."
+
+
+@dataclass(frozen=True)
+class Case:
+    """``weft ARGUMENTS`` in a folder with tiny.yaml and text.txt."""
+
+    name: str
+    arguments: str
+    says: str
+    """All of standard error. It may leave out ``HEADING``."""
+    code: int = 2
+    make: Make = lambda _: None
+    """Prepares the folder further."""
+    needs_run: bool = False
+    """The folder holds ``run``, a copy of a finished run."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def file(name: str, content: str | bytes = "") -> Make:
+    data = content.encode() if isinstance(content, str) else content
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def plan_file(*changes: tuple[str, str]) -> Make:
+    """plan.json of one rank, changed; and own.yaml, which runs it."""
+    stage = {"mesh": {"ranks": [0], "axes": [["dp", 1]]}, "layers": [0, 1], "device": "cpu"}
+    text = json.dumps(
+        {"num_layers": 1, "pipelines": [{"stages": [stage], "samples": 6, "microbatch": 2}]}
+    )
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+
+    def make(folder: Path) -> None:
+        (folder / "plan.json").write_text(text)
+        own = "extends: tiny.yaml\nplan: {file: plan.json, shares: null}\n"
+        (folder / "own.yaml").write_text(own)
+
+    return make
+
+
+CONFIGURATION = [
+    Case(
+        "unknown recipe",
+        "train debgu",
+        "unknown recipe 'debgu': did you mean 'debug'? The recipes are debug, demo, demo-gpt2; "
+        "a file of your own ends in .yaml.\n      on the command line",
+    ),
+    Case(
+        "no such file",
+        "train my.yaml",
+        "there is no file 'my.yaml'.\n      on the command line",
+    ),
+    Case(
+        "empty file",
+        "train my.yaml",
+        "'my.yaml' is empty. A first line could be 'extends: demo'.\n      at my.yaml:1",
+        make=file("my.yaml"),
+    ),
+    Case(
+        "binary file",
+        "train my.yaml",
+        "cannot read 'my.yaml': it is not UTF-8 text.",
+        make=file("my.yaml", b"\xff\xfe\x00"),
+    ),
+    Case(
+        "unknown key",
+        "train tiny.yaml optim.lrr=1",
+        "unknown key 'optim.lrr': did you mean 'optim.lr'?\n      on the command line",
+    ),
+    Case(
+        "wrong value in a file",
+        "train my.yaml",
+        "optim.lr = -1: expected a number > 0.\n      at my.yaml:2",
+        make=file("my.yaml", "extends: debug\noptim: {lr: -1}\n"),
+    ),
+    Case(
+        "two mistakes",
+        "train tiny.yaml train.steps=0 --optim.lr fast",
+        "optim.lr = 'fast': expected a number > 0.\n      on the command line\n"
+        "  train.steps = 0: expected an integer >= 1.\n      on the command line",
+    ),
+    Case(
+        "two ways to name the data",
+        "train tiny.yaml data.sources=[{path: b.txt}]",
+        "data.path = 'text.txt': expected null when data.sources is given. Remove one of the two."
+        "\n      at tiny.yaml:4",
+    ),
+    Case(
+        "unknown option",
+        "train tiny.yaml --fast",
+        "error: unknown option --fast. See `--help`; values of the configuration are written "
+        "section.key=value.",
+    ),
+    Case(
+        "option without a value",
+        "train tiny.yaml --optim.lr",
+        "error: optim.lr = null: expected a value after it. Write optim.lr=VALUE.",
+    ),
+    Case(
+        "unknown model",
+        "train tiny.yaml model.family=gpt3",
+        "model.family = 'gpt3': expected 'llama' or 'gpt2'. Did you mean 'gpt2'?\n"
+        "      on the command line",
+    ),
+    Case(
+        "heads that do not divide",
+        "plan tiny.yaml model.num_kv_heads=3",
+        "model.num_kv_heads = 3: expected a divisor of num_heads (2).\n      on the command line",
+    ),
+    Case(
+        "shares that do not divide",
+        "train tiny.yaml plan.shares=[3,2]",
+        "batch.samples = 6: expected a multiple of batch.micro x the sum of plan.shares "
+        "(1 x 5 = 5). Try 5 or 10.\n      at tiny.yaml:5",
+    ),
+    Case(
+        "more GPUs than there are",
+        "train tiny.yaml compute.device=cuda plan.shares=[1,1,1]",
+        "compute.device = 'cuda': expected 3 GPUs here (0 seen). Use fewer shares, or "
+        "compute.device=cpu.\n      on the command line",
+        environment={"PATH": "", "CUDA_VISIBLE_DEVICES": ""},
+    ),
+    Case(
+        "package that is missing",
+        "train tiny.yaml metrics.wandb=mine",
+        "metrics.wandb = 'mine': expected null, as the package wandb is not installed. Install it "
+        "with: pip install wandb\n      on the command line",
+    ),
+]
+
+PLANS = [
+    Case(
+        "plan file that is missing",
+        "train own.yaml plan.file=none.json",
+        f"plan.file = 'none.json': {PLAN_EXPECTED} No such file or directory.\n"
+        "      on the command line",
+        make=plan_file(),
+    ),
+    Case(
+        "plan file that is no JSON",
+        "train own.yaml plan.file=text.txt",
+        f"plan.file = 'text.txt': {PLAN_EXPECTED} Invalid JSON: expected value at line 1 column 1."
+        "\n      on the command line",
+        make=plan_file(),
+    ),
+    Case(
+        "plan file that is binary",
+        "train own.yaml plan.file=plan.bin",
+        f"plan.file = 'plan.bin': {PLAN_EXPECTED} It is not text.\n      on the command line",
+        make=lambda folder: (plan_file()(folder), file("plan.bin", b"\xff\xfe")(folder)),
+    ),
+    Case(
+        "plan without a key",
+        "train own.yaml",
+        f"plan.file = 'plan.json': {PLAN_EXPECTED} pipelines.0.samples: Field required.\n"
+        "      at own.yaml:2",
+        make=plan_file(('"samples": 6, ', "")),
+    ),
+    Case(
+        "plan with a key too many",
+        "train own.yaml",
+        f"plan.file = 'plan.json': {PLAN_EXPECTED} "
+        "PipelinePlan.__init__() got an unexpected keyword argument 'zamples'.\n"
+        "      at own.yaml:2",
+        make=plan_file(('"samples": 6, ', '"samples": 6, "zamples": 7, ')),
+    ),
+    Case(
+        "plan with text for a number",
+        "train own.yaml",
+        f"plan.file = 'plan.json': {PLAN_EXPECTED} pipelines.0.samples: Input should be a valid "
+        "integer.\n      at own.yaml:2",
+        make=plan_file(('"samples": 6', '"samples": "6"')),
+    ),
+    Case(
+        "plan for another model",
+        "train own.yaml model.num_layers=2",
+        "num_layers = 1: expected the model's (2).\n      in plan.json",
+        make=plan_file(),
+    ),
+    Case(
+        "plan for another batch",
+        "plan own.yaml batch.samples=8",
+        "pipelines.samples = [6]: expected shares that add up to batch.samples (8). They add up "
+        "to 6.\n      in plan.json",
+        make=plan_file(),
+    ),
+    Case(
+        "plan for GPUs that are not there",
+        "train own.yaml",
+        "plan.file = 'plan.json': expected a plan for what is here (0 GPUs). It asks for 1.\n"
+        "      at own.yaml:2",
+        make=plan_file(("cpu", "cuda")),
+        environment={"PATH": "", "CUDA_VISIBLE_DEVICES": ""},
+    ),
+    Case(
+        "value that the plan overrules",
+        "train own.yaml compute.precision=fp64",
+        "compute.precision = 'fp64': expected nothing beside plan.file. The plan's file says it "
+        "for every stage: change it there.\n      on the command line",
+        make=plan_file(),
+    ),
+]
+
+DATA = [
+    Case(
+        "data that is missing",
+        "train tiny.yaml data.path=none.txt",
+        "data.path = 'none.txt': expected a file or a folder that exists. \"builtin:python\" needs "
+        "no file.\n      on the command line",
+    ),
+    Case(
+        "data that is empty",
+        "train tiny.yaml data.path=empty.txt",
+        "data.path = 'empty.txt': expected a source with text in it. It is empty.\n"
+        "      on the command line",
+        make=file("empty.txt"),
+    ),
+    Case(
+        "data that is no text",
+        "train tiny.yaml data.path=data.bin",
+        "data.path = 'data.bin': expected text, JSONL, Parquet or a Megatron .idx. It holds zero "
+        "bytes, as text does not; data.sources[0].format=text reads it anyway.\n"
+        "      on the command line",
+        make=file("data.bin", bytes(range(256)) * 40),
+    ),
+    Case(
+        "text that is too short",
+        "train tiny.yaml data.path=short.txt data.held_out=0",
+        "data.seq_len = 32: expected at most 5, for one sample to fit. short.txt has 6 tokens to "
+        "train on. Give more text.\n      at tiny.yaml:4",
+        make=file("short.txt", "short"),
+    ),
+    Case(
+        "tokenizer that is none",
+        "train tiny.yaml data.tokenizer=text.txt",
+        'data.tokenizer = \'text.txt\': expected "bpe", "bytes" or the path of a tokenizer.json. '
+        "Expecting value: line 1 column 1 (char 0).\n      on the command line",
+    ),
+]
+
+FOLDERS = [
+    Case(
+        "out is a file",
+        "train tiny.yaml --out text.txt",
+        "error: --out = 'text.txt': expected a folder that can be written. "
+        "Choose another folder with --out.",
+    ),
+    Case(
+        "out is below a file",
+        "train tiny.yaml --out text.txt/run",
+        "error: --out = 'text.txt/run': expected a folder that can be written. "
+        "Choose another folder with --out.",
+    ),
+    Case(
+        "out cannot be written",
+        "train tiny.yaml --out /proc/run",
+        "error: --out = '/proc/run': expected a folder that can be written. "
+        "Choose another folder with --out.",
+    ),
+    Case(
+        "out holds another model",
+        "train tiny.yaml --out run model.d_model=64",
+        f"model.d_model = 64: expected 32. {RUN_BEGAN}",
+        needs_run=True,
+    ),
+    Case(
+        "out holds a run of other data and seed",
+        "train tiny.yaml --out run data.path=none.txt seed=1 optim.lr=1",
+        f"seed = 1: expected 1234. {RUN_BEGAN}\n"
+        f"  data.path = 'none.txt': expected 'text.txt'. {RUN_BEGAN}",
+        needs_run=True,
+    ),
+    Case(
+        "out has a broken configuration",
+        "train tiny.yaml --out run",
+        "error: --out = 'run': expected a run folder whose configuration can be read. "
+        "In config.yaml: 'run/config.yaml' is empty. A first line could be 'extends: demo'. "
+        "(at run/config.yaml:1) Put that file right, or use another --out.",
+        needs_run=True,
+        make=file("run/config.yaml"),
+    ),
+    Case(
+        "checkpoint of another model",
+        "train tiny.yaml --out run model.d_ff=96 train.steps=31",
+        "model.d_ff = 96: expected 64. "
+        "The checkpoint in run/checkpoints/step-00000030 is of that model.",
+        needs_run=True,
+        make=lambda folder: (folder / "run/config.yaml").unlink(),
+    ),
+    Case(
+        "text that changed since",
+        "train tiny.yaml --out run train.steps=31 data.cache_dir=.other",
+        "error: data = '{new}': expected the data of run/checkpoints: {old}. The sources or the "
+        "tokenizer changed since. Train in another --out folder.",
+        needs_run=True,
+        make=lambda folder: (folder / "text.txt").write_text("other words\n\n" * 900),
+    ),
+    Case(
+        "no such folder",
+        "generate none",
+        "error: FOLDER = 'none': expected a folder that exists: a run's, or a checkpoint's.",
+    ),
+    Case(
+        "a file for a folder",
+        "checkpoint ls text.txt",
+        "error: FOLDER = 'text.txt': expected a folder that exists: a run's, or a checkpoint's.",
+    ),
+    Case(
+        "nothing was saved",
+        "checkpoint show .",
+        "error: FOLDER = '.': expected a run's folder or a checkpoint. "
+        "No checkpoint was saved there.",
+    ),
+    Case(
+        "nothing to verify",
+        "checkpoint verify none",
+        "error: FOLDER = 'none': expected a folder that exists: a run's, or a checkpoint's.",
+    ),
+    Case(
+        "no run to report on",
+        "report .",
+        "error: FOLDER = '.': expected the folder of a run (it holds plan.json).",
+    ),
+    Case(
+        "export onto something",
+        "checkpoint export run --to run",
+        "error: --to = 'run': expected a folder that is new or empty.",
+        needs_run=True,
+    ),
+    Case(
+        "export below a file",
+        "checkpoint export run --to text.txt/out",
+        "error: --to = 'text.txt/out': expected a folder that is new or empty. "
+        "{here}/text.txt is a file.",
+        needs_run=True,
+    ),
+    Case(
+        "import of something else",
+        "checkpoint import run --to out",
+        "error: folder = 'run': expected a Hugging Face folder with a config.json.",
+        needs_run=True,
+    ),
+    Case(
+        "prompt that is empty",
+        "generate run --prompt=",
+        "error: --prompt = '': expected at least one character.",
+        needs_run=True,
+    ),
+    Case(
+        "prompt that is no text",
+        "generate run --prompt \udcff",
+        r"error: --prompt = '\udcff': expected text in UTF-8.",
+        needs_run=True,
+    ),
+    Case(
+        "no probability",
+        "generate run --top-p 1.5",
+        "error: --top-p = 1.5: expected a number > 0 and <= 1.",
+        needs_run=True,
+    ),
+]
+
+LAUNCHERS = [
+    Case(
+        "launcher without an address",
+        "train tiny.yaml --out run",
+        "error: MASTER_ADDR = null: expected the address and port of rank 0 beside RANK.",
+        environment={"RANK": "0", "WORLD_SIZE": "2"},
+    ),
+    Case(
+        "launcher without a folder",
+        "train tiny.yaml",
+        "error: --out = null: expected a folder that every machine of the job sees. "
+        "All processes write to one folder: give its path.",
+        environment={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "1"},
+    ),
+    Case(
+        "launcher of more processes than shares",
+        "train tiny.yaml plan.shares=[2,1] --out run",
+        "plan.shares = [2, 1]: expected one share for each of the 3 processes that were started. "
+        "Start 2 processes, or change it.\n      on the command line",
+        environment={"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "::1", "MASTER_PORT": "1"},
+    ),
+    Case(
+        "launcher of more processes than the plan has ranks",
+        "train own.yaml --out run",
+        "plan.file = 'plan.json': expected a plan for the 2 processes that were started. "
+        "Start 1 processes, or change it.\n      at own.yaml:2",
+        make=plan_file(),
+        environment={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "1"},
+    ),
+    Case(
+        "what another process says",
+        "train tiny.yaml plan.shares=[2,1] --out run",
+        "",
+        environment={
+            "RANK": "1",
+            "WORLD_SIZE": "3",
+            "LOCAL_RANK": "1",
+            "MASTER_ADDR": "::1",
+            "MASTER_PORT": "1",
+        },
+    ),
+]
+
+REFUSALS = [*CONFIGURATION, *PLANS, *DATA, *FOLDERS, *LAUNCHERS]
+
+
+def expected(case: Case, said: str, here: Path) -> str:
+    """The whole message; what only the machine knows is filled in."""
+    says = case.says.replace("{here}", str(here))
+    for name in ("{new}", "{old}"):
+        before, found, after = says.partition(name)
+        if found:
+            says = before + said[len(before) :][:32] + after
+    if not says:
+        return ""
+    return (says if says.startswith("error: ") else HEADING + says) + "\n"
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=lambda case: case.name)
+def test_refused_with_one_message_and_no_trace(
+    case: Case,
+    here: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if case.needs_run:
+        shutil.copytree(request.getfixturevalue("finished"), here / "run")
+    case.make(here)
+    for name, value in case.environment.items():
+        monkeypatch.setenv(name, value)
+    before = commands.contents(here)
+    capsys.readouterr()
+    quiet = ["--quiet"] if case.arguments.startswith("train") else []
+    assert run([*split(case.arguments), *quiet]) == case.code
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors == expected(case, errors, here)
+    assert without_cache(commands.contents(here)) == before
+
+
+def split(arguments: str) -> list[str]:
+    """Words; a blank inside brackets does not part them."""
+    words = arguments.replace(": ", ":\0").split(" ")
+    return [word.replace(":\0", ": ") for word in words]
+
+
+def without_cache(contents: dict[str, bytes | None]) -> dict[str, bytes | None]:
+    """Tokenized text may stay: the next start uses it."""
+    return {n: c for n, c in contents.items() if not n.startswith((".weft", ".other"))}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        ("train tiny.yaml --steps 0", "'--steps'"),
+        ("train tiny.yaml --steps few", "'--steps'"),
+        ("verify tiny.yaml --steps 0", "'--steps'"),
+        ("generate run --temperature -1", "'--temperature'"),
+        ("generate run --tokens 0", "'--tokens'"),
+        ("checkpoint export run", "'--to'"),
+        ("chips describe", "'describe'"),
+        ("trane", "'trane'"),
+        ("schema --all", "--all"),
+    ],
+)
+def test_wrong_options_are_named(
+    arguments: str, option: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = commands.contents(here)
+    assert run(arguments.split()) == 2
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert option in errors and "Try 'weft" in errors
+    assert commands.contents(here) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "train tiny.yaml data.path=none.txt --json",
+        "plan tiny.yaml optim.lr=x --json",
+        "verify tiny.yaml optim.lr=x --json",
+        "checkpoint ls none --json",
+        "generate none --json",
+        "report none --json",
+    ],
+)
+def test_json_is_not_begun_when_a_command_fails(
+    arguments: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments.split()) == 2
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert "error: " in errors
+
+
+@pytest.mark.parametrize("named", ["", "chips", "checkpoint"], ids=["weft", "chips", "checkpoint"])
+def test_every_command_has_help(named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    known = {
+        "": "train plan verify generate doctor report schema checkpoint chips",
+        "chips": "list detect",
+        "checkpoint": "ls show verify export import",
+    }
+    assert run([*named.split(), "--help"]) == 0
+    listed = capsys.readouterr().out
+    for command in known[named].split():
+        assert f" {command} " in listed
+        assert run([*named.split(), command, "-h"]) == 0
+        assert "Usage: weft" in capsys.readouterr().out
