@@ -26,14 +26,14 @@ CONFIG = """\
 extends: debug
 name: tiny
 model: {d_model: 32, d_ff: 64, d_head: 16, num_layers: 1, num_heads: 2, num_kv_heads: 2}
-data: {path: text.txt, tokenizer: bytes, seq_len: 32, held_out: 0.1}
-batch: {samples: 6, micro: 1}
+data: {path: text.txt, tokenizer: bytes, seq_len: 64, held_out: 0.1}
+batch: {samples: 24, micro: 2}
 compute: {device: cpu, precision: fp32, threads: 1}
 train: {steps: 30, eval_every: 7, eval_samples: 8, log_every: 1}
 checkpoint: {every: 3, keep: 2}
 sample: {prompts: [a], tokens: 4}
 """
-"""tiny.yaml: a moment of training on text.txt beside it, in two processes with shares 2:1."""
+"""tiny.yaml: two processes with shares 2:1; steps long enough to be caught in the middle."""
 
 
 def write_inputs(folder: Path) -> None:

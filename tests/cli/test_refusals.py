@@ -44,7 +44,7 @@ def plan_file(*changes: tuple[str, str]) -> Make:
     """plan.json of one rank, changed; and own.yaml, which runs it."""
     stage = {"mesh": {"ranks": [0], "axes": [["dp", 1]]}, "layers": [0, 1], "device": "cpu"}
     text = json.dumps(
-        {"num_layers": 1, "pipelines": [{"stages": [stage], "samples": 6, "microbatch": 2}]}
+        {"num_layers": 1, "pipelines": [{"stages": [stage], "samples": 24, "microbatch": 2}]}
     )
     for old, new in changes:
         assert old in text, old
@@ -130,8 +130,8 @@ CONFIGURATION = [
     Case(
         "shares that do not divide",
         "train tiny.yaml plan.shares=[3,2]",
-        "batch.samples = 6: expected a multiple of batch.micro x the sum of plan.shares "
-        "(1 x 5 = 5). Try 5 or 10.\n      at tiny.yaml:5",
+        "batch.samples = 24: expected a multiple of batch.micro x the sum of plan.shares "
+        "(2 x 5 = 10). Try 20 or 30.\n      at tiny.yaml:5",
     ),
     Case(
         "more GPUs than there are",
@@ -174,7 +174,7 @@ PLANS = [
         "train own.yaml",
         f"plan.file = 'plan.json': {PLAN_EXPECTED} pipelines.0.samples: Field required.\n"
         "      at own.yaml:2",
-        make=plan_file(('"samples": 6, ', "")),
+        make=plan_file(('"samples": 24, ', "")),
     ),
     Case(
         "plan with a key too many",
@@ -182,14 +182,14 @@ PLANS = [
         f"plan.file = 'plan.json': {PLAN_EXPECTED} "
         "PipelinePlan.__init__() got an unexpected keyword argument 'zamples'.\n"
         "      at own.yaml:2",
-        make=plan_file(('"samples": 6, ', '"samples": 6, "zamples": 7, ')),
+        make=plan_file(('"samples": 24, ', '"samples": 24, "zamples": 7, ')),
     ),
     Case(
         "plan with text for a number",
         "train own.yaml",
         f"plan.file = 'plan.json': {PLAN_EXPECTED} pipelines.0.samples: Input should be a valid "
         "integer.\n      at own.yaml:2",
-        make=plan_file(('"samples": 6', '"samples": "6"')),
+        make=plan_file(('"samples": 24', '"samples": "24"')),
     ),
     Case(
         "plan for another model",
@@ -200,8 +200,8 @@ PLANS = [
     Case(
         "plan for another batch",
         "plan own.yaml batch.samples=8",
-        "pipelines.samples = [6]: expected shares that add up to batch.samples (8). They add up "
-        "to 6.\n      in plan.json",
+        "pipelines.samples = [24]: expected shares that add up to batch.samples (8). They add up "
+        "to 24.\n      in plan.json",
         make=plan_file(),
     ),
     Case(
@@ -246,7 +246,7 @@ DATA = [
     Case(
         "text that is too short",
         "train tiny.yaml data.path=short.txt data.held_out=0",
-        "data.seq_len = 32: expected at most 5, for one sample to fit. short.txt has 6 tokens to "
+        "data.seq_len = 64: expected at most 5, for one sample to fit. short.txt has 6 tokens to "
         "train on. Give more text.\n      at tiny.yaml:4",
         make=file("short.txt", "short"),
     ),

@@ -20,7 +20,7 @@ from weft.plan.plan import Plan
 
 ROOT = Path(__file__).parents[2]
 Output = Callable[..., Any]
-STEPS, BATCH, SEQ_LEN = 30, 6, 32  # of tiny.yaml
+STEPS, BATCH, SEQ_LEN = 30, 24, 64  # of tiny.yaml
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_config_and_plan_are_those_that_were_asked_for(finished: Path) -> None:
     asked = load_config(str(finished.parent / "tiny.yaml"), ["compute.precision=fp32"]).config
     assert load_config(str(finished / "config.yaml")).config == asked
     plan = Plan.from_json((finished / "plan.json").read_text())
-    assert [(p.samples, p.microbatch) for p in plan.pipelines] == [(4, 1), (2, 1)]
+    assert [(p.samples, p.microbatch) for p in plan.pipelines] == [(16, 2), (8, 2)]
     origins = json.loads((finished / "origins.json").read_text())
     assert origins["optim.lr"].startswith("at debug.yaml:")
     assert origins["batch.micro"] == "at tiny.yaml:5"
@@ -199,10 +199,10 @@ def test_verify_proves_the_plan(here: Path, result: Output) -> None:
 
 
 def test_plan_touches_nothing(here: Path, result: Output) -> None:
-    planned = result("plan", "tiny.yaml", "plan.shares=[3,2,1]")
+    planned = result("plan", "tiny.yaml", "plan.shares=[3,2,1]", "batch.micro=1")
     samples = [pipeline["samples"] for pipeline in planned["plan"]["pipelines"]]
-    assert samples == [3, 2, 1]
-    assert planned["notes"][0].startswith("batch.accumulation = 1, derived from samples 6")
+    assert samples == [12, 8, 4]
+    assert planned["notes"][0].startswith("batch.accumulation = 4, derived from samples 24")
     assert sorted(path.name for path in here.iterdir()) == ["text.txt", "tiny.yaml"]
 
 

@@ -1,0 +1,197 @@
+"""Ended at any moment and started again, a run computes what it would have computed anyway."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli import commands
+
+from weft.cli.main import run
+
+WholeRun = Callable[..., Path]
+
+
+def go_on(*arguments: str) -> None:
+    """The same command, to its end."""
+    assert run(["train", "tiny.yaml", "--out", "mine", "--quiet", *arguments]) == 0
+
+
+def same_as(whole: Path, mine: Path) -> None:
+    """Bit for bit: every step, every evaluation, and what the run came to."""
+    assert commands.numbers(mine) == commands.numbers(whole)
+    summaries = [json.loads((out / "summary.json").read_text()) for out in (whole, mine)]
+    assert summaries[0]["held_out"] == summaries[1]["held_out"]
+    assert summaries[0]["samples"] == summaries[1]["samples"]
+
+
+def test_a_rank_that_dies_ends_the_command(here: Path, whole_run: WholeRun) -> None:
+    with commands.started(here, "mine") as command:
+        command.wait_for_step(8)
+        os.kill(command.rank(1), signal.SIGKILL)
+        killed_at = time.monotonic()
+        code, _, errors = command.finish()
+        assert time.monotonic() - killed_at < commands.QUICK_S
+        assert command.is_gone()
+    step = int((here / "mine/checkpoints/latest").read_text().removeprefix("step-"))
+    assert step >= 6
+    assert code == 1
+    assert errors == (
+        "error: rank 1: was ended by SIGKILL from outside\n"
+        "  what it printed is in mine/logs/rank1.log; the other ranks were ended\n"
+        f"  saved: step {step}; the same command with --out mine goes on from there\n"
+    )
+    go_on()
+    same_as(whole_run("fp32"), here / "mine")
+
+
+def saving(out: Path) -> bool:
+    return any(out.glob("checkpoints/*.tmp"))
+
+
+def test_a_machine_that_goes_down_costs_nothing(here: Path, whole_run: WholeRun) -> None:
+    """SIGKILL to everything at once, three times: while a checkpoint is written, or whenever."""
+    moments = random.Random(20)
+    out = here / "mine"
+    for kill in range(3):
+        done = len(commands.steps(out))
+        with commands.started(here, "mine", "compute.precision=bf16") as command:
+            command.wait_for_step(min(done + 1 + moments.randrange(6), 27))
+            if kill == 1:
+                command.wait_until(lambda: saving(out))
+            time.sleep(moments.random() * 0.02)
+            command.kill_all()
+            assert command.is_gone()
+    assert len(commands.steps(out)) < 30, "killed too late to show anything"
+    go_on("compute.precision=bf16")
+    same_as(whole_run("bf16"), out)
+    assert not list(out.glob(".*")), "left by the starts that were killed"
+
+
+def test_signals_to_the_command_alone(here: Path, whole_run: WholeRun) -> None:
+    """SIGTERM stops after the step and saves; SIGKILL takes every rank with it."""
+    out = here / "mine"
+    with commands.started(here, "mine") as command:
+        command.wait_for_step(4)
+        os.kill(command.process.pid, signal.SIGTERM)
+        code, _, errors = command.finish(commands.QUICK_S)
+        assert command.is_gone()
+    done = commands.steps(out)[-1]["step"]
+    assert code == 1
+    assert errors == (
+        f"stopped before step 30; saved: step {done}; "
+        "the same command with --out mine goes on from there\n"
+    )
+    assert 4 <= done < 30
+    with commands.started(here, "mine") as command:
+        command.wait_for_step(done + 3)
+        command.process.kill()
+        assert command.is_gone(), "a rank lives on without its command"
+    go_on()
+    same_as(whole_run("fp32"), out)
+
+
+def test_ctrl_c_stops_and_other_shares_go_on(here: Path, whole_run: WholeRun) -> None:
+    """A terminal sends SIGINT to every process of the job at once."""
+    out = here / "mine"
+    with commands.started(here, "mine", "compute.precision=fp64") as command:
+        command.wait_for_step(3)
+        os.killpg(command.process.pid, signal.SIGINT)
+        code, _, errors = command.finish(commands.QUICK_S)
+        assert command.is_gone()
+    done = commands.steps(out)[-1]["step"]
+    assert code == 1
+    assert errors == (
+        f"stopped before step 30; saved: step {done}; "
+        "the same command with --out mine goes on from there\n"
+    )
+    assert 3 <= done < 30
+    go_on("compute.precision=fp64", "plan.shares=[1,1,1]", "train.steps=30", "--steps", "17")
+    go_on("compute.precision=fp64", "plan.shares=[3]")
+    whole = whole_run("fp64")
+    mine, theirs = commands.steps(out), commands.steps(whole)
+    assert [record["step"] for record in mine] == [record["step"] for record in theirs]
+    assert [r["loss"] for r in mine[:done]] == [r["loss"] for r in theirs[:done]]
+    for name in ("loss", "grad_norm"):
+        values = [[record[name] for record in records] for records in (mine, theirs)]
+        np.testing.assert_allclose(*values, rtol=1e-10, err_msg=name)
+
+
+def test_ctrl_c_while_data_is_prepared(here: Path) -> None:
+    (here / "text.txt").write_text("some words to be cut into tokens. " * 400_000)
+    before = commands.contents(here)
+    with commands.started(here, "mine", "data.tokenizer=bpe") as command:
+        command.wait_until((here / ".weft").exists)
+        os.killpg(command.process.pid, signal.SIGINT)
+        code, output, errors = command.finish(commands.QUICK_S)
+        assert command.is_gone()
+    assert (code, errors) == (1, "stopped before training began\n")
+    assert output.endswith("data ...\n")
+    kept = {n: c for n, c in commands.contents(here).items() if not n.startswith(".weft")}
+    assert kept == before
+
+
+@pytest.fixture
+def out(here: Path, finished: Path) -> Path:
+    """A finished run of one's own."""
+    return Path(shutil.copytree(finished, here / "mine"))
+
+
+def test_the_checkpoint_before_is_used_with_a_note(here: Path, out: Path) -> None:
+    (out / "checkpoints/step-00000030/rank-00001.safetensors").unlink()
+    with commands.started(here, "mine", "train.steps=31", "--quiet") as command:
+        code, output, errors = command.finish()
+    assert (code, errors) == (0, "")
+    assert output == (
+        "note: mine/checkpoints/step-00000030/rank-00001.safetensors: is missing; "
+        "opened step-00000027, which is complete.\n"
+    )
+    assert [record["step"] for record in commands.steps(out)] == list(range(1, 32))
+
+
+def test_changed_bytes_are_an_error_with_a_way_out(
+    here: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = out / "checkpoints/step-00000030/rank-00000.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    before = commands.contents(out)
+    assert run(["train", "tiny.yaml", "--out", "mine", "train.steps=31", "--quiet"]) == 1
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: rank ")
+    assert ": mine/checkpoints/step-00000030/rank-00000.safetensors: " in first
+    assert first.endswith(
+        "Without mine/checkpoints/step-00000030 the run goes on from the checkpoint before it, "
+        "or begins again."
+    )
+    assert len(rest) == 1 and rest[0].startswith("  what it printed is ")
+    assert commands.contents(out) == before
+
+
+def test_a_summary_of_an_earlier_end_is_not_the_end(here: Path, out: Path, finished: Path) -> None:
+    """Killed after the last save and before the summary: the next start makes up for it."""
+    whole = json.loads((out / "summary.json").read_text())
+    for text in (json.dumps({**whole, "step": 20}), '{"step": 30, "par'):
+        (out / "summary.json").write_text(text)
+        go_on()
+        again = json.loads((out / "summary.json").read_text())
+        assert again["step"] == 30
+        assert again["held_out"] == whole["held_out"]
+        assert commands.numbers(out) == commands.numbers(finished)
+
+
+def test_one_command_at_a_time(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with commands.started(here, "mine", "train.steps=5000") as command:
+        command.wait_for_step(1)
+        assert run(["train", "tiny.yaml", "--out", "mine", "train.steps=5000"]) == 2
+        assert command.process.poll() is None
+    assert capsys.readouterr().err == (
+        "error: --out = 'mine': expected a folder that no other `weft train` is working in. "
+        "Choose another folder with --out, or wait.\n"
+    )
