@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -168,6 +168,8 @@ _VALUES = st.recursive(
 )  # fmt: skip
 
 
+@example("\x85")
+@example("a\u2028 b\u2029")
 @given(_VALUES)
 def test_dump_reads_back_equal(value: object) -> None:
     reading = Reading(lambda line: Origin("file", f"x:{line}"))
@@ -206,3 +208,7 @@ def test_import_is_light() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == ""
+
+
+def test_null_on_the_command_line_takes_a_list_back() -> None:
+    assert load_config("debug", ["plan.shares=null"]).config.plan.shares is None

@@ -153,7 +153,7 @@ def _value(raw: str, node: Node | None, key: str) -> Entry:
         return _yaml(raw, key)
     value = scalar(raw)
     items = node.items if node is not None else None
-    if items is not None and items.kind == "number":
+    if items is not None and items.kind == "number" and value is not None:
         parts = re.split(r"\s*,\s*", raw)
         return Entry([Entry(scalar(part), COMMAND_LINE) for part in parts], COMMAND_LINE)
     is_text = node is not None and node.kind == "text"

@@ -157,6 +157,16 @@ def _list(dumper: yaml.SafeDumper, items: list[object]) -> yaml.Node:
 _Dumper.add_representer(list, _list)
 
 
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Line breaks that are no newlines survive only as escapes, between double quotes."""
+    has_odd_break = not _ODD_BREAKS.isdisjoint(text)
+    return dumper.represent_scalar(f"{_TAG}str", text, style='"' if has_odd_break else None)
+
+
+_ODD_BREAKS = frozenset("\x85\u2028\u2029")
+_Dumper.add_representer(str, _text)
+
+
 def dump(data: Mapping[str, object]) -> str:
     """Plain data -> YAML text, in the order given; lists of plain values on one line."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
