@@ -89,11 +89,12 @@ class Command:
 
 
 @contextmanager
-def started(folder: Path, out: str, *arguments: str, module: str = "weft") -> Iterator[Command]:
+def started(
+    folder: Path, out: str, *arguments: str, launcher: str = "-m weft"
+) -> Iterator[Command]:
     """``weft train tiny.yaml --out OUT ...`` in ``folder``; nothing of it is left afterwards."""
-    launcher = [sys.executable, "-m", "weft"] if module == "weft" else module.split()
     process = subprocess.Popen(
-        [*launcher, "train", "tiny.yaml", "--out", out, *arguments],
+        [sys.executable, *launcher.split(), "train", "tiny.yaml", "--out", out, *arguments],
         cwd=folder,
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
