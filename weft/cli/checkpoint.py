@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -114,11 +113,12 @@ def import_(
     """
     from weft.checkpoint.convert import import_hf
     from weft.data.cache import TOKENIZER_FILE
+    from weft.data.tokenizer import copy_tokenizer
 
     refuse_filled(to)
     checkpoint = import_hf(folder, to / "checkpoints")
     if (folder / TOKENIZER_FILE).is_file():
-        shutil.copyfile(folder / TOKENIZER_FILE, to / TOKENIZER_FILE)
+        copy_tokenizer(folder / TOKENIZER_FILE, to)
     else:
         err.print(f"note: {folder} has no {TOKENIZER_FILE}; `weft generate` needs one in {to}")
     _tell({"imported": str(checkpoint), "into": str(to)}, json=json)

@@ -58,7 +58,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(json: Json = False) -> None:
-    """Check this machine: Python, packages, processors, accelerators, disk, network names.
+    """Check this machine: Python, packages, processors, accelerators, disk, launcher.
 
     Exit code 1 if something that Weft needs is missing.
     """

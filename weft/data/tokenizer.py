@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -95,6 +96,13 @@ class FileTokenizer:
         """The text of ids ``[n]``, without special tokens."""
         ids = np.asarray(tokens).tolist()
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def copy_tokenizer(file: Path, folder: Path) -> None:
+    """Put a ``tokenizer.json`` into a folder, with the file beside it that names its end token."""
+    for source in (file, file.with_name(CONFIG_FILE)):
+        if source.is_file():
+            shutil.copyfile(source, folder / source.name)
 
 
 def file_digest(path: Path) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,12 +20,12 @@ from weft.checkpoint.store import LATEST, candidates
 from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.comm.place import Place
-from weft.config.errors import ConfigError, ConfigErrors, show
+from weft.config.errors import ConfigError, ConfigErrors, RunError, show
 from weft.config.load import to_yaml
 from weft.data.batch import Batch
-from weft.data.cache import TOKENIZER_FILE
 from weft.data.loader import Loader
 from weft.data.prepare import Prepared, prepare
+from weft.data.tokenizer import copy_tokenizer
 from weft.models.registry import model_spec
 from weft.plan.model import ModelSpec
 from weft.platform.base import Platform
@@ -86,16 +85,19 @@ def _refuse_unlike_ranks(comm: Comm, job: Job) -> None:
                 raise ConfigError(f"{what} of rank {rank}", value, str(everyone[0][what]), hint)
 
 
-def _refuse_unlike_steps(comm: Comm, first_step: int) -> None:
-    """Ranks that see different checkpoints must not train together.
+def _refuse_unlike_files(comm: Comm, first_step: int, fingerprint: str) -> None:
+    """Ranks that see other checkpoints or other data must not train together.
 
     Raises:
-        CheckpointError: on every rank.
+        RunError: names what differs and where, on every rank.
     """
-    steps = comm.gather_json(first_step, name="compare steps")
-    if len(set(steps)) > 1:
-        seen = ", ".join(f"rank {rank} step {step}" for rank, step in enumerate(steps))
-        raise CheckpointError(f"the ranks see different checkpoints: {seen}. Try again")
+    mine = {"checkpoint": f"step {first_step}", "data": fingerprint}
+    everyone = comm.gather_json(mine, name="compare files")
+    for rank, facts in enumerate(everyone):
+        for what, value in facts.items():
+            if value != everyone[0][what]:
+                theirs = f"rank {rank} sees {value}, rank 0 {everyone[0][what]}"
+                raise RunError(f"the machines of this job see different {what}: {theirs}")
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class _Rank:
         else:
             _restore(built, checkpoint)
         first_step = 0 if checkpoint is None else checkpoint.step
-        _refuse_unlike_steps(comm, first_step)
+        _refuse_unlike_files(comm, first_step, data.fingerprint)
         if comm.rank == 0:
             self._write_files(data)
         run = Run(
@@ -185,7 +187,7 @@ class _Rank:
         """Everything was accepted: say in the run folder what is run."""
         for name, text in self.job.files.items():
             write_text(self.job.out / name, text)
-        shutil.copyfile(data.tokenizer_file, self.job.out / TOKENIZER_FILE)
+        copy_tokenizer(data.tokenizer_file, self.job.out)
 
     def _batches(self, data: Prepared, first_step: int) -> Iterator[Batch]:
         config, plan = self.job.config.data, self.job.plan
