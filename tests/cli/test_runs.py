@@ -132,6 +132,16 @@ def test_generate_depends_on_the_seed_alone(finished: Path, result: Output) -> N
     assert all(0 < len(s["text"].encode()) <= 36 for s in likeliest["samples"])  # U+FFFD is 3 bytes
 
 
+def test_no_character_of_a_prompt_is_markup(
+    finished: Path, result: Output, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt = "[red]:smile: [/] ✓"
+    arguments = ("generate", finished, "--tokens", 1, "-p", prompt)
+    assert result(*arguments)["samples"][0]["prompt"] == prompt
+    assert run([*map(str, arguments)]) == 0
+    assert capsys.readouterr().out.startswith(prompt)
+
+
 def test_checkpoint_commands_agree(finished: Path, result: Output) -> None:
     listed = result("checkpoint", "ls", finished)["checkpoints"]
     assert [(e["step"], e["latest"], e["world_size"]) for e in listed] == [
@@ -236,6 +246,19 @@ def test_people_read_the_same_numbers(finished: Path, capsys: pytest.CaptureFixt
         "report:     run/report.html\ncheckpoint: run/checkpoints\n"
         "go on with: weft generate run --prompt 'def '\n"
     )
+
+
+def test_a_terminal_without_the_characters_is_no_reason_to_fail(finished: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "generate", "run", "--tokens", "1", "-p", "✓"],
+        cwd=finished.parent,
+        env={**commands.ENVIRONMENT, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("?")
 
 
 @pytest.mark.parametrize("command", [["--help"], ["plan", "debug"], ["doctor"]], ids=" ".join)

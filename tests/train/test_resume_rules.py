@@ -1,0 +1,118 @@
+"""What a run folder goes on with: which values may change, and which step it is at."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from weft.config.errors import ConfigErrors
+from weft.config.load import load_config, to_yaml
+from weft.train.resume import changes, saved_step, saved_summary
+from weft.train.stop import StopSignal
+
+
+def started(out: Path, *overrides: str) -> None:
+    (out / "config.yaml").write_text(to_yaml(load_config("debug", overrides).config))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("optim.lr=0.5", "optim.lr: 0.003 -> 0.5"),
+        ("train.steps=60", "train.steps: 30 -> 60"),
+        ("plan.shares=[1,1,1]", "plan.shares: [2, 1] -> [1, 1, 1]"),
+        ("batch.micro=2", "batch.micro: 4 -> 2"),
+        ("compute.precision=fp64", "compute.precision: 'auto' -> 'fp64'"),
+        ("data.workers=0", "data.workers: 1 -> 0"),
+        ("checkpoint.every=1", "checkpoint.every: 10 -> 1"),
+    ],
+)
+def test_what_may_change_is_said(tmp_path: Path, override: str, said: str) -> None:
+    started(tmp_path)
+    assert changes(tmp_path, load_config("debug").config) == []
+    assert changes(tmp_path, load_config("debug", [override]).config) == [said]
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("seed=5", "seed"),
+        ("model.num_layers=2", "model.num_layers"),
+        ("data.seq_len=64", "data.seq_len"),
+        ("data.held_out=0.2", "data.held_out"),
+        ("data.tokenizer=bytes", "data.tokenizer"),
+        ("batch.samples=48", "batch.samples"),
+    ],
+)
+def test_what_would_be_another_run_is_refused(tmp_path: Path, override: str, key: str) -> None:
+    started(tmp_path)
+    with pytest.raises(ConfigErrors) as caught:
+        changes(tmp_path, load_config("debug", [override, "optim.lr=0.5"]).config)
+    assert [error.key for error in caught.value.errors] == [key]
+
+
+def test_a_run_named_otherwise_is_the_same(tmp_path: Path) -> None:
+    started(tmp_path, "name=one")
+    assert changes(tmp_path, load_config("debug", ["name=two"]).config) == []
+
+
+def checkpoint(out: Path, name: str, *, complete: bool = True) -> None:
+    folder = out / "checkpoints" / name
+    folder.mkdir(parents=True)
+    if complete:
+        (folder / "index.json").write_text("{}")
+
+
+def test_the_step_is_that_of_the_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    latest = tmp_path / "checkpoints/latest"
+    assert saved_step(tmp_path) == 0
+    checkpoint(tmp_path, "step-00000010")
+    assert saved_step(tmp_path) == 10, "latest was not yet written"
+    checkpoint(tmp_path, "step-00000020.tmp")
+    checkpoint(tmp_path, "step-00000030", complete=False)
+    assert saved_step(tmp_path) == 10
+    checkpoint(tmp_path, "step-00000020")
+    latest.write_text("step-00000010\n")
+    assert saved_step(tmp_path) == 10, "a run that was taken back to an earlier step"
+    for nowhere in ("step-00000099\n", "step-00000030", "", "\0\0"):
+        latest.write_text(nowhere)
+        assert saved_step(tmp_path) == 20
+
+
+def test_a_summary_counts_at_its_own_step_alone(tmp_path: Path) -> None:
+    checkpoint(tmp_path, "step-00000020")
+    file = tmp_path / "summary.json"
+    assert saved_summary(tmp_path) is None
+    for text in ("", '{"step": 2', "[]", json.dumps({"step": 10}), "\0"):
+        file.write_text(text)
+        assert saved_summary(tmp_path) is None, text
+    file.write_text(json.dumps({"step": 20, "loss": 1.5}))
+    assert saved_summary(tmp_path) == {"step": 20, "loss": 1.5}
+
+
+@pytest.fixture
+def stop() -> StopSignal:
+    return StopSignal()
+
+
+@pytest.mark.parametrize(
+    "order", [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)], ids=str
+)
+def test_ctrl_c_and_what_the_command_makes_of_it_are_one_request(
+    order: tuple[signal.Signals, ...], stop: StopSignal
+) -> None:
+    before = [signal.getsignal(number) for number in order]
+    try:
+        stop.listen()
+        assert not stop.asked
+        for number in order:
+            os.kill(os.getpid(), number)
+            assert stop.asked
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        for number, handler in zip(order, before, strict=True):
+            signal.signal(number, handler)
