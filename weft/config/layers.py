@@ -152,12 +152,12 @@ def _value(raw: str, node: Node | None, key: str) -> Entry:
     if quoted or raw.startswith(("[", "{")):
         return _yaml(raw, key)
     value = scalar(raw)
-    items = node.items if node is not None else None
-    if items is not None and items.kind == "number" and value is not None:
+    if value is None or node is None:
+        return Entry(value, COMMAND_LINE)
+    if node.items is not None and node.items.kind == "number":
         parts = re.split(r"\s*,\s*", raw)
         return Entry([Entry(scalar(part), COMMAND_LINE) for part in parts], COMMAND_LINE)
-    is_text = node is not None and node.kind == "text"
-    return Entry(raw if is_text and value is not None else value, COMMAND_LINE)
+    return Entry(raw if node.kind == "text" else value, COMMAND_LINE)
 
 
 def _yaml(raw: str, key: str) -> Entry:
