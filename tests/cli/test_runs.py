@@ -37,7 +37,8 @@ def result(capsys: pytest.CaptureFixture[str]) -> Output:
 def test_the_folder_holds_what_the_design_lists(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
     listed = "config.yaml origins.json plan.json cluster.json metrics.jsonl checkpoints logs"
-    assert names == {*listed.split(), "summary.json", "report.html", "tokenizer.json"}
+    ended = {"summary.json", "report.html", "tokenizer.json", "tokenizer_config.json"}
+    assert names == {*listed.split(), *ended}
     assert [path.name for path in (finished / "logs").iterdir()] == ["rank1.log"]
     saved = sorted(path.name for path in (finished / "checkpoints").iterdir())
     assert saved == ["latest", "step-00000027", "step-00000030"]
