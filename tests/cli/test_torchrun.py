@@ -42,5 +42,4 @@ def test_a_refusal_is_printed_once_and_leaves_nothing(here: Path) -> None:
         code, output, errors = command.finish()
     assert (code, output) == (1, "")  # torchrun's own code for a rank that ended with 2
     assert errors.count("error: data.path = 'none.txt': expected a file or a folder") == 1
-    assert "exitcode  : 2 " in errors  # of the rank that torchrun saw first
     assert commands.contents(here) == before
