@@ -28,7 +28,8 @@ from weft.comm.errors import CommError
 from weft.comm.place import Place
 from weft.config.errors import ConfigError, ConfigErrors, RunError
 from weft.elastic.parent import end_with_parent
-from weft.elastic.signals import Asked, Handlers
+from weft.elastic.signals import Asked
+from weft.train.stop import interrupts_held
 
 GRACE_S = 3.0
 """How long the other ranks may take to notice a failure and say what they saw."""
@@ -72,12 +73,11 @@ Target = Callable[..., None] | str
 def warm_context(preload: Sequence[str] = ("weft.train.worker",)) -> ForkServerContext:
     """The process context of a job. Its server begins to import at once; the caller goes on.
 
-    The server and what it forks ignore Ctrl-C, which a terminal sends to every process, until they
-    ask for it: this process passes it on.
+    Ctrl-C does not reach the server and what it forks: this process passes it on.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
-    with Handlers({signal.SIGINT: signal.SIG_IGN}):
+    with interrupts_held():
         forkserver.ensure_running()
     return context
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from types import FrameType
 
 
@@ -27,3 +30,17 @@ class StopSignal:
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
             raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Start helper processes that a Ctrl-C, which a terminal sends to every process, does not end.
+
+    They inherit that SIGINT is held back; here it is only late.
+    """
+    resource_tracker.ensure_running()  # lets SIGINT through when it starts one
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -45,7 +45,7 @@ from weft.train.job import Job
 from weft.train.loop import Run, train
 from weft.train.run_folder import write_text
 from weft.train.saving import restore
-from weft.train.stop import StopSignal
+from weft.train.stop import StopSignal, interrupts_held
 from weft.train.summary import finish_run
 
 
@@ -192,16 +192,17 @@ class _Rank:
     def _batches(self, data: Prepared, first_step: int) -> Iterator[Batch]:
         config, plan = self.job.config.data, self.job.plan
         ranges = plan.seat(self.comm.rank).microbatches()
-        loader = Loader(
-            data.train,
-            global_batch=plan.global_batch,
-            offsets=[position for part in ranges for position in part],
-            first_step=first_step,
-            last_step=self.job.last_step,
-            workers=config.workers,
-            prefetch=config.prefetch,
-            context=multiprocessing.get_context("forkserver"),
-        )
+        with interrupts_held():
+            loader = Loader(
+                data.train,
+                global_batch=plan.global_batch,
+                offsets=[position for part in ranges for position in part],
+                first_step=first_step,
+                last_step=self.job.last_step,
+                workers=config.workers,
+                prefetch=config.prefetch,
+                context=multiprocessing.get_context("forkserver"),
+            )
         self.stack.callback(loader.close)
         return iter(loader)
 
