@@ -61,6 +61,10 @@ class Command:
         """Every process of the session: the command, its ranks, and theirs."""
         return [pid for pid in _pids() if _session(pid) == self.process.pid]
 
+    def interruptible(self) -> list[int]:
+        """Those of its processes that SIGINT would reach."""
+        return [pid for pid in self.alive() if not _deaf(pid, signal.SIGINT)]
+
     def rank(self, number: int) -> int:
         """Process id of a rank above 0, which prints to a log of its own."""
         log = str((self.out / f"logs/rank{number}.log").resolve())
@@ -145,6 +149,16 @@ def _session(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[3])
+
+
+def _deaf(pid: int, number: int) -> bool:
+    """A signal is ignored, or held back, by a process; or there is no such process."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return True
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigBlk", "SigIgn"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 def _stdout(pid: int) -> str:

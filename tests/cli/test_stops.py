@@ -104,6 +104,7 @@ def test_ctrl_c_stops_and_other_shares_go_on(here: Path, whole_run: WholeRun) ->
     out = here / "mine"
     with commands.started(here, "mine", "compute.precision=fp64") as command:
         command.wait_for_step(3)
+        assert command.interruptible() == [command.process.pid], "the command passes it on"
         os.killpg(command.process.pid, signal.SIGINT)
         code, _, errors = command.finish(commands.QUICK_S)
         assert command.is_gone()
