@@ -34,11 +34,12 @@ def test_torchrun_computes_what_weft_computes(
     assert (out / "logs/rank1.log").read_text() == ""
 
 
-def test_a_refusal_is_printed_once(here: Path) -> None:
+def test_a_refusal_is_printed_once_and_leaves_nothing(here: Path) -> None:
+    before = commands.contents(here)
     arguments = ("data.path=none.txt", "--quiet")
     launcher = f"{TORCHRUN} 2 -m weft"
     with commands.started(here, "mine", *arguments, launcher=launcher) as command:
         code, output, errors = command.finish()
     assert (code, output) == (1, "")  # torchrun's own code for a rank that ended with 2
     assert errors.count("error: data.path = 'none.txt': expected a file or a folder") == 1
-    assert not (here / "mine" / "metrics.jsonl").exists()
+    assert commands.contents(here) == before

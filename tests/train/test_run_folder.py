@@ -45,9 +45,18 @@ def test_logs_are_dropped_only_where_they_are_new(tmp_path: Path) -> None:
             folder.drop_new_logs()
         assert not (tmp_path / "run").exists()
     (tmp_path / "run/logs").mkdir(parents=True)
+    (tmp_path / "run/config.yaml").touch()
     with RunFolder(tmp_path / "run") as folder:
         folder.drop_new_logs()
     assert (tmp_path / "run/logs").is_dir()
+
+
+def test_a_rank_of_a_launcher_may_have_made_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "run/logs").mkdir(parents=True)
+    (tmp_path / "run/logs/rank1.log").touch()
+    with RunFolder(tmp_path / "run") as folder:
+        folder.drop_new_logs()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")

@@ -54,9 +54,15 @@ class RunFolder:
         os.close(self._handle)
 
     def drop_new_logs(self) -> None:
-        """The ranks refused to begin: leave none of their logs where there were none before."""
-        if not self._had_logs:
+        """The ranks refused to begin: leave none of their logs where there were none before.
+
+        Under a launcher another rank may have been here first, so a folder of logs alone is new.
+        """
+        is_new = all(entry.name == LOGS for entry in self.path.iterdir())
+        if is_new or not self._had_logs:
             shutil.rmtree(self.path / LOGS, ignore_errors=True)
+        if is_new and not self._made:
+            self._made.append(self.path)
 
     def _create(self) -> None:
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
