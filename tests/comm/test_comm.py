@@ -78,3 +78,31 @@ def test_an_exchange_follows_the_order_in_which_a_group_names_its_ranks(pool: Wo
     assert ranks[2] == [[20.0], [0.0], [10.0]]
     assert ranks[0] == [[21.0] * 2, [1.0] * 2, [11.0] * 2]
     assert ranks[1] == [[22.0] * 3, [2.0] * 3, [12.0] * 3]
+
+
+def segments(place: Place) -> tuple[list[float], list[float], tuple[int, float], tuple[int, float]]:
+    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    flat = torch.arange(6.0) * (place.rank + 1)
+    own = torch.empty(2)
+    finish = comm.reduce_scatter(flat, own, name="scatter", group=comm.world)
+    finish()
+    whole = torch.full((6,), -1.0)
+    whole[2 * place.rank : 2 * place.rank + 2] = own
+    comm.all_gather(whole, name="gather", group=comm.world)()
+    comm.close()
+    scatter, gather = comm.counters["scatter"], comm.counters["gather"]
+    return (
+        own.tolist(),
+        whole.tolist(),
+        (scatter.calls, scatter.bytes),
+        (gather.calls, gather.bytes),
+    )
+
+
+def test_segments_are_summed_and_gathered(pool: WorkerPool) -> None:
+    ranks = pool.run(segments, world_size=3)
+    total = [i * (1 + 2 + 3) for i in range(6)]
+    for rank, (own, whole, scatter, gather) in enumerate(ranks):
+        assert own == total[2 * rank : 2 * rank + 2]
+        assert whole == total
+        assert scatter == gather == (1, 2 / 3 * 24)

@@ -225,7 +225,16 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
     with pytest.raises(ConfigError, match="Context parallelism is not run"):
         validate_plan(plan, num_layers=1, global_batch=2)
     settings = {field.name for field in fields(StagePlan)}
-    assert settings == {"mesh", "layers", "device", "precision", "recompute", "compile"}
+    assert settings == {
+        "mesh",
+        "layers",
+        "device",
+        "precision",
+        "recompute",
+        "compile",
+        "zero",
+        "passes",
+    }
     assert set(get_args(Precision)) == {"fp64", "fp32", "bf16"}
     assert set(CheckpointConfig.model_fields) == {"every", "keep"}
     assert set(PlanConfig.model_fields) == {"file", "shares"}

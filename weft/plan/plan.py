@@ -12,6 +12,7 @@ from weft.plan.tiling import split_evenly
 
 Precision = Literal["fp64", "fp32", "bf16"]
 Recompute = Literal["off", "full"]
+ZeroLevel = Literal[0, 1, 2, 3]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
 
 
@@ -27,6 +28,12 @@ class StagePlan:
     precision: Precision = "fp32"
     recompute: Recompute = "off"
     compile: bool = False
+    zero: ZeroLevel = 0
+    """What ranks that hold the same parameters share among them instead of each keeping all of it:
+    1 the optimizer's state, 2 gradients too, 3 the parameters too (arXiv 1910.02054). Parameters
+    that stages of unlike levels hold are kept at the lowest; level 3 only inside one stage."""
+    passes: int = 1
+    """Parts that each rank cuts its samples of a microbatch into, computed one after another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
