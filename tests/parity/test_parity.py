@@ -63,7 +63,7 @@ class Case:
                 else:
                     meshes.append(Mesh.of(ranks, dp=dp_size, tp=tp_size))
                 first = ranks.stop
-            if self.schedule == "zb-v":
+            if self.schedule in ("zb-v", "dualpipe-v"):
                 meshes += meshes[::-1]
             elif self.schedule == "interleaved":
                 meshes *= 2
@@ -127,6 +127,18 @@ PARITY = [
         dp=((1, 1),),
         layers=((1, 1, 1, 1),),
         schedule="zb-v",
+        tied=True,
+    ),
+    Case(
+        "pp2-dualpipe-v", shares=(6,), dp=((1, 1),), layers=((1, 1, 1, 1),), schedule="dualpipe-v"
+    ),
+    Case(
+        "pp2-dualpipe-v-uneven-tied",
+        shares=(6,),
+        dp=((1, 1),),
+        layers=((1, 2, 0, 1),),
+        microbatch=1,
+        schedule="dualpipe-v",
         tied=True,
     ),
     Case("pp2-tied", shares=(6,), dp=((1, 1),), layers=((2, 2),), tied=True),

@@ -10,13 +10,13 @@ from weft.schedules.action import Action, Schedule, needs
 from weft.schedules.registry import expected_positions, schedule_of
 from weft.schedules.validity import prove
 
-NAMES: list[ScheduleName] = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
+NAMES: list[ScheduleName] = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
 SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 5, 8, 16)]
 
 
 def pipeline(name: ScheduleName, num_positions: int, num_microbatches: int) -> PipelinePlan:
     meshes = [Mesh.of((p,), dp=1) for p in range(num_positions)]
-    if name == "zb-v":
+    if name in ("zb-v", "dualpipe-v"):
         meshes += meshes[::-1]
     elif name == "interleaved":
         meshes *= 2
@@ -58,6 +58,7 @@ def test_valid_for_any_number_of_microbatches(
         "interleaved": 3 * num_positions - 1,
         "zb-h1": num_positions,
         "zb-v": 2 * num_positions,
+        "dualpipe-v": 2 * num_positions + 1,
     }
     assert max(proof.held) <= limit[name]
 
@@ -66,6 +67,22 @@ def test_1f1b_by_hand() -> None:
     first, second = schedule_of(pipeline("1f1b", 2, 3))
     assert " ".join(map(str, first)) == "F0.0 F0.1 B0.0 F0.2 B0.1 B0.2"
     assert " ".join(map(str, second)) == "F1.0 B1.0 F1.1 B1.1 F1.2 B1.2"
+
+
+def test_zb_h1_by_hand() -> None:
+    first, second = schedule_of(pipeline("zb-h1", 2, 3))
+    assert " ".join(map(str, first)) == "F0.0 F0.1 I0.0 W0.0 F0.2 I0.1 W0.1 I0.2 W0.2"
+    assert " ".join(map(str, second)) == "F1.0 I1.0 F1.1 I1.1 W1.0 F1.2 I1.2 W1.1 W1.2"
+
+
+def test_dualpipe_v_by_hand() -> None:
+    """Stages 0 and 3 on the first position: both ways in turns, weights put off at the end."""
+    first, _ = schedule_of(pipeline("dualpipe-v", 2, 4))
+    assert " ".join(map(str, first)) == (
+        "F0.0 F0.1 F0.2 F3.0 I3.0 W3.0 F3.1 "
+        "F0.3 I3.1 W3.1 F3.2 I0.0 W0.0 I3.2 W3.2 F3.3 I0.1 W0.1 "
+        "I3.3 I0.2 W3.3 I0.3 W0.2 W0.3"
+    )
 
 
 def test_each_position_of_1f1b_holds_one_less() -> None:
@@ -79,12 +96,14 @@ def test_each_position_of_1f1b_holds_one_less() -> None:
         ("gpipe", 3 * 3),  # (p - 1) (F + B)
         ("1f1b", 3 * 3),
         ("interleaved", 3 * 3 / 2),  # (p - 1) (F + B) / chunks
+        ("zb-h1", 3),  # (p - 1) (F + B - 2 W)
+        ("dualpipe-v", 3 / 2),  # half of (p - 1) (F&B + B - 3 W) / chunks: I is sent before W
     ],
 )
 def test_bubbles_are_those_of_the_papers(name: ScheduleName, bubble: float) -> None:
     """Four positions, eight microbatches; two stages a position count half each."""
     schedule = schedule_of(pipeline(name, 4, 8))
-    chunks = 2 if name == "interleaved" else 1
+    chunks = len({action.stage for action in schedule[0]})
     assert length(schedule) / chunks - 3 * 8 == bubble
 
 

@@ -13,7 +13,7 @@ from weft.plan.tiling import split_evenly
 Precision = Literal["fp64", "fp32", "bf16"]
 Recompute = Literal["off", "full"]
 ZeroLevel = Literal[0, 1, 2, 3]
-ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from weft.plan.plan import PipelinePlan
+from weft.plan.plan import PipelinePlan, ScheduleName
 from weft.schedules.action import Action
+from weft.schedules.dualpipe_v import dualpipe_v
 from weft.schedules.gpipe import gpipe
 from weft.schedules.interleaved import interleaved
 from weft.schedules.one_forward_one_backward import one_forward_one_backward
 from weft.schedules.zero_bubble import zero_bubble_h1
-from weft.schedules.zero_bubble_v import zero_bubble_v
+from weft.schedules.zero_bubble_v import v_stages, zero_bubble_v
 
 
 def schedule_of(pipeline: PipelinePlan) -> list[list[Action]]:
@@ -25,6 +26,13 @@ def schedule_of(pipeline: PipelinePlan) -> list[list[Action]]:
             return zero_bubble_h1(positions, microbatches)
         case "zb-v":
             return zero_bubble_v(positions, microbatches)
+        case "dualpipe-v":
+            return dualpipe_v(positions, microbatches)
+
+
+def splits_backward(name: ScheduleName) -> bool:
+    """The schedule does backward in halves: weight gradients wait for actions of their own."""
+    return name in ("zb-h1", "zb-v", "dualpipe-v")
 
 
 def expected_positions(pipeline: PipelinePlan) -> list[tuple[int, ...]]:
@@ -33,7 +41,7 @@ def expected_positions(pipeline: PipelinePlan) -> list[tuple[int, ...]]:
     match pipeline.schedule:
         case "interleaved":
             return [tuple(range(p, stages, positions)) for p in range(positions)]
-        case "zb-v":
-            return [(p, 2 * positions - 1 - p) for p in range(positions)]
+        case "zb-v" | "dualpipe-v":
+            return v_stages(positions)
         case _:
             return [(s,) for s in range(stages)]

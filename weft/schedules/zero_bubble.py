@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from weft.schedules.action import Action
-from weft.schedules.greedy import Position, play
 
 
 def zero_bubble_h1(num_positions: int, num_microbatches: int) -> list[list[Action]]:
@@ -11,14 +10,22 @@ def zero_bubble_h1(num_positions: int, num_microbatches: int) -> list[list[Actio
 
     A microbatch is held until its weight gradient is done.
     """
+    return [_one(s, num_positions, num_microbatches) for s in range(num_positions)]
 
-    def wishes(position: Position) -> list[Action]:
-        (stage,) = position.stages
-        wanted = position.next("I", stage)
-        held = position.count("F", stage) - position.count("W", stage)
-        if held < num_positions:
-            wanted += position.next("F", stage)
-        return wanted + position.next("W", stage)
 
-    stages_of = [(p,) for p in range(num_positions)]
-    return play(stages_of, num_microbatches, wishes, split=True)
+def _one(stage: int, num_stages: int, num_microbatches: int) -> list[Action]:
+    """1F1B, with each weight gradient ``stage`` microbatches late.
+
+    What a position saves by starting its backwards earlier than the first one does, it spends on
+    waiting weight gradients.
+    """
+    warmup = num_stages - stage - 1
+    actions = [Action("F", stage, m) for m in range(min(warmup, num_microbatches))]
+    for backward in range(num_microbatches + stage):
+        turn = (
+            Action("F", stage, backward + warmup),
+            Action("I", stage, backward),
+            Action("W", stage, backward - stage),
+        )
+        actions += [action for action in turn if 0 <= action.microbatch < num_microbatches]
+    return actions

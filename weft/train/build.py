@@ -31,6 +31,7 @@ from weft.plan.box import Box
 from weft.plan.model import ModelSpec, ParamSpec
 from weft.plan.plan import Plan, Seat, StagePlan
 from weft.precision.dtypes import MAIN_DTYPE, MODEL_DTYPE
+from weft.schedules.registry import splits_backward
 from weft.train.engine import Engine
 
 GROUP_TIMEOUT_S = 600.0
@@ -82,7 +83,7 @@ def build(
         main_dtype=MAIN_DTYPE[seat.stage_plan.precision],
         overlap=overlap,
     )
-    work = WeightWork() if seat.pipeline_plan.schedule in ("zb-h1", "zb-v") else None
+    work = WeightWork() if splits_backward(seat.pipeline_plan.schedule) else None
     for number, model in stages.items():
         if seat.stage_plan.mesh.size("tp") > 1:
             group = TensorGroup(comm, seat.group("tp"), seq_len)
