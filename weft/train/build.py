@@ -90,7 +90,8 @@ def build(
             apply_layout(model, FAMILIES[spec.family].layout(spec), boxes, group)
         _apply(model, seat.pipeline_plan.stages[number], work)
     scale = float(plan.global_batch * seq_len)
-    executor = Executor(seat, stages, comm, gradients, seq_len=seq_len, scale=scale, work=work)
+    border = (seq_len, spec.d_model)
+    executor = Executor(seat, stages, comm, gradients, border=border, scale=scale, work=work)
     engine: Engine[Part] = Engine(
         executor.train,
         gradients,

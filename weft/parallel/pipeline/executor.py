@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from weft.comm.comm import Comm
-from weft.models.decoder import Decoder
 from weft.nn.context import Context
 from weft.parallel.gradients import Gradients
 from weft.parallel.pipeline.deferred import Job, WeightWork
@@ -19,6 +19,16 @@ from weft.plan.plan import Seat
 from weft.precision.dtypes import MODEL_DTYPE
 from weft.schedules.action import Action
 from weft.schedules.registry import schedule_of
+
+
+class Stage(Protocol):
+    """The modules of one stage, whatever the model."""
+
+    def __call__(self, x: Tensor, context: Context, /) -> Tensor:
+        """Tokens on the first stage, else what crossed the border, to what crosses the next."""
+
+    def loss(self, output: Tensor, targets: Tensor, weights: Tensor, /) -> Tensor:
+        """On the last stage: sum of weight times loss of one microbatch, a scalar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,9 @@ class Executor:
 
     Args:
         stages: This rank's modules by stage number.
+        border: Shape of what crosses a border between stages, of one sample, any rank; ranks
+            of a tensor-parallel group hold parts of its first dimension. ``(seq_len, d_model)``
+            for decoders.
         scale: Losses are divided by it before backward.
         work: Collects weight gradients where the schedule does backward in halves.
     """
@@ -53,11 +66,11 @@ class Executor:
     def __init__(
         self,
         seat: Seat,
-        stages: Mapping[int, Decoder],
+        stages: Mapping[int, Stage],
         comm: Comm,
         gradients: Gradients,
         *,
-        seq_len: int,
+        border: tuple[int, ...],
         scale: float,
         work: WeightWork | None = None,
     ) -> None:
@@ -69,12 +82,11 @@ class Executor:
         self._actions = schedule_of(seat.pipeline_plan)[seat.position]
         self._dtype = MODEL_DTYPE[seat.stage_plan.precision]
         self._counts_loss = seat.stage_plan.mesh.coordinate(seat.rank)["tp"] == 0
-        shape = (seq_len, next(iter(stages.values())).spec.d_model)
         last = len(seat.pipeline_plan.stages) - 1
         self._seams: dict[int, Seam] = {}
         for stage in range(last):
             if stage in stages or stage + 1 in stages:
-                self._seams[stage] = Seam(comm, seat.pipeline_plan, stage, shape)
+                self._seams[stage] = Seam(comm, seat.pipeline_plan, stage, border)
         self._totals = torch.zeros(2, dtype=torch.float64, device=comm.device)
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._weight_jobs: dict[tuple[int, int], list[Job]] = {}

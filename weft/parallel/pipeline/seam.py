@@ -20,19 +20,23 @@ MAX_MOVES = 64
 
 
 def activation_tiling(
-    pipeline: PipelinePlan, stage: int, microbatch: int, shape: tuple[int, int]
+    pipeline: PipelinePlan, stage: int, microbatch: int, shape: tuple[int, ...]
 ) -> Tiling:
-    """Where a stage's input or output of one microbatch lies, ``[batch, seq, d_model]``.
+    """Where a stage's input or output of one microbatch lies, ``[batch, *shape]``.
 
-    Data-parallel ranks hold parts of the batch, tensor-parallel ranks parts of the sequence.
+    Data-parallel ranks hold parts of the batch, tensor-parallel ranks parts of the dimension
+    after it, which is the sequence of a decoder.
     """
     size = min(pipeline.microbatch, pipeline.samples - microbatch * pipeline.microbatch)
-    mesh, (seq_len, d_model) = pipeline.stages[stage].mesh, shape
+    mesh = pipeline.stages[stage].mesh
+    tp = mesh.size("tp")
     boxes = {}
     for rank, batch in pipeline.split(stage, microbatch).items():
-        seq = part_of(seq_len, mesh.size("tp"), mesh.coordinate(rank)["tp"])
-        boxes[rank] = Box((batch.start, seq.start, 0), (len(batch), len(seq), d_model))
-    return Tiling((size, seq_len, d_model), boxes)
+        parts = [batch, *(range(length) for length in shape)]
+        if tp > 1:
+            parts[1] = part_of(shape[0], tp, mesh.coordinate(rank)["tp"])
+        boxes[rank] = Box(tuple(p.start for p in parts), tuple(len(p) for p in parts))
+    return Tiling((size, *shape), boxes)
 
 
 class Seam:
@@ -43,7 +47,7 @@ class Seam:
     """
 
     def __init__(
-        self, comm: Comm, pipeline: PipelinePlan, stage: int, shape: tuple[int, int]
+        self, comm: Comm, pipeline: PipelinePlan, stage: int, shape: tuple[int, ...]
     ) -> None:
         self._comm = comm
         self._pipeline = pipeline
