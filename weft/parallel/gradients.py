@@ -1,80 +1,133 @@
 """The gradient path: accumulate, reduce by name and box, hand to the optimizer.
 
 Autograd leaves a gradient on a parameter; a hook moves it into a bucket of the main dtype. During
-the last backward of a step a bucket is reduced as soon as it is full, while backward goes on.
-Where nothing needs reducing or converting, autograd's own gradient is used and nothing is copied.
+the last backward of a step a bucket is reduced as soon as it is full, while backward goes on; from
+ZeRO level 2 on during every backward. Where nothing needs reducing or converting, autograd's own
+gradient is used and nothing is copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from weft.comm.comm import Comm, Finish
-from weft.parallel.params import LocalParam, assign_owners
-from weft.plan.box import Box
-from weft.plan.model import ParamSpec
-from weft.plan.tiling import Piece
+from weft.parallel.buckets import BUCKET_BYTES, Bucket, fill_buckets
+from weft.parallel.mains import FlatParams, MainParam, kept_views, whole_main
+from weft.parallel.params import Held, LocalParam, assign_owners
 
-BUCKET_BYTES = 8 * 2**20
-"""Enough to hide the latency of a reduction, small enough that the first one starts early."""
-
-
-@dataclass(slots=True, eq=False)
-class MainParam:
-    """One piece of a parameter as the optimizer sees it.
-
-    ``value`` is the parameter itself, or a master copy of the piece where the model computes in a
-    lower precision or holds the piece as part of a larger tensor. ``value.grad`` is valid between
-    ``Gradients.finish`` and the next ``begin``.
-    """
-
-    spec: ParamSpec
-    box: Box
-    """The piece, in global indices."""
-    value: Tensor
-    param: nn.Parameter
-    index: tuple[slice, ...]
-    """The piece inside ``param``."""
-    ranks: tuple[int, ...]
-    owned: bool
-    """This rank counts the piece in norms and writes it to checkpoints."""
-    uses: int = 1
-    """Stages of this rank that compute with the parameter: 2 for a tied one on a V's ends."""
-
-    @property
-    def is_master(self) -> bool:
-        return self.value is not self.param
+MAX_IN_FLIGHT = 2
+"""Reductions under way of gradients that are not kept whole: each holds a buffer."""
 
 
 @dataclass(slots=True, eq=False)
 class _Slot:
     """Room for one piece's gradient inside a bucket."""
 
-    main: MainParam
-    view: Tensor
-    fresh: bool = True
-    """Nothing was added in this step: overwrite, do not add."""
-    missing: int = 0
-    """Backward passes of this step that have still to add something."""
+    param: nn.Parameter
+    index: tuple[slice, ...]
+    """The piece inside the parameter."""
+    place: slice
+    """The piece inside the bucket."""
+    uses: int
+    """Stages of this rank that compute with the parameter: 2 for a tied one on a V's ends."""
+    is_fresh: bool = True
+    """Nothing was added yet: overwrite, do not add."""
+    received: int = 0
+    """Gradients that came in this step."""
+
+
+class _Accumulator:
+    """The gradients of one bucket, from the first that comes to their sum over all holders."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        params: Mapping[str, LocalParam],
+        comm: Comm,
+        dtype: torch.dtype,
+        rounds: int,
+    ) -> None:
+        self.bucket = bucket
+        self.rounds = rounds if bucket.reduces_each_backward else 1
+        self._comm = comm
+        device = next(iter(params.values())).param.device
+        self._options = {"dtype": dtype, "device": device}
+        self._flat: Tensor | None = None
+        """Persistent up to level 1; above from the first gradient to the reduction."""
+        self._own = torch.zeros(bucket.segment if bucket.level else 0, **self._options)
+        self.slots = []
+        for entry in bucket.entries:
+            local = params[entry.held.spec.name]
+            index = entry.held.box.within(local.box).slices()
+            place = slice(entry.start, entry.stop)
+            self.slots.append(_Slot(local.param, index, place, local.uses))
+        self._num_reduced = 0
+
+    def begin(self) -> None:
+        for slot in self.slots:
+            slot.is_fresh, slot.received = True, 0
+        self._num_reduced = 0
+
+    def add(self, slot: _Slot, grad: Tensor) -> None:
+        part = grad[slot.index]
+        view = self._whole()[slot.place].view(part.shape)
+        if slot.is_fresh:
+            view.copy_(part)
+        else:
+            view.add_(part)
+        slot.is_fresh, slot.received = False, slot.received + 1
+
+    def is_full(self, round_: int, num_backwards: int) -> bool:
+        """Everything that has to travel in this round is here."""
+        wanted = num_backwards if round_ == self.rounds - 1 else min(round_ + 1, num_backwards)
+        return all(slot.received >= wanted * slot.uses for slot in self.slots)
+
+    def reduce(self) -> Finish:
+        """Start to sum what came since the last round over all holders."""
+        flat, ranks = self._whole(), self.bucket.ranks
+        for slot in self.slots:
+            if slot.is_fresh:  # no part of this rank's batch used the parameter
+                flat[slot.place].zero_()
+            slot.is_fresh = True
+        if self.bucket.level == 0:
+            return self._comm.all_reduce(flat, name="gradients", group=ranks, wait=False)
+        is_first = self._num_reduced == 0
+        self._num_reduced += 1
+        if self.bucket.level >= 2:
+            self._flat = None
+        own = self._own if is_first else torch.empty_like(self._own)
+        arrived = self._comm.reduce_scatter(flat, own, name="gradients", group=ranks)
+
+        def finish() -> None:
+            arrived()
+            if not is_first:
+                self._own.add_(own)
+
+        return finish
+
+    def sums(self, rank: int) -> list[Tensor]:
+        """What the optimizer of ``rank`` needs: all pieces whole, or what its segment has."""
+        if self.bucket.level:
+            return [view for _, view in kept_views(self.bucket, rank, self._own)]
+        flat = self._whole()
+        return [flat[e.start : e.stop].view(e.held.box.size) for e in self.bucket.entries]
+
+    def _whole(self) -> Tensor:
+        if self._flat is None:
+            self._flat = torch.empty(self.bucket.numel, **self._options)
+        return self._flat
 
 
 @dataclass(slots=True, eq=False)
-class _Bucket:
-    """Gradients that are reduced together: same ranks, neighbours in backward order."""
+class _Line:
+    """The reductions of one group of ranks in the order that all of them keep."""
 
-    ranks: tuple[int, ...]
-    flat: Tensor
-    slots: list[_Slot] = field(default_factory=list)
-    finish: Finish | None = None
-
-    @property
-    def is_full(self) -> bool:
-        """Every gradient in it is complete."""
-        return not any(slot.missing for slot in self.slots)
+    rounds: list[tuple[_Accumulator, int]]
+    next: int = 0
 
 
 class Gradients:
@@ -84,66 +137,77 @@ class Gradients:
         params: What this rank holds, in forward order.
         pieces: The common refinement of every parameter's tiling, of the whole job.
         main_dtype: Dtype of accumulation, reduction and update.
-        overlap: Reduce full buckets during the last backward; off: all of them after it. The
-            numbers do not depend on it.
+        overlap: Reduce during backward, and gather updated parameters during what comes after;
+            off: wait for each. The numbers do not depend on it.
+        rounds: Microbatches of a step, those without samples for this rank included.
     """
 
     def __init__(
         self,
         params: Sequence[LocalParam],
-        pieces: Mapping[str, Sequence[Piece]],
+        pieces: Mapping[str, Sequence[Held]],
         comm: Comm,
         *,
         main_dtype: torch.dtype,
         overlap: bool = True,
+        rounds: int = 1,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._comm = comm
         self._overlap = overlap
         owners = assign_owners(pieces)
-        self.mains: list[MainParam] = []
+        by_name = {local.spec.name: local for local in params}
+        packed: list[Held] = []
+        whole: list[MainParam] = []
         for local in params:
-            held = [piece for piece in pieces[local.spec.name] if local.box.contains(piece.box)]
-            assert sum(piece.box.numel for piece in held) == local.box.numel, local.spec.name
-            for piece in held:
-                owned = owners[local.spec.name, piece.box] == comm.rank
-                self.mains.append(_main_param(local, piece, main_dtype, owned=owned))
-        reduced = [m for m in self.mains if m.is_master or len(m.ranks) > 1]
-        self._buckets = _fill_buckets(reduced, main_dtype, bucket_bytes)
-        self._slots: dict[nn.Parameter, list[_Slot]] = {}
-        for bucket in self._buckets:
-            for slot in bucket.slots:
-                self._slots.setdefault(slot.main.param, []).append(slot)
+            mine = [held for held in pieces[local.spec.name] if local.box.contains(held.box)]
+            assert sum(held.box.numel for held in mine) == local.box.numel, local.spec.name
+            for held in mine:
+                if not held.level:
+                    owned = owners[local.spec.name, held.box] == comm.rank
+                    whole.append(whole_main(local, held, main_dtype, owned=owned))
+                if held.level or len(held.ranks) > 1 or whole[-1].target is not None:
+                    packed.append(held)
+        buckets = fill_buckets(packed, main_dtype.itemsize, bucket_bytes)
+        self.sharded = [FlatParams(b, by_name, comm, main_dtype) for b in buckets if b.level]
+        self.mains = whole + [main for flat in self.sharded for main in flat.mains]
+        self._sums = [_Accumulator(b, by_name, comm, main_dtype, rounds) for b in buckets]
+        self._mains_of = _by_bucket(self.mains, self._sums, comm.rank)
+        self._lines = _lines(self._sums)
+        self._slots: dict[nn.Parameter, list[tuple[_Accumulator, _Slot, _Line]]] = {}
+        for sums in self._sums:
+            line = self._lines[sums.bucket.ranks]
+            for slot in sums.slots:
+                self._slots.setdefault(slot.param, []).append((sums, slot, line))
         for param in self._slots:
             param.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
-        self._next = 0
+        self._num_backwards = 0
+        self._in_flight: list[tuple[_Accumulator, Finish]] = []
 
     def begin(self, num_backwards: int) -> None:
         """Forget the last step's gradients.
 
-        ``num_backwards``: backward passes of each stage in this step. A bucket is full, and may
-        be reduced, when that many have added to each of its gradients.
+        ``num_backwards``: backward passes of each stage in this step, at most ``rounds`` where
+        there are several. What they add is complete, and may be reduced, when that many have
+        added to each gradient.
         """
+        self._num_backwards = num_backwards
         for main in self.mains:
             main.value.grad = None
-        for bucket in self._buckets:
-            bucket.finish = None
-            for slot in bucket.slots:
-                slot.fresh, slot.missing = True, num_backwards * slot.main.uses
-        self._next = 0
+        for sums in self._sums:
+            sums.begin()
+        for line in self._lines.values():
+            line.next = 0
 
     def finish(self) -> None:
         """Wait until every gradient is the sum over all ranks, and set ``value.grad``."""
-        for bucket in self._buckets:
-            for slot in bucket.slots:
-                if slot.fresh:  # no part of this rank's batch used the parameter
-                    slot.view.zero_()
-        self._launch(len(self._buckets))
-        for bucket in self._buckets:
-            assert bucket.finish is not None
-            bucket.finish()
-            for slot in bucket.slots:
-                slot.main.value.grad = slot.view
+        for line in self._lines.values():
+            self._reduce(line, len(line.rounds))
+        while self._in_flight:
+            self._complete(0)
+        for sums, mains in zip(self._sums, self._mains_of, strict=True):
+            for main, view in zip(mains, sums.sums(self._comm.rank), strict=True):
+                main.value.grad = view
         for main in self.mains:
             if main.value.grad is None:
                 main.value.grad = torch.zeros_like(main.value)
@@ -164,11 +228,21 @@ class Gradients:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Copy updated master values into the model's parameters."""
-        masters = [m for m in self.mains if m.is_master]
+        """Bring updated values to the parameters; those of other ranks arrive by ``fence``."""
+        masters = [(m.target, m.value) for m in self.mains if m.target is not None]
         if masters:
-            params = [m.param[m.index] for m in masters]
-            torch._foreach_copy_(params, [m.value for m in masters])
+            targets, values = zip(*masters, strict=True)
+            torch._foreach_copy_(targets, values)
+        for flat in reversed(self.sharded):  # as forward meets them
+            flat.publish()
+        if not self._overlap:
+            self.fence()
+
+    def fence(self) -> None:
+        """Wait until no parameter has to be brought up to date. Level 3 stays in segments."""
+        for flat in self.sharded:
+            if flat.bucket.level < 3:
+                flat.wait()
 
     def add(self, param: nn.Parameter, grad: Tensor) -> None:
         """A gradient that autograd did not make, of one backward pass."""
@@ -185,69 +259,69 @@ class Gradients:
         """Autograd hook: a gradient is complete for this microbatch."""
         grad = param.grad
         assert grad is not None
-        for slot in self._slots[param]:  # type: ignore[index]
-            part = grad[slot.main.index]
-            if slot.fresh:
-                slot.view.copy_(part)
-            else:
-                slot.view.add_(part)
-            slot.fresh, slot.missing = False, slot.missing - 1
+        places = self._slots[param]  # type: ignore[index]
+        for sums, slot, _ in places:
+            sums.add(slot, grad)
         param.grad = None
-        if self._overlap:
-            self._launch_full()
+        for _, _, line in places:
+            self._reduce_full(line)
 
-    def _launch_full(self) -> None:
-        """Reduce the buckets that are full, in the order that all ranks keep."""
-        ready = self._next
-        while ready < len(self._buckets) and self._buckets[ready].is_full:
+    def _reduce_full(self, line: _Line) -> None:
+        """Reduce what is full, as far as the order allows."""
+        ready = line.next
+        while ready < len(line.rounds):
+            sums, round_ = line.rounds[ready]
+            may_go = self._overlap or sums.rounds > 1
+            if not may_go or not sums.is_full(round_, self._num_backwards):
+                break
             ready += 1
-        self._launch(ready)
+        self._reduce(line, ready)
 
-    def _launch(self, end: int) -> None:
-        for bucket in self._buckets[self._next : end]:
-            bucket.finish = self._comm.all_reduce(
-                bucket.flat, name="gradients", group=bucket.ranks, wait=False
-            )
-        self._next = max(self._next, end)
+    def _reduce(self, line: _Line, end: int) -> None:
+        for sums, _ in line.rounds[line.next : end]:
+            self._in_flight.append((sums, sums.reduce()))
+            if sums.bucket.reduces_each_backward:
+                self._keep_few()
+        line.next = max(line.next, end)
 
+    def _keep_few(self) -> None:
+        """Wait for the oldest buffers where all holders meet them in the same order."""
+        limit = MAX_IN_FLIGHT if self._overlap else 0
+        held = [n for n, (s, _) in enumerate(self._in_flight) if s.bucket.reduces_each_backward]
+        for number in held[: max(0, len(held) - limit)][::-1]:
+            self._complete(number)
 
-def _main_param(local: LocalParam, piece: Piece, dtype: torch.dtype, *, owned: bool) -> MainParam:
-    index = piece.box.within(local.box).slices()
-    whole = piece.box == local.box and local.param.dtype == dtype
-    value = local.param if whole else local.param.detach()[index].to(dtype, copy=True)
-    return MainParam(
-        spec=local.spec,
-        box=piece.box,
-        value=value,
-        param=local.param,
-        index=index,
-        ranks=piece.ranks,
-        owned=owned,
-        uses=local.uses,
-    )
+    def _complete(self, number: int) -> None:
+        _, finish = self._in_flight.pop(number)
+        finish()
 
 
-def _fill_buckets(
-    mains: Sequence[MainParam], dtype: torch.dtype, bucket_bytes: int
-) -> list[_Bucket]:
-    """Pack pieces, last used first as backward meets them, into buckets of one group each."""
-    packed: dict[tuple[int, ...], list[list[MainParam]]] = {}
-    room: dict[tuple[int, ...], int] = {}
-    for main in reversed(mains):
-        size = main.box.numel * dtype.itemsize
-        if main.ranks not in packed or room[main.ranks] < size:
-            packed.setdefault(main.ranks, []).append([])
-            room[main.ranks] = bucket_bytes
-        packed[main.ranks][-1].append(main)
-        room[main.ranks] -= size
-    return [_bucket(ranks, group, dtype) for ranks, groups in packed.items() for group in groups]
+def _lines(sums: Sequence[_Accumulator]) -> dict[tuple[int, ...], _Line]:
+    """Round after round, and in each round bucket after bucket; what has one round goes last."""
+    lines: dict[tuple[int, ...], _Line] = {}
+    rounds = max((each.rounds for each in sums), default=1)
+    for number in range(rounds):
+        for each in sums:
+            line = lines.setdefault(each.bucket.ranks, _Line([]))
+            if each.rounds > 1:
+                line.rounds.append((each, number))
+            elif number == rounds - 1:
+                line.rounds.append((each, 0))
+    return lines
 
 
-def _bucket(ranks: tuple[int, ...], mains: Sequence[MainParam], dtype: torch.dtype) -> _Bucket:
-    sizes = [main.box.numel for main in mains]
-    flat = torch.zeros(sum(sizes), dtype=dtype, device=mains[0].param.device)
-    views = torch.split(flat, sizes)
-    bucket = _Bucket(ranks, flat)
-    for main, view in zip(mains, views, strict=True):
-        bucket.slots.append(_Slot(main, view.view(main.box.size)))
-    return bucket
+def _by_bucket(
+    mains: Sequence[MainParam], sums: Sequence[_Accumulator], rank: int
+) -> list[list[MainParam]]:
+    """For each bucket the main parameters that its sums are for, in the same order."""
+    by_box = {(main.spec.name, main.box): main for main in mains}
+    found = []
+    for each in sums:
+        bucket = each.bucket
+        boxes = (
+            [(s.held.spec.name, s.box) for s in bucket.kept(rank)]
+            if bucket.level
+            else [(e.held.spec.name, e.held.box) for e in bucket.entries]
+        )
+        found.append([by_box[key] for key in boxes])
+    return found

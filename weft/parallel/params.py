@@ -12,9 +12,9 @@ from weft.parallel.tensor.split import shard_box
 from weft.plan.box import Box
 from weft.plan.layout import Layout, Placement, Replicate
 from weft.plan.mesh import Mesh
-from weft.plan.model import ModelSpec, ParamSpec
-from weft.plan.plan import Plan
-from weft.plan.tiling import Piece, Tiling, refine
+from weft.plan.model import ModelSpec, ParamSpec, Part
+from weft.plan.plan import Plan, StagePlan, ZeroLevel
+from weft.plan.tiling import Tiling, refine
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +28,65 @@ class LocalParam:
     """Stages of this rank that compute with it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A box of a parameter that the same ranks hold throughout, and how they keep its state."""
+
+    spec: ParamSpec
+    box: Box
+    """In global indices."""
+    ranks: tuple[int, ...]
+    """Ascending."""
+    level: ZeroLevel = 0
+    in_one_stage: bool = True
+    """All holders are ranks of one mesh."""
+
+
 def param_tilings(plan: Plan, spec: ModelSpec) -> dict[str, Tiling]:
     """Where every logical parameter lives. A tied parameter lives on each stage that uses it."""
     family = FAMILIES[spec.family]
     params, layout = family.param_specs(spec), family.layout(spec)
     held: dict[str, dict[int, Box]] = {param.name: {} for param in params}
+    for param in params:
+        placement = placement_of(param, layout)
+        for stage in _stages_with(param, plan):
+            held[param.name].update(_boxes(spec, param, placement, stage.mesh))
+    return {param.name: Tiling(param.shape, held[param.name]) for param in params}
+
+
+def _stages_with(param: ParamSpec, plan: Plan) -> list[StagePlan]:
+    """The stages, of every pipeline, that compute with a parameter."""
+    found = []
     for p, s, stage in plan.stages():
         last = len(plan.pipelines[p].stages) - 1
-        parts: set[object] = set(range(*stage.layers))
+        parts: set[Part] = set(range(*stage.layers))
         parts |= ({"embed"} if s == 0 else set()) | ({"head"} if s == last else set())
-        for param in params:
-            if parts & {param.part, *param.also}:
-                placement = placement_of(param, layout)
-                held[param.name].update(_boxes(spec, param, placement, stage.mesh))
-    return {param.name: Tiling(param.shape, held[param.name]) for param in params}
+        if parts & parts_of(param):
+            found.append(stage)
+    return found
+
+
+def held_pieces(
+    plan: Plan, params: Sequence[ParamSpec], tilings: Mapping[str, Tiling]
+) -> dict[str, list[Held]]:
+    """Each parameter cut into boxes that are held by the same ranks throughout."""
+    pieces = {}
+    for param in params:
+        stages = _stages_with(param, plan)
+        meshes = {stage.mesh.ranks for stage in stages}
+        level = min(stage.zero for stage in stages)
+        if level == 3 and (len(stages) > 1 or param.also):
+            level = 2
+        pieces[param.name] = [
+            Held(param, box, ranks, level if len(ranks) > 1 else 0, len(meshes) == 1)
+            for box, ranks in refine(tilings[param.name])
+        ]
+    return pieces
+
+
+def parts_of(param: ParamSpec) -> set[Part]:
+    """Where a parameter is used."""
+    return {param.part, *param.also}
 
 
 def placement_of(param: ParamSpec, layout: Mapping[str, Layout]) -> Placement:
@@ -63,27 +108,22 @@ def tensor_groups(plan: Plan) -> list[tuple[int, ...]]:
     return sorted({group for _, _, stage in plan.stages() for group in stage.mesh.groups("tp")})
 
 
-def param_pieces(tilings: Mapping[str, Tiling]) -> dict[str, list[Piece]]:
-    """Each parameter cut into boxes that are held by the same ranks throughout."""
-    return {name: refine(tiling) for name, tiling in tilings.items()}
-
-
-def reduction_groups(pieces: Mapping[str, Sequence[Piece]]) -> list[tuple[int, ...]]:
+def reduction_groups(pieces: Mapping[str, Sequence[Held]]) -> list[tuple[int, ...]]:
     """Every set of ranks that shares some piece, in the one order all ranks agree on."""
-    return sorted({piece.ranks for cut in pieces.values() for piece in cut if len(piece.ranks) > 1})
+    return sorted({held.ranks for cut in pieces.values() for held in cut if len(held.ranks) > 1})
 
 
-def assign_owners(pieces: Mapping[str, Sequence[Piece]]) -> dict[tuple[str, Box], int]:
-    """Exactly one owner for every piece, so that elements are spread evenly over holders.
+def assign_owners(pieces: Mapping[str, Sequence[Held]]) -> dict[tuple[str, Box], int]:
+    """Exactly one owner for every piece that is kept whole, so that elements are spread evenly.
 
     Owners count a piece's gradient norm and write it to checkpoints. Largest pieces first, each
     to the holder that owns least so far; ties go to the lower rank.
     """
     load: dict[int, int] = {}
     owners: dict[tuple[str, Box], int] = {}
-    every = [(name, piece) for name, cut in pieces.items() for piece in cut]
-    for name, piece in sorted(every, key=lambda e: (-e[1].box.numel, e[0], e[1].box)):
-        owner = min(piece.ranks, key=lambda rank: (load.get(rank, 0), rank))
-        load[owner] = load.get(owner, 0) + piece.box.numel
-        owners[name, piece.box] = owner
+    every = [(name, held) for name, cut in pieces.items() for held in cut if held.level == 0]
+    for name, held in sorted(every, key=lambda e: (-e[1].box.numel, e[0], e[1].box)):
+        owner = min(held.ranks, key=lambda rank: (load.get(rank, 0), rank))
+        load[owner] = load.get(owner, 0) + held.box.numel
+        owners[name, held.box] = owner
     return owners

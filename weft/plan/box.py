@@ -55,6 +55,35 @@ class Box:
         """Index of this box into a tensor that stores the whole shape."""
         return tuple(slice(o, o + s) for o, s in zip(self.offset, self.size, strict=True))
 
+    def stretch(self, start: int, stop: int) -> list[Box]:
+        """Boxes of the elements ``start <= i < stop`` of this box in row-major order, in order.
+
+        Each is a stretch itself: what a rank holds of a flattened tensor.
+        """
+        assert 0 <= start <= stop <= self.numel, f"[{start}, {stop}) of {self}"
+        if start == stop:
+            return []
+        if stop - start == self.numel:
+            return [self]
+        row = self.numel // self.size[0]
+        first, last = -(-start // row), stop // row
+        if first > last:  # inside one row
+            return self._rows(last, last + 1)._inner(start - last * row, stop - last * row)
+        before = self._rows(first - 1, first)._inner(start - (first - 1) * row, row)
+        after = self._rows(last, last + 1)._inner(0, stop - last * row)
+        middle = [self._rows(first, last)] if first < last else []
+        return (before if start % row else []) + middle + (after if stop % row else [])
+
+    def _rows(self, low: int, high: int) -> Box:
+        """Indices ``low`` to ``high - 1`` of the first dimension, counted from the box's start."""
+        offset = (self.offset[0] + low, *self.offset[1:])
+        return Box(offset, (high - low, *self.size[1:]))
+
+    def _inner(self, start: int, stop: int) -> list[Box]:
+        """A stretch of a box of one row."""
+        rest = Box(self.offset[1:], self.size[1:]).stretch(start, stop)
+        return [Box((self.offset[0], *b.offset), (1, *b.size)) for b in rest]
+
     def subtract(self, other: Box) -> list[Box]:
         """Disjoint boxes that cover the elements of this box that ``other`` lacks."""
         common = self.intersect(other)

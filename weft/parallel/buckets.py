@@ -1,0 +1,112 @@
+"""Which pieces of parameters travel together, and which part of them each rank keeps: arithmetic.
+
+A bucket is a flat buffer: its pieces one behind the other, each at an aligned place, and as long as
+is needed to cut it into equal segments, one for each rank that holds the pieces. With ZeRO (arXiv
+1910.02054) each rank keeps the segment of its number: its gradients, its optimizer state, and at
+level 3 its parameters. A segment may begin and end inside a piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from weft.parallel.params import Held
+from weft.plan.box import Box
+from weft.plan.model import Part
+from weft.plan.plan import ZeroLevel
+
+ALIGN = 64
+"""Elements: 256 bytes in fp32, as vector instructions and copies of accelerators like it."""
+BUCKET_BYTES = 8 * 2**20
+"""Enough to hide the latency of a reduction, small enough that the first one starts early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One piece in a bucket."""
+
+    held: Held
+    start: int
+    """Its first element's place in the bucket."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.held.box.numel
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What a segment has of one piece: a box, at a place in the bucket."""
+
+    held: Held
+    box: Box
+    """In global indices."""
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Pieces with the same holders, level and unit, in the order in which backward meets them."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.entries[0].held.ranks
+
+    @property
+    def level(self) -> ZeroLevel:
+        return self.entries[0].held.level
+
+    @property
+    def reduces_each_backward(self) -> bool:
+        """From level 2 on no rank keeps whole gradients from one backward to the next.
+
+        Only where all holders are one stage's: they alone do their backwards in the same order.
+        """
+        return self.level >= 2 and self.entries[0].held.in_one_stage
+
+    @property
+    def segment(self) -> int:
+        """Elements that each rank keeps."""
+        return _aligned(-(-self.entries[-1].stop // len(self.ranks)))
+
+    @property
+    def numel(self) -> int:
+        return self.segment * len(self.ranks)
+
+    def kept(self, rank: int) -> Iterator[Stretch]:
+        """What lies in the segment of ``rank``."""
+        low = self.ranks.index(rank) * self.segment
+        for entry in self.entries:
+            start = max(low, entry.start)
+            stop = min(low + self.segment, entry.stop)
+            if start < stop:
+                for box in entry.held.box.stretch(start - entry.start, stop - entry.start):
+                    yield Stretch(entry.held, box, start)
+                    start += box.numel
+
+
+def _aligned(elements: int) -> int:
+    return -(-elements // ALIGN) * ALIGN
+
+
+def fill_buckets(
+    pieces: Iterable[Held], itemsize: int, bucket_bytes: int = BUCKET_BYTES
+) -> list[Bucket]:
+    """Pack pieces, given in forward order, last first: backward meets them so.
+
+    Ranks that hold the same pieces make the same buckets of them, in the same order. A unit of
+    level 3 is one bucket, for it is gathered as a whole.
+    """
+    packed: dict[tuple[tuple[int, ...], int, Part | None], list[list[Entry]]] = {}
+    for held in reversed(list(pieces)):
+        key = (held.ranks, held.level, held.spec.part if held.level == 3 else None)
+        groups = packed.setdefault(key, [[]])
+        start = _aligned(groups[-1][-1].stop) if groups[-1] else 0
+        if start and held.level < 3 and (start + held.box.numel) * itemsize > bucket_bytes:
+            groups.append([])
+            start = 0
+        groups[-1].append(Entry(held, start))
+    return [Bucket(tuple(entries)) for groups in packed.values() for entries in groups]

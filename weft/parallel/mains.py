@@ -1,0 +1,137 @@
+"""What the optimizer updates, and how it reaches the parameters that the model computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from weft.comm.comm import Comm, Finish
+from weft.parallel.buckets import Bucket, Stretch
+from weft.parallel.params import Held, LocalParam
+from weft.plan.box import Box
+from weft.plan.model import ParamSpec
+
+
+@dataclass(slots=True, eq=False)
+class MainParam:
+    """One box of a parameter as the optimizer sees it.
+
+    ``value`` is memory that the model computes with, or a master copy of it where the model
+    computes in a lower precision. ``value.grad`` is valid between ``Gradients.finish`` and the
+    next ``begin``.
+    """
+
+    spec: ParamSpec
+    box: Box
+    """In global indices."""
+    value: Tensor
+    param: nn.Parameter
+    owned: bool
+    """This rank counts the box in norms and writes it to checkpoints."""
+    target: Tensor | None = None
+    """What a master copy is copied into after an update; None where something else does it."""
+
+
+def whole_main(local: LocalParam, held: Held, dtype: torch.dtype, *, owned: bool) -> MainParam:
+    """A piece that each of its holders updates itself: the parameter, or a master of the piece."""
+    if held.box == local.box and local.param.dtype == dtype:
+        return MainParam(held.spec, held.box, local.param, local.param, owned)
+    target = local.param.detach()[held.box.within(local.box).slices()]
+    return MainParam(
+        held.spec, held.box, target.to(dtype, copy=True), local.param, owned, target
+    )
+
+
+class FlatParams:
+    """The parameters of one bucket whose holders keep a segment each (ZeRO).
+
+    They lie in one flat buffer in the model's dtype; parameters are views of it. What this rank
+    updates is its own segment: the buffer's memory where the dtypes agree, else a master copy. At
+    level 3 the buffer has memory only between ``start`` and ``free``.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        params: Mapping[str, LocalParam],
+        comm: Comm,
+        main_dtype: torch.dtype,
+    ) -> None:
+        self.bucket = bucket
+        self._comm = comm
+        first = params[bucket.entries[0].held.spec.name].param
+        self._flat = torch.zeros(bucket.numel, dtype=first.dtype, device=first.device)
+        self._copies: list[tuple[Tensor, Tensor]] = []
+        for entry in bucket.entries:
+            held, local = entry.held, params[entry.held.spec.name]
+            view = self._flat[entry.start : entry.stop].view(held.box.size)
+            part = local.param.detach()[held.box.within(local.box).slices()]
+            if local.param.untyped_storage().nbytes():
+                view.copy_(part)
+            if held.box == local.box:
+                local.param.data = view
+            else:
+                self._copies.append((part, view))
+        self._own = self._flat.view(len(bucket.ranks), -1)[bucket.ranks.index(comm.rank)]
+        self._is_in_place = bucket.level < 3 and self._flat.dtype == main_dtype
+        self._share = self._own if self._is_in_place else self._own.to(main_dtype, copy=True)
+        self.mains = [
+            MainParam(stretch.held.spec, stretch.box, view, params[stretch.held.spec.name].param, True)
+            for stretch, view in kept_views(bucket, comm.rank, self._share)
+        ]
+        self._pending: Finish | None = None
+        self._is_whole = True
+        self.free()
+
+    def publish(self) -> None:
+        """After an update: send this rank's segment to the others, who ask for it by ``wait``."""
+        if self.bucket.level < 3:
+            self._gather()
+        else:
+            self.free()
+
+    def start(self) -> None:
+        """Begin to gather what ``free`` let go of."""
+        if not self._is_whole and self._pending is None:
+            self._flat.untyped_storage().resize_(self._flat.nbytes)
+            self._gather()
+
+    def wait(self) -> None:
+        """Return when the parameters are whole and up to date."""
+        self.start()
+        if self._pending is not None:
+            self._pending()
+            self._pending = None
+            for part, view in self._copies:
+                part.copy_(view)
+        self._is_whole = True
+
+    def free(self) -> None:
+        """Level 3: let go of all but this rank's segment."""
+        if self.bucket.level == 3 and (self._is_whole or self._pending is not None):
+            self.wait()
+            self._flat.untyped_storage().resize_(0)
+            self._is_whole = False
+
+    def _gather(self) -> None:
+        if not self._is_in_place:
+            self._own.copy_(self._share)
+        self._pending = self._comm.all_gather(
+            self._flat, name="parameters", group=self.bucket.ranks
+        )
+
+
+def kept_views(
+    bucket: Bucket, rank: int, segment: Tensor
+) -> list[tuple[Stretch, Tensor]]:
+    """What a rank keeps of a bucket, each with its view of the rank's segment."""
+    low = bucket.ranks.index(rank) * bucket.segment
+    found = []
+    for stretch in bucket.kept(rank):
+        start = stretch.start - low
+        view = segment[start : start + stretch.box.numel].view(stretch.box.size)
+        found.append((stretch, view))
+    return found

@@ -1,0 +1,110 @@
+"""Parameters that arrive just in time: gathered before a module computes, freed after it (ZeRO).
+
+A unit is what is gathered together: the embedding, one block, or the final norm with the head. At
+levels 1 and 2 a unit only waits for what the last update sent; at level 3 it gathers before its
+forward and before its backward, the next unit's while it computes, and frees all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+
+from weft.models.decoder import CrossEntropy, Decoder
+from weft.parallel.mains import FlatParams
+from weft.parallel.params import parts_of
+from weft.plan.model import Part
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """Parameters of one stage that are used together."""
+
+    flats: Sequence[FlatParams]
+    crew: list[Unit] = field(repr=False)
+    """All units of this rank."""
+    after: Unit | None = None
+    """The next in forward order, in the same stage."""
+    before: Unit | None = None
+
+    def enter_forward(self) -> None:
+        """What follows computes with these parameters, up to the next unit."""
+        self._enter(self.after)
+
+    def enter_backward(self) -> None:
+        """The gradient of the output is here, so whatever came after this unit is done."""
+        self._enter(self.before)
+
+    def _enter(self, coming: Unit | None) -> None:
+        for other in self.crew:
+            if other is not self:
+                for flat in other.flats:
+                    flat.free()
+        for flat in self.flats:
+            flat.wait()
+        for flat in coming.flats if coming is not None else ():
+            flat.start()
+
+
+class Gathered(nn.Module):
+    """A block whose parameters are there while it computes."""
+
+    def __init__(self, block: nn.Module, unit: Unit) -> None:
+        super().__init__()
+        self.block = block
+        self._unit = unit
+
+    def forward(self, *args: Any) -> Tensor:
+        self._unit.enter_forward()
+        result: Tensor = self.block(*args)
+        if result.requires_grad:
+            result.register_hook(lambda _: self._unit.enter_backward())
+        return result
+
+
+def units_of(
+    parts: Sequence[Part], flats: Sequence[FlatParams], crew: list[Unit]
+) -> dict[Part, Unit]:
+    """The units of one stage by part, in forward order; they join the rank's ``crew``."""
+    units = {}
+    for part in parts:
+        used = [f for f in flats if any(part in parts_of(e.held.spec) for e in f.bucket.entries)]
+        units[part] = Unit(used, crew)
+    for first, second in pairwise(units.values()):
+        first.after, second.before = second, first
+    crew += units.values()
+    return units
+
+
+def gather_in_time(model: Decoder, flats: Sequence[FlatParams], crew: list[Unit]) -> None:
+    """Let every module of a stage wait for its parameters. Applied last, outside compiled code."""
+    layers: list[Part] = [int(name) for name in model.layers]
+    first: list[Part] = ["embed"] if model.takes_tokens else []
+    last: list[Part] = ["head"] if model.norm is not None else []
+    units = units_of([*first, *layers, *last], flats, crew)
+    for name, block in model.layers.items():
+        model.layers[name] = Gathered(block, units[int(name)])
+    if model.takes_tokens:
+        assert model.embed is not None
+        embed = units["embed"]
+        model.embed.register_forward_pre_hook(lambda *_: embed.enter_forward())
+    if model.norm is not None:
+        head = units["head"]
+        model.norm.register_forward_pre_hook(lambda *_: head.enter_forward())
+        model.cross_entropy = _announced(model.cross_entropy, head)
+
+
+def _announced(cross_entropy: CrossEntropy, head: Unit) -> CrossEntropy:
+    """A loss whose backward gathers the head again."""
+
+    def call(hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        loss = cross_entropy(hidden, weight, targets, weights)
+        if loss.requires_grad:
+            loss.register_hook(lambda _: head.enter_backward())
+        return loss
+
+    return call
