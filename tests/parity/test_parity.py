@@ -8,7 +8,7 @@ from weft.config.sections import CosineSchedule, OptimConfig
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
-from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan
+from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
 from weft.train.verify import (
     REHEARSAL_EPS,
     Rehearsal,
@@ -45,6 +45,8 @@ class Case:
     """Layers of each stage of each pipeline; all in one stage by default."""
     schedule: ScheduleName = "1f1b"
     recompute: Recompute = "off"
+    zero: ZeroLevel = 0
+    passes: int = 1
     family: str = "llama"
     tied: bool = False
     dropout: float = 0.0
@@ -73,6 +75,8 @@ class Case:
                     layers=(sum(layers[:s]), sum(layers[: s + 1])),
                     precision="fp64",
                     recompute=self.recompute,
+                    zero=self.zero,
+                    passes=self.passes,
                 )
                 for s, mesh in enumerate(meshes)
             ]
@@ -110,6 +114,10 @@ PARITY = [
     Case("mesh-dp4-idle-rank", shares=(6,), dp=((4,),), microbatch=3),
     Case("unlike-pipelines", shares=(4, 2), dp=((2,), (1,))),
     Case("tied", shares=(4, 2), tied=True),
+    Case("passes", shares=(6,), dp=((2,),), microbatch=5, passes=2),
+    Case("zero1", shares=(6,), dp=((2,),), zero=1),
+    Case("zero2", shares=(6,), dp=((2,),), zero=2),
+    Case("zero3", shares=(6,), dp=((2,),), zero=3),
     Case("gpt2", shares=(4, 2), family="gpt2"),
     Case("gpt2-dropout", shares=(4, 2), family="gpt2", dropout=0.3),
     Case("pp2-gpipe", shares=(6,), dp=((1, 1),), layers=((2, 2),), schedule="gpipe"),

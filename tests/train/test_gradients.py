@@ -14,10 +14,10 @@ from weft.comm.join import join
 from weft.comm.place import Place
 from weft.elastic.pool import WorkerPool
 from weft.parallel.gradients import Gradients
-from weft.parallel.params import LocalParam, assign_owners, param_pieces
+from weft.parallel.params import Held, LocalParam, assign_owners
 from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
-from weft.plan.tiling import Piece, Tiling
+from weft.plan.tiling import Tiling, refine
 from weft.train.verify import difference, rehearse
 
 BUCKET_BYTES = 1088
@@ -34,7 +34,7 @@ def gradients_of(
     model: nn.Module, comm: Comm, *, overlap: bool = True, bucket_bytes: int = BUCKET_BYTES
 ) -> Gradients:
     params = [local(name, param) for name, param in model.named_parameters()]
-    pieces = {p.spec.name: [Piece(p.box, comm.world)] for p in params}
+    pieces = {p.spec.name: [Held(p.spec, p.box, comm.world)] for p in params}
     return Gradients(
         params,
         pieces,
@@ -134,7 +134,12 @@ def test_every_piece_has_one_owner_among_its_holders(
         name: Tiling((size,), dict.fromkeys(ranks, Box.whole((size,))))
         for name, (size, ranks) in params.items()
     }
-    pieces = param_pieces(tilings)
+    pieces = {
+        name: [
+            Held(local(name, nn.Parameter(torch.zeros(1))).spec, *piece) for piece in refine(tiling)
+        ]
+        for name, tiling in tilings.items()
+    }
     owners = assign_owners(pieces)
     assert set(owners) == {(name, piece.box) for name, cut in pieces.items() for piece in cut}
     for name, cut in pieces.items():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.config.sections import OptimConfig
-from weft.parallel.gradients import MainParam
+from weft.parallel.mains import MainParam
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Optimizer state that a checkpoint holds beside each parameter, of the parameter's shape."""

@@ -54,11 +54,11 @@ class _Accumulator:
         self.bucket = bucket
         self.rounds = rounds if bucket.reduces_each_backward else 1
         self._comm = comm
-        device = next(iter(params.values())).param.device
-        self._options = {"dtype": dtype, "device": device}
+        self._dtype = dtype
+        self._device = next(iter(params.values())).param.device
         self._flat: Tensor | None = None
         """Persistent up to level 1; above from the first gradient to the reduction."""
-        self._own = torch.zeros(bucket.segment if bucket.level else 0, **self._options)
+        self._own = self._empty(bucket.segment if bucket.level else 0)
         self.slots = []
         for entry in bucket.entries:
             local = params[entry.held.spec.name]
@@ -118,8 +118,11 @@ class _Accumulator:
 
     def _whole(self) -> Tensor:
         if self._flat is None:
-            self._flat = torch.empty(self.bucket.numel, **self._options)
+            self._flat = self._empty(self.bucket.numel)
         return self._flat
+
+    def _empty(self, numel: int) -> Tensor:
+        return torch.empty(numel, dtype=self._dtype, device=self._device)
 
 
 @dataclass(slots=True, eq=False)

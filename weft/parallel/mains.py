@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -40,9 +40,7 @@ def whole_main(local: LocalParam, held: Held, dtype: torch.dtype, *, owned: bool
     if held.box == local.box and local.param.dtype == dtype:
         return MainParam(held.spec, held.box, local.param, local.param, owned)
     target = local.param.detach()[held.box.within(local.box).slices()]
-    return MainParam(
-        held.spec, held.box, target.to(dtype, copy=True), local.param, owned, target
-    )
+    return MainParam(held.spec, held.box, target.to(dtype, copy=True), local.param, owned, target)
 
 
 class FlatParams:
@@ -79,7 +77,9 @@ class FlatParams:
         self._is_in_place = bucket.level < 3 and self._flat.dtype == main_dtype
         self._share = self._own if self._is_in_place else self._own.to(main_dtype, copy=True)
         self.mains = [
-            MainParam(stretch.held.spec, stretch.box, view, params[stretch.held.spec.name].param, True)
+            MainParam(
+                stretch.held.spec, stretch.box, view, params[stretch.held.spec.name].param, True
+            )
             for stretch, view in kept_views(bucket, comm.rank, self._share)
         ]
         self._pending: Finish | None = None
@@ -124,9 +124,7 @@ class FlatParams:
         )
 
 
-def kept_views(
-    bucket: Bucket, rank: int, segment: Tensor
-) -> list[tuple[Stretch, Tensor]]:
+def kept_views(bucket: Bucket, rank: int, segment: Tensor) -> list[tuple[Stretch, Tensor]]:
     """What a rank keeps of a bucket, each with its view of the rank's segment."""
     low = bucket.ranks.index(rank) * bucket.segment
     found = []

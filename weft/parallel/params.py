@@ -60,7 +60,10 @@ def _stages_with(param: ParamSpec, plan: Plan) -> list[StagePlan]:
     for p, s, stage in plan.stages():
         last = len(plan.pipelines[p].stages) - 1
         parts: set[Part] = set(range(*stage.layers))
-        parts |= ({"embed"} if s == 0 else set()) | ({"head"} if s == last else set())
+        if s == 0:
+            parts.add("embed")
+        if s == last:
+            parts.add("head")
         if parts & parts_of(param):
             found.append(stage)
     return found

@@ -62,7 +62,7 @@ class Gathered(nn.Module):
         self._unit.enter_forward()
         result: Tensor = self.block(*args)
         if result.requires_grad:
-            result.register_hook(lambda _: self._unit.enter_backward())
+            result.register_hook(lambda _: self._unit.enter_backward())  # type: ignore[no-untyped-call]
         return result
 
 
@@ -104,7 +104,7 @@ def _announced(cross_entropy: CrossEntropy, head: Unit) -> CrossEntropy:
     def call(hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         loss = cross_entropy(hidden, weight, targets, weights)
         if loss.requires_grad:
-            loss.register_hook(lambda _: head.enter_backward())
+            loss.register_hook(lambda _: head.enter_backward())  # type: ignore[no-untyped-call]
         return loss
 
     return call

@@ -69,10 +69,12 @@ class Box:
         first, last = -(-start // row), stop // row
         if first > last:  # inside one row
             return self._rows(last, last + 1)._inner(start - last * row, stop - last * row)
-        before = self._rows(first - 1, first)._inner(start - (first - 1) * row, row)
-        after = self._rows(last, last + 1)._inner(0, stop - last * row)
-        middle = [self._rows(first, last)] if first < last else []
-        return (before if start % row else []) + middle + (after if stop % row else [])
+        boxes = [self._rows(first, last)] if first < last else []
+        if start % row:
+            boxes = self._rows(first - 1, first)._inner(start % row, row) + boxes
+        if stop % row:
+            boxes += self._rows(last, last + 1)._inner(0, stop % row)
+        return boxes
 
     def _rows(self, low: int, high: int) -> Box:
         """Indices ``low`` to ``high - 1`` of the first dimension, counted from the box's start."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,13 +18,15 @@ from weft.optim.adamw import build_adamw
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import (
     LocalParam,
-    param_pieces,
+    held_pieces,
     param_tilings,
     reduction_groups,
     tensor_groups,
 )
 from weft.parallel.pipeline.deferred import WeightWork, defer_linears
-from weft.parallel.pipeline.executor import Executor, MicroBatch
+from weft.parallel.pipeline.executor import Executor, MicroBatch, Stage
+from weft.parallel.pipeline.passes import InPasses
+from weft.parallel.sharding import Unit, gather_in_time
 from weft.parallel.tensor.apply import apply_layout, shrink_params
 from weft.parallel.tensor.sequence import TensorGroup
 from weft.plan.box import Box
@@ -72,16 +74,18 @@ def build(
     seat = plan.seat(comm.rank)
     specs = FAMILIES[spec.family].param_specs(spec)
     tilings = param_tilings(plan, spec)
-    pieces = param_pieces(tilings)
+    pieces = held_pieces(plan, specs, tilings)
     comm.open_groups([*tensor_groups(plan), *reduction_groups(pieces)], GROUP_TIMEOUT_S)
     boxes = {n: t.boxes[comm.rank] for n, t in tilings.items() if comm.rank in t.boxes}
-    stages = {number: _stage(spec, seat, number, boxes, comm.device) for number in seat.stages}
+    hollow = {name for name, cut in pieces.items() if any(held.level == 3 for held in cut)}
+    stages = {n: _stage(spec, seat, n, boxes, hollow, comm.device) for n in seat.stages}
     gradients = Gradients(
         local_params(list(stages.values()), specs, boxes),
         pieces,
         comm,
         main_dtype=MAIN_DTYPE[seat.stage_plan.precision],
         overlap=overlap,
+        rounds=seat.pipeline_plan.num_microbatches,
     )
     work = WeightWork() if splits_backward(seat.pipeline_plan.schedule) else None
     for number, model in stages.items():
@@ -89,9 +93,11 @@ def build(
             group = TensorGroup(comm, seat.group("tp"), seq_len)
             apply_layout(model, FAMILIES[spec.family].layout(spec), boxes, group)
         _apply(model, seat.pipeline_plan.stages[number], work)
+    _gather_in_time(stages, gradients)
     scale = float(plan.global_batch * seq_len)
+    passing = {n: _in_passes(stages[n], seat.pipeline_plan.stages[n].passes) for n in stages}
     border = (seq_len, spec.d_model)
-    executor = Executor(seat, stages, comm, gradients, border=border, scale=scale, work=work)
+    executor = Executor(seat, passing, comm, gradients, border=border, scale=scale, work=work)
     engine: Engine[Part] = Engine(
         executor.train,
         gradients,
@@ -104,9 +110,14 @@ def build(
 
 
 def _stage(
-    spec: ModelSpec, seat: Seat, number: int, boxes: Mapping[str, Box], device: torch.device
+    spec: ModelSpec,
+    seat: Seat,
+    number: int,
+    boxes: Mapping[str, Box],
+    hollow: Set[str],
+    device: torch.device,
 ) -> Decoder:
-    """One stage's module with storage for this rank's boxes and no values."""
+    """One stage's module for this rank's boxes, without values; ``hollow`` ones without memory."""
     stage = seat.pipeline_plan.stages[number]
     with torch.device("meta"):
         model = build_model(
@@ -118,7 +129,13 @@ def _stage(
     shrink_params(model, boxes)
     buffers = [name for name, _ in model.named_buffers()]
     assert not buffers, f"a buffer would be left without values: {buffers}"
-    return model.to(MODEL_DTYPE[stage.precision]).to_empty(device=device)
+    for name, param in list(model.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        empty = torch.empty(param.shape, dtype=MODEL_DTYPE[stage.precision], device=device)
+        if name in hollow:
+            empty.untyped_storage().resize_(0)
+        model.get_submodule(owner).register_parameter(leaf, nn.Parameter(empty))
+    return model
 
 
 def local_params(
@@ -151,6 +168,19 @@ def _apply(model: Decoder, stage: StagePlan, work: WeightWork | None) -> None:
         if stage.compile:
             part.compile()
         model.layers[name] = part
+
+
+def _gather_in_time(stages: Mapping[int, Decoder], gradients: Gradients) -> None:
+    """Where ranks keep segments of parameters, let modules wait for whole ones."""
+    crew: list[Unit] = []
+    for model in stages.values():
+        if gradients.sharded:
+            gather_in_time(model, gradients.sharded, crew)
+        model.register_state_dict_pre_hook(lambda *_: gradients.fence())  # type: ignore[no-untyped-call]
+
+
+def _in_passes(stage: Decoder, passes: int) -> Stage:
+    return stage if passes == 1 else InPasses(stage, passes)
 
 
 Source = Callable[[ParamSpec, Box, torch.dtype], Tensor]

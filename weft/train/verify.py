@@ -18,7 +18,7 @@ from weft.comm.join import join
 from weft.comm.place import Place
 from weft.config.sections import Config, OptimConfig
 from weft.data.synthetic import SyntheticDataset
-from weft.parallel.gradients import MainParam
+from weft.parallel.mains import MainParam
 from weft.parallel.pipeline.executor import MicroBatch
 from weft.plan.box import Box
 from weft.plan.mesh import Mesh

@@ -19,11 +19,11 @@ from weft.comm.join import join
 from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.parallel.gradients import Gradients
-from weft.parallel.params import LocalParam, reduction_groups
+from weft.parallel.params import Held, LocalParam, reduction_groups
 from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import Plan
-from weft.plan.tiling import Piece, split_evenly
+from weft.plan.tiling import split_evenly
 from weft.planner.validate import validate_plan
 from weft.platform.registry import platform_named
 from weft.precision.dtypes import MODEL_DTYPE
@@ -165,9 +165,9 @@ def _gradients(
         model.to(MODEL_DTYPE[precision])
     dtypes = {param.dtype for _, param in params}
     main = torch.float64 if torch.float64 in dtypes else torch.float32
-    pieces = {n: [Piece(Box.whole(tuple(p.shape)), comm.world)] for n, p in params}
-    comm.open_groups(reduction_groups(pieces), GROUP_TIMEOUT_S)
     local = [LocalParam(_spec(n, p), Box.whole(tuple(p.shape)), p) for n, p in params]
+    pieces = {p.spec.name: [Held(p.spec, p.box, comm.world)] for p in local}
+    comm.open_groups(reduction_groups(pieces), GROUP_TIMEOUT_S)
     gradients = Gradients(local, pieces, comm, main_dtype=main)
     if precision is not None:
         for part in gradients.mains:

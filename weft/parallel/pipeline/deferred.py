@@ -6,7 +6,8 @@ part or come with the forward pass, keep a whole backward, done in the first hal
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,16 +23,24 @@ class WeightWork:
     """Weight gradients that wait for their turn."""
 
     def __init__(self) -> None:
-        self._jobs: list[Job] = []
+        self._makes: dict[nn.Parameter, list[Callable[[], Tensor]]] = {}
         self.is_deferring = False
 
     def add(self, param: nn.Parameter, make: Callable[[], Tensor]) -> None:
-        self._jobs.append((param, make))
+        self._makes.setdefault(param, []).append(make)
 
     def take(self) -> list[Job]:
-        """The jobs of the backward that just ended; the list starts anew."""
-        jobs, self._jobs = self._jobs, []
-        return jobs
+        """The jobs of the backward that just ended, one a parameter; the list starts anew."""
+        makes, self._makes = self._makes, {}
+        return [(param, partial(_sum, each)) for param, each in makes.items()]
+
+
+def _sum(makes: Sequence[Callable[[], Tensor]]) -> Tensor:
+    """A stage that computes in passes uses a parameter once in each."""
+    total = makes[0]()
+    for make in makes[1:]:
+        total += make()
+    return total
 
 
 class DeferredLinear(nn.Module):
