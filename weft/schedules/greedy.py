@@ -73,6 +73,8 @@ def play(
     while len(ended) < total:
         assert moments, f"nothing can begin after {len(ended)} of {total} actions"
         now = heapq.heappop(moments)
+        while moments and moments[0] == now:
+            heapq.heappop(moments)
         for position in positions:
             if free_at[position.number] > now:
                 continue

@@ -23,12 +23,19 @@ def interleaved(
         for low in range(0, num_microbatches, num_positions)
     ]
 
+    forward = [
+        [Action("F", s, m) for g in groups for s in stages for m in g] for stages in stages_of
+    ]
+    backward = [
+        [Action("B", s, m) for g in groups for s in stages[::-1] for m in g] for stages in stages_of
+    ]
+
     def wishes(position: Position) -> list[Action]:
-        forward = [Action("F", s, m) for g in groups for s in position.stages for m in g]
-        backward = [Action("B", s, m) for g in groups for s in position.stages[::-1] for m in g]
         forwards, backwards = position.total("F"), position.total("B")
         ahead = 2 * (num_positions - position.number - 1) + (num_chunks - 1) * num_positions + 1
-        wanted = forward[forwards : forwards + 1] if forwards - backwards < ahead else []
-        return wanted + backward[backwards : backwards + 1]
+        wanted = backward[position.number][backwards : backwards + 1]
+        if forwards - backwards < ahead:
+            return forward[position.number][forwards : forwards + 1] + wanted
+        return wanted
 
     return play(stages_of, num_microbatches, wishes, split=False)

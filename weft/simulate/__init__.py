@@ -1,0 +1,1 @@
+"""Play a plan's schedule in modelled time: who does what when, who idles, who holds how much."""

@@ -1,0 +1,44 @@
+"""What a play needs to know of a pipeline: how long its stages compute and its seams carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.schedules.action import Kind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageTimes:
+    """Seconds of one stage for one full microbatch. Stages may be as unlike as their chips."""
+
+    forward_s: float
+    input_grad_s: float
+    """Backward, first half; with recomputation, the second forward too."""
+    weight_grad_s: float
+    """Backward, second half."""
+
+    def of(self, kind: Kind) -> float:
+        """Seconds of one action."""
+        match kind:
+            case "F":
+                return self.forward_s
+            case "B":
+                return self.input_grad_s + self.weight_grad_s
+            case "I":
+                return self.input_grad_s
+            case "W":
+                return self.weight_grad_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeamTimes:
+    """Seconds that the border between two stages takes for one full microbatch, either way.
+
+    Each way has a wire of its own, which carries one message after another. Nobody computes
+    slower while it does.
+    """
+
+    transfer_s: float = 0.0
+    """How long a message occupies the wire."""
+    latency_s: float = 0.0
+    """How much later it is there. Other messages may leave meanwhile."""
