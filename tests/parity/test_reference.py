@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from parity.test_parity import OPTIM, TOLERANCE, Case
+from parity.cases import OPTIM, Case
+from parity.test_parity import TOLERANCE
 from torch import nn
 from torch.nn import functional as F
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from parity.test_parity import Case
+from parity.cases import Case
 from torch import nn
 
 from weft.comm.comm import Comm

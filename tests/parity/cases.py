@@ -1,0 +1,312 @@
+"""The parity table: plans of every kind, as small as they can be."""
+
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from weft.config.sections import CosineSchedule, OptimConfig
+from weft.models.registry import FAMILIES
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
+from weft.train.verify import REHEARSAL_EPS, Rehearsal, small
+
+NUM_LAYERS = 4
+OPTIM = OptimConfig(
+    lr=0.01, eps=REHEARSAL_EPS, max_grad_norm=0.5, schedule=CosineSchedule(warmup=0)
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan, pipeline by pipeline: the data-parallel ranks and the layers of each stage."""
+
+    name: str
+    shares: tuple[int, ...]
+    microbatch: int = 2
+    dp: tuple[tuple[int, ...], ...] = ()
+    """Data-parallel size of each mesh of each pipeline; one mesh of one rank by default."""
+    tp: tuple[tuple[int, ...], ...] = ()
+    """Tensor-parallel size likewise; 1 by default."""
+    tp_outer: bool = False
+    """Meshes name their tensor-parallel axis first, and their ranks downwards."""
+    layers: tuple[tuple[int, ...], ...] = ()
+    """Layers of each stage of each pipeline; all in one stage by default."""
+    schedule: ScheduleName = "1f1b"
+    recompute: Recompute = "off"
+    zero: ZeroLevel = 0
+    zeros: tuple[ZeroLevel, ...] = ()
+    """By stage of each pipeline, where they differ."""
+    passes: int = 1
+    family: str = "llama"
+    tied: bool = False
+    dropout: float = 0.0
+
+    def plan(self) -> Plan:
+        pipelines, first = [], 0
+        for number, share in enumerate(self.shares):
+            dp = self.dp[number] if self.dp else (1,)
+            layers = self.layers[number] if self.layers else (NUM_LAYERS,)
+            meshes = []
+            tp = self.tp[number] if self.tp else (1,) * len(dp)
+            for dp_size, tp_size in zip(dp, tp, strict=True):
+                ranks = range(first, first + dp_size * tp_size)
+                if self.tp_outer:
+                    meshes.append(Mesh.of(tuple(reversed(ranks)), tp=tp_size, dp=dp_size))
+                else:
+                    meshes.append(Mesh.of(ranks, dp=dp_size, tp=tp_size))
+                first = ranks.stop
+            if self.schedule in ("zb-v", "dualpipe-v"):
+                meshes += meshes[::-1]
+            elif self.schedule == "interleaved":
+                meshes *= 2
+            stages = [
+                StagePlan(
+                    mesh=mesh,
+                    layers=(sum(layers[:s]), sum(layers[: s + 1])),
+                    precision="fp64",
+                    recompute=self.recompute,
+                    zero=self.zeros[s] if self.zeros else self.zero,
+                    passes=self.passes,
+                )
+                for s, mesh in enumerate(meshes)
+            ]
+            pipelines.append(
+                PipelinePlan(
+                    stages=tuple(stages),
+                    samples=share,
+                    microbatch=self.microbatch,
+                    schedule=self.schedule,
+                )
+            )
+        return Plan(num_layers=NUM_LAYERS, pipelines=tuple(pipelines))
+
+    def rehearsal(self) -> Rehearsal:
+        family = FAMILIES[self.family]
+        row = next(iter(family.sizes.values()))
+        heads = {"num_heads": 8, "num_kv_heads": 4 if self.family == "llama" else 8}
+        spec = small(replace(row, **heads))
+        spec = replace(spec, num_layers=NUM_LAYERS, dropout=self.dropout)
+        if self.family == "llama":
+            spec = replace(spec, tied=self.tied)
+        return Rehearsal(spec=spec, optim=OPTIM, seq_len=16, seed=5)
+
+
+ONE_BY_ONE = [
+    Case("accumulation", shares=(6,), microbatch=2),
+    Case("microbatch-1", shares=(6,), microbatch=1),
+    Case("ragged-microbatch", shares=(6,), microbatch=4),
+    Case("recompute", shares=(6,), microbatch=6, recompute="full"),
+    Case("pipelines-equal", shares=(3, 3)),
+    Case("pipelines-2-1", shares=(4, 2)),
+    Case("pipelines-3-1-2", shares=(3, 1, 2), microbatch=1),
+    Case("mesh-dp2", shares=(6,), dp=((2,),)),
+    Case("mesh-dp2-odd-microbatch", shares=(6,), dp=((2,),), microbatch=3),
+    Case("mesh-dp4-idle-rank", shares=(6,), dp=((4,),), microbatch=3),
+    Case("unlike-pipelines", shares=(4, 2), dp=((2,), (1,))),
+    Case("tied", shares=(4, 2), tied=True),
+    Case("gpt2", shares=(4, 2), family="gpt2"),
+    Case("gpt2-dropout", shares=(4, 2), family="gpt2", dropout=0.3),
+    Case("pp2-gpipe", shares=(6,), dp=((1, 1),), layers=((2, 2),), schedule="gpipe"),
+    Case("pp2-1f1b", shares=(6,), dp=((1, 1),), layers=((2, 2),)),
+    Case("pp3-uneven", shares=(6,), dp=((1, 1, 1),), layers=((1, 3, 0),), microbatch=1),
+    Case("pp3-empty-middle", shares=(6,), dp=((1, 1, 1),), layers=((0, 0, 4),)),
+    Case(
+        "pp2-interleaved", shares=(6,), dp=((1, 1),), layers=((1, 1, 1, 1),), schedule="interleaved"
+    ),
+    Case("pp2-zb-h1", shares=(6,), dp=((1, 1),), layers=((3, 1),), schedule="zb-h1"),
+    Case("pp2-zb-v", shares=(6,), dp=((1, 1),), layers=((1, 2, 0, 1),), schedule="zb-v"),
+    Case(
+        "pp2-zb-v-tied",
+        shares=(6,),
+        dp=((1, 1),),
+        layers=((1, 1, 1, 1),),
+        schedule="zb-v",
+        tied=True,
+    ),
+    Case(
+        "pp2-dualpipe-v", shares=(6,), dp=((1, 1),), layers=((1, 1, 1, 1),), schedule="dualpipe-v"
+    ),
+    Case(
+        "pp2-dualpipe-v-uneven-tied",
+        shares=(6,),
+        dp=((1, 1),),
+        layers=((1, 2, 0, 1),),
+        microbatch=1,
+        schedule="dualpipe-v",
+        tied=True,
+    ),
+    Case("pp2-tied", shares=(6,), dp=((1, 1),), layers=((2, 2),), tied=True),
+    Case("pp2-recompute", shares=(6,), dp=((1, 1),), layers=((2, 2),), recompute="full"),
+    Case("dp2-pp2", shares=(6,), dp=((2, 2),), layers=((2, 2),), microbatch=3),
+    Case("seam-1-2", shares=(6,), dp=((1, 2),), layers=((3, 1),), microbatch=3),
+    Case("seam-3-2", shares=(6,), dp=((3, 2),), layers=((1, 3),), microbatch=4),
+    Case("unlike-stages", shares=(4, 2), dp=((1, 2), (1,)), layers=((1, 3), (4,)), tied=True),
+    Case(
+        "gpt2-pp2-dropout", shares=(6,), dp=((1, 1),), layers=((2, 2),), family="gpt2", dropout=0.2
+    ),
+    Case("tp2", shares=(6,), dp=((1,),), tp=((2,),)),
+    Case("tp3-uneven-heads", shares=(6,), dp=((1,),), tp=((3,),)),
+    Case("tp8-shared-key-heads", shares=(6,), dp=((1,),), tp=((8,),)),
+    Case("tp2-tied-recompute", shares=(6,), dp=((1,),), tp=((2,),), tied=True, recompute="full"),
+    Case("dp2-tp2", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3),
+    Case("dp2-tp2-outer", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3, tp_outer=True),
+    Case("tp2-dp1-to-dp3", shares=(6,), dp=((1, 3),), tp=((2, 1),), layers=((2, 2),), microbatch=4),
+    Case("dp2-tp2-pp2", shares=(6,), dp=((2, 2),), tp=((2, 2),), layers=((2, 2),), microbatch=3),
+    Case("seam-tp1-tp4", shares=(6,), dp=((1, 1),), tp=((1, 4),), layers=((1, 3),)),
+    Case("seam-tp4-tp2", shares=(6,), dp=((1, 1),), tp=((4, 2),), layers=((1, 3),), tied=True),
+    Case(
+        "seam-dp2-tp2-outer",
+        shares=(6,),
+        dp=((2, 1),),
+        tp=((2, 4),),
+        layers=((2, 2),),
+        microbatch=3,
+        tp_outer=True,
+    ),
+    Case(
+        "tp2-zb-h1-recompute",
+        shares=(6,),
+        dp=((1, 1),),
+        tp=((2, 2),),
+        layers=((2, 2),),
+        schedule="zb-h1",
+        recompute="full",
+    ),
+    Case(
+        "tp2-zb-v-tied",
+        shares=(6,),
+        dp=((1, 1),),
+        tp=((2, 2),),
+        layers=((1, 1, 1, 1),),
+        schedule="zb-v",
+        tied=True,
+    ),
+    Case(
+        "unlike-pipelines-tp",
+        shares=(4, 2),
+        dp=((1, 2), (1,)),
+        tp=((2, 1), (3,)),
+        layers=((1, 3), (4,)),
+        tied=True,
+    ),
+    Case(
+        "gpt2-tp2-pp2-dropout",
+        shares=(6,),
+        dp=((1, 1),),
+        tp=((2, 2),),
+        layers=((2, 2),),
+        family="gpt2",
+        dropout=0.2,
+    ),
+]
+
+
+def on_a_line(schedule: ScheduleName, *counts: int) -> tuple[int, ...]:
+    """Layers of the stages of two meshes under a schedule: two stages, or four on a V or rounds."""
+    return counts if schedule in ONE_STAGE_A_MESH else tuple(n for c in counts for n in (1, c - 1))
+
+
+ONE_STAGE_A_MESH = ("gpipe", "1f1b", "zb-h1")
+SCHEDULES = get_args(ScheduleName)
+LEVELS = get_args(ZeroLevel)
+
+SCHEDULES_BY_LAYERS = [
+    Case(
+        f"{schedule}-{name}",
+        shares=(5,),
+        microbatch=1,
+        dp=((1, 1),),
+        layers=(on_a_line(schedule, *counts),),
+        schedule=schedule,
+        tied=tied,
+    )
+    for schedule in SCHEDULES
+    for name, counts, tied in (("equal", (2, 2), False), ("unequal", (3, 1), True))
+]
+SCHEDULES_BY_ZERO = [
+    Case(
+        f"{schedule}-zero{level}",
+        shares=(7,),
+        microbatch=2,
+        dp=((2, 2),),
+        layers=(on_a_line(schedule, 3, 1),),
+        schedule=schedule,
+        zero=level,
+        tied=level == 2,
+    )
+    for schedule in SCHEDULES
+    for level in LEVELS
+    if level
+]
+SEAMS = [
+    Case(
+        f"seam-{axis}{a}-{axis}{b}",
+        shares=(6,),
+        microbatch=4,
+        dp=((a, b) if axis == "dp" else (1, 1),),
+        tp=((a, b) if axis == "tp" else (1, 1),),
+        layers=((1, 3),),
+        tied=a > b,
+    )
+    for axis in ("tp", "dp")
+    for a in (1, 2, 4)
+    for b in (1, 2, 4)
+    if (a, b) != (1, 1)
+]
+SHARDED = [
+    *(Case(f"zero{level}", shares=(6,), dp=((2,),), zero=level) for level in LEVELS if level),
+    *(
+        Case(
+            f"dp2-tp2-zero{level}-recompute",
+            shares=(6,),
+            dp=((2,),),
+            tp=((2,),),
+            microbatch=3,
+            zero=level,
+            recompute="full",
+            tied=level == 1,
+        )
+        for level in LEVELS
+        if level
+    ),
+    *(
+        Case(
+            f"unlike-pipelines-zero{level}",
+            shares=(6, 2),
+            dp=((1, 2), (1,)),
+            tp=((2, 1), (3,)),
+            layers=((1, 3), (4,)),
+            zero=level,
+            tied=True,
+        )
+        for level in (1, 2)
+    ),
+    Case("pipelines-2-1-zero1", shares=(4, 2), zero=1),
+    Case("pipelines-2-1-zero2-gpt2", shares=(4, 2), zero=2, family="gpt2", dropout=0.2),
+    Case("dp3-zero3-idle-rank", shares=(5,), dp=((3,),), zero=3, microbatch=2),
+    Case("dp4-zero2-idle-rank", shares=(7,), dp=((4,),), zero=2, microbatch=3),
+    Case("gpt2-dp2-pp2-zero3", shares=(6,), dp=((2, 2),), layers=((2, 2),), zero=3, family="gpt2"),
+    Case(
+        "unlike-levels",
+        shares=(6,),
+        dp=((2, 3, 2),),
+        layers=((1, 2, 1),),
+        microbatch=3,
+        zeros=(3, 0, 1),
+        tied=True,
+    ),
+]
+MORE = [
+    Case("three-unlike-meshes", shares=(6,), dp=((1, 2, 3),), tp=((2, 2, 1),),
+         layers=((1, 2, 1),), microbatch=4),
+    Case("pipelines-3-1-unlike-stages", shares=(6, 2), dp=((1, 1), (1, 1, 1)),
+         layers=((3, 1), (1, 1, 2)), tied=True),
+    Case("pipelines-of-unlike-schedules", shares=(6, 2), dp=((1, 1), (1, 1)),
+         layers=((1, 1, 1, 1), (1, 1, 1, 1)), schedule="zb-v", zero=1),
+    Case("passes", shares=(6,), dp=((2,),), microbatch=5, passes=2),
+    Case("passes-zb-h1-zero3", shares=(6,), dp=((2, 2),), layers=((2, 2),), microbatch=6,
+         passes=3, schedule="zb-h1", zero=3),
+    Case("passes-gpt2-tp2", shares=(6,), dp=((1,),), tp=((2,),), microbatch=3, passes=2,
+         family="gpt2", dropout=0.1, recompute="full"),
+]  # fmt: skip
+
+PARITY = [*ONE_BY_ONE, *SCHEDULES_BY_LAYERS, *SCHEDULES_BY_ZERO, *SEAMS, *SHARDED, *MORE]
