@@ -1,76 +1,134 @@
-"""What crosses a border between stages: both ends agree on it, and nothing is kept for longer."""
+"""What crosses a border between stages: both ends agree on its order, and nothing is left."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
-from weft.parallel.pipeline.seam import Seam
+from weft.comm.channel import Channel
+from weft.parallel.pipeline.seam import Seam, activation_tiling, channel, channels
+from weft.plan.box import Box
 from weft.plan.mesh import Mesh
-from weft.plan.plan import PipelinePlan, StagePlan
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
-SHAPE = (16, 2)
+Road = tuple[int, int, int]
+"""Sender, receiver, number of the channel."""
+
+
+class Wires:
+    """Carries what the stand-ins of all ranks send, in order and without names."""
+
+    def __init__(self) -> None:
+        self.travelling: dict[Road, list[Tensor]] = defaultdict(list)
+        self.waiting = 0
+
+    def rank(self, rank: int) -> "Wire":
+        return Wire(self, rank)
 
 
 class Wire:
-    """Stands in for ``Comm`` on one rank: notes what would travel, and what was not waited for."""
+    """Stands in for ``Comm`` on one rank."""
 
     device = torch.device("cpu")
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, wires: Wires, rank: int) -> None:
+        self.wires = wires
         self.rank = rank
-        self.sent: list[tuple[int, int, int]] = []
-        self.received: list[tuple[int, int, int]] = []
-        self.waiting: set[tuple[int, int]] = set()
 
-    def send(self, _: Tensor, *, dst: int, tag: int, name: str) -> Callable[[], None]:
-        assert name == "activations"
-        self.sent.append((self.rank, dst, tag))
-        self.waiting.add((dst, tag))
-        return lambda: self.waiting.remove((dst, tag))
+    def send(
+        self, parts: Sequence[tuple[int, Tensor]], *, channel: Channel, name: str
+    ) -> Callable[[], None]:
+        for dst, part in parts:
+            assert {self.rank, dst} <= set(channel.ranks)
+            self.wires.travelling[self.rank, dst, channel.number].append(part)
+        self.wires.waiting += 1
 
-    def receive(self, _: Tensor, *, src: int, tag: int, name: str) -> Callable[[], None]:
-        assert name == "activations"
-        self.received.append((src, self.rank, tag))
+        def finish() -> None:
+            self.wires.waiting -= 1
+
+        return finish
+
+    def receive(
+        self, parts: Sequence[tuple[int, Tensor]], *, channel: Channel, name: str
+    ) -> Callable[[], None]:
+        for src, part in parts:
+            part.copy_(self.wires.travelling[src, self.rank, channel.number].pop(0))
         return lambda: None
 
 
 def pipeline_of(*meshes: Mesh, samples: int, microbatch: int) -> PipelinePlan:
-    stages = tuple(StagePlan(mesh=mesh, layers=(0, 0)) for mesh in meshes)
+    stages = tuple(
+        StagePlan(mesh=mesh, layers=(0, 0), device="cpu", precision="fp64") for mesh in meshes
+    )
     return PipelinePlan(stages=stages, samples=samples, microbatch=microbatch)
 
 
-def test_both_ends_of_a_wide_border_agree_on_tags_that_occur_once() -> None:
+@pytest.mark.parametrize("shape", [(16,), (16, 2), (16, 2, 3)], ids=str)
+def test_what_leaves_a_wide_border_arrives_in_its_place(shape: tuple[int, ...]) -> None:
     wide, other = Mesh.of(range(16), dp=8, tp=2), Mesh.of(range(16, 28), dp=3, tp=4)
     pipeline = pipeline_of(wide, other, samples=15, microbatch=11)
-    sent, received = [], []
-    for rank in range(28):
-        wire = Wire(rank)
-        seam = Seam(wire, pipeline, 0, SHAPE)  # type: ignore[arg-type]
-        for microbatch in range(2):
-            part = len(pipeline.split(int(rank >= 16), microbatch)[rank])
-            tensor = torch.zeros(part, SHAPE[0] // (2 if rank < 16 else 4), SHAPE[1])
-            if rank < 16:
-                seam.send_forward(microbatch, tensor)
-                seam.receive_backward(microbatch)
-            else:
-                seam.receive_forward(microbatch)
-                seam.send_backward(microbatch, tensor)
-        sent += wire.sent
-        received += wire.received
-    assert len(sent) > 64, "too few moves to tell"
-    assert len(set(sent)) == len(sent)
-    assert sorted(sent) == sorted(received)
+    wires = Wires()
+    seams = {rank: Seam(wires.rank(rank), pipeline, 0, shape) for rank in range(28)}  # type: ignore[arg-type]
+    for way, (src, dst) in (("F", (wide, other)), ("B", (other, wide))):
+        wholes = []
+        for microbatch, size in enumerate((11, 4)):
+            whole = torch.rand(size, *shape, dtype=torch.float64)
+            wholes.append(whole)
+            tilings = [activation_tiling(pipeline, s, microbatch, shape).boxes for s in (0, 1)]
+            given, taken = tilings if way == "F" else reversed(tilings)
+            for rank in src.ranks:
+                seams[rank].send(way, microbatch, whole[given[rank].slices()])  # type: ignore[arg-type]
+        for microbatch, whole in enumerate(wholes):
+            taken = activation_tiling(pipeline, int(way == "F"), microbatch, shape).boxes
+            for rank in dst.ranks:
+                seams[rank].expect(way, microbatch)  # type: ignore[arg-type]
+                received = seams[rank].receive(way, microbatch)  # type: ignore[arg-type]
+                assert torch.equal(received, whole[taken[rank].slices()])
+    assert not any(wires.travelling.values())
+    for seam in seams.values():
+        seam.finish()
+    assert not wires.waiting
 
 
-def test_an_output_is_let_go_when_its_gradient_has_come() -> None:
-    pipeline = pipeline_of(Mesh.of((0,), dp=1), Mesh.of((1,), dp=1), samples=3, microbatch=1)
-    wire = Wire(0)
-    seam = Seam(wire, pipeline, 0, SHAPE)  # type: ignore[arg-type]
-    seam.send_forward(0, torch.zeros(1, *SHAPE))
-    seam.send_forward(1, torch.zeros(1, *SHAPE))
-    assert len(wire.waiting) == 2
-    seam.receive_backward(0)
-    assert len(wire.waiting) == 1
+def test_only_the_dimension_after_the_batch_is_cut() -> None:
+    pipeline = pipeline_of(Mesh.of((0, 1), tp=2), Mesh.of((2,), dp=1), samples=2, microbatch=2)
+    boxes = activation_tiling(pipeline, 0, 0, (5, 3, 4)).boxes
+    assert boxes == {0: Box((0, 0, 0, 0), (2, 3, 3, 4)), 1: Box((0, 3, 0, 0), (2, 2, 3, 4))}
+
+
+def test_stages_of_one_rank_pass_tensors_by_hand() -> None:
+    mesh = Mesh.of((0,), dp=1)
+    wires = Wires()
+    seam = Seam(wires.rank(0), pipeline_of(mesh, mesh, samples=2, microbatch=2), 0, (3,))  # type: ignore[arg-type]
+    output = torch.ones(2, 3, dtype=torch.float64)
+    seam.send("F", 0, output)
+    seam.expect("F", 0)
+    assert torch.equal(seam.receive("F", 0), output)
     seam.finish()
-    assert not wire.waiting
+    assert not wires.travelling
+
+
+def test_every_way_over_every_border_is_a_channel_of_its_own() -> None:
+    first, second = Mesh.of((0, 1), dp=2), Mesh.of((2,), dp=1)
+    vee = pipeline_of(first, second, second, first, samples=2, microbatch=1)
+    alone = pipeline_of(Mesh.of((3,), dp=1), samples=2, microbatch=1)
+    opened = list(channels(Plan(num_layers=0, pipelines=(vee, alone))))
+    assert opened == [channel(vee, s, way) for s in (0, 2) for way in "FB"]  # type: ignore[arg-type]
+    assert [road.ranks for road in opened] == [(0, 1, 2)] * 4
+    assert len({road.number for road in opened}) == 4
+
+
+def test_what_was_sent_is_let_go_once() -> None:
+    pipeline = pipeline_of(Mesh.of((0,), dp=1), Mesh.of((1,), dp=1), samples=3, microbatch=1)
+    wires = Wires()
+    seam = Seam(wires.rank(0), pipeline, 0, (3,))  # type: ignore[arg-type]
+    for microbatch in range(2):
+        seam.send("F", microbatch, torch.zeros(1, 3, dtype=torch.float64))
+    assert wires.waiting == 2
+    seam.release("F", 0)
+    seam.release("F", 0)
+    assert wires.waiting == 1
+    seam.finish()
+    assert not wires.waiting

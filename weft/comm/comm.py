@@ -13,12 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from weft.comm.channel import Channel
 from weft.comm.counters import Counters
 from weft.comm.errors import CommError
 
 Handle = dist.ProcessGroup
 Finish = Callable[[], None]
 """Call it to wait for an asynchronous collective."""
+Parts = Sequence[tuple[int, Tensor]]
+"""Tensors, each with the rank it goes to or comes from."""
 
 
 class Comm:
@@ -159,18 +162,37 @@ class Comm:
         )
         self._finish(name, ranks, work, wait=True)
 
-    def send(self, tensor: Tensor, *, dst: int, tag: int, name: str) -> Finish:
-        """Start to send a contiguous tensor; it must not change until the result was called."""
-        self.counters.add(name, tensor.nbytes, (dst,))
-        peers = (self.rank, dst)
-        work = self._run(name, peers, lambda: dist.isend(tensor, dst, tag=tag))
-        return self._finish(name, peers, work, wait=False)
+    def send(self, parts: Parts, *, channel: Channel, name: str) -> Finish:
+        """Start to send contiguous tensors, each to the rank beside it, over a channel.
 
-    def receive(self, tensor: Tensor, *, src: int, tag: int, name: str) -> Finish:
-        """Start to receive into a contiguous tensor, valid when the result was called."""
-        peers = (self.rank, src)
-        work = self._run(name, peers, lambda: dist.irecv(tensor, src, tag=tag))
-        return self._finish(name, peers, work, wait=False)
+        They must not change until the result was called.
+        """
+        for dst, part in parts:
+            self.counters.add(name, part.nbytes, (dst,))
+        return self._point_to_point(dist.isend, parts, channel, name)
+
+    def receive(self, parts: Parts, *, channel: Channel, name: str) -> Finish:
+        """Start to receive into contiguous tensors, each from the rank beside it.
+
+        They are valid when the result was called. What comes from one rank over one channel is
+        received in the order in which it was sent.
+        """
+        return self._point_to_point(dist.irecv, parts, channel, name)
+
+    def _point_to_point(
+        self, operation: Callable[..., Any], parts: Parts, channel: Channel, name: str
+    ) -> Finish:
+        peers = tuple(sorted({peer for peer, _ in parts}))
+        works = [
+            self._run(name, peers, partial(operation, part, peer, tag=channel.number))
+            for peer, part in parts
+        ]
+
+        def finish() -> None:
+            for work in works:
+                self._run(name, peers, work.wait)
+
+        return finish
 
     def gather_json(self, value: Any, *, name: str) -> list[Any]:
         """Every rank's ``value``, in rank order, on every rank. JSON on the wire, never pickle."""

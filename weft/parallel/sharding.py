@@ -7,7 +7,7 @@ forward and before its backward, the next unit's while it computes, and frees al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -66,7 +66,7 @@ class Gathered(nn.Module):
         return result
 
 
-def units_of(
+def _units_of(
     parts: Sequence[Part], flats: Sequence[FlatParams], crew: list[Unit]
 ) -> dict[Part, Unit]:
     """The units of one stage by part, in forward order; they join the rank's ``crew``."""
@@ -74,18 +74,36 @@ def units_of(
     for part in parts:
         used = [f for f in flats if any(part in parts_of(e.held.spec) for e in f.bucket.entries)]
         units[part] = Unit(used, crew)
-    for first, second in pairwise(units.values()):
-        first.after, second.before = second, first
+    for (part, first), (_, second) in pairwise(units.items()):
+        first.after = second
+        if part != "embed":  # its backward does without its parameters
+            second.before = first
     crew += units.values()
     return units
 
 
-def gather_in_time(model: Decoder, flats: Sequence[FlatParams], crew: list[Unit]) -> None:
+class Attendance:
+    """Takes part in what a stage gathers when this rank has no samples of a microbatch."""
+
+    def __init__(self, units: Mapping[Part, Unit]) -> None:
+        self._units = units
+
+    def forward(self) -> None:
+        for unit in self._units.values():
+            unit.enter_forward()
+
+    def backward(self) -> None:
+        for part, unit in reversed(self._units.items()):
+            if part != "embed":
+                unit.enter_backward()
+
+
+def gather_in_time(model: Decoder, flats: Sequence[FlatParams], crew: list[Unit]) -> Attendance:
     """Let every module of a stage wait for its parameters. Applied last, outside compiled code."""
     layers: list[Part] = [int(name) for name in model.layers]
     first: list[Part] = ["embed"] if model.takes_tokens else []
     last: list[Part] = ["head"] if model.norm is not None else []
-    units = units_of([*first, *layers, *last], flats, crew)
+    units = _units_of([*first, *layers, *last], flats, crew)
     for name, block in model.layers.items():
         model.layers[name] = Gathered(block, units[int(name)])
     if model.takes_tokens:
@@ -96,6 +114,7 @@ def gather_in_time(model: Decoder, flats: Sequence[FlatParams], crew: list[Unit]
         head = units["head"]
         model.norm.register_forward_pre_hook(lambda *_: head.enter_forward())
         model.cross_entropy = _announced(model.cross_entropy, head)
+    return Attendance(units)
 
 
 def _announced(cross_entropy: CrossEntropy, head: Unit) -> CrossEntropy:

@@ -26,7 +26,7 @@ from weft.parallel.params import (
 from weft.parallel.pipeline.deferred import WeightWork, defer_linears
 from weft.parallel.pipeline.executor import Executor, MicroBatch, Stage
 from weft.parallel.pipeline.passes import InPasses
-from weft.parallel.sharding import Unit, gather_in_time
+from weft.parallel.sharding import Attendance, Unit, gather_in_time
 from weft.parallel.tensor.apply import apply_layout, shrink_params
 from weft.parallel.tensor.sequence import TensorGroup
 from weft.plan.box import Box
@@ -93,11 +93,20 @@ def build(
             group = TensorGroup(comm, seat.group("tp"), seq_len)
             apply_layout(model, FAMILIES[spec.family].layout(spec), boxes, group)
         _apply(model, seat.pipeline_plan.stages[number], work)
-    _gather_in_time(stages, gradients)
+    attendances = _gather_in_time(stages, gradients)
     scale = float(plan.global_batch * seq_len)
     passing = {n: _in_passes(stages[n], seat.pipeline_plan.stages[n].passes) for n in stages}
     border = (seq_len, spec.d_model)
-    executor = Executor(seat, passing, comm, gradients, border=border, scale=scale, work=work)
+    executor = Executor(
+        seat,
+        passing,
+        comm,
+        gradients,
+        border=border,
+        scale=scale,
+        work=work,
+        attendances=attendances,
+    )
     engine: Engine[Part] = Engine(
         executor.train,
         gradients,
@@ -170,13 +179,15 @@ def _apply(model: Decoder, stage: StagePlan, work: WeightWork | None) -> None:
         model.layers[name] = part
 
 
-def _gather_in_time(stages: Mapping[int, Decoder], gradients: Gradients) -> None:
+def _gather_in_time(stages: Mapping[int, Decoder], gradients: Gradients) -> dict[int, Attendance]:
     """Where ranks keep segments of parameters, let modules wait for whole ones."""
     crew: list[Unit] = []
-    for model in stages.values():
+    attendances = {}
+    for number, model in stages.items():
         if gradients.sharded:
-            gather_in_time(model, gradients.sharded, crew)
+            attendances[number] = gather_in_time(model, gradients.sharded, crew)
         model.register_state_dict_pre_hook(lambda *_: gradients.fence())  # type: ignore[no-untyped-call]
+    return attendances
 
 
 def _in_passes(stage: Decoder, passes: int) -> Stage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -14,11 +15,17 @@ from weft.comm.comm import Comm
 from weft.nn.context import Context
 from weft.parallel.gradients import Gradients
 from weft.parallel.pipeline.deferred import Job, WeightWork
-from weft.parallel.pipeline.seam import Seam
+from weft.parallel.pipeline.releases import releases
+from weft.parallel.pipeline.seam import Seam, Way
+from weft.parallel.sharding import Attendance
 from weft.plan.plan import Seat
 from weft.precision.dtypes import MODEL_DTYPE
-from weft.schedules.action import Action
+from weft.schedules.action import Action, Schedule
 from weft.schedules.registry import schedule_of
+
+AHEAD = 2
+"""Actions whose input is received while the one before them computes: at most as many more inputs
+are held."""
 
 
 class Stage(Protocol):
@@ -41,6 +48,19 @@ class MicroBatch:
     context: Context
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a rank does in a step."""
+
+    actions: Sequence[Action]
+    arrived: Sequence[Sequence[Action]]
+    """After each action: earlier ones whose results have certainly arrived where they went."""
+
+    @staticmethod
+    def of(schedule: Schedule, position: int) -> _Work:
+        return _Work(schedule[position], releases(schedule, position))
+
+
 @dataclass(slots=True)
 class _Flight:
     """One microbatch on its way through one stage: what backward needs."""
@@ -61,6 +81,7 @@ class Executor:
             for decoders.
         scale: Losses are divided by it before backward.
         work: Collects weight gradients where the schedule does backward in halves.
+        attendances: By stage, what this rank does where it has no samples of a microbatch.
     """
 
     def __init__(
@@ -73,13 +94,18 @@ class Executor:
         border: tuple[int, ...],
         scale: float,
         work: WeightWork | None = None,
+        attendances: Mapping[int, Attendance] = MappingProxyType({}),
     ) -> None:
         self._seat = seat
+        self._attendances = attendances
         self._stages = stages
         self._gradients = gradients
         self._scale = scale
         self._work = work
-        self._actions = schedule_of(seat.pipeline_plan)[seat.position]
+        schedule = schedule_of(seat.pipeline_plan)
+        forwards = [[action for action in each if action.kind == "F"] for each in schedule]
+        self._training = _Work.of(schedule, seat.position)
+        self._evaluation = _Work.of(forwards, seat.position)
         self._dtype = MODEL_DTYPE[seat.stage_plan.precision]
         self._counts_loss = seat.stage_plan.mesh.coordinate(seat.rank)["tp"] == 0
         last = len(seat.pipeline_plan.stages) - 1
@@ -98,28 +124,56 @@ class Executor:
         ``microbatches``: this rank's part of each, in order; None where its part is empty.
         """
         self._gradients.begin(sum(microbatch is not None for microbatch in microbatches))
-        return self._run(self._actions, microbatches, nullcontext())
+        return self._run(self._training, microbatches, nullcontext())
 
     def evaluate(self, microbatches: Sequence[MicroBatch | None]) -> Tensor:
         """Forwards alone, without gradients."""
-        forwards = [action for action in self._actions if action.kind == "F"]
-        return self._run(forwards, microbatches, torch.no_grad())
+        return self._run(self._evaluation, microbatches, torch.no_grad())
 
     def _run(
         self,
-        actions: Sequence[Action],
+        work: _Work,
         microbatches: Sequence[MicroBatch | None],
         mode: AbstractContextManager[None],
     ) -> Tensor:
         self._totals.zero_()
+        expected = 0
         with mode:
-            for action in actions:
+            for number, action in enumerate(work.actions):
+                for coming in work.actions[expected : number + AHEAD + 1]:
+                    self._expect(coming, microbatches)
+                expected = number + AHEAD + 1
                 microbatch = microbatches[action.microbatch]
                 if microbatch is not None:
                     self._do(action, microbatch)
+                elif action.stage in self._attendances:
+                    self._attend(action)
+                for sent in work.arrived[number]:
+                    self._release(sent)
         for seam in self._seams.values():
             seam.finish()
         return self._totals
+
+    def _attend(self, action: Action) -> None:
+        """No samples for this rank: help the others of the stage to theirs."""
+        if action.kind == "F":
+            self._attendances[action.stage].forward()
+        elif action.kind != "W":
+            self._attendances[action.stage].backward()
+
+    def _expect(self, action: Action, microbatches: Sequence[MicroBatch | None]) -> None:
+        """Start to receive what the action works on, where it comes over a seam."""
+        if microbatches[action.microbatch] is None:
+            return
+        way: Way = "F" if action.kind == "F" else "B"
+        seam = action.stage - 1 if way == "F" else action.stage
+        if action.kind != "W" and seam in self._seams:
+            self._seams[seam].expect(way, action.microbatch)
+
+    def _release(self, action: Action) -> None:
+        """Let go of what the action sent."""
+        way: Way = "F" if action.kind == "F" else "B"
+        self._seams[action.stage - (way == "B")].release(way, action.microbatch)
 
     def _do(self, action: Action, microbatch: MicroBatch) -> None:
         match action.kind:
@@ -134,7 +188,7 @@ class Executor:
         module = self._stages[action.stage]
         given = None
         if not self._seat.holds_embedding(action.stage):
-            given = self._seams[action.stage - 1].receive_forward(action.microbatch)
+            given = self._seams[action.stage - 1].receive("F", action.microbatch)
             given = given.to(self._dtype).requires_grad_(torch.is_grad_enabled())
         x = microbatch.tokens if given is None else given
         result: Tensor = module(x, microbatch.context)
@@ -144,7 +198,7 @@ class Executor:
                 self._totals[0] += result.detach()
                 self._totals[1] += microbatch.weights.sum(dtype=torch.float64)
         else:
-            self._seams[action.stage].send_forward(action.microbatch, result.detach())
+            self._seams[action.stage].send("F", action.microbatch, result.detach())
         if torch.is_grad_enabled():
             self._flights[action.stage, action.microbatch] = _Flight(given, result)
 
@@ -157,14 +211,14 @@ class Executor:
         if self._seat.holds_head(action.stage):
             (flight.result / self._scale).backward()  # type: ignore[no-untyped-call]
         else:
-            grad = self._seams[action.stage].receive_backward(action.microbatch)
+            grad = self._seams[action.stage].receive("B", action.microbatch)
             if flight.result.requires_grad:
                 flight.result.backward(grad.to(flight.result.dtype))  # type: ignore[no-untyped-call]
         if self._work is not None:
             self._weight_jobs[key] = self._work.take()
         if flight.given is not None:
             assert flight.given.grad is not None
-            self._seams[action.stage - 1].send_backward(action.microbatch, flight.given.grad)
+            self._seams[action.stage - 1].send("B", action.microbatch, flight.given.grad)
 
     @torch.no_grad()
     def _weights(self, action: Action) -> None:

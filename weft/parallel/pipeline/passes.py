@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
 from weft.models.decoder import Decoder
 from weft.nn.context import Context
+from weft.plan.tiling import split_evenly
 
 
 class InPasses(nn.Module):
@@ -36,8 +38,9 @@ class InPasses(nn.Module):
         return torch.stack(losses).sum()
 
     def _parts(self, samples: int) -> list[slice]:
-        size = -(-samples // self.passes)
-        return [slice(low, low + size) for low in range(0, samples, size)]
+        sizes = [size for size in split_evenly(samples, self.passes) if size]
+        starts = accumulate(sizes, initial=0)
+        return [slice(low, low + size) for low, size in zip(starts, sizes, strict=False)]
 
 
 def _part_of(context: Context, rows: slice) -> Context:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from weft.comm.channel import Channel
 from weft.comm.comm import Comm, Finish
 from weft.parallel.tensor.split import part_of
 from weft.plan.box import Box
-from weft.plan.plan import PipelinePlan
+from weft.plan.plan import PipelinePlan, Plan
 from weft.plan.tiling import Move, Tiling, moves
 from weft.precision.dtypes import MODEL_DTYPE
 
-MAX_MOVES = 64
-"""Between two ranks for one microbatch, a part of a tensor each: mostly one, a handful at most."""
+Way = Literal["F", "B"]
+"""Activations go forward, their gradients backward."""
 
 
 def activation_tiling(
@@ -39,11 +41,46 @@ def activation_tiling(
     return Tiling((size, *shape), boxes)
 
 
+def channel(pipeline: PipelinePlan, stage: int, way: Way) -> Channel:
+    """The road of one way over the border after ``stage``: a border's ways never share one."""
+    ends = (pipeline.stages[stage].mesh.ranks, pipeline.stages[stage + 1].mesh.ranks)
+    return Channel(tuple(sorted({*ends[0], *ends[1]})), 2 * stage + (way == "B"))
+
+
+def channels(plan: Plan) -> Iterator[Channel]:
+    """Every channel of a job, in the same order on every rank."""
+    for pipeline in plan.pipelines:
+        for stage in range(len(pipeline.stages) - 1):
+            if pipeline.stages[stage].mesh.ranks != pipeline.stages[stage + 1].mesh.ranks:
+                yield channel(pipeline, stage, "F")
+                yield channel(pipeline, stage, "B")
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """One rank's part in carrying one microbatch over the border, one way."""
+
+    held: Box | None
+    """What this rank's side of the border gives; None: it is on the other side."""
+    wanted: Box | None
+    going: tuple[Move, ...]
+    coming: tuple[Move, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """A receive that was started."""
+
+    wait: Finish
+    parts: tuple[tuple[Box, Tensor], ...]
+
+
 class Seam:
     """The border between stages ``stage`` and ``stage + 1`` of one pipeline, on one rank.
 
     Activations go forward along the moves from one tiling to the other, their gradients back
     along the same moves. Stages on one rank pass tensors by hand: such moves send nothing.
+    Each way must be sent, and be expected, in the same order of microbatches.
     """
 
     def __init__(
@@ -54,96 +91,99 @@ class Seam:
         self._stage = stage
         self._shape = shape
         self._dtype = MODEL_DTYPE[pipeline.stages[stage].precision]
-        self._sent: dict[tuple[str, int], list[tuple[Finish, Tensor]]] = {}
-        self._kept: dict[tuple[str, int, Box], Tensor] = {}
+        ways: tuple[Way, Way] = ("F", "B")
+        self._channels = {way: channel(pipeline, stage, way) for way in ways}
+        self._routes: dict[tuple[Way, int], _Route] = {}
+        self._sent: dict[tuple[Way, int], Finish] = {}
+        self._arriving: dict[tuple[Way, int], _Arrival] = {}
+        self._kept: dict[tuple[Way, int, Box], Tensor] = {}
 
-    def send_forward(self, microbatch: int, output: Tensor) -> None:
-        """Hand on this rank's part of the output of ``stage``."""
-        source, target = self._tilings(microbatch)
-        self._send("F", microbatch, output, source.boxes[self._comm.rank], moves(source, target))
+    def send(self, way: Way, microbatch: int, tensor: Tensor) -> None:
+        """Hand on this rank's part of an output of ``stage``, or of a gradient of what it gave."""
+        route = self._route(way, microbatch)
+        assert route.held is not None, f"rank {self._comm.rank} has nothing to send {way}"
+        parts = []
+        for move in route.going:
+            part = tensor[move.box.within(route.held).slices()].to(self._dtype)
+            if move.dst == self._comm.rank:
+                self._kept[way, microbatch, move.box] = part
+            else:
+                parts.append((move.dst, part.contiguous()))
+        if parts:
+            road = self._channels[way]
+            self._sent[way, microbatch] = self._comm.send(parts, channel=road, name="activations")
 
-    def receive_forward(self, microbatch: int) -> Tensor:
-        """This rank's part of the input of ``stage + 1``."""
-        source, target = self._tilings(microbatch)
-        return self._receive("F", microbatch, target.boxes[self._comm.rank], moves(source, target))
+    def expect(self, way: Way, microbatch: int) -> None:
+        """Start to receive what ``receive`` will be asked for, so that it can come meanwhile."""
+        route = self._route(way, microbatch)
+        coming = [move for move in route.coming if move.src != self._comm.rank]
+        tensors = [
+            torch.empty(move.box.size, dtype=self._dtype, device=self._comm.device)
+            for move in coming
+        ]
+        parts = [(move.src, tensor) for move, tensor in zip(coming, tensors, strict=True)]
+        boxes = tuple((move.box, tensor) for move, tensor in zip(coming, tensors, strict=True))
+        wait: Finish = _at_once
+        if parts:
+            road = self._channels[way]
+            wait = self._comm.receive(parts, channel=road, name="activations")
+        self._arriving[way, microbatch] = _Arrival(wait, boxes)
 
-    def send_backward(self, microbatch: int, grad: Tensor) -> None:
-        """Hand back the gradient of this rank's part of the input of ``stage + 1``."""
-        source, target = self._tilings(microbatch)
-        back = [Move(dst, src, box) for src, dst, box in moves(source, target)]
-        self._send("B", microbatch, grad, target.boxes[self._comm.rank], back)
+    def receive(self, way: Way, microbatch: int) -> Tensor:
+        """This rank's part of the input of ``stage + 1``, or of the gradient of ``stage``'s output.
 
-    def receive_backward(self, microbatch: int) -> Tensor:
-        """The gradient of this rank's part of the output of ``stage``."""
-        source, target = self._tilings(microbatch)
-        back = [Move(dst, src, box) for src, dst, box in moves(source, target)]
-        grad = self._receive("B", microbatch, source.boxes[self._comm.rank], back)
-        # The gradient came, so the output had arrived: let go of it.
-        self._finish("F", microbatch)
-        return grad
+        It must be expected.
+        """
+        route, arrival = self._route(way, microbatch), self._arriving.pop((way, microbatch))
+        assert route.wanted is not None, f"rank {self._comm.rank} gets nothing {way}"
+        arrival.wait()
+        by_hand = [move.box for move in route.coming if move.src == self._comm.rank]
+        parts = [(box, self._kept.pop((way, microbatch, box))) for box in by_hand]
+        parts += arrival.parts
+        if len(parts) == 1:
+            return parts[0][1]
+        result = torch.empty(route.wanted.size, dtype=self._dtype, device=self._comm.device)
+        for box, part in parts:
+            result[box.within(route.wanted).slices()] = part
+        return result
+
+    def release(self, way: Way, microbatch: int) -> None:
+        """Let go of what was sent. Waits until it has left."""
+        wait = self._sent.pop((way, microbatch), None)
+        if wait is not None:
+            wait()
 
     def finish(self) -> None:
         """Wait until everything sent has left."""
         for way, microbatch in list(self._sent):
-            self._finish(way, microbatch)
+            self.release(way, microbatch)
+        assert not self._kept and not self._arriving, f"left over: {self._kept}, {self._arriving}"
 
-    def _finish(self, way: str, microbatch: int) -> None:
-        for wait, _ in self._sent.pop((way, microbatch), ()):
-            wait()
+    def _route(self, way: Way, microbatch: int) -> _Route:
+        """The same for all microbatches of a size."""
+        pipeline = self._pipeline
+        size = min(pipeline.microbatch, pipeline.samples - microbatch * pipeline.microbatch)
+        if (way, size) not in self._routes:
+            self._routes[way, size] = self._make_route(way, microbatch)
+        return self._routes[way, size]
 
-    def _tilings(self, microbatch: int) -> tuple[Tiling, Tiling]:
+    def _make_route(self, way: Way, microbatch: int) -> _Route:
         source, target = (
             activation_tiling(self._pipeline, stage, microbatch, self._shape)
             for stage in (self._stage, self._stage + 1)
         )
-        return source, target
-
-    def _send(
-        self, way: str, microbatch: int, tensor: Tensor, held: Box, going: Sequence[Move]
-    ) -> None:
-        for number, move in _numbered(going):
-            if move.src == self._comm.rank:
-                part = tensor[move.box.within(held).slices()].to(self._dtype)
-                if move.dst == self._comm.rank:
-                    self._kept[way, microbatch, move.box] = part
-                    continue
-                part = part.contiguous()
-                tag = self._tag(way, microbatch, number)
-                wait = self._comm.send(part, dst=move.dst, tag=tag, name="activations")
-                self._sent.setdefault((way, microbatch), []).append((wait, part))
-
-    def _receive(self, way: str, microbatch: int, wanted: Box, coming: Sequence[Move]) -> Tensor:
-        result = torch.empty(wanted.size, dtype=self._dtype, device=self._comm.device)
-        arriving: list[tuple[Finish, Tensor, Box]] = []
-        for number, move in _numbered(coming):
-            if move.dst != self._comm.rank:
-                continue
-            if move.src == self._comm.rank:
-                part = self._kept.pop((way, microbatch, move.box))
-                result[move.box.within(wanted).slices()] = part
-                continue
-            part = torch.empty(move.box.size, dtype=self._dtype, device=self._comm.device)
-            tag = self._tag(way, microbatch, number)
-            wait = self._comm.receive(part, src=move.src, tag=tag, name="activations")
-            arriving.append((wait, part, move.box))
-        for wait, part, box in arriving:
-            wait()
-            result[box.within(wanted).slices()] = part
-        return result
-
-    def _tag(self, way: str, microbatch: int, number: int) -> int:
-        """Unlike for everything that two ranks exchange in a step."""
-        assert number < MAX_MOVES, f"{number + 1} moves between two ranks at one border"
-        microbatches = self._pipeline.num_microbatches
-        place = self._stage * microbatches + microbatch
-        return (place * MAX_MOVES + number) * 2 + (way == "B")
+        travelling: Sequence[Move] = moves(source, target)
+        if way == "B":
+            source, target = target, source
+            travelling = [Move(dst, src, box) for src, dst, box in travelling]
+        rank = self._comm.rank  # both ends keep the order of this list
+        return _Route(
+            held=source.boxes.get(rank),
+            wanted=target.boxes.get(rank),
+            going=tuple(move for move in travelling if move.src == rank),
+            coming=tuple(move for move in travelling if move.dst == rank),
+        )
 
 
-def _numbered(going: Sequence[Move]) -> list[tuple[int, Move]]:
-    """Every move with its number among those between the same two ranks: both ends agree."""
-    seen: Counter[tuple[int, int]] = Counter()
-    result = []
-    for move in going:
-        result.append((seen[move.src, move.dst], move))
-        seen[move.src, move.dst] += 1
-    return result
+def _at_once() -> None:
+    """Nothing travels."""
