@@ -126,23 +126,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "schedule of one stage": (
         {"stages": [{}], "schedule": "gpipe"},
-        "plan.schedule = 'gpipe': expected null where no pipeline of several stages is left to it. "
-        "It orders what several stages do.",
+        "plan.schedule = 'gpipe': expected null where no pipeline of several stages is left to it.",
     ),
     "schedule beside shares": (
         {"shares": [2, 1], "schedule": "gpipe"},
-        "plan.schedule = 'gpipe': expected null where no pipeline of several stages is left to it. "
-        "It orders what several stages do.",
+        "plan.schedule = 'gpipe': expected null where no pipeline of several stages is left to it.",
     ),
     "schedule that every pipeline overrules": (
         {"pipelines": [{"stages": TWO, "schedule": "gpipe"}], "schedule": "1f1b"},
-        "plan.schedule = '1f1b': expected null where no pipeline of several stages is left to it. "
-        "It orders what several stages do.",
+        "plan.schedule = '1f1b': expected null where no pipeline of several stages is left to it.",
     ),
     "schedule of one stage among pipelines": (
         {"pipelines": [{"stages": TWO}, {"stages": [{}], "schedule": "zb-v"}]},
         "plan.pipelines[1].schedule = 'zb-v': expected null for a pipeline of one stage. "
-        "It orders what several stages do.",
+        "It is for several stages.",
     ),
     "chunks without interleaving": (
         {"stages": TWO, "chunks": 2},
@@ -154,7 +151,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "chunks of one stage": (
         {"pipelines": [{"stages": [{}], "chunks": 3}]},
-        "plan.pipelines[0].chunks = 3: expected null for a pipeline of one stage.",
+        "plan.pipelines[0].chunks = 3: expected null for a pipeline of one stage. "
+        "It is for several stages.",
     ),
     "one chunk": (
         {"stages": TWO, "schedule": "interleaved", "chunks": 1},

@@ -51,6 +51,7 @@ def staged_plan(
     built = []
     for number, asked in enumerate(pipelines):
         where = "plan." if plan.pipelines is None else f"plan.pipelines[{number}]."
+        _refuse_on_one_stage(asked, where)
         layout = _layout(plan, asked, where)
         samples = asked.share * batch.accumulation * batch.micro
         micro = asked.micro or batch.micro
@@ -129,18 +130,19 @@ def _layer_counts(
     given = [
         _given_layers(stage, f"{where}stages[{m}]", layout.chunks) for m, stage in enumerate(stages)
     ]
-    unsaid = [m for m, layers in enumerate(given) if layers is None]
-    said = sum(sum(layers) for layers in given if layers is not None)
-    left = num_layers - said
-    if left < 0 or (left and not unsaid):
-        shown = [sum(layers) if layers is not None else None for layers in given]
+    totals = [None if layers is None else sum(layers) for layers in given]
+    said = sum(filter(None, totals))
+    num_unsaid = totals.count(None)
+    if said > num_layers or (said < num_layers and not num_unsaid):
         expected = f"layers that add up to the model's {num_layers}"
         hint = f"They add up to {said}; a stage whose layers are null takes what is left."
-        raise ConfigError(f"{where}stages", {"layers": shown}, expected, hint)
-    for m, part in zip(unsaid, split_evenly(left, len(unsaid)) if unsaid else (), strict=True):
-        given[m] = split_evenly(part, layout.chunks)
-    waiting = {m: list(layers or ()) for m, layers in enumerate(given)}
-    return [waiting[m].pop(0) for m in layout.meshes]
+        raise ConfigError(f"{where}stages", {"layers": totals}, expected, hint)
+    rest = iter(split_evenly(num_layers - said, num_unsaid) if num_unsaid else ())
+    by_mesh = [
+        iter(split_evenly(next(rest), layout.chunks) if layers is None else layers)
+        for layers in given
+    ]
+    return [next(by_mesh[m]) for m in layout.meshes]
 
 
 def _given_layers(stage: StageConfig, key: str, chunks: int) -> Sequence[int] | None:
@@ -178,20 +180,20 @@ def _refuse_without_effect(
                 raise ConfigError(f"{key}.{name}", value, expected, "It is for layers alone.")
 
 
+def _refuse_on_one_stage(asked: PipelineConfig, where: str) -> None:
+    for name in ("schedule", "chunks"):
+        value = dict(asked)[name]
+        if value is not None and len(asked.stages) == 1:
+            hint = "It is for several stages."
+            raise ConfigError(f"{where}{name}", value, "null for a pipeline of one stage", hint)
+
+
 def _refuse_idle_keys(plan: PlanConfig, pipelines: Sequence[PipelineConfig]) -> None:
     """A schedule needs several stages, and chunks a schedule that uses them."""
-    hint = "It orders what several stages do."
-    for number, pipeline in enumerate(pipelines):
-        if pipeline.schedule is not None and len(pipeline.stages) == 1:
-            key = f"plan.pipelines[{number}].schedule"
-            raise ConfigError(key, pipeline.schedule, "null for a pipeline of one stage", hint)
-        if pipeline.chunks is not None and len(pipeline.stages) == 1:
-            key = f"plan.pipelines[{number}].chunks"
-            raise ConfigError(key, pipeline.chunks, "null for a pipeline of one stage")
     several = [pipeline for pipeline in pipelines if len(pipeline.stages) > 1]
     if plan.schedule is not None and all(pipeline.schedule for pipeline in several):
         expected = "null where no pipeline of several stages is left to it"
-        raise ConfigError("plan.schedule", plan.schedule, expected, hint)
+        raise ConfigError("plan.schedule", plan.schedule, expected)
     schedules = [pipeline.schedule or plan.schedule for pipeline in several if not pipeline.chunks]
     if plan.chunks is not None and "interleaved" not in schedules:
         expected = 'null where no schedule "interleaved" is left to it'

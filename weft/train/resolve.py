@@ -203,16 +203,20 @@ def _devices(
         expected = f"{min(ranks['cuda'], here)} GPUs here ({chips} seen)"
         raise ConfigError(key, "cuda", expected, hint)
     wanted = min(ranks["auto"] + ranks["cuda"], here)
-    several = any(len(pipeline.stages) > 1 for pipeline in pipelines)
-    device = "cuda" if 0 < wanted <= chips and not several else "cpu"
-    spare = ""
-    if 0 < chips < wanted:
-        spare = f", for {chips} GPU(s) are fewer than {wanted} ranks"
-    elif chips and several:
-        spare = ", for pipelines of several stages run on the CPU alone so far"
+    against = _against_cuda(chips, wanted, pipelines)
+    device = "cuda" if chips and not against else "cpu"
     if ranks["auto"]:
-        notes.append(f"compute.device = {device}, from what this machine has{spare}")
+        notes.append(f"compute.device = {device}, from what this machine has{against}")
     return {"cpu": "cpu", "cuda": "cuda", "auto": device}
+
+
+def _against_cuda(chips: int, wanted: int, pipelines: Sequence[PipelineConfig]) -> str:
+    """Why "auto" leaves the GPUs that are there alone; empty where it does not."""
+    if 0 < chips < wanted:
+        return f", for {chips} GPU(s) are fewer than {wanted} ranks"
+    if chips and any(len(pipeline.stages) > 1 for pipeline in pipelines):
+        return ", for pipelines of several stages run on the CPU alone so far"
+    return ""
 
 
 def _first_cuda(config: Config, pipelines: Sequence[PipelineConfig]) -> str:
