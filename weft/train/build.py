@@ -25,6 +25,7 @@ from weft.parallel.params import (
 )
 from weft.parallel.pipeline.deferred import WeightWork, defer_linears
 from weft.parallel.pipeline.executor import Executor, MicroBatch
+from weft.parallel.pipeline.seam import channels
 from weft.parallel.tensor.apply import apply_layout, shrink_params
 from weft.parallel.tensor.sequence import TensorGroup
 from weft.plan.box import Box
@@ -33,8 +34,6 @@ from weft.plan.plan import Plan, Seat, StagePlan
 from weft.precision.dtypes import MAIN_DTYPE, MODEL_DTYPE
 from weft.schedules.registry import splits_backward
 from weft.train.engine import Engine
-
-GROUP_TIMEOUT_S = 600.0
 
 Part = Sequence[MicroBatch | None]
 """This rank's microbatches of one global batch; None where its part of one is empty."""
@@ -73,7 +72,8 @@ def build(
     specs = FAMILIES[spec.family].param_specs(spec)
     tilings = param_tilings(plan, spec)
     pieces = param_pieces(tilings)
-    comm.open_groups([*tensor_groups(plan), *reduction_groups(pieces)], GROUP_TIMEOUT_S)
+    comm.open_groups([*tensor_groups(plan), *reduction_groups(pieces)])
+    comm.open_channels(channels(plan))
     boxes = {n: t.boxes[comm.rank] for n, t in tilings.items() if comm.rank in t.boxes}
     stages = {number: _stage(spec, seat, number, boxes, comm.device) for number in seat.stages}
     gradients = Gradients(
