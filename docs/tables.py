@@ -1,4 +1,4 @@
-"""Writes the tables of the documentation that follow from the code: ``python docs/tables.py``.
+"""Writes the tables of the documentation that follow from the code: ``python -m docs.tables``.
 
 A table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` in a page. A test compares
 every page with what this script would write, so a changed default or option shows as a failure.
@@ -12,11 +12,12 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 from typer.core import TyperGroup
 
+from docs import combinations
 from weft.cli.main import app
 from weft.config.batch import derive_batch
 from weft.config.errors import show
@@ -24,6 +25,7 @@ from weft.config.load import load_config, recipe_summaries
 from weft.config.schema import Node, root
 from weft.config.sections import Config
 from weft.models.registry import FAMILIES
+from weft.plan.plan import ScheduleName
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
@@ -60,7 +62,7 @@ def recipes() -> str:
     rows = []
     for name, summary in recipe_summaries().items():
         config = load_config(name).config
-        shares = config.plan.shares or (1,)
+        shares = config.plan.batch_shares or (1,)
         samples = derive_batch(config.batch, shares).samples
         model = f"{config.model.family} `{config.model.size}`"
         rows.append((f"`{name}`", summary, model, str(config.train.steps), str(samples)))
@@ -86,6 +88,9 @@ def _section(title: str, section: Schema, whole: Schema, node: Node, prefix: str
         key = prefix + name
         given = section["properties"][name]
         if child.items is not None and _is_section(child.items):
+            (given,) = (o for o in (given, *given.get("anyOf", ())) if "items" in o)
+            if key in _SHOWN_ELSEWHERE:
+                continue
             below = _definition(given["items"], whole)
             title = f"#### Each entry of `{key}`"
             text += "\n" + _section(title, below, whole, child.items, f"{key}[].")
@@ -94,6 +99,10 @@ def _section(title: str, section: Schema, whole: Schema, node: Node, prefix: str
             title = f"#### `{key}` where `{key}.kind` is `{kind}`"
             text += "\n" + _section(title, below, whole, variant, f"{key}.")
     return text
+
+
+_SHOWN_ELSEWHERE = ("plan.pipelines[].stages",)
+"""Lists of sections that another list has too."""
 
 
 def _is_section(node: Node) -> bool:
@@ -197,12 +206,24 @@ def _default(parameter: Any) -> str:
     return "" if flag or parameter.default is None else f"`{parameter.default}`"
 
 
+def works() -> str:
+    """Every feature of a plan with every schedule."""
+    return table(("", *(f"`{name}`" for name in get_args(ScheduleName))), combinations.works())
+
+
+def refused() -> str:
+    """Every kind of plan that is refused."""
+    return table(("asked for", "key that is named", "why"), combinations.refused())
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "recipes": recipes,
     "configuration": configuration,
     "sizes": sizes,
     "packages": packages,
     "commands": commands,
+    "works": works,
+    "refused": refused,
 }
 
 

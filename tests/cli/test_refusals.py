@@ -130,7 +130,7 @@ CONFIGURATION = [
     Case(
         "shares that do not divide",
         "train tiny.yaml plan.shares=[3,2]",
-        "batch.samples = 24: expected a multiple of batch.micro x the sum of plan.shares "
+        "batch.samples = 24: expected a multiple of batch.micro x the sum of the shares "
         "(2 x 5 = 10). Try 20 or 30.\n      at tiny.yaml:5",
     ),
     Case(

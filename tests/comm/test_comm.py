@@ -86,6 +86,7 @@ def segments(place: Place) -> tuple[list[float], list[float], tuple[int, float],
     own = torch.empty(2)
     finish = comm.reduce_scatter(flat, own, name="scatter", group=comm.world)
     finish()
+    comm.open_gathering([comm.world])
     whole = torch.full((6,), -1.0)
     whole[2 * place.rank : 2 * place.rank + 2] = own
     comm.all_gather(whole, name="gather", group=comm.world)()

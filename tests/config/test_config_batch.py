@@ -37,6 +37,16 @@ def test_notes() -> None:
     )
 
 
+def test_one_pipeline_has_no_shares_to_speak_of() -> None:
+    found = derive_batch(BatchConfig(samples=24, micro=2), (1,))
+    assert found.note == "batch.accumulation = 12, derived from samples 24 / micro 2"
+    with pytest.raises(ConfigError) as caught:
+        derive_batch(BatchConfig(samples=25, micro=2), (1,))
+    assert str(caught.value) == (
+        "batch.samples = 25: expected a multiple of batch.micro (2). Try 24 or 26."
+    )
+
+
 @given(_SMALL, _SMALL, st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_any_two_give_the_third(micro: int, accumulation: int, shares: list[int]) -> None:
     whole = derive_batch(BatchConfig(micro=micro, accumulation=accumulation), shares)
@@ -52,13 +62,13 @@ def test_any_two_give_the_third(micro: int, accumulation: int, shares: list[int]
     [
         (
             BatchConfig(samples=5, micro=2),
-            "batch.samples = 5: expected a multiple of batch.micro x the sum of plan.shares "
+            "batch.samples = 5: expected a multiple of batch.micro x the sum of the shares "
             "(2 x 3 = 6). Try 6.",
         ),
         (
             BatchConfig(samples=20, accumulation=2),
             "batch.samples = 20: expected a multiple of batch.accumulation x the sum of "
-            "plan.shares (2 x 3 = 6). Try 18 or 24.",
+            "the shares (2 x 3 = 6). Try 18 or 24.",
         ),
         (
             BatchConfig(samples=24, micro=2, accumulation=4),

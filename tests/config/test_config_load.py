@@ -13,7 +13,14 @@ from pydantic import ValidationError
 
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded, explain, load_config, to_yaml
-from weft.config.sections import Config, CosineSchedule, DataConfig, SourceConfig, WsdSchedule
+from weft.config.sections import (
+    Config,
+    CosineSchedule,
+    DataConfig,
+    PlanConfig,
+    SourceConfig,
+    WsdSchedule,
+)
 from weft.config.tree import COMMAND_LINE, DEFAULT, Origin, plain
 from weft.config.yaml_text import Reading, dump, scalar
 
@@ -128,6 +135,30 @@ def test_another_kind_keeps_what_both_have() -> None:
     assert "optim.schedule.decay" not in loaded.origins
     same = load_config("debug", ["optim.schedule.kind=wsd", "optim.schedule.warmup=0.2"])
     assert same.config.optim.schedule == WsdSchedule(warmup=0.2, decay=0.3)
+
+
+def test_another_way_to_say_the_plan_replaces_it(tmp_path: Path) -> None:
+    """Whatever a recipe says of its plan; what stands on the command line itself stays."""
+    stages = load_config("debug", ["plan.schedule=gpipe", "plan.stages=[{layers: 1}, {}]"])
+    assert stages.config.plan.shares is None
+    assert stages.config.plan.schedule == "gpipe"
+    (tmp_path / "base.yaml").write_text(
+        "extends: debug\nplan: {stages: [{}, {}], schedule: gpipe}\n"
+    )
+    base = str(tmp_path / "base.yaml")
+    assert load_config(base, ["plan.shares=3"]).config.plan == PlanConfig(shares=(3,))
+    assert load_config(base, ["plan.stages=[{}]"]).config.plan.schedule == "gpipe"
+    assert load_config(base, ["plan.stages=null"]).config.plan == PlanConfig(schedule="gpipe")
+
+
+def test_entries_of_a_list_are_told_apart() -> None:
+    loaded = load_config("debug", ["plan.stages=[{layers: 1}, {zero: 2}]"])
+    rows = {key: (value, origin) for key, value, origin in explain(loaded)}
+    assert rows["plan.stages[1].zero"] == (2, COMMAND_LINE)
+    assert rows["plan.stages[0].zero"] == (0, DEFAULT)
+    assert "plan.stages" not in rows
+    assert rows["plan.pipelines"] == (None, DEFAULT)
+    assert rows["data.sources"] == ((), DEFAULT)
 
 
 def test_kind_may_be_left_out(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from weft.config.load import load_config, recipe_names, recipe_summaries, to_yam
 @pytest.mark.parametrize("name", recipe_names())
 def test_golden(name: str, snapshot: SnapshotAssertion) -> None:
     config = load_config(name).config
-    note = derive_batch(config.batch, config.plan.shares).note
+    note = derive_batch(config.batch, config.plan.batch_shares or (1,)).note
     assert f"{to_yaml(config)}# {note}\n" == snapshot
 
 

@@ -69,7 +69,8 @@ REFUSALS = [
     ),
     Case(
         "unknown key like nothing else",
-        "unknown key 'plan.zzz': the keys here are file, shares.\n    on the command line",
+        "unknown key 'plan.zzz': the keys here are file, shares, stages, pipelines, schedule, "
+        "chunks.\n    on the command line",
         overrides=("plan.zzz=1",),
     ),
     Case(
@@ -210,9 +211,45 @@ REFUSALS = [
     Case(
         "plan file and shares",
         "plan.shares = [2, 1]: expected null when plan.file is given. "
-        "The file holds the shares; remove one of the two.\n    at debug.yaml:16 (recipe)",
+        "Remove one of the two.\n    on the command line",
         target="debug",
-        overrides=("plan.file=plan.json",),
+        overrides=("plan.file=plan.json", "plan.shares=[2,1]"),
+    ),
+    Case(
+        "shares and stages in one file",
+        "plan.stages = [{layers: 2}, {}]: expected null when plan.shares is given. "
+        "Remove one of the two.\n    at my.yaml:2",
+        yaml="extends: debug\nplan: {shares: [1], stages: [{layers: 2}, {}]}\n",
+    ),
+    Case(
+        "stages that are none",
+        "plan.stages = []: expected a list of one or more sections with keys of layers, split, dp, "
+        "tp, order, zero, passes, device, precision, recompute, compile, or null.\n"
+        "    on the command line",
+        target="debug",
+        overrides=("plan.stages=[]",),
+    ),
+    Case(
+        "values of stages",
+        "plan.stages[0].order = ['x', 'dp']: expected a list of 2 of 'dp' or 'tp', or null.\n"
+        "    on the command line\n"
+        "plan.stages[1].zero = 4: expected an integer from 0 to 3.\n    on the command line",
+        target="debug",
+        overrides=("plan.stages=[{order: [x, dp]}, {zero: 4}]",),
+    ),
+    Case(
+        "unknown key of a stage",
+        "unknown key 'plan.pipelines[0].stages[0].layer': did you mean "
+        "'plan.pipelines[0].stages[0].layers'?\n    on the command line",
+        target="debug",
+        overrides=("plan.pipelines=[{stages: [{layer: 3}]}]",),
+    ),
+    Case(
+        "shares of pipelines that do not divide the batch",
+        "batch.samples = 24: expected a multiple of batch.micro x the sum of the shares "
+        "(4 x 4 = 16). Try 16 or 32.\n    at debug.yaml:12 (recipe)",
+        target="debug",
+        overrides=("plan.pipelines=[{share: 3, stages: [{}]}, {stages: [{}]}]",),
     ),
     Case(
         "all three of the batch",
@@ -237,7 +274,7 @@ REFUSALS = [
     ),
     Case(
         "batch that does not divide",
-        "batch.samples = 25: expected a multiple of batch.micro x the sum of plan.shares "
+        "batch.samples = 25: expected a multiple of batch.micro x the sum of the shares "
         "(4 x 3 = 12). Try 24 or 36.\n    on the command line",
         target="debug",
         overrides=("batch.samples=25",),

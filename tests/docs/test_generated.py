@@ -18,9 +18,11 @@ def test_tables_are_up_to_date(page: Path) -> None:
 
 def test_every_table_is_shown_once() -> None:
     whole = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    assert [whole.count(f"<!-- begin {name} -->") for name in tables.TABLES] == [1] * 5
+    assert [whole.count(f"<!-- begin {name} -->") for name in tables.TABLES] == [1] * len(
+        tables.TABLES
+    )
     for name, make in tables.TABLES.items():
-        assert make().count("\n| `") > 2, name
+        assert make().count("\n| ") > 2, name
 
 
 def test_a_changed_default_would_show() -> None:

@@ -60,10 +60,11 @@ def test_keys_of_the_configuration_exist(page: Path) -> None:
 def _node(key: str) -> object:
     node = root()
     for part in key.split("."):
-        child = node.child(part.removesuffix("[]"))
+        name, bracket, _ = part.partition("[")
+        child = node.child(name)
         if child is None:
             return None
-        node = child.items if part.endswith("[]") and child.items is not None else child
+        node = child.items if bracket and child.items is not None else child
     return node
 
 

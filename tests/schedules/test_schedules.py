@@ -97,6 +97,7 @@ def test_each_position_of_1f1b_holds_one_less() -> None:
         ("1f1b", 3 * 3),
         ("interleaved", 3 * 3 / 2),  # (p - 1) (F + B) / chunks
         ("zb-h1", 3),  # (p - 1) (F + B - 2 W)
+        ("zb-v", 3 / 2),  # the position at the turn begins that late
         ("dualpipe-v", 3 / 2),  # half of (p - 1) (F&B + B - 3 W) / chunks: I is sent before W
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -11,7 +12,8 @@ from rich.table import Table
 from weft.cli.output import count, out, print_json
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
 from weft.cluster.detect import detect
-from weft.plan.plan import Plan
+from weft.plan.plan import Plan, StagePlan
+from weft.report.plan_picture import ranges
 from weft.train.resolve import Resolved, read_plan, refuse_without_effect, resolve
 
 
@@ -52,29 +54,63 @@ def show(resolved: Resolved) -> None:
         f"{count(resolved.num_parameters)} parameters, {plan.num_layers} layers; "
         f"{plan.global_batch} samples = {tokens} tokens a step; {config.train.steps} steps"
     )
-    out.print(table(plan))
+    out.print(table(plan), width=max(out.width, _WIDTH))
     for note in resolved.notes:
         out.print(f"  {note}", markup=False)
 
 
 def table(plan: Plan) -> Table:
-    """One row a stage."""
+    """One row a stage; columns that would say the same for every plain plan are left out."""
+    rows = list(_rows(plan))
+    columns = [name for name in rows[0] if name in _ALWAYS or any(row[name] for row in rows)]
     result = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("pipeline", "stage", "ranks", "layers", "samples", "microbatches", "computes"):
+    for column in columns:
         result.add_column(column)
+    for row in rows:
+        result.add_row(*(row[column] for column in columns))
+    return result
+
+
+_WIDTH = 120
+"""Room for the table of a plan; a narrower terminal breaks its lines."""
+_ALWAYS = ("pipeline", "stage", "ranks", "layers", "samples", "microbatches", "computes")
+
+
+def _rows(plan: Plan) -> Iterator[dict[str, str]]:
+    """Column -> text; what holds for a whole pipeline stands beside its first stage."""
     for p, s, stage in plan.stages():
         pipeline = plan.pipelines[p]
-        share = f"{pipeline.samples} ({pipeline.samples / plan.global_batch:.0%})"
+        several = len(pipeline.stages) > 1
+        share = f"{pipeline.samples}"
+        if len(plan.pipelines) > 1:
+            share += f" ({pipeline.samples / plan.global_batch:.0%})"
         extras = [stage.device, stage.precision]
         extras += ["recompute"] if stage.recompute == "full" else []
         extras += ["compiled"] if stage.compile else []
-        result.add_row(
-            str(p),
-            str(s),
-            ", ".join(map(str, stage.mesh.ranks)),
-            f"{stage.layers[0]} - {stage.layers[1] - 1}",
-            share,
-            f"{pipeline.num_microbatches} x {pipeline.microbatch}",
-            " ".join(extras),
-        )
-    return result
+        row = {
+            "pipeline": str(p),
+            "stage": str(s),
+            "ranks": ranges(stage.mesh.ranks, dash="-"),
+            "mesh": " x ".join(f"{axis} {size}" for axis, size in stage.mesh.axes if size > 1),
+            "layers": _layers_held(stage, s, len(pipeline.stages)),
+            "samples": share,
+            "microbatches": f"{pipeline.num_microbatches} x {pipeline.microbatch}",
+            "schedule": pipeline.schedule if several else "",
+            "zero": str(stage.zero) if stage.zero else "",
+            "passes": str(stage.passes) if stage.passes > 1 else "",
+            "computes": " ".join(extras),
+        }
+        if s:
+            row |= dict.fromkeys(("pipeline", "samples", "microbatches", "schedule"), "")
+        yield row
+
+
+def _layers_held(stage: StagePlan, number: int, num_stages: int) -> str:
+    """``0-2``; with several stages also the embedding and the head, as ``3 + head``."""
+    layers = [ranges(range(*stage.layers), dash="-")] if stage.layers[1] > stage.layers[0] else []
+    if num_stages == 1:
+        return layers[0]
+    parts = ["embed"] if number == 0 else []
+    parts += layers
+    parts += ["head"] if number == num_stages - 1 else []
+    return " + ".join(parts) or "none"

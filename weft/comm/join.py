@@ -4,33 +4,57 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import asdict
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
+from weft.comm.arrival import await_ranks
 from weft.comm.comm import Comm
+from weft.comm.members import Member
 from weft.comm.place import Place
+from weft.config.errors import ConfigError
+
+ARRIVAL_S = 120.0
+"""How long ranks may come one after another."""
 
 
 def join(place: Place, *, backend: str, device: torch.device, timeout_s: float = 600.0) -> Comm:
     """Meet the other ranks. One process needs nobody and opens no socket.
 
+    All ranks are joined by gloo, and those whose devices share another ``backend`` by that too.
     Collectives give up after ``timeout_s`` seconds.
+
+    Raises:
+        ConfigError: a rank has not come, with its number.
     """
-    if place.world_size > 1:
-        if place.store_file is not None:
-            # On one machine nothing needs to leave it.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
-        dist.init_process_group(
-            backend,
-            store=_store(place, timeout_s),
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=timedelta(seconds=timeout_s),
-        )
-    return Comm(place.rank, place.world_size, device)
+    if place.world_size == 1:
+        return Comm(device=device, timeout_s=timeout_s)
+    if place.store_file is not None:
+        # On one machine nothing needs to leave it.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
+    store = _store(place, timeout_s)
+    await_ranks(store, place.rank, place.world_size, min(timeout_s, ARRIVAL_S))
+    dist.init_process_group(
+        "gloo",
+        store=store,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    comm = Comm(place.rank, place.world_size, device, timeout_s=timeout_s)
+    member = Member(
+        family=device.type,
+        backend=backend,
+        node=f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}",
+        chip="" if device.type == "cpu" else str(device),
+    )
+    comm.members = [Member(**each) for each in comm.gather_json(asdict(member), name="meet")]
+    comm.open_groups([])
+    comm.counters.take()
+    return comm
 
 
 def _store(place: Place, timeout_s: float) -> Store:
@@ -42,13 +66,20 @@ def _store(place: Place, timeout_s: float) -> Store:
     if place.store_file is not None:
         return PrefixStore(attempt, FileStore(str(place.store_file), place.world_size))
     agent_hosts_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        world_size=place.world_size,
-        is_master=place.rank == 0 and not agent_hosts_it,
-        timeout=timedelta(seconds=min(timeout_s, 120.0)),
-    )
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    wait_s = min(timeout_s, ARRIVAL_S)
+    try:
+        store = TCPStore(
+            host,
+            port,
+            is_master=place.rank == 0 and not agent_hosts_it,
+            wait_for_workers=False,  # ``await_ranks`` does, and knows them by number
+            timeout=timedelta(seconds=wait_s),
+        )
+    except RuntimeError as error:
+        expected = f"the address and port where rank 0 can be reached within {wait_s:g} s"
+        problem = f"{str(error).splitlines()[0].rstrip('.')}."
+        raise ConfigError("MASTER_ADDR", f"{host}:{port}", expected, problem) from error
     return PrefixStore(f"weft/{attempt}", store)
 
 

@@ -17,9 +17,9 @@ class Batch:
     samples: int
     """Samples of one step of the whole job."""
     micro: int
-    """Samples in one micro-batch of one rank."""
+    """Samples in one micro-batch of one pipeline."""
     accumulation: int
-    """Micro-batches a step of a rank with a share of 1."""
+    """Micro-batches a step of a share of 1."""
     note: str
     """One sentence: the derived number and what it was derived from."""
 
@@ -27,7 +27,7 @@ class Batch:
 def derive_batch(
     batch: BatchConfig, shares: Sequence[int], origins: Mapping[str, Origin] | None = None
 ) -> Batch:
-    """The batch of a job with one data-parallel rank for each share.
+    """The batch of a job with one pipeline, of one process or of several, for each share.
 
     Raises ConfigError unless exactly two of the three are given and the third comes out whole.
     ``origins`` (dotted key -> origin) lets the message say where each was given.
@@ -36,22 +36,27 @@ def derive_batch(
     if len(given) != 2:
         raise _not_two(given, origins or {})
     total = sum(shares)
+    times = f" x shares {total}" if total > 1 else ""
     match batch.samples, batch.micro, batch.accumulation:
         case None, int(micro), int(accumulation):
             samples = micro * accumulation * total
             note = f"samples = {samples}, derived from micro {micro} x accumulation {accumulation}"
-            note = f"{note} x shares {total}"
+            note += times
         case int(samples), None, int(accumulation):
             micro = _divided(samples, "accumulation", accumulation, total)
             note = f"micro = {micro}, derived from samples {samples}"
-            note = f"{note} / (accumulation {accumulation} x shares {total})"
+            note += f" / {_product(f'accumulation {accumulation}', times)}"
         case int(samples), int(micro), None:
             accumulation = _divided(samples, "micro", micro, total)
             note = f"accumulation = {accumulation}, derived from samples {samples}"
-            note = f"{note} / (micro {micro} x shares {total})"
+            note += f" / {_product(f'micro {micro}', times)}"
         case _:
             raise AssertionError(f"two of three are given: {batch}")
     return Batch(samples=samples, micro=micro, accumulation=accumulation, note=f"batch.{note}")
+
+
+def _product(first: str, times: str) -> str:
+    return f"({first}{times})" if times else first
 
 
 def _divided(samples: int, name: str, value: int, total: int) -> int:
@@ -59,10 +64,15 @@ def _divided(samples: int, name: str, value: int, total: int) -> int:
     if samples % unit == 0:
         return samples // unit
     below = samples // unit * unit
+    factors = f"batch.{name}"
+    if total > 1:
+        factors += f" x the sum of the shares ({value} x {total} = {unit})"
+    else:
+        factors += f" ({value})"
     raise ConfigError(
         "batch.samples",
         samples,
-        f"a multiple of batch.{name} x the sum of plan.shares ({value} x {total} = {unit})",
+        f"a multiple of {factors}",
         f"Try {below} or {below + unit}." if below else f"Try {unit}.",
     )
 

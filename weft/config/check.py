@@ -35,7 +35,7 @@ def check(tree: Entry, *, has_gaps: bool) -> Config | list[ConfigError]:
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
-        found += (_in_words(problem, tree) for problem in error.errors())
+        found += (_in_words(problem, tree) for problem in _causes(error))
         parts = _valid_sections(data)
     else:
         parts = dict(config)
@@ -52,10 +52,14 @@ def check(tree: Entry, *, has_gaps: bool) -> Config | list[ConfigError]:
 def flat(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Dotted key and value of every field that is not a section, in the order of the sections."""
     for name, value in config:
+        key = prefix + name
         if isinstance(value, BaseModel):
-            yield from flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{key}.")
+        elif isinstance(value, tuple) and any(isinstance(item, BaseModel) for item in value):
+            for number, item in enumerate(value):
+                yield from flat(item, f"{key}[{number}].")
         else:
-            yield prefix + name, value
+            yield key, value
 
 
 def _sift(entry: Entry, node: Node, key: str, found: list[ConfigError]) -> object:
@@ -122,6 +126,17 @@ def _unknown(prefix: str, name: str, entry: Entry, section: Node) -> ConfigError
     else:
         way_out = f"the keys here are {', '.join(section.fields)}."
     return ConfigError(key, None, "", f"unknown key '{key}': {way_out}", where=str(entry.origin))
+
+
+def _causes(error: ValidationError) -> list[Mapping[str, Any]]:
+    """The problems of a list's entries, without "too short" of a list that lacks just those."""
+    problems = error.errors()
+    places = [problem["loc"] for problem in problems]
+    return [
+        problem
+        for problem, loc in zip(problems, places, strict=True)
+        if not any(other[: len(loc)] == loc and len(other) > len(loc) for other in places)
+    ]
 
 
 def _in_words(problem: Mapping[str, Any], tree: Entry) -> ConfigError:
@@ -194,7 +209,7 @@ def _broken_rules(parts: Mapping[str, object], tree: Entry) -> Iterator[ConfigEr
         case {"batch": BatchConfig() as batch, "plan": PlanConfig(file=None) as plan}:
             origins = {f"batch.{name}": origin_of(tree, f"batch.{name}") for name, _ in batch}
             try:
-                derive_batch(batch, plan.shares or (1,), origins)
+                derive_batch(batch, plan.batch_shares or (1,), origins)
             except ConfigError as error:
                 yield error
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from weft.config.errors import ConfigError, show
 from weft.config.schema import Node, nearest_key
+from weft.config.sections import PLAN_WAYS
 from weft.config.tree import COMMAND_LINE, Entry, Origin, nested, plain
 from weft.config.yaml_text import Reading, scalar
 
@@ -173,6 +174,7 @@ def merge(base: Entry, over: Entry, node: Node | None) -> Entry:
 
     Where ``over`` names another ``kind``, what ``base`` gave for keys that this kind lacks is left
     behind: ``optim.schedule.kind=cosine`` keeps the warm-up of a recipe and forgets its decay.
+    Likewise, another way to say the plan leaves the plan of ``base`` behind.
     """
     if not isinstance(base.value, Mapping) or not isinstance(over.value, Mapping):
         return over
@@ -180,7 +182,20 @@ def merge(base: Entry, over: Entry, node: Node | None) -> Entry:
     if node is not None and "kind" in over.value and plain(over.value["kind"]) in node.variants:
         fields = node.variants[str(plain(over.value["kind"]))].fields
         merged = {key: entry for key, entry in merged.items() if key in fields}
+    if node is not None and node.fields.keys() >= set(PLAN_WAYS):
+        merged = _unless_replaced(merged, over.value)
     for key, entry in over.value.items():
         child = node.child(key) if node is not None else None
         merged[key] = merge(merged[key], entry, child) if key in merged else entry
     return Entry(merged, over.origin)
+
+
+def _unless_replaced(base: Mapping[str, Entry], over: Mapping[str, Entry]) -> dict[str, Entry]:
+    """What stays of one plan under another. Two ways on one command line do not hide each other."""
+    before, now = (
+        {way for way in PLAN_WAYS if way in plan and plan[way].value is not None}
+        for plan in (base, over)
+    )
+    if not now or before & now:
+        return dict(base)
+    return {key: entry for key, entry in base.items() if entry.origin == COMMAND_LINE}

@@ -40,6 +40,8 @@ _OTHER_NAMES = {
     "eval_steps": "train.eval_every",
     "logging_steps": "train.log_every",
     "world_size": "plan.shares",
+    "pipeline_schedule": "plan.schedule",
+    "micro_batch": "batch.micro",
 }
 """What other trainers call our keys, for the hint of an unknown key."""
 
@@ -186,6 +188,8 @@ def _how_many(schema: Mapping[str, Any]) -> str:
 
 
 def _several(items: Node) -> str:
+    if items.words:
+        return f"of {items.expected}"
     article, _, rest = items.expected.partition(" ")
     if article not in ("a", "an"):
         return f"{items.expected}s"

@@ -124,47 +124,127 @@ class DataConfig(Section):
 
 class BatchConfig(Section):
     """How many samples a step takes. Two of the three are given and the third follows from
-    samples = micro x accumulation x (sum of plan.shares)."""
+    samples = micro x accumulation x (sum of the shares); `plan.stages` is one pipeline of share 1.
+    """
 
     samples: Count | None = None
     """Samples of one step of the whole job (the global batch)."""
     micro: Count | None = None
-    """Samples that one rank puts through the model at once (the micro-batch)."""
+    """Samples that go through the model at once (the micro-batch): through one process of
+    `plan.shares`, or through one pipeline, whose stages each divide them among their `dp` ranks."""
     accumulation: Count | None = None
-    """Micro-batches in one step of a rank with a share of 1; a share of 2 runs twice as many."""
+    """Micro-batches in one step of a share of 1; a share of 2 runs twice as many."""
+
+
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["auto", "fp64", "fp32", "bf16"]
+Recompute = Literal["off", "full"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
+Axis = Literal["dp", "tp"]
+
+
+class StageConfig(Section):
+    """Consecutive layers of a pipeline on dp x tp ranks of their own, and how they compute. What is
+    left out, or null, is as in `compute`."""
+
+    layers: Whole | None = None
+    """Layers it holds; null takes an even part of what the other stages of the pipeline leave. The
+    first stage also has the embedding, the last the head; a stage without layers is allowed."""
+    split: tuple[Whole, ...] | None = None
+    """Instead of `layers`, where the schedule gives each mesh several stages: the layers of each of
+    them, in the order of the model. null splits `layers` evenly."""
+    dp: Count = 1
+    """Ways to divide the samples of a micro-batch; every rank computes its part."""
+    tp: Count = 1
+    """Ways to split each matrix product; keep these ranks inside one machine."""
+    order: tuple[Axis, Axis] | None = None
+    """Which ranks lie together: [dp, tp] gives neighbouring ranks to tp, [tp, dp] to dp; null is
+    [dp, tp]. It changes where ranks are and no number."""
+    zero: Annotated[Whole, Field(le=3)] = 0
+    """What ranks with the same parameters divide instead of each keeping all of it: 1 the
+    optimizer's state, 2 gradients too, 3 the parameters too; 0 nothing."""
+    passes: Count = 1
+    """Parts that each rank cuts its samples of a micro-batch into, computed one after another."""
+    device: Device | None = None
+    """Chips of this stage."""
+    precision: Precision | None = None
+    """Arithmetic of this stage."""
+    recompute: Recompute | None = None
+    """What this stage computes again in backward."""
+    compile: Flag | None = None
+    """torch.compile each block of this stage."""
+
+
+Stages = Annotated[tuple[StageConfig, ...], Field(min_length=1)]
+
+
+class PipelineConfig(Section):
+    """A whole copy of the model cut into stages, and its part of every batch."""
+
+    share: Count = 1
+    """Part of every batch that it takes, as a number of `plan.shares` does."""
+    micro: Count | None = None
+    """Samples of one of its micro-batches, the last of a step may have less; null is
+    `batch.micro`."""
+    schedule: Schedule | None = None
+    """Order of its forwards and backwards; null is `plan.schedule`."""
+    chunks: Count | None = None
+    """Stages on each of its meshes; null is `plan.chunks`."""
+    stages: Stages
+    """Its stages, as in `plan.stages`."""
 
 
 class PlanConfig(Section):
-    """How the job is divided among processes."""
+    """How the job is divided among processes: at most one of `file`, `shares`, `stages` and
+    `pipelines`. One that is given replaces whatever a recipe or file below it said of the plan."""
 
     file: Text | None = None
-    """A plan.json to run as it is; null derives the plan from `shares`."""
+    """A plan.json to run as it is."""
     shares: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
     """One process for each number, and the part of every batch that it takes: [2, 1] gives the
     first process twice as much as the second. null: one process, or an equal share for each that
     another launcher started."""
+    stages: Stages | None = None
+    """One pipeline: its stages in order. Ranks are given out in the same order, from 0."""
+    pipelines: Annotated[tuple[PipelineConfig, ...], Field(min_length=1)] | None = None
+    """Several pipelines that need not be alike, side by side."""
+    schedule: Schedule | None = None
+    """Order in which a pipeline of several stages does forwards and backwards; null is "1f1b"."""
+    chunks: Count | None = None
+    """Stages on each mesh with the schedule "interleaved"; null is 2. "zb-v" and "dualpipe-v"
+    always have 2, a first and a last one, and the others 1."""
 
     @model_validator(mode="after")
-    def _file_or_shares(self) -> Self:
-        if self.file is not None and self.shares is not None:
-            raise ConfigError(
-                "plan.shares",
-                self.shares,
-                "null when plan.file is given",
-                "The file holds the shares; remove one of the two.",
-            )
+    def _one_way(self) -> Self:
+        given = [name for name in PLAN_WAYS if dict(self)[name] is not None]
+        if len(given) > 1:
+            first, second = (f"plan.{name}" for name in given[:2])
+            written = self.model_dump(exclude_unset=True)[given[1]]
+            expected = f"null when {first} is given"
+            raise ConfigError(second, written, expected, "Remove one of the two.")
         return self
+
+    @property
+    def batch_shares(self) -> tuple[int, ...] | None:
+        """The part of every batch that each pipeline takes; None where nothing says it here."""
+        if self.pipelines is not None:
+            return tuple(pipeline.share for pipeline in self.pipelines)
+        return (1,) if self.stages is not None else self.shares
+
+
+PLAN_WAYS = ("file", "shares", "stages", "pipelines")
+"""Keys of `PlanConfig` that exclude each other."""
 
 
 class ComputeConfig(Section):
     """Where and how the arithmetic is done."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     """Chips to run on; "auto" takes CUDA where it is usable, else the CPU."""
-    precision: Literal["auto", "fp64", "fp32", "bf16"] = "auto"
+    precision: Precision = "auto"
     """Arithmetic of forward and backward; "bf16" keeps fp32 master weights, "fp64" is the
     reference mode, "auto" is bf16 where the chip is fast at it and fp32 elsewhere."""
-    recompute: Literal["off", "full"] = "off"
+    recompute: Recompute = "off"
     """"full" keeps only each block's input and computes the rest again in backward."""
     compile: Flag = False
     """torch.compile each block: slower to start, faster steps on most GPUs."""

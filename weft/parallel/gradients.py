@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -125,6 +126,14 @@ class _Accumulator:
         return torch.empty(numel, dtype=self._dtype, device=self._device)
 
 
+class _Reduction(NamedTuple):
+    """A reduction under way."""
+
+    finish: Finish
+    holds_buffer: bool
+    """Its buffer is let go of when it ends, and all holders meet it in the same order."""
+
+
 @dataclass(slots=True, eq=False)
 class _Line:
     """The reductions of one group of ranks in the order that all of them keep."""
@@ -185,7 +194,7 @@ class Gradients:
         for param in self._slots:
             param.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
         self._num_backwards = 0
-        self._in_flight: list[tuple[_Accumulator, Finish]] = []
+        self._in_flight: list[_Reduction] = []
 
     def begin(self, num_backwards: int) -> None:
         """Forget the last step's gradients.
@@ -201,13 +210,16 @@ class Gradients:
             sums.begin()
         for line in self._lines.values():
             line.next = 0
+            if not num_backwards:  # the other ranks need not wait for this one's zeros
+                self._reduce_full(line)
 
     def finish(self) -> None:
         """Wait until every gradient is the sum over all ranks, and set ``value.grad``."""
         for line in self._lines.values():
             self._reduce(line, len(line.rounds))
-        while self._in_flight:
-            self._complete(0)
+        for reduction in self._in_flight:
+            reduction.finish()
+        self._in_flight.clear()
         for sums, mains in zip(self._sums, self._mains_of, strict=True):
             for main, view in zip(mains, sums.sums(self._comm.rank), strict=True):
                 main.value.grad = view
@@ -282,22 +294,21 @@ class Gradients:
         self._reduce(line, ready)
 
     def _reduce(self, line: _Line, end: int) -> None:
-        for sums, _ in line.rounds[line.next : end]:
-            self._in_flight.append((sums, sums.reduce()))
-            if sums.bucket.reduces_each_backward:
-                self._keep_few()
+        for sums, round_ in line.rounds[line.next : end]:
+            # Who has no samples in the last microbatches sends zeros for them ahead of the others.
+            is_ahead = round_ >= self._num_backwards
+            holds_buffer = sums.bucket.reduces_each_backward and not is_ahead
+            self._in_flight.append(_Reduction(sums.reduce(), holds_buffer))
+            self._keep_few()
         line.next = max(line.next, end)
 
     def _keep_few(self) -> None:
-        """Wait for the oldest buffers where all holders meet them in the same order."""
+        """Wait for the oldest where all holders meet these reductions in the same order."""
         limit = MAX_IN_FLIGHT if self._overlap else 0
-        held = [n for n, (s, _) in enumerate(self._in_flight) if s.bucket.reduces_each_backward]
-        for number in held[: max(0, len(held) - limit)][::-1]:
-            self._complete(number)
-
-    def _complete(self, number: int) -> None:
-        _, finish = self._in_flight.pop(number)
-        finish()
+        held = [reduction for reduction in self._in_flight if reduction.holds_buffer]
+        for oldest in held[: max(0, len(held) - limit)]:
+            self._in_flight.remove(oldest)
+            oldest.finish()
 
 
 def _lines(sums: Sequence[_Accumulator]) -> dict[tuple[int, ...], _Line]:

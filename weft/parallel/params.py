@@ -111,9 +111,15 @@ def tensor_groups(plan: Plan) -> list[tuple[int, ...]]:
     return sorted({group for _, _, stage in plan.stages() for group in stage.mesh.groups("tp")})
 
 
-def reduction_groups(pieces: Mapping[str, Sequence[Held]]) -> list[tuple[int, ...]]:
-    """Every set of ranks that shares some piece, in the one order all ranks agree on."""
-    return sorted({held.ranks for cut in pieces.values() for held in cut if len(held.ranks) > 1})
+def reduction_groups(
+    pieces: Mapping[str, Sequence[Held]], *, sharded: bool = False
+) -> list[tuple[int, ...]]:
+    """Every set of ranks that shares some piece, in the one order all ranks agree on.
+
+    ``sharded``: only those that keep a segment each.
+    """
+    every = [held for cut in pieces.values() for held in cut if len(held.ranks) > 1]
+    return sorted({held.ranks for held in every if held.level or not sharded})
 
 
 def assign_owners(pieces: Mapping[str, Sequence[Held]]) -> dict[tuple[str, Box], int]:

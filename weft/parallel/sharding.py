@@ -93,7 +93,7 @@ class Attendance:
             unit.enter_forward()
 
     def backward(self) -> None:
-        for part, unit in reversed(self._units.items()):
+        for part, unit in reversed(list(self._units.items())):
             if part != "embed":
                 unit.enter_backward()
 

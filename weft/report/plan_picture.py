@@ -149,7 +149,7 @@ def summary(plan: Plan) -> str:
     )
 
 
-def ranges(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int], *, dash: str = _TO) -> str:
     """``0-3, 6`` (with an en dash) for (0, 1, 2, 3, 6)."""
     parts: list[list[int]] = []
     for number in numbers:
@@ -157,7 +157,7 @@ def ranges(numbers: Sequence[int]) -> str:
             parts[-1][1] = number
         else:
             parts.append([number, number])
-    return ", ".join(f"{a}" if a == b else f"{a}{_TO}{b}" for a, b in parts)
+    return ", ".join(f"{a}" if a == b else f"{a}{dash}{b}" for a, b in parts)
 
 
 def layers_in_words(stage: StagePlan, *, is_first: bool, is_last: bool) -> str:
@@ -171,6 +171,14 @@ def layers_in_words(stage: StagePlan, *, is_first: bool, is_last: bool) -> str:
 def mesh_in_words(stage: StagePlan) -> str:
     """``dp 4 x tp 2`` (with a multiplication sign); empty for a single rank."""
     return f" {_BY} ".join(f"{axis} {size}" for axis, size in stage.mesh.axes if size > 1)
+
+
+def _settings_in_words(stage: StagePlan) -> list[str]:
+    """What is set on a stage beside its mesh, device and precision."""
+    words = [f"ZeRO {stage.zero}"] * bool(stage.zero)
+    words += [f"{stage.passes} passes"] * (stage.passes > 1)
+    words += ["recompute"] * (stage.recompute == "full")
+    return words + ["compiled"] * stage.compile
 
 
 class _Scale:
@@ -256,6 +264,7 @@ def _lane_heading(group: PipelineGroup, plan: Plan, share: float) -> str:
     parts.append(f"{group.samples:,} of {plan.global_batch:,} samples a step ({share:.0%})")
     microbatches = _count(pipeline.num_microbatches, "microbatch", "microbatches")
     parts.append(f"{microbatches} of {pipeline.microbatch:,}{each}")
+    parts += [f"schedule {pipeline.schedule}"] if len(pipeline.stages) > 1 else []
     return " · ".join(parts)
 
 
@@ -286,7 +295,7 @@ def _words(number: int, stage: StagePlan, *, is_first: bool, is_last: bool, fold
     ranks = stage.mesh.ranks
     who = f"{_count(len(ranks), 'rank')} each" if folded else _ranks_in_words(ranks)
     mesh, chip = mesh_in_words(stage), f"{stage.device} {stage.precision}"
-    everything = " · ".join([who, mesh, chip] if mesh else [who, chip])
+    everything = " · ".join(filter(None, [who, mesh, chip, *_settings_in_words(stage)]))
     return _Words(
         headings=(f"stage {number}: {words}", words, f"layers {short}", short),
         details=(everything, f"{who} · {chip}", who, chip, stage.device),

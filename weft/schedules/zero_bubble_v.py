@@ -14,18 +14,22 @@ def v_stages(num_positions: int) -> list[tuple[int, ...]]:
 def zero_bubble_v(num_positions: int, num_microbatches: int) -> list[list[Action]]:
     """Every position holds at most ``2 num_positions`` microbatches of a stage, half as large each.
 
-    Of what is ready, the end of the V comes first: it frees memory and feeds the others.
+    Of what is ready, the end of the V comes first: it frees memory and feeds the others. On
+    either way forwards come before input gradients, so that a position nearer to the turn of the
+    V does not wait for those that begin later.
     """
 
     def wishes(position: Position) -> list[Action]:
         down, up = position.stages
-        wanted = position.next("I", up) + position.next("I", down)
         held = position.total("F") - position.total("W")
-        if held < 2 * num_positions:
-            wanted += position.next("F", up)
-            # Room is kept for the way back up of everything on its way down.
-            if position.count("F", down) - position.count("W", up) < num_positions:
-                wanted += position.next("F", down)
+        # Room is kept for the way back up of everything on its way down.
+        turning = position.count("F", down) - position.count("W", up)
+        has_room = held < 2 * num_positions
+        wanted = position.next("F", up) if has_room else []
+        wanted += position.next("I", up)
+        if has_room and turning < num_positions:
+            wanted += position.next("F", down)
+        wanted += position.next("I", down)
         return wanted + position.next("W", up) + position.next("W", down)
 
     stages_of = v_stages(num_positions)

@@ -41,17 +41,18 @@ def simulate(
         ValueError: the schedule never ends or misses something; see ``prove``.
     """
     assert len(seams) == len(stages) - 1, f"{len(seams)} seams between {len(stages)} stages"
-    held = [sorted({action.stage for action in actions}) for actions in schedule]
-    position_of = {stage: p for p, numbers in enumerate(held) for stage in numbers}
-    split = any(action.kind == "I" for actions in schedule for action in actions)
+    position_of = {action.stage: p for p, actions in enumerate(schedule) for action in actions}
+    stages_of = [[s for s in position_of if position_of[s] == p] for p in range(len(schedule))]
+    order = prove(schedule, stages_of, len(sizes)).order
+    split = any(action.kind == "I" for action in order)
     wires = _Wires(seams, position_of, sizes)
     spans: list[list[Span]] = [[] for _ in schedule]
     ended: dict[Action, float] = {}
-    for action in prove(schedule, held, len(sizes)).order:
+    for action in order:
         row = spans[position_of[action.stage]]
-        start = row[-1].end_s if row else 0.0
-        for need in needs(action, len(stages), split=split):
-            start = max(start, wires.arrival(need, ended[need.action]))
+        before = needs(action, len(stages), split=split)
+        ready = [wires.arrival(need, ended[need.action]) for need in before]
+        start = max([row[-1].end_s if row else 0.0, *ready])
         end = start + stages[action.stage].of(action.kind) * sizes[action.microbatch]
         row.append(Span(action, start, end))
         ended[action] = end

@@ -26,6 +26,7 @@ from weft.parallel.params import (
 from weft.parallel.pipeline.deferred import WeightWork, defer_linears
 from weft.parallel.pipeline.executor import Executor, MicroBatch, Stage
 from weft.parallel.pipeline.passes import InPasses
+from weft.parallel.pipeline.seam import channels
 from weft.parallel.sharding import Attendance, Unit, gather_in_time
 from weft.parallel.tensor.apply import apply_layout, shrink_params
 from weft.parallel.tensor.sequence import TensorGroup
@@ -35,8 +36,6 @@ from weft.plan.plan import Plan, Seat, StagePlan
 from weft.precision.dtypes import MAIN_DTYPE, MODEL_DTYPE
 from weft.schedules.registry import splits_backward
 from weft.train.engine import Engine
-
-GROUP_TIMEOUT_S = 600.0
 
 Part = Sequence[MicroBatch | None]
 """This rank's microbatches of one global batch; None where its part of one is empty."""
@@ -75,7 +74,9 @@ def build(
     specs = FAMILIES[spec.family].param_specs(spec)
     tilings = param_tilings(plan, spec)
     pieces = held_pieces(plan, specs, tilings)
-    comm.open_groups([*tensor_groups(plan), *reduction_groups(pieces)], GROUP_TIMEOUT_S)
+    comm.open_groups([*tensor_groups(plan), *reduction_groups(pieces)])
+    comm.open_gathering(reduction_groups(pieces, sharded=True))
+    comm.open_channels(channels(plan))
     boxes = {n: t.boxes[comm.rank] for n, t in tilings.items() if comm.rank in t.boxes}
     hollow = {name for name, cut in pieces.items() if any(held.level == 3 for held in cut)}
     stages = {n: _stage(spec, seat, n, boxes, hollow, comm.device) for n in seat.stages}

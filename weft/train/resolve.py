@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,13 +15,13 @@ from weft.config.batch import derive_batch
 from weft.config.check import flat
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
-from weft.config.sections import Config
+from weft.config.sections import Config, PipelineConfig, PlanConfig, StageConfig
 from weft.config.tree import COMMAND_LINE
 from weft.models.registry import FAMILIES, model_spec
 from weft.parallel.tensor.split import check_tp
-from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
-from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
+from weft.plan.plan import Plan, Precision, StagePlan
+from weft.planner.stages import pipelines_of, staged_plan
 from weft.planner.validate import validate_plan
 
 BYTES_VOCAB = 257
@@ -58,7 +60,7 @@ def resolve(
     Args:
         world_size: Processes that another launcher started; None: as many as the plan asks for.
         ranks_here: How many of them run on this machine; None: all.
-        plan: What ``plan.file`` holds (``read_plan``); None: derived from ``plan.shares``.
+        plan: What ``plan.file`` holds (``read_plan``); None: derived from the configuration.
 
     Raises:
         ConfigErrors: a value that cannot work, with the place where it was given.
@@ -68,9 +70,7 @@ def resolve(
     try:
         spec = model_spec(config.model, vocab_size_asked(config), config.data.seq_len)
         if plan is None:
-            shares = config.plan.shares or (1,) * (world_size or 1)
-            ranks = ranks_here or len(shares)
-            plan = _data_parallel(loaded, cluster, spec.num_layers, shares, ranks, notes)
+            plan = _derived(loaded, cluster, spec.num_layers, world_size, ranks_here, notes)
         else:
             notes.append(f"the plan is {config.plan.file}, as it is")
             if world_size is None:
@@ -80,6 +80,8 @@ def resolve(
     except ConfigError as error:
         if config.plan.file is not None and error.key not in loaded.origins:
             error.where = f"in {config.plan.file}"
+        elif plan is not None:
+            error.key = _key_in_config(error.key, config, plan)
         raise loaded.place(error) from error
     cores = cluster.nodes[0].cores
     threads = config.compute.threads or max(1, cores // (ranks_here or plan.world_size))
@@ -126,33 +128,40 @@ def vocab_size_asked(config: Config) -> int:
     return BYTES_VOCAB if config.data.tokenizer == "bytes" else config.data.vocab_size
 
 
-def _data_parallel(
+def _derived(
     loaded: Loaded,
     cluster: Cluster,
     num_layers: int,
-    shares: Sequence[int],
-    ranks_here: int,
+    world_size: int | None,
+    ranks_here: int | None,
     notes: list[str],
 ) -> Plan:
-    """The trivial plan: one pipeline of one stage on one rank for each share."""
+    """The plan that shares, stages or pipelines ask for."""
     config = loaded.config
+    shares = config.plan.batch_shares or (1,) * (world_size or 1)
     batch = derive_batch(config.batch, shares, loaded.origins)
     notes.append(batch.note)
-    device = _device(config, cluster, ranks_here, notes)
-    precision = _precision(config, cluster, device, notes)
-    pipelines = []
-    for rank, share in enumerate(shares):
-        stage = StagePlan(
-            mesh=Mesh.of((rank,), dp=1),
-            layers=(0, num_layers),
+    pipelines = pipelines_of(config.plan, shares)
+    devices = _devices(config, cluster, pipelines, ranks_here, notes)
+    precisions: dict[str, Precision] = {}
+    """What "auto" is on each device."""
+
+    def computes(asked: StageConfig, stage: StagePlan) -> StagePlan:
+        device = devices[asked.device or config.compute.device]
+        precision = asked.precision or config.compute.precision
+        if precision == "auto":
+            if device not in precisions:
+                precisions[device] = _precision(cluster, device, notes)
+            precision = precisions[device]
+        return replace(
+            stage,
             device=device,
             precision=precision,
-            recompute=config.compute.recompute,
-            compile=config.compute.compile,
+            recompute=asked.recompute or config.compute.recompute,
+            compile=config.compute.compile if asked.compile is None else asked.compile,
         )
-        samples = share * batch.accumulation * batch.micro
-        pipelines.append(PipelinePlan(stages=(stage,), samples=samples, microbatch=batch.micro))
-    return Plan(num_layers=num_layers, pipelines=tuple(pipelines))
+
+    return staged_plan(config.plan, pipelines, batch, num_layers, computes)
 
 
 def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
@@ -161,32 +170,89 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     validate_plan(plan, num_layers=spec.num_layers, global_batch=samples)
     for p, s, stage in plan.stages():
         check_tp(spec, stage.mesh.size("tp"), f"pipelines[{p}].stages[{s}].mesh.tp")
+        _refuse_lonely_zero(plan, spec, p, s)
 
 
-def _device(config: Config, cluster: Cluster, num_ranks: int, notes: list[str]) -> str:
+def _refuse_lonely_zero(plan: Plan, spec: ModelSpec, p: int, s: int) -> None:
+    """ZeRO divides among ranks with the same parameters: there must be some."""
+    pipeline = plan.pipelines[p]
+    stage, last = pipeline.stages[s], len(pipeline.stages) - 1
+    tied = spec.tied and s in (0, last) and pipeline.stages[0].mesh != pipeline.stages[last].mesh
+    if stage.zero and len(plan.pipelines) == len(stage.mesh.ranks) == 1 and not tied:
+        hint = "No other rank holds the parameters of this stage."
+        raise ConfigError(f"pipelines[{p}].stages[{s}].zero", stage.zero, "0", hint)
+
+
+def _devices(
+    config: Config,
+    cluster: Cluster,
+    pipelines: Sequence[PipelineConfig],
+    ranks_here: int | None,
+    notes: list[str],
+) -> dict[str, str]:
+    """Platform of stages that ask for "cpu", "cuda" and "auto"."""
     chips = len(cluster.nodes[0].chips)
-    asked = config.compute.device
-    if asked == "cuda" and chips < num_ranks:
-        hint = "Use fewer shares, or compute.device=cpu."
-        raise ConfigError("compute.device", asked, f"{num_ranks} GPUs here ({chips} seen)", hint)
-    if asked != "auto":
-        return asked
-    device = "cuda" if chips >= num_ranks else "cpu"
-    spare = (
-        f", for {chips} GPU(s) are fewer than {num_ranks} ranks" if 0 < chips < num_ranks else ""
-    )
-    notes.append(f"compute.device = {device}, from what this machine has{spare}")
-    return device
+    ranks: Counter[str] = Counter()
+    for pipeline in pipelines:
+        for stage in pipeline.stages:
+            ranks[stage.device or config.compute.device] += stage.dp * stage.tp
+    here = ranks_here or ranks.total()
+    if chips < min(ranks["cuda"], here):
+        key = _first_cuda(config, pipelines)
+        hint = f"Use fewer {'shares' if config.plan.shares else 'ranks'}, or {key}=cpu."
+        expected = f"{min(ranks['cuda'], here)} GPUs here ({chips} seen)"
+        raise ConfigError(key, "cuda", expected, hint)
+    wanted = min(ranks["auto"] + ranks["cuda"], here)
+    against = _against_cuda(chips, wanted, pipelines)
+    device = "cuda" if chips and not against else "cpu"
+    if ranks["auto"]:
+        notes.append(f"compute.device = {device}, from what this machine has{against}")
+    return {"cpu": "cpu", "cuda": "cuda", "auto": device}
 
 
-def _precision(config: Config, cluster: Cluster, device: str, notes: list[str]) -> Precision:
-    if config.compute.precision != "auto":
-        return config.compute.precision
+def _against_cuda(chips: int, wanted: int, pipelines: Sequence[PipelineConfig]) -> str:
+    """Why "auto" leaves the GPUs that are there alone; empty where it does not."""
+    if 0 < chips < wanted:
+        return f", for {chips} GPU(s) are fewer than {wanted} ranks"
+    if chips and any(len(pipeline.stages) > 1 for pipeline in pipelines):
+        return ", for pipelines of several stages run on the CPU alone so far"
+    return ""
+
+
+def _first_cuda(config: Config, pipelines: Sequence[PipelineConfig]) -> str:
+    """The key that asks for GPUs."""
+    for p, pipeline in enumerate(pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            if stage.device == "cuda":
+                return f"{_stage_key(config.plan, p, s)}.device"
+    return "compute.device"
+
+
+def _precision(cluster: Cluster, device: str, notes: list[str]) -> Precision:
     fast = device == "cuda" or all(node.cpu_bf16 for node in cluster.nodes)
     precision: Precision = "bf16" if fast else "fp32"
     why = "has" if fast else "lacks"
     notes.append(f"compute.precision = {precision}, for the chip {why} bf16 matrix instructions")
     return precision
+
+
+def _stage_key(plan: PlanConfig, pipeline: int, stage: int) -> str:
+    """Where the configuration says a stage (counted in meshes)."""
+    within = "plan" if plan.pipelines is None else f"plan.pipelines[{pipeline}]"
+    return f"{within}.stages[{stage}]"
+
+
+def _key_in_config(key: str, config: Config, plan: Plan) -> str:
+    """A key of a plan that was derived -> the key of the configuration it comes from."""
+    found = re.fullmatch(r"pipelines\[(\d+)\]\.stages\[(\d+)\]\.(?:mesh\.)?(\w+)", key)
+    if found is None:
+        return {"stages.device": "compute.device", "stages.precision": "compute.precision"}.get(
+            key, key
+        )
+    number, stage = int(found[1]), int(found[2])
+    positions = plan.pipelines[number].positions()
+    mesh = next(m for m, stages in enumerate(positions) if stage in stages)
+    return f"{_stage_key(config.plan, number, mesh)}.{found[3]}"
 
 
 _DECIDED_BY_PLAN = (
@@ -204,17 +270,26 @@ def refuse_without_effect(loaded: Loaded) -> None:
     """What is asked for on the command line must happen.
 
     Raises:
-        ConfigErrors: a value there that the plan in ``plan.file`` overrules.
+        ConfigErrors: a value there that the plan overrules: its file, or every one of its stages.
     """
-    if loaded.config.plan.file is None:
-        return
-    hint = "The plan's file says it for every stage: change it there."
+    plan = loaded.config.plan
+    if plan.file is not None:
+        decided, beside = list(_DECIDED_BY_PLAN), "plan.file"
+        hint = "The plan's file says it for every stage: change it there."
+    else:
+        decided, beside = _said_by_every_stage(plan), "what every stage says itself"
+        hint = "Change it in plan.stages or plan.pipelines."
     values = dict(flat(loaded.config))
-    overruled = [key for key in _DECIDED_BY_PLAN if loaded.origins[key] == COMMAND_LINE]
+    overruled = [key for key in decided if loaded.origins[key] == COMMAND_LINE]
     if overruled:
-        raise loaded.place(
-            *(ConfigError(key, values[key], "nothing beside plan.file", hint) for key in overruled)
-        )
+        expected = f"nothing beside {beside}"
+        raise loaded.place(*(ConfigError(key, values[key], expected, hint) for key in overruled))
+
+
+def _said_by_every_stage(plan: PlanConfig) -> list[str]:
+    stages = [dict(stage) for p in pipelines_of(plan, (1,)) for stage in p.stages]
+    names = ("device", "precision", "recompute", "compile")
+    return [f"compute.{name}" for name in names if all(stage[name] is not None for stage in stages)]
 
 
 def _check_devices(config: Config, plan: Plan, cluster: Cluster) -> None:
@@ -233,5 +308,9 @@ def _check_world_size(config: Config, plan: Plan, world_size: int | None) -> Non
     if config.plan.file is not None:
         expected = f"a plan for the {world_size} processes that were started"
         raise ConfigError("plan.file", config.plan.file, expected, hint)
+    if config.plan.shares is None:
+        key = "plan.stages" if config.plan.pipelines is None else "plan.pipelines"
+        expected = f"a plan for the {world_size} processes that were started"
+        raise ConfigError(key, {"ranks": plan.world_size}, expected, hint)
     expected = f"one share for each of the {world_size} processes that were started"
     raise ConfigError("plan.shares", config.plan.shares, expected, hint)

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from weft.comm.comm import Comm
-from weft.comm.join import join
 from weft.comm.place import Place
 from weft.config.sections import Config, OptimConfig
 from weft.data.synthetic import SyntheticDataset
@@ -24,8 +23,8 @@ from weft.plan.box import Box
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
-from weft.platform.registry import platform_named
 from weft.train.build import build, fill, initial
+from weft.train.meet import meet
 from weft.train.microbatch import cut
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-3, "bf16": 0.1}
@@ -193,9 +192,7 @@ def shrink(plan: Plan, num_layers: int, precision: Precision) -> Plan:
 
 def run_rank(place: Place, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
     """One rank of a rehearsal."""
-    platform = platform_named(plan.seat(place.rank).stage_plan.device)
-    device = platform.device(place.local_rank)
-    comm = join(place, backend=platform.collective_backend, device=device, timeout_s=60)
+    comm, _ = meet(place, plan, timeout_s=60)
     try:
         return _train(comm, plan, rehearsal)
     finally:

@@ -27,7 +27,6 @@ from weft.plan.tiling import split_evenly
 from weft.planner.validate import validate_plan
 from weft.platform.registry import platform_named
 from weft.precision.dtypes import MODEL_DTYPE
-from weft.train.build import GROUP_TIMEOUT_S
 from weft.train.engine import Engine, StepResult
 
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
@@ -167,7 +166,7 @@ def _gradients(
     main = torch.float64 if torch.float64 in dtypes else torch.float32
     local = [LocalParam(_spec(n, p), Box.whole(tuple(p.shape)), p) for n, p in params]
     pieces = {p.spec.name: [Held(p.spec, p.box, comm.world)] for p in local}
-    comm.open_groups(reduction_groups(pieces), GROUP_TIMEOUT_S)
+    comm.open_groups(reduction_groups(pieces))
     gradients = Gradients(local, pieces, comm, main_dtype=main)
     if precision is not None:
         for part in gradients.mains:

@@ -1,0 +1,186 @@
+"""Chips and links that only take time: stages that sleep, messages that arrive when modelled.
+
+Everything above them is real: the executor, its seams, the gradient buckets and the collectives.
+A process that sleeps needs no core, so eight chips fit on two.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from weft.comm.channel import Channel
+from weft.comm.comm import Comm, Finish, Parts
+from weft.nn.context import Context
+from weft.parallel.pipeline.deferred import WeightWork
+from weft.simulate.times import SeamTimes, StageTimes
+
+BORDER = (1,)
+"""Shape of what crosses a seam, of one sample: room for the time at which it left."""
+
+
+def now() -> float:
+    """Seconds on a clock that all processes of a machine share."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def sleep_until(moment: float) -> None:
+    """Return at ``moment``, or at once when it has passed."""
+    time.sleep(max(0.0, moment - now()))
+
+
+class Chip:
+    """Computes by sleeping. What a timer rings late is taken off the next sleep."""
+
+    def __init__(self) -> None:
+        self._late_s = 0.0
+
+    def work(self, seconds: float) -> None:
+        end = now() + seconds - self._late_s
+        sleep_until(end)
+        self._late_s = max(0.0, now() - end)
+
+
+class VirtualStage(nn.Module):
+    """A stage of layers that take time. Each has one parameter, and its gradient takes a bucket."""
+
+    def __init__(
+        self, layers: range, times: StageTimes, chip: Chip, work: WeightWork | None
+    ) -> None:
+        super().__init__()
+        self._times = StageTimes(
+            forward_s=times.forward_s / len(layers),
+            input_grad_s=times.input_grad_s / len(layers),
+            weight_grad_s=times.weight_grad_s / len(layers),
+        )
+        self._chip = chip
+        self._work = work
+        self.weights = nn.ParameterDict(
+            {layer_name(n): nn.Parameter(torch.zeros(2, dtype=torch.float64)) for n in layers}
+        )
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:  # noqa: ARG002 - a stage takes both
+        """Tokens or what came over a seam to ``[batch, 1]``."""
+        result = x.double()[:, :1]
+        for weight in self.weights.values():
+            result = _Layer.apply(result, weight, self._times, self._chip, self._work)
+        return result
+
+    def loss(self, output: Tensor, targets: Tensor, weights: Tensor) -> Tensor:  # noqa: ARG002
+        return output.sum()
+
+
+def layer_name(number: int) -> str:
+    """Logical name of a layer's one parameter."""
+    return f"layer{number}"
+
+
+class _Layer(torch.autograd.Function):
+    """Sleeps forward, backward, and for its weight gradient, at once or when asked."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: nn.Parameter,
+        times: StageTimes,
+        chip: Chip,
+        work: WeightWork | None,
+    ) -> Tensor:
+        chip.work(times.forward_s)
+        ctx.weight, ctx.times, ctx.chip, ctx.work = weight, times, chip, work
+        return x.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        def weight_grad() -> Tensor:
+            ctx.chip.work(ctx.times.weight_grad_s)
+            return torch.ones_like(ctx.weight)
+
+        ctx.chip.work(ctx.times.input_grad_s)
+        if ctx.work is None or not ctx.work.is_deferring:
+            return grad, weight_grad(), None, None, None
+        ctx.work.add(ctx.weight, weight_grad)
+        return grad, None, None, None, None
+
+
+class VirtualComm(Comm):
+    """Real messages that count as arrived only when the modelled links have carried them.
+
+    A seam's message says when it left; a collective begins when its last rank has called it, and a
+    rank's links carry one collective after another.
+    """
+
+    def __init__(self, comm: Comm, seams: SeamTimes, seconds_per_byte: float = 0.0) -> None:
+        super().__init__(comm.rank, comm.world_size, comm.device)
+        self._seams = seams
+        self._seconds_per_byte = seconds_per_byte
+        self._links_free_at = 0.0
+        self.carried_s = 0.0
+        """How long this rank's links were busy with collectives."""
+
+    def send(self, parts: Parts, *, channel: Channel, name: str) -> Finish:
+        stamped = [(dst, torch.full_like(part, now())) for dst, part in parts]
+        done = super().send(stamped, channel=channel, name=name)
+
+        def finish() -> None:
+            done()
+            stamped.clear()
+
+        return finish
+
+    def receive(self, parts: Parts, *, channel: Channel, name: str) -> Finish:
+        arrived = super().receive(parts, channel=channel, name=name)
+
+        def finish() -> None:
+            arrived()
+            left = max((float(part.flatten()[0]) for _, part in parts), default=0.0)
+            sleep_until(left + self._seams.transfer_s + self._seams.latency_s)
+
+        return finish
+
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        *,
+        name: str,
+        group: tuple[int, ...] | None = None,
+        wait: bool = True,
+        largest: bool = False,
+    ) -> Finish:
+        done = super().all_reduce(tensor, name=name, group=group, wait=wait, largest=largest)
+        if wait or group is None:
+            return done
+        return self._carry(done, 2 * tensor.nbytes, group)
+
+    def reduce_scatter(
+        self, flat: Tensor, own: Tensor, *, name: str, group: tuple[int, ...]
+    ) -> Finish:
+        done = super().reduce_scatter(flat, own, name=name, group=group)
+        return self._carry(done, flat.nbytes, group)
+
+    def all_gather(self, flat: Tensor, *, name: str, group: tuple[int, ...]) -> Finish:
+        done = super().all_gather(flat, name=name, group=group)
+        return self._carry(done, flat.nbytes, group)
+
+    def _carry(self, done: Finish, num_bytes: int, group: Sequence[int]) -> Finish:
+        """``done``, but not before the links have carried ``(p - 1) / p`` of the bytes."""
+        ranks = tuple(group)
+        begun = torch.full((1,), now(), dtype=torch.float64)
+        all_begun = super().all_reduce(begun, name="stamps", group=ranks, wait=False, largest=True)
+        seconds = self._seconds_per_byte * num_bytes * (len(ranks) - 1) / len(ranks)
+        self.carried_s += seconds
+
+        def finish() -> None:
+            done()
+            all_begun()
+            self._links_free_at = max(float(begun), self._links_free_at) + seconds
+            sleep_until(self._links_free_at)
+
+        return finish

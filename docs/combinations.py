@@ -1,0 +1,179 @@
+"""What works with what, and what is refused and why: asked of the code, for `combinations.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from weft.cluster.cluster import Cluster, Node, catalogue
+from weft.config.errors import ConfigErrors
+from weft.config.load import load_config
+from weft.plan.plan import ScheduleName
+from weft.train.resolve import Resolved, resolve
+
+GPU = catalogue()["H100-SXM5-80GB"]
+GPUS = Cluster(
+    nodes=(
+        Node(
+            host="box",
+            cpu="some",
+            cores=16,
+            memory_gib=64,
+            cpu_bf16=True,
+            chips=(GPU,) * 8,
+            problems=(),
+        ),
+    )
+)
+"""A machine on which no plan fails for lack of chips."""
+BASE = ("batch.samples=24", "batch.micro=4", "compute.device=cpu", "compute.precision=fp32")
+"""Beside the recipe `debug`, whose model has three layers and four heads."""
+
+
+def resolved(overrides: Sequence[str], world_size: int | None = None) -> Resolved:
+    """What `weft plan debug ...` would print on that machine."""
+    return resolve(load_config("debug", [*BASE, *overrides]), GPUS, world_size=world_size)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something to combine with every schedule of two meshes."""
+
+    name: str
+    stages: str
+    more: tuple[str, ...] = ()
+
+    def works_with(self, schedule: ScheduleName) -> bool:
+        stages = [f"plan.stages=[{self.stages}]", f"plan.schedule={schedule}"]
+        if "pipelines" in self.stages:
+            stages = [self.stages.replace("SCHEDULE", schedule)]
+        try:
+            resolved([*stages, *self.more])
+        except ConfigErrors:
+            return False
+        return True
+
+
+UNLIKE = "plan.pipelines=[{share: 2, stages: [{}, {}], schedule: SCHEDULE}, {stages: [{tp: 2}]}]"
+FEATURES = (
+    Feature("stages of unequal layers", "{layers: 3}, {}"),
+    Feature("data parallel, other sizes on either side", "{dp: 2}, {dp: 3}"),
+    Feature("tensor and sequence parallel, other sizes on either side", "{tp: 2}, {tp: 4}"),
+    Feature("both, axes in another order", "{dp: 2, tp: 2, order: [tp, dp]}, {dp: 4}"),
+    Feature("unlike pipelines side by side", UNLIKE),
+    Feature("tied embedding", "{}, {}", ("model.family=gpt2", "model.num_layers=3")),
+    Feature("recompute on some stages", "{recompute: full}, {}"),
+    Feature("`torch.compile` on some stages", "{compile: true}, {}"),
+    Feature("fp32 beside bf16", "{precision: fp32}, {precision: bf16}"),
+    Feature("fp64 on all stages", "{}, {}", ("compute.precision=fp64",)),
+    Feature("ZeRO 1", "{dp: 2, zero: 1}, {}"),
+    Feature("ZeRO 2", "{dp: 2, zero: 2}, {}"),
+    Feature("ZeRO 3", "{dp: 2, zero: 3}, {}"),
+    Feature("ZeRO 1 across pipelines", UNLIKE.replace("{}", "{zero: 1}")),
+    Feature("ZeRO 2 across pipelines", UNLIKE.replace("{}", "{zero: 2}")),
+    Feature("several passes over a micro-batch", "{passes: 2}, {}"),
+    Feature("all stages on GPUs", "{}, {}", ("compute.device=cuda",)),
+    Feature("GPU and CPU stages", "{device: cuda}, {device: cpu}"),
+)
+
+
+def works() -> list[tuple[str, ...]]:
+    """Feature by schedule, "yes" or "no"."""
+    return [
+        (feature.name, *("yes" if feature.works_with(s) else "no" for s in get_args(ScheduleName)))
+        for feature in FEATURES
+    ]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A plan that is refused."""
+
+    asks: tuple[str, ...]
+    """Overrides of `weft train debug`."""
+    key: str
+    """The key that the message names."""
+    why: str
+    world_size: int | None = None
+    """Processes that another launcher started."""
+
+    @property
+    def text(self) -> str:
+        started = f" with {self.world_size} processes" if self.world_size else ""
+        return f"`{' '.join(self.asks)}`{started}"
+
+
+REFUSALS = (
+    Refusal(
+        ("plan.stages=[{layers: 2}, {layers: 2}]",),
+        "plan.stages",
+        "layers have to add up to the model's",
+    ),
+    Refusal(
+        ("plan.stages=[{tp: 3}, {}]",), "plan.stages[0].tp", "three ranks cannot share 4 heads"
+    ),
+    Refusal(
+        ("plan.pipelines=[{share: 4, stages: [{}]}, {stages: [{}, {}]}]",),
+        "batch.samples",
+        "shares have to divide the batch",
+    ),
+    Refusal(
+        ("plan.stages=[{}, {dp: 2}]",),
+        "plan.stages",
+        "there have to be as many processes as ranks",
+        world_size=2,
+    ),
+    Refusal(("plan.shares=[2,1]",), "plan.shares", "one process for each share", world_size=3),
+    Refusal(
+        ("plan.stages=[{}, {dp: 5}]",), "plan.stages[1].dp", "four samples do not reach five ranks"
+    ),
+    Refusal(
+        ("plan.stages=[{}, {zero: 1}]",),
+        "plan.stages[1].zero",
+        "no other rank has the parameters of the stage",
+    ),
+    Refusal(
+        ("plan.shares=[2,1]", "plan.schedule=gpipe"), "plan.schedule", "one stage has no order"
+    ),
+    Refusal(
+        ("plan.stages=[{}, {}]", "plan.schedule=zb-v", "plan.chunks=3"),
+        "plan.chunks",
+        "only interleaving has a choice of it",
+    ),
+    Refusal(
+        ("plan.stages=[{split: [1, 1]}, {}]",),
+        "plan.stages[0].split",
+        "the mesh holds one stage: `layers` says it",
+    ),
+    Refusal(
+        ("plan.stages=[{tp: 2, order: [tp, dp]}, {}]",),
+        "plan.stages[0].order",
+        "one axis has no order",
+    ),
+    Refusal(
+        ("plan.stages=[{layers: 0, recompute: full}, {}]",),
+        "plan.stages[0].recompute",
+        "there is no layer to compute again",
+    ),
+    Refusal(
+        ("plan.stages=[{precision: fp64}, {precision: fp32}]",),
+        "compute.precision",
+        "gradients are added up in fp64 with fp64, else in fp32",
+    ),
+    Refusal(
+        ("plan.pipelines=[{stages: [{}], micro: 25}]",),
+        "plan.pipelines[0].micro",
+        "the pipeline takes fewer samples",
+    ),
+    Refusal(
+        ("plan.stages=[{}, {}]", "plan.shares=[1]"),
+        "plan.stages",
+        "the plan is said in two ways",
+    ),
+)
+
+
+def refused() -> list[tuple[str, ...]]:
+    """What was asked, the key that is named, and why."""
+    return [(refusal.text, f"`{refusal.key}`", refusal.why) for refusal in REFUSALS]

@@ -1,0 +1,48 @@
+"""Ranks that do not come are named, by every rank that did."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from torch.distributed import FileStore, HashStore, Store
+
+from weft.comm.arrival import await_ranks
+from weft.config.errors import ConfigError
+
+LONG_S = 30.0
+
+
+def outcomes(store: Store, ranks: list[int], world_size: int, timeout_s: float) -> list[str]:
+    """What each of the ranks that come is told; empty where all is well."""
+
+    def come(rank: int) -> str:
+        try:
+            await_ranks(store, rank, world_size, timeout_s)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(come, ranks))
+
+
+def test_all_have_come() -> None:
+    assert outcomes(HashStore(), [2, 0, 1], 3, LONG_S) == ["", "", ""]
+
+
+def test_files_serve_as_well(tmp_path_factory: pytest.TempPathFactory) -> None:
+    store = FileStore(str(tmp_path_factory.mktemp("store") / "meet"), 2)
+    assert outcomes(store, [0, 1], 2, LONG_S) == ["", ""]
+
+
+def test_all_are_told_who_is_missing() -> None:
+    message = (
+        "WORLD_SIZE = 4: expected as many processes to meet within 0.2 s. "
+        "Missing: ranks 1, 3. Start one process for each rank, on every machine."
+    )
+    assert outcomes(HashStore(), [0, 2], 4, 0.2) == [message, message]
+
+
+def test_rank_0_may_be_the_one_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.comm.arrival._GRACE_S", 0.1)
+    (message,) = outcomes(HashStore(), [1], 2, 0.1)
+    assert "Missing: rank 0." in message

@@ -1,0 +1,172 @@
+"""Native or through host memory: the choice as data, and the same bits either way."""
+
+from collections.abc import Callable
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.comm.channel import Channel
+from weft.comm.comm import Comm
+from weft.comm.join import join
+from weft.comm.members import Member, choose, farthest, in_words
+from weft.comm.place import Place
+from weft.comm.transport import HostCopies, NativeGroup, StagedGroup
+from weft.elastic.pool import WorkerPool
+
+CPU = Member(node="a")
+CUDA = Member(family="cuda", backend="nccl", node="a", chip="cuda:0")
+OTHER = Member(family="npu", backend="none", node="a", chip="npu:0")
+
+CHOICES = [
+    ([CPU, CPU], "gloo"),
+    ([CUDA, CUDA], "nccl"),
+    ([CUDA, CPU], "gloo through host memory, because cpu and cuda share no backend"),
+    ([CUDA, OTHER], "gloo through host memory, because cuda and npu share no backend"),
+    ([OTHER, OTHER], "gloo through host memory, because npu has no backend"),
+    ([Member(family="npu", backend="nccl"), CUDA], "nccl"),
+]
+
+
+@pytest.mark.parametrize(("members", "words"), CHOICES, ids=lambda value: str(value)[:40])
+def test_a_group_talks_through_what_all_its_ranks_have(members: list[Member], words: str) -> None:
+    assert str(choose(members)) == words
+
+
+def test_how_far_a_call_goes() -> None:
+    far = Member(node="b")
+    second = Member(family="cuda", backend="nccl", node="a", chip="cuda:1")
+    assert farthest([CUDA, CUDA]) == "chip"
+    assert farthest([CUDA, second]) == "node"
+    assert farthest([CPU, CPU]) == "node", "processes on the cores of a machine are not one chip"
+    assert farthest([CPU, CPU, far]) == "across"
+
+
+def test_ranks_in_words() -> None:
+    assert in_words((0, 1, 2)) == "ranks 0-2"
+    assert in_words((1, 2)) == "ranks 1,2"
+    assert in_words((0, 2, 3)) == "ranks 0,2,3"
+
+
+def numbers(rank: int, count: int) -> Tensor:
+    """Values whose sum depends on the order in which they are added."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(count, generator=generator) * 10.0 ** (3 * rank)
+
+
+def collectives(comm: Comm, group: tuple[int, ...]) -> dict[str, list[Tensor]]:
+    """Every collective of ``Comm``, two of each in flight where it does not wait."""
+    rank, size = comm.rank, len(group)
+    found: dict[str, list[Tensor]] = {}
+    sums = [numbers(rank, 7), numbers(rank, 3)]
+    finishes = [comm.all_reduce(t, name="sum", group=group, wait=False) for t in sums]
+    for finish in reversed(finishes):
+        finish()
+    found["all_reduce"] = sums
+    world = numbers(rank, 5)
+    comm.all_reduce(world, name="world")
+    largest = numbers(rank, 5)
+    comm.all_reduce(largest, name="largest", group=group, largest=True)
+    found["world, largest"] = [world, largest]
+    whole = numbers(rank, 4 * size)
+    own, again = torch.empty(4), torch.empty(4)
+    finishes = [comm.reduce_scatter(whole, to, name="scatter", group=group) for to in (own, again)]
+    for finish in finishes:
+        finish()
+    found["reduce_scatter"] = [own, again]
+    place = sorted(group).index(rank)
+    flat = torch.zeros(4 * size)
+    flat[4 * place : 4 * place + 4] = own
+    comm.all_gather(flat, name="gather", group=group)()
+    found["all_gather"] = [flat]
+    copied = numbers(rank, 3)
+    comm.broadcast(copied, src=group[-1], name="copy", group=group)
+    found["broadcast"] = [copied]
+    parts = [numbers(rank, i + 1) for i in range(size)]
+    mine = group.index(rank)
+    found["exchange"] = comm.exchange(parts, [(mine + 1,)] * size, name="exchange", group=group)
+    found["received"] = ring(comm, group)
+    return found
+
+
+def ring(comm: Comm, group: tuple[int, ...]) -> list[Tensor]:
+    """Two messages to the next rank and one to the one before, received in order, ahead."""
+    mine = group.index(comm.rank)
+    onward, back = (group[(mine + d) % len(group)] for d in (1, -1))
+    ways = [Channel(tuple(sorted(group)), number) for number in (4, 5)]
+    rooms = [torch.empty(6) for _ in range(3)]
+    arrivals = [
+        comm.receive([(back, rooms[0])], channel=ways[0], name="onward"),
+        comm.receive([(back, rooms[1])], channel=ways[0], name="onward"),
+        comm.receive([(onward, rooms[2])], channel=ways[1], name="back"),
+    ]
+    values = numbers(comm.rank, 18).view(3, 6)
+    sends = [
+        comm.send([(back, values[2])], channel=ways[1], name="back"),
+        comm.send([(onward, values[0])], channel=ways[0], name="onward"),
+        comm.send([(onward, values[1])], channel=ways[0], name="onward"),
+    ]
+    for finish in [*arrivals, *sends]:
+        finish()
+    return rooms
+
+
+def run(
+    place: Place, backends: tuple[str, ...], group: tuple[int, ...]
+) -> tuple[dict[str, list[list[float]]], list[str], str]:
+    comm = join(place, backend=backends[place.rank], device=torch.device("cpu"), timeout_s=30)
+    comm.open_groups([group])
+    comm.open_channels([Channel(tuple(sorted(group)), number) for number in (4, 5)])
+    found = collectives(comm, group) if place.rank in group else {}
+    if place.rank not in group:
+        comm.all_reduce(numbers(place.rank, 5), name="world")
+    assert comm.gather_json(place.rank, name="ranks") == [0, 1, 2]
+    comm.barrier(name="end")
+    kind = type(comm._group(group)).__name__
+    comm.close()
+    values = {name: [t.tolist() for t in tensors] for name, tensors in found.items()}
+    return values, comm.transports(), kind
+
+
+@pytest.mark.parametrize("group", [(0, 1, 2), (0, 2)], ids=str)
+def test_through_host_memory_every_collective_gives_the_same_bits(
+    group: tuple[int, ...], pool: WorkerPool
+) -> None:
+    native = pool.run(run, ("gloo",) * 3, group, world_size=3)
+    staged = pool.run(run, ("gloo", "gloo", "none"), group, world_size=3)
+    assert {kind for _, _, kind in native} == {NativeGroup.__name__}
+    assert {kind for _, _, kind in staged} == {StagedGroup.__name__}
+    for (expected, _, _), (found, _, _) in zip(native, staged, strict=True):
+        assert found == expected
+    assert len(native[0][0]) == 7, "a collective is not compared"
+    why = "because gloo and none share no backend"
+    groups = sorted({(0, 1, 2), group})
+    words = ", ".join(map(in_words, groups))
+    assert staged[0][1] == [f"{words}: gloo through host memory, {why}"]
+
+
+def test_a_copy_that_is_late_holds_up_no_caller() -> None:
+    """The call is begun by a thread once its copy is on the host; two keep their order."""
+    copies = HostCopies(torch.device("cpu"))
+    arrived, begun = Event(), []
+
+    def late() -> None:
+        assert arrived.wait(20)
+
+    def begin(name: str) -> Callable[[], Any]:
+        def call() -> Callable[[], None]:
+            begun.append(name)
+            return lambda: begun.append(f"{name} ended")
+
+        return call
+
+    first = copies.when(late, begin("first"))
+    second = copies.when(lambda: None, begin("second"))
+    assert begun == []
+    arrived.set()
+    second()
+    first()
+    assert begun == ["first", "second", "second ended", "first ended"]
+    copies.close()

@@ -1,0 +1,200 @@
+"""The pipelines and stages that a configuration asks for -> a plan: which layers, which ranks.
+
+Ranks are given out in the order in which stages are written, from 0. One process for each share is
+the special case of pipelines of one stage on one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from weft.config.batch import Batch
+from weft.config.errors import ConfigError
+from weft.config.sections import PipelineConfig, PlanConfig, Schedule, StageConfig
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
+from weft.plan.tiling import split_evenly
+
+Computes = Callable[[StageConfig, StagePlan], StagePlan]
+"""Puts in how a stage computes: its device, precision and so on."""
+
+_ZERO: tuple[ZeroLevel, ...] = (0, 1, 2, 3)
+
+_TWO_ENDS = ("zb-v", "dualpipe-v")
+"""Schedules of which each mesh holds two stages, a first and a last one."""
+
+
+def pipelines_of(plan: PlanConfig, shares: Sequence[int]) -> tuple[PipelineConfig, ...]:
+    """What is asked for, whichever way it was said."""
+    if plan.pipelines is not None:
+        return plan.pipelines
+    if plan.stages is not None:
+        return (PipelineConfig(stages=plan.stages),)
+    return tuple(PipelineConfig(share=share, stages=(StageConfig(),)) for share in shares)
+
+
+def staged_plan(
+    plan: PlanConfig,
+    pipelines: Sequence[PipelineConfig],
+    batch: Batch,
+    num_layers: int,
+    computes: Computes,
+) -> Plan:
+    """The plan for ``pipelines``, which are what ``pipelines_of`` gave.
+
+    Raises:
+        ConfigError: they cannot be laid out, or say something that would have no effect.
+    """
+    _refuse_idle_keys(plan, pipelines)
+    first_rank = 0
+    built = []
+    for number, asked in enumerate(pipelines):
+        where = "plan." if plan.pipelines is None else f"plan.pipelines[{number}]."
+        _refuse_on_one_stage(asked, where)
+        layout = _layout(plan, asked, where)
+        samples = asked.share * batch.accumulation * batch.micro
+        micro = asked.micro or batch.micro
+        if micro > samples:
+            raise ConfigError(f"{where}micro", micro, f"at most the samples it takes ({samples})")
+        counts = _layer_counts(asked.stages, layout, num_layers, where)
+        _refuse_without_effect(asked.stages, layout, counts, micro, where)
+        stages = [
+            computes(asked.stages[m], stage)
+            for m, stage in zip(
+                layout.meshes, _stages(asked, layout, counts, first_rank), strict=True
+            )
+        ]
+        first_rank += sum(stage.dp * stage.tp for stage in asked.stages)
+        built.append(
+            PipelinePlan(
+                stages=tuple(stages), samples=samples, microbatch=micro, schedule=layout.schedule
+            )
+        )
+    return Plan(num_layers=num_layers, pipelines=tuple(built))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How a schedule lays stages over meshes."""
+
+    schedule: Schedule
+    chunks: int
+    """Stages on each mesh."""
+    meshes: tuple[int, ...]
+    """Number of the mesh that holds each stage, in the order of the model."""
+
+
+def _layout(plan: PlanConfig, asked: PipelineConfig, where: str) -> _Layout:
+    count = len(asked.stages)
+    if count == 1:
+        return _Layout("1f1b", 1, (0,))
+    schedule = asked.schedule or plan.schedule or "1f1b"
+    if asked.chunks is not None and schedule != "interleaved":
+        raise ConfigError(f"{where}chunks", asked.chunks, f'null with the schedule "{schedule}"')
+    if schedule in _TWO_ENDS:
+        return _Layout(schedule, 2, (*range(count), *reversed(range(count))))
+    if schedule != "interleaved":
+        return _Layout(schedule, 1, tuple(range(count)))
+    chunks = asked.chunks or plan.chunks or 2
+    if chunks == 1:
+        key = "plan.chunks" if asked.chunks is None else f"{where}chunks"
+        hint = 'With one stage on each mesh, "1f1b" is the same.'
+        raise ConfigError(key, chunks, 'at least 2 with the schedule "interleaved"', hint)
+    return _Layout(schedule, chunks, tuple(range(count)) * chunks)
+
+
+def _stages(
+    asked: PipelineConfig, layout: _Layout, counts: Sequence[int], first_rank: int
+) -> Iterator[StagePlan]:
+    """The stages in the order of the model, on consecutive ranks for each mesh."""
+    meshes = []
+    for stage in asked.stages:
+        ranks = range(first_rank, first_rank + stage.dp * stage.tp)
+        sizes = {"dp": stage.dp, "tp": stage.tp}
+        axes = {axis: sizes[axis] for axis in stage.order or ("dp", "tp") if sizes[axis] > 1}
+        meshes.append(Mesh.of(ranks, **(axes or {"dp": 1})))
+        first_rank = ranks.stop
+    start = 0
+    for m, count in zip(layout.meshes, counts, strict=True):
+        stage = asked.stages[m]
+        layers = (start, start + count)
+        yield StagePlan(mesh=meshes[m], layers=layers, zero=_ZERO[stage.zero], passes=stage.passes)
+        start += count
+
+
+def _layer_counts(
+    stages: Sequence[StageConfig], layout: _Layout, num_layers: int, where: str
+) -> list[int]:
+    """Layers of each stage in the order of the model."""
+    given = [
+        _given_layers(stage, f"{where}stages[{m}]", layout.chunks) for m, stage in enumerate(stages)
+    ]
+    totals = [None if layers is None else sum(layers) for layers in given]
+    said = sum(filter(None, totals))
+    num_unsaid = totals.count(None)
+    if said > num_layers or (said < num_layers and not num_unsaid):
+        expected = f"layers that add up to the model's {num_layers}"
+        hint = f"They add up to {said}; a stage whose layers are null takes what is left."
+        raise ConfigError(f"{where}stages", {"layers": totals}, expected, hint)
+    rest = iter(split_evenly(num_layers - said, num_unsaid) if num_unsaid else ())
+    by_mesh = [
+        iter(split_evenly(next(rest), layout.chunks) if layers is None else layers)
+        for layers in given
+    ]
+    return [next(by_mesh[m]) for m in layout.meshes]
+
+
+def _given_layers(stage: StageConfig, key: str, chunks: int) -> Sequence[int] | None:
+    """Layers of each stage of one mesh, as far as they are said."""
+    if stage.split is None:
+        return None if stage.layers is None else split_evenly(stage.layers, chunks)
+    if stage.layers is not None:
+        raise ConfigError(f"{key}.layers", stage.layers, "null beside split", "split adds up.")
+    if chunks == 1:
+        hint = "The schedule gives each mesh one stage: use layers."
+        raise ConfigError(f"{key}.split", stage.split, "null", hint)
+    if len(stage.split) != chunks:
+        expected = f"{chunks} numbers, one for each stage of the mesh"
+        raise ConfigError(f"{key}.split", stage.split, expected)
+    return stage.split
+
+
+def _refuse_without_effect(
+    stages: Sequence[StageConfig], layout: _Layout, counts: Sequence[int], micro: int, where: str
+) -> None:
+    for m, stage in enumerate(stages):
+        key = f"{where}stages[{m}]"
+        if stage.order is not None and 1 in (stage.dp, stage.tp):
+            hint = "There is nothing to order."
+            raise ConfigError(f"{key}.order", stage.order, "null where dp or tp is 1", hint)
+        if stage.dp > micro:
+            expected = f"at most the samples of a micro-batch ({micro})"
+            hint = "Further ranks would have nothing to do."
+            raise ConfigError(f"{key}.dp", stage.dp, expected, hint)
+        held = sum(count for mesh, count in zip(layout.meshes, counts, strict=True) if mesh == m)
+        for name in ("recompute", "compile"):
+            value = dict(stage)[name]
+            if not held and value not in (None, "off", False):
+                expected = "null on a stage without layers"
+                raise ConfigError(f"{key}.{name}", value, expected, "It is for layers alone.")
+
+
+def _refuse_on_one_stage(asked: PipelineConfig, where: str) -> None:
+    for name in ("schedule", "chunks"):
+        value = dict(asked)[name]
+        if value is not None and len(asked.stages) == 1:
+            hint = "It is for several stages."
+            raise ConfigError(f"{where}{name}", value, "null for a pipeline of one stage", hint)
+
+
+def _refuse_idle_keys(plan: PlanConfig, pipelines: Sequence[PipelineConfig]) -> None:
+    """A schedule needs several stages, and chunks a schedule that uses them."""
+    several = [pipeline for pipeline in pipelines if len(pipeline.stages) > 1]
+    if plan.schedule is not None and all(pipeline.schedule for pipeline in several):
+        expected = "null where no pipeline of several stages is left to it"
+        raise ConfigError("plan.schedule", plan.schedule, expected)
+    schedules = [pipeline.schedule or plan.schedule for pipeline in several if not pipeline.chunks]
+    if plan.chunks is not None and "interleaved" not in schedules:
+        expected = 'null where no schedule "interleaved" is left to it'
+        raise ConfigError("plan.chunks", plan.chunks, expected)
