@@ -118,6 +118,7 @@ def run(
 ) -> tuple[dict[str, list[list[float]]], list[str], str]:
     comm = join(place, backend=backends[place.rank], device=torch.device("cpu"), timeout_s=30)
     comm.open_groups([group])
+    comm.open_gathering([group])
     comm.open_channels([Channel(tuple(sorted(group)), number) for number in (4, 5)])
     found = collectives(comm, group) if place.rank in group else {}
     if place.rank not in group:

@@ -74,7 +74,7 @@ class Bucket:
 
     @property
     def numel(self) -> int:
-        return self.segment * len(self.ranks)
+        return self.segment * len(self.ranks) if self.level else self.entries[-1].stop
 
     def kept(self, rank: int) -> Iterator[Stretch]:
         """What lies in the segment of ``rank``."""

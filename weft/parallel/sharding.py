@@ -50,6 +50,12 @@ class Unit:
             flat.start()
 
 
+def _announce(result: Tensor, unit: Unit) -> None:
+    """The backward of what made ``result`` begins by gathering the unit."""
+    if result.requires_grad:
+        result.register_hook(lambda _: unit.enter_backward())  # type: ignore[no-untyped-call]
+
+
 class Gathered(nn.Module):
     """A block whose parameters are there while it computes."""
 
@@ -61,8 +67,7 @@ class Gathered(nn.Module):
     def forward(self, *args: Any) -> Tensor:
         self._unit.enter_forward()
         result: Tensor = self.block(*args)
-        if result.requires_grad:
-            result.register_hook(lambda _: self._unit.enter_backward())  # type: ignore[no-untyped-call]
+        _announce(result, self._unit)
         return result
 
 
@@ -113,6 +118,7 @@ def gather_in_time(model: Decoder, flats: Sequence[FlatParams], crew: list[Unit]
     if model.norm is not None:
         head = units["head"]
         model.norm.register_forward_pre_hook(lambda *_: head.enter_forward())
+        model.norm.register_forward_hook(lambda _module, _given, hidden: _announce(hidden, head))
         model.cross_entropy = _announced(model.cross_entropy, head)
     return Attendance(units)
 
@@ -122,8 +128,7 @@ def _announced(cross_entropy: CrossEntropy, head: Unit) -> CrossEntropy:
 
     def call(hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         loss = cross_entropy(hidden, weight, targets, weights)
-        if loss.requires_grad:
-            loss.register_hook(lambda _: head.enter_backward())  # type: ignore[no-untyped-call]
+        _announce(loss, head)
         return loss
 
     return call
