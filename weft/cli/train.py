@@ -6,7 +6,8 @@ import importlib.util
 import json as json_format
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
@@ -177,7 +178,8 @@ def _join(place: Place, job: Job, resolved: Resolved) -> int:
     """Be one rank of a job that another launcher started."""
     differing = changes(job.out, job.config)  # on every rank, so that every rank refuses
     if place.rank > 0:
-        run_rank(WORKER, place, (job,), folder=job.out)
+        with _refusals_on_the_terminal():
+            run_rank(WORKER, place, (job,), folder=job.out)
         return 0
     with RunFolder(job.out) as folder:
         _show_start(job, resolved, differing)
@@ -187,6 +189,19 @@ def _join(place: Place, job: Job, resolved: Resolved) -> int:
             folder.drop_new_logs()
             raise
         return _tell_end(job)
+
+
+@contextmanager
+def _refusals_on_the_terminal() -> Iterator[None]:
+    """A rank prints into its log; but every machine says on its terminal why it was refused."""
+    terminal = os.dup(2)
+    try:
+        yield
+    except (ConfigError, ConfigErrors):
+        os.dup2(terminal, 2)
+        raise
+    finally:
+        os.close(terminal)
 
 
 def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
