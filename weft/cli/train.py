@@ -210,9 +210,12 @@ def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
     if first.cause == "config":
         _print_refusal(first.message)
         return 2
-    err.print(f"error: rank {first.rank}: {first.message}", style="red", markup=False)
+    err.print(f"error: {error}", style="red", markup=False)
     if first.detail:
         err.print(first.detail.rstrip(), markup=False)
+    if error.waits is not None:
+        calls = f"{job.out}/logs/flight-rank*.json"
+        err.print(f"  every rank that answered left its last calls in {calls}", markup=False)
     log = "above" if first.rank == 0 else f"in {job.out}/logs/rank{first.rank}.log"
     err.print(f"  what it printed is {log}; the other ranks were ended", markup=False)
     if first.cause != "machine" or saved_step(job.out) > step_before:

@@ -16,7 +16,6 @@ from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.checkpoint.store import LATEST, candidates
 from weft.comm.comm import Comm
-from weft.comm.join import join
 from weft.comm.place import Place
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.data.batch import Batch
@@ -26,7 +25,6 @@ from weft.data.tokenizer import copy_tokenizer
 from weft.models.registry import model_spec
 from weft.plan.model import ModelSpec
 from weft.platform.base import Platform
-from weft.platform.registry import platform_named
 from weft.report.metrics import JsonlWriter, Writer, optional_writers, read_metrics
 from weft.report.progress import Progress
 from weft.train.alike import refuse_unlike_files, refuse_unlike_ranks
@@ -36,12 +34,14 @@ from weft.train.hooks import (
     evaluate_now_and_then,
     log_metrics,
     measure_peak,
+    note_step,
     report_evaluation,
     save_now_and_then,
 )
 from weft.train.job import Job
 from weft.train.loop import Run, train
-from weft.train.run_folder import write_text
+from weft.train.meet import meet
+from weft.train.run_folder import LOGS, write_text
 from weft.train.saving import restore
 from weft.train.stop import StopSignal, interrupts_held
 from weft.train.summary import finish_run
@@ -52,10 +52,9 @@ def main(place: Place, job: Job) -> None:
     stop = StopSignal()
     stop.listen()
     torch.set_num_threads(job.threads)
-    stage = job.plan.seat(place.rank).stage_plan
-    platform = platform_named(stage.device)
-    device = platform.device(place.local_rank)
-    comm = join(place, backend=platform.collective_backend, device=device)
+    timeout_s = job.config.train.timeout_s
+    comm, platform = meet(place, job.plan, timeout_s=timeout_s)
+    comm.flight.keep_in(job.out / LOGS, patience_s=timeout_s / 2)
     with ExitStack() as stack:
         stack.callback(comm.close)
         refuse_unlike_ranks(comm, job)
@@ -177,6 +176,7 @@ class _Rank:
             written = self._evaluated() if run.is_main else []
             report = report_evaluation(run, writers, progress, written=written)
             hooks = [
+                note_step(run),
                 log_metrics(run, writers, progress, peak_flops=measure_peak(run)),
                 # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
                 evaluate_now_and_then(run, held_out, positions, report),
