@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,13 +94,17 @@ class Command:
 
 @contextmanager
 def started(
-    folder: Path, out: str, *arguments: str, launcher: str = "-m weft"
+    folder: Path,
+    out: str,
+    *arguments: str,
+    launcher: str = "-m weft",
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Command]:
     """``weft train tiny.yaml --out OUT ...`` in ``folder``; nothing of it is left afterwards."""
     process = subprocess.Popen(
         [sys.executable, *launcher.split(), "train", "tiny.yaml", "--out", out, *arguments],
         cwd=folder,
-        env=ENVIRONMENT,
+        env=ENVIRONMENT | dict(environment or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -221,6 +221,87 @@ PLANS = [
     ),
 ]
 
+SECOND = (
+    '{"stages": [{"mesh": {"ranks": [0], "axes": [["dp", 1]]}, "layers": [0, 1]}], '
+    '"samples": 24, "microbatch": 2}'
+)
+"""Another pipeline on the ranks of the first."""
+
+STAGES = [
+    Case(
+        "ranks that overlap",
+        "train own.yaml",
+        "stages.mesh.ranks = [0]: expected every rank in one mesh only. Stages share ranks only "
+        "with the same mesh, inside one pipeline.\n      in plan.json",
+        make=plan_file(('"pipelines": [', f'"pipelines": [{SECOND}, ')),
+    ),
+    Case(
+        "rank that is left out",
+        "train own.yaml",
+        "stages.mesh.ranks = [1]: expected the ranks 0 to 0, each once. Missing: [0].\n"
+        "      in plan.json",
+        make=plan_file(('"ranks": [0]', '"ranks": [1]')),
+    ),
+    Case(
+        "mesh of other sizes than ranks",
+        "train own.yaml",
+        f"plan.file = 'plan.json': {PLAN_EXPECTED} pipelines.0.stages.0.mesh: Assertion failed, "
+        "(('dp', 3),): (0,).\n      at own.yaml:2",
+        make=plan_file(('["dp", 1]', '["dp", 3]')),
+    ),
+    Case(
+        "layers of a file that do not add up",
+        "train own.yaml model.num_layers=2",
+        "pipelines[0].stages.layers = [[0, 1]]: expected all 2 layers, each once.\n"
+        "      in plan.json",
+        make=plan_file(('"num_layers": 1', '"num_layers": 2')),
+    ),
+    Case(
+        "heads of a file that do not split",
+        "train own.yaml",
+        "pipelines[0].stages[0].mesh.tp = 3: expected one of 1, 2. "
+        "The model's 2 heads share 2 key heads.\n      in plan.json",
+        make=plan_file(('[["dp", 1]]', '[["tp", 3]]'), ('"ranks": [0]', '"ranks": [0, 1, 2]')),
+    ),
+    Case(
+        "layers that do not add up",
+        "train tiny.yaml plan.stages=[{layers: 1},{layers: 1}]",
+        "plan.stages = {layers: [1, 1]}: expected layers that add up to the model's 1. They add up "
+        "to 2; a stage whose layers are null takes what is left.\n      on the command line",
+    ),
+    Case(
+        "heads that do not split",
+        "verify tiny.yaml plan.pipelines=[{stages: [{},{tp: 3}]}]",
+        "plan.pipelines[0].stages[1].tp = 3: expected one of 1, 2. "
+        "The model's 2 heads share 2 key heads.\n      on the command line",
+    ),
+    Case(
+        "stages said twice",
+        "plan tiny.yaml plan.stages=[{}] plan.pipelines=[{stages: [{}]}]",
+        "plan.pipelines = [{stages: [{}]}]: expected null when plan.stages is given. "
+        "Remove one of the two.\n      on the command line",
+    ),
+    Case(
+        "GPUs of a stage that are not there",
+        "train tiny.yaml plan.stages=[{dp: 2,device: cuda}]",
+        "plan.stages[0].device = 'cuda': expected 2 GPUs here (0 seen). "
+        "Use fewer ranks, or plan.stages[0].device=cpu.\n      on the command line",
+        environment={"PATH": "", "CUDA_VISIBLE_DEVICES": ""},
+    ),
+    Case(
+        "setting that every stage overrules",
+        "train tiny.yaml plan.stages=[{precision: fp32},{precision: bf16}] compute.precision=fp64",
+        "compute.precision = 'fp64': expected nothing beside what every stage says itself. "
+        "Change it in plan.stages or plan.pipelines.\n      on the command line",
+    ),
+    Case(
+        "ZeRO that nobody shares",
+        "train tiny.yaml plan.stages=[{zero: 1},{}]",
+        "plan.stages[0].zero = 1: expected 0. No other rank holds the parameters of this stage.\n"
+        "      on the command line",
+    ),
+]
+
 DATA = [
     Case(
         "data that is missing",
@@ -410,6 +491,13 @@ LAUNCHERS = [
         environment={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "1"},
     ),
     Case(
+        "launcher of fewer processes than stages",
+        "train tiny.yaml plan.stages=[{},{dp: 2}] --out run",
+        "plan.stages = {ranks: 3}: expected a plan for the 2 processes that were started. "
+        "Start 3 processes, or change it.\n      on the command line",
+        environment={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "1"},
+    ),
+    Case(
         "what another process says",
         "train tiny.yaml plan.shares=[2,1] --out run",
         "",
@@ -423,7 +511,7 @@ LAUNCHERS = [
     ),
 ]
 
-REFUSALS = [*CONFIGURATION, *PLANS, *DATA, *FOLDERS, *LAUNCHERS]
+REFUSALS = [*CONFIGURATION, *PLANS, *STAGES, *DATA, *FOLDERS, *LAUNCHERS]
 
 
 def expected(case: Case, said: str, here: Path) -> str:

@@ -51,6 +51,26 @@ def test_a_rank_that_dies_ends_the_command(here: Path, whole_run: WholeRun) -> N
     same_as(whole_run("fp32"), here / "mine")
 
 
+def test_a_rank_that_hangs_is_named(here: Path) -> None:
+    with commands.started(here, "mine", "train.timeout_s=6") as command:
+        command.wait_for_step(8)
+        os.kill(command.rank(1), signal.SIGSTOP)
+        code, _, errors = command.finish()
+        assert command.is_gone()
+    assert code == 1
+    step = commands.steps(here / "mine")[-1]["step"]
+    first, second, *_ = errors.splitlines()
+    assert first.startswith("error: rank 0 waits in '")
+    assert first.endswith(f"for rank 1, which has not been heard of since step {step}")
+    assert second == "  every rank that answered left its last calls in mine/logs/flight-rank*.json"
+    record = json.loads((here / "mine/logs/flight-rank0.json").read_text())
+    assert record["step"] == step
+    assert record["waits_in"]["name"] in first
+    assert not (here / "mine/logs/flight-rank1.json").exists()
+    go_on()
+    assert not list((here / "mine/logs").glob("flight*")), "of an earlier start"
+
+
 def test_a_machine_that_goes_down_costs_nothing(here: Path, whole_run: WholeRun) -> None:
     """SIGKILL to everything at once: during a save, at some moment, and as soon as one is done."""
     out = here / "mine"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,3 +44,27 @@ def test_a_refusal_is_printed_once_and_leaves_nothing(here: Path) -> None:
     assert (code, output) == (1, "")  # torchrun's own code for a rank that ended with 2
     assert errors.count("error: data.path = 'none.txt': expected a file or a folder") == 1
     assert commands.contents(here) == before
+
+
+def test_ranks_with_other_values_are_all_refused(here: Path) -> None:
+    """Two machines, two commands that differ: exit code 2 and one message on each."""
+    before = commands.contents(here)
+    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with (
+        commands.started(here, "mine", environment={"RANK": "0", **address}) as first,
+        commands.started(here, "mine", "seed=5", environment={"RANK": "1", **address}) as second,
+    ):
+        ends = [command.finish() for command in (first, second)]
+    message = (
+        "error: seed = 5: expected 1234, as on rank 0. Rank 1 differs. "
+        "Start the same command, with the same files, on every machine.\n"
+    )
+    assert [(code, errors) for code, _, errors in ends] == [(2, message)] * 2
+    assert commands.contents(here) == before
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

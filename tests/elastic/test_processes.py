@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from weft.comm.channel import Channel
 from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.comm.place import Place
@@ -102,3 +103,33 @@ def hangs(place: Place) -> None:
 def test_pool_ends_a_rank_that_hangs(pool: WorkerPool) -> None:
     with pytest.raises(RanksFailedError, match="did not answer in time"):
         pool.run(hangs, world_size=2, timeout_s=1)
+
+
+def trains_until_stopped(place: Place, folder: Path) -> None:
+    """Three steps of a pipeline 0 -> 1 -> 2; then rank 2 is stopped, as by a debugger."""
+    torch.set_num_threads(1)
+    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=4)
+    comm.flight.keep_in(folder / "logs", patience_s=2)
+    while True:
+        if place.rank == 2 and comm.flight.step == 3:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        roads = [Channel((r, r + 1), r) for r in range(2)]
+        if place.rank < 2:
+            road = roads[place.rank]
+            part = torch.zeros(2)
+            comm.send([(place.rank + 1, part)], channel=road, name="activations")()
+        if place.rank > 0:
+            road = roads[place.rank - 1]
+            comm.receive([(place.rank - 1, torch.zeros(2))], channel=road, name="activations")()
+        comm.all_reduce(torch.zeros(1), name="step totals")
+        comm.flight.step += 1
+
+
+def test_a_stopped_rank_is_named_with_those_who_wait_for_it(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailedError) as failed:
+        run_ranks(trains_until_stopped, (tmp_path,), 3, folder=tmp_path)
+    assert str(failed.value) == (
+        "rank 0 waits in 'activations' (send 4) for rank 1, which waits in 'activations' (send 4) "
+        "for rank 2, which has not been heard of since step 3"
+    )
+    assert failed.value.first.cause == "peer"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from report_cases import UNLIKE, stage
 
-from weft.plan.plan import PipelinePlan, Plan
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.report.plan_picture import StageBox, picture
 
 
@@ -94,3 +95,14 @@ def test_picture_of_many_alike_pipelines_folds_them() -> None:
     drawn = picture(plan)
     assert [lane.share_width / drawn.width for lane in drawn.lanes] == [0.5, 0.5]
     assert drawn.lanes[0].heading.startswith("Pipelines 0–199, all alike · 600 of 1,200")  # noqa: RUF001
+
+
+def test_a_picture_says_the_schedule_and_the_settings_of_stages() -> None:
+    first = StagePlan(mesh=Mesh.of(range(2), dp=2), layers=(0, 4), zero=2, recompute="full")
+    second = StagePlan(mesh=Mesh.of((2,), dp=1), layers=(4, 8), passes=3, compile=True)
+    pipeline = PipelinePlan(stages=(first, second), samples=4, microbatch=2, schedule="zb-v")
+    (lane,) = picture(Plan(num_layers=8, pipelines=(pipeline,))).lanes
+    assert lane.heading.endswith("2 microbatches of 2 · schedule zb-v")
+    details = [box.tooltip.split("; ")[1] for box in lane.stages]
+    assert details[0] == "ranks 0–1 · dp 2 · cpu fp32 · ZeRO 2 · recompute"  # noqa: RUF001
+    assert details[1] == "rank 2 · cpu fp32 · 3 passes · compiled"

@@ -84,6 +84,41 @@ def test_settings_reach_every_stage() -> None:
     assert found.threads == 5
 
 
+def test_a_stage_differs_from_the_rest() -> None:
+    """What a stage does not say is as in ``compute``; "auto" is asked of the chip."""
+    stages = "{layers: 1, recompute: off, precision: auto}, {compile: true, precision: bf16}"
+    found = resolved(
+        ["compute.recompute=full", "compute.precision=fp32", f"plan.stages=[{stages}, {{}}]"],
+        replace(LAPTOP, cpu_bf16=True),
+    )
+    computes = [(s.precision, s.recompute, s.compile) for _, _, s in found.plan.stages()]
+    assert computes == [("bf16", "off", False), ("bf16", "full", True), ("fp32", "full", False)]
+    assert [s.layers for _, _, s in found.plan.stages()] == [(0, 1), (1, 2), (2, 3)]
+    assert found.threads == 4
+    assert found.notes[0] == "batch.accumulation = 6, derived from samples 24 / micro 4"
+
+
+def test_stages_stay_on_the_cpu_where_nothing_else_is_asked() -> None:
+    found = resolved(["plan.stages=[{}, {}]"], GPUS)
+    assert {stage.device for _, _, stage in found.plan.stages()} == {"cpu"}
+    assert found.notes[1] == (
+        "compute.device = cpu, from what this machine has, for pipelines of several stages run on "
+        "the CPU alone so far"
+    )
+    alone = resolved(["plan.stages=[{dp: 2}]"], GPUS)
+    assert {stage.device for _, _, stage in alone.plan.stages()} == {"cuda"}
+
+
+def test_a_key_of_the_plan_is_said_as_the_configuration_has_it() -> None:
+    """With zb-v, the first mesh holds stages 0 and 3: both are its entry."""
+    three = "plan.pipelines=[{stages: [{}]}, {stages: [{}, {tp: 3}], schedule: zb-v}]"
+    with pytest.raises(ConfigErrors) as caught:
+        resolved([three, "batch.samples=8"])
+    (error,) = caught.value.errors
+    assert error.key == "plan.pipelines[1].stages[1].tp"
+    assert error.where == "on the command line"
+
+
 def test_a_launcher_decides_how_many_when_shares_do_not() -> None:
     loaded = load_config("debug", [])
     config = loaded.config.model_copy(

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
-from rich.table import Table
 
 from weft.cli.output import count, out, print_json
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
@@ -54,25 +53,23 @@ def show(resolved: Resolved) -> None:
         f"{count(resolved.num_parameters)} parameters, {plan.num_layers} layers; "
         f"{plan.global_batch} samples = {tokens} tokens a step; {config.train.steps} steps"
     )
-    out.print(table(plan), width=max(out.width, _WIDTH))
+    heading, *lines = table(plan)
+    out.print(heading, style="dim", markup=False)
+    for line in lines:
+        out.print(line, markup=False)
     for note in resolved.notes:
         out.print(f"  {note}", markup=False)
 
 
-def table(plan: Plan) -> Table:
-    """One row a stage; columns that would say the same for every plain plan are left out."""
+def table(plan: Plan) -> Iterator[str]:
+    """One line a stage, below a heading; columns that say nothing are left out."""
     rows = list(_rows(plan))
     columns = [name for name in rows[0] if name in _ALWAYS or any(row[name] for row in rows)]
-    result = Table(box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        result.add_column(column)
-    for row in rows:
-        result.add_row(*(row[column] for column in columns))
-    return result
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
+    for row in [dict(zip(columns, columns, strict=True)), *rows]:
+        yield "  ".join(f"{row[name]:<{widths[name]}}" for name in columns).rstrip()
 
 
-_WIDTH = 120
-"""Room for the table of a plan; a narrower terminal breaks its lines."""
 _ALWAYS = ("pipeline", "stage", "ranks", "layers", "samples", "microbatches", "computes")
 
 
@@ -85,8 +82,9 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
         if len(plan.pipelines) > 1:
             share += f" ({pipeline.samples / plan.global_batch:.0%})"
         extras = [stage.device, stage.precision]
-        extras += ["recompute"] if stage.recompute == "full" else []
-        extras += ["compiled"] if stage.compile else []
+        if stage.layers[1] > stage.layers[0]:
+            extras += ["recompute"] if stage.recompute == "full" else []
+            extras += ["compiled"] if stage.compile else []
         row = {
             "pipeline": str(p),
             "stage": str(s),

@@ -6,7 +6,8 @@ import importlib.util
 import json as json_format
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
@@ -177,7 +178,8 @@ def _join(place: Place, job: Job, resolved: Resolved) -> int:
     """Be one rank of a job that another launcher started."""
     differing = changes(job.out, job.config)  # on every rank, so that every rank refuses
     if place.rank > 0:
-        run_rank(WORKER, place, (job,), folder=job.out)
+        with _refusals_on_the_terminal():
+            run_rank(WORKER, place, (job,), folder=job.out)
         return 0
     with RunFolder(job.out) as folder:
         _show_start(job, resolved, differing)
@@ -189,15 +191,31 @@ def _join(place: Place, job: Job, resolved: Resolved) -> int:
         return _tell_end(job)
 
 
+@contextmanager
+def _refusals_on_the_terminal() -> Iterator[None]:
+    """A rank prints into its log; but every machine says on its terminal why it was refused."""
+    terminal = os.dup(2)
+    try:
+        yield
+    except (ConfigError, ConfigErrors):
+        os.dup2(terminal, 2)
+        raise
+    finally:
+        os.close(terminal)
+
+
 def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
     """The first failure in full, then what was saved and how to go on."""
     first = error.first
     if first.cause == "config":
         _print_refusal(first.message)
         return 2
-    err.print(f"error: rank {first.rank}: {first.message}", style="red", markup=False)
+    err.print(f"error: {error}", style="red", markup=False)
     if first.detail:
         err.print(first.detail.rstrip(), markup=False)
+    if error.waits is not None:
+        calls = f"{job.out}/logs/flight-rank*.json"
+        err.print(f"  every rank that answered left its last calls in {calls}", markup=False)
     log = "above" if first.rank == 0 else f"in {job.out}/logs/rank{first.rank}.log"
     err.print(f"  what it printed is {log}; the other ranks were ended", markup=False)
     if first.cause != "machine" or saved_step(job.out) > step_before:

@@ -123,6 +123,12 @@ def flight_file(folder: Path, rank: int) -> Path:
     return folder / f"flight-rank{rank}.json"
 
 
+def remove_flights(folder: Path) -> None:
+    """Forget what an earlier job left there."""
+    for path in folder.glob("flight-rank*"):
+        path.unlink(missing_ok=True)
+
+
 def read_flights(folder: Path) -> dict[int, Stuck]:
     """What the ranks of a job left there."""
     found = {}
@@ -152,8 +158,7 @@ def who_waits(stuck: dict[int, Stuck]) -> str | None:
         told.add(rank)
         late = _late(call, rank, stuck)
         also = f" and {len(late) - 1} more" if len(late) > 1 else ""
-        which = "which is rank" if rank in told and late[0] in told else "rank"
-        text += f" waits in {_call_in_words(call)} for {which} {late[0]}{also}"
+        text += f" waits in {_call_in_words(call)} for rank {late[0]}{also}"
         rank = late[0]
         if rank in told:
             return f"{text} again: they wait for each other"

@@ -316,6 +316,8 @@ class TrainConfig(Section):
     """Held-out samples in one evaluation at most; null takes all."""
     log_every: Count = 10
     """Steps from one progress line to the next; metrics.jsonl has every step."""
+    timeout_s: Positive = 600.0
+    """Seconds that a process waits for the others in one collective before it gives up."""
 
 
 class CheckpointConfig(Section):

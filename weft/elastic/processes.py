@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from weft.comm.errors import CommError
+from weft.comm.flight import read_flights, remove_flights, who_waits
 from weft.comm.place import Place
 from weft.config.errors import ConfigError, ConfigErrors, RunError
 from weft.elastic.parent import end_with_parent
@@ -54,13 +55,17 @@ class Failure:
 
 
 class RanksFailedError(RuntimeError):
-    """At least one rank failed; ``first`` is the one that brought the others down."""
+    """At least one rank failed; ``first`` is the one that brought the others down.
 
-    def __init__(self, failures: Sequence[Failure]) -> None:
+    ``waits``: where no rank says more than that it lost another, who waited for whom.
+    """
+
+    def __init__(self, failures: Sequence[Failure], waits: str | None = None) -> None:
         order: dict[Cause, int] = {"config": 0, "signal": 1, "error": 2, "machine": 2, "peer": 3}
         self.failures = sorted(failures, key=lambda f: (order[f.cause], f.when, f.rank))
         self.first = self.failures[0]
-        super().__init__(f"rank {self.first.rank}: {self.first.message}")
+        self.waits = waits if self.first.cause == "peer" else None
+        super().__init__(self.waits or f"rank {self.first.rank}: {self.first.message}")
 
 
 _MEETING = ".meet-"
@@ -106,6 +111,7 @@ def run_ranks(
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     _remove_traces(folder)
+    remove_flights(logs)
     attempt = f"{os.getpid()}-{time.monotonic_ns()}"
     store_file = folder / f"{_MEETING}{attempt}"
     reports = [folder / f"{_REPORT}{attempt}-{rank}.json" for rank in range(world_size)]
@@ -131,7 +137,7 @@ def run_ranks(
             _remove_traces(folder)
     stopped = asked.times > 0 and all(f.cause in ("signal", "peer") for f in failures)
     if failures and not stopped:
-        raise RanksFailedError(failures)
+        raise RanksFailedError(failures, who_waits(read_flights(logs)))
 
 
 def run_rank(target: Target, place: Place, args: tuple[Any, ...], *, folder: Path) -> None:
@@ -147,6 +153,9 @@ def run_rank(target: Target, place: Place, args: tuple[Any, ...], *, folder: Pat
         _find(target)(place, *args)
     except CommError as error:
         sys.stderr.write(f"rank {place.rank} gave up, because another rank did: {error}\n")
+        stuck = read_flights(logs)
+        if place.rank == min(stuck, default=None):
+            sys.stderr.write(f"{who_waits(stuck)}\n")
         sys.stderr.flush()
         os._exit(1)
 

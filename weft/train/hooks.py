@@ -31,6 +31,15 @@ def measure_peak(run: Run) -> float:
     return float(total)
 
 
+def note_step(run: Run) -> Hook:
+    """Let the flight recorder know how far training has come."""
+
+    def hook(record: StepRecord) -> None:
+        run.comm.flight.step = record.step
+
+    return hook
+
+
 def log_metrics(
     run: Run, writers: Sequence[Writer], progress: Progress, *, peak_flops: float
 ) -> Hook:

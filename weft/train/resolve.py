@@ -167,10 +167,11 @@ def _derived(
 def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     """A plan from wherever is for this model and this batch."""
     samples = config.batch.samples or plan.global_batch
+    for p, s, _ in plan.stages():
+        _refuse_lonely_zero(plan, spec, p, s)
     validate_plan(plan, num_layers=spec.num_layers, global_batch=samples)
     for p, s, stage in plan.stages():
         check_tp(spec, stage.mesh.size("tp"), f"pipelines[{p}].stages[{s}].mesh.tp")
-        _refuse_lonely_zero(plan, spec, p, s)
 
 
 def _refuse_lonely_zero(plan: Plan, spec: ModelSpec, p: int, s: int) -> None:

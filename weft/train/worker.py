@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
 import sys
@@ -13,15 +12,12 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-import weft
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.checkpoint.store import LATEST, candidates
 from weft.comm.comm import Comm
-from weft.comm.join import join
 from weft.comm.place import Place
-from weft.config.errors import ConfigError, ConfigErrors, RunError, show
-from weft.config.load import to_yaml
+from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.data.batch import Batch
 from weft.data.loader import Loader
 from weft.data.prepare import Prepared, prepare
@@ -29,21 +25,23 @@ from weft.data.tokenizer import copy_tokenizer
 from weft.models.registry import model_spec
 from weft.plan.model import ModelSpec
 from weft.platform.base import Platform
-from weft.platform.registry import platform_named
 from weft.report.metrics import JsonlWriter, Writer, optional_writers, read_metrics
 from weft.report.progress import Progress
+from weft.train.alike import refuse_unlike_files, refuse_unlike_ranks
 from weft.train.build import Built, build, fill, initial
 from weft.train.evaluate import evaluate, held_out_positions
 from weft.train.hooks import (
     evaluate_now_and_then,
     log_metrics,
     measure_peak,
+    note_step,
     report_evaluation,
     save_now_and_then,
 )
 from weft.train.job import Job
 from weft.train.loop import Run, train
-from weft.train.run_folder import write_text
+from weft.train.meet import meet
+from weft.train.run_folder import LOGS, write_text
 from weft.train.saving import restore
 from weft.train.stop import StopSignal, interrupts_held
 from weft.train.summary import finish_run
@@ -54,50 +52,13 @@ def main(place: Place, job: Job) -> None:
     stop = StopSignal()
     stop.listen()
     torch.set_num_threads(job.threads)
-    stage = job.plan.seat(place.rank).stage_plan
-    platform = platform_named(stage.device)
-    device = platform.device(place.local_rank)
-    comm = join(place, backend=platform.collective_backend, device=device)
+    timeout_s = job.config.train.timeout_s
+    comm, platform = meet(place, job.plan, timeout_s=timeout_s)
+    comm.flight.keep_in(job.out / LOGS, patience_s=timeout_s / 2)
     with ExitStack() as stack:
         stack.callback(comm.close)
-        _refuse_unlike_ranks(comm, job)
+        refuse_unlike_ranks(comm, job)
         _Rank(comm, place.local_rank, platform, job, stack, stop).run()
-
-
-def _refuse_unlike_ranks(comm: Comm, job: Job) -> None:
-    """Every rank must run the same code on the same configuration and plan.
-
-    Raises:
-        ConfigError: names the first rank that differs from rank 0, and in what; on every rank.
-    """
-    mine = {
-        "weft version": weft.__version__,
-        "torch version": torch.__version__,
-        "configuration": hashlib.sha256(to_yaml(job.config).encode()).hexdigest()[:12],
-        "plan": hashlib.sha256(job.plan.to_json().encode()).hexdigest()[:12],
-        "last step": str(job.last_step),
-    }
-    everyone = comm.gather_json(mine, name="compare ranks")
-    for rank, facts in enumerate(everyone):
-        for what, value in facts.items():
-            if value != everyone[0][what]:
-                hint = "Start the same command, with the same files, on every machine."
-                raise ConfigError(f"{what} of rank {rank}", value, str(everyone[0][what]), hint)
-
-
-def _refuse_unlike_files(comm: Comm, first_step: int, fingerprint: str) -> None:
-    """Ranks that see other checkpoints or other data must not train together.
-
-    Raises:
-        RunError: names what differs and where, on every rank.
-    """
-    mine = {"checkpoint": f"step {first_step}", "data": fingerprint}
-    everyone = comm.gather_json(mine, name="compare files")
-    for rank, facts in enumerate(everyone):
-        for what, value in facts.items():
-            if value != everyone[0][what]:
-                theirs = f"rank {rank} sees {value}, rank 0 {everyone[0][what]}"
-                raise RunError(f"the machines of this job see different {what}: {theirs}")
 
 
 @dataclass(frozen=True)
@@ -123,7 +84,7 @@ class _Rank:
         else:
             _restore(built, checkpoint)
         first_step = 0 if checkpoint is None else checkpoint.step
-        _refuse_unlike_files(comm, first_step, data.fingerprint)
+        refuse_unlike_files(comm, first_step, data.fingerprint)
         if comm.rank == 0:
             self._write_files(data)
         run = Run(
@@ -215,6 +176,7 @@ class _Rank:
             written = self._evaluated() if run.is_main else []
             report = report_evaluation(run, writers, progress, written=written)
             hooks = [
+                note_step(run),
                 log_metrics(run, writers, progress, peak_flops=measure_peak(run)),
                 # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
                 evaluate_now_and_then(run, held_out, positions, report),

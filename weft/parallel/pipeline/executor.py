@@ -34,7 +34,7 @@ class Stage(Protocol):
     def __call__(self, x: Tensor, context: Context, /) -> Tensor:
         """Tokens on the first stage, else what crossed the border, to what crosses the next."""
 
-    def loss(self, output: Tensor, targets: Tensor, weights: Tensor, /) -> Tensor:
+    def loss(self, hidden: Tensor, targets: Tensor, weights: Tensor, /) -> Tensor:
         """On the last stage: sum of weight times loss of one microbatch, a scalar."""
 
 

@@ -6,7 +6,8 @@ depends, however far round, on the receiver's action cannot end before the recei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from graphlib import TopologicalSorter
 
 from weft.schedules.action import Action, Schedule, needs
 
@@ -19,8 +20,8 @@ def releases(schedule: Schedule, position: int) -> list[list[Action]]:
 
     Results that are not proven to arrive before the position's last action are left out.
     """
-    clocks = _clocks(schedule)
     where = {a: (p, i) for p, actions in enumerate(schedule) for i, a in enumerate(actions)}
+    clocks = _clocks(schedule, where)
     own = schedule[position]
     result: list[list[Action]] = [[] for _ in own]
     for number, action in enumerate(own):
@@ -35,7 +36,7 @@ def releases(schedule: Schedule, position: int) -> list[list[Action]]:
     return result
 
 
-def _taker(action: Action, where: dict[Action, tuple[int, int]]) -> Action | None:
+def _taker(action: Action, where: Mapping[Action, tuple[int, int]]) -> Action | None:
     """The action of another stage that works on this one's result."""
     kind, stage, microbatch = action
     if kind == "W":
@@ -44,29 +45,19 @@ def _taker(action: Action, where: dict[Action, tuple[int, int]]) -> Action | Non
     return taker if taker in where else None
 
 
-def _clocks(schedule: Schedule) -> dict[Action, Clock]:
+def _clocks(schedule: Schedule, where: Mapping[Action, tuple[int, int]]) -> dict[Action, Clock]:
     """Vector clocks: what is known to have ended when an action ends, itself included."""
-    num_stages = 1 + max(action.stage for actions in schedule for action in actions)
-    split = any(action.kind in "IW" for actions in schedule for action in actions)
+    num_stages = 1 + max(action.stage for action in where)
+    split = any(action.kind in "IW" for action in where)
+    before: dict[Action, list[Action]] = {}
+    for action, (position, index) in where.items():
+        own = schedule[position][index - 1 : index] if index else ()
+        needed = (need.action for need in needs(action, num_stages, split=split))
+        before[action] = [*own, *needed]
+    nothing: Clock = (0,) * len(schedule)
     found: dict[Action, Clock] = {}
-    known: list[Clock] = [(0,) * len(schedule)] * len(schedule)
-    at = [0] * len(schedule)
-    before = -1
-    while before < len(found):
-        before = len(found)
-        for position, actions in enumerate(schedule):
-            while at[position] < len(actions):
-                action = actions[at[position]]
-                wanted = [need.action for need in needs(action, num_stages, split=split)]
-                if any(each not in found for each in wanted):
-                    break
-                at[position] += 1
-                clock = _latest([known[position], *(found[each] for each in wanted)])
-                clock = (*clock[:position], at[position], *clock[position + 1 :])
-                found[action] = known[position] = clock
-    assert len(found) == sum(map(len, schedule)), "the schedule never ends"
+    for action in TopologicalSorter(before).static_order():
+        position, index = where[action]
+        clock = tuple(map(max, nothing, nothing, *(found[each] for each in before[action])))
+        found[action] = (*clock[:position], index + 1, *clock[position + 1 :])
     return found
-
-
-def _latest(clocks: Sequence[Clock]) -> Clock:
-    return tuple(map(max, *clocks)) if len(clocks) > 1 else clocks[0]

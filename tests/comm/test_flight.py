@@ -1,0 +1,111 @@
+"""The flight recorder: what is kept, and the one sentence that is made of it."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from weft.comm.flight import KEPT_CALLS, Call, Flight, Stuck, read_flights, who_waits
+
+GROUP = (0, 1, 2)
+
+
+def call(name: str, ranks: tuple[int, ...], number: int, kind: str = "group") -> Call:
+    return Call(name, kind, ranks, number, bytes=8, step=12, started=1.0)  # type: ignore[arg-type]
+
+
+def stuck(rank: int, waits_in: Call | None, started: int = 0, step: int = 12) -> Stuck:
+    return Stuck(rank, step, waits_in, {("group", GROUP): started})
+
+
+GRADIENTS = call("gradients", GROUP, 17)
+
+SENTENCES = {
+    "a rank is silent": (
+        [stuck(0, GRADIENTS, 17), stuck(1, GRADIENTS, 17)],
+        "rank 0 waits in 'gradients' (call 17 of ranks 0,1,2) for rank 2, which has not been "
+        "heard of since step 12",
+    ),
+    "a rank waits for another one": (
+        [stuck(0, GRADIENTS, 17), stuck(2, call("activations", (1,), 40, "receive"), 16)],
+        "rank 0 waits in 'gradients' (call 17 of ranks 0,1,2) for rank 1, which has not been "
+        "heard of since step 12",
+    ),
+    "through a third": (
+        [
+            stuck(0, GRADIENTS, 17),
+            stuck(1, GRADIENTS, 17),
+            stuck(2, call("activations", (3,), 40, "receive"), 16),
+        ],
+        "rank 0 waits in 'gradients' (call 17 of ranks 0,1,2) for rank 2, which waits in "
+        "'activations' (receive 40) for rank 3, which has not been heard of since step 12",
+    ),
+    "nobody moves": (
+        [
+            stuck(0, call("activations", (1,), 4, "send")),
+            stuck(1, call("activations", (0,), 3, "send")),
+        ],
+        "rank 0 waits in 'activations' (send 4) for rank 1, which waits in 'activations' (send 3) "
+        "for rank 0 again: they wait for each other",
+    ),
+    "several are silent": (
+        [stuck(0, GRADIENTS, 17, step=0)],
+        "rank 0 waits in 'gradients' (call 17 of ranks 0,1,2) for rank 1 and 1 more, which has "
+        "not been heard of since training began",
+    ),
+    "a rank computes": (
+        [stuck(0, GRADIENTS, 17), stuck(1, GRADIENTS, 17), stuck(2, None, 16, step=11)],
+        "rank 0 waits in 'gradients' (call 17 of ranks 0,1,2) for rank 2, which waits for nobody: "
+        "it has done step 11 and computes",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SENTENCES)
+def test_one_sentence(case: str) -> None:
+    ranks, sentence = SENTENCES[case]
+    assert who_waits({one.rank: one for one in ranks}) == sentence
+
+
+def test_without_a_rank_that_waits_there_is_nothing_to_say() -> None:
+    assert who_waits({}) is None
+    assert who_waits({0: stuck(0, None)}) is None
+
+
+def test_the_last_calls_are_written_with_the_one_that_did_not_end(tmp_path: Path) -> None:
+    flight = Flight(3)
+    flight.write()
+    assert not list(tmp_path.iterdir()), "nobody said where"
+    flight.keep_in(tmp_path, patience_s=1000)
+    for number in range(KEPT_CALLS + 5):
+        first = flight.begin("gradients", "group", (0, 3), 40)
+        flight.wait(first)
+        flight.end(first)
+        assert first.number == number + 1
+    flight.step = 9
+    other = flight.begin("activations", "receive", (1,), 16)
+    flight.wait(other)
+    flight.write()
+    record = json.loads((tmp_path / "flight-rank3.json").read_text())
+    assert len(record["calls"]) == KEPT_CALLS
+    assert record["calls"][-1]["ended"] is None
+    assert record["calls"][-2]["ended"] >= record["calls"][-2]["started"]
+    read = read_flights(tmp_path)[3]
+    assert read.waits_in == other
+    assert (read.step, read.started) == (
+        9,
+        {("group", (0, 3)): KEPT_CALLS + 5, ("receive", (1,)): 1},
+    )
+
+
+def test_a_call_that_lasts_is_written_before_anybody_gives_up(tmp_path: Path) -> None:
+    flight = Flight(0)
+    flight.keep_in(tmp_path, patience_s=0.02)
+    flight.wait(flight.begin("gradients", "group", (0, 1), 8))
+    for _ in range(1000):
+        if (found := read_flights(tmp_path).get(0)) is not None:
+            break
+        time.sleep(0.01)
+    assert found is not None
+    assert found.waits_in is not None

@@ -1,0 +1,93 @@
+"""Ranks that differ are refused before any work, in the same words on every rank."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from weft.cluster.cluster import Cluster, Node
+from weft.comm.join import join
+from weft.comm.place import Place
+from weft.config.errors import ConfigError
+from weft.config.load import load_config
+from weft.elastic.pool import WorkerPool
+from weft.train import alike
+from weft.train.alike import refuse_unlike_ranks
+from weft.train.job import Job
+from weft.train.resolve import resolve
+
+LAPTOP = Node(
+    host="laptop", cpu="some", cores=2, memory_gib=16, cpu_bf16=False, chips=(), problems=()
+)
+
+
+def job(overrides: list[str], last_step: int = 30) -> Job:
+    resolved = resolve(load_config("debug", overrides), Cluster(nodes=(LAPTOP,)))
+    return Job(
+        config=resolved.config,
+        plan=resolved.plan,
+        out=Path("out"),
+        last_step=last_step,
+        threads=1,
+        console="quiet",
+        json=False,
+        files={},
+    )
+
+
+def told(place: Place, jobs: list[Job], source: str) -> str:
+    """What a rank says to its job; the last rank runs the Weft in ``source``, if any."""
+    if source and place.rank == len(jobs) - 1:
+        alike._FOLDER = Path(source)
+    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=60)
+    try:
+        refuse_unlike_ranks(comm, jobs[place.rank])
+    except ConfigError as error:
+        return str(error)
+    finally:
+        comm.close()
+        alike._FOLDER = Path(alike.weft.__file__).parent
+    return ""
+
+
+SAME = "Start the same command, with the same files, on every machine."
+STAGES = "plan.stages=[{layers: 1}, {}]"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ([job([]), job([])], ""),
+        (
+            [job([]), job(["optim.lr=0.1"])],
+            f"optim.lr = 0.1: expected 0.003, as on rank 0. Rank 1 differs. {SAME}",
+        ),
+        (
+            [job([STAGES]), job(["plan.stages=[{layers: 2}, {}]"])],
+            f"plan.stages[0].layers = 2: expected 1, as on rank 0. Rank 1 differs. {SAME}",
+        ),
+        (
+            [job([STAGES]), job(["plan.shares=[2,1]"])],
+            f"plan.shares = [2, 1]: expected null, as on rank 0. Rank 1 differs. {SAME}",
+        ),
+        (
+            [job([]), job([], last_step=5)],
+            f"--steps = 5: expected 30, as on rank 0. Rank 1 differs. {SAME}",
+        ),
+    ],
+    ids=["alike", "value", "stage", "another plan", "option"],
+)
+def test_all_ranks_say_the_same(pool: WorkerPool, jobs: list[Job], message: str) -> None:
+    assert pool.run(told, jobs, "", world_size=2) == [message] * 2
+
+
+def test_another_source_is_noticed(pool: WorkerPool, tmp_path: Path) -> None:
+    shutil.copytree(Path(alike.__file__).parents[1], tmp_path / "weft")
+    both = [job([]), job([])]
+    assert pool.run(told, both, str(tmp_path / "weft"), world_size=2) == ["", ""]
+    (tmp_path / "weft/optim/adamw.py").write_text("# nothing\n")
+    first, second = pool.run(told, both, str(tmp_path / "weft"), world_size=2)
+    assert first == second
+    assert first.startswith("weft's source = ")
+    assert first.endswith(f"as on rank 0. Rank 1 differs. {SAME}")
