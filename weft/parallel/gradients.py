@@ -167,19 +167,8 @@ class Gradients:
     ) -> None:
         self._comm = comm
         self._overlap = overlap
-        owners = assign_owners(pieces)
         by_name = {local.spec.name: local for local in params}
-        packed: list[Held] = []
-        whole: list[MainParam] = []
-        for local in params:
-            mine = [held for held in pieces[local.spec.name] if local.box.contains(held.box)]
-            assert sum(held.box.numel for held in mine) == local.box.numel, local.spec.name
-            for held in mine:
-                if not held.level:
-                    owned = owners[local.spec.name, held.box] == comm.rank
-                    whole.append(whole_main(local, held, main_dtype, owned=owned))
-                if held.level or len(held.ranks) > 1 or whole[-1].target is not None:
-                    packed.append(held)
+        whole, packed = _whole_or_packed(params, pieces, comm.rank, main_dtype)
         buckets = fill_buckets(packed, main_dtype.itemsize, bucket_bytes)
         self.sharded = [FlatParams(b, by_name, comm, main_dtype) for b in buckets if b.level]
         self.mains = whole + [main for flat in self.sharded for main in flat.mains]
@@ -309,6 +298,28 @@ class Gradients:
         for oldest in held[: max(0, len(held) - limit)]:
             self._in_flight.remove(oldest)
             oldest.finish()
+
+
+def _whole_or_packed(
+    params: Sequence[LocalParam],
+    pieces: Mapping[str, Sequence[Held]],
+    rank: int,
+    main_dtype: torch.dtype,
+) -> tuple[list[MainParam], list[Held]]:
+    """The pieces that this rank updates as a whole, and those whose gradients go into buckets."""
+    owners = assign_owners(pieces)
+    whole: list[MainParam] = []
+    packed: list[Held] = []
+    for local in params:
+        mine = [held for held in pieces[local.spec.name] if local.box.contains(held.box)]
+        assert sum(held.box.numel for held in mine) == local.box.numel, local.spec.name
+        for held in mine:
+            if not held.level:
+                owned = owners[local.spec.name, held.box] == rank
+                whole.append(whole_main(local, held, main_dtype, owned=owned))
+            if held.level or len(held.ranks) > 1 or whole[-1].target is not None:
+                packed.append(held)
+    return whole, packed
 
 
 def _lines(sums: Sequence[_Accumulator]) -> dict[tuple[int, ...], _Line]:

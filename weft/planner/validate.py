@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from weft.config.errors import ConfigError
 from weft.plan.plan import PipelinePlan, Plan
@@ -22,6 +23,8 @@ def validate_plan(plan: Plan, *, num_layers: int, global_batch: int) -> None:
     _check_ranks(plan)
     for p, pipeline in enumerate(plan.pipelines):
         _check_pipeline(f"pipelines[{p}]", pipeline, num_layers)
+        for s in range(len(pipeline.stages)):
+            _check_gathering(plan, p, s)
     _check_alike(plan)
     if plan.global_batch != global_batch:
         shares = [pipeline.samples for pipeline in plan.pipelines]
@@ -77,6 +80,27 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
             raise ConfigError(f"{where}.stages[{s}].mesh", value, "axes dp and tp alone", hint)
         if stage.passes < 1:
             raise ConfigError(f"{where}.stages[{s}].passes", stage.passes, "at least 1")
+
+
+def _check_gathering(plan: Plan, p: int, s: int) -> None:
+    """What ZeRO 3 needs: ranks that gather a layer together do so equally often."""
+    pipeline = plan.pipelines[p]
+    stage = pipeline.stages[s]
+    if stage.zero < 3:
+        return
+    where = f"pipelines[{p}].stages[{s}]"
+    if len(plan.pipelines) > 1:
+        hint = "Level 3 gathers layers inside one stage, and other pipelines hold them too."
+        raise ConfigError(f"{where}.zero", 3, "2 at most beside other pipelines", hint)
+    sizes = [len(part) for m in (0, -1) for part in _parts(pipeline, s, m)]
+    if stage.passes > max(1, min(sizes)):
+        hint = "ZeRO 3 gathers each layer in each pass, all ranks of a stage together."
+        expected = f"at most {max(1, min(sizes))}, the samples that a rank has of a microbatch"
+        raise ConfigError(f"{where}.passes", stage.passes, expected, hint)
+
+
+def _parts(pipeline: PipelinePlan, stage: int, microbatch: int) -> Iterable[range]:
+    return pipeline.split(stage, range(pipeline.num_microbatches)[microbatch]).values()
 
 
 def _check_positions(where: str, pipeline: PipelinePlan) -> None:
