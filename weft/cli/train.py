@@ -19,6 +19,7 @@ from weft.cli.output import err, finish, out, print_json
 from weft.cli.plan import show as print_plan
 from weft.cli.summary import print_summary
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
+from weft.cli.traffic import print_traffic
 from weft.cluster.detect import detect
 from weft.comm.place import Place
 from weft.config.errors import ConfigError, ConfigErrors, show
@@ -52,6 +53,9 @@ def train(
     ] = None,
     json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    comm_report: Annotated[
+        bool, typer.Option(help="Print what one step sent, by collective, and keep it.")
+    ] = False,
     explain_config: Annotated[
         bool, typer.Option(help="Print every value and where it came from, and stop.")
     ] = False,
@@ -85,6 +89,7 @@ def train(
         threads=resolved.threads,
         console=choose_mode(stream, quiet=quiet),
         json=json,
+        comm_report=comm_report,
         files={
             CONFIG_FILE: to_yaml(resolved.config),
             "plan.json": resolved.plan.to_json(),
@@ -247,5 +252,7 @@ def _tell_end(job: Job, *, already: bool = False) -> int:
     elif job.console != "quiet":
         if already:
             out.print(f"step {job.last_step} was reached before; nothing to do")
+        elif job.comm_report:
+            print_traffic(job.out)
         print_summary(job.out, summary)
     return 0

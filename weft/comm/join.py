@@ -44,16 +44,16 @@ def join(place: Place, *, backend: str, device: torch.device, timeout_s: float =
         world_size=place.world_size,
         timeout=timedelta(seconds=timeout_s),
     )
-    comm = Comm(place.rank, place.world_size, device, timeout_s=timeout_s)
     member = Member(
         family=device.type,
         backend=backend,
         node=f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}",
         chip="" if device.type == "cpu" else str(device),
     )
-    comm.members = [Member(**each) for each in comm.gather_json(asdict(member), name="meet")]
+    everyone = Comm(place.rank, place.world_size).gather_json(asdict(member), name="meet")
+    members = [Member(**each) for each in everyone]
+    comm = Comm(place.rank, place.world_size, device, members=members, timeout_s=timeout_s)
     comm.open_groups([])
-    comm.counters.take()
     return comm
 
 

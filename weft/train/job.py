@@ -12,6 +12,8 @@ from weft.report.progress import Mode
 
 SUMMARY_FILE = "summary.json"
 """In the run folder, written after the last step: what ``report`` and commands show."""
+TRAFFIC_FILE = "comm.json"
+"""In the run folder, with ``--comm-report``: what a step sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class Job:
     """How rank 0 shows progress."""
     json: bool = False
     """Keep standard output free for the result: show progress on standard error."""
+    comm_report: bool = False
+    """Count what training steps send, and leave the table in the run folder."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Name -> text of the files that say what this run is. Rank 0 writes them into the run folder
     once data and checkpoint are accepted: what is refused changes nothing there."""

@@ -45,6 +45,7 @@ from weft.train.run_folder import LOGS, write_text
 from weft.train.saving import restore
 from weft.train.stop import StopSignal, interrupts_held
 from weft.train.summary import finish_run
+from weft.train.traffic import Traffic
 
 
 def main(place: Place, job: Job) -> None:
@@ -175,18 +176,27 @@ class _Rank:
         with self._progress(run) as progress:
             written = self._evaluated() if run.is_main else []
             report = report_evaluation(run, writers, progress, written=written)
+            traffic = Traffic(run)
             hooks = [
                 note_step(run),
+                traffic.count,
                 log_metrics(run, writers, progress, peak_flops=measure_peak(run)),
                 # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
                 evaluate_now_and_then(run, held_out, positions, report),
                 save_now_and_then(run, job.checkpoints, progress, fingerprint=data.fingerprint),
+                traffic.skip,
             ]
             for note in notes if run.is_main else ():
                 progress.warn(f"note: {note}")
+            if {member.backend for member in run.comm.members} != {"gloo"}:
+                for line in run.comm.transports():
+                    progress.message(line)
             if run.first_step:
                 progress.message(f"going on after step {run.first_step}")
+            traffic.begin()
             done = train(run, hooks)
+            if job.comm_report:
+                traffic.write(job.out)
             if done == run.last_step:
                 final = evaluate(run, held_out, positions)
                 report(done, final)

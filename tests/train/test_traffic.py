@@ -1,0 +1,120 @@
+"""What one step sends, against arithmetic on the plan."""
+
+import os
+from math import prod
+
+import pytest
+from parity.test_parity import NUM_LAYERS, Case
+
+from weft.comm.place import Place
+from weft.elastic.pool import WorkerPool
+from weft.models.registry import FAMILIES
+from weft.plan.plan import Plan
+from weft.train.build import build, fill, initial
+from weft.train.meet import meet
+from weft.train.verify import Rehearsal, _microbatches
+
+Rows = dict[str, tuple[int, int, float, list[int]]]
+"""Collective name -> calls, messages, bytes, peers."""
+
+
+def one_step(place: Place, plan: Plan, rehearsal: Rehearsal) -> Rows:
+    comm, _ = meet(place, plan, timeout_s=60)
+    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    fill(built.gradients, initial(rehearsal.seed))
+    comm.counters.take()
+    built.engine.step(_microbatches(comm, plan, rehearsal, 0))
+    counts = {name: comm.counters[name] for name in comm.counters}
+    comm.close()
+    return {n: (c.calls, c.messages, c.bytes, sorted(c.peers)) for n, c in counts.items()}
+
+
+def run(pool: WorkerPool, case: Case) -> tuple[list[Rows], Rehearsal]:
+    plan, rehearsal = case.plan(), case.rehearsal()
+    return pool.run(one_step, plan, rehearsal, world_size=plan.world_size), rehearsal
+
+
+def numel(rehearsal: Rehearsal) -> int:
+    specs = FAMILIES[rehearsal.spec.family].param_specs(rehearsal.spec)
+    return sum(prod(spec.shape) for spec in specs)
+
+
+FP64 = 8
+TOTALS = 4 * FP64
+"""Loss, weight, squared norm, stop."""
+
+
+def test_data_parallel(pool: WorkerPool) -> None:
+    ranks, rehearsal = run(pool, Case("dp3", shares=(3, 1, 2), microbatch=1))
+    for rank, rows in enumerate(ranks):
+        others = [r for r in range(3) if r != rank]
+        size = FP64 * numel(rehearsal)
+        assert rows == {
+            "gradients": (1, 4, pytest.approx(2 * 2 / 3 * size), others),
+            "step totals": (1, 4, pytest.approx(2 * 2 / 3 * TOTALS), others),
+        }
+
+
+def test_pipeline(pool: WorkerPool) -> None:
+    case = Case("pp3", shares=(6,), dp=((1, 1, 1),), layers=((1, 3, 0),), microbatch=2)
+    ranks, rehearsal = run(pool, case)
+    border = FP64 * 2 * rehearsal.seq_len * rehearsal.spec.d_model
+    assert [rows["activations"] for rows in ranks] == [
+        (3, 3, 3 * border, [1]),
+        (6, 6, 6 * border, [0, 2]),
+        (3, 3, 3 * border, [1]),
+    ]
+
+
+def test_many_to_few(pool: WorkerPool) -> None:
+    """Two ranks of two samples each to one of four, and back."""
+    case = Case("seam", shares=(4,), dp=((2, 1),), layers=((2, 2),), microbatch=4)
+    ranks, rehearsal = run(pool, case)
+    part = FP64 * 2 * rehearsal.seq_len * rehearsal.spec.d_model
+    assert [rows["activations"] for rows in ranks] == [
+        (1, 1, part, [2]),
+        (1, 1, part, [2]),
+        (1, 2, 2 * part, [0, 1]),
+    ]
+
+
+def test_tensor_parallel_with_sequence_parallel(pool: WorkerPool) -> None:
+    case = Case("tp2", shares=(6,), dp=((1,),), tp=((2,),), microbatch=3)
+    ranks, rehearsal = run(pool, case)
+    # Two regions a layer, the embedding and the head: each changes layout once forward and once
+    # backward, into whole sequences or out of them.
+    calls = 2 * (2 * 2 * NUM_LAYERS + 2)
+    part = FP64 * 3 * rehearsal.seq_len // 2 * rehearsal.spec.d_model
+    for rank, rows in enumerate(ranks):
+        assert rows["gather seq"] == (calls, calls, calls * part, [1 - rank])
+        assert rows["scatter seq"] == (calls, calls, calls * part, [1 - rank])
+        assert rows["step totals"] == (1, 2, TOTALS, [1 - rank])
+
+
+def on_machines(place: Place, plan: Plan, rehearsal: Rehearsal) -> list[tuple[str, str, float]]:
+    """As two machines of two processes each; what crosses a link, by name."""
+    os.environ["GROUP_RANK"] = str(place.rank // 2)
+    try:
+        comm, _ = meet(place, plan, timeout_s=60)
+    finally:
+        del os.environ["GROUP_RANK"]
+    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    fill(built.gradients, initial(rehearsal.seed))
+    comm.counters.take()
+    built.engine.step(_microbatches(comm, plan, rehearsal, 0))
+    comm.close()
+    return sorted((name, link, c.bytes) for (name, link), c in comm.counters.take().items())
+
+
+def test_what_stays_in_a_machine_is_told_from_what_leaves_it(pool: WorkerPool) -> None:
+    """Tensor parallel inside each machine, a border between them."""
+    case = Case("tp2-pp2", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((2, 2),))
+    plan, rehearsal = case.plan(), case.rehearsal()
+    for rows in pool.run(on_machines, plan, rehearsal, world_size=4):
+        assert {(name, link) for name, link, _ in rows} == {
+            ("activations", "across"),
+            ("gather seq", "node"),
+            ("gradients", "node"),
+            ("scatter seq", "node"),
+            ("step totals", "across"),
+        }
