@@ -66,11 +66,11 @@ SETTLE_S = 0.02
 """From the agreement on a start to the start."""
 TWO_STAGES = ("interleaved", "zb-v", "dualpipe-v")
 MICROBATCHES = 12
-LAYERS_EACH = 16
+LAYERS_EACH = 24
 """On each position, where gradients travel: so many buckets."""
 BUCKET_BYTES = 512
 """What each of two holders of one layer sends of it, to sum it up or to hand it out."""
-BUCKET_S = 0.007
+BUCKET_S = 0.0044
 """How long links carry one bucket: less than the fastest chip takes for a layer's weight gradient.
 Where links are slower than that, no order of work hides what they carry."""
 NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)
