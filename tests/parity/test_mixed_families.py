@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from parity.test_parity import Case
+from parity.cases import Case
 
 from weft.comm.place import Place
 from weft.elastic.pool import WorkerPool
