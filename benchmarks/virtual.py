@@ -7,8 +7,8 @@ sleep instead of computing (``benchmarks/virtual_chips.py``), on chips and links
 
 - Every schedule, eight unlike chips in one pipeline: measured time of a step against the timeline
   that ``weft.simulate`` plays from the same list.
-- Two unlike pipelines of four stages: the part of the time the links carry gradients that is over
-  before the last backward of the job is.
+- Two unlike pipelines of four stages, ZeRO level 1: the part of the time that links carry gradients
+  or parameters in which nobody waits for them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import argparse
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -25,35 +25,42 @@ import torch
 
 from benchmarks.virtual_chips import (
     BORDER,
+    LAYER_SHAPE,
     Chip,
     VirtualComm,
     VirtualStage,
-    layer_name,
     now,
     sleep_until,
 )
+from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.comm.place import Place
 from weft.elastic.pool import WorkerPool
 from weft.nn.context import Context
 from weft.parallel.gradients import Gradients
-from weft.parallel.params import LocalParam
+from weft.parallel.params import held_pieces, reduction_groups
 from weft.parallel.pipeline.deferred import WeightWork
 from weft.parallel.pipeline.executor import Executor, MicroBatch
+from weft.parallel.pipeline.seam import channels
+from weft.parallel.sharding import Unit, gather_in_time
 from weft.plan.box import Box
 from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
-from weft.plan.plan import PipelinePlan, Plan, ScheduleName, StagePlan
-from weft.plan.tiling import Piece
+from weft.plan.plan import PipelinePlan, Plan, ScheduleName, StagePlan, ZeroLevel
+from weft.plan.tiling import Tiling
 from weft.schedules.registry import splits_backward
 from weft.simulate.play import simulate_plan
 from weft.simulate.times import SeamTimes, StageTimes
+from weft.train.build import local_params
 
 WORLD_SIZE = 8
 SPEEDS = (1.0, 0.9, 0.7, 1.0, 0.8, 0.6, 0.9, 1.0)
 """Of the chip of each rank."""
 POSITION = StageTimes(forward_s=0.040, input_grad_s=0.044, weight_grad_s=0.036)
 """All stages of one position on a chip of speed 1, one microbatch."""
+LARGE = POSITION.scaled(3)
+"""The same where gradients and parameters travel: eight processes that all start collectives at
+one moment on few cores take a while."""
 SEAM = SeamTimes(transfer_s=0.002, latency_s=0.001)
 SETTLE_S = 0.02
 """From the agreement on a start to the start."""
@@ -61,9 +68,9 @@ TWO_STAGES = ("interleaved", "zb-v", "dualpipe-v")
 MICROBATCHES = 12
 LAYERS_EACH = 16
 """On each position, where gradients travel: so many buckets."""
-BUCKET_BYTES = 16
-"""One layer's gradient."""
-BUCKET_S = 0.002
+BUCKET_BYTES = 512
+"""What each of two holders of one layer sends of it, to sum it up or to hand it out."""
+BUCKET_S = 0.007
 """How long links carry one bucket: less than the fastest chip takes for a layer's weight gradient.
 Where links are slower than that, no order of work hides what they carry."""
 NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)
@@ -72,7 +79,12 @@ Record = dict[str, Any]
 
 
 def pipeline_plan(
-    name: ScheduleName, ranks: range, num_microbatches: int, layers_each: int
+    name: ScheduleName,
+    ranks: range,
+    num_microbatches: int,
+    layers_each: int,
+    *,
+    zero: ZeroLevel = 0,
 ) -> PipelinePlan:
     """One rank a position, ``layers_each`` layers on every position."""
     meshes = [Mesh.of((rank,), dp=1) for rank in ranks]
@@ -80,24 +92,22 @@ def pipeline_plan(
         meshes += meshes if name == "interleaved" else meshes[::-1]
         layers_each //= 2
     stages = tuple(
-        StagePlan(mesh=mesh, layers=(s * layers_each, (s + 1) * layers_each), precision="fp64")
+        StagePlan(
+            mesh=mesh,
+            layers=(s * layers_each, (s + 1) * layers_each),
+            precision="fp64",
+            zero=zero,
+        )
         for s, mesh in enumerate(meshes)
     )
     return PipelinePlan(stages=stages, samples=num_microbatches, microbatch=1, schedule=name)
 
 
-def stage_times(pipeline: PipelinePlan) -> list[StageTimes]:
+def stage_times(pipeline: PipelinePlan, position: StageTimes) -> list[StageTimes]:
     """What each stage takes on its chip."""
     share = len(pipeline.positions()) / len(pipeline.stages)
     speeds = [SPEEDS[stage.mesh.ranks[0]] for stage in pipeline.stages]
-    return [
-        StageTimes(
-            forward_s=POSITION.forward_s * share / speed,
-            input_grad_s=POSITION.input_grad_s * share / speed,
-            weight_grad_s=POSITION.weight_grad_s * share / speed,
-        )
-        for speed in speeds
-    ]
+    return [position.scaled(share / speed) for speed in speeds]
 
 
 @dataclass(frozen=True)
@@ -108,78 +118,91 @@ class Times:
     """Until its last backward ended."""
     step_s: float
     """Until its gradients were those of the whole job."""
-    carried_s: float
-    """How long its links carried gradients."""
+    starting_s: float
+    """How long the process was busy with starting to send parameters."""
+    waited_s: float
+    """How long its forwards waited for parameters."""
+    carried_s: dict[str, float]
+    """How long its links carried gradients and parameters."""
 
 
 class VirtualRank:
     """One rank's stages, gradients and executor."""
 
-    def __init__(self, plan: Plan, comm: VirtualComm) -> None:
+    def __init__(self, plan: Plan, comm: VirtualComm, position: StageTimes) -> None:
         self._comm = comm
         seat = plan.seat(comm.rank)
         pipeline = seat.pipeline_plan
         work = WeightWork() if splits_backward(pipeline.schedule) else None
-        times, chip = stage_times(pipeline), Chip()
+        times, chip = stage_times(pipeline, position), Chip()
         stages = {
             s: VirtualStage(range(*pipeline.stages[s].layers), times[s], chip, work)
             for s in seat.stages
         }
-        params = [_local(name, p) for m in stages.values() for name, p in m.weights.items()]
-        holders = _holders(plan)
-        comm.open_groups(sorted(set(holders.values())), 60.0)
-        self._gradients = Gradients(
-            params,
-            {name: [Piece(Box.whole((2,)), ranks)] for name, ranks in holders.items()},
-            comm,
-            main_dtype=torch.float64,
-            bucket_bytes=BUCKET_BYTES,
-        )
-        scale = float(plan.global_batch)
+        self._gradients = _gradients(plan, stages, comm)
+        crew: list[Unit] = []
+        attendances = {
+            s: gather_in_time(stage, self._gradients.sharded, crew) for s, stage in stages.items()
+        }
         self._executor = Executor(
-            seat, stages, comm, self._gradients, border=BORDER, scale=scale, work=work
+            seat,
+            stages,
+            comm,
+            self._gradients,
+            border=BORDER,
+            scale=float(plan.global_batch),
+            work=work,
+            attendances=attendances,
         )
         one = torch.ones(1, 1, dtype=torch.int64)
         batch = MicroBatch(one, one, one.double(), Context())
         self._batch = [batch] * pipeline.num_microbatches
 
     def step(self) -> Times:
-        """Forward, backward and reduction, begun by all ranks at once."""
+        """What an update left, sent on; then forward, backward, reduction. All begin at once."""
         start = torch.full((1,), now() + SETTLE_S, dtype=torch.float64)
         self._comm.all_reduce(start, name="start", largest=True)
-        carried = self._comm.carried_s
-        sleep_until(float(start))
+        self._comm.carried_s.clear()
+        self._comm.waited_s.clear()
+        begun = float(start)
+        sleep_until(begun)
+        self._gradients.publish()
+        published = now()
         self._executor.train(self._batch)
         passes = now()
         self._gradients.finish()
         end = now()
-        return Times(passes - float(start), end - float(start), self._comm.carried_s - carried)
+        waited = self._comm.waited_s["parameters"]
+        carried = dict(self._comm.carried_s)
+        return Times(passes - begun, end - begun, published - begun, waited, carried)
 
 
-def _local(name: str, param: torch.nn.Parameter) -> LocalParam:
-    shape = tuple(param.shape)
-    spec = ParamSpec(name=name, shape=shape, part=0, init=Init("zeros"), decay=False)
-    return LocalParam(spec, Box.whole(shape), param)
-
-
-def _holders(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """The ranks that hold each layer, by its parameter's name."""
-    found: dict[str, tuple[int, ...]] = {}
-    for _, _, stage in plan.stages():
-        for layer in range(*stage.layers):
-            name = layer_name(layer)
-            found[name] = tuple(sorted({*found.get(name, ()), *stage.mesh.ranks}))
-    return found
+def _gradients(plan: Plan, stages: Mapping[int, VirtualStage], comm: Comm) -> Gradients:
+    """The gradient path of every layer that some stage here holds."""
+    whole = Box.whole(LAYER_SHAPE)
+    specs, tilings = [], {}
+    for number in range(plan.num_layers):
+        name = f"layers.{number}.weight"
+        init = Init("zeros")
+        specs.append(ParamSpec(name=name, shape=LAYER_SHAPE, part=number, init=init, decay=False))
+        holders = [s.mesh.ranks for _, _, s in plan.stages() if number in range(*s.layers)]
+        tilings[name] = Tiling(LAYER_SHAPE, {rank: whole for ranks in holders for rank in ranks})
+    pieces = held_pieces(plan, specs, tilings)
+    comm.open_groups(reduction_groups(pieces))
+    comm.open_gathering(reduction_groups(pieces, sharded=True))
+    comm.open_channels(channels(plan))
+    params = local_params(list(stages.values()), specs, dict.fromkeys(tilings, whole))
+    return Gradients(params, pieces, comm, main_dtype=torch.float64, bucket_bytes=whole.numel * 8)
 
 
 def run_steps(
-    place: Place, plans: Sequence[Plan], rounds: int, seconds_per_byte: float
+    place: Place, plans: Sequence[Plan], rounds: int, position: StageTimes
 ) -> list[list[Times]]:
     """Every plan's steps. Plans take turns, so that what disturbs a round disturbs all of them."""
     comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=60)
     try:
-        virtual = VirtualComm(comm, SEAM, seconds_per_byte)
-        ranks = [VirtualRank(plan, virtual) for plan in plans]
+        virtual = VirtualComm(comm, SEAM, BUCKET_S / BUCKET_BYTES)
+        ranks = [VirtualRank(plan, virtual, position) for plan in plans]
         turns = [[rank.step() for rank in ranks] for _ in range(rounds + 1)]
         return [[turn[number] for turn in turns[1:]] for number in range(len(plans))]
     finally:
@@ -190,38 +213,47 @@ def schedule_records(pool: WorkerPool, names: Sequence[ScheduleName], rounds: in
     """Measured against simulated, every schedule."""
     pipelines = [pipeline_plan(name, range(WORLD_SIZE), MICROBATCHES, 4) for name in names]
     plans = [Plan(num_layers=4 * WORLD_SIZE, pipelines=(pipeline,)) for pipeline in pipelines]
-    ranks = pool.run(run_steps, plans, rounds, 0.0, world_size=WORLD_SIZE, timeout_s=900)
+    ranks = pool.run(run_steps, plans, rounds, POSITION, world_size=WORLD_SIZE, timeout_s=900)
     records = []
     for number, (name, pipeline) in enumerate(zip(names, pipelines, strict=True)):
         measured = [max(t.step_s for t in step) for step in _by_step(ranks, number)]
         seams = [SEAM] * (len(pipeline.stages) - 1)
-        simulated = simulate_plan(pipeline, stage_times(pipeline), seams).step_s
+        simulated = simulate_plan(pipeline, stage_times(pipeline, POSITION), seams).step_s
         records.append(_record(f"step time, {name}", measured, "simulated", simulated, "s"))
     return records
 
 
 def hidden_records(pool: WorkerPool, names: Sequence[ScheduleName], rounds: int) -> list[Record]:
-    """How much of the time that links carry gradients is over before the last backward is."""
+    """How much of the time that links are busy nobody has to wait.
+
+    With ZeRO level 1 both gradients and updated parameters travel: gradients until the last
+    backward of the job has ended, parameters while forwards of the next step are done.
+    """
     half = WORLD_SIZE // 2
     plans = [
         Plan(
             num_layers=LAYERS_EACH * half,
             pipelines=(
-                pipeline_plan(name, range(half), 6, LAYERS_EACH),
-                pipeline_plan(name, range(half, WORLD_SIZE), 4, LAYERS_EACH),
+                pipeline_plan(name, range(half), 3, LAYERS_EACH, zero=1),
+                pipeline_plan(name, range(half, WORLD_SIZE), 2, LAYERS_EACH, zero=1),
             ),
         )
         for name in names
     ]
-    args = (plans, rounds, BUCKET_S / BUCKET_BYTES)
-    ranks = pool.run(run_steps, *args, world_size=WORLD_SIZE, timeout_s=900)
+    ranks = pool.run(run_steps, plans, rounds, LARGE, world_size=WORLD_SIZE, timeout_s=900)
     records = []
     for number, name in enumerate(names):
-        shares = []
-        for step in _by_step(ranks, number):
+        steps = _by_step(ranks, number)
+        reduced, gathered, starting = [], [], []
+        for step in steps:
             left = max(t.step_s for t in step) - max(t.passes_s for t in step)
-            shares.append(1 - left / max(t.carried_s for t in step))
-        records.append(_record(f"reduction hidden, {name}", shares, "aim", 0.9, "share"))
+            reduced.append(1 - left / max(t.carried_s["gradients"] for t in step))
+            carried = max(t.carried_s["parameters"] for t in step)
+            gathered.append(1 - max(t.waited_s for t in step) / carried)
+            starting.append(max(t.starting_s for t in step))
+        records.append(_record(f"reduction hidden, {name}", reduced, "aim", 0.9, "share"))
+        records.append(_record(f"gather hidden, {name}", gathered, "aim", 0.9, "share"))
+        records.append(_record(f"gather started, {name}", starting, "links", carried, "s"))
     return records
 
 
@@ -266,7 +298,8 @@ def main() -> None:
             f"measured / simulated {ours / simulated:.3f}"
         )
     for record in hidden:
-        print(f"{record['name']}: {record['ours']:.1%}")
+        ours = record["ours"]
+        print(record["name"], f"{ours:.1%}" if record["unit"] == "share" else f"in {ours:.3f} s")
 
 
 if __name__ == "__main__":

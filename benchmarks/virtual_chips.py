@@ -7,6 +7,7 @@ A process that sleeps needs no core, so eight chips fit on two.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from weft.nn.context import Context
 from weft.parallel.pipeline.deferred import WeightWork
 from weft.simulate.times import SeamTimes, StageTimes
 
+LAYER_SHAPE = (128,)
+"""Of a layer's parameter, fp64: so small that carrying it really takes next to no time."""
 BORDER = (1,)
 """Shape of what crosses a seam, of one sample: room for the time at which it left."""
 
@@ -46,41 +49,46 @@ class Chip:
         self._late_s = max(0.0, now() - end)
 
 
+class VirtualLayer(nn.Module):
+    """Takes time forward and backward. Its one parameter fills a gradient bucket."""
+
+    def __init__(self, times: StageTimes, chip: Chip, work: WeightWork | None) -> None:
+        super().__init__()
+        self._times = times
+        self._chip = chip
+        self._work = work
+        self.weight = nn.Parameter(torch.zeros(LAYER_SHAPE, dtype=torch.float64))
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:  # noqa: ARG002 - as blocks take it
+        result: Tensor = _Sleep.apply(x, self.weight, self._times, self._chip, self._work)
+        return result
+
+
 class VirtualStage(nn.Module):
-    """A stage of layers that take time. Each has one parameter, and its gradient takes a bucket."""
+    """A stage of layers that take time, as ``gather_in_time`` wants a decoder's."""
+
+    takes_tokens = False
+    norm = None
 
     def __init__(
         self, layers: range, times: StageTimes, chip: Chip, work: WeightWork | None
     ) -> None:
         super().__init__()
-        self._times = StageTimes(
-            forward_s=times.forward_s / len(layers),
-            input_grad_s=times.input_grad_s / len(layers),
-            weight_grad_s=times.weight_grad_s / len(layers),
-        )
-        self._chip = chip
-        self._work = work
-        self.weights = nn.ParameterDict(
-            {layer_name(n): nn.Parameter(torch.zeros(2, dtype=torch.float64)) for n in layers}
-        )
+        each = times.scaled(1 / len(layers))
+        self.layers = nn.ModuleDict({str(n): VirtualLayer(each, chip, work) for n in layers})
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:  # noqa: ARG002 - a stage takes both
+    def forward(self, x: Tensor, context: Context) -> Tensor:
         """Tokens or what came over a seam to ``[batch, 1]``."""
         result = x.double()[:, :1]
-        for weight in self.weights.values():
-            result = _Layer.apply(result, weight, self._times, self._chip, self._work)
+        for layer in self.layers.values():
+            result = layer(result, context)
         return result
 
     def loss(self, output: Tensor, targets: Tensor, weights: Tensor) -> Tensor:  # noqa: ARG002
         return output.sum()
 
 
-def layer_name(number: int) -> str:
-    """Logical name of a layer's one parameter."""
-    return f"layer{number}"
-
-
-class _Layer(torch.autograd.Function):
+class _Sleep(torch.autograd.Function):
     """Sleeps forward, backward, and for its weight gradient, at once or when asked."""
 
     @staticmethod
@@ -113,8 +121,8 @@ class _Layer(torch.autograd.Function):
 class VirtualComm(Comm):
     """Real messages that count as arrived only when the modelled links have carried them.
 
-    A seam's message says when it left; a collective begins when its last rank has called it, and a
-    rank's links carry one collective after another.
+    A message says when it left; a collective begins when its last rank has called it, and a rank's
+    links carry one collective after another. These times take the place of the first numbers sent.
     """
 
     def __init__(self, comm: Comm, seams: SeamTimes, seconds_per_byte: float = 0.0) -> None:
@@ -122,8 +130,10 @@ class VirtualComm(Comm):
         self._seams = seams
         self._seconds_per_byte = seconds_per_byte
         self._links_free_at = 0.0
-        self.carried_s = 0.0
-        """How long this rank's links were busy with collectives."""
+        self.carried_s: Counter[str] = Counter()
+        """How long this rank's links were busy with collectives, by name."""
+        self.waited_s: Counter[str] = Counter()
+        """How long this rank waited for them."""
 
     def send(self, parts: Parts, *, channel: Channel, name: str) -> Finish:
         stamped = [(dst, torch.full_like(part, now())) for dst, part in parts]
@@ -154,33 +164,44 @@ class VirtualComm(Comm):
         wait: bool = True,
         largest: bool = False,
     ) -> Finish:
-        done = super().all_reduce(tensor, name=name, group=group, wait=wait, largest=largest)
         if wait or group is None:
-            return done
-        return self._carry(done, 2 * tensor.nbytes, group)
+            return super().all_reduce(tensor, name=name, group=group, wait=wait, largest=largest)
+        self._stamp(tensor.view(1, -1), group)
+        done = super().all_reduce(tensor, name=name, group=group, wait=False)
+        return self._carry(name, done, 2 * tensor.nbytes, tensor[: len(group)])
 
     def reduce_scatter(
         self, flat: Tensor, own: Tensor, *, name: str, group: tuple[int, ...]
     ) -> Finish:
+        self._stamp(flat.view(len(group), -1), group)
         done = super().reduce_scatter(flat, own, name=name, group=group)
-        return self._carry(done, flat.nbytes, group)
+        return self._carry(name, done, flat.nbytes, own[: len(group)])
 
     def all_gather(self, flat: Tensor, *, name: str, group: tuple[int, ...]) -> Finish:
+        segments = flat.view(len(group), -1)
+        segments[group.index(self.rank), 0] = now()
         done = super().all_gather(flat, name=name, group=group)
-        return self._carry(done, flat.nbytes, group)
+        return self._carry(name, done, flat.nbytes, segments[:, 0])
 
-    def _carry(self, done: Finish, num_bytes: int, group: Sequence[int]) -> Finish:
-        """``done``, but not before the links have carried ``(p - 1) / p`` of the bytes."""
-        ranks = tuple(group)
-        begun = torch.full((1,), now(), dtype=torch.float64)
-        all_begun = super().all_reduce(begun, name="stamps", group=ranks, wait=False, largest=True)
-        seconds = self._seconds_per_byte * num_bytes * (len(ranks) - 1) / len(ranks)
-        self.carried_s += seconds
+    def _stamp(self, segments: Tensor, group: Sequence[int]) -> None:
+        """Write when this rank called into ``[..., segment]``, so that the sum has all ranks'."""
+        segments[:, : len(group)] = 0
+        segments[:, group.index(self.rank)] = now()
+
+    def _carry(self, name: str, done: Finish, num_bytes: int, stamps: Tensor) -> Finish:
+        """``done``, but not before the links have carried ``(p - 1) / p`` of the bytes.
+
+        ``stamps`` ``[ranks]``: when each of them called, as soon as it is done.
+        """
+        size = len(stamps)
+        seconds = self._seconds_per_byte * num_bytes * (size - 1) / size
+        self.carried_s[name] += seconds
 
         def finish() -> None:
+            start = now()
             done()
-            all_begun()
-            self._links_free_at = max(float(begun), self._links_free_at) + seconds
+            self._links_free_at = max(float(stamps.max()), self._links_free_at) + seconds
             sleep_until(self._links_free_at)
+            self.waited_s[name] += now() - start
 
         return finish

@@ -31,7 +31,7 @@ def example(tmp_path_factory: pytest.TempPathFactory, weft: Weft) -> Path:
     """The run folder that the pages call ``runs/mine``."""
     folder = tmp_path_factory.mktemp("example")
     with contextlib.chdir(folder):
-        weft("train", "debug", "--out", "runs/mine", "--steps", "2", "--quiet")
+        weft("train", "debug", "--out", "runs/mine", "--steps", "2", "--quiet", "--comm-report")
     return folder / "runs" / "mine"
 
 

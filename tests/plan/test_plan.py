@@ -114,12 +114,8 @@ REFUSED = {
         "'3 stages': expected a multiple of its 2 meshes",
         lambda p: replace(p, pipelines=(staged(p.pipelines[0], (0, 1, 0), "interleaved"),)),
     ),
-    "two families of devices": (
-        "['cpu', 'cuda']: expected the same for all stages",
-        lambda p: replace(p, pipelines=(differing(p.pipelines[0], device="cuda"),)),
-    ),
-    "several stages on GPUs": (
-        "'cuda': expected one stage in every pipeline",
+    "a border between GPUs": (
+        "'cuda': expected another device on one side of every border between stages",
         lambda p: replace(p, pipelines=(staged(p.pipelines[0], (0, 1), "1f1b", device="cuda"),)),
     ),
     "fp64 beside fp32": (
@@ -161,3 +157,13 @@ def test_refusals_say_what_is_allowed(name: str) -> None:
     with pytest.raises(ConfigError) as refused:
         validate_plan(broken(plan), num_layers=4, global_batch=6)
     assert message in str(refused.value)
+
+
+def test_one_job_may_run_on_two_families_of_devices() -> None:
+    plan = data_parallel([6])
+    mixed = replace(plan, pipelines=(differing(plan.pipelines[0], device="cuda"),))
+    validate_plan(mixed, num_layers=4, global_batch=6)
+    side_by_side = data_parallel([3, 3])
+    first, second = side_by_side.pipelines
+    on_gpu = replace(second, stages=(replace(second.stages[0], device="cuda"),))
+    validate_plan(replace(side_by_side, pipelines=(first, on_gpu)), num_layers=4, global_batch=6)

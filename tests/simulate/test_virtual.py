@@ -2,25 +2,35 @@
 
 import pytest
 
-from benchmarks.virtual import BUCKET_BYTES, BUCKET_S, pipeline_plan, run_steps
+from benchmarks.virtual import BUCKET_S, NAMES, pipeline_plan, run_steps
 from weft.elastic.pool import WorkerPool
-from weft.plan.plan import Plan, ScheduleName
+from weft.plan.plan import Plan, ScheduleName, ZeroLevel
+from weft.simulate.times import StageTimes
 
 LAYERS_EACH = 4
+SHORT = StageTimes(forward_s=0.001, input_grad_s=0.001, weight_grad_s=0.001)
 
 
-def two_pipelines(name: ScheduleName) -> Plan:
+def two_pipelines(name: ScheduleName, zero: ZeroLevel) -> Plan:
     pipelines = (
-        pipeline_plan(name, range(2), 2, LAYERS_EACH),
-        pipeline_plan(name, range(2, 4), 1, LAYERS_EACH),
+        pipeline_plan(name, range(2), 2, LAYERS_EACH, zero=zero),
+        pipeline_plan(name, range(2, 4), 1, LAYERS_EACH, zero=zero),
     )
     return Plan(num_layers=2 * LAYERS_EACH, pipelines=pipelines)
 
 
-def test_links_carry_every_gradient_once_a_step(pool: WorkerPool) -> None:
-    plans = [two_pipelines("1f1b"), two_pipelines("dualpipe-v")]
-    args = (plans, 1, BUCKET_S / BUCKET_BYTES)
-    for rank in pool.run(run_steps, *args, world_size=4):
+@pytest.mark.parametrize(
+    ("zero", "gradients", "parameters"),
+    [(0, 2, 0), (1, 1, 1)],  # summed up everywhere; each to its owner, and handed out by it
+)
+def test_links_carry_every_layer_once_a_step(
+    zero: ZeroLevel, gradients: int, parameters: int, pool: WorkerPool
+) -> None:
+    plans = [two_pipelines(name, zero) for name in NAMES]
+    expected = {"gradients": gradients, "parameters": parameters}
+    for rank in pool.run(run_steps, plans, 1, SHORT, world_size=4):
         for (times,) in rank:
-            assert times.carried_s == pytest.approx(LAYERS_EACH * BUCKET_S)
+            for name, count in expected.items():
+                carried = times.carried_s.get(name, 0)
+                assert carried == pytest.approx(LAYERS_EACH * BUCKET_S * count)
             assert 0 < times.passes_s < times.step_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 from weft.config.errors import ConfigError
 from weft.plan.plan import PipelinePlan, Plan
@@ -52,13 +53,12 @@ def _check_ranks(plan: Plan) -> None:
 
 def _check_alike(plan: Plan) -> None:
     """What the stages of a whole job must share, whichever pipeline they are in."""
-    devices = sorted({stage.device for _, _, stage in plan.stages()})
-    if len(devices) > 1:
-        hint = "Jobs that mix families of devices are not run by this version."
-        raise ConfigError("stages.device", devices, "the same for all stages", hint)
-    if devices == ["cuda"] and any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
-        hint = "NCCL pairs messages by order, not by tag: several stages run on cpu alone so far."
-        raise ConfigError("stages.device", "cuda", "one stage in every pipeline", hint)
+    for pipeline in plan.pipelines:
+        for before, after in pairwise(pipeline.stages):
+            if before.device == after.device == "cuda" and before.mesh != after.mesh:
+                expected = "another device on one side of every border between stages"
+                hint = "Pipelines that send from GPU to GPU (NCCL) have never been run."
+                raise ConfigError("stages.device", "cuda", expected, hint)
     precisions = sorted({stage.precision for _, _, stage in plan.stages()})
     if "fp64" in precisions and len(precisions) > 1:
         hint = "Gradients are added up in fp64 there, and in fp32 with bf16 and fp32."

@@ -17,6 +17,14 @@ class StageTimes:
     weight_grad_s: float
     """Backward, second half."""
 
+    def scaled(self, factor: float) -> StageTimes:
+        """The times of a part of the stage, or on another chip."""
+        return StageTimes(
+            forward_s=self.forward_s * factor,
+            input_grad_s=self.input_grad_s * factor,
+            weight_grad_s=self.weight_grad_s * factor,
+        )
+
     def of(self, kind: Kind) -> float:
         """Seconds of one action."""
         match kind:

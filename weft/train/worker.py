@@ -186,13 +186,7 @@ class _Rank:
                 save_now_and_then(run, job.checkpoints, progress, fingerprint=data.fingerprint),
                 traffic.skip,
             ]
-            for note in notes if run.is_main else ():
-                progress.warn(f"note: {note}")
-            if {member.backend for member in run.comm.members} != {"gloo"}:
-                for line in run.comm.transports():
-                    progress.message(line)
-            if run.first_step:
-                progress.message(f"going on after step {run.first_step}")
+            _say_start(run, progress, notes if run.is_main else ())
             traffic.begin()
             done = train(run, hooks)
             if job.comm_report:
@@ -224,6 +218,17 @@ class _Rank:
         return Progress(
             run.last_step, log_every=self.job.config.train.log_every, mode=mode, stream=stream
         )
+
+
+def _say_start(run: Run, progress: Progress, notes: Sequence[str]) -> None:
+    """What is worth knowing before the first step: how ranks talk where that is a choice."""
+    for note in notes:
+        progress.warn(f"note: {note}")
+    if {member.backend for member in run.comm.members} != {"gloo"}:
+        for line in run.comm.transports():
+            progress.message(line)
+    if run.first_step:
+        progress.message(f"going on after step {run.first_step}")
 
 
 @contextmanager
