@@ -53,6 +53,18 @@ def test_subtraction_is_disjoint_and_complete(pair: tuple[Box, Box]) -> None:
     assert set().union(*map(indices, rest)) == indices(a) - indices(b)
 
 
+@given(st.data())
+def test_stretches_are_boxes_in_row_major_order(data: st.DataObject) -> None:
+    shape = data.draw(SHAPES)
+    box = data.draw(boxes_in(shape))
+    inside = sorted(indices(box))  # row-major
+    start = data.draw(st.integers(0, len(inside)))
+    stop = data.draw(st.integers(start, len(inside)))
+    parts = box.stretch(start, stop)
+    assert [i for part in parts for i in sorted(indices(part))] == inside[start:stop]
+    assert len(parts) <= 2 * len(shape) + 1
+
+
 @given(tilings(count=2))
 def test_moves_deliver_each_element_once_from_the_nearest_holder(pair: list[Tiling]) -> None:
     source, target = pair

@@ -12,7 +12,7 @@ from weft.models.registry import FAMILIES
 from weft.plan.plan import Plan
 from weft.train.build import build, fill, initial
 from weft.train.meet import meet
-from weft.train.verify import Rehearsal, _microbatches
+from weft.train.verify import Rehearsal, synthetic_microbatches
 
 Rows = dict[str, tuple[int, int, float, list[int]]]
 """Collective name -> calls, messages, bytes, peers."""
@@ -23,7 +23,7 @@ def one_step(place: Place, plan: Plan, rehearsal: Rehearsal) -> Rows:
     built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
     fill(built.gradients, initial(rehearsal.seed))
     comm.counters.take()
-    built.engine.step(_microbatches(comm, plan, rehearsal, 0))
+    built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))
     counts = {name: comm.counters[name] for name in comm.counters}
     comm.close()
     return {n: (c.calls, c.messages, c.bytes, sorted(c.peers)) for n, c in counts.items()}
@@ -103,7 +103,7 @@ def on_machines(place: Place, plan: Plan, rehearsal: Rehearsal) -> list[tuple[st
     built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
     fill(built.gradients, initial(rehearsal.seed))
     comm.counters.take()
-    built.engine.step(_microbatches(comm, plan, rehearsal, 0))
+    built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))
     comm.close()
     return sorted((name, link, c.bytes) for (name, link), c in comm.counters.take().items())
 

@@ -68,6 +68,10 @@ class _Accumulator:
             self.slots.append(_Slot(local.param, index, place, local.uses))
         self._num_reduced = 0
 
+    @property
+    def kept_bytes(self) -> int:
+        return self._own.nbytes + (0 if self._flat is None else self._flat.nbytes)
+
     def begin(self) -> None:
         for slot in self.slots:
             slot.is_fresh, slot.received = True, 0
@@ -215,6 +219,11 @@ class Gradients:
         for main in self.mains:
             if main.value.grad is None:
                 main.value.grad = torch.zeros_like(main.value)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of gradients from one step to the next."""
+        return sum(sums.kept_bytes for sums in self._sums)
 
     def squared_norm(self) -> Tensor:
         """Sum of squares of the gradients this rank owns, fp64 scalar on the device."""

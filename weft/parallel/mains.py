@@ -86,6 +86,16 @@ class FlatParams:
         self._is_whole = True
         self.free()
 
+    @property
+    def nbytes(self) -> int:
+        """Of the whole buffer."""
+        return self._flat.nbytes
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the buffer has right now."""
+        return self._flat.untyped_storage().nbytes()
+
     def publish(self) -> None:
         """After an update: send this rank's segment to the others, who ask for it by ``wait``."""
         if self.bucket.level < 3:

@@ -41,7 +41,7 @@ class Unit:
 
     def _enter(self, coming: Unit | None) -> None:
         for other in self.crew:
-            if other is not self:
+            if other is not self and other is not coming:
                 for flat in other.flats:
                     flat.free()
         for flat in self.flats:

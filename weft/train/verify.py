@@ -211,7 +211,7 @@ def _train(comm: Comm, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
     fill(built.gradients, initial(rehearsal.seed))
     losses, norms, parts = [], [], []
     for step in range(rehearsal.steps):
-        result, factor = built.engine.backward(_microbatches(comm, plan, rehearsal, step))
+        result, factor = built.engine.backward(synthetic_microbatches(comm, plan, rehearsal, step))
         grads = {id(m): _array(m.value.grad) * float(factor) for m in built.gradients.mains}
         built.engine.update(factor)
         losses.append(float(result.loss))
@@ -220,9 +220,10 @@ def _train(comm: Comm, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
     return RankTrace(losses, norms, parts)
 
 
-def _microbatches(
+def synthetic_microbatches(
     comm: Comm, plan: Plan, rehearsal: Rehearsal, step: int
 ) -> list[MicroBatch | None]:
+    """This rank's part of one global batch, with random weights and unequal documents."""
     data = SyntheticDataset(
         vocab_size=rehearsal.spec.vocab_size, seq_len=rehearsal.seq_len, seed=rehearsal.seed
     )

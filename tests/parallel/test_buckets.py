@@ -1,0 +1,76 @@
+"""Buckets as arithmetic: every element is kept by exactly one of its holders, at one place."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.parallel.buckets import ALIGN, fill_buckets
+from weft.parallel.params import Held
+from weft.plan.box import Box
+from weft.plan.model import Init, ParamSpec
+from weft.plan.plan import ZeroLevel
+
+SHAPES = st.lists(st.integers(1, 40), max_size=3).map(tuple)
+
+
+def held(name: str, shape: tuple[int, ...], ranks: tuple[int, ...], level: ZeroLevel) -> Held:
+    part = int(name) // 3
+    spec = ParamSpec(name=name, shape=shape, part=part, init=Init("zeros"), decay=False)
+    return Held(spec, Box.whole(shape), ranks, level)
+
+
+@st.composite
+def pieces(draw: st.DrawFn) -> list[Held]:
+    shapes = draw(st.lists(SHAPES, min_size=1, max_size=12))
+    groups = st.sampled_from([(0, 1), (0, 2, 5), (1, 2, 3, 4)])
+    levels: st.SearchStrategy[ZeroLevel] = st.sampled_from([0, 1, 2, 3])
+    return [held(str(n), shape, draw(groups), draw(levels)) for n, shape in enumerate(shapes)]
+
+
+@given(pieces(), st.sampled_from([400, 4000, 10**6]))
+def test_every_element_is_kept_once(every: Sequence[Held], bucket_bytes: int) -> None:
+    buckets = fill_buckets(every, 4, bucket_bytes)
+    packed = [entry.held for bucket in buckets for entry in bucket.entries]
+    assert sorted(packed, key=lambda h: h.spec.name) == sorted(every, key=lambda h: h.spec.name)
+    for bucket in buckets:
+        last = 0
+        for entry in bucket.entries:
+            assert entry.start % ALIGN == 0
+            assert last <= entry.start
+            last = entry.stop
+        assert last <= bucket.numel
+        if bucket.level:
+            assert bucket.numel == bucket.segment * len(bucket.ranks)
+            places = [
+                (stretch.start + i, stretch.held.spec.name)
+                for rank in bucket.ranks
+                for stretch in bucket.kept(rank)
+                for i in range(stretch.box.numel)
+            ]
+            assert places == [
+                (entry.start + i, entry.held.spec.name)
+                for entry in bucket.entries
+                for i in range(entry.held.box.numel)
+            ]
+        if bucket.level == 3:
+            assert len({entry.held.spec.part for entry in bucket.entries}) == 1
+        elif len(bucket.entries) > 1:
+            assert last * 4 <= bucket_bytes
+
+
+@given(pieces())
+def test_a_segment_is_at_most_its_share_and_some_padding(every: Sequence[Held]) -> None:
+    for bucket in fill_buckets(every, 4):
+        if bucket.level:
+            used = bucket.entries[-1].stop
+            assert 0 <= bucket.segment - used / len(bucket.ranks) < ALIGN
+
+
+def test_holders_agree_whatever_else_they_hold() -> None:
+    shared = [held(str(n), (70, 3), (0, 1), 1) for n in range(9)]
+    own = [held(str(n), (50,), (0, 2), 1) for n in range(9, 14)]
+    mixed = sorted(shared + own, key=lambda h: h.spec.name)
+    of_both = [b for b in fill_buckets(mixed, 4, 2000) if b.ranks == (0, 1)]
+    assert of_both == fill_buckets(sorted(shared, key=lambda h: h.spec.name), 4, 2000)
+    assert len(of_both) > 1

@@ -1,0 +1,207 @@
+"""ZeRO: what each rank keeps, when parameters are whole, and that nobody sees old ones."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from parity.cases import NUM_LAYERS, Case
+from torch import Tensor
+
+from weft.comm.comm import Comm, Finish
+from weft.comm.place import Place
+from weft.elastic.pool import WorkerPool
+from weft.models.registry import FAMILIES
+from weft.parallel.mains import FlatParams
+from weft.plan.plan import Plan
+from weft.train.build import Built, build, fill, initial
+from weft.train.meet import meet
+from weft.train.verify import Rehearsal, difference, rehearse, synthetic_microbatches
+
+FP64 = 8
+DP2 = Case("dp2", shares=(6,), dp=((2,),), microbatch=2)
+
+
+def built_on(place: Place, plan: Plan, rehearsal: Rehearsal) -> tuple[Built, Comm]:
+    comm, _ = meet(place, plan, timeout_s=60)
+    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    fill(built.gradients, initial(rehearsal.seed))
+    return built, comm
+
+
+def memory(flats: list[FlatParams]) -> int:
+    return sum(flat.memory for flat in flats)
+
+
+def kept(place: Place, plan: Plan, rehearsal: Rehearsal) -> dict[str, int]:
+    """Bytes that a rank keeps between steps, by kind, and the most parameters at once."""
+    built, comm = built_on(place, plan, rehearsal)
+    flats = built.gradients.sharded
+    largest = [0]
+
+    def note(*_: Any) -> None:
+        largest[0] = max(largest[0], memory(flats))
+
+    for stage in built.stages.values():
+        for module in stage.modules():
+            module.register_forward_pre_hook(note)
+            module.register_full_backward_pre_hook(note)
+    built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))
+    moments = sum(
+        tensor.nbytes
+        for state in built.engine.optimizer.state.values()
+        for tensor in state.values()
+        if tensor.ndim
+    )
+    built.executor.evaluate(synthetic_microbatches(comm, plan, rehearsal, 1))
+    built.gradients.publish()
+    built.gradients.fence()
+    between = memory(flats)
+    comm.close()
+    return {
+        "moments": moments,
+        "gradients": built.gradients.kept_bytes,
+        "parameters": between,
+        "most parameters": largest[0],
+        "largest unit": max((flat.nbytes for flat in flats), default=0),
+    }
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_each_level_keeps_its_share(level: int, pool: WorkerPool) -> None:
+    """Per parameter of P, over N ranks: 2P moments, P gradients, P parameters (in fp64 x 8)."""
+    case = replace(DP2, zero=level)
+    plan, rehearsal = case.plan(), case.rehearsal()
+    specs = FAMILIES[rehearsal.spec.family].param_specs(rehearsal.spec)
+    whole = FP64 * sum(spec.numel for spec in specs)
+    padding = 0.1 * whole  # tiny tensors at aligned places
+    for rank in pool.run(kept, plan, rehearsal, world_size=2):
+        share = whole / 2
+        moments = 2 * (share if level >= 1 else whole)
+        gradients = whole if level < 2 else share
+        if level == 1:
+            gradients += share  # the sums of its own segment, beside what it accumulates
+        assert rank["moments"] == pytest.approx(moments, abs=2 * padding)
+        assert rank["gradients"] == pytest.approx(gradients, abs=2 * padding)
+        if level == 3:
+            assert rank["parameters"] == 0
+            # What computes, what comes next: never the whole model.
+            assert rank["most parameters"] <= 2 * rank["largest unit"] < 0.8 * whole
+        elif level:
+            assert rank["parameters"] == pytest.approx(whole, abs=padding)
+
+
+def late(comm: Comm) -> None:
+    """Let what is gathered arrive only when it is waited for: who forgets to wait reads old."""
+    real = comm.all_gather
+
+    def all_gather(flat: Tensor, *, name: str, group: tuple[int, ...]) -> Finish:
+        copy = flat.clone()
+        arrived = real(copy, name=name, group=group)
+
+        def finish() -> None:
+            arrived()
+            flat.copy_(copy)
+
+        return finish
+
+    comm.all_gather = all_gather  # type: ignore[method-assign]
+
+
+def readings(place: Place, plan: Plan, rehearsal: Rehearsal, is_late: bool) -> list[Any]:
+    """What every reader of parameters sees right after an update."""
+    comm, _ = meet(place, plan, timeout_s=60)
+    if is_late:
+        late(comm)
+    built = build(
+        plan,
+        rehearsal.spec,
+        comm,
+        optim=rehearsal.optim,
+        seq_len=rehearsal.seq_len,
+        overlap=is_late,
+    )
+    fill(built.gradients, initial(rehearsal.seed))
+    seen: list[Any] = []
+    for step in range(3):
+        microbatches = synthetic_microbatches(comm, plan, rehearsal, step)
+        seen.append(float(built.engine.step(microbatches).loss))
+        if step == 0:
+            seen.append(built.executor.evaluate(microbatches).tolist())
+        elif step == 1:
+            for stage in built.stages.values():
+                seen += [tensor.tolist() for tensor in stage.state_dict().values()]
+        built.engine.step(microbatches)
+        if step == 2:
+            built.gradients.fence()
+            seen += [p.tolist() for stage in built.stages.values() for p in stage.parameters()]
+    comm.close()
+    return seen
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(DP2, zero=1),
+        replace(DP2, zero=2, recompute="full", tied=True),
+        Case("dp2-pp2", shares=(6,), dp=((2, 2),), layers=((2, 2),), zero=1, family="gpt2"),
+        Case("unlike", shares=(4, 2), dp=((1, 1), (1,)), tp=((2, 1), (3,)), layers=((1, 3), (4,)),
+             zero=2),
+    ],
+    ids=lambda case: f"{case.name}-zero{case.zero}",
+)  # fmt: skip
+def test_nobody_reads_a_parameter_before_it_has_come(case: Case, pool: WorkerPool) -> None:
+    plan, rehearsal = case.plan(), case.rehearsal()
+    waited = pool.run(readings, plan, rehearsal, False, world_size=plan.world_size)
+    overlapped = pool.run(readings, plan, rehearsal, True, world_size=plan.world_size)
+    assert overlapped == waited
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("zero2-zb-v", shares=(7,), dp=((2, 2),), layers=((1, 1, 1, 1),), schedule="zb-v",
+             zero=2, tied=True),
+        Case("zero3", shares=(7,), dp=((2, 2),), layers=((3, 1),), zero=3),
+        Case("zero1-unlike", shares=(4, 2), dp=((1, 2), (1,)), layers=((1, 3), (4,)), zero=1),
+    ],
+    ids=lambda case: case.name,
+)  # fmt: skip
+def test_overlap_and_recompute_change_no_bit(case: Case, pool: WorkerPool) -> None:
+    on = rehearse(pool.run, case.plan(), case.rehearsal())
+    off = rehearse(pool.run, case.plan(), replace(case.rehearsal(), overlap=False))
+    assert difference(on, off).largest == 0
+    again = rehearse(pool.run, replace(case, recompute="full").plan(), case.rehearsal())
+    assert difference(on, again).largest == 0
+
+
+def counts(place: Place, plan: Plan, rehearsal: Rehearsal) -> dict[str, tuple[int, float]]:
+    built, comm = built_on(place, plan, rehearsal)
+    built.gradients.fence()
+    comm.counters.take()
+    built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))
+    found = {name: comm.counters[name] for name in ("gradients", "parameters")}
+    comm.close()
+    return {name: (count.calls, count.bytes) for name, count in found.items()}
+
+
+def test_traffic_of_each_level(pool: WorkerPool) -> None:
+    """Reduce-scatter and all-gather send (N-1)/N of the buffer each (arXiv 1910.02054, sec. 7)."""
+    microbatches = 3
+    sizes = {}
+    for level in (1, 2, 3):
+        case = replace(DP2, zero=level)
+        ranks = pool.run(counts, case.plan(), case.rehearsal(), world_size=2)
+        assert ranks[0] == ranks[1]
+        sizes[level] = ranks[0]
+    calls, gradients = sizes[1]["gradients"]
+    assert sizes[1]["parameters"] == (calls, gradients)
+    assert sizes[2]["parameters"] == sizes[1]["parameters"]
+    assert sizes[2]["gradients"] == (microbatches * calls, microbatches * gradients)
+    # A unit is the embedding, a layer, or norm and head. Every microbatch gathers each of them
+    # forward and the layers backward, where the head is still there; so is the first layer from
+    # one microbatch to the next.
+    units = NUM_LAYERS + 2
+    calls, total = sizes[3]["parameters"]
+    assert calls == microbatches * (units + NUM_LAYERS) - (microbatches - 1)
+    assert sizes[3]["gradients"][0] == microbatches * units
+    assert total < microbatches * 2 * gradients * 1.1
