@@ -71,6 +71,25 @@ def test_a_rank_that_hangs_is_named(here: Path) -> None:
     assert not list((here / "mine/logs").glob("flight*")), "of an earlier start"
 
 
+def test_a_reader_that_has_gone_stops_the_run(here: Path, whole_run: WholeRun) -> None:
+    """``weft train ... | head``."""
+    with commands.started(here, "mine") as command:
+        command.wait_for_step(4)
+        assert command.process.stdout is not None
+        command.process.stdout.close()
+        command.process.stdout = None
+        code, _, errors = command.finish()
+        assert command.is_gone()
+    assert code == 1
+    step = int((here / "mine/checkpoints/latest").read_text().removeprefix("step-"))
+    assert errors == (
+        f"stopped before step 30; saved: step {step}; the same command with --out mine goes on "
+        "from there\n"
+    )
+    go_on()
+    same_as(whole_run("fp32"), here / "mine")
+
+
 def test_a_machine_that_goes_down_costs_nothing(here: Path, whole_run: WholeRun) -> None:
     """SIGKILL to everything at once: during a save, at some moment, and as soon as one is done."""
     out = here / "mine"

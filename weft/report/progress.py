@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -506,8 +507,15 @@ def _is_due(shown_at: float | None, now: float) -> bool:
 
 
 def _write_line(stream: TextIO, text: str) -> None:
-    stream.write(_encodable(text, stream) + "\n")
-    stream.flush()
+    """Write at once. When the reader has gone (``| head``), this process is asked to stop."""
+    try:
+        stream.write(_encodable(text, stream) + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        signal.raise_signal(signal.SIGTERM)
 
 
 def _encodable(text: str, stream: TextIO) -> str:
