@@ -56,6 +56,10 @@ class Feature:
 
 
 UNLIKE = "plan.pipelines=[{share: 2, stages: [{}, {}], schedule: SCHEDULE}, {stages: [{tp: 2}]}]"
+ACROSS = (
+    "plan.pipelines=[{{share: 2, stages: [{{zero: {0}}}, {{zero: {0}}}], schedule: SCHEDULE}}, "
+)
+ACROSS += "{{stages: [{{tp: 2, zero: {0}}}]}}]"
 FEATURES = (
     Feature("stages of unequal layers", "{layers: 3}, {}"),
     Feature("data parallel, other sizes on either side", "{dp: 2}, {dp: 3}"),
@@ -70,8 +74,9 @@ FEATURES = (
     Feature("ZeRO 1", "{dp: 2, zero: 1}, {}"),
     Feature("ZeRO 2", "{dp: 2, zero: 2}, {}"),
     Feature("ZeRO 3", "{dp: 2, zero: 3}, {}"),
-    Feature("ZeRO 1 across pipelines", UNLIKE.replace("{}", "{zero: 1}")),
-    Feature("ZeRO 2 across pipelines", UNLIKE.replace("{}", "{zero: 2}")),
+    Feature("ZeRO 1 across pipelines", ACROSS.format(1)),
+    Feature("ZeRO 2 across pipelines", ACROSS.format(2)),
+    Feature("ZeRO 3 across pipelines", ACROSS.format(3)),
     Feature("several passes over a micro-batch", "{passes: 2}, {}"),
     Feature("all stages on GPUs", "{}, {}", ("compute.device=cuda",)),
     Feature("GPU and CPU stages", "{device: cuda}, {device: cpu}"),

@@ -63,6 +63,39 @@ def test_ranks_with_other_values_are_all_refused(here: Path) -> None:
     assert commands.contents(here) == before
 
 
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (
+            0,
+            "error: WORLD_SIZE = 2: expected as many processes to meet within 1 s. "
+            "Missing: rank 1. Start one process for each rank, on every machine.\n",
+        ),
+        (
+            1,
+            "error: MASTER_ADDR = '127.0.0.1:{port}': expected the address and port where rank 0 "
+            "can be reached within 1 s. ",
+        ),
+    ],
+)
+def test_a_rank_that_never_comes_is_named(here: Path, rank: int, message: str) -> None:
+    before = commands.contents(here)
+    port = str(free_port())
+    address = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    environment = {**address, "MASTER_PORT": port}
+    with commands.started(here, "mine", "train.timeout_s=1", environment=environment) as alone:
+        code, _, errors = alone.finish()
+    assert code == 2
+    assert message.replace("{port}", port) in errors
+    assert "Traceback" not in errors
+    left = commands.contents(here)
+    assert left == before if rank == 0 else set(left) - set(before) <= {"mine", "mine/logs", LOG}
+
+
+LOG = "mine/logs/rank1.log"
+"""Stays where no rank 0 is there to tidy up."""
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

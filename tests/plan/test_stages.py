@@ -182,6 +182,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "plan.stages[1].dp = 5: expected at most the samples of a micro-batch (4). "
         "Further ranks would have nothing to do.",
     ),
+    "passes over no samples": (
+        {"stages": [{}, {"dp": 3, "passes": 3}]},
+        "plan.stages[1].passes = 3: expected at most 2, the samples that a rank has of a "
+        "micro-batch.",
+    ),
     "recompute of nothing": (
         {"stages": [{}, {"layers": 0, "recompute": "full"}]},
         "plan.stages[1].recompute = 'full': expected null on a stage without layers. "

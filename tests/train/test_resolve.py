@@ -102,8 +102,8 @@ def test_stages_stay_on_the_cpu_where_nothing_else_is_asked() -> None:
     found = resolved(["plan.stages=[{}, {}]"], GPUS)
     assert {stage.device for _, _, stage in found.plan.stages()} == {"cpu"}
     assert found.notes[1] == (
-        "compute.device = cpu, from what this machine has, for pipelines of several stages run on "
-        "the CPU alone so far"
+        "compute.device = cpu, from what this machine has, for pipelines do not go from GPU to GPU "
+        "so far"
     )
     alone = resolved(["plan.stages=[{dp: 2}]"], GPUS)
     assert {stage.device for _, _, stage in alone.plan.stages()} == {"cuda"}

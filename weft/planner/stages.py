@@ -172,6 +172,10 @@ def _refuse_without_effect(
             expected = f"at most the samples of a micro-batch ({micro})"
             hint = "Further ranks would have nothing to do."
             raise ConfigError(f"{key}.dp", stage.dp, expected, hint)
+        most = -(-micro // stage.dp)
+        if stage.passes > most:
+            expected = f"at most {most}, the samples that a rank has of a micro-batch"
+            raise ConfigError(f"{key}.passes", stage.passes, expected)
         held = sum(count for mesh, count in zip(layout.meshes, counts, strict=True) if mesh == m)
         for name in ("recompute", "compile"):
             value = dict(stage)[name]

@@ -21,6 +21,7 @@ from weft.models.registry import FAMILIES, model_spec
 from weft.parallel.tensor.split import check_tp
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, StagePlan
+from weft.planner.sharing import refuse_idle_zero
 from weft.planner.stages import pipelines_of, staged_plan
 from weft.planner.validate import validate_plan
 
@@ -167,21 +168,10 @@ def _derived(
 def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     """A plan from wherever is for this model and this batch."""
     samples = config.batch.samples or plan.global_batch
-    for p, s, _ in plan.stages():
-        _refuse_lonely_zero(plan, spec, p, s)
     validate_plan(plan, num_layers=spec.num_layers, global_batch=samples)
+    refuse_idle_zero(plan, tied=spec.tied)
     for p, s, stage in plan.stages():
         check_tp(spec, stage.mesh.size("tp"), f"pipelines[{p}].stages[{s}].mesh.tp")
-
-
-def _refuse_lonely_zero(plan: Plan, spec: ModelSpec, p: int, s: int) -> None:
-    """ZeRO divides among ranks with the same parameters: there must be some."""
-    pipeline = plan.pipelines[p]
-    stage, last = pipeline.stages[s], len(pipeline.stages) - 1
-    tied = spec.tied and s in (0, last) and pipeline.stages[0].mesh != pipeline.stages[last].mesh
-    if stage.zero and len(plan.pipelines) == len(stage.mesh.ranks) == 1 and not tied:
-        hint = "No other rank holds the parameters of this stage."
-        raise ConfigError(f"pipelines[{p}].stages[{s}].zero", stage.zero, "0", hint)
 
 
 def _devices(
@@ -216,7 +206,7 @@ def _against_cuda(chips: int, wanted: int, pipelines: Sequence[PipelineConfig]) 
     if 0 < chips < wanted:
         return f", for {chips} GPU(s) are fewer than {wanted} ranks"
     if chips and any(len(pipeline.stages) > 1 for pipeline in pipelines):
-        return ", for pipelines of several stages run on the CPU alone so far"
+        return ", for pipelines do not go from GPU to GPU so far"
     return ""
 
 

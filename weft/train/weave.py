@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -22,55 +23,17 @@ from weft.parallel.gradients import Gradients
 from weft.parallel.params import Held, LocalParam, reduction_groups
 from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
-from weft.plan.plan import Plan
+from weft.plan.plan import Plan, ZeroLevel
 from weft.plan.tiling import split_evenly
 from weft.planner.validate import validate_plan
 from weft.platform.registry import platform_named
 from weft.precision.dtypes import MODEL_DTYPE
-from weft.train.engine import Engine, StepResult
+from weft.train.engine import Engine
+from weft.train.woven import Parts, WovenEngine, num_samples, point_at_mains, rows, set_exact
 
+ModelPrecision = Literal["fp64", "fp32", "bf16"]
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
 """(model, batch) -> losses of any shape, not reduced; or (losses, weights) of the same shape."""
-
-
-class WovenEngine:
-    """What ``weave`` returns: one call trains on one global batch."""
-
-    def __init__(self, engine: Engine[Any], comm: Comm, plan: Plan | None) -> None:
-        self._engine = engine
-        self._comm = comm
-        self._plan = plan
-        self.last: StepResult | None = None
-        """Loss, weight and gradient norm of the last step, over the whole job."""
-
-    @property
-    def rank(self) -> int:
-        """Number of this process; rank 0 is the one that should print and save."""
-        return self._comm.rank
-
-    def step(self, batch: Any) -> Tensor:
-        """Forward, backward, reduce, clip, update on this process's part of ``batch``.
-
-        ``batch`` is the whole global batch, the same on every process: a tensor, or a tuple,
-        list or dict of tensors, all with samples along their first dimension. The result is the
-        mean loss over the whole job's weighted elements, a scalar.
-
-        Raises:
-            ConfigError: the batch has no samples, or not as many as the plan says.
-        """
-        count = _num_samples(batch)
-        self.last = self._engine.step([_rows(batch, part) for part in self._parts(count) if part])
-        return self.last.loss
-
-    def _parts(self, count: int) -> list[range]:
-        if self._plan is not None:
-            if count != self._plan.global_batch:
-                expected = f"{self._plan.global_batch} samples, as in the plan"
-                raise ConfigError("batch", f"{count} samples", expected)
-            return self._plan.seat(self._comm.rank).microbatches()
-        sizes = split_evenly(count, self._comm.world_size)
-        first = sum(sizes[: self._comm.rank])
-        return [range(first, first + sizes[self._comm.rank])]
 
 
 def weave(
@@ -79,7 +42,7 @@ def weave(
     *,
     loss: Loss | None = None,
     plan: Plan | Literal["auto"] = "auto",
-    precision: Literal["fp64", "fp32", "bf16"] | None = None,
+    precision: ModelPrecision | None = None,
     max_grad_norm: float | None = None,
 ) -> WovenEngine:
     """Make a model and its optimizer train over every process of the job.
@@ -107,11 +70,51 @@ def weave(
     device = platform.device(place.local_rank)
     comm = join(place, backend=platform.collective_backend, device=device)
     atexit.register(comm.close)
-    gradients = _gradients(model.to(device), comm, precision)
-    _point_at_mains(optimizer, gradients)
-    passes = _passes(model, loss or _forward, gradients, device)
-    engine: Engine[Any] = Engine(passes, gradients, optimizer, comm, max_grad_norm=max_grad_norm)
-    return WovenEngine(engine, comm, plan if isinstance(plan, Plan) else None)
+    given = plan if isinstance(plan, Plan) else None
+    model.to(device)
+    settings = Settings(loss or _forward, given, precision, max_grad_norm)
+    return woven(model, optimizer, comm, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What ``weave`` was asked for, beside the model and its optimizer."""
+
+    loss: Loss
+    plan: Plan | None = None
+    precision: ModelPrecision | None = None
+    max_grad_norm: float | None = None
+
+
+def woven(
+    model: nn.Module, optimizer: torch.optim.Optimizer, comm: Comm, settings: Settings
+) -> WovenEngine:
+    """An engine among the processes of ``comm``, for what ``weave`` has checked."""
+    gradients = _gradients(model, comm, settings)
+    trained = [param for param in model.parameters() if param.requires_grad]
+    point_at_mains(optimizer, gradients, trained)
+    passes = _Passes(model, settings.loss, gradients, comm.device)
+    engine: Engine[Any] = Engine(
+        passes.train, gradients, optimizer, comm, max_grad_norm=settings.max_grad_norm
+    )
+
+    def cut(batch: Any) -> list[Any]:
+        parts = _parts(num_samples(batch), settings.plan, comm)
+        return [rows(batch, part) for part in parts if part]
+
+    return WovenEngine(engine, comm, Parts(cut, passes.evaluate, {0: model}))
+
+
+def _parts(count: int, plan: Plan | None, comm: Comm) -> list[range]:
+    """Which samples of a global batch each microbatch of this process has."""
+    if plan is not None:
+        if count != plan.global_batch:
+            expected = f"{plan.global_batch} samples, as in the plan"
+            raise ConfigError("batch", f"{count} samples", expected)
+        return plan.seat(comm.rank).microbatches()
+    sizes = split_evenly(count, comm.world_size)
+    first = sum(sizes[: comm.rank])
+    return [range(first, first + sizes[comm.rank])]
 
 
 def _check(
@@ -146,44 +149,48 @@ def _check_plan(plan: Plan, world_size: int) -> None:
         if s or stage.mesh.size("tp") > 1:
             expected = "one stage, without a tp axis"
             raise ConfigError(f"plan.pipelines[{p}]", "a model that is cut", expected)
+        if stage.zero == 3:
+            hint = "Weft does not know when this module needs which of its parameters."
+            raise ConfigError(f"plan.pipelines[{p}].stages[{s}].zero", 3, "2 at most", hint)
+        if stage.passes > 1:
+            hint = "A smaller microbatch does the same here."
+            key = f"plan.pipelines[{p}].stages[{s}].passes"
+            raise ConfigError(key, stage.passes, "1", hint)
         if stage.recompute != "off" or stage.compile:
             value = {"recompute": stage.recompute, "compile": stage.compile}
             hint = "Weft does not know the blocks of this module: apply them to it yourself."
             raise ConfigError(f"plan.pipelines[{p}].stages[{s}]", value, "both off", hint)
 
 
-def _gradients(
-    model: nn.Module, comm: Comm, precision: Literal["fp64", "fp32", "bf16"] | None
-) -> Gradients:
+def _gradients(model: nn.Module, comm: Comm, settings: Settings) -> Gradients:
     """Rank 0's values everywhere, then the gradient path over whole parameters."""
     for tensor in [*model.parameters(), *model.buffers()]:
         comm.broadcast(tensor.detach(), src=0, name="initial values")
     params = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    if precision is not None:
+    exact = {}
+    if settings.precision is not None:
         exact = {name: param.detach().clone() for name, param in params}
-        model.to(MODEL_DTYPE[precision])
+        model.to(MODEL_DTYPE[settings.precision])
     dtypes = {param.dtype for _, param in params}
     main = torch.float64 if torch.float64 in dtypes else torch.float32
     local = [LocalParam(_spec(n, p), Box.whole(tuple(p.shape)), p) for n, p in params]
-    pieces = {p.spec.name: [Held(p.spec, p.box, comm.world)] for p in local}
+    level: ZeroLevel = 0
+    pipelines = () if settings.plan is None else settings.plan.pipelines
+    if comm.world_size > 1 and pipelines:
+        level = min(stage.zero for pipeline in pipelines for stage in pipeline.stages)
+    is_one = len(pipelines) == 1
+    pieces = {p.spec.name: [Held(p.spec, p.box, comm.world, level, is_one)] for p in local}
     comm.open_groups(reduction_groups(pieces))
-    gradients = Gradients(local, pieces, comm, main_dtype=main)
-    if precision is not None:
-        for part in gradients.mains:
-            part.value.detach().copy_(exact[part.spec.name])
+    comm.open_gathering(reduction_groups(pieces, sharded=True))
+    rounds = max((pipeline.num_microbatches for pipeline in pipelines), default=1)
+    gradients = Gradients(local, pieces, comm, main_dtype=main, rounds=rounds)
+    set_exact(gradients, exact)
     return gradients
 
 
 def _spec(name: str, param: nn.Parameter) -> ParamSpec:
     shape = tuple(param.shape)
     return ParamSpec(name=name, shape=shape, part=0, init=Init("zeros"), decay=False)
-
-
-def _point_at_mains(optimizer: torch.optim.Optimizer, gradients: Gradients) -> None:
-    """Let the optimizer update master copies where the model has another precision."""
-    mains = {id(main.param): main.value for main in gradients.mains}
-    for group in optimizer.param_groups:
-        group["params"] = [mains.get(id(param), param) for param in group["params"]]
 
 
 def _forward(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
@@ -193,22 +200,31 @@ def _forward(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
     return result
 
 
-def _passes(
-    model: nn.Module, loss: Loss, gradients: Gradients, device: torch.device
-) -> Callable[[Sequence[Any]], Tensor]:
-    """Forward and backward of each microbatch in turn."""
-    losses_of = _weighted(model, loss)
+class _Passes:
+    """Forward, and backward, of each microbatch in turn."""
 
-    def run(microbatches: Sequence[Any]) -> Tensor:
-        gradients.begin(len(microbatches))
-        totals = torch.zeros(2, dtype=torch.float64, device=device)
+    def __init__(
+        self, model: nn.Module, loss: Loss, gradients: Gradients, device: torch.device
+    ) -> None:
+        self._losses_of = _weighted(model, loss)
+        self._gradients = gradients
+        self._device = device
+
+    def train(self, microbatches: Sequence[Any]) -> Tensor:
+        """This process's sums ``[loss, weight]``, fp64, gradients left behind."""
+        self._gradients.begin(len(microbatches))
+        totals = torch.zeros(2, dtype=torch.float64, device=self._device)
         for microbatch in microbatches:
-            total, weight = losses_of(microbatch)
+            total, weight = self._losses_of(microbatch)
             total.backward()  # type: ignore[no-untyped-call]
             totals += torch.stack([total.detach().double(), weight])
         return totals
 
-    return run
+    def evaluate(self, microbatches: Sequence[Any]) -> Tensor:
+        """The same sums, of forwards alone."""
+        sums = [self._losses_of(microbatch) for microbatch in microbatches]
+        zero = torch.zeros(2, dtype=torch.float64, device=self._device)
+        return sum((torch.stack([total.double(), weight]) for total, weight in sums), zero)
 
 
 def _weighted(model: nn.Module, loss: Loss) -> Callable[[Any], tuple[Tensor, Tensor]]:
@@ -231,27 +247,3 @@ def _weighted(model: nn.Module, loss: Loss) -> Callable[[Any], tuple[Tensor, Ten
 
 def _as_tuple(batch: Any) -> Sequence[Any]:
     return batch if isinstance(batch, tuple | list) else (batch,)
-
-
-def _num_samples(batch: Any) -> int:
-    sizes = {len(tensor) for tensor in _leaves(batch)}
-    if len(sizes) != 1 or 0 in sizes:
-        expected = "tensors with the same number of samples, at least one, along dimension 0"
-        raise ConfigError("batch", sorted(sizes), expected)
-    return sizes.pop()
-
-
-def _leaves(batch: Any) -> list[Tensor]:
-    if isinstance(batch, Tensor):
-        return [batch]
-    parts = batch.values() if isinstance(batch, dict) else batch
-    return [leaf for part in parts for leaf in _leaves(part)]
-
-
-def _rows(batch: Any, part: range) -> Any:
-    """The samples ``part`` of a batch, in the same nesting."""
-    if isinstance(batch, Tensor):
-        return batch[part.start : part.stop]
-    if isinstance(batch, dict):
-        return {key: _rows(value, part) for key, value in batch.items()}
-    return type(batch)(_rows(value, part) for value in batch)

@@ -1,0 +1,164 @@
+"""The engine behind ``weave`` and ``weave_layers``: one call trains on one global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from weft.comm.comm import Comm
+from weft.config.errors import ConfigError
+from weft.optim.adamw import set_lr
+from weft.parallel.gradients import Gradients
+from weft.train.engine import Engine, StepResult
+
+Cut = Callable[[Any], Any]
+"""A global batch -> what this process computes of it, as its engine takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """How a model computes."""
+
+    cut: Cut
+    evaluate: Callable[[Any], Tensor]
+    """Forwards alone of what ``cut`` gave: this process's sums ``[loss, weight]``, fp64."""
+    modules: Mapping[int, nn.Module]
+    """This process's layers by number; a model that is no list of layers is number 0."""
+
+
+class WovenEngine:
+    """What ``weave`` and ``weave_layers`` return.
+
+    A batch is the whole global batch, the same on every process, with samples along the first
+    dimension of each tensor. Every method that takes one is collective.
+    """
+
+    def __init__(self, engine: Engine[Any], comm: Comm, parts: Parts) -> None:
+        self._engine = engine
+        self._comm = comm
+        self._parts = parts
+        self.last: StepResult | None = None
+        """Loss, weight and gradient norm of the last step, over the whole job."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process; rank 0 is the one that should print and save."""
+        return self._comm.rank
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What updates the parameters, or the part of them that this process updates."""
+        return self._engine.optimizer
+
+    @property
+    def layers(self) -> Mapping[int, nn.Module]:
+        """The layers that this process holds, by number; a whole model is number 0."""
+        return self._parts.modules
+
+    def step(self, batch: Any) -> Tensor:
+        """Forward, backward, reduce, clip, update on this process's part of ``batch``.
+
+        The result is the mean loss over the whole job's weighted elements, a scalar. Parameters
+        are up to date on every process that holds them.
+
+        Raises:
+            ConfigError: the batch has no samples, or not as many as the plan says.
+        """
+        self.last = self._engine.step(self._parts.cut(batch))
+        self._engine.gradients.fence()
+        return self.last.loss
+
+    def train_batch(self, batch: Any, lr: float | LRScheduler | None = None) -> Tensor:
+        """``step`` with the learning rate: a number to use now, or a schedule to step after."""
+        if isinstance(lr, LRScheduler):
+            if lr.optimizer is not self.optimizer:
+                raise ConfigError("lr", type(lr).__name__, "a schedule of engine.optimizer")
+        elif lr is not None:
+            set_lr(self.optimizer, lr)
+        loss = self.step(batch)
+        if isinstance(lr, LRScheduler):
+            lr.step()
+        return loss
+
+    def eval_batch(self, batch: Any) -> Tensor:
+        """The mean loss of a batch, without gradients, with every module in evaluation mode."""
+        with torch.no_grad(), _evaluating(self._parts.modules.values()):
+            totals = self._parts.evaluate(self._parts.cut(batch)).clone()
+        self._comm.all_reduce(totals, name="evaluation totals")
+        return torch.where(totals[1] > 0, totals[0] / totals[1], 0.0)
+
+
+@contextmanager
+def _evaluating(roots: Iterable[nn.Module]) -> Iterator[None]:
+    """Modules that drop or count do not; afterwards each is as it was."""
+    modes = {module: module.training for root in roots for module in root.modules()}
+    for module in modes:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def point_at_mains(
+    optimizer: torch.optim.Optimizer, gradients: Gradients, params: Iterable[nn.Parameter]
+) -> None:
+    """Let the optimizer update what this process updates, with each parameter's settings.
+
+    That is the parameter itself, a master copy where the model has another precision, or the
+    pieces of either in this process's segments, none or several (ZeRO). ``params``: all that the
+    gradient path knows.
+    """
+    trained = {id(param) for param in params}
+    mains: dict[int, list[Tensor]] = {}
+    for main in gradients.mains:
+        mains.setdefault(id(main.param), []).append(main.value)
+    for group in optimizer.param_groups:
+        found = [mains.get(id(p), [] if id(p) in trained else [p]) for p in group["params"]]
+        if "param_names" in group:
+            pairs = zip(group["param_names"], found, strict=True)
+            group["param_names"] = [name for name, values in pairs for _ in values]
+        group["params"] = [value for values in found for value in values]
+
+
+@torch.no_grad()
+def set_exact(gradients: Gradients, exact: Mapping[str, Tensor]) -> None:
+    """Start what the optimizer updates from values that the model's precision has rounded.
+
+    ``exact``: whole parameters by name; those left out stay as they are.
+    """
+    for main in gradients.mains:
+        if main.spec.name in exact:
+            main.value.copy_(exact[main.spec.name][main.box.slices()])
+
+
+def num_samples(batch: Any) -> int:
+    """Samples of a batch: a tensor, or a tuple, list or dict of batches."""
+    sizes = {len(tensor) for tensor in _leaves(batch)}
+    if len(sizes) != 1 or 0 in sizes:
+        expected = "tensors with the same number of samples, at least one, along dimension 0"
+        raise ConfigError("batch", sorted(sizes), expected)
+    return sizes.pop()
+
+
+def _leaves(batch: Any) -> list[Tensor]:
+    if isinstance(batch, Tensor):
+        return [batch]
+    parts = batch.values() if isinstance(batch, dict) else batch
+    return [leaf for part in parts for leaf in _leaves(part)]
+
+
+def rows(batch: Any, part: range) -> Any:
+    """The samples ``part`` of a batch, in the same nesting."""
+    if isinstance(batch, Tensor):
+        return batch[part.start : part.stop]
+    if isinstance(batch, dict):
+        return {key: rows(value, part) for key, value in batch.items()}
+    return type(batch)(rows(value, part) for value in batch)
