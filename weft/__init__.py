@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from weft.version import __version__
 
 if TYPE_CHECKING:
+    from weft.train.layer_engine import weave_layers as weave_layers
+    from weft.train.layer_list import Layer as Layer
+    from weft.train.layer_list import shared as shared
+    from weft.train.layer_list import split as split
     from weft.train.weave import weave as weave
 
-__all__ = ["__version__", "weave"]
+_MODULES = {
+    "Layer": "weft.train.layer_list",
+    "shared": "weft.train.layer_list",
+    "split": "weft.train.layer_list",
+    "weave": "weft.train.weave",
+    "weave_layers": "weft.train.layer_engine",
+}
+__all__ = ["Layer", "__version__", "shared", "split", "weave", "weave_layers"]
 
 
 def __getattr__(name: str) -> Any:
     """Load PyTorch only when something that needs it is asked for."""
-    if name == "weave":
-        from weft.train.weave import weave
-
-        return weave
+    if name in _MODULES:
+        return import_module(_MODULES[name]).__dict__[name]
     raise AttributeError(f"module 'weft' has no attribute {name!r}")

@@ -70,16 +70,20 @@ def test_pipelines_by_hand() -> None:
     plan = planned(
         Batch(samples=24, micro=6, accumulation=1, note=""),
         pipelines=[
-            {"share": 3, "stages": [{"layers": 3, "zero": 1}, {"passes": 2}], "schedule": "gpipe"},
+            {
+                "share": 3,
+                "stages": [{"layers": 3, "tp": 2, "zero": 1}, {"passes": 2}],
+                "schedule": "gpipe",
+            },
             {"stages": [{"dp": 2}], "micro": 4},
         ],
     )
     assert [(p.samples, p.microbatch) for p in plan.pipelines] == [(18, 6), (6, 4)]
     assert [p.schedule for p in plan.pipelines] == ["gpipe", "1f1b"]
-    assert ranks(plan) == [(0,), (1,), (2, 3)]
+    assert ranks(plan) == [(0, 1), (2,), (3, 4)]
     assert layers(plan) == [(0, 3), (3, 4), (0, 4)]
     assert [(s.zero, s.passes) for _, _, s in plan.stages()] == [(1, 1), (0, 2), (0, 1)]
-    assert [len(plan.seat(r).microbatches()) for r in range(4)] == [3, 3, 2, 2]
+    assert [len(plan.seat(r).microbatches()) for r in range(5)] == [3, 3, 3, 2, 2]
 
 
 def test_a_schedule_says_how_many_stages_a_mesh_has() -> None:

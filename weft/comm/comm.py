@@ -51,7 +51,7 @@ class Comm:
         self.members = list(members) or [Member()] * world_size
         self.counters = Counters()
         self.flight = Flight(rank)
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._choices: dict[tuple[int, ...], Choice] = {}
         self._transports: dict[tuple[int, ...], Transport] = {}
         self._gathering: dict[tuple[int, ...], Transport] = {}
@@ -66,7 +66,7 @@ class Comm:
 
         Their calls may take ``timeout_s``; None: as long as those of the job.
         """
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         for ranks in (self.world, *groups):
             if len(ranks) > 1 and ranks not in self._transports:
                 choice = self._choose(ranks)
@@ -83,7 +83,7 @@ class Comm:
         for ranks in groups:
             if len(ranks) > 1 and ranks not in self._gathering:
                 choice = self._choose(ranks)
-                handle = self._new_group(ranks, choice, self._timeout_s)
+                handle = self._new_group(ranks, choice, self.timeout_s)
                 self._gathering[ranks] = self._transport(choice, handle)
 
     def open_channels(self, channels: Iterable[Channel]) -> None:
@@ -93,7 +93,7 @@ class Comm:
             if choice.backend == "gloo":
                 continue  # tags keep them apart
             transport = self._transport(
-                choice, self._new_group(channel.ranks, choice, self._timeout_s)
+                choice, self._new_group(channel.ranks, choice, self.timeout_s)
             )
             if self.rank in channel.ranks:
                 self._roads[channel] = transport

@@ -49,12 +49,12 @@ def param_tilings(plan: Plan, spec: ModelSpec) -> dict[str, Tiling]:
     held: dict[str, dict[int, Box]] = {param.name: {} for param in params}
     for param in params:
         placement = placement_of(param, layout)
-        for stage in _stages_with(param, plan):
+        for stage in stages_with(param, plan):
             held[param.name].update(_boxes(spec, param, placement, stage.mesh))
     return {param.name: Tiling(param.shape, held[param.name]) for param in params}
 
 
-def _stages_with(param: ParamSpec, plan: Plan) -> list[StagePlan]:
+def stages_with(param: ParamSpec, plan: Plan) -> list[StagePlan]:
     """The stages, of every pipeline, that compute with a parameter."""
     found = []
     for p, s, stage in plan.stages():
@@ -75,7 +75,7 @@ def held_pieces(
     """Each parameter cut into boxes that are held by the same ranks throughout."""
     pieces = {}
     for param in params:
-        stages = _stages_with(param, plan)
+        stages = stages_with(param, plan)
         meshes = {stage.mesh.ranks for stage in stages}
         level = min(stage.zero for stage in stages)
         if level == 3 and len(stages) > 1:

@@ -78,8 +78,8 @@ class ParamSpec:
     init: Init
     decay: bool
     """Weight decay applies: matrices, not norms, biases or embeddings."""
-    also: tuple[Literal["embed", "head"], ...] = ()
-    """Further parts that use the same parameter (a tied head)."""
+    also: tuple[Part, ...] = ()
+    """Further parts that use the same parameter (a tied head, a shared layer)."""
 
     @property
     def numel(self) -> int:

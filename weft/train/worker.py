@@ -17,6 +17,7 @@ from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.checkpoint.store import LATEST, candidates
 from weft.comm.comm import Comm
 from weft.comm.place import Place
+from weft.comm.together import together
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.data.batch import Batch
 from weft.data.loader import Loader
@@ -109,16 +110,20 @@ class _Rank:
             ConfigError: on every rank, where any machine cannot use the data.
         """
         config = self.job.config
-        prepared, refusal = None, ""
-        if self.local_rank == 0:
-            try:
-                prepared = prepare(config.data, config.seed, report=_silent)
-            except ConfigError as error:
-                refusal = str(error)
+        prepared, refusal = together(self.comm, self._prepare_here, name="data preparation")
         refusals = self.comm.gather_json(refusal, name="data prepared")
         for text in filter(None, refusals):
             raise ConfigError("data", None, "", text)
         return prepared or prepare(config.data, config.seed, report=_silent)
+
+    def _prepare_here(self) -> tuple[Prepared | None, str]:
+        """The data, and why they cannot be used; neither where another process sees to it."""
+        if self.local_rank:
+            return None, ""
+        try:
+            return prepare(self.job.config.data, self.job.config.seed, report=_silent), ""
+        except ConfigError as error:
+            return None, str(error)
 
     def _checkpoint(self, data: Prepared, spec: ModelSpec) -> Checkpoint | None:
         """What to go on from; None for a new run.

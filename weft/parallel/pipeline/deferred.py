@@ -48,6 +48,8 @@ class DeferredLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, work: WeightWork) -> None:
         super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
         self.weight = linear.weight
         self.bias = linear.bias
         self._work = work
@@ -94,7 +96,7 @@ class _Linear(torch.autograd.Function):
 def defer_linears(module: nn.Module, work: WeightWork) -> None:
     """Replace every linear layer inside ``module`` by one whose weight gradient can wait."""
     for name, child in module.named_children():
-        if isinstance(child, nn.Linear):
+        if type(child) is nn.Linear:  # a subclass may compute something else
             module.register_module(name, DeferredLinear(child, work))
         else:
             defer_linears(child, work)

@@ -71,13 +71,17 @@ class _Flight:
     """The output, or on the last stage the loss."""
 
 
+Border = tuple[int, ...] | Mapping[int, tuple[int, ...]]
+"""Shape of what crosses a border, of one sample: of all alike, or by the stage before each."""
+
+
 class Executor:
     """Forward and backward of one rank's stages over the microbatches of a step.
 
     Args:
         stages: This rank's modules by stage number.
-        border: Shape of what crosses a border between stages, of one sample, any rank; ranks
-            of a tensor-parallel group hold parts of its first dimension. ``(seq_len, d_model)``
+        border: What crosses the borders between stages, of any rank; ranks of a
+            tensor-parallel group hold parts of its first dimension. ``(seq_len, d_model)``
             for decoders.
         scale: Losses are divided by it before backward.
         work: Collects weight gradients where the schedule does backward in halves.
@@ -91,7 +95,7 @@ class Executor:
         comm: Comm,
         gradients: Gradients,
         *,
-        border: tuple[int, ...],
+        border: Border,
         scale: float,
         work: WeightWork | None = None,
         attendances: Mapping[int, Attendance] = MappingProxyType({}),
@@ -112,7 +116,8 @@ class Executor:
         self._seams: dict[int, Seam] = {}
         for stage in range(last):
             if stage in stages or stage + 1 in stages:
-                self._seams[stage] = Seam(comm, seat.pipeline_plan, stage, border)
+                shape = border[stage] if isinstance(border, Mapping) else border
+                self._seams[stage] = Seam(comm, seat.pipeline_plan, stage, shape)
         self._totals = torch.zeros(2, dtype=torch.float64, device=comm.device)
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._weight_jobs: dict[tuple[int, int], list[Job]] = {}

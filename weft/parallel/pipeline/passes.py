@@ -8,8 +8,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from weft.models.decoder import Decoder
 from weft.nn.context import Context
+from weft.parallel.pipeline.executor import Stage
 from weft.plan.tiling import split_evenly
 
 
@@ -19,7 +19,7 @@ class InPasses(nn.Module):
     Fewer samples than passes make as many passes as there are samples.
     """
 
-    def __init__(self, stage: Decoder, passes: int) -> None:
+    def __init__(self, stage: Stage, passes: int) -> None:
         super().__init__()
         self.stage = stage
         self.passes = passes
