@@ -63,10 +63,11 @@ def test_compiled_blocks_give_the_same_numbers() -> None:
 def test_compiled_blocks_put_off_their_weight_gradients() -> None:
     """A V of two stages on one rank."""
 
-    def built(*, compile: bool) -> Built:
+    def built(*, is_compiled: bool) -> Built:
         mesh = Mesh.of((0,), dp=1)
         stages = tuple(
-            StagePlan(mesh=mesh, layers=(s, s + 1), compile=compile, passes=s + 1) for s in (0, 1)
+            StagePlan(mesh=mesh, layers=(s, s + 1), compile=is_compiled, passes=s + 1)
+            for s in (0, 1)
         )
         pipeline = PipelinePlan(stages=stages, samples=4, microbatch=4, schedule="zb-v")
         plan = Plan(num_layers=2, pipelines=(pipeline,))
@@ -74,8 +75,8 @@ def test_compiled_blocks_put_off_their_weight_gradients() -> None:
         fill(built.gradients, initial(1))
         return built
 
-    expected = losses(built(compile=False), steps=2)
-    assert losses(built(compile=True), steps=2) == pytest.approx(expected, rel=1e-5)
+    expected = losses(built(is_compiled=False), steps=2)
+    assert losses(built(is_compiled=True), steps=2) == pytest.approx(expected, rel=1e-5)
     assert expected == pytest.approx(losses(built_with(), steps=2), rel=1e-5)
 
 
