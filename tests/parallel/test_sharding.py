@@ -12,10 +12,10 @@ from weft.comm.place import Place
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
 from weft.parallel.mains import FlatParams
-from weft.plan.plan import Plan
+from weft.plan.plan import Plan, Precision
 from weft.train.build import Built, build, fill, initial
 from weft.train.meet import meet
-from weft.train.verify import Rehearsal, difference, rehearse, synthetic_microbatches
+from weft.train.verify import Rehearsal, difference, rehearse, shrink, synthetic_microbatches
 
 FP64 = 8
 DP2 = Case("dp2", shares=(6,), dp=((2,),), microbatch=2)
@@ -205,3 +205,22 @@ def test_traffic_of_each_level(pool: WorkerPool) -> None:
     assert calls == microbatches * (units + NUM_LAYERS) - (microbatches - 1)
     assert sizes[3]["gradients"][0] == microbatches * units
     assert total < microbatches * 2 * gradients * 1.1
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_every_level_gives_the_bits_of_level_0_in_low_precision(
+    precision: Precision, pool: WorkerPool
+) -> None:
+    """Two addends have one sum; without clipping nothing else is added in another order."""
+    traces = []
+    for level in (0, 1, 2, 3):
+        case = Case("low", shares=(6,), dp=((2,),), microbatch=6, zero=level)
+        rehearsal = case.rehearsal()
+        optim = rehearsal.optim.model_copy(update={"max_grad_norm": None})
+        plan = shrink(case.plan(), NUM_LAYERS, precision)
+        traces.append(rehearse(pool.run, plan, replace(rehearsal, optim=optim)))
+    assert len(set(traces[0].losses)) == 3
+    for trace in traces[1:]:
+        assert trace.losses == traces[0].losses
+        found = difference(traces[0], trace)
+        assert found.param == found.grad == 0

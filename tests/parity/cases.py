@@ -288,6 +288,7 @@ SHARDED = [
         )
         for level in (1, 2)
     ),
+    Case("zero3-tied-recompute", shares=(5,), dp=((2,),), zero=3, tied=True, recompute="full"),
     Case("pipelines-2-1-zero1", shares=(4, 2), zero=1),
     Case("pipelines-2-1-zero2-gpt2", shares=(4, 2), zero=2, family="gpt2", dropout=0.2),
     Case("dp3-zero3-idle-rank", shares=(5,), dp=((3,),), zero=3, microbatch=2),

@@ -59,6 +59,27 @@ def test_compiled_blocks_give_the_same_numbers() -> None:
     assert compiled == pytest.approx(losses(built_with(), steps=2), rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's own compiler
+def test_compiled_blocks_put_off_their_weight_gradients() -> None:
+    """A V of two stages on one rank."""
+
+    def built(*, is_compiled: bool) -> Built:
+        mesh = Mesh.of((0,), dp=1)
+        stages = tuple(
+            StagePlan(mesh=mesh, layers=(s, s + 1), compile=is_compiled, passes=s + 1)
+            for s in (0, 1)
+        )
+        pipeline = PipelinePlan(stages=stages, samples=4, microbatch=4, schedule="zb-v")
+        plan = Plan(num_layers=2, pipelines=(pipeline,))
+        built = build(plan, SPEC, Comm(), optim=OptimConfig(), seq_len=16)
+        fill(built.gradients, initial(1))
+        return built
+
+    expected = losses(built(is_compiled=False), steps=2)
+    assert losses(built(is_compiled=True), steps=2) == pytest.approx(expected, rel=1e-5)
+    assert expected == pytest.approx(losses(built_with(), steps=2), rel=1e-5)
+
+
 def test_bf16_keeps_fp32_masters_near_the_fp32_run() -> None:
     low = built_with(precision="bf16")
     assert {param.dtype for param in low.stages[0].parameters()} == {torch.bfloat16}

@@ -78,7 +78,7 @@ def held_pieces(
         stages = stages_with(param, plan)
         meshes = {stage.mesh.ranks for stage in stages}
         level = min(stage.zero for stage in stages)
-        if level == 3 and (len(stages) > 1 or param.also):
+        if level == 3 and len(stages) > 1:
             level = 2
         pieces[param.name] = [
             Held(param, box, ranks, level if len(ranks) > 1 else 0, len(meshes) == 1)

@@ -40,13 +40,14 @@ class Unit:
         self._enter(self.before)
 
     def _enter(self, coming: Unit | None) -> None:
+        soon = () if coming is None else coming.flats
         for other in self.crew:
-            if other is not self and other is not coming:
-                for flat in other.flats:
+            for flat in other.flats:
+                if flat not in self.flats and flat not in soon:
                     flat.free()
         for flat in self.flats:
             flat.wait()
-        for flat in coming.flats if coming is not None else ():
+        for flat in soon:
             flat.start()
 
 

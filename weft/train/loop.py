@@ -68,6 +68,12 @@ Hook = Callable[[StepRecord], None]
 
 def train(run: Run, hooks: Sequence[Hook]) -> int:
     """Train to the last step, or until some rank was asked to stop. Returns the steps done."""
+    done = _steps(run, hooks)
+    run.built.gradients.fence()
+    return done
+
+
+def _steps(run: Run, hooks: Sequence[Hook]) -> int:
     for step in range(run.first_step, run.last_step):
         start = time.perf_counter()
         lr = lr_at(run.config.optim, step, run.config.train.steps)

@@ -217,6 +217,7 @@ def _train(comm: Comm, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
         losses.append(float(result.loss))
         norms.append(float(result.grad_norm))
         parts = [_part(m, grads[id(m)]) for m in built.gradients.mains if m.owned]
+    built.gradients.fence()
     return RankTrace(losses, norms, parts)
 
 

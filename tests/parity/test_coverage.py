@@ -1,0 +1,62 @@
+"""Whoever adds a schedule, an axis, a setting or a family has to add it to the parity table."""
+
+from dataclasses import fields
+from itertools import product
+from typing import get_args
+
+from parity.cases import PARITY
+
+from weft.models.registry import FAMILIES
+from weft.plan.mesh import AXES
+from weft.plan.plan import PipelinePlan, ScheduleName, StagePlan, ZeroLevel
+
+PLANS = [case.plan() for case in PARITY]
+STAGES = [stage for plan in PLANS for _, _, stage in plan.stages()]
+ELSEWHERE = {
+    "mesh": "checked by axis below",
+    "device": "tests/parity/test_mixed_families.py and, where there is one, a GPU",
+    "precision": "the table is fp64; tests/train/test_build.py has the others",
+    "compile": "tests/train/test_build.py: compiling takes minutes, and rounds differently",
+}
+REFUSED_AXES = {"cp"}
+
+
+def test_every_axis_occurs_alone_and_with_every_other() -> None:
+    ways = {
+        "dp": lambda plan: any(s.mesh.size("dp") > 1 for _, _, s in plan.stages()),
+        "tp": lambda plan: any(s.mesh.size("tp") > 1 for _, _, s in plan.stages()),
+        "pp": lambda plan: any(len(p.positions()) > 1 for p in plan.pipelines),
+        "pipelines": lambda plan: len(plan.pipelines) > 1,
+    }
+    assert {"pp", "pipelines", *AXES} == {*ways, *REFUSED_AXES}
+    found = {frozenset(name for name, has in ways.items() if has(plan)) for plan in PLANS}
+    for a, b in product(ways, ways):
+        assert any({a, b} <= group for group in found), f"{a} with {b}"
+        assert frozenset({a}) in found, f"{a} alone"
+    assert any({"dp", "tp", "pp"} <= group for group in found)
+
+
+def test_every_schedule_occurs_with_every_zero_level_and_with_unequal_layers() -> None:
+    found = {
+        (pipeline.schedule, stage.zero)
+        for plan in PLANS
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+    }
+    assert found >= set(product(get_args(ScheduleName), get_args(ZeroLevel)))
+    unequal = {p.schedule for plan in PLANS for p in plan.pipelines if _is_unequal(p)}
+    assert unequal == set(get_args(ScheduleName))
+
+
+def test_every_setting_of_a_stage_occurs_with_more_than_one_value() -> None:
+    for field in fields(StagePlan):
+        values = {getattr(stage, field.name) for stage in STAGES}
+        assert (len(values) > 1) == (field.name not in ELSEWHERE) or field.name == "mesh", field
+
+
+def test_every_family_occurs() -> None:
+    assert {case.family for case in PARITY} == set(FAMILIES)
+
+
+def _is_unequal(pipeline: PipelinePlan) -> bool:
+    return len({stage.layers[1] - stage.layers[0] for stage in pipeline.stages}) > 1

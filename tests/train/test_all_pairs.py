@@ -1,0 +1,106 @@
+"""A checkpoint of any plan loads into any other: eight plans, all pairs, the next three losses."""
+
+from pathlib import Path
+
+import pytest
+from parity.cases import Case
+
+from weft.checkpoint.reader import open_checkpoint
+from weft.comm.comm import Comm
+from weft.comm.place import Place
+from weft.config.sections import BatchConfig, CheckpointConfig, Config, DataConfig
+from weft.elastic.pool import WorkerPool
+from weft.plan.plan import Plan
+from weft.platform.cpu import CpuPlatform
+from weft.train.build import Built, build, fill, initial
+from weft.train.loop import Run
+from weft.train.meet import meet
+from weft.train.saving import restore, save
+from weft.train.verify import Rehearsal, synthetic_microbatches
+
+SAVED_AFTER = 2
+PLANS = [
+    Case("one", shares=(6,), microbatch=3),
+    Case("pipelines-2-1-zero1", shares=(4, 2), zero=1),
+    Case("dp2-zero3", shares=(6,), dp=((2,),), zero=3),
+    Case("tp3-uneven-heads", shares=(6,), dp=((1,),), tp=((3,),)),
+    Case("zb-v", shares=(6,), dp=((1, 1),), layers=((1, 2, 0, 1),), schedule="zb-v"),
+    Case("dp2-tp2-pp2", shares=(6,), dp=((2, 2),), tp=((2, 2),), layers=((2, 2),), microbatch=3),
+    Case("unlike-stages", shares=(6,), dp=((3, 1),), tp=((1, 4),), layers=((1, 3),), zero=2),
+    Case("unlike-pipelines", shares=(4, 2), dp=((1, 2), (1,)), tp=((2, 1), (3,)),
+         layers=((1, 3), (4,)), zero=2),
+]  # fmt: skip
+CONFIG = Config(
+    data=DataConfig(path="none", seq_len=16),
+    batch=BatchConfig(samples=6, micro=1),
+    checkpoint=CheckpointConfig(keep=1),
+)
+
+
+def losses(built: Built, comm: Comm, plan: Plan, rehearsal: Rehearsal) -> list[float]:
+    """Of the three steps after the checkpoint."""
+    return [
+        float(
+            built.engine.step(
+                synthetic_microbatches(comm, plan, rehearsal, SAVED_AFTER + step)
+            ).loss
+        )
+        for step in range(3)
+    ]
+
+
+def save_and_go_on(place: Place, plan: Plan, rehearsal: Rehearsal, root: Path) -> list[float]:
+    comm, _ = meet(place, plan, timeout_s=60)
+    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    fill(built.gradients, initial(rehearsal.seed))
+    for step in range(SAVED_AFTER):
+        built.engine.step(synthetic_microbatches(comm, plan, rehearsal, step))
+    run = Run(
+        config=CONFIG,
+        plan=plan,
+        spec=rehearsal.spec,
+        comm=comm,
+        platform=CpuPlatform(),
+        built=built,
+        batches=iter(()),
+        first_step=0,
+        last_step=SAVED_AFTER,
+    )
+    save(run, root, SAVED_AFTER, fingerprint="same")
+    found = losses(built, comm, plan, rehearsal)
+    comm.close()
+    return found
+
+
+def load_each(
+    place: Place, plan: Plan, rehearsal: Rehearsal, roots: list[Path]
+) -> list[list[float]]:
+    """Also into a run that has gone on: nothing of it may stay."""
+    comm, _ = meet(place, plan, timeout_s=60)
+    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    found = []
+    for root in roots:
+        restore(built, open_checkpoint(root))
+        found.append(losses(built, comm, plan, rehearsal))
+    built.gradients.fence()
+    comm.close()
+    return found
+
+
+def test_all_pairs(pool: WorkerPool, tmp_path: Path) -> None:
+    rehearsal = PLANS[0].rehearsal()
+    roots = [tmp_path / case.name for case in PLANS]
+    after = []
+    for case, root in zip(PLANS, roots, strict=True):
+        plan = case.plan()
+        ranks = pool.run(save_and_go_on, plan, rehearsal, root, world_size=plan.world_size)
+        after.append(ranks[0])
+        assert after[-1] == pytest.approx(after[0], rel=1e-10), case.name
+    assert len(set(after[0])) == 3
+    for case in PLANS:
+        plan = case.plan()
+        ranks = pool.run(load_each, plan, rehearsal, roots, world_size=plan.world_size)
+        for source, found in zip(PLANS, ranks[0], strict=True):
+            assert found == pytest.approx(after[0], rel=1e-10), f"{source.name} -> {case.name}"
+            if source is case:
+                assert found == after[PLANS.index(case)], f"{case.name}: not bit-equal"
