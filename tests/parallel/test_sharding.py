@@ -1,7 +1,7 @@
 """ZeRO: what each rank keeps, when parameters are whole, and that nobody sees old ones."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from parity.cases import NUM_LAYERS, Case
@@ -18,6 +18,7 @@ from weft.train.meet import meet
 from weft.train.verify import Rehearsal, difference, rehearse, shrink, synthetic_microbatches
 
 FP64 = 8
+MIXED: tuple[Precision, Precision] = ("bf16", "fp32")
 DP2 = Case("dp2", shares=(6,), dp=((2,),), microbatch=2)
 
 
@@ -207,17 +208,22 @@ def test_traffic_of_each_level(pool: WorkerPool) -> None:
     assert total < microbatches * 2 * gradients * 1.1
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32", "mixed"])
 def test_every_level_gives_the_bits_of_level_0_in_low_precision(
-    precision: Precision, pool: WorkerPool
+    precision: Precision | Literal["mixed"], pool: WorkerPool
 ) -> None:
     """Two addends have one sum; without clipping nothing else is added in another order."""
     traces = []
-    for level in (0, 1, 2, 3):
+    for level in (0, 1, 2) if precision == "mixed" else (0, 1, 2, 3):
         case = Case("low", shares=(6,), dp=((2,),), microbatch=6, zero=level)
         rehearsal = case.rehearsal()
         optim = rehearsal.optim.model_copy(update={"max_grad_norm": None})
-        plan = shrink(case.plan(), NUM_LAYERS, precision)
+        if precision == "mixed":
+            halves = replace(case, shares=(3, 3), dp=((1,), (1,)), microbatch=3).plan()
+            low, high = (shrink(halves, NUM_LAYERS, p).pipelines[n] for n, p in enumerate(MIXED))
+            plan = replace(halves, pipelines=(low, high))
+        else:
+            plan = shrink(case.plan(), NUM_LAYERS, precision)
         traces.append(rehearse(pool.run, plan, replace(rehearsal, optim=optim)))
     assert len(set(traces[0].losses)) == 3
     for trace in traces[1:]:

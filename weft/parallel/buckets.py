@@ -68,6 +68,11 @@ class Bucket:
         return self.level >= 2 and self.entries[0].held.in_one_stage
 
     @property
+    def in_one_precision(self) -> bool:
+        """All holders compute with all of it in the same dtype."""
+        return all(entry.held.in_one_precision for entry in self.entries)
+
+    @property
     def segment(self) -> int:
         """Elements that each rank keeps."""
         return _aligned(-(-self.entries[-1].stop // len(self.ranks)))

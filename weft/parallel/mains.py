@@ -46,7 +46,8 @@ def whole_main(local: LocalParam, held: Held, dtype: torch.dtype, *, owned: bool
 class FlatParams:
     """The parameters of one bucket whose holders keep a segment each (ZeRO).
 
-    They lie in one flat buffer in the model's dtype; parameters are views of it. What this rank
+    They lie in one flat buffer in the model's dtype; parameters are views of it. (Where holders
+    compute in unlike dtypes it has the main one, and parameters are copies.) What this rank
     updates is its own segment: the buffer's memory where the dtypes agree, else a master copy. At
     level 3 the buffer has memory only between ``start`` and ``free``.
     """
@@ -61,7 +62,8 @@ class FlatParams:
         self.bucket = bucket
         self._comm = comm
         first = params[bucket.entries[0].held.spec.name].param
-        self._flat = torch.zeros(bucket.numel, dtype=first.dtype, device=first.device)
+        dtype = first.dtype if bucket.in_one_precision else main_dtype
+        self._flat = torch.zeros(bucket.numel, dtype=dtype, device=first.device)
         self._copies: list[tuple[Tensor, Tensor]] = []
         for entry in bucket.entries:
             held, local = entry.held, params[entry.held.spec.name]
@@ -69,7 +71,7 @@ class FlatParams:
             part = local.param.detach()[held.box.within(local.box).slices()]
             if local.param.untyped_storage().nbytes():
                 view.copy_(part)
-            if held.box == local.box:
+            if held.box == local.box and local.param.dtype == dtype:
                 local.param.data = view
             else:
                 self._copies.append((part, view))

@@ -40,6 +40,8 @@ class Held:
     level: ZeroLevel = 0
     in_one_stage: bool = True
     """All holders are ranks of one mesh."""
+    in_one_precision: bool = True
+    """All holders compute with it in the same dtype."""
 
 
 def param_tilings(plan: Plan, spec: ModelSpec) -> dict[str, Tiling]:
@@ -77,11 +79,19 @@ def held_pieces(
     for param in params:
         stages = stages_with(param, plan)
         meshes = {stage.mesh.ranks for stage in stages}
+        precisions = {stage.precision for stage in stages}
         level = min(stage.zero for stage in stages)
         if level == 3 and len(stages) > 1:
             level = 2
         pieces[param.name] = [
-            Held(param, box, ranks, level if len(ranks) > 1 else 0, len(meshes) == 1)
+            Held(
+                param,
+                box,
+                ranks,
+                level if len(ranks) > 1 else 0,
+                in_one_stage=len(meshes) == 1,
+                in_one_precision=len(precisions) == 1,
+            )
             for box, ranks in refine(tilings[param.name])
         ]
     return pieces
