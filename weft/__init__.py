@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from weft.version import __version__
 
 if TYPE_CHECKING:
+    from weft.train.distributed import distributed_model as distributed_model
+    from weft.train.distributed import distributed_optimizer as distributed_optimizer
     from weft.train.layer_engine import weave_layers as weave_layers
     from weft.train.layer_list import Layer as Layer
     from weft.train.layer_list import shared as shared
@@ -16,12 +18,23 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Layer": "weft.train.layer_list",
+    "distributed_model": "weft.train.distributed",
+    "distributed_optimizer": "weft.train.distributed",
     "shared": "weft.train.layer_list",
     "split": "weft.train.layer_list",
     "weave": "weft.train.weave",
     "weave_layers": "weft.train.layer_engine",
 }
-__all__ = ["Layer", "__version__", "shared", "split", "weave", "weave_layers"]
+__all__ = [
+    "Layer",
+    "__version__",
+    "distributed_model",
+    "distributed_optimizer",
+    "shared",
+    "split",
+    "weave",
+    "weave_layers",
+]
 
 
 def __getattr__(name: str) -> Any:
