@@ -13,7 +13,7 @@ from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.comm.members import Member, choose, farthest, in_words
 from weft.comm.place import Place
-from weft.comm.transport import HostCopies, NativeGroup, StagedGroup
+from weft.comm.transport import DirectGroup, NativeGroup, StagedGroup
 from weft.elastic.pool import WorkerPool
 
 CPU = Member(node="a")
@@ -171,3 +171,22 @@ def test_a_copy_that_is_late_holds_up_no_caller() -> None:
     first()
     assert begun == ["first", "second", "second ended", "first ended"]
     copies.close()
+
+
+def direct(place: Place) -> tuple[list[float], list[float]]:
+    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    group = DirectGroup(None)
+    own = torch.empty(2)
+    group.reduce_scatter(torch.arange(6.0) * (place.rank + 1), own, 3)()
+    whole = torch.full((6,), -1.0)
+    whole[2 * place.rank : 2 * place.rank + 2] = own
+    group.all_gather(whole, (0, 1, 2), place.rank)()
+    comm.close()
+    return own.tolist(), whole.tolist()
+
+
+def test_a_librarys_own_collectives_on_segments(pool: WorkerPool) -> None:
+    total = [6.0 * i for i in range(6)]
+    for rank, (own, whole) in enumerate(pool.run(direct, world_size=3)):
+        assert own == total[2 * rank : 2 * rank + 2]
+        assert whole == total

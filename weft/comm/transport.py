@@ -15,6 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+try:  # their names from torch 2.13 on; the older ones warn there
+    from torch.distributed import all_gather_single as gather_whole
+    from torch.distributed import reduce_scatter_single as scatter_sum
+except ImportError:
+    from torch.distributed import all_gather_into_tensor as gather_whole
+    from torch.distributed import reduce_scatter_tensor as scatter_sum
+
 Handle = dist.ProcessGroup
 Finish = Callable[[], None]
 """Call it to wait for an asynchronous collective."""
@@ -38,6 +45,25 @@ class Transport(ABC):
         self, result: Tensor, flat: Tensor, counts: Sequence[int], given: Sequence[int]
     ) -> Finish:
         """``given[i]`` elements of ``flat`` go to the ``i``-th rank; ``counts[i]`` come from it."""
+
+    def reduce_scatter(self, flat: Tensor, own: Tensor, size: int) -> Finish:
+        """``own`` gets this rank's segment of the sum of ``flat``, added in rank order.
+
+        Gloo's own takes almost twice the time of an exchange and a sum.
+        """
+        parts = torch.empty_like(flat)
+        even = [own.numel()] * size
+        arrived = self.all_to_all(parts, flat, even, even)
+        return _then(arrived, lambda: torch.sum(parts.view(size, -1), dim=0, out=own))
+
+    def all_gather(self, flat: Tensor, ranks: Sequence[int], rank: int) -> Finish:  # noqa: ARG002
+        """Fill ``flat`` with the segment of each of ``ranks``; ``rank`` is this one.
+
+        One broadcast of each segment takes a quarter of the time of gloo's own, which copies.
+        """
+        segments = flat.view(len(ranks), -1)
+        pairs = zip(ranks, segments, strict=True)
+        return _all([self.broadcast(segment, src) for src, segment in pairs])
 
     @abstractmethod
     def send(self, parts: Parts, tag: int) -> Finish:
@@ -85,6 +111,17 @@ class NativeGroup(Transport):
                 work.wait()
 
         return finish
+
+
+class DirectGroup(NativeGroup):
+    """Where the library's own collectives on segments are the best: NCCL and its relatives."""
+
+    def reduce_scatter(self, flat: Tensor, own: Tensor, size: int) -> Finish:  # noqa: ARG002
+        return _wait_for(scatter_sum(own, flat, group=self._handle, async_op=True))
+
+    def all_gather(self, flat: Tensor, ranks: Sequence[int], rank: int) -> Finish:
+        own = flat.view(len(ranks), -1)[list(ranks).index(rank)]
+        return _wait_for(gather_whole(flat, own, group=self._handle, async_op=True))
 
 
 class StagedGroup(Transport):
@@ -183,6 +220,14 @@ class HostCopies:
 def _wait_for(work: Any) -> Finish:
     def finish() -> None:
         work.wait()
+
+    return finish
+
+
+def _all(finishes: Sequence[Finish]) -> Finish:
+    def finish() -> None:
+        for each in finishes:
+            each()
 
     return finish
 
