@@ -13,7 +13,7 @@ from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.comm.members import Member, choose, farthest, in_words
 from weft.comm.place import Place
-from weft.comm.transport import DirectGroup, NativeGroup, StagedGroup
+from weft.comm.transport import DirectGroup, HostCopies, NativeGroup, StagedGroup
 from weft.elastic.pool import WorkerPool
 
 CPU = Member(node="a")

@@ -173,8 +173,8 @@ class Comm:
     ) -> Finish:
         """Start to sum ``flat`` ``[ranks x n]`` over the group; each rank's segment goes to it.
 
-        Partial -> Shard. ``own`` ``[n]`` holds the sum when the result was called, over gloo added in
-        rank order; ``flat`` must not change before. The group names its ranks in ascending order.
+        Partial -> Shard. ``own`` ``[n]`` holds the sum when the result was called, with gloo in
+        the order of ranks; ``flat`` must not change before. The group names its ranks in ascending order.
         """
         size = len(group)
         assert flat.numel() == size * own.numel(), f"{flat.numel()} elements for {size} ranks"
