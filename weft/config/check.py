@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from weft.config.batch import derive_batch
-from weft.config.errors import ConfigError
-from weft.config.schema import Node, nearest_key, one_of, root
+from weft.config.errors import ConfigError, ConfigErrors
+from weft.config.schema import Node, nearest_key, node_of, one_of, root
 from weft.config.sections import (
     BatchConfig,
     Config,
@@ -19,6 +20,8 @@ from weft.config.sections import (
 )
 from weft.config.tree import COMMAND_LINE, DEFAULT, Entry, find, origin_of, plain
 from weft.config.yaml_text import scalar
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 _SWITCHES = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
@@ -30,12 +33,12 @@ def check(tree: Entry, *, has_gaps: bool) -> Config | list[ConfigError]:
     so what is missing is no problem of its own.
     """
     found: list[ConfigError] = []
-    data = _sift_section(tree, root(), "", found)
+    data = _Sifting(root(), found).section(tree, root(), "")
     data = {name: {} for name, node in root().fields.items() if node.kind == "section"} | data
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
-        found += (_in_words(problem, tree) for problem in _causes(error))
+        found += (_in_words(problem, tree, root()) for problem in _causes(error))
         parts = _valid_sections(data)
     else:
         parts = dict(config)
@@ -47,6 +50,23 @@ def check(tree: Entry, *, has_gaps: bool) -> Config | list[ConfigError]:
     if has_gaps:
         return [problem for problem in problems if problem.where != str(DEFAULT)]
     return problems or config
+
+
+def check_file(tree: Entry, model: type[_Model]) -> _Model:
+    """What a file that is no configuration describes, such as a cluster.
+
+    Raises:
+        ConfigErrors: everything that is wrong with it.
+    """
+    found: list[ConfigError] = []
+    data = _Sifting(node_of(model), found).section(tree, node_of(model), "")
+    try:
+        checked = model.model_validate(data)
+    except ValidationError as error:
+        found += (_in_words(problem, tree, node_of(model)) for problem in _causes(error))
+    if found:
+        raise ConfigErrors(sorted(_placed(found, tree), key=by_place))
+    return checked
 
 
 def flat(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -62,70 +82,75 @@ def flat(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield key, value
 
 
-def _sift(entry: Entry, node: Node, key: str, found: list[ConfigError]) -> object:
-    """The plain value without unknown keys and misplaced sections, which go to ``found``."""
-    if node.kind in ("section", "choice"):
-        return _sift_section(entry, node, key, found)
-    if node.items is not None and isinstance(entry.value, list):
-        items = enumerate(entry.value)
-        return [_sift(item, node.items, f"{key}[{i}]", found) for i, item in items]
-    value = plain(entry)
-    if node.integer and isinstance(value, float) and value.is_integer():
-        return int(value)  # 1e4 steps
-    return value
+@dataclass(frozen=True, slots=True)
+class _Sifting:
+    """Plain values without unknown keys and misplaced sections, which go to ``found``."""
 
+    top: Node
+    """Of the whole file."""
+    found: list[ConfigError]
 
-def _sift_section(
-    entry: Entry, node: Node, key: str, found: list[ConfigError]
-) -> dict[str, object]:
-    if not isinstance(entry.value, Mapping):
+    def value(self, entry: Entry, node: Node, key: str) -> object:
+        if node.kind in ("section", "choice"):
+            return self.section(entry, node, key)
+        if node.items is not None and isinstance(entry.value, list):
+            items = enumerate(entry.value)
+            return [self.value(item, node.items, f"{key}[{i}]") for i, item in items]
         value = plain(entry)
-        hint = f"Write {key}.kind={value}." if value in node.words else ""
-        found.append(ConfigError(key, value, node.expected, hint))
-        return {"kind": node.words[0]} if node.words else {}
-    result: dict[str, object] = {}
-    section = node
-    if node.variants:
-        kind = _kind(entry.value, node)
-        if kind not in node.words:
-            words, hint = one_of(node.words), _near_word(kind, node)
-            found.append(ConfigError(f"{key}.kind", kind, words, hint))
-            return {"kind": node.words[0]}
-        section = node.variants[kind]
-        result["kind"] = kind
-    prefix = f"{key}." if key else ""
-    for name, child in entry.value.items():
-        if name not in section.fields:
-            found.append(_unknown(prefix, name, child, section))
-        elif name not in result:
-            result[name] = _sift(child, section.fields[name], prefix + name, found)
-    return result
+        if node.integer and isinstance(value, float) and value.is_integer():
+            return int(value)  # 1e4 steps
+        return value
+
+    def section(self, entry: Entry, node: Node, key: str) -> dict[str, object]:
+        if not isinstance(entry.value, Mapping):
+            value = plain(entry)
+            hint = f"Write {key}.kind={value}." if value in node.words else ""
+            self.found.append(ConfigError(key, value, node.expected, hint))
+            return {"kind": node.words[0]} if node.words else {}
+        result: dict[str, object] = {}
+        section = node
+        if node.variants:
+            kind = _kind(entry.value, node)
+            if kind not in node.words:
+                words, hint = one_of(node.words), _near_word(kind, node)
+                self.found.append(ConfigError(f"{key}.kind", kind, words, hint))
+                return {"kind": node.words[0]}
+            section = node.variants[kind]
+            result["kind"] = kind
+        prefix = f"{key}." if key else ""
+        for name, child in entry.value.items():
+            if name not in section.fields:
+                self.found.append(self._unknown(prefix, name, child, section))
+            elif name not in result:
+                result[name] = self.value(child, section.fields[name], prefix + name)
+        return result
+
+    def _unknown(self, prefix: str, name: str, entry: Entry, section: Node) -> ConfigError:
+        key = prefix + name
+        siblings = [prefix + field for field in section.fields]
+        if not prefix and entry.origin != COMMAND_LINE and self.top is root():
+            siblings.append("extends")
+        while isinstance(entry.value, Mapping) and len(entry.value) == 1:
+            ((inner, entry),) = entry.value.items()
+            key = f"{key}.{inner}"
+        known = self.top.at(key) is not None
+        near = "" if known else nearest_key(key, siblings, self.top)
+        if known and "." in name:
+            outer, _, leaf = key.rpartition(".")
+            way_out = f"in a file, write '{leaf}' inside the section '{outer}'."
+        elif ":" in name:
+            way_out = "a space goes after ':'."
+        elif near:
+            way_out = f"did you mean '{near}'?"
+        else:
+            way_out = f"the keys here are {', '.join(section.fields)}."
+        return ConfigError(
+            key, None, "", f"unknown key '{key}': {way_out}", where=str(entry.origin)
+        )
 
 
 def _kind(given: Mapping[str, Entry], node: Node) -> str:
     return str(plain(given["kind"])) if "kind" in given else node.default_variant
-
-
-def _unknown(prefix: str, name: str, entry: Entry, section: Node) -> ConfigError:
-    key = prefix + name
-    siblings = [prefix + field for field in section.fields]
-    if not prefix and entry.origin != COMMAND_LINE:
-        siblings.append("extends")
-    while isinstance(entry.value, Mapping) and len(entry.value) == 1:
-        ((inner, entry),) = entry.value.items()
-        key = f"{key}.{inner}"
-    known = root().at(key) is not None
-    near = "" if known else nearest_key(key, siblings)
-    if known and "." in name:
-        outer, _, leaf = key.rpartition(".")
-        way_out = f"in a file, write '{leaf}' inside the section '{outer}'."
-    elif ":" in name:
-        way_out = "a space goes after ':'."
-    elif near:
-        way_out = f"did you mean '{near}'?"
-    else:
-        way_out = f"the keys here are {', '.join(section.fields)}."
-    return ConfigError(key, None, "", f"unknown key '{key}': {way_out}", where=str(entry.origin))
 
 
 def _causes(error: ValidationError) -> list[Mapping[str, Any]]:
@@ -139,12 +164,12 @@ def _causes(error: ValidationError) -> list[Mapping[str, Any]]:
     ]
 
 
-def _in_words(problem: Mapping[str, Any], tree: Entry) -> ConfigError:
+def _in_words(problem: Mapping[str, Any], tree: Entry, top: Node) -> ConfigError:
     """pydantic's account of one problem -> ours."""
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return cause
-    key, node = _place(problem["loc"])
+    key, node = _place(problem["loc"], top)
     entry = find(tree, key)
     if entry is None:
         around = str(origin_of(tree, key.rpartition(".")[0]))
@@ -153,9 +178,9 @@ def _in_words(problem: Mapping[str, Any], tree: Entry) -> ConfigError:
     return ConfigError(key, value, node.expected, _hint(value, node))
 
 
-def _place(loc: tuple[int | str, ...]) -> tuple[str, Node]:
+def _place(loc: tuple[int | str, ...], top: Node) -> tuple[str, Node]:
     """pydantic's location -> dotted key and node; a list of plain values is one place."""
-    key, node = "", root()
+    key, node = "", top
     for part in loc:
         name = str(part)
         if node.items is not None and node.items.kind == "section":

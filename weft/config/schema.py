@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
+from pydantic import BaseModel
+
 from weft.config.sections import Config
 
 _OTHER_NAMES = {
@@ -90,20 +92,27 @@ class Node:
 
 
 @cache
-def root() -> Node:
-    """The whole configuration."""
-    schema = Config.model_json_schema()
+def node_of(model: type[BaseModel]) -> Node:
+    """What a file may hold that is read as ``model``."""
+    schema = model.model_json_schema()
     return _node(schema, schema["$defs"])
 
 
-def nearest_key(key: str, siblings: Sequence[str] = ()) -> str:
+def root() -> Node:
+    """The whole configuration."""
+    return node_of(Config)
+
+
+def nearest_key(key: str, siblings: Sequence[str] = (), top: Node | None = None) -> str:
     """The real key that an unknown one most likely means; empty when none is near.
 
     ``siblings``: the dotted keys that do exist in the section where the unknown one stands.
+    ``top``: of the file; without it, the configuration.
     """
+    top = top or root()
     leaf = key.rpartition(".")[2]
-    renamed = _OTHER_NAMES.get(key, _OTHER_NAMES.get(leaf, ""))
-    keys = list(dict.fromkeys(root().keys()))
+    renamed = _OTHER_NAMES.get(key, _OTHER_NAMES.get(leaf, "")) if top is root() else ""
+    keys = list(dict.fromkeys(top.keys()))
     by_leaf = {other.rpartition(".")[2]: other for other in reversed(keys)}
     guesses = (
         [renamed] if renamed else [],
