@@ -174,7 +174,7 @@ class Comm:
         """Start to sum ``flat`` ``[ranks x n]`` over the group; each rank's segment goes to it.
 
         Partial -> Shard. ``own`` ``[n]`` holds the sum when the result was called, with gloo in
-        the order of ranks; ``flat`` must not change before. The group names its ranks in ascending order.
+        the order of ranks; ``flat`` must not change before. The ranks are ascending in ``group``.
         """
         size = len(group)
         assert flat.numel() == size * own.numel(), f"{flat.numel()} elements for {size} ranks"
