@@ -91,6 +91,14 @@ class _Accumulator:
         wanted = num_backwards if round_ == self.rounds - 1 else min(round_ + 1, num_backwards)
         return all(slot.received >= wanted * slot.uses for slot in self.slots)
 
+    def check(self, num_backwards: int) -> None:
+        """A gradient that came in two parts of one backward may have missed its reduction."""
+        for slot, entry in zip(self.slots, self.bucket.entries, strict=True):
+            assert slot.received <= num_backwards * slot.uses, (
+                f"{entry.held.spec.name}: {slot.received} gradients in {num_backwards} backwards; "
+                "a linear layer whose weight is also used directly cannot wait for its gradient"
+            )
+
     def reduce(self) -> Finish:
         """Start to sum what came since the last round over all holders."""
         flat, ranks = self._whole(), self.bucket.ranks
@@ -213,6 +221,8 @@ class Gradients:
         for reduction in self._in_flight:
             reduction.finish()
         self._in_flight.clear()
+        for sums in self._sums:
+            sums.check(self._num_backwards)
         for sums, mains in zip(self._sums, self._mains_of, strict=True):
             for main, view in zip(mains, sums.sums(self._comm.rank), strict=True):
                 main.value.grad = view

@@ -33,7 +33,7 @@ from weft.platform.registry import platform_named
 from weft.precision.dtypes import MAIN_DTYPE, MODEL_DTYPE
 from weft.schedules.registry import splits_backward
 from weft.train.engine import Engine
-from weft.train.layer_list import PROBE, ElementLoss, Layer, Skeleton
+from weft.train.layer_list import CANNOT, PROBE, ElementLoss, Layer, Skeleton, in_words
 from weft.train.woven import Parts, WovenEngine, num_samples, point_at_mains, set_exact
 
 MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
@@ -324,10 +324,10 @@ class _Passes:
         """What computes batches of a shape, and how many losses a sample has."""
         if shape not in self._executors:
             outputs = self._skeleton.outputs(_probe(shape.inputs, shape.inputs_dtype))
-            targets = _probe(shape.targets, shape.targets_dtype)
-            per_sample = _losses_a_sample(self._job.loss, outputs[-1], targets)
             stages = self._seat.pipeline_plan.stages
             border = {s: _border(outputs, stages[s].layers[1] - 1) for s in range(len(stages) - 1)}
+            targets = _probe(shape.targets, shape.targets_dtype)
+            per_sample = _losses_a_sample(self._job.loss, outputs[-1], targets)
             self._executors[shape] = self._make_executor(border, shape.is_weighted), per_sample
         return self._executors[shape]
 
@@ -381,8 +381,13 @@ def _border(outputs: Sequence[Tensor], number: int) -> tuple[int, ...]:
 
 
 def _losses_a_sample(loss: ElementLoss, output: Tensor, targets: Tensor) -> int:
-    with torch.no_grad():
-        losses = loss(output, targets)
+    try:
+        with torch.no_grad():
+            losses = loss(output, targets)
+    except CANNOT as error:
+        expected = f"a loss that takes {in_words(output)} and {in_words(targets)}"
+        hint = f"{type(error).__name__}: {error}"
+        raise ConfigError("loss", str(loss), expected, hint) from error
     if losses.ndim == 0 or losses.numel() % PROBE:
         hint = 'Pass reduction="none": Weft takes the mean over the whole job.'
         expected = "losses that are not reduced"

@@ -21,6 +21,8 @@ Forward = Callable[[Any, Tensor], Tensor]
 ElementLoss = Callable[[Tensor, Tensor], Tensor]
 """(output of the last layer, targets) -> losses, not reduced."""
 
+CANNOT = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+"""What modules raise for tensors they do not take, or that have no values."""
 PROBE = 2
 """Samples of the batch that finds shapes."""
 _STAGES_A_MESH = {"interleaved": 2, "zb-v": 2, "dualpipe-v": 2}
@@ -95,7 +97,7 @@ class Skeleton:
         try:
             with torch.device("meta"):
                 module = layer.build()
-        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        except CANNOT as error:
             expected = "a layer that can be built on the meta device"
             hint = f"{type(error).__name__}: {error}"
             raise ConfigError(f"layers[{number}]", layer.name, expected, hint) from error
@@ -134,8 +136,8 @@ class Skeleton:
             try:
                 with torch.no_grad():
                     result = layer.call(module, x)
-            except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-                expected = f"a layer that takes {_in_words(x)}"
+            except CANNOT as error:
+                expected = f"a layer that takes {in_words(x)}"
                 hint = f"{type(error).__name__}: {error}"
                 raise ConfigError(f"layers[{number}]", layer.name, expected, hint) from error
             if not isinstance(result, Tensor):
@@ -149,7 +151,8 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(param.shape) for name, param in module.named_parameters()}
 
 
-def _in_words(x: Tensor) -> str:
+def in_words(x: Tensor) -> str:
+    """Shape and dtype of a probe."""
     return f"[samples, {', '.join(map(str, x.shape[1:]))}] of {x.dtype}"
 
 
