@@ -153,3 +153,27 @@ def test_overlap_off_is_the_same_run(pool: WorkerPool) -> None:
     on = rehearse(pool.run, case.plan(), rehearsal)
     off = rehearse(pool.run, case.plan(), replace(rehearsal, overlap=False))
     assert difference(on, off).largest == 0
+
+
+def many_small(place: Place, bucket_bytes: int) -> tuple[list[list[float]], int]:
+    """One AdamW step of two hundred small tensors."""
+    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    torch.manual_seed(0)
+    model = nn.ParameterList([nn.Parameter(torch.randn(7)) for _ in range(200)])
+    gradients = gradients_of(model, comm, bucket_bytes=bucket_bytes)
+    optimizer = torch.optim.AdamW([main.value for main in gradients.mains], fused=True)
+    gradients.begin(1)
+    scale = float(place.rank + 1)
+    sum((param * scale).sin().sum() for param in model).backward()
+    gradients.finish()
+    optimizer.step()
+    comm.close()
+    return [param.tolist() for param in model], comm.counters["gradients"].calls
+
+
+def test_small_tensors_travel_together_and_change_no_bit(pool: WorkerPool) -> None:
+    fused = pool.run(many_small, 2**20, world_size=2)
+    alone = pool.run(many_small, 1, world_size=2)
+    assert [calls for _, calls in fused] == [1, 1]
+    assert [calls for _, calls in alone] == [200, 200]
+    assert fused[0][0] == fused[1][0] == alone[0][0]
