@@ -118,3 +118,13 @@ def test_a_plan_that_cuts_the_model_is_refused() -> None:
     plan = Plan(num_layers=1, pipelines=(pipeline,))
     with pytest.raises(ConfigError, match="expected one stage, without a tp axis"):
         weft.weave(*model_and_optimizer(), loss=squares, plan=plan)
+
+
+@pytest.mark.parametrize(("name", "lines"), [("layer_list", 4), ("own_loop", 1)])
+def test_examples_print_the_same_alone_and_in_two_processes(name: str, lines: int) -> None:
+    script = str(EXAMPLES / f"{name}.py")
+    alone = output(sys.executable, script).splitlines()
+    assert len(alone) == lines
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script)
+    both = output(*torchrun)  # two ranks print at once
+    assert [both.count(line) for line in alone] == [2] * lines

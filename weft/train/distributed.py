@@ -23,6 +23,7 @@ from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
 from weft.platform.registry import platform_named
 from weft.train.engine import Engine
+from weft.train.woven import refuse_batch_statistics
 
 Unweighted = Literal["refuse", "equal"]
 
@@ -50,11 +51,8 @@ def distributed_model(model: nn.Module) -> nn.Module:
 
 def join_model(model: nn.Module, comm: Comm) -> nn.Module:
     """What ``distributed_model`` does, among the processes of ``comm``."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and comm.world_size > 1:
-            expected = "a module that treats samples independently"
-            hint = "Use GroupNorm or LayerNorm: batch statistics would depend on the split."
-            raise ConfigError(f"model.{name}", type(module).__name__, expected, hint)
+    if comm.world_size > 1:
+        refuse_batch_statistics("model", model)
     for tensor in [*model.parameters(), *model.buffers()]:
         comm.broadcast(tensor.detach(), src=0, name="initial values")
     model.register_forward_pre_hook(_Membership(comm), with_kwargs=True)

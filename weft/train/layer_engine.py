@@ -291,14 +291,7 @@ class _Passes:
 
     def cut(self, batch: Any) -> _Part:
         """Check a global batch, the same on every process, and take this one's microbatches."""
-        expected = "(inputs, targets) or (inputs, targets, weights), tensors"
-        if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
-            raise ConfigError("batch", type(batch).__name__, expected)
-        if not all(isinstance(tensor, Tensor) for tensor in batch):
-            raise ConfigError("batch", [type(tensor).__name__ for tensor in batch], expected)
-        count, wanted = num_samples(batch), self._job.plan.global_batch
-        if count != wanted:
-            raise ConfigError("batch", f"{count} samples", f"{wanted} samples, as in the plan")
+        count = _checked_samples(batch, self._job.plan.global_batch)
         inputs, targets = (tensor.to(self._comm.device) for tensor in batch[:2])
         if inputs.is_floating_point():
             inputs = inputs.to(MODEL_DTYPE[self._seat.stage_plan.precision])
@@ -351,6 +344,18 @@ class _Passes:
 
 _NONE = Context()
 """Layers of a list know nothing of their samples but what they are given."""
+
+
+def _checked_samples(batch: Any, wanted: int) -> int:
+    expected = "(inputs, targets) or (inputs, targets, weights), tensors"
+    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
+        raise ConfigError("batch", type(batch).__name__, expected)
+    if not all(isinstance(tensor, Tensor) for tensor in batch):
+        raise ConfigError("batch", [type(tensor).__name__ for tensor in batch], expected)
+    count = num_samples(batch)
+    if count != wanted:
+        raise ConfigError("batch", f"{count} samples", f"{wanted} samples, as in the plan")
+    return count
 
 
 def _microbatch(part: range, inputs: Tensor, targets: Tensor, weights: Tensor) -> MicroBatch:

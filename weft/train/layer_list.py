@@ -15,6 +15,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import PipelinePlan, Plan, ScheduleName, StagePlan
 from weft.plan.tiling import split_evenly
+from weft.train.woven import refuse_batch_statistics
 
 Forward = Callable[[Any, Tensor], Tensor]
 """(the built layer, what the layer before gave) -> what the next one gets."""
@@ -101,11 +102,7 @@ class Skeleton:
             expected = "a layer that can be built on the meta device"
             hint = f"{type(error).__name__}: {error}"
             raise ConfigError(f"layers[{number}]", layer.name, expected, hint) from error
-        for part in module.modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm):
-                expected = "a module that treats samples independently"
-                hint = "Use GroupNorm or LayerNorm: batch statistics would depend on the split."
-                raise ConfigError(f"layers[{number}]", type(part).__name__, expected, hint)
+        refuse_batch_statistics(f"layers[{number}]", module)
         return module
 
     def param_specs(self) -> list[ParamSpec]:

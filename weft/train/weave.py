@@ -29,7 +29,15 @@ from weft.planner.validate import validate_plan
 from weft.platform.registry import platform_named
 from weft.precision.dtypes import MODEL_DTYPE
 from weft.train.engine import Engine
-from weft.train.woven import Parts, WovenEngine, num_samples, point_at_mains, rows, set_exact
+from weft.train.woven import (
+    Parts,
+    WovenEngine,
+    num_samples,
+    point_at_mains,
+    refuse_batch_statistics,
+    rows,
+    set_exact,
+)
 
 ModelPrecision = Literal["fp64", "fp32", "bf16"]
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
@@ -133,11 +141,8 @@ def _check(
     if optimizer.state:
         hint = "Weave first, then load the optimizer's state."
         raise ConfigError("optimizer", "already stepped", "a new optimizer", hint)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and world_size > 1:
-            expected = "a module that treats samples independently"
-            hint = "Use GroupNorm or LayerNorm: batch statistics would depend on the split."
-            raise ConfigError(f"model.{name}", type(module).__name__, expected, hint)
+    if world_size > 1:
+        refuse_batch_statistics("model", model)
 
 
 def _check_plan(plan: Plan, world_size: int) -> None:
@@ -174,18 +179,34 @@ def _gradients(model: nn.Module, comm: Comm, settings: Settings) -> Gradients:
     dtypes = {param.dtype for _, param in params}
     main = torch.float64 if torch.float64 in dtypes else torch.float32
     local = [LocalParam(_spec(n, p), Box.whole(tuple(p.shape)), p) for n, p in params]
-    level: ZeroLevel = 0
-    pipelines = () if settings.plan is None else settings.plan.pipelines
-    if comm.world_size > 1 and pipelines:
-        level = min(stage.zero for pipeline in pipelines for stage in pipeline.stages)
-    is_one = len(pipelines) == 1
-    pieces = {p.spec.name: [Held(p.spec, p.box, comm.world, level, is_one)] for p in local}
+    sharing = _sharing(settings.plan, comm.world_size)
+    pieces = {
+        p.spec.name: [Held(p.spec, p.box, comm.world, sharing.level, sharing.is_in_one_stage)]
+        for p in local
+    }
     comm.open_groups(reduction_groups(pieces))
     comm.open_gathering(reduction_groups(pieces, sharded=True))
-    rounds = max((pipeline.num_microbatches for pipeline in pipelines), default=1)
-    gradients = Gradients(local, pieces, comm, main_dtype=main, rounds=rounds)
+    gradients = Gradients(local, pieces, comm, main_dtype=main, rounds=sharing.rounds)
     set_exact(gradients, exact)
     return gradients
+
+
+@dataclass(frozen=True, slots=True)
+class _Sharing:
+    """How the processes, which all hold every parameter, keep its state."""
+
+    level: ZeroLevel = 0
+    is_in_one_stage: bool = True
+    rounds: int = 1
+    """Microbatches of a step."""
+
+
+def _sharing(plan: Plan | None, world_size: int) -> _Sharing:
+    if plan is None or world_size == 1:
+        return _Sharing()
+    level = min(stage.zero for _, _, stage in plan.stages())
+    rounds = max(pipeline.num_microbatches for pipeline in plan.pipelines)
+    return _Sharing(level, len(plan.pipelines) == 1, rounds)
 
 
 def _spec(name: str, param: nn.Parameter) -> ParamSpec:

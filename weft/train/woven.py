@@ -107,6 +107,16 @@ def _evaluating(roots: Iterable[nn.Module]) -> Iterator[None]:
             module.training = mode
 
 
+def refuse_batch_statistics(where: str, model: nn.Module) -> None:
+    """Batch normalization would make a sample's result depend on who computes it."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            expected = "a module that treats samples independently"
+            hint = "Use GroupNorm or LayerNorm: batch statistics would depend on the split."
+            key = f"{where}.{name}" if name else where
+            raise ConfigError(key, type(module).__name__, expected, hint)
+
+
 def point_at_mains(
     optimizer: torch.optim.Optimizer, gradients: Gradients, params: Iterable[nn.Parameter]
 ) -> None:

@@ -1,0 +1,161 @@
+"""``weft lab``: rehearse a job on a small mixed cluster that this machine plays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.cli.output import err, finish, out, print_json
+from weft.cli.target import Json
+from weft.cluster.cluster_file import ClusterFile, LinkEntry, read_cluster
+from weft.cluster.detect import detect_node
+from weft.config.errors import ConfigError
+from weft.lab.faults import EXAMPLES, parse_fault
+from weft.lab.lab import LOGS, refuse_too_much
+from weft.lab.leftovers import clean, dead, find_labs
+from weft.lab.rehearsal import RECORD, Outcome, Rehearsal, rehearse
+from weft.lab.tools import why_not_here
+
+CLEAN = "clean"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("lab")(lab)
+
+
+def lab(
+    cluster: Annotated[
+        str,
+        typer.Argument(
+            metavar="CLUSTER.yaml|clean",
+            help="A file that describes hosts, chips and links; or `clean`, to remove what labs "
+            "that were killed have left.",
+        ),
+    ],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- COMMAND...]", help="What every rank runs, as under torchrun; after `--`."
+        ),
+    ] = None,
+    *,
+    out_dir: Annotated[
+        Path | None,
+        typer.Option("--out", help="Run folder; without it, what the command has as --out."),
+    ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(help=f"What goes wrong and when; may be given often. `{EXAMPLES[0]}`."),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that ranks may go on after one has failed.")
+    ] = 10.0,
+    json: Json = False,
+) -> None:
+    """Run a command on a small mixed cluster that this machine plays, as root on Linux.
+
+    Hosts are network namespaces, links are shaped by `tc`, chips are control groups. Example:
+    `weft lab examples/clusters/mix-1.0-0.4.yaml -- weft train debug --out runs/mixed`.
+    """
+    if cluster == CLEAN:
+        _clean(command)
+        return
+    described = read_cluster(Path(cluster))
+    faults = tuple(parse_fault(text, described) for text in fault or ())
+    words = _command(command)
+    if reason := why_not_here():
+        raise ConfigError("CLUSTER", cluster, "to be root on Linux", f"No lab here: {reason}.")
+    refuse_too_much(described, detect_node())
+    asked = Rehearsal(
+        cluster=described,
+        command=words,
+        out=_run_folder(out_dir, words),
+        faults=faults,
+        grace_s=grace,
+        quiet=json,
+    )
+    for left in dead(find_labs()):
+        say(f"an earlier lab was killed and left things {left.in_words()}; run `weft lab clean`")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    _tell_start(described)
+    outcome = rehearse(asked, say)
+    _tell_end(asked, outcome)
+    if json:
+        print_json(outcome.record)
+    finish(outcome.exit_code)
+
+
+def say(text: str) -> None:
+    """The lab's own words stand beside what the job prints."""
+    err.print(f"[lab] {text}", style="cyan", markup=False)
+
+
+def _command(words: Sequence[str] | None) -> tuple[str, ...]:
+    """The command; ``weft`` is the one that runs here, whatever the search path says."""
+    if not words:
+        hint = "For example: weft lab CLUSTER.yaml -- weft train debug --out runs/mixed."
+        raise ConfigError("COMMAND", None, "a command after `--`", hint)
+    first = [sys.executable, "-m", "weft"] if words[0] == "weft" else [words[0]]
+    return (*first, *words[1:])
+
+
+def _run_folder(given: Path | None, words: Sequence[str]) -> Path:
+    if given is not None:
+        return given
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word == "--out" and after:
+            return Path(after)
+        if word.startswith("--out="):
+            return Path(word.removeprefix("--out="))
+    hint = "The command has none: all ranks of a job write to one folder."
+    raise ConfigError("--out", None, "a run folder, for logs and lab.json", hint)
+
+
+def _tell_start(cluster: ClusterFile) -> None:
+    for number, host in enumerate(cluster.hosts):
+        chips = [
+            f"rank {rank} on {chip.kind} (speed {chip.speed:g}"
+            + (f", {chip.memory_gib:g} GiB)" if chip.memory_gib else ")")
+            for rank, chip in zip(cluster.ranks_of(number), host.chips, strict=True)
+        ]
+        node = f" in node {host.node}" if host.node else ""
+        say(f"{host.name}{node}: {', '.join(chips)}")
+    links = cluster.links
+    say(f"links: inside nodes {_link(links.inside)}, between them {_link(links.between)}")
+
+
+def _link(link: LinkEntry) -> str:
+    rate = "as fast as this machine can" if link.gbit is None else f"{link.gbit:g} Gbit/s"
+    return f"{rate}, {link.latency_ms:g} ms late" if link.latency_ms else rate
+
+
+def _tell_end(asked: Rehearsal, outcome: Outcome) -> None:
+    for rank in outcome.ranks:
+        if rank.code != 0:
+            log = "above" if rank.rank == 0 else f"{asked.out / LOGS}/rank{rank.rank}.log"
+            say(f"rank {rank.rank} {rank.in_words()}; what it printed: {log}")
+    for fault in outcome.missed:
+        say(f"never happened, as the job ended before: {fault.text}")
+    say(f"exit code {outcome.exit_code}; record: {asked.out / RECORD}")
+
+
+def _clean(words: Sequence[str] | None) -> None:
+    if words:
+        raise ConfigError("COMMAND", list(words), "nothing after `clean`")
+    if reason := why_not_here():
+        raise ConfigError("clean", CLEAN, "to be root on Linux", f"There are no labs: {reason}.")
+    labs = find_labs()
+    gone = dead(labs)
+    for left in gone:
+        clean(left)
+        out.print(f"removed what was left {left.in_words()}", markup=False)
+    for other in labs:
+        if other not in gone:
+            out.print(f"left alone, as it still runs: lab {other.in_words()}", markup=False)
+    if not labs:
+        out.print("nothing is left of any lab")

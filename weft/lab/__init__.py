@@ -1,0 +1,1 @@
+"""Rehearse a mixed cluster on one machine, with limits that the kernel enforces."""

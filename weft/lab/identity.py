@@ -1,0 +1,49 @@
+"""What a lab calls the things it makes, so that a later command knows whose they are."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAME = re.compile(r"(weft-lab-(\d+)-(\d+))(?:-.*)?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Identity:
+    """The process that a lab belongs to. A number alone will be some other process's one day."""
+
+    pid: int
+    started: int
+    """Clock ticks from the start of the machine to that of the process."""
+
+    @staticmethod
+    def own() -> Identity:
+        """This process."""
+        started = _started(os.getpid())
+        assert started is not None, "a process that runs has a start"
+        return Identity(os.getpid(), started)
+
+    @staticmethod
+    def of_name(name: str) -> Identity | None:
+        """Whose the thing of this name is; None: no lab's."""
+        match = _NAME.fullmatch(name)
+        return Identity(int(match[2]), int(match[3])) if match else None
+
+    @property
+    def name(self) -> str:
+        """Begins the name of everything that the lab makes."""
+        return f"weft-lab-{self.pid}-{self.started}"
+
+    def is_alive(self) -> bool:
+        """The lab still runs."""
+        return _started(self.pid) == self.started
+
+
+def _started(pid: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])

@@ -1,0 +1,154 @@
+"""A small mixed cluster on this machine, for as long as one job needs it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from weft.cluster.cluster import Node
+from weft.cluster.cluster_file import ClusterFile
+from weft.config.errors import ConfigError
+from weft.lab.cgroups import control_groups
+from weft.lab.disk import SmallDisk
+from weft.lab.identity import Identity
+from weft.lab.network import Network
+from weft.lab.ranks import RankProcess, Where, environment, start
+
+LOGS = "lab"
+"""In the run folder: what ranks above 0 print."""
+_ROUNDING = 1e-9
+
+
+def refuse_too_much(cluster: ClusterFile, machine: Node) -> None:
+    """Refuse a cluster whose chips would not all get what the file promises.
+
+    Raises:
+        ConfigError: its speeds add up to more cores than there are, or its memory to more.
+    """
+    chips = [chip for host in cluster.hosts for chip in host.chips]
+    speeds = [chip.speed for chip in chips]
+    if sum(speeds) > machine.cores + _ROUNDING:
+        factor = machine.cores / sum(speeds)
+        raise ConfigError(
+            "speed",
+            speeds,
+            f"speeds that add up to at most {machine.cores}, the cores of this machine",
+            f"They add up to {sum(speeds):g}; with {factor:.2f} of each they would fit.",
+        )
+    memory = [chip.memory_gib for chip in chips if chip.memory_gib is not None]
+    if sum(memory) > machine.memory_gib:
+        expected = f"at most {machine.memory_gib:g} in all, the memory of this machine"
+        raise ConfigError("memory_gib", memory, expected, f"It adds up to {sum(memory):g}.")
+
+
+class Lab:
+    """Hosts, links and limits; a context manager that leaves nothing of them behind."""
+
+    def __init__(self, cluster: ClusterFile, *, disk: Path | None) -> None:
+        """``disk``: a folder that has to have a file system of its own, to be made full."""
+        self.cluster = cluster
+        identity = Identity.own()
+        self.name = identity.name
+        self._network = Network(identity, cluster)
+        self._groups = control_groups(identity)
+        self._disk = SmallDisk(identity, disk) if disk else None
+        self._stack = ExitStack()
+        self.ranks: list[RankProcess] = []
+
+    def __enter__(self) -> Lab:
+        with ExitStack() as stack:
+            stack.callback(self._network.remove)
+            if self._disk is not None:
+                stack.callback(self._disk.unmount)
+            stack.callback(self._reap)
+            stack.callback(self._groups.remove)
+            self._network.build()
+            if self._disk is not None:
+                self._disk.mount()
+            self._groups.build()
+            for rank, (_, chip) in enumerate(self.cluster.seats):
+                self._groups.add(rank)
+                self._groups.set_speed(rank, chip.speed)
+                if chip.memory_gib is not None:
+                    self._groups.set_memory(rank, int(chip.memory_gib * 2**30))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _reap(self) -> None:
+        for rank in self.ranks:
+            rank.process.wait()
+
+    def start(self, command: Sequence[str], out: Path, *, quiet: bool) -> None:
+        """Start the command once for every chip. Rank 0 prints where this process does."""
+        logs = out / LOGS
+        logs.mkdir(parents=True, exist_ok=True)
+        for rank, (host, _) in enumerate(self.cluster.seats):
+            where = Where(self._network.hosts[host], self._groups.entries(rank))
+            variables = environment(self.cluster, rank)
+            if rank == 0:
+                process = start(command, rank, where, variables, output=None, quiet=quiet)
+            else:
+                with (logs / f"rank{rank}.log").open("wb") as log:
+                    process = start(command, rank, where, variables, output=log)
+            self.ranks.append(process)
+
+    def look(self, now_s: float) -> bool:
+        """See which ranks have ended; have all?"""
+        for rank in self.ranks:
+            if rank.code is None and rank.look(now_s) and rank.code == -signal.SIGKILL:
+                rank.killed_for_memory = self._groups.killed_for_memory(rank.rank) > 0
+        return all(rank.code is not None for rank in self.ranks)
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM to every rank that runs."""
+        for rank in self.ranks:
+            if rank.code is None:
+                rank.process.terminate()
+
+    def kill_rank(self, rank: int, why: str, *, by_fault: bool) -> None:
+        """End a rank, and whatever it started, at once."""
+        process = self.ranks[rank]
+        if process.code is None:
+            process.why, process.by_fault = why, by_fault
+            self._groups.signal(rank, signal.SIGKILL)
+
+    def kill_host(self, host: int, why: str) -> None:
+        """A host without power: nobody hears of it any more, not even that it is gone."""
+        self._network.unplug(host)
+        for rank in self.cluster.ranks_of(host):
+            self.kill_rank(rank, why, by_fault=True)
+
+    def stop_rank(self, rank: int) -> None:
+        """A rank does nothing any more, and nobody closes its connections."""
+        self._groups.signal(rank, signal.SIGSTOP)
+
+    def resume_rank(self, rank: int) -> None:
+        """Undo ``stop_rank``."""
+        self._groups.signal(rank, signal.SIGCONT)
+
+    def set_speed(self, rank: int, speed: float) -> None:
+        """Make a chip faster or slower while its rank runs."""
+        self._groups.set_speed(rank, speed)
+
+    def cut(self, one: int, other: int) -> None:
+        """What two hosts send each other is lost."""
+        self._network.cut(one, other)
+
+    def mend(self, one: int, other: int) -> None:
+        """Undo ``cut``."""
+        self._network.mend(one, other)
+
+    def fill_disk(self) -> None:
+        """The file system of ``disk`` takes nothing more."""
+        assert self._disk is not None, "a lab without a disk of its own"
+        self._disk.fill()
+
+    def empty_disk(self) -> None:
+        """Undo ``fill_disk``."""
+        assert self._disk is not None, "a lab without a disk of its own"
+        self._disk.empty()

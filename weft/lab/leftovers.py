@@ -1,0 +1,83 @@
+"""What labs that were killed have left on this machine, and how it goes away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from weft.config.errors import RunError
+from weft.lab.cgroups import groups_of_labs, remove_groups
+from weft.lab.disk import mounted, put_back
+from weft.lab.identity import Identity
+from weft.lab.network import namespaces, remove_namespaces
+
+
+@dataclass
+class Leftovers:
+    """Of one lab."""
+
+    identity: Identity
+    groups: list[Path] = field(default_factory=list)
+    disks: list[Path] = field(default_factory=list)
+    namespaces: list[str] = field(default_factory=list)
+
+    def in_words(self) -> str:
+        """What there is, counted."""
+        counts = {
+            "control group": len(self.groups),
+            "disk": len(self.disks),
+            "network namespace": len(self.namespaces),
+        }
+        parts = [f"{n} {what}{'s' * (n > 1)}" for what, n in counts.items() if n]
+        return f"of process {self.identity.pid}: {', '.join(parts)}"
+
+
+def find_labs() -> list[Leftovers]:
+    """Everything that carries a lab's name, lab by lab."""
+    found: dict[Identity, Leftovers] = {}
+
+    def of(name: str) -> Leftovers | None:
+        identity = Identity.of_name(name)
+        return found.setdefault(identity, Leftovers(identity)) if identity else None
+
+    for folder in groups_of_labs():
+        if (lab := of(folder.name)) is not None:
+            lab.groups.append(folder)
+    for name, folder in mounted(Path("/proc/self/mounts").read_text("latin-1")):
+        if (lab := of(name)) is not None:
+            lab.disks.append(folder)
+    for name in namespaces():
+        if (lab := of(name)) is not None:
+            lab.namespaces.append(name)
+    return [found[identity] for identity in sorted(found)]
+
+
+def dead(labs: Sequence[Leftovers]) -> list[Leftovers]:
+    """Those that run no more."""
+    return [lab for lab in labs if not lab.identity.is_alive()]
+
+
+def clean(lab: Leftovers) -> None:
+    """End the lab's processes and remove what it made. What its disk holds stays in the folder.
+
+    Raises:
+        RunError: something does not go away; the rest has been removed.
+    """
+    assert not lab.identity.is_alive(), f"{lab.identity.name} still runs"
+    problems = []
+    try:
+        remove_groups(lab.groups)
+    except RunError as error:
+        problems.append(str(error))
+    for folder in lab.disks:
+        try:
+            put_back(folder, lab.identity.name)
+        except (OSError, RunError) as error:
+            problems.append(f"{folder}: {error}")
+    try:
+        remove_namespaces(lab.namespaces)
+    except RunError as error:
+        problems.append(str(error))
+    if problems:
+        raise RunError("; ".join(problems))

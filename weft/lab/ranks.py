@@ -1,0 +1,149 @@
+"""The processes of a job in a lab: one a chip, each in its host's network and its own limits."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from weft.cluster.cluster_file import ClusterFile
+from weft.config.errors import ConfigError, RunError
+from weft.lab.network import PORT, host_address
+
+MASTER_PORT = 29500
+"""Nobody else has a port in a namespace that was made a moment ago."""
+_CLONE_NEWNET = 0x40000000
+_PR_SET_PDEATHSIG = 1
+
+
+def environment(cluster: ClusterFile, rank: int) -> dict[str, str]:
+    """What a launcher such as torchrun tells a rank, and which port of its host leads out."""
+    host, _ = cluster.seats[rank]
+    here = cluster.ranks_of(host)
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(cluster.world_size),
+        "LOCAL_RANK": str(rank - here.start),
+        "LOCAL_WORLD_SIZE": str(len(here)),
+        "GROUP_RANK": str(host),
+        "GROUP_WORLD_SIZE": str(len(cluster.hosts)),
+        "MASTER_ADDR": host_address(0),
+        "MASTER_PORT": str(MASTER_PORT),
+        "GLOO_SOCKET_IFNAME": PORT,
+        "TP_SOCKET_IFNAME": PORT,
+    }
+
+
+@dataclass
+class RankProcess:
+    """One rank, while it runs and afterwards."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    ended_s: float | None = None
+    """Time from the start of the ranks to its end, once that has been seen."""
+    why: str = ""
+    """Where somebody else ended it: the fault, or what the lab had for a reason."""
+    by_fault: bool = False
+    killed_for_memory: bool = False
+    _code: int | None = field(default=None, init=False)
+
+    def look(self, now_s: float) -> bool:
+        """Has it ended?"""
+        if self._code is None:
+            self._code = self.process.poll()
+            if self._code is not None:
+                self.ended_s = now_s
+        return self._code is not None
+
+    @property
+    def code(self) -> int | None:
+        """Exit code; the number of a signal, less than 0; None while it runs."""
+        return self._code
+
+    def in_words(self) -> str:
+        """How it ended."""
+        if self._code is None:
+            return "still runs"
+        if self._code >= 0:
+            how = f"ended with exit code {self._code}"
+        else:
+            how = f"was ended by {signal.Signals(-self._code).name}"
+        if self.killed_for_memory:
+            how += ", as its chip was out of memory"
+        return f"{how}: {self.why}" if self.why else how
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a rank starts."""
+
+    namespace: str
+    groups: Sequence[Path]
+    """Files to write 0 into."""
+
+
+def start(
+    command: Sequence[str],
+    rank: int,
+    where: Where,
+    variables: Mapping[str, str],
+    *,
+    output: IO[bytes] | None,
+    quiet: bool = False,
+) -> RankProcess:
+    """Start one rank. It ends with this process, however that one ends.
+
+    Args:
+        output: Where it prints; None: where this process does.
+        quiet: Without ``output``, standard output goes where errors go.
+
+    Raises:
+        ConfigError: there is no such program.
+        RunError: it cannot be put in its place.
+    """
+    with ExitStack() as stack:
+        network = os.open(f"/run/netns/{where.namespace}", os.O_RDONLY)
+        stack.callback(os.close, network)
+        groups = [os.open(file, os.O_WRONLY) for file in where.groups]
+        for handle in groups:
+            stack.callback(os.close, handle)
+        try:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output or (2 if quiet else None),
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=_entrance(network, groups),  # noqa: PLW1509 - there is one thread
+            )
+        except OSError as error:
+            expected = "a program that can be started"
+            raise ConfigError("COMMAND", command[0], expected, f"{error.strerror}.") from error
+        except subprocess.SubprocessError as error:
+            raise RunError(f"rank {rank} cannot be put in its network and limits") from error
+    return RankProcess(rank, process)
+
+
+def _entrance(network: int, groups: Sequence[int]) -> Callable[[], None]:
+    """What a process does before it becomes the command."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def enter() -> None:
+        for handle in groups:
+            os.write(handle, b"0")
+        if libc.setns(network, _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return enter

@@ -1,0 +1,172 @@
+"""Run one command on a lab's cluster, with its faults, and tell what happened."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.cluster.cluster_file import ClusterFile
+from weft.elastic.signals import Asked, Handlers
+from weft.lab.appointments import Appointments, Say
+from weft.lab.faults import Fault
+from weft.lab.lab import Lab
+from weft.lab.ranks import RankProcess
+from weft.lab.steps import Steps
+from weft.train.run_folder import write_text
+
+LOOK_S = 0.01
+"""How soon a step, the end of a rank or a signal is seen."""
+RECORD = "lab.json"
+"""In the run folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What is asked for."""
+
+    cluster: ClusterFile
+    command: tuple[str, ...]
+    out: Path
+    """The run folder: metrics are read there, logs and ``lab.json`` written."""
+    faults: tuple[Fault, ...] = ()
+    grace_s: float = 10.0
+    """How long ranks may go on after one of them has failed."""
+    quiet: bool = False
+    """Nothing on standard output: what rank 0 prints goes to standard error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of it."""
+
+    record: dict[str, Any]
+    """What ``lab.json`` holds."""
+    exit_code: int
+    ranks: Sequence[RankProcess]
+    missed: Sequence[Fault]
+    """Faults whose time never came."""
+
+
+def rehearse(asked: Rehearsal, say: Say) -> Outcome:
+    """Build the cluster, run the command on every chip of it, and take the cluster down.
+
+    Ctrl-C, SIGTERM or SIGHUP asks the ranks to stop; a second one ends them.
+
+    Raises:
+        ConfigError: something that was asked for cannot be had on this machine.
+        RunError: the kernel refused something.
+    """
+    interrupts = Asked()
+    hang_up = Handlers({signal.SIGHUP: lambda *_: _count(interrupts)})
+    wants_disk = any(fault.verb == "disk" for fault in asked.faults)
+    lab = Lab(asked.cluster, disk=asked.out / "checkpoints" if wants_disk else None)
+    steps = Steps(asked.out / "metrics.jsonl")
+    faults = Appointments(asked.faults, lab, say)
+    with interrupts.handlers(), hang_up, lab:
+        lab.start(asked.command, asked.out, quiet=asked.quiet)
+        begun = time.monotonic()
+        _record(asked, lab, faults, None)
+        watch = _Watch(asked, lab, interrupts, say)
+        while not watch.is_over(now_s := time.monotonic() - begun):
+            faults.keep(now_s, steps.look())
+            time.sleep(LOOK_S)
+    lab.look(time.monotonic() - begun)
+    code = exit_code(lab.ranks)
+    missed = [each.fault for each in faults.all if each.happened_s is None]
+    record = _record(asked, lab, faults, code)
+    return Outcome(record=record, exit_code=code, ranks=lab.ranks, missed=missed)
+
+
+def _count(interrupts: Asked) -> None:
+    interrupts.times += 1
+
+
+class _Watch:
+    """Looks after the ranks until there is nothing more to wait for."""
+
+    def __init__(self, asked: Rehearsal, lab: Lab, interrupts: Asked, say: Say) -> None:
+        self._grace_s = asked.grace_s
+        self._lab = lab
+        self._interrupts = interrupts
+        self._say = say
+        self._failed_s: float | None = None
+        self._is_stopping = False
+
+    def is_over(self, now_s: float) -> bool:
+        """All ranks have ended, or had to be."""
+        if self._lab.look(now_s):
+            return True
+        if self._interrupts.times > 1:
+            return self._end("asked to stop twice")
+        if self._interrupts.times and not self._is_stopping:
+            self._is_stopping = True
+            self._say(f"{now_s:.1f} s: asking the ranks to stop; once more ends them")
+            self._lab.ask_to_stop()
+        self._look_for_failures(now_s)
+        if self._failed_s is not None and now_s > self._failed_s + self._grace_s:
+            return self._end(f"another had failed {self._grace_s:g} s before")
+        return False
+
+    def _look_for_failures(self, now_s: float) -> None:
+        failed = [rank for rank in self._lab.ranks if rank.code]
+        if self._failed_s is None and failed:
+            self._failed_s = now_s
+            for rank in failed:
+                self._say(f"{now_s:.1f} s: rank {rank.rank} {rank.in_words()}")
+
+    def _end(self, why: str) -> bool:
+        for rank in self._lab.ranks:
+            self._lab.kill_rank(rank.rank, why, by_fault=False)
+        return True
+
+
+def exit_code(ranks: Sequence[RankProcess]) -> int:
+    """Of the job: that of the rank which failed first on its own; 1 where a signal ended it.
+
+    A rank that a fault killed has not failed: 0 where all others ended well.
+    """
+    failed = [rank for rank in ranks if rank.code != 0 and not rank.by_fault]
+    failed.sort(key=lambda rank: (bool(rank.why), rank.ended_s or 0.0, rank.rank))
+    if failed:
+        return max(1, failed[0].code or 1)
+    return 0 if any(rank.code == 0 for rank in ranks) else 1
+
+
+def _record(asked: Rehearsal, lab: Lab, faults: Appointments, code: int | None) -> dict[str, Any]:
+    """Write ``lab.json``: at the start, so that a lab that is killed leaves it, and at the end."""
+    ranks = [
+        {
+            "rank": rank.rank,
+            "host": asked.cluster.hosts[host].name,
+            "chip": chip.model_dump(),
+            "pid": rank.process.pid,
+            "code": rank.code,
+            "ended_s": rank.ended_s,
+            "how": rank.in_words(),
+        }
+        for rank, (host, chip) in zip(lab.ranks, asked.cluster.seats, strict=True)
+    ]
+    happened = [
+        {
+            "fault": each.fault.text,
+            "happened_s": each.happened_s,
+            "after_step": each.after_step,
+            "undone_s": each.undone_s,
+        }
+        for each in faults.all
+    ]
+    record = {
+        "lab": lab.name,
+        "cluster": asked.cluster.model_dump(mode="json"),
+        "command": list(asked.command),
+        "exit_code": code,
+        "ranks": ranks,
+        "faults": happened,
+    }
+    write_text(asked.out / RECORD, json.dumps(record, indent=2))
+    return record
