@@ -8,6 +8,7 @@ import sys
 import typer
 
 from weft.cli import (
+    bench,
     checkpoint,
     chips,
     doctor,
@@ -38,6 +39,7 @@ for module in (train, plan, verify, lab, generate, doctor, report, schema):
     module.register(app)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(chips.app, name="chips")
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

@@ -1,0 +1,90 @@
+"""``weft bench mix``: what a mixed cluster reaches, beside what its parts reach."""
+
+from __future__ import annotations
+
+import json as json_format
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from weft.cli.output import err, out, print_json
+from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
+from weft.cluster.cluster_file import read_cluster
+from weft.cluster.detect import detect, detect_node
+from weft.config.errors import ConfigError
+from weft.lab.lab import refuse_too_much
+from weft.lab.measure import Bench, in_rows, kinds_of
+from weft.lab.mix import MixReport, Work
+from weft.lab.tools import why_not_here
+from weft.train.resolve import resolve
+
+app = typer.Typer(help="Measure clusters.", no_args_is_help=True)
+
+
+@app.command("mix", context_settings=OVERRIDES)
+def mix(
+    cluster: Annotated[
+        str, typer.Argument(metavar="CLUSTER.yaml", help="Hosts, chips of several kinds, links.")
+    ],
+    target: Target = "demo",
+    overrides: Overrides = None,
+    *,
+    steps: Annotated[int, typer.Option(min=1, help="Counted steps of each repeat.")] = 10,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats of the best plans, in turn.")] = 3,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each step.")] = 28,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the runs; default: a temporary one.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Tune and measure each kind of chip alone, then the mix: efficiency and where it comes from.
+
+    Runs in the lab (root on Linux). Example: `weft bench mix examples/clusters/mix-1.0-0.4.yaml
+    demo compute.precision=fp32`. With a batch of its own (--samples) for every plan alike.
+    """
+    described = read_cluster(Path(cluster))
+    kinds_of(described)
+    loaded = load(target, overrides)
+    if reason := why_not_here():
+        raise ConfigError("CLUSTER", cluster, "to be root on Linux", f"No lab here: {reason}.")
+    refuse_too_much(described, detect_node())
+    resolved = resolve(loaded, detect())
+    _, _, stage = next(iter(resolved.plan.stages()))
+    work = Work(spec=resolved.spec, samples=samples, precision=stage.precision)
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as temporary:
+        from weft.data.prepare import prepare
+
+        prepare(resolved.config.data, resolved.config.seed, report=lambda *_: None)
+        report = Bench(
+            cluster=described,
+            work=work,
+            target=[target, *(overrides or [])],
+            out=out_dir or Path(temporary),
+            steps=steps,
+            repeats=repeats,
+            say=lambda text: err.print(f"[bench] {text}", markup=False),
+        ).run()
+    if out_dir is not None:
+        (out_dir / "mix.json").write_text(json_format.dumps(report.to_json(), indent=2))
+    print_json(report.to_json()) if json else _show(report)
+
+
+def _show(report: MixReport) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    rows = in_rows(report)
+    for column in rows[0]:
+        table.add_column(column, justify="right" if column == "tokens/s" else "left")
+    for row in rows:
+        table.add_row(*row.values())
+    out.print(table)
+    out.print(f"lower bound  {report.lower:.0f} tokens/s, the fastest part alone")
+    out.print(f"upper bound  {report.upper:.0f} tokens/s, all parts at their own rates")
+    out.print(f"mix          {report.best.middle:.0f} tokens/s: {report.best.trial.name}")
+    out.print(f"efficiency   {report.efficiency:.3f} of the upper bound")
+    pooling = report.pooled.middle / report.lower
+    out.print(f"  pooling     x {pooling:.3f} over the fastest part, plans unchanged")
+    if report.replanning_gain is not None:
+        out.print(f"  re-planning x {report.replanning_gain:.3f} over that")
