@@ -34,6 +34,7 @@ def step_metrics(step: int, loss: float = 4.0, mfu: float | None = 0.25) -> Step
         mfu=mfu,
         samples=8 * step,
         elapsed_s=0.5 * step,
+        data=51983204417,
     )
 
 
@@ -77,6 +78,7 @@ def test_a_line_has_the_promised_keys(tmp_path: Path) -> None:
         "mfu": 0.25,
         "samples": 8,
         "elapsed_s": 0.5,
+        "data": 51983204417,
     }
 
 

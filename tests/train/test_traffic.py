@@ -42,7 +42,7 @@ def bucket_numel(rehearsal: Rehearsal) -> int:
 
 
 FP64 = 8
-TOTALS = 4 * FP64
+TOTALS = 5 * FP64
 """Loss, weight, squared norm, stop."""
 
 

@@ -33,8 +33,8 @@ class ControlGroups(ABC):
     def __init__(self) -> None:
         self._made: list[Path] = []
 
-    def build(self) -> None:
-        """Make the lab's own group.
+    def build(self, num_ranks: int) -> None:
+        """Make the lab's own group, which weighs as much as its ranks would without one.
 
         Raises:
             RunError: the kernel refused.
@@ -42,10 +42,11 @@ class ControlGroups(ABC):
         for folder in self.folders():
             _make(folder)
             self._made.append(folder)
-            self.open(folder)
+        self.open(num_ranks)
 
-    def open(self, folder: Path) -> None:  # noqa: B027 - most need nothing
-        """Let the groups below this one have limits."""
+    @abstractmethod
+    def open(self, weight: int) -> None:
+        """Let the groups below the lab's own have limits; it counts as ``weight`` processes."""
 
     @abstractmethod
     def folders(self) -> Sequence[Path]:
@@ -92,6 +93,9 @@ class VersionOne(ControlGroups):
         super().__init__()
         self._cpu, self._memory = cpu / identity.name, memory / identity.name
 
+    def open(self, weight: int) -> None:
+        _write(self._cpu / "cpu.shares", str(min(1024 * weight, 262144)))
+
     def folders(self) -> Sequence[Path]:
         return (self._cpu, self._memory)
 
@@ -121,8 +125,9 @@ class VersionTwo(ControlGroups):
         super().__init__()
         self._folder = above / identity.name
 
-    def open(self, folder: Path) -> None:
-        _write(folder / "cgroup.subtree_control", "+cpu +memory")
+    def open(self, weight: int) -> None:
+        _write(self._folder / "cgroup.subtree_control", "+cpu +memory")
+        _write(self._folder / "cpu.weight", str(min(100 * weight, 10000)))
 
     def folders(self) -> Sequence[Path]:
         return (self._folder,)

@@ -67,7 +67,7 @@ class Lab:
             self._network.build()
             if self._disk is not None:
                 self._disk.mount()
-            self._groups.build()
+            self._groups.build(self.cluster.world_size)
             for rank, (_, chip) in enumerate(self.cluster.seats):
                 self._groups.add(rank)
                 self._groups.set_speed(rank, chip.speed)

@@ -23,7 +23,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def environment(cluster: ClusterFile, rank: int) -> dict[str, str]:
-    """What a launcher such as torchrun tells a rank, and which port of its host leads out."""
+    """What a launcher such as torchrun tells a rank, and which port of its host leads out.
+
+    Hosts have addresses and no names, which PyTorch would warn of.
+    """
     host, _ = cluster.seats[rank]
     here = cluster.ranks_of(host)
     return {
@@ -37,6 +40,8 @@ def environment(cluster: ClusterFile, rank: int) -> dict[str, str]:
         "MASTER_PORT": str(MASTER_PORT),
         "GLOO_SOCKET_IFNAME": PORT,
         "TP_SOCKET_IFNAME": PORT,
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
 
 

@@ -7,11 +7,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from weft.config.errors import RunError
 
 TIMEOUT_S = 30.0
 """None of these programs waits for anything; one that does is stuck."""
+_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+_GROUPS = ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup")
 
 
 def why_not_here() -> str:
@@ -20,10 +23,20 @@ def why_not_here() -> str:
         return "only Linux has network namespaces and control groups"
     if os.geteuid() != 0:
         return "only root may make network namespaces and control groups"
+    if lacking := _capabilities_lacking(Path("/proc/self/status").read_text()):
+        return f"this root lacks {' and '.join(lacking)}; start the container with --privileged"
+    if not any(os.access(folder, os.W_OK) for folder in _GROUPS):
+        return "control groups cannot be made, as /sys/fs/cgroup cannot be written"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         return f"{' and '.join(missing)} not found; on Debian: apt-get install iproute2"
     return ""
+
+
+def _capabilities_lacking(status: str) -> list[str]:
+    """Of ``/proc/self/status``."""
+    mask = next(int(line.split()[1], 16) for line in status.splitlines() if "CapEff:" in line)
+    return [name for name, bit in _CAPABILITIES.items() if not mask >> bit & 1]
 
 
 def call(words: Sequence[str], text: str = "") -> str:

@@ -48,6 +48,8 @@ class StepMetrics:
     """Samples taken since the first step of the run: the data cursor after this step."""
     elapsed_s: float
     """Wall time since this start of the run began to train."""
+    data: int | None = None
+    """Fingerprint of the tokens of this step and their order; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,6 +172,7 @@ def _step(record: Mapping[str, Any]) -> StepMetrics:
         mfu=None if record.get("mfu") is None else _float(record, "mfu"),
         samples=_int(record, "samples"),
         elapsed_s=_float(record, "elapsed_s"),
+        data=None if record.get("data") is None else _int(record, "data"),
     )
 
 

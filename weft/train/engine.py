@@ -36,6 +36,8 @@ class StepResult:
     """L2 norm of the gradient of ``loss``, before clipping."""
     stop: Tensor
     """How many ranks asked to stop after this step."""
+    data: Tensor
+    """Fingerprint of the global batch, an integer; see ``Batch.fingerprint``."""
 
 
 class Engine(Generic[M]):
@@ -65,22 +67,23 @@ class Engine(Generic[M]):
         self._expected_weight = expected_weight
         self._max_grad_norm = max_grad_norm
 
-    def step(self, batch: M, *, stop: bool = False) -> StepResult:
-        """Train on this rank's part of one global batch (possibly empty)."""
-        result, factor = self.backward(batch, stop=stop)
+    def step(self, batch: M, *, stop: bool = False, data: int = 0) -> StepResult:
+        """Train on this rank's part of one global batch (possibly empty).
+
+        ``data``: fingerprint of that part, 0 where another rank computes the same one.
+        """
+        result, factor = self.backward(batch, stop=stop, data=data)
         self.update(factor)
         return result
 
-    def backward(self, batch: M, *, stop: bool = False) -> tuple[StepResult, Tensor]:
+    def backward(self, batch: M, *, stop: bool = False, data: int = 0) -> tuple[StepResult, Tensor]:
         """Gradients of the whole job, and the factor that makes them the clipped mean's."""
         sums = self._passes(batch)
         self.gradients.finish()
-        norm_and_stop = torch.stack(
-            [self.gradients.squared_norm(), torch.full_like(sums[0], float(stop))]
-        )
-        totals = torch.cat([sums, norm_and_stop])
+        said = [torch.full_like(sums[0], float(number)) for number in (stop, data)]
+        totals = torch.cat([sums, torch.stack([self.gradients.squared_norm(), *said])])
         self._comm.all_reduce(totals, name="step totals")
-        loss, weight, squared_norm, stops = totals.unbind()
+        loss, weight, squared_norm, stops, read = totals.unbind()
         some = weight > 0
         to_mean = torch.where(some, self._expected_weight / weight, 0.0)
         norm = squared_norm.sqrt() * to_mean
@@ -88,7 +91,7 @@ class Engine(Generic[M]):
         if self._max_grad_norm is not None:
             factor = to_mean * (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         mean = torch.where(some, loss / weight, 0.0)
-        return StepResult(mean, weight, norm, stops), factor
+        return StepResult(mean, weight, norm, stops, read), factor
 
     def update(self, factor: Tensor) -> None:
         """One optimizer update. A batch whose weights are all zero changes nothing."""

@@ -69,6 +69,7 @@ def log_metrics(
             memory_gib=float(memory),
             mfu=flops / record.seconds / peak_flops if peak_flops else None,
             samples=record.step * run.plan.global_batch,
+            data=int(record.result.data),
             elapsed_s=time.perf_counter() - started,
         )
         for writer in writers:

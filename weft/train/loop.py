@@ -56,6 +56,12 @@ class Run:
         """This rank speaks for the job: it prints and writes what is not per rank."""
         return self.comm.rank == 0
 
+    @property
+    def counts_data(self) -> bool:
+        """This rank is the one that speaks for its samples: others of its pipeline share them."""
+        seat = self.plan.seat(self.comm.rank)
+        return 0 in seat.stages and seat.stage_plan.mesh.coordinate(seat.rank)["tp"] == 0
+
     def microbatches(self, batch: Batch, step: int) -> list[MicroBatch | None]:
         sizes = [len(part) for part in self.plan.seat(self.comm.rank).microbatches()]
         dropout = (self.config.seed, step) if self.spec.dropout else None
@@ -78,8 +84,10 @@ def _steps(run: Run, hooks: Sequence[Hook]) -> int:
         start = time.perf_counter()
         lr = lr_at(run.config.optim, step, run.config.train.steps)
         set_lr(run.built.engine.optimizer, lr)
-        microbatches = run.microbatches(next(run.batches), step)
-        result = run.built.engine.step(microbatches, stop=run.stop.asked)
+        batch = next(run.batches)
+        data = batch.fingerprint() if run.counts_data else 0
+        microbatches = run.microbatches(batch, step)
+        result = run.built.engine.step(microbatches, stop=run.stop.asked, data=data)
         is_asked_to_stop = float(result.stop) > 0  # waits for the device: the time is the step's
         seconds = time.perf_counter() - start
         record = StepRecord(step=step + 1, result=result, lr=lr, seconds=seconds)

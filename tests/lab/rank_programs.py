@@ -1,0 +1,223 @@
+"""What ranks do in the tests of the lab: small programs without torch, as ``PROGRAM FOLDER``."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+RANK = int(os.environ["RANK"])
+WORLD_SIZE = int(os.environ["WORLD_SIZE"])
+TIMEOUT_S = 20.0
+PORT = 7000
+SENT_BYTES = 6_000_000
+
+
+def write(folder: Path, value: object) -> None:
+    """What the test reads: whole, or not there."""
+    draft = folder / f".rank{RANK}.tmp"
+    draft.write_text(json.dumps(value))
+    draft.replace(folder / f"rank{RANK}.json")
+
+
+def step(folder: Path, number: int) -> None:
+    """As the trainer does, in two writes: a torn line is no step."""
+    with (folder / "metrics.jsonl").open("a") as file:
+        text = json.dumps({"step": number, "loss": 1.0}) + "\n"
+        file.write(text[:10])
+        file.flush()
+        file.write(text[10:])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            sys.exit(99)
+        time.sleep(0.01)
+
+
+def told(folder: Path) -> None:
+    """The environment, and where this is."""
+    keys = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")
+    ports = [name for _, name in socket.if_nameindex()]
+    groups = Path("/proc/self/cgroup").read_text()
+    sys.stdout.write(f"rank {RANK} speaks\n")
+    write(folder, {**{key: os.environ[key] for key in keys}, "ports": ports, "groups": groups})
+
+
+def spin_for(seconds: float) -> float:
+    """Part of a core that was had."""
+    begun, had = time.monotonic(), time.process_time()
+    while time.monotonic() < begun + seconds:
+        pass
+    return (time.process_time() - had) / (time.monotonic() - begun)
+
+
+def share(folder: Path) -> None:
+    """What part of a core this gets: before and after the first step."""
+    before = spin_for(0.6)
+    if RANK == 0:
+        step(folder, 1)
+    until((folder / "slowed").exists)
+    after = spin_for(0.6)
+    write(folder, {"before": before, "after": after, "throttled": throttled()})
+
+
+def throttled() -> int:
+    """How often the kernel has made this wait, because its quota was used up."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "cpu", "cpu,cpuacct"):
+            file = Path(f"/sys/fs/cgroup/{'cpu' if controllers else ''}{path}/cpu.stat")
+            words = file.read_text().split() if file.exists() else []
+            if "nr_throttled" in words:
+                return int(words[words.index("nr_throttled") + 1])
+    return 0
+
+
+def link(folder: Path) -> None:
+    """Rank 0 takes some megabytes from every other rank in turn, and times them."""
+    master = os.environ["MASTER_ADDR"]
+    if RANK:
+        connection = connected(master, PORT + RANK)
+        connection.sendall(bytes(SENT_BYTES))
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)
+        return
+    seconds = []
+    for rank in range(1, WORLD_SIZE):
+        with socket.create_server((master, PORT + rank)) as server:
+            connection, _ = server.accept()
+            begun, left = time.monotonic(), SENT_BYTES
+            while left:
+                left -= len(connection.recv(left))
+            seconds.append(time.monotonic() - begun)
+            connection.sendall(b".")
+    write(folder, seconds)
+
+
+def connected(host: str, port: int) -> socket.socket:
+    found: list[socket.socket] = []
+
+    def attempt() -> bool:
+        try:
+            found.append(socket.create_connection((host, port), timeout=TIMEOUT_S))
+        except OSError:
+            return False
+        return True
+
+    until(attempt)
+    return found[0]
+
+
+def echo(folder: Path) -> None:
+    """Rank 0 sends a packet at a time and notes the longest silence; the others answer.
+
+    Ends when the answers have come back after a silence, or, with ``alone``, when they do not.
+    """
+    master, alone = os.environ["MASTER_ADDR"], (folder / "alone").exists()
+    wire = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    wire.settimeout(0.05)
+    if RANK:
+        wire.sendto(b"here", (master, PORT))
+        while not (folder / "rank0.json").exists():
+            try:
+                packet, sender = wire.recvfrom(100)
+                wire.sendto(packet, sender)
+            except OSError:
+                wire.sendto(b"here", (master, PORT))
+        return
+    wire.bind((master, PORT))
+    until(lambda: answered(wire))
+    step(folder, 1)
+    silences = [0.0]
+    heard = time.monotonic()
+    while time.monotonic() < heard + TIMEOUT_S:
+        if answered(wire):
+            silences.append(time.monotonic() - heard)
+            heard = time.monotonic()
+        over = time.monotonic() - heard if alone else max(silences)
+        if over > 0.5:
+            break
+    write(folder, max(silences))
+
+
+def answered(wire: socket.socket) -> bool:
+    try:
+        _, peer = wire.recvfrom(100)
+        wire.sendto(b"?", peer)
+    except OSError:
+        return False
+    return True
+
+
+def beat(folder: Path) -> None:
+    """Every rank notes the longest time between two looks at the clock."""
+    (folder / f"up{RANK}").touch()
+    if RANK == 0:
+        until((folder / "up1").exists)
+        step(folder, 1)
+    longest, last = 0.0, time.monotonic()
+    end = last + TIMEOUT_S
+    while not (folder / "over").exists() and time.monotonic() < end:
+        time.sleep(0.005)
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+    write(folder, longest)
+
+
+def disk(folder: Path) -> None:
+    """Write until the disk is full, then until it is not."""
+    place = folder / "checkpoints"
+    kept = (place / "old").read_text()
+    seen = [kept]
+    (place / "new").write_text("new")
+    step(folder, 1)
+
+    def refused() -> bool:
+        try:
+            with (place / "more").open("ab") as file:
+                file.write(bytes(100_000))
+        except OSError as error:
+            return error.errno == errno.ENOSPC
+        return False
+
+    until(refused)
+    seen.append("full")
+    until(lambda: not refused())
+    write(folder, [*seen, "room"])
+
+
+def memory(folder: Path) -> None:
+    """More than the chip has."""
+    held = bytearray(200 * 2**20)
+    held[::4096] = b"x" * len(held[::4096])
+    write(folder, "survived")
+
+
+def wait(folder: Path) -> None:
+    """For SIGTERM, with a child that knows nothing of it."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    write(folder, {"pid": os.getpid(), "child": child.pid})
+    until(lambda: bool(asked))
+    write(folder, "asked")
+
+
+def fail(folder: Path) -> None:
+    """Rank 1 refuses; rank 0 waits for it."""
+    if RANK:
+        sys.exit(3)
+    until(lambda: False)
+
+
+if __name__ == "__main__":
+    programs = (told, share, link, echo, beat, disk, memory, wait, fail)
+    {program.__name__: program for program in programs}[sys.argv[1]](Path(sys.argv[2]))
