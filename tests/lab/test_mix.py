@@ -17,6 +17,7 @@ from weft.lab.mix import (
     mix_trials,
     part_trials,
 )
+from weft.lab.mix_picture import page, timelines
 from weft.models.registry import FAMILIES
 from weft.planner.validate import validate_plan
 
@@ -103,3 +104,24 @@ def test_efficiency_and_where_it_comes_from() -> None:
     assert facts["repeats"] == 3
     assert facts["spread"] == pytest.approx(100 / 1425)
     assert [trial["problem"] for trial in facts["trials"]] == ["", "", "rank 1 was killed"]
+
+
+def test_timelines_of_balanced_plans_use_every_chip() -> None:
+    rates_of = {0: 1000.0, 1: 400.0, 2: 400.0}
+    for trial in mix_trials([BIG, SMALL], ALONE, WORK):
+        lines = timelines(trial.plan, rates_of, SPEC)
+        tokens = 28 * SPEC.seq_len
+        rate = tokens / max(line.step_s for line in lines)
+        assert 0.5 * 1800 < rate <= 1800 * (1 + 1e-9), trial.name
+    alone = part_trials(BIG, WORK)[0].plan
+    (line,) = timelines(alone, {0: 1000.0}, SPEC)
+    assert line.step_s == pytest.approx(28 * SPEC.seq_len / 1000)
+
+
+def test_the_page_shows_every_trial_and_two_kinds_of_timeline() -> None:
+    trials = mix_trials([BIG, SMALL], ALONE, WORK)
+    mixes = [Rates(trial, [1300.0 + n]) for n, trial in enumerate(trials)]
+    text = page(MixReport(ALONE, mixes), [BIG, SMALL], SPEC)
+    assert all(trial.name in text for trial in trials)
+    assert text.count("<svg") == 1 + 2 + 3 + len(mixes[-1].trial.plan.pipelines)
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")

@@ -18,6 +18,7 @@ from weft.config.errors import ConfigError
 from weft.lab.lab import refuse_too_much
 from weft.lab.measure import Bench, in_rows, kinds_of
 from weft.lab.mix import MixReport, Work
+from weft.lab.mix_picture import page
 from weft.lab.tools import why_not_here
 from weft.train.resolve import resolve
 
@@ -34,26 +35,26 @@ def mix(
     *,
     steps: Annotated[int, typer.Option(min=1, help="Counted steps of each repeat.")] = 10,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats of the best plans, in turn.")] = 3,
-    samples: Annotated[int, typer.Option(min=1, help="Samples of each step.")] = 28,
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Folder of the runs; default: a temporary one.")
     ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with timelines.")] = None,
     json: Json = False,
 ) -> None:
     """Tune and measure each kind of chip alone, then the mix: efficiency and where it comes from.
 
     Runs in the lab (root on Linux). Example: `weft bench mix examples/clusters/mix-1.0-0.4.yaml
-    demo compute.precision=fp32`. With a batch of its own (--samples) for every plan alike.
+    demo batch.samples=28`. Every plan takes the whole batch of the recipe.
     """
     described = read_cluster(Path(cluster))
-    kinds_of(described)
+    kinds = kinds_of(described)
     loaded = load(target, overrides)
     if reason := why_not_here():
         raise ConfigError("CLUSTER", cluster, "to be root on Linux", f"No lab here: {reason}.")
     refuse_too_much(described, detect_node())
     resolved = resolve(loaded, detect())
     _, _, stage = next(iter(resolved.plan.stages()))
-    work = Work(spec=resolved.spec, samples=samples, precision=stage.precision)
+    work = Work(spec=resolved.spec, samples=resolved.plan.global_batch, precision=stage.precision)
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as temporary:
         from weft.data.prepare import prepare
 
@@ -67,6 +68,8 @@ def mix(
             repeats=repeats,
             say=lambda text: err.print(f"[bench] {text}", markup=False),
         ).run()
+    if html is not None:
+        html.write_text(page(report, kinds, resolved.spec))
     if out_dir is not None:
         (out_dir / "mix.json").write_text(json_format.dumps(report.to_json(), indent=2))
     print_json(report.to_json()) if json else _show(report)

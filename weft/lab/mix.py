@@ -117,14 +117,19 @@ def mix_trials(kinds: Sequence[Kind], alone: Mapping[str, Rates], work: Work) ->
     return trials
 
 
+def flops_of_layer(spec: ModelSpec) -> tuple[float, float]:
+    """Forward FLOPs of one token in one layer, and in the head."""
+    whole = forward_flops_per_token(spec, spec.seq_len)
+    head = 2 * spec.d_model * spec.vocab_size
+    return (whole - head) / spec.num_layers, head
+
+
 def balanced_layers(speeds: Sequence[float], spec: ModelSpec) -> list[int]:
     """Layers of consecutive stages whose slowest one is fastest; the last also has the head.
 
     Exact: every way of cutting the layers, by dynamic programming.
     """
-    per_layer = forward_flops_per_token(spec, spec.seq_len)
-    head = 2 * spec.d_model * spec.vocab_size
-    layer = (per_layer - head) / spec.num_layers
+    layer, head = flops_of_layer(spec)
     last = len(speeds) - 1
 
     @cache
