@@ -89,9 +89,11 @@ def own_loop(
                 (loss.sum() / size).backward()
         if way == "clip by hand":
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        weight = {} if way in ("no weight", "clip by hand") else {"weight": size}
+        is_plain = way in ("no weight", "clip by hand") or (way == "mixed" and sizes == EQUAL[0])
+        weight = {} if is_plain else {"weight": size}
         optimizer.step(**weight)  # type: ignore[arg-type]
-        optimizer.zero_grad(set_to_none=way != "zeros")
+        if way != "kept":
+            optimizer.zero_grad(set_to_none=way != "zeros")
         schedule.step()
     return values(model)
 
@@ -104,7 +106,9 @@ def own_loop_rank(place: Place, *args: Any) -> dict[str, np.ndarray]:
         comm.close()
 
 
-def whole_loop(parts: list[tuple[int, int]], max_grad_norm: float | None) -> dict[str, np.ndarray]:
+def whole_loop(
+    parts: list[tuple[int, int]], way: str, max_grad_norm: float | None
+) -> dict[str, np.ndarray]:
     """One process, the whole batch, plain PyTorch."""
     model, adamw = model_and_optimizer()
     schedule = torch.optim.lr_scheduler.StepLR(adamw, step_size=2, gamma=0.5)
@@ -118,7 +122,8 @@ def whole_loop(parts: list[tuple[int, int]], max_grad_norm: float | None) -> dic
         if max_grad_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
         adamw.step()
-        adamw.zero_grad()
+        if way != "kept":
+            adamw.zero_grad()
         schedule.step()
     return values(model)
 
@@ -130,14 +135,16 @@ def whole_loop(parts: list[tuple[int, int]], max_grad_norm: float | None) -> dic
         (PARTS, "", {"max_grad_norm": 0.2}),
         (PARTS, "accumulate", {}),
         (PARTS, "zeros", {}),
+        (PARTS, "kept", {}),
         (EQUAL, "no weight", {"unweighted": "equal"}),
+        ([(5, 2), *EQUAL], "mixed", {"unweighted": "equal"}),
     ],
-    ids=["unequal", "clipped", "accumulated", "zeroed", "equal"],
+    ids=["unequal", "clipped", "accumulated", "zeroed", "kept", "equal", "mixed"],
 )
 def test_matches_one_process(
     parts: list[tuple[int, int]], way: str, settings: dict[str, Any], pool: WorkerPool
 ) -> None:
-    expected = whole_loop(parts, settings.get("max_grad_norm"))
+    expected = whole_loop(parts, way, settings.get("max_grad_norm"))
     for found in pool.run(own_loop_rank, parts, way, settings, world_size=2):
         for name, value in found.items():
             np.testing.assert_allclose(value, expected[name], rtol=TOLERANCE, atol=TOLERANCE)

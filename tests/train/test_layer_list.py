@@ -249,10 +249,19 @@ class ReadsWeight(nn.Module):
         return self.inner(x) + F.linear(x, self.inner.weight)
 
 
-def train_odd(place: Place, middle: Layer, schedule: str) -> list[float]:
+def nested() -> nn.Module:
+    return nn.Sequential(Scaled(8, 8))
+
+
+def transposed(linear: nn.Linear, x: Tensor) -> Tensor:
+    return x @ linear.weight
+
+
+def train_odd(place: Place, middle: list[Layer], schedule: str) -> list[float]:
     comm = join(place, backend="gloo", device=torch.device("cpu"))
-    layers = [LAYERS[0], middle, LAYERS[3]]
-    plan = alone(layers, by=[1, 2], schedule=schedule, dp=2) if schedule == "zb-v" else None
+    layers = [LAYERS[0], *middle, LAYERS[3]]
+    counts = [1, len(middle) + 1]
+    plan = alone(layers, by=counts, schedule=schedule, dp=2) if schedule == "zb-v" else None
     plan = plan or alone(layers, dp=2)
     engine = build_layers(LayerJob(layers, SGD, squares, plan), comm)
     losses = [float(engine.train_batch(batch())) for _ in range(3)]
@@ -260,8 +269,20 @@ def train_odd(place: Place, middle: Layer, schedule: str) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("middle", [Layer(Scaled, 8, 8), Layer(Tied), Layer(hooked)])
-def test_odd_linear_layers_are_computed_as_they_are(middle: Layer, pool: WorkerPool) -> None:
+ODD = {
+    "subclass": [Layer(Scaled, 8, 8)],
+    "subclass inside": [Layer(nested)],
+    "tied": [Layer(Tied)],
+    "hooked": [Layer(hooked)],
+    "shared": [
+        weft.shared("a", nn.Linear, 8, 8),
+        weft.shared("a", nn.Linear, 8, 8, forward=transposed),
+    ],
+}
+
+
+@pytest.mark.parametrize("middle", ODD.values(), ids=ODD)
+def test_odd_linear_layers_are_computed_as_they_are(middle: list[Layer], pool: WorkerPool) -> None:
     """Where the schedule puts off weight gradients."""
     whole = pool.run(train_odd, middle, "1f1b", world_size=2)
     halves = pool.run(train_odd, middle, "zb-v", world_size=2)
@@ -270,4 +291,20 @@ def test_odd_linear_layers_are_computed_as_they_are(middle: Layer, pool: WorkerP
 
 def test_a_weight_that_is_read_besides_is_never_summed_wrongly(pool: WorkerPool) -> None:
     with pytest.raises(Exception, match=r"layers\.1\.inner\.weight: 6 gradients in 3 backwards"):
-        pool.run(train_odd, Layer(ReadsWeight), "zb-v", world_size=2)
+        pool.run(train_odd, [Layer(ReadsWeight)], "zb-v", world_size=2)
+
+
+def test_layers_of_one_shape_start_unlike_and_by_the_seed() -> None:
+    layers = [Layer(nn.Linear, 8, 8), Layer(nn.Linear, 8, 8)]
+    plan = alone(layers)
+
+    def weights(seed: int) -> list[Tensor]:
+        engine = build_layers(LayerJob(layers, SGD, squares, plan, seed=seed), Comm())
+        return [layer.get_parameter("weight") for layer in engine.layers.values()]
+
+    state = torch.get_rng_state()
+    one, again, other = weights(1), weights(1), weights(2)
+    assert torch.equal(torch.get_rng_state(), state), "the caller's generator is left alone"
+    assert all(map(torch.equal, one, again))
+    assert not any(map(torch.equal, one, other))
+    assert not torch.equal(*one)
