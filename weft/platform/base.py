@@ -13,9 +13,9 @@ class Platform(ABC):
     """One family of devices. Everything that differs between vendors sits behind this."""
 
     name: str
-    """As in ``StagePlan.device``."""
+    """As in ``StagePlan.device``, and as PyTorch names the type of device."""
     collective_backend: str
-    """Native backend of ``torch.distributed``."""
+    """Native backend of ``torch.distributed``; "none": all its groups go through host memory."""
 
     @abstractmethod
     def available(self) -> bool:
