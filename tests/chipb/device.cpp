@@ -1,0 +1,465 @@
+// A device type of its own without hardware, for tests: memory of the host that only this device
+// may touch, computed on by way of copies to the CPU's own kernels.
+//
+// It is as strict as a real one where mistakes would hide: new memory holds NaN, an operation
+// refuses tensors of the host beside its own, and a copy to pinned memory on a side stream
+// happens as late as it may: when somebody waits for it. What was freed until then without
+// record_stream arrives as NaN.
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Functions.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/resize_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+
+namespace {
+
+constexpr auto TYPE = c10::DeviceType::PrivateUse1;
+constexpr c10::DeviceIndex NUM_DEVICES = 4;
+constexpr int NOT_A_NUMBER = 0xFF; // every byte of it, in any floating dtype
+
+/// Guards all memory and streams. Nothing that PyTorch counts references of is touched under it:
+/// that may need Python's lock, which a thread that waits here may hold.
+std::mutex machine;
+
+// --- memory ---
+
+struct Block {
+  int64_t size = 0;
+  int64_t number = 0; // no two blocks have the same, one after the other at one address either
+  std::set<c10::StreamId> lent; // record_stream
+  bool is_dropped = false; // free it when those streams are done
+};
+
+class Memory final : public c10::Allocator {
+ public:
+  explicit Memory(c10::DeviceType type) : type_(type) {}
+
+  c10::DataPtr allocate(size_t size) override;
+
+  c10::DeleterFnPtr raw_deleter() const override;
+
+  void copy_data(void* target, const void* source, size_t size) const override {
+    default_copy_data(target, source, size);
+  }
+
+  /// The block that this address lies in, or null.
+  Block* find(const void* data) {
+    auto after = blocks_.upper_bound(static_cast<const char*>(data));
+    if (after == blocks_.begin()) {
+      return nullptr;
+    }
+    auto& [start, block] = *std::prev(after);
+    return static_cast<const char*>(data) < start + block.size ? &block : nullptr;
+  }
+
+  void drop(void* data) {
+    auto found = blocks_.find(static_cast<const char*>(data));
+    found->second.is_dropped = true;
+    if (found->second.lent.empty()) {
+      release(found);
+    }
+  }
+
+  /// A stream has done all it had to do.
+  void give_back(c10::StreamId stream) {
+    for (auto next = blocks_.begin(); next != blocks_.end();) {
+      auto each = next++;
+      if (each->second.lent.erase(stream) && each->second.is_dropped &&
+          each->second.lent.empty()) {
+        release(each);
+      }
+    }
+  }
+
+  int64_t peak = 0;
+
+ private:
+  void release(std::map<const char*, Block>::iterator found) {
+    auto* data = const_cast<char*>(found->first);
+    used_ -= found->second.size;
+    std::memset(data, NOT_A_NUMBER, found->second.size);
+    blocks_.erase(found);
+    c10::free_cpu(data);
+  }
+
+  c10::DeviceType type_;
+  std::map<const char*, Block> blocks_;
+  int64_t used_ = 0;
+  int64_t num_blocks_ = 0;
+};
+
+thread_local c10::DeviceIndex current_device = 0;
+Memory& device_memory() {
+  static auto* memory = new Memory(TYPE); // outlives every tensor
+  return *memory;
+}
+Memory& pinned_memory() {
+  static auto* memory = new Memory(c10::DeviceType::CPU);
+  return *memory;
+}
+void free_device(void* data) {
+  std::lock_guard<std::mutex> held(machine);
+  device_memory().drop(data);
+}
+void free_pinned(void* data) {
+  std::lock_guard<std::mutex> held(machine);
+  pinned_memory().drop(data);
+}
+bool is_pinned(const void* data) {
+  std::lock_guard<std::mutex> held(machine);
+  return pinned_memory().find(data) != nullptr;
+}
+
+c10::DeleterFnPtr Memory::raw_deleter() const {
+  return type_ == TYPE ? free_device : free_pinned;
+}
+
+c10::DataPtr Memory::allocate(size_t size) {
+  const auto device = type_ == TYPE ? c10::Device(TYPE, current_device) : c10::Device(type_);
+  if (size == 0) {
+    return {nullptr, device};
+  }
+  void* data = c10::alloc_cpu(size);
+  std::memset(data, NOT_A_NUMBER, size);
+  std::lock_guard<std::mutex> held(machine);
+  auto& block = blocks_[static_cast<char*>(data)];
+  block.size = static_cast<int64_t>(size);
+  block.number = ++num_blocks_;
+  used_ += block.size;
+  peak = std::max(peak, used_);
+  return {data, data, raw_deleter(), device};
+}
+
+// --- streams: all but the default one put copies to the host off ---
+
+/// A part of a block, which may be gone when it is needed.
+struct Place {
+  Memory* memory;
+  void* data;
+  int64_t number;
+
+  static Place of(Memory& memory, void* data) {
+    auto* block = memory.find(data);
+    TORCH_CHECK(block != nullptr, "no memory of the device's");
+    return {&memory, data, block->number};
+  }
+  bool is_there() const {
+    auto* block = memory->find(data);
+    return block != nullptr && block->number == number;
+  }
+};
+
+struct Copy {
+  int64_t number;
+  Place source;
+  Place target;
+  size_t size;
+
+  void run() const {
+    if (!target.is_there()) {
+      return;
+    }
+    if (source.is_there()) {
+      std::memcpy(target.data, source.data, size);
+    } else {
+      std::memset(target.data, NOT_A_NUMBER, size);
+    }
+  }
+};
+
+std::map<c10::StreamId, std::deque<Copy>> queues;
+std::atomic<c10::StreamId> last_stream{0};
+std::atomic<int64_t> last_copy{0};
+
+void put_off(c10::StreamId stream, void* source, void* target, size_t size) {
+  std::lock_guard<std::mutex> held(machine);
+  const auto from = Place::of(device_memory(), source);
+  const auto to = Place::of(pinned_memory(), target);
+  queues[stream].push_back({++last_copy, from, to, size});
+}
+
+/// Do what a stream has put off, up to a copy's number.
+void finish(c10::StreamId stream, int64_t upto) {
+  std::lock_guard<std::mutex> held(machine);
+  auto& queue = queues[stream];
+  while (!queue.empty() && queue.front().number <= upto) {
+    queue.front().run();
+    queue.pop_front();
+  }
+  if (queue.empty()) {
+    device_memory().give_back(stream);
+  }
+}
+
+thread_local c10::StreamId current_stream[NUM_DEVICES] = {};
+
+struct Event {
+  c10::StreamId stream;
+  int64_t number;
+};
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override {
+    return TYPE;
+  }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const auto before = getDevice();
+    setDevice(device);
+    return before;
+  }
+  c10::Device getDevice() const override {
+    return {TYPE, current_device};
+  }
+  void setDevice(c10::Device device) const override {
+    TORCH_CHECK(device.index() < NUM_DEVICES, "no such device: ", device);
+    uncheckedSetDevice(device);
+  }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    if (device.has_index()) {
+      current_device = device.index();
+    }
+  }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return NUM_DEVICES;
+  }
+
+  c10::Stream stream(c10::Device device, c10::StreamId id) const {
+    const auto index = device.has_index() ? device.index() : current_device;
+    return c10::Stream(c10::Stream::UNSAFE, c10::Device(TYPE, index), id);
+  }
+  c10::Stream getStream(c10::Device device) const override {
+    return stream(device, current_stream[device.has_index() ? device.index() : current_device]);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return stream(device, 0);
+  }
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    return stream(device, ++last_stream);
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+    return stream(device, ++last_stream);
+  }
+  c10::Stream exchangeStream(c10::Stream to) const override {
+    const auto before = getStream(to.device());
+    current_stream[to.device_index()] = to.id();
+    return before;
+  }
+  bool queryStream(const c10::Stream& stream) const override {
+    synchronizeStream(stream);
+    return true;
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    finish(stream.id(), last_copy);
+  }
+  void synchronizeDevice(const c10::DeviceIndex) const override {
+    for (c10::StreamId stream = 0; stream <= last_stream; ++stream) {
+      finish(stream, last_copy);
+    }
+  }
+
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
+              const c10::EventFlag) const override {
+    if (*event == nullptr) {
+      *event = new Event();
+    }
+    *static_cast<Event*>(*event) = {stream.id(), last_copy};
+  }
+  void synchronizeEvent(void* event) const override {
+    if (event != nullptr) {
+      const auto& mark = *static_cast<Event*>(event);
+      finish(mark.stream, mark.number);
+    }
+  }
+  void block(void* event, const c10::Stream&) const override {
+    synchronizeEvent(event);
+  }
+  bool queryEvent(void* event) const override {
+    synchronizeEvent(event);
+    return true;
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<Event*>(event);
+  }
+};
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override {
+    return true;
+  }
+  bool isAvailable() const override {
+    return true;
+  }
+  bool hasPrimaryContext(c10::DeviceIndex) const override {
+    return true;
+  }
+  c10::DeviceIndex deviceCount() const override {
+    return NUM_DEVICES;
+  }
+  c10::DeviceIndex getCurrentDevice() const override {
+    return current_device;
+  }
+  void setCurrentDevice(c10::DeviceIndex device) const override {
+    Guard().setDevice({TYPE, device});
+  }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
+    return Guard().exchangeDevice({TYPE, device}).index();
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
+    return exchangeDevice(device);
+  }
+  bool isPinnedPtr(const void* data) const override {
+    return is_pinned(data);
+  }
+  c10::Allocator* getPinnedMemoryAllocator() const override {
+    return &pinned_memory();
+  }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t size) const override {
+    at::native::resize_bytes_cpu(storage.unsafeGetStorageImpl(), size);
+  }
+};
+
+// --- the few operations that are the device's own ---
+
+bool is_own(const at::Tensor& tensor) {
+  return tensor.device().type() == TYPE;
+}
+
+/// The same memory as the CPU sees it.
+at::Tensor on_host(const at::Tensor& tensor) {
+  if (!is_own(tensor) || tensor.numel() == 0) {
+    return is_own(tensor) ? at::empty(tensor.sizes(), tensor.options().device(at::kCPU)) : tensor;
+  }
+  const auto options = tensor.options().device(at::kCPU);
+  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), options);
+}
+
+c10::DispatchKeySet own_keys() {
+  return c10::DispatchKeySet(c10::DispatchKey::PrivateUse1);
+}
+
+at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>,
+                 std::optional<at::MemoryFormat> format) {
+  c10::OptionalDeviceGuard guard(device);
+  return at::detail::empty_generic(
+      size, &device_memory(), own_keys(), c10::dtype_or_default(dtype), format);
+}
+
+at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
+                         std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                         std::optional<at::Device> device, std::optional<bool>) {
+  c10::OptionalDeviceGuard guard(device);
+  return at::detail::empty_strided_generic(
+      size, stride, &device_memory(), own_keys(), c10::dtype_or_default(dtype));
+}
+
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  const auto stream = is_own(from) ? current_stream[from.get_device()] : 0;
+  const bool is_plain = from.is_contiguous() && to.is_contiguous() && from.dtype() == to.dtype() &&
+      from.sizes() == to.sizes() && from.numel() > 0;
+  if (non_blocking && stream != 0 && is_plain && !is_own(to) && is_pinned(to.data_ptr())) {
+    put_off(stream, from.data_ptr(), to.data_ptr(), from.nbytes());
+  } else {
+    on_host(to).copy_(on_host(from));
+  }
+  return to;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
+  to.resize_(from.sizes());
+  return copy_from(from, to, false);
+}
+
+at::Scalar to_scalar(const at::Tensor& tensor) {
+  return on_host(tensor).item();
+}
+
+void record_stream(at::Tensor& tensor, at::Stream stream) {
+  auto* data = tensor.data_ptr();
+  std::lock_guard<std::mutex> held(machine);
+  if (auto* block = device_memory().find(data)) {
+    block->lent.insert(stream.id());
+  }
+}
+
+/// All else: copies to the CPU, its kernel, and back. As on a real device, only a number (a tensor
+/// without dimensions) and indices may come from the host.
+void by_way_of_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const bool takes_indices = schema.name().find("index") != std::string::npos;
+  const auto check = [&](const at::Tensor& tensor) {
+    const bool is_fine =
+        !tensor.defined() || is_own(tensor) || tensor.dim() == 0 || takes_indices;
+    TORCH_CHECK(is_fine, schema.name(), ": a tensor on ", tensor.device(), " beside one on ",
+                c10::Device(TYPE));
+  };
+  for (const auto& given : torch::jit::last(*stack, schema.arguments().size())) {
+    if (given.isTensor()) {
+      check(given.toTensor());
+    } else if (given.isTensorList()) {
+      for (const at::Tensor& tensor : given.toTensorVector()) {
+        check(tensor);
+      }
+    }
+  }
+  at::native::cpu_fallback(op, stack);
+}
+
+int64_t peak_bytes() {
+  std::lock_guard<std::mutex> held(machine);
+  return device_memory().peak;
+}
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
+
+} // namespace
+
+TORCH_LIBRARY(chipb, m) {
+  static auto* hooks = new Hooks();
+  at::RegisterPrivateUse1HooksInterface(hooks);
+  m.def("peak_bytes() -> int", &peak_bytes);
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&by_way_of_the_host>());
+}
+
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("_copy_from", &copy_from);
+  m.impl("_copy_from_and_resize", &copy_from_and_resize);
+  m.impl("_local_scalar_dense", &to_scalar);
+  m.impl("record_stream", &record_stream);
+  m.impl("as_strided", &at::native::as_strided_tensorimpl);
+  m.impl("view", &at::native::view);
+  m.impl("_reshape_alias", &at::native::_reshape_alias);
+  m.impl("unfold", &at::native::unfold);
+  m.impl("resize_", &at::native::resize_);
+  m.impl("set_", &at::native::set_cpu_);
+  m.impl("set_.source_Tensor", &at::native::set_tensor_);
+  m.impl("set_.source_Storage", &at::native::set_);
+  m.impl("set_.source_Storage_storage_offset", &at::native::set_storage_cpu_);
+}
