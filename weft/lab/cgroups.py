@@ -21,6 +21,10 @@ _EMPTY_S = 5.0
 """How long killed processes may take to be gone."""
 
 
+FIRST = 50
+"""Times that a rank counts as much as another process: quotas limit it, not other work here."""
+
+
 def quota(speed: float) -> tuple[int, int]:
     """Microseconds of processor time, and in how many they may be used."""
     period = max(_PERIOD_US, round(_LEAST_QUOTA_US / speed))
@@ -42,7 +46,7 @@ class ControlGroups(ABC):
         for folder in self.folders():
             _make(folder)
             self._made.append(folder)
-        self.open(num_ranks)
+        self.open(FIRST * num_ranks)
 
     @abstractmethod
     def open(self, weight: int) -> None:
