@@ -1,0 +1,81 @@
+"""Closed forms of pipelines against the simulator and the schedules' own lists."""
+
+from dataclasses import replace
+
+import pytest
+
+from weft.cost.job import Job, pipeline_seconds
+from weft.cost.rates import PhaseSeconds
+from weft.cost.shape import ModelShape
+from weft.models.llama.sizes import SIZES
+from weft.schedules.interleaved import interleaved
+from weft.schedules.one_forward_one_backward import one_forward_one_backward
+from weft.schedules.validity import prove
+from weft.schedules.zero_bubble import zero_bubble_h1
+from weft.simulate.play import simulate
+from weft.simulate.times import SeamTimes, StageTimes
+
+JOB = Job(shape=ModelShape.of(SIZES["debug-1m"]), seq_len=8, global_batch=1)
+CLOSE = 0.02
+
+
+def played(schedule, stages: list[PhaseSeconds], many: int) -> float:
+    times = [
+        StageTimes(forward_s=s.forward, input_grad_s=s.input_grad, weight_grad_s=s.weight_grad)
+        for s in stages
+    ]
+    return simulate(schedule, times, [SeamTimes()] * (len(stages) - 1), [1.0] * many).step_s
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4, 7])
+@pytest.mark.parametrize("slow", [1.0, 1.5])
+def test_1f1b(pp, slow) -> None:
+    many = 4 * pp
+    stages = [PhaseSeconds(1.0, 1.2, 0.8)] * (pp - 1) + [PhaseSeconds(slow, 1.2 * slow, 0.8)]
+    expected = played(one_forward_one_backward(pp, many), stages, many)
+    assert pipeline_seconds(stages, num_microbatches=many) == pytest.approx(expected, rel=CLOSE)
+
+
+@pytest.mark.parametrize(("pp", "chunks"), [(2, 2), (4, 2), (4, 3)])
+def test_interleaved(pp, chunks) -> None:
+    many = 4 * pp
+    part = PhaseSeconds(1.0, 1.0, 1.0)
+    expected = played(interleaved(pp, many, chunks), [part] * (pp * chunks), many)
+    position = PhaseSeconds(chunks, chunks, chunks)
+    got = pipeline_seconds([position] * pp, num_microbatches=many, chunks=chunks)
+    assert got == pytest.approx(expected, rel=CLOSE)
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
+def test_zero_bubble_h1(pp) -> None:
+    stages, many = [PhaseSeconds(1.0, 1.0, 1.0)] * pp, 4 * pp
+    expected = played(zero_bubble_h1(pp, many), stages, many)
+    got = pipeline_seconds(stages, num_microbatches=many, schedule="zb-h1")
+    assert got == pytest.approx(expected, rel=CLOSE)
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("many", [1, 3, 16])
+def test_held_is_what_the_lists_hold(pp, many) -> None:
+    job = replace(JOB, pp=pp, global_batch=many)
+    for schedule, changed in (
+        (one_forward_one_backward(pp, many), job),
+        (zero_bubble_h1(pp, many), replace(job, schedule="zb-h1")),
+    ):
+        proof = prove(schedule, [(p,) for p in range(pp)], many)
+        assert [changed.held(p) for p in range(pp)] == list(proof.held)
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+def test_held_by_an_interleaved_pipeline(chunks) -> None:
+    pp, many = 4, 16
+    schedule = interleaved(pp, many, chunks)
+    proof = prove(schedule, [tuple(range(p, pp * chunks, pp)) for p in range(pp)], many)
+    job = replace(JOB, pp=pp, global_batch=many, chunks=chunks)
+    assert [job.held(p) * chunks for p in range(pp)] == list(proof.held)
+
+
+def test_layers_left_over_go_to_the_middle() -> None:
+    shape = replace(JOB.shape, num_layers=30)
+    counts = [work.num_layers for work in replace(JOB, shape=shape, pp=8).works()]
+    assert counts == [3, 4, 4, 4, 4, 4, 4, 3]

@@ -1,0 +1,91 @@
+"""Memory of a plan's ranks, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from weft.cost.activations import logits, stage_kept
+from weft.cost.job import Job, memory_of_job
+from weft.cost.memory import Overheads, held_by_stage, memory_of_plan, work_of
+from weft.cost.shape import ModelShape
+from weft.cost.work import STATES
+from weft.models.llama.sizes import SIZES
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
+
+SPEC = replace(SIZES["debug-1m"], num_layers=4)
+SHAPE = ModelShape.of(SPEC)
+SEQ = 64
+
+
+def plan(*stages: StagePlan, **pipeline: object) -> Plan:
+    options = {"samples": 16, "microbatch": 2, **pipeline}
+    return Plan(num_layers=4, pipelines=(PipelinePlan(stages=stages, **options),))
+
+
+def test_one_rank_holds_everything() -> None:
+    memory = memory_of_plan(plan(StagePlan(mesh=Mesh.of((0,)), layers=(0, 4))), SPEC, SEQ)[0]
+    assert memory.weights == pytest.approx(4 * SHAPE.params)
+    assert memory.grads == pytest.approx(4 * SHAPE.params)
+    assert memory.optimizer == pytest.approx(8 * SHAPE.params)
+    assert memory.total == pytest.approx(sum(memory.by_category().values()))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_each_level_shares_one_part_more(zero) -> None:
+    stage = StagePlan(mesh=Mesh.of(range(4), dp=4), layers=(0, 4), precision="bf16", zero=zero)
+    memory = memory_of_plan(plan(stage), SPEC, SEQ)[2]
+    expected = {"optimizer": 12, "grads": 4, "weights": 2}
+    for level, (name, each) in enumerate(expected.items(), start=1):
+        share = 4 if zero >= level else 1
+        assert getattr(memory, name) == pytest.approx(each * SHAPE.params / share), name
+
+
+def test_every_stage_on_its_own_terms() -> None:
+    """The first holds most microbatches and the embedding, the last the logits."""
+    stages = [
+        StagePlan(mesh=Mesh.of((0, 1), tp=2), layers=(0, 1)),
+        StagePlan(mesh=Mesh.of((2,)), layers=(1, 3), recompute="full"),
+        StagePlan(mesh=Mesh.of((3,)), layers=(3, 4)),
+    ]
+    whole = plan(*stages)
+    memory = memory_of_plan(whole, SPEC, SEQ)
+    pipeline = whole.pipelines[0]
+    kept = [stage_kept(SHAPE, work_of(pipeline, number, SEQ)) for number in range(3)]
+    assert [memory[rank].activations for rank in (0, 2, 3)] == [3 * kept[0], 2 * kept[1], kept[2]]
+    assert memory[0] == memory[1]
+    assert [memory[rank].logits for rank in (0, 2)] == [0, 0]
+    assert memory[3].logits == logits(SHAPE, work_of(pipeline, 2, SEQ)) > 0
+
+
+def test_interleaved_stages_of_one_rank_count_what_the_list_holds() -> None:
+    meshes = [Mesh.of((0,)), Mesh.of((1,))]
+    stages = [StagePlan(mesh=meshes[s % 2], layers=(s, s + 1)) for s in range(4)]
+    whole = plan(*stages, schedule="interleaved")
+    pipeline = whole.pipelines[0]
+    assert [sum(held) for held in held_by_stage(pipeline)] == [5, 3]
+    memory = memory_of_plan(whole, SPEC, SEQ)
+    held = held_by_stage(pipeline)[0]
+    kept = [stage_kept(SHAPE, work_of(pipeline, number, SEQ)) for number in (0, 2)]
+    assert memory[0].activations == held[0] * kept[0] + held[1] * kept[1]
+
+
+def test_pipelines_side_by_side_share_state() -> None:
+    half = PipelinePlan(
+        stages=(StagePlan(mesh=Mesh.of((0,)), layers=(0, 4), zero=1),), samples=8, microbatch=2
+    )
+    other = replace(half, stages=(replace(half.stages[0], mesh=Mesh.of((1,))),))
+    memory = memory_of_plan(Plan(num_layers=4, pipelines=(half, other)), SPEC, SEQ)
+    assert memory[0].optimizer == pytest.approx(8 * SHAPE.params / 2)
+
+
+def test_a_job_needs_what_its_plan_needs() -> None:
+    stages = [
+        StagePlan(mesh=Mesh.of(range(4 * s, 4 * s + 4), dp=2, tp=2), layers=(2 * s, 2 * s + 2))
+        for s in range(2)
+    ]
+    by_plan = memory_of_plan(plan(*stages, microbatch=4), SPEC, SEQ)
+    job = Job(shape=SHAPE, seq_len=SEQ, global_batch=16, microbatch=2, dp=2, tp=2, pp=2)
+    job = replace(job, dtype="fp32")
+    by_job = memory_of_job(job, STATES["fp32"], Overheads(runtime_bytes=by_plan[0].runtime))
+    assert [by_plan[0], by_plan[4]] == by_job

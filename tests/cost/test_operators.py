@@ -1,0 +1,80 @@
+"""Operations of a stage: FLOPs against the closed formula and by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from weft.cost.flops import forward_flops_per_token
+from weft.cost.operators import Op, layer_ops, stage_ops
+from weft.cost.shape import ExpertShape, ModelShape
+from weft.cost.work import StageWork
+from weft.models.registry import FAMILIES
+
+SMALL = ModelShape(
+    num_layers=2,
+    d_model=8,
+    d_ff=16,
+    num_heads=4,
+    num_kv_heads=2,
+    d_head=2,
+    vocab_size=32,
+    gated=True,
+)
+WORK = StageWork(layers=(0, 2), embeds=True, predicts=True, samples=3, seq_len=10)
+
+
+def flops(shape: ModelShape, work: StageWork) -> float:
+    return sum(op.flops * number for op, number in stage_ops(shape, work))
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
+def test_whole_model_computes_what_the_formula_says(family) -> None:
+    for spec in family.sizes.values():
+        work = replace(WORK, layers=(0, spec.num_layers), seq_len=64)
+        expected = forward_flops_per_token(spec, 64) * 3 * 64
+        assert flops(ModelShape.of(spec), work) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("split", [{"tp": 2}, {"cp": 2}])
+def test_ranks_share_all_of_it(split) -> None:
+    assert flops(SMALL, replace(WORK, **split)) == pytest.approx(flops(SMALL, WORK) / 2)
+
+
+def test_more_ranks_than_key_heads_repeat_them() -> None:
+    found = {op.name: op for op in layer_ops(SMALL, replace(WORK, tp=4), experts=False)}
+    assert found["qkv"].n == 2 * (1 + 2)  # one query head, a whole key head, a whole value head
+
+
+def test_unfused_attention_computes_what_the_mask_hides() -> None:
+    ops = layer_ops(SMALL, replace(WORK, fused_attention=False), experts=False)
+    products = sum(op.flops for op in ops if op.kind == "batched")
+    assert products == 2 * (2 * 10 * 10 * 8) * 3
+
+
+def test_experts_visit_and_share_evenly() -> None:
+    shape = replace(SMALL, experts=ExpertShape(num_experts=8, top_k=2, d_ff=4, shared_d_ff=6))
+    ops = {op.name: op for op in layer_ops(shape, replace(WORK, ep=4), experts=True)}
+    visits = 30 * 2
+    # Two experts on each rank take what four ranks send: as much as each rank sends.
+    assert (ops["expert up"].m, ops["expert up"].repeat) == (visits / 2, 2)
+    assert ops["expert up"].flops + ops["expert down"].flops == 2 * visits * 3 * 8 * 4
+    assert ops["shared up"].flops + ops["shared down"].flops == 2 * 30 * 3 * 8 * 6
+
+
+def test_backward_by_kind() -> None:
+    sizes = {"m": 4.0, "n": 3.0, "k": 2.0}
+    forward = 2 * 4 * 3 * 2
+    both = {
+        kind: [Op("x", kind, **sizes).phase_flops(phase) for phase in ("input_grad", "weight_grad")]
+        for kind in ("matmul", "batched", "attention", "elementwise")
+    }
+    assert both == {
+        "matmul": [forward, forward],
+        "batched": [2 * forward, 0],
+        "attention": [2.5 * forward, 0],
+        "elementwise": [0, 0],
+    }
+
+
+def test_bytes_of_a_product_are_its_operands() -> None:
+    assert Op("x", "matmul", 4, 3, 2, repeat=5).phase_bytes("forward") == 5 * 2 * (8 + 6 + 12)

@@ -1,0 +1,165 @@
+"""Rooflines, links and what a step does once, by hand; and a vendor's own cost function."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from weft.cluster.cluster import Chip, Dtype, catalogue
+from weft.config.errors import ConfigError
+from weft.cost.job import Job, step_seconds_of_job
+from weft.cost.operators import Op, Phase
+from weft.cost.rates import Roofline, compute_seconds
+from weft.cost.shape import ExpertShape, ModelShape
+from weft.cost.timing import Place, Replicas, Software, once_a_step, stage_seconds
+from weft.cost.traffic import Fabric, Group, layer_traffic
+from weft.cost.work import StageWork
+from weft.models.llama.sizes import SIZES
+
+FABRIC = Fabric(
+    chips_per_node=8,
+    inside_bytes_s=100.0,
+    across_bytes_s=10.0,
+    inside_latency_s=0.0,
+    across_latency_s=0.0,
+)
+SHAPE = ModelShape.of(SIZES["llama2-7b"])
+WORK = StageWork(layers=(0, 32), embeds=True, predicts=True, samples=1, seq_len=4096)
+ALONE = Replicas(size=1, stride=1, zero=0)
+
+
+def roofline(**changes: float) -> Roofline:
+    rates = {"flops_s": 1.0, "fp8_flops_s": 2.0, "fp32_flops_s": 0.5, "attention_flops_s": 0.25}
+    return Roofline(**{**rates, "bytes_s": 1e30, "launch_s": 0.0, **changes})
+
+
+@pytest.mark.parametrize(("dtype", "seconds"), [("bf16", 48), ("fp8", 24), ("fp32", 96)])
+def test_products_run_at_the_rate_of_their_dtype(dtype, seconds) -> None:
+    assert roofline().seconds(Op("x", "matmul", 4, 3, 2), "forward", dtype) == seconds
+    head = 24 * 4 if dtype == "fp32" else 48
+    assert roofline().seconds(Op("head", "matmul", 4, 3, 2), "forward", dtype) == head
+
+
+def test_small_products_are_bound_by_memory() -> None:
+    chip = Roofline.of(catalogue()["H100-SXM5-80GB"])
+    rates = [
+        op.flops / chip.seconds(op, "forward", "bf16")
+        for op in (Op("x", "matmul", n, n, n) for n in (64, 256, 1024, 8192))
+    ]
+    assert rates == sorted(rates)
+    assert rates[-1] > 0.95 * chip.flops_s > 20 * rates[0]
+
+
+def test_odd_heads_are_slow_where_scores_are_written() -> None:
+    even, odd = (Op("x", "batched", 64, 64, k) for k in (176.0, 180.0))
+    slow = roofline().seconds(odd, "forward", "bf16") / roofline().seconds(even, "forward", "bf16")
+    assert slow == pytest.approx(180 / 176 / 0.3)
+
+
+def test_recomputation_adds_a_forward_to_backward() -> None:
+    off, full = (
+        compute_seconds(SHAPE, replace(WORK, recompute=keep, predicts=False), roofline())
+        for keep in ("off", "full")
+    )
+    assert full.input_grad == pytest.approx(off.input_grad + off.forward, rel=1e-3)
+    assert (full.forward, full.weight_grad) == (off.forward, off.weight_grad)
+
+
+def test_frozen_weights_have_no_gradient() -> None:
+    assert compute_seconds(SHAPE, replace(WORK, frozen=True), roofline()).weight_grad == 0
+
+
+def test_a_chip_without_rates_is_refused_by_name() -> None:
+    blank = Chip(name="X1", vendor="X", memory_gib=1, peak_tflops={"bf16": 1}, measured_tflops={})
+    with pytest.raises(ConfigError, match=r"chip X1: memory_gb_s = null: expected a positive"):
+        Roofline.of(blank)
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "seconds"),
+    [
+        ("all_reduce", Group(4), 2 * 3 / 4 * 1000 / 100),
+        ("reduce_scatter", Group(4), 3 / 4 * 1000 / 100),
+        ("all_gather", Group(16), 15 / 16 * 1000 / 80),  # eight ways out of each node
+        ("all_reduce", Group(4, 8), 2 * 3 / 4 * 1000 / 10),
+        ("send", Group(2, 8), 100),
+        ("send", Group(2), 10),
+        ("all_to_all", Group(16), 1000 * 8 / 16 / 10),
+        ("all_reduce", Group(1), 0),
+    ],
+)
+def test_collectives(kind, group, seconds) -> None:
+    assert FABRIC.seconds(kind, 1000, group) == pytest.approx(seconds)
+
+
+def test_small_sums_go_by_tree_and_gathers_go_round() -> None:
+    fabric = replace(FABRIC, across_latency_s=1.0, inside_latency_s=0.1)
+    assert fabric.seconds("all_reduce", 1e-6, Group(64, 8)) == pytest.approx(2 * 6)
+    assert fabric.seconds("all_gather", 1e-6, Group(64, 8)) == pytest.approx(64)
+    assert fabric.seconds("all_gather", 1e-6, Group(64)) == pytest.approx(8 + 56 * 0.1)
+
+
+def test_layers_talk_as_they_are_split() -> None:
+    work = replace(WORK, tp=2, cp=2)
+    traffic = layer_traffic(SHAPE, work, FABRIC, experts=False)
+    residual = 2 * 2048 * 4096
+    assert traffic.tensor == pytest.approx(2 * residual / 100)  # two sums, each 2 x 1/2
+    assert traffic.context == pytest.approx(2 * 4096 * 32 / 2 * 256 / 2 / 100)
+    mixed = replace(SHAPE, experts=ExpertShape(num_experts=8, top_k=3, d_ff=64))
+    sent = layer_traffic(mixed, replace(WORK, ep=8), FABRIC, experts=True).expert
+    assert sent == pytest.approx(2 * 3 * 2 * 4096 * 4096 * 7 / 8 / 100)
+
+
+def test_hidden_traffic_costs_nothing() -> None:
+    work = replace(WORK, tp=8)
+    for hidden in (0.0, 1.0):
+        place = Place(chip=roofline(), fabric=FABRIC, software=Software(tensor_hidden=hidden))
+        both = stage_seconds(SHAPE, work, place, ALONE)
+        alone = compute_seconds(SHAPE, work, place.chip)
+        said = 32 * layer_traffic(SHAPE, work, FABRIC, experts=False).tensor
+        assert both.forward == pytest.approx(alone.forward + (1 - hidden) * said)
+
+
+@pytest.mark.parametrize(
+    ("zero", "ways", "talk", "share"),
+    [
+        (0, 0, 2 * 4 * 15 / 16 / 80, 1),
+        (1, 0, (4 + 2) * 15 / 16 / 80, 16),
+        (1, 8, (4 + 2) * 7 / 8 / 100 + 2 * (4 / 8) * 1 / 2 / 10, 8),
+        (3, 0, 0, 16),
+    ],
+)
+def test_once_a_step(zero, ways, talk, share) -> None:
+    software = Software(data_hidden=0.0, optimizer_bytes=32)
+    place = Place(chip=roofline(bytes_s=1e3), fabric=FABRIC, software=software)
+    replicas = Replicas(size=16, stride=1, zero=zero, shard_ways=ways)
+    got = once_a_step(SHAPE, WORK, place, replicas)
+    assert got == pytest.approx(SHAPE.params * (talk + 32 / share / 1e3))
+
+
+@dataclass(frozen=True)
+class FromVendor:
+    """A vendor's own figures: so many seconds a FLOP, whatever the shape."""
+
+    scale: float
+
+    def seconds(self, op: Op, phase: Phase, dtype: Dtype) -> float:
+        del dtype
+        return self.scale * op.phase_flops(phase)
+
+    def moving_seconds(self, num_bytes: float) -> float:
+        return num_bytes / 3e12
+
+
+def test_a_vendor_can_bring_its_own_cost_function() -> None:
+    """In place of the roofline, with the same order of plans."""
+    rates = Roofline.of(catalogue()["H100-SXM5-80GB"])
+    fabric = Fabric(chips_per_node=8, inside_bytes_s=3e11, across_bytes_s=4e10)
+    jobs = [
+        Job(shape=SHAPE, seq_len=4096, global_batch=64, dp=64 // (tp * pp), tp=tp, pp=pp)
+        for tp, pp in ((1, 1), (2, 1), (8, 1), (1, 4), (2, 4))
+    ]
+    orders = []
+    for chip in (rates, FromVendor(1 / rates.flops_s)):
+        seconds = [step_seconds_of_job(job, Place(chip=chip, fabric=fabric)) for job in jobs]
+        orders.append(sorted(range(len(jobs)), key=seconds.__getitem__))
+    assert orders[0] == orders[1]

@@ -1,0 +1,90 @@
+"""Bytes that a microbatch keeps from its forward to its backward, and what a layer needs meanwhile.
+
+The count follows what backward reads: the inputs of matrix products, of norms and of activations,
+and a byte for every dropout mask. With scores in memory and full dropout it is the published
+``s b h (34 + 5 a s / h)`` (arXiv 2205.05198). The linear term remains where attention is fused and
+the sequence is long: 256 Ki tokens of 1024 channels keep 10 GiB a layer.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from weft.cost.shape import ModelShape
+from weft.cost.work import StageWork
+
+WIDE = 2
+"""Bytes of an activation. fp8 keeps the inputs of its products in two bytes here."""
+
+
+@lru_cache(maxsize=1 << 14)
+def layer_kept(shape: ModelShape, work: StageWork, *, experts: bool) -> float:
+    """Bytes that one layer keeps of one microbatch on one rank."""
+    split = work.tp if work.sequence_parallel else 1
+    least = WIDE * work.tokens * shape.d_model / split
+    if work.recompute == "full":
+        return least
+    whole = _whole_layer(shape, work, experts=experts, scores=work.recompute != "selective")
+    return (whole + least) / 2 if work.recompute == "half" else whole
+
+
+def layer_working(shape: ModelShape, work: StageWork, *, experts: bool) -> float:
+    """Bytes that live while one layer computes: what recomputation brings back, and gradients."""
+    again = _whole_layer(shape, work, experts=experts, scores=True)
+    kept = layer_kept(shape, work, experts=experts)
+    gradients = WIDE * work.tokens * (shape.d_model + shape.d_ff / work.tp)
+    return again - min(kept, again) + gradients
+
+
+def _whole_layer(shape: ModelShape, work: StageWork, *, experts: bool, scores: bool) -> float:
+    tokens, wide, tp = work.tokens, WIDE * work.tokens, work.tp
+    rows = tokens / (tp if work.sequence_parallel else 1)
+    norms = rows * shape.d_model * (4 * WIDE + 2 * shape.dropout)  # inputs, outputs; two masks
+    heads = shape.num_heads / tp
+    kv_heads = max(shape.num_kv_heads / tp, 1.0 if shape.latent is None else 0.0)
+    query_and_result = heads * (shape.key_width + shape.value_width)
+    keys_and_values = kv_heads * (shape.key_width + shape.value_width)
+    total = norms + wide * (query_and_result + keys_and_values)
+    if shape.latent is not None:
+        total += wide * (shape.latent.q_rank + shape.latent.kv_rank + shape.latent.d_rope)
+    if work.fused_attention:
+        total += 4 * tokens * heads
+    elif scores:
+        total += tokens * work.seq_len * heads * (2 + 3 * shape.dropout)
+    return total + _feed_forward(shape, work, experts=experts)
+
+
+def _feed_forward(shape: ModelShape, work: StageWork, *, experts: bool) -> float:
+    wide = WIDE * work.tokens
+    if not experts or shape.experts is None:
+        return wide * shape.num_matrices * shape.d_ff / work.tp
+    mixture = shape.experts
+    visited = mixture.top_k * (shape.num_matrices * mixture.d_ff / work.tp + 2 * shape.d_model)
+    shared = shape.num_matrices * mixture.shared_d_ff / work.tp
+    return wide * (visited + shared)
+
+
+@lru_cache(maxsize=1 << 14)
+def stage_kept(shape: ModelShape, work: StageWork) -> float:
+    """Bytes that a whole stage keeps of one microbatch on one rank, logits apart."""
+    first, end = work.layers
+    with_experts = sum(shape.has_experts(layer) for layer in range(first, end))
+    dense = (end - first - with_experts) * layer_kept(shape, work, experts=False)
+    mixed = with_experts * layer_kept(shape, work, experts=True) if with_experts else 0.0
+    rows = work.tokens / (work.tp if work.sequence_parallel else 1)
+    embedding = (8 * work.tokens + shape.dropout * rows * shape.d_model) * work.embeds
+    norm = 2 * WIDE * rows * shape.d_model * work.predicts
+    return dense + mixed + embedding + norm
+
+
+def stage_working(shape: ModelShape, work: StageWork) -> float:
+    """The most that lives while one layer, or the head, computes."""
+    first, end = work.layers
+    kinds = {shape.has_experts(layer) for layer in range(first, end)}
+    layers = [layer_working(shape, work, experts=experts) for experts in kinds]
+    return max([*layers, logits(shape, work)], default=0.0)
+
+
+def logits(shape: ModelShape, work: StageWork) -> float:
+    """Logits in two bytes, in four for the loss, and their gradient in four; head only."""
+    return 10 * work.tokens * shape.vocab_size / work.tp * work.predicts

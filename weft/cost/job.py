@@ -1,0 +1,181 @@
+"""A job as published tables describe it: degrees of parallelism instead of a plan.
+
+One pipeline of stages on like chips, with the closed forms of its schedule; a plan goes through
+``memory_of_plan`` and ``weft.simulate`` instead. Both ask the same functions about a stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import log2
+from typing import Literal
+
+from weft.cluster.cluster import Dtype
+from weft.cost.memory import Memory, Overheads, Sharing, gathered_layers, stage_memory
+from weft.cost.rates import PhaseSeconds
+from weft.cost.shape import ModelShape
+from weft.cost.timing import Place, Replicas, once_a_step, seam_seconds, stage_seconds
+from weft.cost.work import Keep, StageWork, StateBytes
+from weft.plan.plan import ZeroLevel
+
+JobSchedule = Literal["1f1b", "zb-h1", "zb-h2"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Everything about a run that its time and memory depend on, the chips apart."""
+
+    shape: ModelShape
+    seq_len: int
+    global_batch: int
+    microbatch: int = 1
+    """Samples on one rank."""
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    chunks: int = 1
+    """Stages of one position: above 1 the pipeline is interleaved."""
+    schedule: JobSchedule = "1f1b"
+    zero: ZeroLevel = 0
+    shard_ways: int = 0
+    """Ranks that share what ``zero`` names; 0 is all that hold the same."""
+    recompute: Keep = "off"
+    sequence_parallel: bool = True
+    dtype: Dtype = "bf16"
+    fused_attention: bool = True
+    frozen: bool = False
+    splits: tuple[int, ...] = ()
+    """First layer of every stage but the first; empty splits them alike."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """On one rank, in one step."""
+        return max(-(-self.global_batch // (self.microbatch * self.dp)), 1)
+
+    def works(self) -> list[StageWork]:
+        """What one rank of every position does, all its stages together."""
+        bounds = [0, *(self.splits or self._even()), self.shape.num_layers]
+        return [self._work(bounds, position) for position in range(self.pp)]
+
+    def _even(self) -> list[int]:
+        """Layers by position; those left over go to the middle, for the ends have tables."""
+        base, rest = divmod(self.shape.num_layers, self.pp)
+        first = (self.pp - rest + 1) // 2
+        counts = [base + (first <= p < first + rest) for p in range(self.pp)]
+        return [sum(counts[:p]) for p in range(1, self.pp)]
+
+    def _work(self, bounds: list[int], position: int) -> StageWork:
+        return StageWork(
+            layers=(bounds[position], bounds[position + 1]),
+            embeds=position == 0,
+            predicts=position == self.pp - 1,
+            samples=self.microbatch,
+            seq_len=self.seq_len,
+            tp=self.tp,
+            cp=self.cp,
+            ep=self.ep,
+            sequence_parallel=self.sequence_parallel,
+            recompute=self.recompute,
+            dtype=self.dtype,
+            fused_attention=self.fused_attention,
+            frozen=self.frozen,
+        )
+
+    def held(self, position: int) -> float:
+        """Microbatches whose results a position keeps at its peak."""
+        many = self.num_microbatches
+        if self.schedule == "zb-h2":
+            return min(many, 2 * self.pp - 1 - position)
+        if self.schedule == "zb-h1":
+            return min(many, self.pp)
+        if self.chunks == 1:
+            return min(many, self.pp - position)
+        ahead = 2 * (self.pp - position - 1) + (self.chunks - 1) * self.pp + 1
+        return min(many * self.chunks, ahead) / self.chunks
+
+    @property
+    def replicas(self) -> Replicas:
+        """Ranks along ``dp`` and ``cp`` hold the same parameters."""
+        size, ways = self.dp * self.cp, self.shard_ways
+        return Replicas(size=size, stride=self.tp, zero=self.zero, shard_ways=ways)
+
+
+def memory_of_job(job: Job, state: StateBytes, overheads: Overheads) -> list[Memory]:
+    """By position: one rank's memory."""
+    result = []
+    sharing = Sharing(
+        zero=job.zero, num_holders=job.replicas.size, ways=job.replicas.sharing if job.zero else 0
+    )
+    known: dict[tuple[StageWork, float], Memory] = {}
+    for position, work in enumerate(job.works()):
+        held = job.held(position)
+        alike = replace(work, layers=(0, work.num_layers)) if job.shape.experts is None else work
+        if (alike, held) not in known:
+            whole = gathered_layers(job.shape, work, state.weight) if job.zero == 3 else 0.0
+            known[alike, held] = stage_memory(
+                job.shape,
+                alike,
+                held=held,
+                state=state,
+                sharing=replace(sharing, gathered=whole),
+                overheads=overheads,
+            )
+        result.append(known[alike, held])
+    return result
+
+
+def step_seconds_of_job(job: Job, place: Place) -> float:
+    """One step: the pipeline, and what is done once."""
+    shape, works = job.shape, job.works()
+    known: dict[StageWork, PhaseSeconds] = {}
+    times = []
+    for work in works:
+        alike = replace(work, layers=(0, work.num_layers)) if shape.experts is None else work
+        if alike not in known:
+            known[alike] = stage_seconds(shape, alike, place, job.replicas)
+        times.append(known[alike])
+    seam = 0.0
+    if job.pp > 1:
+        stride = job.tp * job.cp * job.dp
+        transfer, latency = seam_seconds(shape, works[0], place.fabric, stride=stride)
+        seam = 2 * (transfer + latency)
+    pipeline = pipeline_seconds(
+        times,
+        num_microbatches=job.num_microbatches,
+        schedule=job.schedule,
+        chunks=job.chunks,
+        seam_s=seam,
+        seam_hidden=place.software.seam_hidden,
+    )
+    tail = max(once_a_step(shape, work, place, job.replicas) for work in (works[0], works[-1]))
+    ranks = job.dp * job.tp * job.pp * job.cp
+    return (pipeline + tail) * (1 + place.software.straggle * log2(ranks))
+
+
+def pipeline_seconds(
+    stages: list[PhaseSeconds],
+    *,
+    num_microbatches: int,
+    schedule: JobSchedule = "1f1b",
+    chunks: int = 1,
+    seam_s: float = 0.0,
+    seam_hidden: float = 1.0,
+) -> float:
+    """Until the last backward has ended: the slowest stage's work, and the way to it and back.
+
+    ``seam_s``: there and back across one border. ``seam_hidden``: part of it behind computing once
+    the pipeline is full.
+    """
+    steady = [stage.whole + seam_s * chunks * (1 - seam_hidden) for stage in stages]
+    slowest = max(range(len(stages)), key=steady.__getitem__)
+    others = [stage for number, stage in enumerate(stages) if number != slowest]
+    match schedule:
+        case "1f1b":
+            way = sum(stage.whole for stage in others) / chunks
+        case "zb-h1":
+            way = sum(max(s.forward + s.input_grad - s.weight_grad, 0.0) for s in others)
+        case "zb-h2":
+            way = 0.0
+    return num_microbatches * steady[slowest] + way + seam_s * (len(stages) - 1)

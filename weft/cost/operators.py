@@ -1,0 +1,175 @@
+"""The operations of a stage, one by one: sizes, FLOPs and bytes moved, before any chip is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from weft.cost.shape import ModelShape
+from weft.cost.work import StageWork
+
+Phase = Literal["forward", "input_grad", "weight_grad"]
+Kind = Literal["matmul", "batched", "attention", "elementwise"]
+
+
+class Op(NamedTuple):
+    """One operation of a forward on one rank. Fractional sizes are averages."""
+
+    name: str
+    kind: Kind
+    m: float = 0.0
+    n: float = 0.0
+    k: float = 0.0
+    repeat: float = 1.0
+    """How often, with the same sizes."""
+    num_bytes: float = 0.0
+    """Moved through memory besides the operands of a matrix product."""
+
+    @property
+    def flops(self) -> float:
+        """A multiply and an add counted apart."""
+        return 2 * self.m * self.n * self.k * self.repeat
+
+    def phase_flops(self, phase: Phase) -> float:
+        """FLOPs of one phase.
+
+        Each half of a weight's backward costs a forward. Attention and products of activations
+        have no weights: all their backward is for the input. A fused attention computes its scores
+        a second time there (arXiv 2205.14135): five products instead of two.
+        """
+        match self.kind, phase:
+            case "elementwise", _:
+                return 0.0
+            case _, "forward":
+                return self.flops
+            case "matmul", _:
+                return self.flops
+            case "batched", "input_grad":
+                return 2 * self.flops
+            case "attention", "input_grad":
+                return 2.5 * self.flops
+        return 0.0
+
+    def phase_bytes(self, phase: Phase) -> float:
+        """Bytes moved in one phase: operands and results of products, once each, in two bytes."""
+        operands = 2 * (self.m * self.k + self.k * self.n + self.m * self.n) * self.repeat
+        match self.kind, phase:
+            case "elementwise", "weight_grad":
+                return 0.0
+            case "elementwise", "input_grad":
+                return 2 * self.num_bytes
+            case "attention", "forward":
+                return self.num_bytes
+            case "attention", "input_grad":
+                return 3 * self.num_bytes
+            case "batched", "input_grad":
+                return 2 * operands
+            case (("attention" | "batched"), _):
+                return 0.0
+        return operands
+
+
+@lru_cache(maxsize=1 << 14)
+def layer_ops(shape: ModelShape, work: StageWork, *, experts: bool) -> tuple[Op, ...]:
+    """One decoder layer's forward of one microbatch; ``experts``: its feed-forward is a mixture."""
+    feed_forward = _expert_ops(shape, work) if experts else _feed_forward_ops(shape, work)
+    return (*_attention_ops(shape, work), *feed_forward, *_residual_ops(shape, work))
+
+
+def _attention_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
+    tokens, heads = work.tokens, shape.num_heads / work.tp
+    if shape.latent is None:
+        kv_heads = max(shape.num_kv_heads / work.tp, 1.0)
+        width = shape.d_head * (heads + 2 * kv_heads)
+        yield Op("qkv", "matmul", tokens, width, shape.d_model)
+    else:
+        low = shape.latent
+        down = low.q_rank + low.kv_rank + low.d_rope
+        yield Op("latent down", "matmul", tokens, down, shape.d_model)
+        yield Op("query up", "matmul", tokens, heads * shape.key_width, low.q_rank)
+        yield Op("value up", "matmul", tokens, heads * (low.d_nope + low.d_value), low.kv_rank)
+    yield from _core_ops(shape, work, heads)
+    yield Op("out", "matmul", tokens, shape.d_model, heads * shape.value_width)
+
+
+def _core_ops(shape: ModelShape, work: StageWork, heads: float) -> Iterator[Op]:
+    """Scores, softmax and values. A fused kernel skips what the causal mask hides."""
+    per_rank, count = work.seq_len / work.cp, heads * work.samples
+    if work.fused_attention:
+        widths = shape.key_width + shape.value_width
+        moved = 4 * work.tokens * heads * widths
+        yield Op("attention", "attention", per_rank, work.seq_len / 2, widths, count, moved)
+        return
+    yield Op("scores", "batched", per_rank, work.seq_len, shape.key_width, count)
+    yield Op("values", "batched", per_rank, shape.value_width, work.seq_len, count)
+    elements = count * per_rank * work.seq_len
+    moved = (4 + 5 * shape.dropout) * elements  # read and write two bytes; dropout's mask is one
+    yield Op("softmax", "elementwise", num_bytes=moved)
+
+
+def _feed_forward_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
+    tokens, width = work.tokens, shape.d_ff / work.tp
+    yield Op("up", "matmul", tokens, width * (shape.num_matrices - 1), shape.d_model)
+    yield Op("activation", "elementwise", num_bytes=2 * tokens * width * shape.num_matrices)
+    yield Op("down", "matmul", tokens, shape.d_model, width)
+
+
+def _expert_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
+    """Tokens spread evenly; each rank computes ``1 / ep`` of the experts for ``ep`` ranks."""
+    assert shape.experts is not None, "a layer of experts in a shape without"
+    experts, tokens = shape.experts, work.tokens
+    yield Op("router", "matmul", tokens, experts.num_experts, shape.d_model)
+    local = max(experts.num_experts / work.ep, 1.0)
+    visits = tokens * experts.top_k
+    each, gates = visits / local, shape.num_matrices - 1
+    width = experts.d_ff / work.tp
+    yield Op("expert up", "matmul", each, width * gates, shape.d_model, local)
+    yield Op("expert down", "matmul", each, shape.d_model, width, local)
+    moved = 2 * visits * (width * shape.num_matrices + 4 * shape.d_model)
+    yield Op("activation and permutation", "elementwise", num_bytes=moved)
+    if experts.shared_d_ff:
+        shared = experts.shared_d_ff / work.tp
+        yield Op("shared up", "matmul", tokens, shared * gates, shape.d_model)
+        yield Op("shared down", "matmul", tokens, shape.d_model, shared)
+
+
+def _residual_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
+    """Two norms (read, write) and two additions (read twice, write; dropout's mask is one byte)."""
+    rows = work.tokens / (work.tp if work.sequence_parallel else 1)
+    per_channel = 2 * (4 + 6 + 1 * shape.dropout)
+    yield Op("norms and residuals", "elementwise", num_bytes=per_channel * rows * shape.d_model)
+    if work.dtype == "fp8":  # operands are read in two bytes and written in one, for four products
+        width = shape.d_model * 2 + (shape.d_ff + shape.num_heads * shape.value_width) / work.tp
+        yield Op("casts", "elementwise", num_bytes=3 * work.tokens * width)
+
+
+@lru_cache(maxsize=1 << 12)
+def head_ops(shape: ModelShape, work: StageWork) -> tuple[Op, ...]:
+    """Last norm, head and loss of one microbatch. Logits stay in two bytes, the loss in four."""
+    rows = work.tokens / (work.tp if work.sequence_parallel else 1)
+    width = shape.vocab_size / work.tp
+    return (
+        Op("last norm", "elementwise", num_bytes=4 * rows * shape.d_model),
+        Op("head", "matmul", work.tokens, width, shape.d_model),
+        Op("loss", "elementwise", num_bytes=10 * work.tokens * width),
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def embedding_ops(shape: ModelShape, work: StageWork) -> tuple[Op, ...]:
+    """Read rows, write them."""
+    return (Op("embedding", "elementwise", num_bytes=4 * work.tokens * shape.d_model),)
+
+
+def stage_ops(shape: ModelShape, work: StageWork) -> Iterator[tuple[Op, int]]:
+    """Every operation of a stage's forward, and in how many layers it occurs."""
+    first, end = work.layers
+    with_experts = sum(shape.has_experts(layer) for layer in range(first, end))
+    for experts, number in ((False, end - first - with_experts), (True, with_experts)):
+        if number:
+            yield from ((op, number) for op in layer_ops(shape, work, experts=experts))
+    if work.embeds:
+        yield from ((op, 1) for op in embedding_ops(shape, work))
+    if work.predicts:
+        yield from ((op, 1) for op in head_ops(shape, work))

@@ -1,0 +1,172 @@
+"""How long one operation takes on one chip: a roofline, or what the chip's vendor says.
+
+A product's time follows from its FLOPs at the rate that large products reach and its operands at
+the memory's rate, so efficiency falls with the shape: small sides mean more bytes a FLOP. Rates
+come from a profile of the chip, from measurements in the catalogue, or from the chip's class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import hypot
+from typing import Protocol
+
+from weft.cluster.cluster import Chip, Dtype
+from weft.config.errors import ConfigError
+from weft.cost.operators import Op, Phase, stage_ops
+from weft.cost.shape import ModelShape
+from weft.cost.work import StageWork
+
+PHASES: tuple[Phase, ...] = ("forward", "input_grad", "weight_grad")
+
+
+class CostFunction(Protocol):
+    """What a vendor may supply in place of the roofline: hashable, so that costs can be kept."""
+
+    def __hash__(self) -> int: ...
+
+    def seconds(self, op: Op, phase: Phase, dtype: Dtype) -> float:
+        """Seconds of one phase of an operation whose products are of ``dtype``."""
+
+    def moving_seconds(self, num_bytes: float) -> float:
+        """Seconds to move bytes through the chip's memory, as an optimizer does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Efficiency:
+    """Parts of a data sheet's rates that a class of chips reaches in training."""
+
+    matmul: float
+    """Large products in two bytes and more."""
+    fp8: float
+    attention: float
+    """Fused attention, of the two-byte rate."""
+    memory: float
+
+
+CLASSES: dict[str, Efficiency] = {
+    "V100": Efficiency(matmul=0.65, fp8=0.0, attention=0.35, memory=0.75),
+    "T4": Efficiency(matmul=0.45, fp8=0.0, attention=0.3, memory=0.75),
+    "A100": Efficiency(matmul=0.80, fp8=0.0, attention=0.55, memory=0.8),
+    "H100": Efficiency(matmul=0.70, fp8=0.60, attention=0.45, memory=0.8),
+    "B200": Efficiency(matmul=0.70, fp8=0.60, attention=0.45, memory=0.8),
+    "other": Efficiency(matmul=0.70, fp8=0.60, attention=0.45, memory=0.8),
+}
+"""By class of chip, see ``chip_class``."""
+
+
+def chip_class(chip: Chip) -> str:
+    """The class whose efficiency a chip without a profile is given."""
+    for name, marks in (
+        ("V100", ("V100-SXM",)),
+        ("T4", ("T4",)),
+        ("A100", ("A100", "A800")),
+        ("H100", ("H100", "H800", "H200", "H20")),
+        ("B200", ("B200", "GB200", "B300", "GB300")),
+    ):
+        if chip.vendor == "NVIDIA" and chip.name.startswith(marks):
+            return name
+    return "other"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roofline:
+    """The rates of one chip."""
+
+    flops_s: float
+    """Large products in two bytes, FLOP/s."""
+    fp8_flops_s: float
+    fp32_flops_s: float
+    attention_flops_s: float
+    bytes_s: float
+    unaligned: float = 0.3
+    """Part of the rate that is left where a head's channels are no multiple of 8."""
+    launch_s: float = 4e-6
+    """Of one operation, where the chip waits for its host."""
+
+    @staticmethod
+    def of(chip: Chip, efficiency: Efficiency | None = None) -> Roofline:
+        """Of a chip in the catalogue.
+
+        Raises:
+            ConfigError: the catalogue lacks a rate that time cannot be told without.
+        """
+        part = efficiency or CLASSES[chip_class(chip)]
+        peak = chip.peak_flops("bf16") or chip.peak_flops("fp16") or chip.peak_flops("fp32")
+        if peak is None or chip.memory_gb_s is None:
+            lacks = "peak_tflops.bf16" if peak is None else "memory_gb_s"
+            hint = "Give it in a profile of the chip, or a cost function of your own."
+            raise ConfigError(f"chip {chip.name}: {lacks}", None, "a positive number", hint)
+        fp8 = chip.peak_flops("fp8")
+        return Roofline(
+            flops_s=peak * part.matmul,
+            fp8_flops_s=fp8 * part.fp8 if fp8 and part.fp8 else peak * part.matmul,
+            fp32_flops_s=(chip.peak_flops("fp32") or peak / 8) * part.matmul,
+            attention_flops_s=peak * part.attention,
+            bytes_s=chip.memory_gb_s * 1e9 * part.memory,
+        )
+
+    def seconds(self, op: Op, phase: Phase, dtype: Dtype) -> float:
+        """FLOPs at the rate of large products beside bytes at that of the memory.
+
+        The larger counts most; a kernel hides nearly all of a much smaller one.
+        """
+        flops = op.phase_flops(phase)
+        if op.kind == "attention":
+            rate = self.attention_flops_s
+        elif dtype == "fp8" and op.kind == "matmul" and op.name != "head":
+            rate = self.fp8_flops_s
+        else:
+            rate = self.fp32_flops_s if dtype == "fp32" else self.flops_s
+        if not _aligned(op):
+            rate *= self.unaligned
+        moved = op.phase_bytes(phase) * (2 if dtype == "fp32" else 1)
+        busy = hypot(flops / rate, moved / self.bytes_s)
+        return busy + self.launch_s if busy else 0.0
+
+    def moving_seconds(self, num_bytes: float) -> float:
+        """At the memory's rate."""
+        return num_bytes / self.bytes_s
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSeconds:
+    """One stage and one microbatch."""
+
+    forward: float
+    input_grad: float
+    """With full recomputation, the second forward too."""
+    weight_grad: float
+
+    @property
+    def whole(self) -> float:
+        return self.forward + self.input_grad + self.weight_grad
+
+
+def _aligned(op: Op) -> bool:
+    """Tensor cores read rows of 16 bytes; the sizes of weights are chosen with that in mind."""
+    return op.kind != "batched" or (op.n % 8 == 0 and op.k % 8 == 0)
+
+
+@lru_cache(maxsize=1 << 14)
+def compute_seconds(shape: ModelShape, work: StageWork, chip: CostFunction) -> PhaseSeconds:
+    """Computing alone, without what a stage says to others."""
+    total = dict.fromkeys(PHASES, 0.0)
+    again = 0.0
+    for op, number in stage_ops(shape, work):
+        for phase in PHASES:
+            total[phase] += number * chip.seconds(op, phase, work.dtype)
+        if _again(op, work):
+            part = 0.5 if work.recompute == "half" else 1.0
+            again += part * number * chip.seconds(op, "forward", work.dtype)
+    weights = 0.0 if work.frozen else total["weight_grad"]
+    return PhaseSeconds(total["forward"], total["input_grad"] + again, weights)
+
+
+def _again(op: Op, work: StageWork) -> bool:
+    """Backward computes the operation's forward a second time."""
+    if op.name in ("embedding", "last norm", "head", "loss"):
+        return False
+    core = op.kind == "batched" or op.name == "softmax"
+    return work.recompute in ("half", "full") or (work.recompute == "selective" and core)

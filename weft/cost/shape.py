@@ -1,0 +1,154 @@
+"""What a decoder-only transformer is made of, as far as its cost goes: sizes and parameters.
+
+``ModelSpec`` describes the models that Weft trains; a shape also describes models that others
+trained: mixtures of experts, latent attention, any biases. No torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.plan.model import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertShape:
+    """The feed-forward of a mixture-of-experts layer (arXiv 2101.03961)."""
+
+    num_experts: int
+    top_k: int
+    """Experts that each token visits."""
+    d_ff: int
+    """Of one expert."""
+    shared_d_ff: int = 0
+    """Of an expert that every token visits besides."""
+    dense_layers: int = 0
+    """The first so many layers have an ordinary feed-forward."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentAttention:
+    """Keys, values and queries through low ranks (arXiv 2405.04434)."""
+
+    q_rank: int
+    kv_rank: int
+    d_nope: int
+    """Channels of a head's key without position."""
+    d_rope: int
+    """Channels with position, one key for all heads."""
+    d_value: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """Sizes of a model. Hashable, so that costs can be kept by shape."""
+
+    num_layers: int
+    d_model: int
+    d_ff: int
+    num_heads: int
+    num_kv_heads: int
+    d_head: int
+    vocab_size: int
+    gated: bool
+    """The feed-forward has a gate: three matrices, not two."""
+    tied: bool = False
+    num_positions: int = 0
+    """Rows of a learned table of positions."""
+    num_vectors: float = 0.0
+    """Norm weights and biases of a layer, in multiples of ``d_model``."""
+    norm_bias: bool = False
+    """The last norm has a bias too."""
+    dropout: bool = False
+    experts: ExpertShape | None = None
+    latent: LatentAttention | None = None
+
+    @staticmethod
+    def of(spec: ModelSpec) -> ModelShape:
+        """The shape of a model that Weft can train."""
+        gpt2 = spec.family == "gpt2"
+        kv = spec.num_kv_heads * spec.d_head
+        heads = spec.num_heads * spec.d_head
+        vectors = 4 * spec.d_model + heads + 2 * kv + spec.d_ff + 2 * spec.d_model
+        if not gpt2:
+            vectors = 2 * spec.d_model + (heads + 2 * kv) * spec.qkv_bias
+            vectors += 2 * spec.d_head * spec.qk_norm
+        return ModelShape(
+            num_layers=spec.num_layers,
+            d_model=spec.d_model,
+            d_ff=spec.d_ff,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            d_head=spec.d_head,
+            vocab_size=spec.vocab_size,
+            gated=not gpt2,
+            tied=spec.tied,
+            num_positions=spec.seq_len if gpt2 else 0,
+            num_vectors=vectors / spec.d_model,
+            norm_bias=gpt2,
+            dropout=spec.dropout > 0,
+        )
+
+    @property
+    def attention_params(self) -> int:
+        """Matrices of one layer's attention."""
+        out = self.num_heads * self.value_width * self.d_model
+        if self.latent is None:
+            return self.d_model * self.d_head * (self.num_heads + 2 * self.num_kv_heads) + out
+        low = self.latent
+        query = self.d_model * low.q_rank + low.q_rank * self.num_heads * self.key_width
+        down = self.d_model * (low.kv_rank + low.d_rope)
+        up = low.kv_rank * self.num_heads * (low.d_nope + low.d_value)
+        return query + down + up + out
+
+    @property
+    def key_width(self) -> int:
+        """Channels of one head's query and key."""
+        return self.d_head if self.latent is None else self.latent.d_nope + self.latent.d_rope
+
+    @property
+    def value_width(self) -> int:
+        """Channels of one head's value."""
+        return self.d_head if self.latent is None else self.latent.d_value
+
+    @property
+    def num_matrices(self) -> int:
+        """Of one feed-forward."""
+        return 3 if self.gated else 2
+
+    def has_experts(self, layer: int) -> bool:
+        """The layer's feed-forward is a mixture of experts."""
+        return self.experts is not None and layer >= self.experts.dense_layers
+
+    def dense_params(self, layer: int) -> float:
+        """Parameters of a layer that every token uses."""
+        d_ff: float = self.d_ff
+        if self.experts is not None and self.has_experts(layer):
+            d_ff = self.experts.shared_d_ff + self.experts.num_experts / self.num_matrices
+        vectors = self.num_vectors * self.d_model
+        return self.attention_params + self.num_matrices * self.d_model * d_ff + vectors
+
+    def expert_params(self, layer: int) -> float:
+        """Parameters of a layer's experts, all of them."""
+        if self.experts is None or not self.has_experts(layer):
+            return 0.0
+        return self.num_matrices * self.d_model * self.experts.d_ff * self.experts.num_experts
+
+    @property
+    def table_params(self) -> int:
+        """One matrix of the vocabulary."""
+        return self.vocab_size * self.d_model
+
+    @property
+    def norm_params(self) -> int:
+        """Of the last norm."""
+        return self.d_model * (2 if self.norm_bias else 1)
+
+    @property
+    def params(self) -> float:
+        """All parameters; a tied table counts once. The last norm is one of them."""
+        layers = sum(
+            self.dense_params(layer) + self.expert_params(layer) for layer in range(self.num_layers)
+        )
+        tables = self.table_params * (1 if self.tied else 2)
+        return layers + tables + self.num_positions * self.d_model + self.norm_params

@@ -1,0 +1,110 @@
+"""What ranks say to each other: how much, over which links, and how long it takes.
+
+A ring sends ``2 (n - 1) / n`` of a tensor for an all-reduce and half of that for a reduce-scatter
+or an all-gather, in ``n - 1`` steps one after another; a tree, which only an all-reduce has, takes
+fewer steps where messages are small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import Literal, NamedTuple
+
+from weft.cost.shape import ModelShape
+from weft.cost.work import StageWork
+
+Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send"]
+
+
+class Group(NamedTuple):
+    """Ranks that talk: how many, and the distance between neighbours in the order of ranks."""
+
+    size: int
+    stride: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fabric:
+    """The links that one rank sees. Rates are one way, and what messages really reach."""
+
+    chips_per_node: int
+    inside_bytes_s: float
+    """One chip to the others of its node together."""
+    across_bytes_s: float
+    """One chip's part of its node's way out."""
+    inside_latency_s: float = 3e-6
+    across_latency_s: float = 10e-6
+
+    def members_on_node(self, group: Group) -> int:
+        """Ranks of a group that share a node."""
+        return max(1, min(group.size, self.chips_per_node // max(group.stride, 1)))
+
+    def stays_inside(self, group: Group) -> bool:
+        """No message of the group leaves its node."""
+        return (group.size - 1) * group.stride < self.chips_per_node
+
+    def seconds(
+        self, kind: Collective, num_bytes: float, group: Group, *, messages: float = 1.0
+    ) -> float:
+        """Of one collective on so many bytes in so many messages, one after another."""
+        if group.size <= 1 or num_bytes <= 0:
+            return 0.0
+        inside = self.stays_inside(group)
+        latency = messages * (self.inside_latency_s if inside else self.across_latency_s)
+        if kind == "send":
+            rate = self.inside_bytes_s if inside else self.across_bytes_s
+            return num_bytes / rate + latency
+        if kind == "all_to_all":
+            return self._all_to_all(num_bytes, group, latency)
+        sent = num_bytes / self._ring_rate(group, inside=inside)
+        part = (group.size - 1) / group.size
+        hops = group.size / self.members_on_node(group)
+        around = hops * latency + messages * (group.size - hops) * self.inside_latency_s
+        ring = part * sent + around
+        if kind != "all_reduce":
+            return ring
+        return 2 * min(ring, sent + ceil(log2(group.size)) * latency)
+
+    def _ring_rate(self, group: Group, *, inside: bool) -> float:
+        """Rings of a group that leaves the node use the ways out of all its members there."""
+        if inside:
+            return self.inside_bytes_s
+        return min(self.inside_bytes_s, self.across_bytes_s * self.members_on_node(group))
+
+    def _all_to_all(self, num_bytes: float, group: Group, latency: float) -> float:
+        here = self.members_on_node(group)
+        inner = num_bytes * (here - 1) / group.size / self.inside_bytes_s
+        outer = num_bytes * (group.size - here) / group.size / self.across_bytes_s
+        return max(inner, outer) + latency * ceil(log2(group.size))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTraffic:
+    """Seconds that one layer's collectives take in one forward; backward takes as long."""
+
+    tensor: float
+    context: float
+    expert: float
+
+
+def layer_traffic(
+    shape: ModelShape, work: StageWork, fabric: Fabric, *, experts: bool
+) -> LayerTraffic:
+    """Of one layer and one microbatch on one rank.
+
+    Tensor parallel sums two results of ``[tokens, d_model]``; with sequence parallel each sum is a
+    reduce-scatter and a gather, of the same bytes. Context parallel passes keys and values round.
+    Experts send each token to its experts and back.
+    """
+    residual = 2 * work.tokens * shape.d_model
+    sums = 1 if experts and shape.experts and not shape.experts.shared_d_ff else 2
+    tensor = sums * fabric.seconds("all_reduce", residual, Group(work.tp))
+    kv = shape.num_kv_heads / work.tp * (shape.key_width + shape.value_width)
+    kv_bytes = 2 * work.tokens * kv * work.cp
+    context = fabric.seconds("all_gather", kv_bytes, Group(work.cp, work.tp))
+    expert = 0.0
+    if experts and shape.experts is not None:
+        sent = residual * shape.experts.top_k / work.tp
+        expert = 2 * fabric.seconds("all_to_all", sent, Group(work.ep, work.tp))
+    return LayerTraffic(tensor, context, expert)
