@@ -55,9 +55,11 @@ class _BlockedAttention(torch.autograd.Function):
         queries, keys, values = _by_key_head(q, kv_heads), _by_head(k), _by_head(v)
         result = torch.empty_like(queries)
         kept = []
+        hidden = _hidden(mask, q)
         for low, high in _blocks(q.shape[1]):
-            p = _probabilities(queries[:, :, low:high], keys[:, :high], mask, batch)
-            result[:, :, low:high] = (p @ values[:, :high]).view_as(result[:, :, low:high])
+            p = _probabilities(queries[:, :, low:high], keys[:, :high], hidden, batch)
+            mixed = torch.bmm(p, values[:, :high])
+            result[:, :, low:high] = mixed.view_as(result[:, :, low:high])
             if q.shape[1] <= KEEP_SEQ:
                 kept.append(p)
         ctx.save_for_backward(queries, keys, values, mask, *kept)
@@ -72,18 +74,40 @@ class _BlockedAttention(torch.autograd.Function):
         exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
         d_queries = torch.empty_like(queries)
         d_keys, d_values = (torch.zeros_like(x, dtype=exact) for x in (keys, values))
+        scale = queries.shape[-1] ** -0.5
+        hidden = None if kept else _hidden(mask, grad)
         for i, (low, high) in enumerate(_blocks(queries.shape[2])):
             rows = queries[:, :, low:high]
-            p = kept[i] if kept else _probabilities(rows, keys[:, :high], mask, ctx.batch)
+            if hidden is None:
+                p = kept[i]
+            else:
+                p = _probabilities(rows, keys[:, :high], hidden, ctx.batch)
             d_rows = d_result[:, :, low:high].flatten(1, 2)  # [n, group * block, d_head]
-            d_values[:, :high] += p.mT @ d_rows
-            d_p = d_rows @ values[:, :high].mT
+            _add_product(d_values[:, :high], p.mT, d_rows)
+            d_p = torch.bmm(d_rows, values[:, :high].mT)
             d_scores = torch._softmax_backward_data(d_p, p, -1, p.dtype)
-            d_scores *= queries.shape[-1] ** -0.5
-            d_queries[:, :, low:high] = (d_scores @ keys[:, :high]).view_as(rows)
-            d_keys[:, :high] += d_scores.mT @ rows.flatten(1, 2)
+            d_queries[:, :, low:high] = torch.bmm(d_scores, keys[:, :high]).view_as(rows)
+            _add_product(d_keys[:, :high], d_scores.mT, rows.flatten(1, 2))
+        d_queries *= scale
+        d_keys *= scale
         d_k, d_v = (_from_head(x.to(keys.dtype), ctx.batch) for x in (d_keys, d_values))
         return _from_key_head(d_queries, ctx.batch), d_k, d_v, None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """``total += a @ b``, without a copy of the product where the dtypes agree."""
+    if total.dtype == a.dtype:
+        total.baddbmm_(a, b)
+    else:
+        total += torch.bmm(a, b)
+
+
+def _hidden(mask: Tensor | None, like: Tensor) -> Tensor:
+    """Where a query may not look: ``[batch, 1, seq, seq]``, or of one causal block."""
+    if mask is not None:
+        return ~mask
+    size = (BLOCK_QUERIES, BLOCK_QUERIES)
+    return torch.ones(size, dtype=torch.bool, device=like.device).triu(1)
 
 
 def _blocks(seq: int) -> list[tuple[int, int]]:
@@ -112,18 +136,17 @@ def _from_key_head(x: Tensor, batch: int) -> Tensor:
     return x.view(batch, -1, *x.shape[2:]).transpose(1, 2)
 
 
-def _probabilities(queries: Tensor, keys: Tensor, mask: Tensor | None, batch: int) -> Tensor:
+def _probabilities(queries: Tensor, keys: Tensor, hidden: Tensor, batch: int) -> Tensor:
     """``[n, group, block, d_head]`` against ``[n, seen, d_head]`` to ``[n, group * block, seen]``.
 
-    The block's queries are the last of the keys seen.
+    The block's queries are the last of the keys seen. ``hidden`` comes from ``_hidden``.
     """
     rows, seen = queries.shape[2], keys.shape[1]
-    scores = queries.flatten(1, 2) @ keys.mT
+    scores = torch.bmm(queries.flatten(1, 2), keys.mT)
     scores *= queries.shape[-1] ** -0.5
     by_query = scores.view(batch, -1, rows, seen)  # [batch, heads, block, seen]
-    if mask is None:
-        later = torch.ones(rows, rows, dtype=torch.bool, device=scores.device).triu(1)
-        by_query[..., seen - rows :].masked_fill_(later, -torch.inf)
+    if hidden.ndim == 2:
+        by_query[..., seen - rows :].masked_fill_(hidden[:rows, :rows], -torch.inf)
     else:
-        by_query.masked_fill_(~mask[:, :, seen - rows : seen, :seen], -torch.inf)
+        by_query.masked_fill_(hidden[:, :, seen - rows : seen, :seen], -torch.inf)
     return torch.softmax(scores, dim=-1)
