@@ -9,16 +9,19 @@ from typing import Annotated
 
 import typer
 
+from weft.cli import train
 from weft.cli.output import err, finish, out, print_json
 from weft.cli.target import Json
 from weft.cluster.cluster_file import ClusterFile, LinkEntry, read_cluster
-from weft.cluster.detect import detect_node
+from weft.cluster.detect import detect, detect_node
 from weft.config.errors import ConfigError
-from weft.lab.faults import EXAMPLES, parse_fault
+from weft.lab.faults import EXAMPLES, Fault, parse_fault
 from weft.lab.lab import LOGS, refuse_too_much
 from weft.lab.leftovers import clean, dead, find_labs
 from weft.lab.rehearsal import RECORD, Outcome, Rehearsal, rehearse
 from weft.lab.tools import why_not_here
+from weft.lab.virtual import GFLOPS, predict
+from weft.train.resolve import read_plan, resolve
 
 CLEAN = "clean"
 
@@ -55,6 +58,13 @@ def lab(
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that ranks may go on after one has failed.")
     ] = 10.0,
+    virtual: Annotated[
+        bool,
+        typer.Option(help="Start nothing: predict a step of `weft train ...` on this cluster."),
+    ] = False,
+    gflops: Annotated[
+        float, typer.Option(min=0.001, help="With --virtual: 10^9 FLOP/s of a chip of speed 1.")
+    ] = GFLOPS,
     json: Json = False,
 ) -> None:
     """Run a command on a small mixed cluster that this machine plays, as root on Linux.
@@ -67,9 +77,13 @@ def lab(
         return
     described = read_cluster(Path(cluster))
     faults = tuple(parse_fault(text, described) for text in fault or ())
+    if virtual:
+        _predict(described, command or [], faults, gflops, json=json)
+        return
     words = _command(command)
     if reason := why_not_here():
-        raise ConfigError("CLUSTER", cluster, "to be root on Linux", f"No lab here: {reason}.")
+        offer = "With --virtual, a step is predicted instead, and nothing is started."
+        raise ConfigError("CLUSTER", cluster, "to be root on Linux", f"{_said(reason)} {offer}")
     refuse_too_much(described, detect_node())
     asked = Rehearsal(
         cluster=described,
@@ -88,6 +102,10 @@ def lab(
     if json:
         print_json(outcome.record)
     finish(outcome.exit_code)
+
+
+def _said(reason: str) -> str:
+    return f"No lab can be built here: {reason}."
 
 
 def say(text: str) -> None:
@@ -144,11 +162,56 @@ def _tell_end(asked: Rehearsal, outcome: Outcome) -> None:
     say(f"exit code {outcome.exit_code}; record: {asked.out / RECORD}")
 
 
+def _predict(
+    cluster: ClusterFile,
+    words: Sequence[str],
+    faults: Sequence[Fault],
+    gflops: float,
+    *,
+    json: bool,
+) -> None:
+    """Play the plan that `weft train` would run; no process, no file."""
+    if faults:
+        texts = [fault.text for fault in faults]
+        raise ConfigError("--fault", texts, "nothing beside --virtual", "Nothing runs that fails.")
+    if list(words[:2]) != ["weft", "train"]:
+        hint = "Only a plan of Weft's can be predicted."
+        raise ConfigError("COMMAND", list(words), "weft train ... with --virtual", hint)
+    loaded = train.loaded(words[2:])
+    ranks_here = max(len(host.chips) for host in cluster.hosts)
+    resolved = resolve(
+        loaded,
+        detect(),
+        world_size=cluster.world_size,
+        ranks_here=ranks_here,
+        plan=read_plan(loaded),
+    )
+    seq_len = resolved.config.data.seq_len
+    found = predict(resolved.plan, resolved.spec, seq_len, cluster, gflops=gflops)
+    if json:
+        print_json(found.as_json())
+        return
+    _tell_start(cluster)
+    out.print(f"predicted, nothing was started: operations alone, {gflops:g} GFLOP/s at speed 1")
+    for number, timeline in enumerate(found.pipelines):
+        idle = f"{timeline.bubble:.0%} of it idle" if len(timeline.spans) > 1 else "no bubble"
+        out.print(f"pipeline {number}: {timeline.step_s:.3g} s a step, {idle}")
+    for rank, (host, chip) in enumerate(cluster.seats):
+        name = f"rank {rank} ({cluster.hosts[host].name}, {chip.kind} {chip.speed:g})"
+        out.print(f"{name}: computes {found.busy[rank]:.0%} of the step", markup=False)
+    out.print(
+        f"gradients: {found.exchange_s:.3g} s a step on the slowest link, if nothing hides it"
+    )
+    low, high = found.efficiency
+    step = f"{found.compute_s:.3g} to {found.compute_s + found.exchange_s:.3g} s"
+    out.print(f"step: {step}; {low:.0%} to {high:.0%} of what the chips' speeds add up to")
+
+
 def _clean(words: Sequence[str] | None) -> None:
     if words:
         raise ConfigError("COMMAND", list(words), "nothing after `clean`")
     if reason := why_not_here():
-        raise ConfigError("clean", CLEAN, "to be root on Linux", f"There are no labs: {reason}.")
+        raise ConfigError("clean", CLEAN, "to be root on Linux", _said(reason))
     labs = find_labs()
     gone = dead(labs)
     for left in gone:

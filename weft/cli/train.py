@@ -100,6 +100,15 @@ def train(
     finish(_start(job, resolved) if place is None else _join(place, job, resolved))
 
 
+def loaded(words: Sequence[str]) -> Loaded:
+    """The configuration that ``weft train WORDS`` would run."""
+    app = typer.Typer()
+    register(app)
+    with typer.main.get_command(app).make_context("train", list(words)) as context:
+        given = context.params
+        return load(given["target"], [*(given["overrides"] or ()), *context.args])
+
+
 def _explain(loaded: Loaded, *, json: bool) -> None:
     rows = explain(loaded)
     if json:
