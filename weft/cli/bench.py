@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,13 +15,19 @@ from weft.cli.output import err, out, print_json
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
 from weft.cluster.cluster_file import read_cluster
 from weft.cluster.detect import detect, detect_node
+from weft.config.check import flat
 from weft.config.errors import ConfigError
+from weft.config.load import Loaded
+from weft.config.tree import COMMAND_LINE
 from weft.lab.lab import refuse_too_much
 from weft.lab.measure import Bench, in_rows, kinds_of
 from weft.lab.mix import MixReport, Work
 from weft.lab.mix_picture import page
 from weft.lab.tools import why_not_here
-from weft.train.resolve import resolve
+from weft.train.resolve import DECIDED_BY_PLAN, resolve
+
+DECIDED_HERE = ("batch.accumulation", "compute.device", "compute.recompute", "compute.compile")
+"""What the bench itself chooses or leaves out."""
 
 app = typer.Typer(help="Measure clusters.", no_args_is_help=True)
 
@@ -52,9 +59,16 @@ def mix(
     if reason := why_not_here():
         raise ConfigError("CLUSTER", cluster, "to be root on Linux", f"No lab here: {reason}.")
     refuse_too_much(described, detect_node())
+    _refuse_plans(loaded)
     resolved = resolve(loaded, detect())
     _, _, stage = next(iter(resolved.plan.stages()))
-    work = Work(spec=resolved.spec, samples=resolved.plan.global_batch, precision=stage.precision)
+    asked = resolved.config.batch.micro
+    work = Work(
+        spec=resolved.spec,
+        samples=resolved.plan.global_batch,
+        precision=stage.precision,
+        micro=(asked,) if asked and "batch.micro" in " ".join(overrides or []) else (2, 4),
+    )
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as temporary:
         from weft.data.prepare import prepare
 
@@ -62,7 +76,7 @@ def mix(
         report = Bench(
             cluster=described,
             work=work,
-            target=[target, *(overrides or [])],
+            target=_for_ranks(target, overrides or []),
             out=out_dir or Path(temporary),
             steps=steps,
             repeats=repeats,
@@ -73,6 +87,23 @@ def mix(
     if out_dir is not None:
         (out_dir / "mix.json").write_text(json_format.dumps(report.to_json(), indent=2))
     print_json(report.to_json()) if json else _show(report)
+
+
+def _for_ranks(target: str, overrides: Sequence[str]) -> list[str]:
+    """Without what is in the plan of each trial."""
+    return [target, *(o for o in overrides if o.partition("=")[0] not in DECIDED_BY_PLAN)]
+
+
+def _refuse_plans(loaded: Loaded) -> None:
+    """Raises ConfigErrors for a plan on the command line: it would have no effect."""
+    values = dict(flat(loaded.config))
+    given = [key for key, origin in loaded.origins.items() if origin == COMMAND_LINE]
+    given = [key for key in given if key.startswith("plan.") or key in DECIDED_HERE]
+    if given:
+        hint = "A bench makes its own plans."
+        raise loaded.place(
+            *(ConfigError(key, values[key], "nothing beside a bench", hint) for key in given)
+        )
 
 
 def _show(report: MixReport) -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 from statistics import median
 
 from weft.cluster.cluster_file import ClusterFile
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, RunError
 from weft.lab.mix import Kind, MixReport, Rates, Trial, Work, mix_trials, part_trials
 from weft.lab.rehearsal import Rehearsal, rehearse
 from weft.report.metrics import read_metrics
 from weft.train.run_folder import write_text
 
+REFUSED = 2
+"""Exit code of a job whose configuration cannot work."""
 WARM_UP = 2
 """First steps of a run, which are not counted."""
 TUNING_STEPS = 5
@@ -103,6 +105,10 @@ class Bench:
         command += ["--out", str(folder), "--steps", str(WARM_UP + steps), "--quiet"]
         asked = Rehearsal(cluster=cluster, command=tuple(command), out=folder, quiet=True)
         outcome = rehearse(asked, _silent)
+        if outcome.was_stopped:
+            raise KeyboardInterrupt
+        if outcome.exit_code == REFUSED:
+            raise RunError(f"the trial {rates.trial.name!r} was refused: see above")
         if outcome.exit_code:
             first = next(rank for rank in outcome.ranks if rank.code != 0)
             rates.problem = f"rank {first.rank} {first.in_words()}"

@@ -50,6 +50,8 @@ class Outcome:
     ranks: Sequence[RankProcess]
     missed: Sequence[Fault]
     """Faults whose time never came."""
+    was_stopped: bool = False
+    """By Ctrl-C or a signal."""
 
 
 def rehearse(asked: Rehearsal, say: Say) -> Outcome:
@@ -79,7 +81,13 @@ def rehearse(asked: Rehearsal, say: Say) -> Outcome:
     code = exit_code(lab.ranks)
     missed = [each.fault for each in faults.all if each.happened_s is None]
     record = _record(asked, lab, faults, code)
-    return Outcome(record=record, exit_code=code, ranks=lab.ranks, missed=missed)
+    return Outcome(
+        record=record,
+        exit_code=code,
+        ranks=lab.ranks,
+        missed=missed,
+        was_stopped=interrupts.times > 0,
+    )
 
 
 def _count(interrupts: Asked) -> None:

@@ -246,7 +246,7 @@ def _key_in_config(key: str, config: Config, plan: Plan) -> str:
     return f"{_stage_key(config.plan, number, mesh)}.{found[3]}"
 
 
-_DECIDED_BY_PLAN = (
+DECIDED_BY_PLAN = (
     "batch.micro",
     "batch.accumulation",
     "compute.device",
@@ -265,7 +265,7 @@ def refuse_without_effect(loaded: Loaded) -> None:
     """
     plan = loaded.config.plan
     if plan.file is not None:
-        decided, beside = list(_DECIDED_BY_PLAN), "plan.file"
+        decided, beside = list(DECIDED_BY_PLAN), "plan.file"
         hint = "The plan's file says it for every stage: change it there."
     else:
         decided, beside = _said_by_every_stage(plan), "what every stage says itself"
