@@ -37,6 +37,8 @@ class Case:
     """By stage of each pipeline, where they differ."""
     passes: int = 1
     family: str = "llama"
+    order: tuple[int, ...] = ()
+    """Numbers of the ranks, where they are not given out in order."""
     tied: bool = False
     dropout: float = 0.0
 
@@ -48,12 +50,13 @@ class Case:
             meshes = []
             tp = self.tp[number] if self.tp else (1,) * len(dp)
             for dp_size, tp_size in zip(dp, tp, strict=True):
-                ranks = range(first, first + dp_size * tp_size)
+                places = range(first, first + dp_size * tp_size)
+                ranks = tuple(self.order[n] if self.order else n for n in places)
                 if self.tp_outer:
                     meshes.append(Mesh.of(tuple(reversed(ranks)), tp=tp_size, dp=dp_size))
                 else:
                     meshes.append(Mesh.of(ranks, dp=dp_size, tp=tp_size))
-                first = ranks.stop
+                first = places.stop
             if self.schedule in ("zb-v", "dualpipe-v"):
                 meshes += meshes[::-1]
             elif self.schedule == "interleaved":

@@ -1,4 +1,4 @@
-"""A checkpoint of any plan loads into any other: eight plans, all pairs, the next three losses."""
+"""A checkpoint of any plan loads into any other: nine plans, all pairs, the next three losses."""
 
 from pathlib import Path
 
@@ -25,6 +25,8 @@ PLANS = [
     Case("dp2-zero3", shares=(6,), dp=((2,),), zero=3),
     Case("tp3-uneven-heads", shares=(6,), dp=((1,),), tp=((3,),)),
     Case("zb-v", shares=(6,), dp=((1, 1),), layers=((1, 2, 0, 1),), schedule="zb-v"),
+    Case("first-rank-keeps-nothing", shares=(6,), dp=((1, 1, 1),), layers=((1, 0, 3),),
+         order=(1, 0, 2)),
     Case("dp2-tp2-pp2", shares=(6,), dp=((2, 2),), tp=((2, 2),), layers=((2, 2),), microbatch=3),
     Case("unlike-stages", shares=(6,), dp=((3, 1),), tp=((1, 4),), layers=((1, 3),), zero=2),
     Case("unlike-pipelines", shares=(4, 2), dp=((1, 2), (1,)), tp=((2, 1), (3,)),

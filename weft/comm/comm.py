@@ -81,6 +81,7 @@ class Comm:
                 is_default = ranks == self.world and choice == Choice("gloo")
                 handle = None if is_default else self._new_group(ranks, choice, timeout_s)
                 self._transports[ranks] = self._transport(choice, handle)
+                self._connect(ranks, self._transports[ranks], choice)
 
     def open_gathering(self, groups: Iterable[tuple[int, ...]]) -> None:
         """Create what ``all_gather`` needs. Collective.
@@ -93,6 +94,7 @@ class Comm:
                 choice = self._choose(ranks)
                 handle = self._new_group(ranks, choice, self.timeout_s)
                 self._gathering[ranks] = self._transport(choice, handle)
+                self._connect(ranks, self._gathering[ranks], choice)
 
     def open_channels(self, channels: Iterable[Channel]) -> None:
         """Create what channels need that have a communicator of their own. Collective."""
@@ -105,8 +107,7 @@ class Comm:
             )
             if self.rank in channel.ranks:
                 self._roads[channel] = transport
-                # The first call connects all ranks: while they come here in one order.
-                transport.all_reduce(torch.zeros(1, device=self.device), largest=False)()
+            self._connect(channel.ranks, transport, choice)
 
     def transports(self) -> list[str]:
         """How each group of ranks talks, in words; those that talk alike in one line."""
@@ -289,6 +290,11 @@ class Comm:
         if self._host_copies is None:
             self._host_copies = HostCopies(self.device)
         return StagedGroup(handle, self._host_copies)
+
+    def _connect(self, ranks: tuple[int, ...], transport: Transport, choice: Choice) -> None:
+        """Libraries that connect at the first call do so now, while all ranks keep one order."""
+        if self.rank in ranks and choice.backend != "gloo":
+            transport.all_reduce(torch.zeros(1, device=self.device), largest=False)()
 
     def _road(self, channel: Channel) -> Transport:
         if channel not in self._roads:

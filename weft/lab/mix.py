@@ -100,21 +100,29 @@ def mix_trials(kinds: Sequence[Kind], alone: Mapping[str, Rates], work: Work) ->
     ranks = [(rank, per_chip[kind.name]) for kind in kinds for rank in kind.ranks]
     num_layers = work.spec.num_layers
     trials = [Trial(POOLED, _pooled(kinds, alone, work))]
+    shares = _shares(work.samples, [rate for _, rate in ranks])
+    side = [
+        _Line((_Place((rank,), num_layers),), share)
+        for (rank, _), share in zip(ranks, shares, strict=True)
+    ]
+    lines = {
+        "1: data parallel by speed": side,
+        "2: pipeline by speed": [_line([((rank,), rate) for rank, rate in ranks], work)],
+    }
+    if any(len(kind.ranks) > 1 for kind in kinds):
+        meshes = [(kind.ranks, alone[kind.name].middle) for kind in kinds]
+        lines["3: a mesh for each kind"] = [_line(meshes, work)]
     for micro in work.micro:
-        shares = _shares(work.samples, [rate for _, rate in ranks])
-        side = [
-            _Line((_Place((rank,), num_layers),), share)
-            for (rank, _), share in zip(ranks, shares, strict=True)
-        ]
-        trials += _both("1: data parallel by speed", work, side, micro)
-        layers = balanced_layers([rate for _, rate in ranks], work.spec)
-        places = tuple(_Place((rank,), n) for (rank, _), n in zip(ranks, layers, strict=True))
-        trials += _both("2: pipeline by speed", work, [_Line(places, work.samples)], micro)
-        if any(len(kind.ranks) > 1 for kind in kinds):
-            layers = balanced_layers([alone[kind.name].middle for kind in kinds], work.spec)
-            places = tuple(_Place(k.ranks, n) for k, n in zip(kinds, layers, strict=True))
-            trials += _both("3: a mesh for each kind", work, [_Line(places, work.samples)], micro)
+        for name, pipelines in lines.items():
+            trials += _both(name, work, pipelines, micro)
     return trials
+
+
+def _line(meshes: Sequence[tuple[tuple[int, ...], float]], work: Work) -> _Line:
+    """One pipeline over meshes of given speeds."""
+    layers = balanced_layers([speed for _, speed in meshes], work.spec)
+    places = (_Place(ranks, n) for (ranks, _), n in zip(meshes, layers, strict=True))
+    return _Line(tuple(places), work.samples)
 
 
 def flops_of_layer(spec: ModelSpec) -> tuple[float, float]:

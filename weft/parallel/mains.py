@@ -101,6 +101,7 @@ class FlatParams:
     def publish(self) -> None:
         """After an update: send this rank's segment to the others, who ask for it by ``wait``."""
         if self.bucket.level < 3:
+            self.wait()
             self._gather()
         else:
             self.free()
@@ -129,6 +130,7 @@ class FlatParams:
             self._is_whole = False
 
     def _gather(self) -> None:
+        assert self._pending is None, f"{self.bucket.ranks}: a gather was not waited for"
         if not self._is_in_place:
             self._own.copy_(self._share)
         self._pending = self._comm.all_gather(

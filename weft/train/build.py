@@ -202,6 +202,7 @@ Source = Callable[[ParamSpec, Box, torch.dtype], Tensor]
 @torch.no_grad()
 def fill(gradients: Gradients, source: Source) -> None:
     """Give every parameter its values: initial ones, or a checkpoint's."""
+    gradients.fence()
     for main in gradients.mains:
         main.value.copy_(source(main.spec, main.box, main.value.dtype))
     gradients.publish()

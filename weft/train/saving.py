@@ -7,9 +7,10 @@ samples are functions of the seed and of the step, so there is no generator stat
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,33 +37,37 @@ def save(run: Run, root: Path, step: int, *, fingerprint: str) -> None:
         CheckpointError: a rank could not write, on every rank alike. Earlier checkpoints stay.
     """
     comm = run.comm
-    _together(comm, lambda: _begin(run, root, step))
+    updates = max(_together(comm, lambda: _begin(run, root, step)))
     written = _together(comm, lambda: _write(run, root, step))
     files = [rank_file_from_json(entry) for entry in written]
-    _together(comm, lambda: _commit(run, root, step, files, fingerprint))
+    state = _state(run, step, updates, fingerprint)
+    _together(comm, lambda: _commit(run, root, step, files, state))
 
 
-def _begin(run: Run, root: Path, step: int) -> JSON:
+def _begin(run: Run, root: Path, step: int) -> int:
+    """The updates that this rank has done: none where it keeps no parameter."""
     if run.is_main:
         begin(root, step)
-    return None
+    return num_updates(run.built.engine.optimizer)
 
 
 def _write(run: Run, root: Path, step: int) -> JSON:
     return rank_file_json(write_rank(temporary(root, step), run.comm.rank, _shards(run.built)))
 
 
-def _commit(run: Run, root: Path, step: int, files: Sequence[RankFile], fingerprint: str) -> JSON:
+def _commit(
+    run: Run, root: Path, step: int, files: Sequence[RankFile], state: Mapping[str, JSON]
+) -> JSON:
     if run.is_main:
-        commit(root, step, files, _state(run, step, fingerprint))
+        commit(root, step, files, state)
         prune(root, run.config.checkpoint.keep)
     return None
 
 
-def _together(comm: Comm, part: Callable[[], JSON]) -> list[JSON]:
+def _together(comm: Comm, part: Callable[[], Any]) -> list[Any]:
     """Do one part of a save on every rank; if it fails on any, fail on all with its words."""
     try:
-        answer: dict[str, JSON] = {"value": part()}
+        answer: dict[str, Any] = {"value": part()}
     except CheckpointError as error:
         answer = {"problem": f"rank {comm.rank}: {error}"}
     answers = comm.gather_json(answer, name="checkpoint")
@@ -84,11 +89,11 @@ def _shards(built: Built) -> list[Shard]:
     return shards
 
 
-def _state(run: Run, step: int, fingerprint: str) -> dict[str, JSON]:
+def _state(run: Run, step: int, updates: int, fingerprint: str) -> dict[str, JSON]:
     return {
         "step": step,
         "samples": step * run.plan.global_batch,
-        "updates": num_updates(run.built.engine.optimizer),
+        "updates": updates,
         "seed": run.config.seed,
         "data": fingerprint,
         "model": asdict(run.spec),
@@ -101,11 +106,13 @@ def restore(built: Built, checkpoint: Checkpoint) -> None:
     """Read this rank's boxes of every parameter and moment, whatever plan saved them.
 
     Raises:
-        CheckpointError: something is missing, or is of another shape. Only a checkpoint of step 0
-            (an imported model) may lack the optimizer's moments; they start at zero then.
+        CheckpointError: something is missing, or is of another shape. Only a checkpoint without
+            updates (an imported model, say) may lack the optimizer's moments: they start at zero.
     """
     shapes = {spec.name: spec.shape for spec in built.specs}
-    may_lack = MOMENTS if checkpoint.step == 0 else ()
+    updates = checkpoint.state.get("updates", 0)
+    assert isinstance(updates, int), f"updates = {updates!r} in {checkpoint.folder}"
+    may_lack = () if checkpoint.step and updates else MOMENTS
     missing = checkpoint.require(shapes, ("param", *MOMENTS), allow_missing=may_lack)
 
     def source(spec: ParamSpec, box: Box, dtype: torch.dtype) -> Tensor:
@@ -114,8 +121,6 @@ def restore(built: Built, checkpoint: Checkpoint) -> None:
     fill(built.gradients, source)
     if missing:
         return
-    updates = checkpoint.state["updates"]
-    assert isinstance(updates, int), f"updates = {updates!r} in {checkpoint.folder}"
     for main in built.gradients.mains:
         dtype, device = main.value.dtype, main.value.device
         moments = {

@@ -1,4 +1,8 @@
-"""A stage that cuts its part of a microbatch into smaller ones: less memory while it computes."""
+"""A stage that cuts its part of a microbatch into smaller ones.
+
+What one pass computes with and drops is smaller; what is kept for backward stays, unless it is
+recomputed.
+"""
 
 from __future__ import annotations
 
