@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import log2
 
 from weft.cluster.view import ChipPool, ClusterView
 from weft.cost.memory import work_of
@@ -57,12 +58,14 @@ class StepTime:
     """Of every pipeline."""
     once_s: tuple[float, ...]
     """By pipeline: reducing, updating and publishing that nothing hides."""
+    stretch: float
+    """How many times longer it takes because the last of many ranks is late."""
 
     @property
     def step_s(self) -> float:
         """Until the last pipeline is done; all wait for it."""
         both = zip(self.timelines, self.once_s, strict=True)
-        return max(timeline.step_s + once for timeline, once in both)
+        return self.stretch * max(timeline.step_s + once for timeline, once in both)
 
 
 def time_of_plan(
@@ -92,7 +95,8 @@ def time_of_plan(
                 for position in pipeline.positions()
             )
         )
-    return StepTime(tuple(timelines), tuple(once))
+    stretch = 1 + known.software.straggle * log2(plan.world_size)
+    return StepTime(tuple(timelines), tuple(once), stretch)
 
 
 @dataclass(frozen=True, slots=True)
