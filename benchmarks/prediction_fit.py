@@ -53,6 +53,7 @@ SOFTWARE = {
     "elementwise": (1.2, 0.3),
     "attention": (1.0, 0.3),
     "step_s": (0.01, 0.8),
+    "launch_us": (8.0, 1.0),
 }
 """Of a generation: value and spread of its logarithm. ``tensor``, ``data`` and ``seam`` are parts
 of traffic that nothing hides; ``elementwise`` is memory traffic over that of the model."""
@@ -133,7 +134,11 @@ def _place(run: Run, made_by: Chip, constants: Constants) -> Place:
         straggle=of("links.all.straggle"),
         step_s=of(f"{made}.step_s"),
     )
-    roofline = replace(Roofline.of(made_by, efficiency), unaligned=of("links.all.unaligned"))
+    roofline = replace(
+        Roofline.of(made_by, efficiency),
+        unaligned=of("links.all.unaligned"),
+        launch_s=of(f"{made}.launch_us") / 1e6,
+    )
     return Place(chip=roofline, fabric=fabric, software=software)
 
 
