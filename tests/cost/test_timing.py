@@ -160,6 +160,6 @@ def test_a_vendor_can_bring_its_own_cost_function() -> None:
     ]
     orders = []
     for chip in (rates, FromVendor(1 / rates.flops_s)):
-        seconds = [step_seconds_of_job(job, Place(chip=chip, fabric=fabric)) for job in jobs]
+        seconds = [step_seconds_of_job(job, [Place(chip=chip, fabric=fabric)]) for job in jobs]
         orders.append(sorted(range(len(jobs)), key=seconds.__getitem__))
     assert orders[0] == orders[1]

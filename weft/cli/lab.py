@@ -35,7 +35,7 @@ def lab(
     cluster: Annotated[
         str,
         typer.Argument(
-            metavar="CLUSTER.yaml|clean",
+            metavar="CLUSTER|clean",
             help="A file that describes hosts, chips and links; or `clean`, to remove what labs "
             "that were killed have left.",
         ),

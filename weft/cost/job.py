@@ -6,6 +6,7 @@ One pipeline of stages on like chips, with the closed forms of its schedule; a p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log2
 from typing import Literal
@@ -126,20 +127,24 @@ def memory_of_job(job: Job, state: StateBytes, overheads: Overheads) -> list[Mem
     return result
 
 
-def step_seconds_of_job(job: Job, place: Place) -> float:
-    """One step: the pipeline, and what is done once."""
+def step_seconds_of_job(job: Job, places: Sequence[Place]) -> float:
+    """One step: the pipeline, and what is done once.
+
+    ``places``: of every position, or one for all.
+    """
     shape, works = job.shape, job.works()
-    known: dict[StageWork, PhaseSeconds] = {}
+    known: dict[tuple[StageWork, Place], PhaseSeconds] = {}
+    everywhere = list(places) * (job.pp // len(places))
     times = []
-    for work in works:
+    for work, place in zip(works, everywhere, strict=True):
         alike = replace(work, layers=(0, work.num_layers)) if shape.experts is None else work
-        if alike not in known:
-            known[alike] = stage_seconds(shape, alike, place, job.replicas)
-        times.append(known[alike])
+        if (alike, place) not in known:
+            known[alike, place] = stage_seconds(shape, alike, place, job.replicas)
+        times.append(known[alike, place])
     seam = 0.0
     if job.pp > 1:
         stride = job.tp * job.cp * job.dp
-        transfer, latency = seam_seconds(shape, works[0], place.fabric, stride=stride)
+        transfer, latency = seam_seconds(shape, works[0], places[0].fabric, stride=stride)
         seam = 2 * (transfer + latency)
     pipeline = pipeline_seconds(
         times,
@@ -147,11 +152,13 @@ def step_seconds_of_job(job: Job, place: Place) -> float:
         schedule=job.schedule,
         chunks=job.chunks,
         seam_s=seam,
-        seam_hidden=place.software.seam_hidden,
+        seam_hidden=places[0].software.seam_hidden,
     )
-    tail = max(once_a_step(shape, work, place, job.replicas) for work in (works[0], works[-1]))
+    tail = max(
+        once_a_step(shape, works[end], everywhere[end], job.replicas) for end in (0, job.pp - 1)
+    )
     ranks = job.dp * job.tp * job.pp * job.cp
-    return (pipeline + tail) * (1 + place.software.straggle * log2(ranks))
+    return (pipeline + tail) * (1 + places[0].software.straggle * log2(ranks))
 
 
 def pipeline_seconds(

@@ -46,14 +46,14 @@ class Efficiency:
 
 
 CLASSES: dict[str, Efficiency] = {
-    "V100": Efficiency(matmul=0.65, fp8=0.0, attention=0.35, memory=0.75),
-    "T4": Efficiency(matmul=0.45, fp8=0.0, attention=0.3, memory=0.75),
-    "A100": Efficiency(matmul=0.80, fp8=0.0, attention=0.55, memory=0.8),
-    "H100": Efficiency(matmul=0.70, fp8=0.60, attention=0.45, memory=0.8),
-    "B200": Efficiency(matmul=0.70, fp8=0.60, attention=0.45, memory=0.8),
-    "other": Efficiency(matmul=0.70, fp8=0.60, attention=0.45, memory=0.8),
+    "V100": Efficiency(matmul=0.69, fp8=0.0, attention=0.35, memory=0.95),
+    "T4": Efficiency(matmul=0.43, fp8=0.0, attention=0.3, memory=0.45),
+    "A100": Efficiency(matmul=0.90, fp8=0.0, attention=0.54, memory=0.72),
+    "H100": Efficiency(matmul=0.73, fp8=0.75, attention=0.30, memory=0.81),
+    "B200": Efficiency(matmul=0.67, fp8=0.60, attention=0.45, memory=0.49),
+    "other": Efficiency(matmul=0.70, fp8=0.60, attention=0.42, memory=0.70),
 }
-"""By class of chip, see ``chip_class``."""
+"""By class of chip, see ``chip_class``; fitted to published runs (docs/prediction.md)."""
 
 
 def chip_class(chip: Chip) -> str:

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import ConfigError
@@ -28,13 +28,14 @@ _SHAPES: Mapping[str, str] = {
     "slow": "slow rank=N to=0.3 [for=10s]",
     "disk": "disk full [for=5s]",
 }
-_KEYS: Mapping[str, set[str]] = {
-    "kill": {"host", "rank"},
-    "stop": {"rank", "for"},
-    "cut": {"link", "for"},
-    "slow": {"rank", "to", "for"},
-    "disk": {"for"},
+_NEEDS: Mapping[str, tuple[set[str], ...]] = {
+    "kill": ({"host"}, {"rank"}),
+    "stop": ({"rank"},),
+    "cut": ({"link"},),
+    "slow": ({"rank", "to"},),
+    "disk": (set(),),
 }
+"""Keys that belong to a verb, beside the time and ``for``: one of these."""
 _UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|min)")
 
@@ -68,28 +69,35 @@ def parse_fault(text: str, cluster: ClusterFile) -> Fault:
     """
     words = text.split()
     verb, given = _taken_apart(text, words)
-    times = {key: given.pop(key) for key in ("step", "at") if key in given}
-    if len(times) != 1:
+    if len(given.keys() & {"step", "at"}) != 1:
         raise _wrong(text, "one of step=20 and at=12s, for when it comes")
-    for key in given:
-        if key not in _KEYS[verb]:
-            raise _wrong(text, f"{_SHAPES[verb]}; {key!r} does not belong to it")
-    needed = {"stop": "rank", "cut": "link", "slow": "to"}.get(verb)
-    if needed is not None and needed not in given:
+    lasting = {"for"} if verb != "kill" else set()
+    rest = given.keys() - {"step", "at"} - lasting
+    allowed = set().union(*_NEEDS[verb])
+    if odd := sorted(rest - allowed):
+        raise _wrong(text, f"{_SHAPES[verb]}; {odd[0]!r} does not belong to it")
+    if rest not in _NEEDS[verb]:
         raise _wrong(text, _SHAPES[verb])
-    if (verb == "kill" and len(given) != 1) or (verb == "slow" and "rank" not in given):
-        raise _wrong(text, _SHAPES[verb])
-    return Fault(
-        text=" ".join(words),
-        verb=verb,
-        step=_step(text, times["step"]) if "step" in times else None,
-        at_s=_seconds(text, times["at"]) if "at" in times else None,
-        for_s=_seconds(text, given["for"]) if "for" in given else None,
-        host=_host(text, given["host"], cluster) if "host" in given else None,
-        rank=_rank(text, given["rank"], cluster) if "rank" in given else None,
-        link=_link(text, given["link"], cluster) if "link" in given else None,
-        speed=_speed(text, given["to"]) if "to" in given else None,
-    )
+    fields = dict(_field(text, key, value, cluster) for key, value in given.items())
+    return Fault(text=" ".join(words), verb=verb, **fields)
+
+
+def _field(text: str, key: str, value: str, cluster: ClusterFile) -> tuple[str, Any]:
+    """The field of a fault that a key gives, and its value."""
+    match key:
+        case "step":
+            return "step", _step(text, value)
+        case "at" | "for":
+            return f"{key}_s", _seconds(text, value)
+        case "host":
+            return "host", _host(text, value, cluster)
+        case "rank":
+            return "rank", _rank(text, value, cluster)
+        case "link":
+            return "link", _link(text, value, cluster)
+        case "to":
+            return "speed", _speed(text, value)
+    raise AssertionError(f"no field for {key}")
 
 
 def _taken_apart(text: str, words: list[str]) -> tuple[Verb, dict[str, str]]:

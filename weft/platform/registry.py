@@ -27,12 +27,14 @@ def platform_named(name: str) -> Platform:
     Raises:
         ConfigError: unknown, or no such device here.
     """
-    outside = entry_points(group=ENTRY_POINTS)
-    if name not in PLATFORMS and name in outside.names:
-        register(outside[name].load()())
     if name not in PLATFORMS:
-        known = " or ".join([*PLATFORMS, *sorted(outside.names - PLATFORMS.keys())])
-        raise ConfigError("compute.device", name, known)
+        outside = entry_points(group=ENTRY_POINTS)
+        if name not in outside.names:
+            known = " or ".join([*PLATFORMS, *sorted(outside.names - PLATFORMS.keys())])
+            raise ConfigError("compute.device", name, known)
+        platform = outside[name].load()()
+        assert platform.name == name, f"{outside[name]} brings {platform.name}"
+        register(platform)
     if not PLATFORMS[name].available():
         here = ", ".join(p.name for p in PLATFORMS.values() if p.available())
         raise ConfigError("compute.device", name, f"a device of this machine ({here})")

@@ -1,0 +1,193 @@
+"""Predicted against published: step time, memory, and the order of plans.
+
+    python -m benchmarks.prediction --records DIR [--fit ROUNDS] [--no-cross-validation] [--json]
+
+``DIR`` holds ``throughput.json``, ``memory.json`` and ``hetero.json``, any of them; chips and
+architectures may be new. Every record is predicted from what it says of model, plan and chips with
+constants of chip classes and software generations (``prediction_constants.json``; ``--fit`` starts
+from them and fits again, so it is for the development records alone). Nothing of a record that was
+measured enters its prediction.
+
+- ``step_time:GROUP``, ``memory:GROUP``: median absolute relative error; spread is the 90th
+  percentile.
+- ``rank:GROUP``: Spearman's correlation of predicted and measured step time inside a group, where
+  it has at least four different ones.
+- ``cross_validated:...``: the same error with constants fitted without the group.
+- ``unpredicted``: how many records lack something, with names and reasons.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.prediction_fit import (
+    Constants,
+    Predict,
+    fit,
+    kept_constants,
+    memory_of,
+    problem,
+    time_of,
+    without_each,
+    write_constants,
+)
+from benchmarks.published import Run, read_memory, read_times, read_trials
+
+FEWEST_TO_RANK = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """One record and its prediction."""
+
+    run: Run
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Relative and absolute."""
+        return abs(self.predicted / self.run.measured - 1)
+
+
+def spearman(left: Sequence[float], right: Sequence[float]) -> float:
+    """Correlation of ranks; equal values share theirs."""
+    ranks = [_ranks(np.array(values)) for values in (left, right)]
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    return np.array([(values < value).sum() + (values == value).sum() / 2 for value in values])
+
+
+def predict_all(runs: Iterable[Run], predict: Predict, constants: Constants) -> list[Scored]:
+    """Every run's prediction."""
+    return [Scored(run=run, predicted=predict(run, constants)) for run in runs]
+
+
+def rows_of(kind: str, scored: Sequence[Scored]) -> list[dict[str, Any]]:
+    """Errors by group, then of all."""
+    groups: dict[str, list[Scored]] = defaultdict(list)
+    for one in scored:
+        groups[one.run.group].append(one)
+    rows = [_row(f"{kind}:{group}", members) for group, members in sorted(groups.items())]
+    return [*rows, _row(f"{kind}:all", scored)] if scored else rows
+
+
+def _row(name: str, scored: Sequence[Scored]) -> dict[str, Any]:
+    errors = [one.error for one in scored]
+    row = _entry(name, float(np.median(errors)), "relative error", float(np.quantile(errors, 0.9)))
+    return {**row, "records": len(scored)}
+
+
+def _entry(name: str, ours: float, unit: str, spread: float | None) -> dict[str, Any]:
+    return {"name": name, "ours": ours, "theirs": {}, "ratio": None, "unit": unit, "spread": spread}
+
+
+def ranks_of(scored: Sequence[Scored]) -> list[dict[str, Any]]:
+    """Spearman's correlation inside each group that has an order to find."""
+    rows = []
+    for group in sorted({one.run.group for one in scored}):
+        members = [one for one in scored if one.run.group == group]
+        measured = [one.run.measured for one in members]
+        if len(set(measured)) >= FEWEST_TO_RANK:
+            found = spearman([one.predicted for one in members], measured)
+            rows.append(
+                {**_entry(f"rank:{group}", found, "Spearman", None), "records": len(members)}
+            )
+    return rows
+
+
+@dataclass(frozen=True)
+class Task:
+    """One quantity: its records, and how it is predicted."""
+
+    kind: str
+    runs: Sequence[Run]
+    predict: Predict
+    memory: bool
+
+
+def cross_validated(task: Task, constants: Constants) -> list[dict[str, Any]]:
+    """Errors of every group with constants fitted to the others."""
+    around = problem(task.runs, task.predict, constants, memory=task.memory)
+    scored = []
+    for group, fitted in without_each(around, task.runs).items():
+        members = [run for run in task.runs if run.group == group]
+        scored += predict_all(members, task.predict, fitted)
+    return rows_of(f"cross_validated:{task.kind}", scored)
+
+
+def read(folder: Path) -> tuple[list[Task], list[tuple[str, str]]]:
+    """What can be predicted, and what not and why."""
+    times = [*read_times(folder), *read_trials(folder)]
+    memory = list(read_memory(folder))
+    tasks = [
+        Task("step_time", [one for one in times if isinstance(one, Run)], time_of, memory=False),
+        Task("memory", [one for one in memory if isinstance(one, Run)], memory_of, memory=True),
+    ]
+    return tasks, [one for one in [*times, *memory] if not isinstance(one, Run)]
+
+
+def measure(folder: Path, *, rounds: int, validate: bool) -> list[dict[str, Any]]:
+    """All rows."""
+    tasks, lacking = read(folder)
+    constants: Mapping[str, float] = kept_constants()
+    rows: list[dict[str, Any]] = []
+    for task in tasks:
+        if rounds and task.runs:
+            fitted = fit(task.runs, task.predict, constants, memory=task.memory, rounds=rounds)
+            constants = {**constants, **fitted}
+        scored = predict_all(task.runs, task.predict, constants)
+        rows += rows_of(task.kind, scored)
+        rows += ranks_of(scored) if task.kind == "step_time" else []
+        if validate and len({run.group for run in task.runs}) > 1:
+            rows += cross_validated(task, constants)
+    if rounds:
+        write_constants(constants)
+    reasons = [{"record": name, "lacks": reason} for name, reason in lacking]
+    return [*rows, {**_entry("unpredicted", len(lacking), "records", None), "reasons": reasons}]
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """For people."""
+    for row in rows:
+        if row["name"] == "unpredicted":
+            print(f"not predicted: {row['ours']} records")
+            for lack in row["reasons"]:
+                print(f"  {lack['record']}: {lack['lacks']}")
+        elif row["unit"] == "Spearman":
+            print(f"{row['name']:48} {row['ours']:7.3f}          {row['records']:4} records")
+        else:
+            ours, spread = row["ours"], row["spread"]
+            print(f"{row['name']:48} {ours:7.1%} {spread:7.1%}  {row['records']:4} records")
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--records", type=Path, required=True, help="folder of records")
+    parser.add_argument(
+        "--fit", type=int, default=0, help="rounds of fitting, then keep the result"
+    )
+    parser.add_argument("--no-cross-validation", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if not options.records.is_dir():
+        parser.error(f"--records {options.records}: expected a folder")
+    rows = measure(options.records, rounds=options.fit, validate=not options.no_cross_validation)
+    if options.json:
+        print(json.dumps(rows, indent=1))
+    else:
+        show(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,359 @@
+"""Published runs as jobs: reads the records of ``benchmarks.prediction``.
+
+A record says in other people's words what a ``Job`` says in ours. What it leaves out is filled in
+from what its software did then, never from what it measured; what cannot be told is an ``Unknown``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from benchmarks.software import Generation, generation_of
+from weft.cluster.cluster import Chip, Dtype, catalogue
+from weft.cost.job import Job, JobSchedule
+from weft.cost.shape import ExpertShape, LatentAttention, ModelShape
+from weft.cost.work import Keep
+from weft.plan.plan import ZeroLevel
+
+Record = Mapping[str, Any]
+
+CHIP_NAMES = {"H100-96GB-HBM2e-500W": "H100-SXM5-80GB"}
+"""Names in records that the catalogue does not use."""
+TYPICAL_ASPECT = 128
+"""Channels per layer of GPT-3's family (arXiv 2005.14165), where only a size is printed."""
+
+
+class UnknownRecordError(Exception):
+    """A record lacks what a prediction needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One record: what ran where, and what was measured."""
+
+    name: str
+    group: str
+    job: Job
+    chips: tuple[Chip, ...]
+    """Of every position of the pipeline, or one for all."""
+    generation: Generation
+    num_chips: int
+    chips_per_node: int
+    network_gbit_s: float | None
+    """Of one chip; None where the record does not say."""
+    measured: float
+    """Seconds of a step, or bytes."""
+    first_alone: bool = False
+    """Memory was read on the first position, not where it is highest."""
+
+
+def read_times(folder: Path) -> Iterator[Run | tuple[str, str]]:
+    """Every record of ``throughput.json`` that ran: as a run, or its name and what it lacks."""
+    for record in _read(folder / "throughput.json"):
+        if record.get("status", "ok") == "ok":
+            yield _attempt(record, _step_seconds)
+
+
+def read_memory(folder: Path) -> Iterator[Run | tuple[str, str]]:
+    """Every measured peak of ``memory.json``."""
+    groups = {record["id"]: record for record in _read(folder / "throughput.json")}
+    for record in _read(folder / "memory.json"):
+        if record.get("kind") == "measured_peak" and record.get("status") == "ok":
+            twin = groups.get(record.get("throughput_id") or "", {})
+            blank = {"group": record["id"].split("_")[1], "params_b": None, "moe": None}
+            keys = ("group", "params_b", "moe", "head_dim", "gpus_per_node", "date", "arch", "ep")
+            blank |= {key: twin[key] for key in keys if key in twin}
+            yield _attempt({**blank, **record}, _peak_bytes)
+
+
+def read_trials(folder: Path) -> Iterator[Run | tuple[str, str]]:
+    """Every trial of ``hetero.json`` that ended: plans tried on one cluster, mixed or not."""
+    for record in _read(folder / "hetero.json"):
+        if record.get("kind") == "real_trial" and record.get("value"):
+            try:
+                yield _trial(record)
+            except UnknownRecordError as lack:
+                yield str(record["id"]), str(lack)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    records: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))
+    return records
+
+
+def _attempt(record: Record, measure: Any) -> Run | tuple[str, str]:
+    try:
+        return _run(record, measure(record))
+    except UnknownRecordError as lack:
+        return str(record.get("id", "?")), str(lack)
+
+
+def _run(record: Record, measured: float) -> Run:
+    generation = generation_of(f"{record.get('framework')} {record.get('date') or ''}")
+    num_chips = int(_need(record, "n_gpus"))
+    network = record.get("inter_gbps_per_gpu")
+    unit = str(record.get("mem_unit") or "")
+    return Run(
+        name=record["id"],
+        group=record["group"],
+        job=_job(record, generation, num_chips),
+        chips=(_chip(str(_need(record, "gpu"))),),
+        generation=generation,
+        num_chips=num_chips,
+        chips_per_node=int(record.get("gpus_per_node") or 8),
+        network_gbit_s=float(network) if network else None,
+        measured=measured,
+        first_alone="nvidia-smi" in unit and "max" not in unit,
+    )
+
+
+def _need(record: Record, key: str) -> Any:
+    value = record.get(key)
+    if value is None:
+        raise UnknownRecordError(f"no {key}")
+    return value
+
+
+def _chip(name: str) -> Chip:
+    name = CHIP_NAMES.get(name, name)
+    found = catalogue().get(name)
+    if found is None:
+        alike = [chip for key, chip in catalogue().items() if key.startswith(name.split("-")[0])]
+        if not alike:
+            raise UnknownRecordError(f"chip {name!r} is not in the catalogue")
+        found = alike[0]
+    return found
+
+
+def _step_seconds(record: Record) -> float:
+    """Seconds of a step from whatever was printed."""
+    if record.get("iter_time_s"):
+        return float(record["iter_time_s"])
+    batch = float(_need(record, "gbs"))
+    if record.get("samples_per_s"):
+        return batch / float(record["samples_per_s"])
+    tokens = batch * float(_need(record, "seq_len"))
+    if record.get("tokens_per_s_per_gpu"):
+        return tokens / (float(record["tokens_per_s_per_gpu"]) * float(record["n_gpus"]))
+    if not record.get("tflops_per_gpu"):
+        raise UnknownRecordError("no measured time")
+    flops = tokens * _flops_per_token(record)
+    return flops / (float(record["tflops_per_gpu"]) * 1e12 * float(record["n_gpus"]))
+
+
+def _flops_per_token(record: Record) -> float:
+    """As the source counted them."""
+    layers, hidden = record.get("n_layers"), record.get("hidden")
+    kind, params = record.get("flop_convention"), record.get("params_b")
+    if kind in {"params_8N", "params_6N"} and params:
+        return float(params) * 1e9 * (8 if kind == "params_8N" else 6)
+    if not (layers and hidden and kind in {"megatron_hw_full", "megatron_model"}):
+        raise UnknownRecordError(f"TFLOP/s alone, counted as {kind}")
+    seq, vocab = record["seq_len"], record["vocab"]
+    factor, head = (96, 16) if kind == "megatron_hw_full" else (72, 12)
+    rest = 1 + seq / (6 * hidden) + vocab / (head * layers * hidden)
+    return float(factor * layers * hidden**2 * rest)
+
+
+def _peak_bytes(record: Record) -> float:
+    if record.get("mem_gib") is None:
+        raise UnknownRecordError("no measured memory")
+    return float(record["mem_gib"]) * 2**30
+
+
+def _shape(record: Record) -> ModelShape:
+    layers, hidden = record.get("n_layers"), record.get("hidden")
+    gated = bool(record.get("gated_mlp"))
+    params = (record.get("params_b") or _size_in(str(record.get("model")))) * 1e9
+    if hidden is None:
+        if not params:
+            raise UnknownRecordError("no hidden, and no size to tell it from")
+        hidden = round((params * TYPICAL_ASPECT / 12) ** (1 / 3) / 128) * 128
+    if layers is None:
+        stages = record.get("pp") or 1
+        layers = max(round(params / (12 * hidden**2) / stages), 1) * stages
+    heads = record.get("n_heads") or max(hidden // 128, 1)
+    if hidden % heads and not record.get("head_dim"):  # cannot be; the usual width of a head can
+        heads = max(hidden // 128, 1)
+    d_head = record.get("head_dim") or hidden // heads
+    experts, latent = _mixture(record.get("moe"))
+    return ModelShape(
+        num_layers=layers,
+        d_model=hidden,
+        d_ff=record.get("ffn_hidden") or 4 * hidden,
+        num_heads=heads,
+        num_kv_heads=record.get("n_kv_heads") or heads,
+        d_head=d_head,
+        vocab_size=record.get("vocab") or 50_304,
+        gated=gated,
+        tied=not gated,
+        num_positions=0 if gated else int(record.get("seq_len") or 0),
+        num_vectors=2.0 if gated else 13.0,
+        dropout=not gated and generation_of(str(record.get("framework"))).dropout,
+        experts=experts,
+        latent=latent,
+    )
+
+
+def _size_in(model: str) -> float:
+    found = re.search(r"([\d.]+)\s*B\b", model)
+    return float(found[1]) if found else 0.0
+
+
+def _mixture(data: Any) -> tuple[ExpertShape | None, LatentAttention | None]:
+    if not data:
+        return None, None
+    low = data.get("mla")
+    latent = None
+    if low:
+        latent = LatentAttention(
+            q_rank=low["q_lora"],
+            kv_rank=low["kv_lora"],
+            d_nope=low["nope"],
+            d_rope=low["rope"],
+            d_value=low["v"],
+        )
+    experts = ExpertShape(
+        num_experts=data["n_experts"],
+        top_k=data["topk"],
+        d_ff=data["moe_ffn"],
+        shared_d_ff=data.get("shared_ffn") or 0,
+        dense_layers=data.get("dense_layers") or 0,
+    )
+    return experts, latent
+
+
+def _job(record: Record, generation: Generation, num_chips: int) -> Job:
+    shape = _shape(record)
+    degrees = {key: int(record.get(key) or 1) for key in ("tp", "pp", "cp", "ep")}
+    used = degrees["tp"] * degrees["pp"] * degrees["cp"]
+    dp = int(record.get("dp") or max(num_chips // used, 1))
+    degrees["ep"] = min(degrees["ep"], dp * degrees["cp"])  # with experts over tp too, as one
+    if not any(record.get(key) for key in ("tp", "pp", "dp")):
+        raise UnknownRecordError("no tp, pp or dp")
+    if used * dp > num_chips:
+        raise UnknownRecordError(f"tp x pp x cp x dp is {used * dp}, on {num_chips} chips")
+    zero, ways = _sharing(str(record.get("dp_sharding") or "none"))
+    batch = int(record.get("gbs") or dp)
+    split = record.get("sp")
+    return Job(
+        shape=shape,
+        seq_len=int(_need(record, "seq_len")),
+        global_batch=batch,
+        microbatch=int(record.get("mbs") or 1),
+        dp=dp,
+        chunks=_chunks(record, shape, generation),
+        schedule=_schedule(str(record.get("framework"))),
+        zero=zero,
+        shard_ways=ways,
+        recompute=_recompute(str(record.get("recompute") or "none"), generation),
+        sequence_parallel=generation.sequence_parallel if split is None else bool(split),
+        dtype=_dtype(str(record.get("precision") or "bf16")),
+        fused_attention=generation.fused_attention,
+        frozen="lora" in f"{record['id']} {record.get('model')}".lower(),
+        **degrees,
+    )
+
+
+def _chunks(record: Record, shape: ModelShape, generation: Generation) -> int:
+    stages = int(record.get("pp") or 1)
+    if stages == 1:
+        return 1
+    chunks = int(record.get("vpp") or 0)
+    each = max(shape.num_layers // stages, 1)
+    return chunks or max(n for n in range(1, generation.usual_chunks + 1) if each % n == 0)
+
+
+def _sharing(words: str) -> tuple[ZeroLevel, int]:
+    """ZeRO level, and how many ranks share (0 is all)."""
+    text = words.lower()
+    near = 8 if "hsdp" in text or "within" in text else 0
+    if any(mark in text for mark in ("fsdp", "zero3", "full_shard")):
+        return 3, near
+    for level in get_args(ZeroLevel):
+        if f"zero{level}" in text or f"zero-{level}" in text:
+            return level, near
+    return (1, near) if "distributed" in text or "scatter" in text else (0, 0)
+
+
+def _recompute(words: str, generation: Generation) -> Keep:
+    if words.startswith("full"):
+        return "full"
+    return generation.selective if words.startswith("selective") else "off"
+
+
+def _schedule(framework: str) -> JobSchedule:
+    if "ZB-2p" in framework or "ZB-H2" in framework:
+        return "zb-h2"
+    return "zb-h1" if "ZB-" in framework else "1f1b"
+
+
+def _dtype(words: str) -> Dtype:
+    text = words.lower()
+    if "fp8" in text or "float8" in text or "int8" in text:
+        return "fp8"
+    return "fp32" if text == "fp32" else "bf16"
+
+
+INSTANCES = {
+    "g4dn.12xlarge": ("T4", 4, 12.5),
+    "p3.8xlarge": ("V100-SXM2-16GB", 4, 2.5),
+    "p3.16xlarge": ("V100-SXM2-16GB", 8, 3.125),
+}
+"""A cloud's machines: chip, how many, and 10^9 bits/s of network for each chip."""
+PADDING = 3
+"""Entries before the first and after the last decoder layer in a trial's list of layers."""
+
+
+def _trial(record: Record) -> Run:
+    """A plan that was tried; positions fill the cluster's machines in the order printed."""
+    plan = record.get("parallel")
+    sizes = re.search(r"(\d+)L h(\d+) seq(\d+) V(\d+)", str(record.get("model")))
+    if not isinstance(plan, dict) or sizes is None:
+        raise UnknownRecordError("no plan, or no sizes of the model")
+    layers, hidden, seq, vocab = map(int, sizes.groups())
+    machines = re.findall(r"(\d+)\s*x\s*([\w.]+xlarge)", str(record.get("cluster")))
+    if not machines or any(name not in INSTANCES for _, name in machines):
+        raise UnknownRecordError(f"cluster {record.get('cluster')!r} has no known machines")
+    rates = [INSTANCES[name] for number, name in machines for _ in range(int(number))]
+    ranks = [chip for chip, number, _ in rates for _ in range(number)]
+    each = len(ranks) // plan["pp"]
+    stages = [ranks[p * each : (p + 1) * each] for p in range(plan["pp"])]
+    generation = generation_of("DeepSpeed pipeline")
+    shape = _shape({"n_layers": layers, "hidden": hidden, "vocab": vocab, "seq_len": seq})
+    cuts = plan.get("layer_partition") or []
+    job = Job(
+        shape=replace(shape, dropout=True),
+        seq_len=seq,
+        global_batch=plan["gbs"],
+        microbatch=plan["mbs"],
+        dp=plan["dp"],
+        tp=plan["tp"],
+        pp=plan["pp"],
+        splits=tuple(min(max(cut - PADDING, 0), layers) for cut in cuts[1:-1]),
+        sequence_parallel=False,
+        fused_attention=False,
+    )
+    return Run(
+        name=record["id"],
+        group=str(record["id"]).rsplit("_", 1)[0],
+        job=job,
+        chips=tuple(_slowest(stage) for stage in stages),
+        generation=generation,
+        num_chips=len(ranks),
+        chips_per_node=min(number for _, number, _ in rates),
+        network_gbit_s=min(rate for _, _, rate in rates),
+        measured=float(record["value"]),
+    )
+
+
+def _slowest(names: list[str]) -> Chip:
+    chips = [_chip(name) for name in names]
+    return min(chips, key=lambda chip: chip.peak_flops("fp16") or 0.0)

@@ -1,0 +1,109 @@
+"""Generations of training software that published runs used, and what is known of each.
+
+What is known from their papers and release notes is written here; what has to be measured is a
+handful of constants each, fitted by ``benchmarks.prediction_fit`` and kept in
+``prediction_constants.json``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from weft.cost.work import Keep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One generation of one framework."""
+
+    name: str
+    marks: str
+    """Pattern of the frameworks' names in records."""
+    fused_attention: bool = True
+    sequence_parallel: bool = True
+    dropout: bool = False
+    """GPT models were trained with dropout."""
+    usual_chunks: int = 1
+    """Stages of a position where a record does not say: at most so many, all alike."""
+    grad_bytes: float = 4.0
+    """Of one parameter's gradient on its way."""
+    main_grad: float = 4.0
+    """Bytes of one parameter's gradients at rest."""
+    optimizer: float = 12.0
+    """Bytes of what ranks may share of one parameter's state."""
+    selective: Keep = "selective"
+    """What it calls selective recomputation."""
+    fp32_weights: bool = False
+    """Parameters are kept in fp32 alone and cast where they are used."""
+
+
+GENERATIONS = (
+    Generation(
+        name="megatron-2020",
+        marks="Megatron-LM 2020",
+        fused_attention=False,
+        sequence_parallel=False,
+        dropout=True,
+    ),
+    Generation(
+        name="deepspeed-pipeline",
+        marks="DeepSpeed pipeline",
+        fused_attention=False,
+        sequence_parallel=False,
+        dropout=True,
+        grad_bytes=2.0,
+    ),
+    Generation(name="habana", marks="Habana"),
+    Generation(
+        name="megatron-deepspeed",
+        marks="Megatron-DeepSpeed|Megatron-LM 2021$|Alpa",
+        fused_attention=False,
+        sequence_parallel=False,
+        dropout=True,
+        grad_bytes=2.0,
+        main_grad=2.0,
+        optimizer=16.0,
+    ),
+    Generation(
+        name="megatron-2021",
+        marks=r"Megatron-LM Jan 2021",
+        fused_attention=False,
+        sequence_parallel=False,
+        dropout=True,
+    ),
+    Generation(
+        name="megatron-2021",
+        marks=r"Megatron-LM \(interleaved",
+        usual_chunks=6,
+        fused_attention=False,
+        sequence_parallel=False,
+        dropout=True,
+    ),
+    Generation(
+        name="megatron-2022",
+        marks=r"Megatron-LM 2022|Megatron-LM \+",
+        fused_attention=False,
+        sequence_parallel=False,
+        dropout=True,
+    ),
+    Generation(name="internevo", marks="InternEvo"),
+    Generation(
+        name="megatron-core",
+        marks="NeMo|Megatron-Core|Megatron-Bridge|NVIDIA|MXNet|NGC|CUDA",
+        usual_chunks=6,
+    ),
+    Generation(name="composer", marks="Composer|llm-foundry", grad_bytes=2.0),
+    Generation(name="torch-compiled", marks="compile", fp32_weights=True, selective="half"),
+    Generation(
+        name="torch-eager", marks="torchtitan|PyTorch FSDP", fp32_weights=True, selective="half"
+    ),
+    Generation(name="jax", marks="JAX|PAX"),
+    Generation(name="other", marks=""),
+)
+"""In the order in which they are tried; the last fits all."""
+
+
+def generation_of(framework: str) -> Generation:
+    """The first generation whose marks a framework's name (and date) shows."""
+    return next(one for one in GENERATIONS if re.search(one.marks, framework.strip()))

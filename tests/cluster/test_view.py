@@ -1,0 +1,71 @@
+"""Pools of like nodes, and how far ranks are apart."""
+
+from dataclasses import replace
+
+import pytest
+
+from weft.cluster.cluster import Cluster, Node, catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.config.errors import ConfigError
+
+H100, A100 = catalogue()["H100-SXM5-80GB"], catalogue()["A100-SXM4-80GB"]
+MIXED = ClusterView(
+    (
+        ChipPool(chip=H100, num_nodes=2, chips_per_node=4),
+        ChipPool(chip=A100, num_nodes=3, chips_per_node=2, network_gbit_s=100),
+    )
+)
+
+
+def test_ranks_count_through_pools() -> None:
+    assert MIXED.world_size == 14
+    assert [MIXED.node_of(rank) for rank in range(14)] == [0] * 4 + [1] * 4 + [2, 2, 3, 3, 4, 4]
+    assert [MIXED.pool_of(rank).chip.name for rank in (7, 8)] == [H100.name, A100.name]
+    assert MIXED.share_a_node((4, 7))
+    assert not MIXED.share_a_node((3, 4))
+
+
+def test_rates_are_of_the_pool_or_of_the_chip() -> None:
+    assert MIXED.pools[0].network_bytes_s == 50e9
+    assert MIXED.pools[1].network_bytes_s == 12.5e9
+    assert MIXED.pools[0].link_bytes_s == 450e9
+
+
+def test_like_nodes_become_a_pool() -> None:
+    node = Node(host="a", cpu="", cores=1, memory_gib=1, cpu_bf16=False, chips=(H100, H100))
+    nodes = (node, replace(node, host="b"), replace(node, chips=()), replace(node, chips=(A100,)))
+    pools = ClusterView.of(Cluster(nodes=nodes)).pools
+    assert [(pool.chip, pool.num_nodes, pool.chips_per_node) for pool in pools] == [
+        (H100, 2, 2),
+        (A100, 1, 1),
+    ]
+
+
+def lacking_network() -> object:
+    chip = replace(H100, network_gbit_s=None)
+    return ChipPool(chip=chip, num_nodes=1, chips_per_node=8).network_bytes_s
+
+
+def lacking_link() -> object:
+    return ChipPool(chip=replace(H100, link_gb_s=None), num_nodes=1, chips_per_node=8).link_bytes_s
+
+
+def unlike_chips() -> object:
+    node = Node(host="a", cpu="", cores=1, memory_gib=1, cpu_bf16=False, chips=(H100, A100))
+    return ClusterView.of(Cluster(nodes=(node,)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lacking_network, "pool of H100-SXM5-80GB: network_gbit_s = null: expected a positive"),
+        (lacking_link, "chip H100-SXM5-80GB: link_gb_s = null: expected a positive number"),
+        (unlike_chips, "node a: chips = .*: expected chips of one kind. Split the node in two"),
+        (lambda: MIXED.pool_of(14), "rank = 14: expected a rank below 14"),
+        (lambda: MIXED.node_of(99), "rank = 99: expected a rank below 14"),
+        (lambda: replace(MIXED.pools[0], num_nodes=0), "pool of .*: num_nodes = 0: expected at"),
+    ],
+)
+def test_refusals_say_what_is_missing(wrong, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        wrong()

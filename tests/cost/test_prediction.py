@@ -1,0 +1,165 @@
+"""Published records: read, predicted, scored; on records made up here."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.prediction import Scored, measure, read, show, spearman
+from benchmarks.prediction_fit import fit, time_of
+from benchmarks.published import Run, read_memory, read_times, read_trials
+from weft.cost.work import StageWork
+
+RECORD: dict[str, Any] = {
+    "id": "r0",
+    "group": "g",
+    "status": "ok",
+    "model": "Llama 7B",
+    "n_layers": 32,
+    "hidden": 4096,
+    "n_heads": 32,
+    "n_kv_heads": 8,
+    "ffn_hidden": 11_008,
+    "gated_mlp": True,
+    "vocab": 32_000,
+    "seq_len": 4096,
+    "gpu": "H100-SXM5-80GB",
+    "n_gpus": 16,
+    "gpus_per_node": 8,
+    "tp": 2,
+    "pp": 2,
+    "cp": 1,
+    "dp": 4,
+    "gbs": 64,
+    "mbs": 1,
+    "vpp": 4,
+    "sp": True,
+    "recompute": "full",
+    "precision": "fp8",
+    "dp_sharding": "distributed optimizer (ZeRO-1)",
+    "framework": "NeMo",
+    "iter_time_s": 3.0,
+}
+
+
+def write(folder: Path, *records: dict[str, Any], name: str = "throughput.json") -> Path:
+    (folder / name).write_text(json.dumps(records), "utf-8")
+    return folder
+
+
+def only(found: Any) -> Run:
+    (run,) = found
+    assert isinstance(run, Run), run
+    return run
+
+
+def test_a_record_becomes_a_job(tmp_path) -> None:
+    run = only(read_times(write(tmp_path, RECORD)))
+    job = run.job
+    assert (job.dp, job.tp, job.pp, job.chunks, job.zero, job.dtype) == (4, 2, 2, 4, 1, "fp8")
+    assert (job.recompute, job.num_microbatches, run.measured) == ("full", 16, 3.0)
+    assert job.works()[1] == StageWork(
+        layers=(16, 32),
+        embeds=False,
+        predicts=True,
+        samples=1,
+        seq_len=4096,
+        tp=2,
+        recompute="full",
+        dtype="fp8",
+    )
+
+
+@pytest.mark.parametrize(
+    ("measured", "seconds"),
+    [
+        ({"samples_per_s": 16.0}, 4.0),
+        ({"tokens_per_s_per_gpu": 4096.0}, 4.0),
+        ({"tflops_per_gpu": 100.0, "flop_convention": "params_6N", "params_b": 7.0}, 6.881),
+    ],
+)
+def test_seconds_from_what_was_printed(tmp_path, measured, seconds) -> None:
+    run = only(read_times(write(tmp_path, {**RECORD, "iter_time_s": None, **measured})))
+    assert run.measured == pytest.approx(seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"gpu": "Abacus 9"}, "chip 'Abacus 9' is not in the catalogue"),
+        ({"iter_time_s": None}, "no measured time"),
+        ({"tp": None, "pp": None, "dp": None}, "no tp, pp or dp"),
+        ({"n_gpus": 8}, "tp x pp x cp x dp is 16, on 8 chips"),
+        ({"hidden": None, "model": "?"}, "no hidden, and no size to tell it from"),
+        ({"seq_len": None}, "no seq_len"),
+    ],
+)
+def test_what_a_record_lacks_is_said(tmp_path, change, reason) -> None:
+    assert list(read_times(write(tmp_path, {**RECORD, **change}))) == [("r0", reason)]
+
+
+def test_failed_runs_are_no_records(tmp_path) -> None:
+    assert list(read_times(write(tmp_path, {**RECORD, "status": "OOM"}))) == []
+
+
+def test_sizes_stand_in_for_layers(tmp_path) -> None:
+    record = {**RECORD, "n_layers": None, "model": "GPT 52B", "hidden": 8192, "gated_mlp": False}
+    assert only(read_times(write(tmp_path, record))).job.shape.num_layers == 64
+
+
+def test_memory_of_a_twin_takes_its_group(tmp_path) -> None:
+    peak = {**RECORD, "id": "mem_r0", "kind": "measured_peak", "mem_gib": 30.0, "group": None}
+    peak |= {"throughput_id": "r0", "mem_unit": "GB (nvidia-smi)"}
+    del peak["group"]
+    write(write(tmp_path, RECORD), peak, name="memory.json")
+    run = only(read_memory(tmp_path))
+    assert (run.group, run.measured, run.first_alone) == ("g", 30 * 2**30, True)
+
+
+def test_a_mixed_trial_has_chips_by_position(tmp_path) -> None:
+    plan = {"tp": 1, "dp": 4, "pp": 3, "mbs": 1, "gbs": 16, "layer_partition": [0, 13, 17, 30]}
+    trial = {
+        "id": "mix_1",
+        "kind": "real_trial",
+        "model": "GPT-2 24L h1024 seq1024 V52256",
+        "cluster": "2x p3.8xlarge and 1x g4dn.12xlarge",
+        "parallel": plan,
+        "value": 2.0,
+    }
+    run = only(read_trials(write(tmp_path, trial, name="hetero.json")))
+    assert [chip.name for chip in run.chips] == ["V100-SXM2-16GB"] * 2 + ["T4"]
+    assert [work.layers for work in run.job.works()] == [(0, 10), (10, 14), (14, 24)]
+
+
+def test_rows_say_errors_ranks_and_what_is_missing(tmp_path, capsys) -> None:
+    records = [
+        {**RECORD, "id": f"r{n}", "gbs": 64 * n, "iter_time_s": 2.0 * n} for n in range(1, 5)
+    ]
+    write(tmp_path, *records, {**RECORD, "group": "h"}, {**RECORD, "id": "bad", "dp": 99})
+    rows = {row["name"]: row for row in measure(tmp_path, rounds=0, validate=True)}
+    assert rows["rank:g"]["ours"] == pytest.approx(1.0)
+    assert rows["step_time:g"]["records"] == 4
+    assert rows["step_time:all"]["records"] == 5
+    assert "cross_validated:step_time:h" in rows
+    assert rows["unpredicted"]["reasons"][0]["record"] == "bad"
+    show(list(rows.values()))
+    assert "not predicted: 1 records" in capsys.readouterr().out
+
+
+def test_error_is_relative_to_what_was_measured(tmp_path) -> None:
+    run = only(read_times(write(tmp_path, RECORD)))
+    assert Scored(run=run, predicted=3.6).error == pytest.approx(0.2)
+
+
+def test_fitting_moves_towards_the_records(tmp_path) -> None:
+    tasks, _ = read(write(tmp_path, *({**RECORD, "id": f"r{n}"} for n in range(20))))
+    runs = tasks[0].runs
+    before = time_of(runs[0], {})
+    fitted = fit(runs, time_of, {}, memory=False, rounds=3)
+    assert abs(time_of(runs[0], fitted) / 3 - 1) < 0.2 * abs(before / 3 - 1)
+
+
+def test_spearman_by_hand() -> None:
+    assert spearman([1, 2, 3, 4], [10, 30, 20, 40]) == pytest.approx(0.8)
+    assert spearman([1, 1, 2], [1, 2, 3]) == pytest.approx(0.866, rel=1e-3)

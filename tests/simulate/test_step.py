@@ -1,0 +1,120 @@
+"""A step of a plan on a cluster, against the closed form and by what must follow from what."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+
+from weft.cluster.cluster import Dtype, catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.cost.job import Job, step_seconds_of_job
+from weft.cost.operators import Op, Phase
+from weft.cost.shape import ModelShape
+from weft.models.llama.sizes import SIZES
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.simulate.step import Knowledge, time_of_plan
+
+SPEC = SIZES["llama2-7b"]
+SEQ = 2048
+H100, A100 = catalogue()["H100-SXM5-80GB"], catalogue()["A100-SXM4-80GB"]
+ALIKE = ClusterView((ChipPool(chip=H100, num_nodes=4, chips_per_node=8),))
+MIXED = ClusterView(
+    (
+        ChipPool(chip=H100, num_nodes=1, chips_per_node=8),
+        ChipPool(chip=A100, num_nodes=1, chips_per_node=8),
+    )
+)
+
+
+def plan(bounds: list[int], *, dp: int, tp: int, samples: int = 64, **stage: object) -> Plan:
+    """Stages of ``dp x tp`` ranks each, with layers between neighbouring bounds."""
+    size = dp * tp
+    options = {"precision": "bf16", "device": "cuda", **stage}
+    stages = [
+        StagePlan(
+            mesh=Mesh.of(range(number * size, (number + 1) * size), dp=dp, tp=tp),
+            layers=(low, high),
+            **options,
+        )
+        for number, (low, high) in enumerate(pairwise(bounds))
+    ]
+    pipeline = PipelinePlan(stages=tuple(stages), samples=samples, microbatch=dp)
+    return Plan(num_layers=32, pipelines=(pipeline,))
+
+
+def seconds(what: Plan, where: ClusterView, **options: object) -> float:
+    return time_of_plan(what, SPEC, where, seq_len=SEQ, **options).step_s
+
+
+@pytest.mark.parametrize(("dp", "tp", "pp"), [(8, 1, 1), (4, 2, 1), (2, 2, 4), (1, 8, 4)])
+@pytest.mark.parametrize("zero", [0, 1])
+def test_plans_of_like_stages_take_what_their_job_takes(dp, tp, pp, zero) -> None:
+    bounds = [32 * p // pp for p in range(pp + 1)]
+    planned = seconds(plan(bounds, dp=dp, tp=tp, zero=zero), ALIKE)
+    job = Job(
+        shape=ModelShape.of(SPEC), seq_len=SEQ, global_batch=64, dp=dp, tp=tp, pp=pp, zero=zero
+    )
+    expected = step_seconds_of_job(job, [Knowledge().place(ALIKE.pools[0])])
+    assert planned == pytest.approx(expected, rel=0.03)
+
+
+def test_the_slower_chip_should_get_fewer_layers() -> None:
+    by_split = {
+        first: seconds(plan([0, first, 32], dp=8, tp=1), MIXED) for first in range(12, 30, 2)
+    }
+    best = min(by_split, key=by_split.__getitem__)
+    assert 18 <= best <= 26
+    assert by_split[best] < 0.8 * by_split[12]
+
+
+def test_a_mix_is_slower_than_the_faster_chips_alone() -> None:
+    even = plan([0, 16, 32], dp=8, tp=1)
+    slow = replace(MIXED, pools=(replace(MIXED.pools[1], num_nodes=2),))
+    fast = replace(MIXED, pools=(replace(MIXED.pools[0], num_nodes=2),))
+    assert seconds(even, fast) < seconds(even, MIXED) <= seconds(even, slow)
+
+
+def test_unlike_pipelines_wait_for_the_last() -> None:
+    one = plan([0, 32], dp=4, tp=1, samples=32).pipelines[0]
+    stage = replace(one.stages[0], mesh=Mesh.of(range(8, 16), dp=8))
+    more = replace(one, stages=(stage,), samples=512, microbatch=8)
+    both = time_of_plan(Plan(num_layers=32, pipelines=(one, more)), SPEC, MIXED, seq_len=SEQ)
+    alone = [timeline.step_s for timeline in both.timelines]
+    assert alone[1] > alone[0]
+    assert both.step_s == pytest.approx(both.stretch * (alone[1] + both.once_s[1]))
+    assert 1 < both.stretch < 1.05
+
+
+def test_recomputation_and_level_3_cost_time() -> None:
+    base = seconds(plan([0, 32], dp=8, tp=1), ALIKE)
+    assert base * 1.2 < seconds(plan([0, 32], dp=8, tp=1, recompute="full"), ALIKE) < base * 1.4
+    assert seconds(plan([0, 32], dp=8, tp=1, zero=3), ALIKE) > 1.01 * base
+
+
+@dataclass(frozen=True)
+class FromVendor:
+    """As fast as its maker says."""
+
+    factor: float
+
+    def seconds(self, op: Op, phase: Phase, dtype: Dtype) -> float:
+        del dtype
+        return self.factor * op.phase_flops(phase) / 5e14
+
+    def moving_seconds(self, num_bytes: float) -> float:
+        return num_bytes / 3e12
+
+
+def test_a_vendors_own_costs_replace_the_catalogue() -> None:
+    blank = replace(H100, name="X1", peak_tflops={}, memory_gb_s=None)
+    cluster = ClusterView((ChipPool(chip=blank, num_nodes=1, chips_per_node=8),))
+    times = [
+        seconds(
+            plan([0, 32], dp=8, tp=1),
+            cluster,
+            knowledge=Knowledge(chips={"X1": FromVendor(factor)}),
+        )
+        for factor in (1.0, 2.0)
+    ]
+    assert 1.8 * times[0] < times[1] < 2 * times[0]

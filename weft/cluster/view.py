@@ -1,0 +1,110 @@
+"""A cluster as costs see it: pools of like nodes, and how far two ranks are apart.
+
+Ten thousand chips of three kinds are three pools, so questions about a rank are arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from weft.cluster.cluster import Chip, Cluster
+from weft.config.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChipPool:
+    """Nodes with the same chips. Ranks count through a node, then through the nodes."""
+
+    chip: Chip
+    num_nodes: int
+    chips_per_node: int
+    network_gbit_s: float | None = None
+    """One chip's part of its node's network; None takes the chip's usual adapter."""
+
+    def __post_init__(self) -> None:
+        counts = {"num_nodes": self.num_nodes, "chips_per_node": self.chips_per_node}
+        for field, value in counts.items():
+            if value < 1:
+                raise ConfigError(f"pool of {self.chip.name}: {field}", value, "at least 1")
+
+    @property
+    def num_chips(self) -> int:
+        return self.num_nodes * self.chips_per_node
+
+    @property
+    def network_bytes_s(self) -> float:
+        """Of one chip, as printed.
+
+        Raises:
+            ConfigError: neither the pool nor the catalogue says.
+        """
+        gbit_s = self.network_gbit_s or self.chip.network_gbit_s
+        if gbit_s is None:
+            key = f"pool of {self.chip.name}: network_gbit_s"
+            raise ConfigError(key, None, "a positive number", "The catalogue does not know it.")
+        return gbit_s / 8 * 1e9
+
+    @property
+    def link_bytes_s(self) -> float:
+        """Of one chip to the others of its node, as printed; alone on its node, it needs none."""
+        if self.chip.link_gb_s is not None:
+            return self.chip.link_gb_s * 1e9
+        if self.chips_per_node == 1:
+            return self.network_bytes_s
+        key = f"chip {self.chip.name}: link_gb_s"
+        raise ConfigError(key, None, "a positive number", "The catalogue does not know it.")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """Pools in the order in which their ranks are numbered."""
+
+    pools: tuple[ChipPool, ...]
+
+    @staticmethod
+    def of(cluster: Cluster) -> ClusterView:
+        """Neighbouring nodes with the same chips become a pool; nodes without chips are left out.
+
+        Raises:
+            ConfigError: a node has unlike chips.
+        """
+        nodes = [node for node in cluster.nodes if node.chips]
+        for node in nodes:
+            names = {chip.name for chip in node.chips}
+            if len(names) > 1:
+                key = f"node {node.host}: chips"
+                raise ConfigError(key, sorted(names), "chips of one kind", "Split the node in two.")
+        pools = [
+            ChipPool(chip=found[0], num_nodes=len(list(alike)), chips_per_node=len(found))
+            for found, alike in groupby(node.chips for node in nodes)
+        ]
+        return ClusterView(tuple(pools))
+
+    @property
+    def world_size(self) -> int:
+        return sum(pool.num_chips for pool in self.pools)
+
+    def pool_of(self, rank: int) -> ChipPool:
+        """The pool that a rank's chip is in."""
+        before = 0
+        for pool in self.pools:
+            if rank < before + pool.num_chips:
+                return pool
+            before += pool.num_chips
+        raise ConfigError("rank", rank, f"a rank below {self.world_size}")
+
+    def node_of(self, rank: int) -> int:
+        """The number of a rank's node, counted through all pools."""
+        nodes = before = 0
+        for pool in self.pools:
+            if rank < before + pool.num_chips:
+                return nodes + (rank - before) // pool.chips_per_node
+            before += pool.num_chips
+            nodes += pool.num_nodes
+        raise ConfigError("rank", rank, f"a rank below {self.world_size}")
+
+    def share_a_node(self, ranks: Sequence[int]) -> bool:
+        """No message among the ranks needs a network."""
+        return len({self.node_of(rank) for rank in ranks}) == 1

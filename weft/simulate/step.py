@@ -1,0 +1,158 @@
+"""One step of a plan on a cluster: every pipeline's timeline, and what is done once.
+
+Stages are costed one by one (``weft.cost``) and played by the schedule that the executor runs.
+Stages of the same kind are costed once, so a search may ask thousands of times a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import log2
+
+from weft.cluster.view import ChipPool, ClusterView
+from weft.cost.memory import work_of
+from weft.cost.rates import CostFunction, Roofline
+from weft.cost.shape import ModelShape
+from weft.cost.timing import WEFT, Place, Replicas, Software, once_a_step, stage_seconds
+from weft.cost.traffic import Fabric
+from weft.plan.model import ModelSpec
+from weft.plan.plan import PipelinePlan, Plan
+from weft.simulate.play import simulate_plan
+from weft.simulate.timeline import Timeline
+from weft.simulate.times import SeamTimes, StageTimes
+
+LINK_REACHED = 0.7
+"""Part of a link's printed rate that collectives reach inside a node."""
+NETWORK_REACHED = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """What is known besides the catalogue."""
+
+    chips: Mapping[str, CostFunction] = field(default_factory=dict)
+    """By chip name: a profile, or the vendor's own cost function; others get their class's."""
+    software: Software = WEFT
+
+    def place(self, pool: ChipPool) -> Place:
+        """Costs of a pool's chips and links.
+
+        Raises:
+            ConfigError: the catalogue lacks something, and nothing here replaces it.
+        """
+        chip = self.chips.get(pool.chip.name)
+        fabric = Fabric(
+            chips_per_node=pool.chips_per_node,
+            inside_bytes_s=pool.link_bytes_s * LINK_REACHED,
+            across_bytes_s=pool.network_bytes_s * NETWORK_REACHED,
+        )
+        return Place(chip=chip or Roofline.of(pool.chip), fabric=fabric, software=self.software)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of one step."""
+
+    timelines: tuple[Timeline, ...]
+    """Of every pipeline."""
+    once_s: tuple[float, ...]
+    """By pipeline: reducing, updating and publishing that nothing hides."""
+    stretch: float
+    """How many times longer it takes because the last of many ranks is late."""
+
+    @property
+    def step_s(self) -> float:
+        """Until the last pipeline is done; all wait for it."""
+        both = zip(self.timelines, self.once_s, strict=True)
+        return self.stretch * max(timeline.step_s + once for timeline, once in both)
+
+
+def time_of_plan(
+    plan: Plan,
+    spec: ModelSpec,
+    cluster: ClusterView,
+    *,
+    seq_len: int,
+    knowledge: Knowledge | None = None,
+) -> StepTime:
+    """Predict a step of a plan.
+
+    Raises:
+        ConfigError: the plan needs a rank, or a rate, that is not known.
+    """
+    known = knowledge or Knowledge()
+    asked = _Asked(ModelShape.of(spec), cluster, known, seq_len, len(plan.pipelines))
+    timelines, once = [], []
+    for pipeline in plan.pipelines:
+        numbers = range(len(pipeline.stages))
+        stages = [asked.stage(pipeline, number) for number in numbers]
+        seams = [asked.seam(pipeline, number) for number in numbers[:-1]]
+        timelines.append(simulate_plan(pipeline, stages, seams))
+        once.append(
+            max(
+                sum(asked.once(pipeline, number) for number in position)
+                for position in pipeline.positions()
+            )
+        )
+    stretch = 1 + known.software.straggle * log2(plan.world_size)
+    return StepTime(tuple(timelines), tuple(once), stretch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What all stages of a plan have in common."""
+
+    shape: ModelShape
+    cluster: ClusterView
+    knowledge: Knowledge
+    seq_len: int
+    num_pipelines: int
+
+    def place(self, pipeline: PipelinePlan, number: int) -> Place:
+        """A stage's ranks are of one kind of chip, so its first speaks for all."""
+        first = pipeline.stages[number].mesh.ranks[0]
+        return self.knowledge.place(self.cluster.pool_of(first))
+
+    def replicas(self, pipeline: PipelinePlan, number: int) -> Replicas:
+        """The stage's own along ``dp`` and ``cp``; those of other pipelines are on other nodes."""
+        stage = pipeline.stages[number]
+        size = stage.mesh.size("dp") * stage.mesh.size("cp")
+        near = next(stage.mesh.groups("dp"))
+        stride = near[1] - near[0] if len(near) > 1 else stage.mesh.size("tp")
+        if self.num_pipelines > 1 and stage.zero < 3:
+            pool = self.cluster.pool_of(stage.mesh.ranks[0])
+            size, stride = size * self.num_pipelines, max(stride, pool.chips_per_node)
+        return Replicas(size=size, stride=stride, zero=stage.zero)
+
+    def stage(self, pipeline: PipelinePlan, number: int) -> StageTimes:
+        """One full microbatch, in all its passes."""
+        work = work_of(pipeline, number, self.seq_len)
+        place, replicas = self.place(pipeline, number), self.replicas(pipeline, number)
+        times = stage_seconds(self.shape, work, place, replicas)
+        passes = pipeline.stages[number].passes
+        return StageTimes(
+            forward_s=times.forward * passes,
+            input_grad_s=times.input_grad * passes,
+            weight_grad_s=times.weight_grad * passes,
+        )
+
+    def once(self, pipeline: PipelinePlan, number: int) -> float:
+        """What the stage's ranks do once a step."""
+        work = work_of(pipeline, number, self.seq_len)
+        place, replicas = self.place(pipeline, number), self.replicas(pipeline, number)
+        return once_a_step(self.shape, work, place, replicas)
+
+    def seam(self, pipeline: PipelinePlan, number: int) -> SeamTimes:
+        """Every rank of the smaller side carries its part of the microbatch."""
+        here, there = pipeline.stages[number].mesh, pipeline.stages[number + 1].mesh
+        if here.ranks == there.ranks:
+            return SeamTimes()
+        senders = min(len(here.ranks), len(there.ranks))
+        num_bytes = 2 * pipeline.microbatch * self.seq_len * self.shape.d_model / senders
+        sides = [self.place(pipeline, side).fabric for side in (number, number + 1)]
+        if self.cluster.share_a_node((*here.ranks, *there.ranks)):
+            rate = min(side.inside_bytes_s for side in sides)
+            return SeamTimes(transfer_s=num_bytes / rate, latency_s=sides[0].inside_latency_s)
+        rate = min(side.across_bytes_s for side in sides)
+        return SeamTimes(transfer_s=num_bytes / rate, latency_s=sides[0].across_latency_s)
