@@ -34,8 +34,8 @@ def step(folder: Path, number: int) -> None:
         file.write(text[10:])
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
+def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             sys.exit(99)
@@ -157,6 +157,26 @@ def answered(wire: socket.socket) -> bool:
     return True
 
 
+def hear(folder: Path) -> None:
+    """Rank 0 listens to a connection: does it hear that the other is gone?"""
+    master = os.environ["MASTER_ADDR"]
+    if RANK:
+        connected(master, PORT).recv(1)
+        return
+    with socket.create_server((master, PORT)) as server:
+        connection, _ = server.accept()
+    step(folder, 1)
+    until((folder / "gone").exists)
+    connection.settimeout(1.0)
+    try:
+        connection.recv(1)
+        write(folder, "closed")
+    except TimeoutError:
+        write(folder, "silence")
+    except ConnectionError:
+        write(folder, "closed")
+
+
 def beat(folder: Path) -> None:
     """Every rank notes the longest time between two looks at the clock."""
     (folder / f"up{RANK}").touch()
@@ -207,7 +227,7 @@ def wait(folder: Path) -> None:
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     write(folder, {"pid": os.getpid(), "child": child.pid})
-    until(lambda: bool(asked))
+    until(lambda: bool(asked), timeout_s=120)  # longer than the test waits
     write(folder, "asked")
 
 
@@ -219,5 +239,5 @@ def fail(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    programs = (told, share, link, echo, beat, disk, memory, wait, fail)
+    programs = (told, share, link, echo, hear, beat, disk, memory, wait, fail)
     {program.__name__: program for program in programs}[sys.argv[1]](Path(sys.argv[2]))
