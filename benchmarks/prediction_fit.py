@@ -33,6 +33,8 @@ OUTLIER = 0.15
 """Logarithmic error beyond which a record counts less, as its inverse."""
 NOISE = 0.04
 """Spread of the same plan on the same chips at two sites, about."""
+NEGLIGIBLE = 0.03
+"""A constant that stays so near its prior is not kept."""
 FILE = Path(__file__).with_name("prediction_constants.json")
 
 CHIP_START = {
@@ -49,24 +51,24 @@ SOFTWARE = {
     "slowdown": (1.12, 0.2),
     "tensor": (0.6, 0.6),
     "data": (0.2, 0.6),
-    "seam": (0.5, 0.6),
     "elementwise": (1.2, 0.3),
     "attention": (1.0, 0.3),
-    "step_s": (0.01, 0.8),
     "launch_us": (8.0, 1.0),
 }
-"""Of a generation: value and spread of its logarithm. ``tensor``, ``data`` and ``seam`` are parts
-of traffic that nothing hides; ``elementwise`` is memory traffic over that of the model."""
+"""Of a generation: value and spread of its logarithm. ``tensor`` and ``data`` are parts of
+traffic that nothing hides; ``elementwise`` is memory traffic over that of the model."""
 LINKS = {
     "inside": (0.6, 0.15),
     "pcie": (0.35, 0.4),
     "across": (0.75, 0.15),
     "expert": (0.5, 0.6),
     "context": (0.2, 0.6),
+    "seam": (0.5, 0.6),
+    "step_s": (0.02, 0.8),
     "straggle": (0.005, 0.6),
     "unaligned": (0.3, 0.6),
 }
-"""For all: parts of a data sheet's rate, parts that nothing hides, and two more of the model."""
+"""For all: parts of a data sheet's rate, parts that nothing hides, and three more of the model."""
 MEMORY = {
     "runtime_gib": (2.0, 0.4),
     "fragments": (0.05, 1.0),
@@ -127,12 +129,12 @@ def _place(run: Run, made_by: Chip, constants: Constants) -> Place:
         slowdown=of(f"{made}.slowdown"),
         tensor_hidden=1 - of(f"{made}.tensor"),
         data_hidden=1 - of(f"{made}.data"),
-        seam_hidden=1 - of(f"{made}.seam"),
+        seam_hidden=1 - of("links.all.seam"),
         expert_hidden=1 - of("links.all.expert"),
         context_hidden=1 - of("links.all.context"),
         grad_bytes=run.generation.grad_bytes,
         straggle=of("links.all.straggle"),
-        step_s=of(f"{made}.step_s"),
+        step_s=of("links.all.step_s"),
     )
     roofline = replace(
         Roofline.of(made_by, efficiency),
@@ -167,18 +169,26 @@ def memory_of(run: Run, constants: Constants) -> float:
 
 def names_for(runs: Sequence[Run], *, memory: bool) -> list[str]:
     """The constants that some of the runs depend on."""
-    found: Counter[str] = Counter()
+    found: set[str] = set()
     for run in runs:
-        made = run.generation.name
+        made, job = run.generation.name, run.job
         if memory:
             found.update(f"memory.{made}.{field}" for field in MEMORY)
             continue
-        for chip in {f"chip.{chip_class(chip)}" for chip in run.chips}:
-            found.update(f"{chip}.{field}" for field in ("matmul", "attention", "memory"))
-            found[f"{chip}.fp8"] += run.job.dtype == "fp8"
-        found.update(f"software.{made}.{field}" for field in SOFTWARE)
-        found.update(f"links.all.{field}" for field in LINKS)
-    return sorted(name for name, number in found.items() if number)
+        used = {
+            "tensor": job.tp > 1,
+            "data": job.dp * job.cp > 1,
+            "attention": job.fused_attention,
+            "fp8": job.dtype == "fp8",
+        }
+        chips = {chip_class(chip) for chip in run.chips}
+        fields = [field for field in CHIP_SPREAD if used.get(field, True)]
+        found.update(f"chip.{chip}.{field}" for chip in chips for field in fields)
+        found.update(f"software.{made}.{field}" for field in SOFTWARE if used.get(field, True))
+        links = {"pcie" if "PCIe" in chip.link else "inside" for chip in run.chips}
+        rest = {field for field in LINKS if field not in {"pcie", "inside"}}
+        found.update(f"links.all.{field}" for field in links | rest)
+    return sorted(found)
 
 
 @dataclass(frozen=True)
@@ -275,6 +285,10 @@ def kept_constants() -> Constants:
 
 
 def write_constants(constants: Constants) -> None:
-    """Keep them beside this file."""
-    values = {name: float(f"{value:.4g}") for name, value in sorted(constants.items())}
+    """Keep those that left their prior."""
+    values = {
+        name: float(f"{value:.3g}")
+        for name, value in sorted(constants.items())
+        if abs(value / prior(name)[0] - 1) > NEGLIGIBLE
+    }
     FILE.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
