@@ -1,0 +1,67 @@
+"""How far apart rounding alone puts two ways of computing the same: the band of a comparison.
+
+Two plans add the same terms in another order, so each operation of one differs from the other's by
+a rounding error: relative to its result at most the unit roundoff ``u`` of the format that holds
+it, and ``sqrt(n) u_acc`` for a sum of ``n`` terms in a format of roundoff ``u_acc`` (errors of
+independent signs; Higham and Mary, SIAM J. Sci. Comput. 41 (2019), A2815). So an operation puts
+
+    e = sqrt(u^2 + d_model u_acc^2)
+
+between the two. Errors of different layers are independent and their squares add in the residual
+stream, hence ``e sqrt(depth)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import sqrt
+
+from weft.plan.plan import Precision
+
+UNIT_ROUNDOFF: dict[Precision, float] = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-8}
+"""Half the distance from 1 to the next number."""
+SUM_ROUNDOFF: dict[Precision, float] = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-24}
+"""Of the format in which products are added up."""
+
+
+def coarser(precisions: Iterable[Precision]) -> Precision:
+    """The one that rounds most."""
+    return max(precisions, key=UNIT_ROUNDOFF.__getitem__)
+
+
+def operation_error(precision: Precision, d_model: int) -> float:
+    """``e``: relative difference of two ways of doing one operation."""
+    return sqrt(UNIT_ROUNDOFF[precision] ** 2 + d_model * SUM_ROUNDOFF[precision] ** 2)
+
+
+TENSOR_SAFETY = 8.0
+"""Roundings of a layer, and the largest of many tensors: plans that only split unlike were seen at
+most at 0.55 of the band; see ``docs/compare.md``."""
+UPDATE_GROWTH = 8.0
+"""An update makes differences of weights out of the rounding of gradients, and Adam divides those
+by their size: after the first update tensors differ several times as much as before it."""
+SCALAR_SAFETY = 8.0
+"""Roundings of the loss itself: the sums of microbatches and of ranks, and the last division."""
+
+
+def tensor_band(precision: Precision, d_model: int, *, depth: int, step: int) -> float:
+    """Largest difference of a tensor after ``depth`` layers, relative to its norm.
+
+    ``safety e sqrt(depth) (1 + growth (step - 1))``, for the few steps of a bisection.
+    """
+    grown = 1 + UPDATE_GROWTH * (step - 1)
+    return TENSOR_SAFETY * operation_error(precision, d_model) * sqrt(depth) * grown
+
+
+def loss_band(
+    precision: Precision, *, d_model: int, num_layers: int, tokens: int, step: int, loss: float
+) -> float:
+    """Largest difference of the losses of step ``step``, counted from where both runs were equal.
+
+    ``loss (e sqrt(num_layers + 1) sqrt(step) / sqrt(tokens) + safety u_acc)``: errors of tokens are
+    independent, so their mean has ``1 / sqrt(tokens)`` of one's; the rounding of each step's
+    gradients moves the weights a little in a random direction, which makes a random walk. The
+    second term is the rounding of the loss itself, all that fp32 and fp64 show for many steps.
+    """
+    walk = operation_error(precision, d_model) * sqrt((num_layers + 1) * step / tokens)
+    return loss * (walk + SCALAR_SAFETY * SUM_ROUNDOFF[precision])

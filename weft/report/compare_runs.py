@@ -1,0 +1,315 @@
+"""Two runs side by side: losses step by step, evaluations, data order, and what was set otherwise.
+
+From the files of their folders alone. The difference is always B minus A.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from weft.config.errors import ConfigError
+from weft.models.registry import model_spec
+from weft.plan.plan import Plan, Precision
+from weft.report.compare_band import coarser, loss_band
+from weft.report.metrics import EvalMetrics
+from weft.report.run_files import RunFiles, flat, read_run
+
+FEW_BLOCKS = 6
+"""Fewer blocks of steps cannot lie on one side by chance less often than ``DRIFT``."""
+BLOCKS = 20
+DRIFT = 0.01
+"""Chance below which differences on one side are called a drift."""
+
+IGNORED = ("name", "metrics.", "checkpoint.", "train.log_every", "data.workers", "data.prefetch")
+"""Settings that change no number of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPair:
+    """One step that both runs did."""
+
+    step: int
+    a: float
+    b: float
+    band: float
+
+    @property
+    def difference(self) -> float:
+        return self.b - self.a
+
+    @property
+    def is_inside(self) -> bool:
+        """False where either loss is not a number."""
+        return abs(self.difference) <= self.band
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Whether the difference grows, and whether it goes one way."""
+
+    exponent: float | None
+    """Differences grow like step^exponent: 0 constant, 1/2 a random walk, 1 a steady drift."""
+    above: int
+    """Blocks of steps whose mean difference is above zero, of ``blocks``."""
+    blocks: int
+    chance: float
+    """Of a split as uneven as this, or more, if either sign were as likely (sign test)."""
+    slope: float
+    """Nats a step: least squares through the differences."""
+
+    @property
+    def drifts(self) -> bool:
+        return self.chance < DRIFT
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSummary:
+    """Differences of evaluations at the steps that both runs evaluated at."""
+
+    steps: tuple[int, ...]
+    differences: tuple[float, ...]
+    percent: tuple[float | None, ...]
+    """``(b - a) / a * 100``; None where a is zero."""
+
+    @property
+    def mean(self) -> float:
+        """Signed: differences of unlike signs cancel."""
+        return sum(self.differences) / len(self.differences)
+
+    @property
+    def mean_absolute(self) -> float:
+        return sum(map(abs, self.differences)) / len(self.differences)
+
+    @property
+    def largest(self) -> float:
+        """By absolute value, with its sign."""
+        return max(self.differences, key=abs)
+
+
+Change = tuple[str, str, str]
+"""What, in A, in B."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What the files of two runs say about each other."""
+
+    a: Path
+    b: Path
+    precision: Precision
+    pairs: tuple[StepPair, ...]
+    trend: Trend | None
+    """None with fewer than two steps."""
+    evals: EvalSummary | None
+    noise: EvalSummary | None
+    """The same of two runs that differ by seed alone."""
+    unlike_data: tuple[int, ...] | None
+    """Steps that read other data; None where it was not recorded."""
+    config: tuple[Change, ...]
+    plan: tuple[Change, ...]
+    environment: tuple[Change, ...]
+
+    @property
+    def first_outside(self) -> StepPair | None:
+        return next((pair for pair in self.pairs if not pair.is_inside), None)
+
+    @property
+    def ok(self) -> bool:
+        """Every loss inside the band, on the same data as far as that is known."""
+        return self.first_outside is None and not self.unlike_data
+
+
+def compare_runs(a: Path, b: Path, noise: tuple[Path, Path] | None = None) -> Comparison:
+    """Read and compare two run folders, and two more for the noise of a seed.
+
+    Raises:
+        ConfigError: a folder is not a run's, a file of it is damaged, or nothing can be aligned.
+    """
+    runs = (_run(a, "RUN_A"), _run(b, "RUN_B"))
+    plans = [run.plan for run in runs if run.plan is not None]
+    assert len(plans) == 2, "_run refuses a folder without a plan"
+    precision = coarser(s.precision for plan in plans for _, _, s in plan.stages())
+    pairs = _pairs(runs, plans, precision)
+    quiet = None if noise is None else [_run(folder, "--noise") for folder in noise]
+    return Comparison(
+        a=a,
+        b=b,
+        precision=precision,
+        pairs=pairs,
+        trend=trend([pair.step for pair in pairs], [pair.difference for pair in pairs]),
+        evals=eval_differences(runs[0].evals, runs[1].evals),
+        noise=None if quiet is None else eval_differences(quiet[0].evals, quiet[1].evals),
+        unlike_data=_unlike_data(*runs),
+        config=tuple(c for c in _changes(runs[0].config, runs[1].config) if _matters(c[0])),
+        plan=_changes(*(dict(_plan_facts(plan)) for plan in plans)),
+        environment=_environment(*runs),
+    )
+
+
+def _run(folder: Path, key: str) -> RunFiles:
+    """A run that can be compared."""
+    for name in ("plan.json", "metrics.jsonl"):
+        if not (folder / name).is_file():
+            hint = f"There is no {name} in it."
+            raise ConfigError(key, str(folder), "the folder of a run", hint)
+    run = read_run(folder)
+    if run.problems:
+        raise ConfigError(key, str(folder), "a run whose files can be read", run.problems[0])
+    return run
+
+
+def _pairs(
+    runs: tuple[RunFiles, RunFiles], plans: Sequence[Plan], precision: Precision
+) -> tuple[StepPair, ...]:
+    mine, theirs = ({m.step: m for m in run.steps} for run in runs)
+    common = sorted(mine.keys() & theirs.keys())
+    if not common:
+        raise ConfigError("RUN_B", str(runs[1].folder), "a run that did a step that RUN_A did too")
+    first = common[0]
+    return tuple(
+        StepPair(
+            step,
+            mine[step].loss,
+            theirs[step].loss,
+            loss_band(
+                precision,
+                d_model=_d_model(runs[0]),
+                num_layers=plans[0].num_layers,
+                tokens=mine[step].tokens,
+                step=step - first + 1,
+                loss=abs(mine[step].loss),
+            ),
+        )
+        for step in common
+    )
+
+
+def _d_model(run: RunFiles) -> int:
+    """Width of the model: what is written, or what its size says."""
+    written = run.config.get("model.d_model")
+    if isinstance(written, int):
+        return written
+    from weft.config.sections import ModelConfig
+
+    names = [f.removeprefix("model.") for f in run.config if f.startswith("model.")]
+    model = ModelConfig.model_validate({name: run.config[f"model.{name}"] for name in names})
+    return model_spec(model, 257, 128).d_model
+
+
+def trend(steps: Sequence[int], differences: Sequence[float]) -> Trend | None:
+    """How differences go on: their growth, and a sign test on the means of blocks of steps.
+
+    Differences of neighbouring steps are alike because the weights are, so the test looks at
+    blocks; a block without a difference says nothing.
+    """
+    known = [(s, d) for s, d in zip(steps, differences, strict=True) if math.isfinite(d)]
+    if len(known) < 2:
+        return None
+    size = max(1, -(-len(known) // BLOCKS))
+    blocks = [known[i : i + size] for i in range(0, len(known), size)]
+    means = [sum(d for _, d in block) / len(block) for block in blocks]
+    above, below = sum(m > 0 for m in means), sum(m < 0 for m in means)
+    sizes = [
+        (math.log(sum(s for s, _ in block) / len(block)), math.log(rms))
+        for block in blocks
+        if (rms := math.sqrt(sum(d * d for _, d in block) / len(block))) > 0
+    ]
+    return Trend(
+        exponent=_slope(sizes) if len(sizes) >= 3 else None,
+        above=above,
+        blocks=above + below,
+        chance=sign_test(above, below),
+        slope=_slope(known) or 0.0,
+    )
+
+
+def sign_test(above: int, below: int) -> float:
+    """Chance that so many fair coins fall as unevenly, or more so, either way."""
+    count, fewest = above + below, min(above, below)
+    ways = sum(math.comb(count, k) for k in range(fewest + 1))
+    return min(1.0, 2.0 * ways / float(2**count))
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float | None:
+    """Of the least-squares line; None where all x are equal."""
+    x = sum(p[0] for p in points) / len(points)
+    y = sum(p[1] for p in points) / len(points)
+    spread = sum((p[0] - x) ** 2 for p in points)
+    return sum((p[0] - x) * (p[1] - y) for p in points) / spread if spread else None
+
+
+def eval_differences(a: Sequence[EvalMetrics], b: Sequence[EvalMetrics]) -> EvalSummary | None:
+    """At every step that both evaluated after; None where there is none."""
+    mine, theirs = ({m.step: m.eval_loss for m in evals} for evals in (a, b))
+    common = sorted(
+        step
+        for step in mine.keys() & theirs.keys()
+        if math.isfinite(mine[step]) and math.isfinite(theirs[step])
+    )
+    if not common:
+        return None
+    differences = tuple(theirs[step] - mine[step] for step in common)
+    percent = tuple(
+        d / mine[step] * 100 if mine[step] else None
+        for d, step in zip(differences, common, strict=True)
+    )
+    return EvalSummary(tuple(common), differences, percent)
+
+
+def _unlike_data(a: RunFiles, b: RunFiles) -> tuple[int, ...] | None:
+    mine, theirs = ({m.step: m.data for m in run.steps if m.data is not None} for run in (a, b))
+    common = sorted(mine.keys() & theirs.keys())
+    return tuple(step for step in common if mine[step] != theirs[step]) if common else None
+
+
+def _changes(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[Change, ...]:
+    """Every key whose values differ; a key that one lacks is "absent" there."""
+    keys = [*a, *(key for key in b if key not in a)]
+    return tuple(
+        (key, _show(a, key), _show(b, key))
+        for key in keys
+        if a.get(key) != b.get(key) or (key in a) != (key in b)
+    )
+
+
+def _show(values: Mapping[str, object], key: str) -> str:
+    if key not in values:
+        return "absent"
+    value = values[key]
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _matters(key: str) -> bool:
+    return not key.startswith(IGNORED)
+
+
+def _plan_facts(plan: Plan) -> Iterable[tuple[str, object]]:
+    """What a plan says, stage by stage."""
+    yield "ranks", plan.world_size
+    yield "global batch", plan.global_batch
+    for p, pipeline in enumerate(plan.pipelines):
+        where = f"pipeline {p}"
+        yield f"{where}: samples", pipeline.samples
+        yield f"{where}: microbatch", pipeline.microbatch
+        yield f"{where}: schedule", pipeline.schedule
+        for s, stage in enumerate(pipeline.stages):
+            for item in fields(stage):
+                value = asdict(stage)[item.name]
+                yield f"{where}, stage {s}: {item.name}", value
+
+
+def _environment(a: RunFiles, b: RunFiles) -> tuple[Change, ...]:
+    """Versions and machines: of the summaries, and of the clusters for runs without one."""
+    facts: list[dict[str, object]] = []
+    for run in (a, b):
+        found = dict(flat(run.summary.get("environment") or {}))
+        for number, node in enumerate(run.cluster.nodes if run.cluster else ()):
+            found |= {f"machine {number}: {k}": v for k, v in asdict(node).items()}
+        facts.append(found)
+    names = facts[0].keys() & facts[1].keys()
+    kept = [{key: fact[key] for key in fact if key in names} for fact in facts]
+    return _changes(kept[0], kept[1])
