@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from weft.comm.comm import Comm
-from weft.comm.join import join
 from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.nn.context import Context
@@ -29,11 +28,11 @@ from weft.plan.model import ParamSpec
 from weft.plan.plan import Plan, Seat
 from weft.plan.tiling import Tiling
 from weft.planner.validate import validate_plan
-from weft.platform.registry import platform_named
 from weft.precision.dtypes import MAIN_DTYPE, MODEL_DTYPE
 from weft.schedules.registry import splits_backward
 from weft.train.engine import Engine
 from weft.train.layer_list import CANNOT, PROBE, ElementLoss, Layer, Skeleton, in_words
+from weft.train.meet import meet
 from weft.train.woven import Parts, WovenEngine, num_samples, point_at_mains, set_exact
 
 MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
@@ -83,9 +82,7 @@ def weave_layers(
     check_layer_plan(plan, len(layers))
     if plan.world_size != place.world_size:
         raise ConfigError("plan", f"{plan.world_size} ranks", f"{place.world_size} ranks")
-    platform = platform_named(plan.seat(place.rank).stage_plan.device)
-    device = platform.device(place.local_rank)
-    comm = join(place, backend=platform.collective_backend, device=device)
+    comm, _ = meet(place, plan)
     atexit.register(comm.close)
     return build_layers(LayerJob(layers, optimizer, loss, plan, seed, max_grad_norm), comm)
 

@@ -10,7 +10,7 @@ from weft.platform.base import Platform
 from weft.platform.registry import platform_named
 
 
-def meet(place: Place, plan: Plan, *, timeout_s: float) -> tuple[Comm, Platform]:
+def meet(place: Place, plan: Plan, *, timeout_s: float = 600.0) -> tuple[Comm, Platform]:
     """Join the job on the device that this rank's stage names."""
     platform = platform_named(plan.seat(place.rank).stage_plan.device)
     device = platform.device(device_number(plan, place))
