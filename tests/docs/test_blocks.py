@@ -5,6 +5,7 @@ import difflib
 import io
 import json
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -25,7 +26,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
 from weft.planner.validate import validate_plan
 
-LANGUAGES = {"", "console", "diff", "json", "python", "text", "yaml"}
+LANGUAGES = {"", "console", "diff", "json", "python", "text", "toml", "yaml"}
 OPEN = "..."
 """A key of an object in the documentation that stands for more of the same."""
 
@@ -38,6 +39,13 @@ def pages_with(language: str) -> pytest.MarkDecorator:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_languages_are_those_that_are_checked(page: Path) -> None:
     assert {block.language for block in blocks(page)} <= LANGUAGES
+
+
+@pages_with("toml")
+def test_toml_can_be_read(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "toml":
+            assert tomllib.loads(block.text)
 
 
 @pages_with("python")

@@ -35,7 +35,8 @@ app = typer.Typer(help="Measure clusters.", no_args_is_help=True)
 @app.command("mix", context_settings=OVERRIDES)
 def mix(
     cluster: Annotated[
-        str, typer.Argument(metavar="CLUSTER.yaml", help="Hosts, chips of several kinds, links.")
+        str,
+        typer.Argument(metavar="CLUSTER", help="A file with hosts, chips of several kinds, links."),
     ],
     target: Target = "demo",
     overrides: Overrides = None,
