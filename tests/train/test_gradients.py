@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ def local(name: str, param: nn.Parameter) -> LocalParam:
 
 
 def gradients_of(
-    model: nn.Module, comm: Comm, *, overlap: bool = True, bucket_bytes: int = BUCKET_BYTES
+    model: nn.Module, comm: Comm, *, bucket_bytes: int = BUCKET_BYTES, **settings: bool
 ) -> Gradients:
     params = [local(name, param) for name, param in model.named_parameters()]
     pieces = {p.spec.name: [Held(p.spec, p.box, comm.world)] for p in params}
@@ -40,8 +41,8 @@ def gradients_of(
         pieces,
         comm,
         main_dtype=torch.float32,
-        overlap=overlap,
         bucket_bytes=bucket_bytes,
+        **settings,
     )
 
 
@@ -104,16 +105,19 @@ def test_one_process_in_one_precision_copies_nothing() -> None:
     assert model.weight.grad.eq(1).all()
 
 
-def test_a_parameter_that_no_microbatch_used_has_a_zero_gradient() -> None:
+@pytest.mark.parametrize("may_be_absent", [False, True])
+def test_a_parameter_that_no_microbatch_used_has_a_zero_gradient_or_none(
+    may_be_absent: bool,
+) -> None:
     model = nn.ModuleDict({"used": nn.Linear(2, 2), "idle": nn.Linear(2, 2)}).bfloat16()
-    gradients = gradients_of(model, Comm())
+    gradients = gradients_of(model, Comm(), may_be_absent=may_be_absent)
     for _ in range(2):  # the second step must not see the first one's gradient either
         gradients.begin(1)
         model["used"](torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
         gradients.finish()
         by_name = {main.spec.name: main.value.grad for main in gradients.mains}
-        assert by_name["idle.weight"] is not None
-        assert not by_name["idle.weight"].any()
+        idle = by_name["idle.weight"]
+        assert idle is None if may_be_absent else idle is not None and not idle.any()
         assert by_name["used.weight"] is not None
         assert by_name["used.weight"].eq(1).all()
         assert by_name["used.weight"].dtype == torch.float32

@@ -116,6 +116,57 @@ def test_matches_a_plain_loop(name: str, pool: WorkerPool) -> None:
     assert kept.sum(0).tolist() == everyone
 
 
+class Sometimes(nn.Module):
+    """A part that no sample uses, one that some use, and in some steps none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.never, self.some = nn.Linear(5, 3), nn.Linear(3, 3), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.always(x)
+        chosen = (x[:, 0] > 1).unsqueeze(1)
+        return result + chosen * self.some(x) if chosen.any() else result
+
+
+def train_sometimes(comm: Comm | None, plan: Plan | None = None) -> list[np.ndarray]:
+    """After two steps another parameter is frozen. Without ``comm`` a plain loop."""
+    torch.manual_seed(0)
+    model = Sometimes().double()
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5, eps=1e-3)
+    engine = woven(model, adamw, comm, Settings(squares, plan)) if comm else None
+    uses = []
+    for step in range(6, 12):  # 2, 1, 0, 0, 1 and 0 samples use the part
+        model.always.bias.requires_grad_(step < 8)
+        uses.append(int((batch(step)[0][:, 0] > 1).sum()))
+        if engine:
+            engine.step(batch(step))
+            continue
+        squares(model, batch(step)).mean().backward()
+        adamw.step()
+        adamw.zero_grad()
+    assert uses == [2, 1, 0, 0, 1, 0]
+    return values(model)
+
+
+def train_sometimes_rank(place: Place, plan: Plan) -> list[np.ndarray]:
+    comm = join(place, backend="gloo", device=torch.device("cpu"))
+    found = train_sometimes(comm, plan)
+    comm.close()
+    return found
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_no_process_used_is_left_alone_as_by_a_plain_loop(name: str, pool: WorkerPool) -> None:
+    expected = train_sometimes(None)
+    plan = PLANS[name]
+    alone = side_by_side((1, 7, 3), zero=0)
+    every = pool.run(train_sometimes_rank, plan, world_size=plan.world_size)
+    for found in (train_sometimes(Comm(), alone), *every):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
+
+
 def test_a_plan_that_gathers_a_module_is_refused() -> None:
     (pipeline,) = side_by_side((1, 7, 3), zero=3).pipelines
     model, adamw = model_and_optimizer()

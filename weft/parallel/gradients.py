@@ -122,6 +122,12 @@ class _Accumulator:
 
         return finish
 
+    def pieces(self, rank: int) -> list[Held]:
+        """The piece that each of ``sums`` is a part of."""
+        if self.bucket.level:
+            return [stretch.held for stretch in self.bucket.kept(rank)]
+        return [entry.held for entry in self.bucket.entries]
+
     def sums(self, rank: int) -> list[Tensor]:
         """What the optimizer of ``rank`` needs: all pieces whole, or what its segment has."""
         if self.bucket.level:
@@ -164,6 +170,8 @@ class Gradients:
         overlap: Reduce during backward, and gather updated parameters during what comes after;
             off: wait for each. The numbers do not depend on it.
         rounds: Microbatches of a step, those without samples for this rank included.
+        may_be_absent: What no holder has a gradient for is left without one, as autograd leaves
+            it, and the optimizer passes it over; off: its gradient is zero.
     """
 
     def __init__(
@@ -176,9 +184,11 @@ class Gradients:
         overlap: bool = True,
         rounds: int = 1,
         bucket_bytes: int = BUCKET_BYTES,
+        may_be_absent: bool = False,
     ) -> None:
         self._comm = comm
         self._overlap = overlap
+        self._may_be_absent = may_be_absent
         by_name = {local.spec.name: local for local in params}
         whole, packed = _whole_or_packed(params, pieces, comm.rank, main_dtype)
         buckets = fill_buckets(packed, main_dtype.itemsize, bucket_bytes)
@@ -218,6 +228,7 @@ class Gradients:
         """Wait until every gradient is the sum over all ranks, and set ``value.grad``."""
         for line in self._lines.values():
             self._reduce(line, len(line.rounds))
+        present = self._count_present() if self._may_be_absent else None
         for reduction in self._in_flight:
             reduction.finish()
         self._in_flight.clear()
@@ -226,9 +237,36 @@ class Gradients:
         for sums, mains in zip(self._sums, self._mains_of, strict=True):
             for main, view in zip(mains, sums.sums(self._comm.rank), strict=True):
                 main.value.grad = view
-        for main in self.mains:
-            if main.value.grad is None:
-                main.value.grad = torch.zeros_like(main.value)
+        if present is None:
+            for main in self.mains:
+                if main.value.grad is None:
+                    main.value.grad = torch.zeros_like(main.value)
+        else:
+            self._forget_absent(present)
+
+    def _count_present(self) -> dict[tuple[int, ...], Tensor]:
+        """By group: how many of its ranks have a gradient for each piece, after the reductions."""
+        present = {}
+        for ranks in self._lines:
+            slots = [s for sums in self._sums if sums.bucket.ranks == ranks for s in sums.slots]
+            came = torch.tensor([float(slot.received > 0) for slot in slots])
+            present[ranks] = came = came.to(self._comm.device)
+            finish = self._comm.all_reduce(came, name="presence", group=ranks, wait=False)
+            self._in_flight.append(_Reduction(finish, holds_buffer=False))
+        return present
+
+    def _forget_absent(self, present: Mapping[tuple[int, ...], Tensor]) -> None:
+        counts = {ranks: iter(came.tolist()) for ranks, came in present.items()}
+        absent = {
+            (entry.held.spec.name, entry.held.box)
+            for sums in self._sums
+            for entry in sums.bucket.entries
+            if not next(counts[sums.bucket.ranks])
+        }
+        for sums, mains in zip(self._sums, self._mains_of, strict=True):
+            for main, held in zip(mains, sums.pieces(self._comm.rank), strict=True):
+                if (held.spec.name, held.box) in absent:
+                    main.value.grad = None
 
     @property
     def kept_bytes(self) -> int:

@@ -195,6 +195,7 @@ def _gradients(
         comm,
         main_dtype=MAIN_DTYPE[seat.stage_plan.precision],
         rounds=seat.pipeline_plan.num_microbatches,
+        may_be_absent=True,
     )
 
 

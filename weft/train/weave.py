@@ -186,7 +186,9 @@ def _gradients(model: nn.Module, comm: Comm, settings: Settings) -> Gradients:
     }
     comm.open_groups(reduction_groups(pieces))
     comm.open_gathering(reduction_groups(pieces, sharded=True))
-    gradients = Gradients(local, pieces, comm, main_dtype=main, rounds=sharing.rounds)
+    gradients = Gradients(
+        local, pieces, comm, main_dtype=main, rounds=sharing.rounds, may_be_absent=True
+    )
     set_exact(gradients, exact)
     return gradients
 
