@@ -126,6 +126,13 @@ def test_a_stopped_rank_goes_on(tmp_path: Path) -> None:
     assert written(tmp_path, 0) < written(tmp_path, 1)
 
 
+def test_nobody_waits_for_a_rank_that_is_stopped_for_good(tmp_path: Path) -> None:
+    faults = ["step=1 stop rank=1"]
+    outcome = play("beat", tmp_path, faults=faults, say=when("fault", tmp_path / "over"))
+    assert outcome.exit_code == 0
+    assert outcome.ranks[1].in_words() == "was ended by SIGKILL: step=1 stop rank=1"
+
+
 def test_a_full_disk_refuses_and_what_it_holds_stays(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/old").write_text("old")

@@ -89,6 +89,10 @@ def test_a_killed_lab_takes_its_ranks_along_and_clean_removes_the_rest(
         until(lambda: not any(alive(pid) for pid in pids[::2]))
     assert [len(lab.namespaces) for lab in own_labs(process.pid)] == [3]
     assert json.loads((tmp_path / "lab.json").read_text())["exit_code"] is None
+    job = ["lab", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "other"), "--", "true"]
+    assert run(job) == 0
+    left = f"left things of process {process.pid}: 2 control groups, 1 disk, 3 network namespaces"
+    assert f"{left}; run `weft lab clean`" in capsys.readouterr().err
     assert run(["lab", "clean"]) == 0
     assert f"removed what was left of process {process.pid}: " in capsys.readouterr().out
     assert not any(alive(pid) for pid in pids)

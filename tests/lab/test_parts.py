@@ -54,7 +54,7 @@ def test_version_two(tmp_path: Path) -> None:
     groups.build(3)
     mine = top / "weft-lab-7-9"
     assert (mine / "cgroup.subtree_control").read_text() == "+cpu +memory"
-    assert (mine / "cpu.weight").read_text() == "300"
+    assert (mine / "cpu.weight").read_text() == "10000"  # the most there is
     groups.add(0)
     (mine / "rank0/memory.swap.max").touch()
     groups.set_speed(0, 0.4)
@@ -90,7 +90,7 @@ def test_version_one(tmp_path: Path) -> None:
     groups = control_groups(LAB, tmp_path)
     groups.build(2)
     cpu, memory = top / "cpu/weft-lab-7-9", top / "memory/job/weft-lab-7-9"
-    assert (cpu / "cpu.shares").read_text() == "2048"
+    assert (cpu / "cpu.shares").read_text() == "102400"
     groups.add(1)
     groups.set_speed(1, 0.1)
     groups.set_memory(1, 2**20)

@@ -66,7 +66,7 @@ def _do(fault: Fault, lab: Lab) -> None:
         case Fault(verb="kill", rank=int(rank)):
             lab.kill_rank(rank, fault.text, by_fault=True)
         case Fault(verb="stop", rank=int(rank)):
-            lab.stop_rank(rank)
+            lab.stop_rank(rank, for_good=fault.text if fault.for_s is None else "")
         case Fault(verb="cut", link=(one, other)):
             lab.cut(one, other)
         case Fault(verb="slow", rank=int(rank), speed=float(speed)):

@@ -203,8 +203,7 @@ def remove_groups(folders: Sequence[Path]) -> None:
         time.sleep(0.01)
     for folder in folders:
         for path, _, _ in os.walk(folder, topdown=False):
-            with suppress(FileNotFoundError):
-                Path(path).rmdir()
+            _remove(Path(path))
 
 
 def send(pids: set[int], number: signal.Signals) -> None:
@@ -234,6 +233,16 @@ def _make(folder: Path) -> None:
         folder.mkdir()
     except OSError as error:
         raise RunError(f"control group {folder} cannot be made: {error.strerror}") from error
+
+
+def _remove(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return
+    except OSError as error:  # a process of another container may be in it
+        problem = f"control group {folder} cannot be removed: {error.strerror}"
+        raise RunError(problem) from error
 
 
 def _write(file: Path, text: str) -> None:

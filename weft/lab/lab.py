@@ -123,8 +123,13 @@ class Lab:
         for rank in self.cluster.ranks_of(host):
             self.kill_rank(rank, why, by_fault=True)
 
-    def stop_rank(self, rank: int) -> None:
-        """A rank does nothing any more, and nobody closes its connections."""
+    def stop_rank(self, rank: int, for_good: str) -> None:
+        """A rank does nothing any more, and nobody closes its connections.
+
+        ``for_good``: why nobody resumes it, and nobody has to wait for it; or empty.
+        """
+        if for_good:
+            self.ranks[rank].why, self.ranks[rank].by_fault = for_good, True
         self._groups.signal(rank, signal.SIGSTOP)
 
     def resume_rank(self, rank: int) -> None:

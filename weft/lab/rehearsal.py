@@ -109,6 +109,8 @@ class _Watch:
         """All ranks have ended, or had to be."""
         if self._lab.look(now_s):
             return True
+        if all(rank.code is not None or rank.by_fault for rank in self._lab.ranks):
+            return True  # one that a fault has stopped for good
         if self._interrupts.times > 1:
             return self._end("asked to stop twice")
         if self._interrupts.times and not self._is_stopping:
