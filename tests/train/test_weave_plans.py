@@ -222,3 +222,54 @@ def test_eval_batch_changes_nothing_and_drops_nothing() -> None:
     torch.testing.assert_close(engine.eval_batch(x).float(), expected)
     assert [module.training for module in model.modules()] == [True, True, True, False]
     assert all(param.grad is None for param in model.parameters())
+
+
+LOADED = {
+    "masters": side_by_side((1, 7, 3), zero=0),
+    "shared masters": side_by_side((2, 7, 3), zero=1),
+}
+
+
+def load_between(place: Place, plan: Plan) -> tuple[list[bool], list[np.ndarray]]:
+    """Values written after a step, of all parameters and then of one element, and two steps."""
+    comm = join(place, backend="gloo", device=torch.device("cpu"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = woven(model, sgd, comm, Settings(squares, plan, precision="bf16"))
+    low = [tuple(t.bfloat16() for t in batch(step)) for step in range(3)]
+    engine.step(low[0])
+    given = {name: torch.rand_like(value) for name, value in model.state_dict().items()}
+    model.load_state_dict(given)
+    engine.train_batch(low[1], lr=0.0)
+    kept = [torch.equal(value, given[name]) for name, value in model.state_dict().items()]
+    engine.train_batch(low[1], lr=1e-3)
+    masters = [p for group in sgd.param_groups for p in group["params"]]
+    before = [master.detach().clone() for master in masters]
+    with torch.no_grad():
+        model[0].weight[0, 0] = 7
+    engine.train_batch(low[2], lr=0.0)
+    changed = [(a - b).numpy() for a, b in zip(masters, before, strict=True)]
+    kept.append(float(model[0].weight[0, 0]) == 7)
+    comm.close()
+    return kept, changed
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_what_is_loaded_between_steps_stays(name: str, pool: WorkerPool) -> None:
+    plan = LOADED[name]
+    results = pool.run(load_between, plan, world_size=plan.world_size)
+    assert all(all(kept) for kept, _ in results)
+    changed = [change for _, changes in results for change in changes]
+    assert sum(int((change != 0).sum()) for change in changed) == 1, "the rest was rounded"
+
+
+def test_parameters_that_were_not_trained_when_woven_are_refused() -> None:
+    model, engine = woven_alone()
+    model[0].bias.requires_grad_(True)
+    with pytest.raises(ConfigError, match=r"'0.bias': expected a parameter that was trained"):
+        engine.step(batch(0))
+    model[0].bias.requires_grad_(False)
+    model.load_state_dict({n: p.clone() for n, p in model.state_dict().items()}, assign=True)
+    with pytest.raises(ConfigError, match="assign=False"):
+        engine.step(batch(0))

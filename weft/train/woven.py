@@ -43,6 +43,7 @@ class WovenEngine:
         self._engine = engine
         self._comm = comm
         self._parts = parts
+        self._outside = _Outside(engine.gradients, parts.modules.values())
         self.last: StepResult | None = None
         """Loss, weight and gradient norm of the last step, over the whole job."""
 
@@ -68,10 +69,14 @@ class WovenEngine:
         are up to date on every process that holds them.
 
         Raises:
-            ConfigError: the batch has no samples, or not as many as the plan says.
+            ConfigError: the batch has no samples, or not as many as the plan says; the model has
+                trained parameters that it did not have before.
         """
-        self.last = self._engine.step(self._parts.cut(batch))
+        mine = self._parts.cut(batch)
+        self._outside.take_in()
+        self.last = self._engine.step(mine)
         self._engine.gradients.fence()
+        self._outside.note()
         return self.last.loss
 
     def train_batch(self, batch: Any, lr: float | LRScheduler | None = None) -> Tensor:
@@ -92,6 +97,34 @@ class WovenEngine:
             totals = self._parts.evaluate(self._parts.cut(batch)).clone()
         self._comm.all_reduce(totals, name="evaluation totals")
         return torch.where(totals[1] > 0, totals[0] / totals[1], 0.0)
+
+
+class _Outside:
+    """What the user does to parameters between steps, where the optimizer updates others."""
+
+    def __init__(self, gradients: Gradients, roots: Iterable[nn.Module]) -> None:
+        self._roots = list(roots)
+        self._known = {id(p) for root in self._roots for p in root.parameters() if p.requires_grad}
+        self._mains = [main for main in gradients.mains if main.value is not main.param]
+        self.note()
+
+    def note(self) -> None:
+        """Whatever is written from now on, ``load_state_dict`` for one, is the user's."""
+        self._versions = [main.param._version for main in self._mains]
+
+    @torch.no_grad()
+    def take_in(self) -> None:
+        """Bring what was written to what the optimizer updates; the rest keeps its precision."""
+        for name, param in (pair for root in self._roots for pair in root.named_parameters()):
+            if param.requires_grad and id(param) not in self._known:
+                expected = "a parameter that was trained when its model was woven"
+                hint = "Load values with assign=False; freeze parameters after weaving, not before."
+                raise ConfigError("model", name, expected, hint)
+        for main, version in zip(self._mains, self._versions, strict=True):
+            if main.param._version != version:
+                given = main.param.detach()[main.box.slices()]
+                kept = given == main.value.to(given.dtype)
+                main.value.copy_(torch.where(kept, main.value, given.to(main.value.dtype)))
 
 
 @contextmanager
