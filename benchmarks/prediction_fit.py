@@ -33,7 +33,7 @@ OUTLIER = 0.15
 """Logarithmic error beyond which a record counts less, as its inverse."""
 NOISE = 0.04
 """Spread of the same plan on the same chips at two sites, about."""
-NEGLIGIBLE = 0.03
+NEGLIGIBLE = 0.01
 """A constant that stays so near its prior is not kept."""
 FILE = Path(__file__).with_name("prediction_constants.json")
 
