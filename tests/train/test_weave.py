@@ -1,9 +1,11 @@
 """``weft.weave``: the same script in one process and two, and what it refuses."""
 
+import copy
 import difflib
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,34 @@ def test_refusals_name_the_way_out() -> None:
     momentum.step()
     with pytest.raises(ConfigError, match="Weave first"):
         weft.weave(model, momentum)
+
+
+def test_a_model_that_is_woven_is_not_woven_again() -> None:
+    """In one precision nothing takes gradients away, so another engine would do."""
+    model, sgd = model_and_optimizer()
+    weft.weave(model, sgd, loss=squares, precision="bf16")
+    low = torch.optim.SGD(model.parameters(), lr=0.5)
+    for again in (model, nn.Sequential(model)):
+        with pytest.raises(ConfigError, match=r"weight = 'already woven': .*deepcopy"):
+            weft.weave(again, low, loss=squares)
+    with pytest.raises(ConfigError, match="already woven"):
+        weft.distributed_model(model)
+    layers = [weft.Layer(lambda: model)]
+    plan = weft.split(layers, samples=2, microbatch=1)
+    with pytest.raises(ConfigError, match=r"layers\[0\].weight = 'already woven'"):
+        weft.weave_layers(layers, partial(torch.optim.SGD, lr=0.1), loss=lambda x, _: x, plan=plan)
+    copied = copy.deepcopy(model)
+    start = copied.weight.detach().clone()
+    engine = weft.weave(copied, torch.optim.SGD(copied.parameters(), lr=0.5), loss=squares)
+    engine.step((torch.randn(4, 3).bfloat16(), torch.zeros(4, 2).bfloat16()))
+    assert not torch.equal(copied.weight, start)
+
+
+def test_a_model_that_joined_a_job_is_not_woven() -> None:
+    model, sgd = model_and_optimizer()
+    weft.distributed_model(model)
+    with pytest.raises(ConfigError, match="The engine adds up gradients itself"):
+        weft.weave(nn.Sequential(model), sgd, loss=squares)
 
 
 def test_a_plan_that_cuts_the_model_is_refused() -> None:

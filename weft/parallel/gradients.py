@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import ismethod
 from typing import NamedTuple
 
 import torch
@@ -355,6 +356,12 @@ class Gradients:
         for oldest in held[: max(0, len(held) - limit)]:
             self._in_flight.remove(oldest)
             oldest.finish()
+
+
+def takes_gradients_of(param: nn.Parameter) -> bool:
+    """Some ``Gradients`` moves each gradient of this parameter away as it comes."""
+    hooks = param._post_accumulate_grad_hooks or {}
+    return any(ismethod(hook) and isinstance(hook.__self__, Gradients) for hook in hooks.values())
 
 
 def _whole_or_packed(

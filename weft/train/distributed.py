@@ -23,7 +23,7 @@ from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
 from weft.platform.registry import platform_named
 from weft.train.engine import Engine
-from weft.train.woven import refuse_batch_statistics
+from weft.train.woven import refuse_batch_statistics, refuse_woven
 
 Unweighted = Literal["refuse", "equal"]
 
@@ -36,9 +36,10 @@ def distributed_model(model: nn.Module) -> nn.Module:
     Raises:
         ConfigError: the model cannot be trained on parts of a batch.
     """
-    if _membership(model) is not None:
+    if membership_of(model) is not None:
         return model
     place = Place.from_environment() or Place()
+    refuse_woven("model", model)
     first = next(model.parameters(), None)
     if first is None:
         raise ConfigError("model", type(model).__name__, "a module with parameters")
@@ -84,7 +85,7 @@ def distributed_optimizer(
     """
     if any(isinstance(h, _Reduction) for h in optimizer._optimizer_step_pre_hooks.values()):
         return optimizer
-    membership = _membership(model)
+    membership = membership_of(model)
     if membership is None:
         expected = "what weft.distributed_model returned"
         raise ConfigError("model", type(model).__name__, expected)
@@ -99,7 +100,8 @@ def distributed_optimizer(
     return optimizer
 
 
-def _membership(model: nn.Module) -> _Membership | None:
+def membership_of(model: nn.Module) -> _Membership | None:
+    """The job that a model has joined."""
     hooks = model._forward_pre_hooks.values()
     return next((hook for hook in hooks if isinstance(hook, _Membership)), None)
 

@@ -33,7 +33,14 @@ from weft.schedules.registry import splits_backward
 from weft.train.engine import Engine
 from weft.train.layer_list import CANNOT, PROBE, ElementLoss, Layer, Skeleton, in_words
 from weft.train.meet import meet
-from weft.train.woven import Parts, WovenEngine, num_samples, point_at_mains, set_exact
+from weft.train.woven import (
+    Parts,
+    WovenEngine,
+    num_samples,
+    point_at_mains,
+    refuse_woven,
+    set_exact,
+)
 
 MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
 """(name, parameter) pairs of this process -> what updates them."""
@@ -143,6 +150,7 @@ def _modules(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_layer_seed(job.seed, home))
             module = job.layers[home].build()
+        refuse_woven(f"layers[{home}]", module)
         module.to(device)
         for name, param in module.named_parameters():
             if param.dtype != dtype:

@@ -28,6 +28,7 @@ from weft.plan.tiling import split_evenly
 from weft.planner.validate import validate_plan
 from weft.platform.registry import platform_named
 from weft.precision.dtypes import MODEL_DTYPE
+from weft.train.distributed import membership_of
 from weft.train.engine import Engine
 from weft.train.woven import (
     Parts,
@@ -35,6 +36,7 @@ from weft.train.woven import (
     num_samples,
     point_at_mains,
     refuse_batch_statistics,
+    refuse_woven,
     rows,
     set_exact,
 )
@@ -133,6 +135,11 @@ def _check(
 ) -> None:
     if not parameters:
         raise ConfigError("model", type(model).__name__, "a module with parameters")
+    refuse_woven("model", model)
+    if any(membership_of(module) is not None for module in model.modules()):
+        hint = "The engine adds up gradients itself."
+        value = "from weft.distributed_model"
+        raise ConfigError("model", value, "a model that has not joined a job", hint)
     known = {id(param) for param in parameters.values()}
     strangers = [p for g in optimizer.param_groups for p in g["params"] if id(p) not in known]
     if strangers:

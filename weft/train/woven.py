@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.optim.adamw import set_lr
-from weft.parallel.gradients import Gradients
+from weft.parallel.gradients import Gradients, takes_gradients_of
 from weft.train.engine import Engine, StepResult
 
 Cut = Callable[[Any], Any]
@@ -148,6 +148,15 @@ def refuse_batch_statistics(where: str, model: nn.Module) -> None:
             hint = "Use GroupNorm or LayerNorm: batch statistics would depend on the split."
             key = f"{where}.{name}" if name else where
             raise ConfigError(key, type(module).__name__, expected, hint)
+
+
+def refuse_woven(where: str, model: nn.Module) -> None:
+    """Gradients that are taken away once would never come to a second engine."""
+    for name, param in model.named_parameters():
+        if takes_gradients_of(param):
+            expected = "a model that was not woven before"
+            hint = "Go on with the engine that it has, or weave a copy (copy.deepcopy)."
+            raise ConfigError(f"{where}.{name}", "already woven", expected, hint)
 
 
 def point_at_mains(
