@@ -84,7 +84,7 @@ def test_a_chip_has_the_memory_that_was_asked(tmp_path: Path) -> None:
     cluster = ClusterFile.model_validate(
         {"hosts": hosts({"speed": 0.5}, {"speed": 0.4, "memory_gib": 0.1})}
     )
-    outcome = play("memory", tmp_path, cluster)
+    outcome = play("memory", tmp_path, cluster, grace_s=30)
     assert written(tmp_path, 0) == "survived"
     assert outcome.exit_code == 1
     assert outcome.ranks[1].in_words() == ("was ended by SIGKILL, as its chip was out of memory")
