@@ -209,6 +209,8 @@ def test_refusals_name_the_way_out() -> None:
     join_model(model, Comm())
     with pytest.raises(ConfigError, match=r"an optimizer over model.parameters\(\)"):
         weft.distributed_optimizer(model_and_optimizer()[1], model)
+    with pytest.raises(ConfigError, match=r"unweighted = 'eqal': expected one of"):
+        weft.distributed_optimizer(adamw, model, unweighted="eqal")  # type: ignore[arg-type]
     weft.distributed_optimizer(adamw, model)
     for weight in (-1.0, float("nan")):
         with pytest.raises(ConfigError, match="a finite number, 0 or more"):

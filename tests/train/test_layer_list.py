@@ -152,6 +152,8 @@ def test_a_plan_that_cuts_layers_is_refused() -> None:
         check_layer_plan(alone(by=[0, 4], meshes=2), 4)
     with pytest.raises(ConfigError, match="expected the model's"):
         weft.weave_layers(LAYERS[:3], SGD, loss=squares, plan=alone())
+    with pytest.raises(ConfigError, match=r"plan = 'auto': .* from weft.split"):
+        weft.weave_layers(LAYERS, SGD, loss=squares, plan="auto")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="'2 ranks': expected 1 ranks"):
         weft.weave_layers(LAYERS, SGD, loss=squares, plan=alone(meshes=2))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +85,8 @@ def distributed_optimizer(
     """
     if any(isinstance(h, _Reduction) for h in optimizer._optimizer_step_pre_hooks.values()):
         return optimizer
+    if unweighted not in get_args(Unweighted):
+        raise ConfigError("unweighted", unweighted, f"one of {get_args(Unweighted)}")
     membership = membership_of(model)
     if membership is None:
         expected = "what weft.distributed_model returned"

@@ -96,6 +96,8 @@ def weave_layers(
 
 def check_layer_plan(plan: Plan, num_layers: int) -> None:
     """Refuse what only a model that Weft knows can do."""
+    if not isinstance(plan, Plan):
+        raise ConfigError("plan", plan, "a weft.plan.plan.Plan, e.g. from weft.split")
     validate_plan(plan, num_layers=num_layers, global_batch=plan.global_batch)
     for p, s, stage in plan.stages():
         where = f"plan.pipelines[{p}].stages[{s}]"

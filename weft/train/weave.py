@@ -8,9 +8,9 @@ under torchrun, or any launcher that sets RANK and WORLD_SIZE, the processes joi
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -74,8 +74,12 @@ def weave(
     place = Place.from_environment() or Place()
     parameters = dict(model.named_parameters())
     _check(model, optimizer, parameters, place.world_size)
+    if precision is not None and precision not in get_args(ModelPrecision):
+        raise ConfigError("precision", precision, f"None or one of {get_args(ModelPrecision)}")
     if isinstance(plan, Plan):
         _check_plan(plan, place.world_size)
+    elif plan != "auto":
+        raise ConfigError("plan", plan, '"auto" or a weft.plan.plan.Plan')
     platform = platform_named(next(iter(parameters.values())).device.type)
     device = platform.device(place.local_rank)
     comm = join(place, backend=platform.collective_backend, device=device)
@@ -225,7 +229,7 @@ def _spec(name: str, param: nn.Parameter) -> ParamSpec:
 
 def _forward(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
     result: Tensor | tuple[Tensor, Tensor] = (
-        model(**batch) if isinstance(batch, dict) else model(*_as_tuple(batch))
+        model(**batch) if isinstance(batch, Mapping) else model(*_as_tuple(batch))
     )
     return result
 
