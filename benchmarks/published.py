@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.software import Generation, generation_of
 from weft.cluster.cluster import Chip, Dtype, catalogue
+from weft.config.errors import ConfigError
 from weft.cost.job import Job, JobSchedule
+from weft.cost.rates import Roofline
 from weft.cost.shape import ExpertShape, LatentAttention, ModelShape
 from weft.cost.work import Keep
 from weft.plan.plan import ZeroLevel
 
 Record = Mapping[str, Any]
 
-CHIP_NAMES = {"H100-96GB-HBM2e-500W": "H100-SXM5-80GB"}
-"""Names in records that the catalogue does not use."""
+CHIP_NAMES = {"H100-96GB-HBM2e-500W": "H100-SXM5-80GB", "GH200": "H100-SXM5-80GB"}
+"""Names in records that the catalogue does not use: the same die."""
 TYPICAL_ASPECT = 128
 """Channels per layer of GPT-3's family (arXiv 2005.14165), where only a size is printed."""
 
@@ -56,7 +58,7 @@ def read_times(folder: Path) -> Iterator[Run | tuple[str, str]]:
     """Every record of ``throughput.json`` that ran: as a run, or its name and what it lacks."""
     for record in _read(folder / "throughput.json"):
         if record.get("status", "ok") == "ok":
-            yield _attempt(record, _step_seconds)
+            yield _attempt(record, lambda record: _run(record, _step_seconds(record)))
 
 
 def read_memory(folder: Path) -> Iterator[Run | tuple[str, str]]:
@@ -68,17 +70,15 @@ def read_memory(folder: Path) -> Iterator[Run | tuple[str, str]]:
             blank = {"group": record["id"].split("_")[1], "params_b": None, "moe": None}
             keys = ("group", "params_b", "moe", "head_dim", "gpus_per_node", "date", "arch", "ep")
             blank |= {key: twin[key] for key in keys if key in twin}
-            yield _attempt({**blank, **record}, _peak_bytes)
+            whole = {**blank, **record}
+            yield _attempt(whole, lambda record: _run(record, _peak_bytes(record)))
 
 
 def read_trials(folder: Path) -> Iterator[Run | tuple[str, str]]:
     """Every trial of ``hetero.json`` that ended: plans tried on one cluster, mixed or not."""
     for record in _read(folder / "hetero.json"):
         if record.get("kind") == "real_trial" and record.get("value"):
-            try:
-                yield _trial(record)
-            except UnknownRecordError as lack:
-                yield str(record["id"]), str(lack)
+            yield _attempt(record, _trial)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -88,11 +88,20 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _attempt(record: Record, measure: Any) -> Run | tuple[str, str]:
+def _attempt(record: Record, understand: Callable[[Record], Run]) -> Run | tuple[str, str]:
+    """The run that a record describes, or the record's name and why nothing can be said of it."""
+    name = str(record.get("id", "?"))
     try:
-        return _run(record, measure(record))
-    except UnknownRecordError as lack:
-        return str(record.get("id", "?")), str(lack)
+        run = understand(record)
+        for chip in run.chips:
+            Roofline.of(chip)
+    except (UnknownRecordError, ConfigError) as lack:
+        return name, str(lack)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        return name, f"malformed: {type(error).__name__} {error}"
+    if run.job.pp > run.job.shape.num_layers:
+        return name, f"{run.job.shape.num_layers} layers in {run.job.pp} positions"
+    return run
 
 
 def _run(record: Record, measured: float) -> Run:
@@ -297,7 +306,7 @@ def _schedule(framework: str) -> JobSchedule:
 
 def _dtype(words: str) -> Dtype:
     text = words.lower()
-    if "fp8" in text or "float8" in text or "int8" in text:
+    if any(mark in text for mark in ("fp8", "float8", "int8", "fp4")):
         return "fp8"
     return "fp32" if text == "fp32" else "bf16"
 

@@ -93,6 +93,9 @@ def test_seconds_from_what_was_printed(tmp_path, measured, seconds) -> None:
         ({"n_gpus": 8}, "tp x pp x cp x dp is 16, on 8 chips"),
         ({"hidden": None, "model": "?"}, "no hidden, and no size to tell it from"),
         ({"seq_len": None}, "no seq_len"),
+        ({"moe": {"experts": 8}}, "malformed: KeyError 'n_experts'"),
+        ({"tp": "two"}, "malformed: ValueError invalid literal for int() with base 10: 'two'"),
+        ({"n_layers": 1}, "1 layers in 2 positions"),
     ],
 )
 def test_what_a_record_lacks_is_said(tmp_path, change, reason) -> None:
