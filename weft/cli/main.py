@@ -11,6 +11,7 @@ from weft.cli import (
     bench,
     checkpoint,
     chips,
+    compare,
     doctor,
     generate,
     lab,
@@ -35,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (train, plan, verify, lab, generate, doctor, report, schema):
+for module in (train, plan, verify, compare, lab, generate, doctor, report, schema):
     module.register(app)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(chips.app, name="chips")

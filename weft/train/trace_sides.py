@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from weft.checkpoint.reader import open_checkpoint
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, ConfigErrors
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
 from weft.train.resolve import Resolved
@@ -29,16 +30,10 @@ def bisect_sides(
         start: Checkpoints to begin from; None: initial values from A's seed.
 
     Raises:
-        ConfigError: the sides are of other models or batches.
+        ConfigErrors: the sides are of other models or batches.
     """
     a, b = sides
-    for key, mine, theirs in (
-        ("model", a.spec, b.spec),
-        ("batch.samples", a.plan.global_batch, b.plan.global_batch),
-        ("data.seq_len", a.config.data.seq_len, b.config.data.seq_len),
-    ):
-        if mine != theirs:
-            raise ConfigError(f"B: {key}", theirs, f"that of A ({mine})")
+    _refuse_unlike(a, b)
     if full:
         spec = a.spec if start is None else _saved(start)
         seq_len = a.config.data.seq_len
@@ -48,6 +43,20 @@ def bisect_sides(
     rehearsals = (_rehearsal(a, spec, 16, steps), _rehearsal(b, spec, 16, steps))
     plans = (_small_plan(a, spec), _small_plan(b, spec))
     return bisect(run, plans, _same_seed(rehearsals))
+
+
+def _refuse_unlike(a: Resolved, b: Resolved) -> None:
+    """What must be the same for tensors to be comparable one by one."""
+    mine, theirs = asdict(a.spec), asdict(b.spec)
+    pairs = {f"model: {name}": (mine[name], theirs[name]) for name in mine}
+    pairs["batch.samples"] = (a.plan.global_batch, b.plan.global_batch)
+    pairs["data.seq_len"] = (a.config.data.seq_len, b.config.data.seq_len)
+    unlike = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    if unlike:
+        raise ConfigErrors(
+            ConfigError(f"{key} of B", theirs, f"that of A ({mine!r})")
+            for key, (mine, theirs) in unlike.items()
+        )
 
 
 def _rehearsal(side: Resolved, spec: ModelSpec, seq_len: int, steps: int) -> Rehearsal:
