@@ -102,7 +102,7 @@ def test_refusals_name_the_way_out() -> None:
         weft.weave(model, model_and_optimizer()[1])
     with pytest.raises(ConfigError, match="a module with parameters"):
         weft.weave(nn.ReLU(), sgd)
-    with pytest.raises(ConfigError, match="plan = 'plan\\.json': expected .auto. or a"):
+    with pytest.raises(ConfigError, match=r"plan = 'plan\.json': expected .auto. or a"):
         weft.weave(model, sgd, plan="plan.json")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"precision = 'fp16': expected None or one of"):
         weft.weave(model, sgd, precision="fp16")  # type: ignore[arg-type]
