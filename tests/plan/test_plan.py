@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -147,6 +148,44 @@ def differing(pipeline: PipelinePlan, **changes: str) -> PipelinePlan:
     """Two stages, the second with these settings."""
     first, second = staged(pipeline, (0, 1), "1f1b").stages
     return replace(pipeline, stages=(first, replace(second, **changes)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"precision": "fp16"}, "precision = 'fp16': expected one of 'fp64', 'fp32', 'bf16'."),
+        ({"recompute": "yes"}, "recompute = 'yes': expected one of 'off', 'full'."),
+        ({"zero": 7}, "zero = 7: expected one of 0, 1, 2, 3."),
+        ({"zero": True}, "zero = true: expected one of 0, 1, 2, 3."),
+        ({"compile": 1}, "compile = 1: expected a value of type bool."),
+        ({"passes": 1.0}, "passes = 1.0: expected a value of type int."),
+        ({"device": None}, "device = null: expected a value of type str."),
+        ({"layers": (0, 4.0)}, "layers = 4.0: expected a value of type int."),
+        ({"mesh": (0,)}, "mesh = [0]: expected a value of type Mesh."),
+    ],
+)
+def test_values_of_a_stage_are_those_of_its_type(change: dict[str, Any], message: str) -> None:
+    plan = data_parallel([6])
+    changed = replace(plan, pipelines=(moved(plan.pipelines[0], **change),))
+    with pytest.raises(ConfigError) as refused:
+        validate_plan(changed, num_layers=4, global_batch=6)
+    assert str(refused.value) == f"pipelines[0].stages[0].{message}"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schedule": "1F1B"}, "schedule = '1F1B': expected one of 'gpipe', '1f1b',"),
+        ({"samples": 6.0}, "samples = 6.0: expected a value of type int."),
+        ({"microbatch": "2"}, "microbatch = '2': expected a value of type int."),
+    ],
+)
+def test_values_of_a_pipeline_are_those_of_its_type(change: dict[str, Any], message: str) -> None:
+    plan = data_parallel([6])
+    changed = replace(plan, pipelines=(replace(plan.pipelines[0], **change),))
+    with pytest.raises(ConfigError) as refused:
+        validate_plan(changed, num_layers=4, global_batch=6)
+    assert str(refused.value).startswith(f"pipelines[0].{message}")
 
 
 @pytest.mark.parametrize("name", REFUSED)

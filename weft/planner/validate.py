@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import get_args
 
 from weft.config.errors import ConfigError
-from weft.plan.plan import PipelinePlan, Plan
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, Precision, Recompute, ScheduleName, ZeroLevel
 from weft.schedules.registry import expected_positions
 
 
@@ -17,6 +19,7 @@ def validate_plan(plan: Plan, *, num_layers: int, global_batch: int) -> None:
     Raises:
         ConfigError: the first rule that the plan breaks.
     """
+    _check_values(plan)
     if not plan.pipelines:
         raise ConfigError("pipelines", [], "at least one pipeline")
     if plan.num_layers != num_layers:
@@ -35,6 +38,36 @@ def validate_plan(plan: Plan, *, num_layers: int, global_batch: int) -> None:
             f"shares that add up to batch.samples ({global_batch})",
             f"They add up to {plan.global_batch}.",
         )
+
+
+def _check_values(plan: Plan) -> None:
+    """Every field holds what its type says: a plan may be written by hand or in Python."""
+    _refuse_other("num_layers", plan.num_layers, int)
+    for p, pipeline in enumerate(plan.pipelines):
+        _refuse_other(f"pipelines[{p}].samples", pipeline.samples, int)
+        _refuse_other(f"pipelines[{p}].microbatch", pipeline.microbatch, int)
+        _refuse_unnamed(f"pipelines[{p}].schedule", pipeline.schedule, get_args(ScheduleName))
+    for p, s, stage in plan.stages():
+        where = f"pipelines[{p}].stages[{s}]"
+        for end in stage.layers:
+            _refuse_other(f"{where}.layers", end, int)
+        _refuse_other(f"{where}.mesh", stage.mesh, Mesh)
+        _refuse_other(f"{where}.device", stage.device, str)
+        _refuse_other(f"{where}.compile", stage.compile, bool)
+        _refuse_other(f"{where}.passes", stage.passes, int)
+        _refuse_unnamed(f"{where}.precision", stage.precision, get_args(Precision))
+        _refuse_unnamed(f"{where}.recompute", stage.recompute, get_args(Recompute))
+        _refuse_unnamed(f"{where}.zero", stage.zero, get_args(ZeroLevel))
+
+
+def _refuse_other(key: str, value: object, kind: type) -> None:
+    if type(value) is not kind:
+        raise ConfigError(key, value, f"a value of type {kind.__name__}")
+
+
+def _refuse_unnamed(key: str, value: object, names: Sequence[object]) -> None:
+    if not any(type(value) is type(name) and value == name for name in names):
+        raise ConfigError(key, value, f"one of {', '.join(map(repr, names))}")
 
 
 def _check_ranks(plan: Plan) -> None:
