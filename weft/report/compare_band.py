@@ -40,6 +40,10 @@ most at 0.55 of the band; see ``docs/compare.md``."""
 UPDATE_GROWTH = 8.0
 """An update makes differences of weights out of the rounding of gradients, and Adam divides those
 by their size: after the first update tensors differ several times as much as before it."""
+WALK_STEPS = 100.0
+"""Steps after which differences of weights no longer only add up, but also turn the gradients that
+follow: fitted to one pair of bf16 runs of 300 steps (``docs/compare.md``), the one fitted number
+of the band of losses."""
 SCALAR_SAFETY = 8.0
 """Roundings of the loss itself: the sums of microbatches and of ranks, and the last division."""
 
@@ -58,10 +62,13 @@ def loss_band(
 ) -> float:
     """Largest difference of the losses of step ``step``, counted from where both runs were equal.
 
-    ``loss (e sqrt(num_layers + 1) sqrt(step) / sqrt(tokens) + safety u_acc)``: errors of tokens are
-    independent, so their mean has ``1 / sqrt(tokens)`` of one's; the rounding of each step's
-    gradients moves the weights a little in a random direction, which makes a random walk. The
-    second term is the rounding of the loss itself, all that fp32 and fp64 show for many steps.
+    ``loss (e sqrt(num_layers + 1) sqrt(step + step^2 / walk_steps) / sqrt(tokens)
+    + safety u_acc)``:
+    errors of tokens are independent, so their mean has ``1 / sqrt(tokens)`` of one's; the rounding
+    of each step's gradients moves the weights a little in a random direction, which makes a random
+    walk, and later a steady growth. The second term is the rounding of the loss itself, all that
+    fp32 and fp64 show for many steps.
     """
-    walk = operation_error(precision, d_model) * sqrt((num_layers + 1) * step / tokens)
+    walked = step + step**2 / WALK_STEPS
+    walk = operation_error(precision, d_model) * sqrt((num_layers + 1) * walked / tokens)
     return loss * (walk + SCALAR_SAFETY * SUM_ROUNDOFF[precision])

@@ -213,11 +213,7 @@ def trend(steps: Sequence[int], differences: Sequence[float]) -> Trend | None:
     blocks = [known[i : i + size] for i in range(0, len(known), size)]
     means = [sum(d for _, d in block) / len(block) for block in blocks]
     above, below = sum(m > 0 for m in means), sum(m < 0 for m in means)
-    sizes = [
-        (math.log(sum(s for s, _ in block) / len(block)), math.log(rms))
-        for block in blocks
-        if (rms := math.sqrt(sum(d * d for _, d in block) / len(block))) > 0
-    ]
+    sizes = [_size(block) for block in blocks if any(d for _, d in block)]
     return Trend(
         exponent=_slope(sizes) if len(sizes) >= 3 else None,
         above=above,
@@ -225,6 +221,12 @@ def trend(steps: Sequence[int], differences: Sequence[float]) -> Trend | None:
         chance=sign_test(above, below),
         slope=_slope(known) or 0.0,
     )
+
+
+def _size(block: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Logarithms of the mean step and of the differences' root mean square."""
+    at = sum(step for step, _ in block) / len(block)
+    return math.log(at), 0.5 * math.log(sum(d * d for _, d in block) / len(block))
 
 
 def sign_test(above: int, below: int) -> float:
