@@ -54,6 +54,14 @@ def test_zero_bubble_h1(pp) -> None:
     assert got == pytest.approx(expected, rel=CLOSE)
 
 
+@pytest.mark.parametrize("hidden", [0.0, 1.0])
+def test_borders_delay_the_first_and_the_last(hidden) -> None:
+    stages = [PhaseSeconds(1.0, 1.0, 1.0)] * 4
+    apart = pipeline_seconds(stages, num_microbatches=8, seam_s=0.2, seam_hidden=hidden)
+    alone = pipeline_seconds(stages, num_microbatches=8)
+    assert apart - alone == pytest.approx(3 * 0.2 + 8 * 0.2 * (1 - hidden))
+
+
 @pytest.mark.parametrize("pp", [2, 4])
 @pytest.mark.parametrize("many", [1, 3, 16])
 def test_held_is_what_the_lists_hold(pp, many) -> None:

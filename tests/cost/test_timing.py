@@ -136,6 +136,42 @@ def test_once_a_step(zero, ways, talk, share) -> None:
     assert got == pytest.approx(SHAPE.params * (talk + 32 / share / 1e3))
 
 
+def test_recomputed_layers_talk_again() -> None:
+    place = Place(chip=roofline(), fabric=FABRIC, software=Software())
+    off, full = (
+        stage_seconds(SHAPE, replace(WORK, tp=8, recompute=keep), place, ALONE)
+        for keep in ("off", "full")
+    )
+    said = 32 * layer_traffic(SHAPE, replace(WORK, tp=8), FABRIC, experts=False).tensor
+    computed = compute_seconds(SHAPE, replace(WORK, tp=8, recompute="full"), place.chip)
+    assert full.input_grad == pytest.approx(computed.input_grad + 2 * said)
+    assert full.forward == off.forward
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.75, 1.0])
+def test_level_3_takes_the_longer_of_computing_and_gathering(hidden) -> None:
+    place = Place(chip=roofline(), fabric=FABRIC, software=Software(data_hidden=hidden))
+    gather = 2 * SHAPE.params * 7 / 8 / 100
+    for chip in (roofline(), roofline(flops_s=1e9, attention_flops_s=1e9)):
+        slower = replace(place, chip=chip)
+        alone = stage_seconds(SHAPE, WORK, slower, ALONE).forward
+        both = stage_seconds(SHAPE, WORK, slower, Replicas(size=8, stride=1, zero=3)).forward
+        expected = max(alone, gather) + (1 - hidden) * min(alone, gather)
+        assert both == pytest.approx(expected)
+
+
+def test_experts_are_updated_by_those_who_share_them() -> None:
+    mixed = replace(SHAPE, experts=ExpertShape(num_experts=8, top_k=2, d_ff=512))
+    software = Software(data_hidden=1.0, optimizer_bytes=1.0)
+    place = Place(chip=roofline(bytes_s=1.0), fabric=FABRIC, software=software)
+    work = replace(WORK, ep=4)
+    dense = sum(mixed.dense_params(layer) for layer in range(32)) + 2 * 32_000 * 4096 + 4096
+    experts = 32 * mixed.expert_params(0) / 4
+    for zero, expected in ((0, dense + experts), (1, dense / 8 + experts / 2)):
+        replicas = Replicas(size=8, stride=1, zero=zero)
+        assert once_a_step(mixed, work, place, replicas) == pytest.approx(expected)
+
+
 @dataclass(frozen=True)
 class FromVendor:
     """A vendor's own figures: so many seconds a FLOP, whatever the shape."""

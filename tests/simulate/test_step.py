@@ -92,6 +92,24 @@ def test_recomputation_and_level_3_cost_time() -> None:
     assert seconds(plan([0, 32], dp=8, tp=1, zero=3), ALIKE) > 1.01 * base
 
 
+def test_passes_take_their_turns() -> None:
+    base = plan([0, 32], dp=8, tp=1)
+    pipeline = replace(base.pipelines[0], microbatch=16)
+    cut = replace(pipeline, stages=(replace(pipeline.stages[0], passes=2),))
+    whole, parts = (seconds(replace(base, pipelines=(one,)), ALIKE) for one in (pipeline, cut))
+    assert whole < parts < 1.1 * whole
+
+
+def test_pipelines_exchange_gradients_over_the_network() -> None:
+    one = plan([0, 32], dp=8, tp=1, samples=64).pipelines[0]
+    stage = replace(one.stages[0], mesh=Mesh.of(range(8, 16), dp=8))
+    both = Plan(num_layers=32, pipelines=(one, replace(one, stages=(stage,))))
+    alone = Plan(num_layers=32, pipelines=(one,))
+    single, double = (time_of_plan(p, SPEC, ALIKE, seq_len=SEQ) for p in (alone, both))
+    assert double.timelines[0].step_s == single.timelines[0].step_s
+    assert double.once_s[0] > 2 * single.once_s[0]
+
+
 @dataclass(frozen=True)
 class FromVendor:
     """As fast as its maker says."""

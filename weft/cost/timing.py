@@ -127,13 +127,8 @@ def _beside(computing: float, talking: float, hidden: float) -> float:
     return max(computing, talking) + (1 - hidden) * min(computing, talking)
 
 
-def once_a_step(
-    shape: ModelShape, work: StageWork, place: Place, replicas: Replicas, *, hides_s: float = 0.0
-) -> float:
-    """Reducing gradients, updating, publishing parameters: what a step adds to its pipeline.
-
-    ``hides_s``: seconds of the last backward, behind which a reduction can hide at the most.
-    """
+def once_a_step(shape: ModelShape, work: StageWork, place: Place, replicas: Replicas) -> float:
+    """Reducing gradients, updating, publishing parameters: what a step adds to its pipeline."""
     if work.frozen:
         return place.software.step_s
     dense, experts = stage_params(shape, work)
@@ -144,10 +139,9 @@ def once_a_step(
             replicas, size=max(replicas.size // work.ep, 1), stride=replicas.stride * work.ep
         )
         talk += _exchange(experts, others, place)
-    hidden = min(talk * software.data_hidden, hides_s) if hides_s else talk * software.data_hidden
     updated = dense / replicas.sharing + experts / max(replicas.sharing // work.ep, 1)
     update = place.chip.moving_seconds(software.optimizer_bytes * updated)
-    return talk - hidden + update + software.step_s
+    return talk * (1 - software.data_hidden) + update + software.step_s
 
 
 def _exchange(params: float, replicas: Replicas, place: Place) -> float:
@@ -173,8 +167,3 @@ def seam_seconds(
     latency = fabric.inside_latency_s if inside else fabric.across_latency_s
     part = 2 * work.tokens * shape.d_model / (work.tp if work.sequence_parallel else 1)
     return fabric.seconds("send", part, group) - latency, latency
-
-
-def without_ends(work: StageWork) -> StageWork:
-    """The same layers in the middle of a pipeline."""
-    return replace(work, embeds=False, predicts=False)
