@@ -107,6 +107,20 @@ REFUSED = {
         "at least one stage",
         lambda p: replace(p, pipelines=(*p.pipelines, replace(p.pipelines[0], stages=()))),
     ),
+    "ranks without samples": (
+        "pipelines[0].stages[0].mesh.dp = 3: expected at most the samples of a micro-batch (2). "
+        "Further ranks would have nothing to do.",
+        lambda p: data_parallel([6], dp=3),
+    ),
+    "passes over no samples": (
+        "pipelines[0].stages[0].passes = 3: expected at most 2, the samples that a rank has of a "
+        "micro-batch.",
+        lambda p: replace(p, pipelines=(moved(p.pipelines[0], passes=3),)),
+    ),
+    "no passes": (
+        "passes = 0: expected at least 1.",
+        lambda p: replace(p, pipelines=(moved(p.pipelines[0], passes=0),)),
+    ),
     "another model's": (
         "num_layers = 8: expected the model's (4).",
         lambda p: replace(p, num_layers=8),

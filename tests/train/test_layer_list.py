@@ -147,9 +147,13 @@ def test_a_plan_that_cuts_layers_is_refused() -> None:
     for change, problem in tables:
         changed = replace(pipeline, stages=(replace(stage, **change),))  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=problem):
-            check_layer_plan(Plan(num_layers=4, pipelines=(changed,)), 4)
+            check_layer_plan(Plan(num_layers=4, pipelines=(changed,)), LAYERS)
+    with pytest.raises(ConfigError, match=r"zero = 1: expected 0\. No other rank holds"):
+        check_layer_plan(alone(meshes=2, zero=1), LAYERS)
+    ends = [weft.shared("a", nn.Linear, 4, 4), weft.shared("a", nn.Linear, 4, 4)]
+    check_layer_plan(alone(ends, meshes=2, zero=1), ends)
     with pytest.raises(ConfigError, match="at least one layer in a first stage"):
-        check_layer_plan(alone(by=[0, 4], meshes=2), 4)
+        check_layer_plan(alone(by=[0, 4], meshes=2), LAYERS)
     with pytest.raises(ConfigError, match="expected the model's"):
         weft.weave_layers(LAYERS[:3], SGD, loss=squares, plan=alone())
     with pytest.raises(ConfigError, match=r"plan = 'auto': .* from weft.split"):

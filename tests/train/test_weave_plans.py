@@ -178,6 +178,22 @@ def test_a_plan_that_gathers_a_module_is_refused() -> None:
         weft.weave(model, adamw, plan=plan)
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"precision": "bf16"}, r"precision = 'bf16': expected that of the model .torch.float64"),
+        ({"device": "cuda"}, r"device = 'cuda': expected that of the model .cpu"),
+        ({"zero": 1}, r"zero = 1: expected 0. No other rank"),
+    ],
+)
+def test_a_plan_that_would_not_be_followed_is_refused(change: dict[str, Any], problem: str) -> None:
+    (pipeline,) = side_by_side((1, 7, 3), zero=0).pipelines
+    pipeline = replace(pipeline, stages=(replace(pipeline.stages[0], **change),))
+    model, adamw = model_and_optimizer()
+    with pytest.raises(ConfigError, match=problem):
+        weft.weave(model, adamw, loss=squares, plan=Plan(num_layers=1, pipelines=(pipeline,)))
+
+
 def woven_alone(**settings: Any) -> tuple[nn.Module, WovenEngine]:
     model, adamw = model_and_optimizer()
     return model, woven(model, adamw, Comm(), Settings(squares, **settings))

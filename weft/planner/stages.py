@@ -15,6 +15,7 @@ from weft.config.sections import PipelineConfig, PlanConfig, Schedule, StageConf
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.plan.tiling import split_evenly
+from weft.planner.validate import refuse_idle_work
 
 Computes = Callable[[StageConfig, StagePlan], StagePlan]
 """Puts in how a stage computes: its device, precision and so on."""
@@ -168,14 +169,7 @@ def _refuse_without_effect(
         if stage.order is not None and 1 in (stage.dp, stage.tp):
             hint = "There is nothing to order."
             raise ConfigError(f"{key}.order", stage.order, "null where dp or tp is 1", hint)
-        if stage.dp > micro:
-            expected = f"at most the samples of a micro-batch ({micro})"
-            hint = "Further ranks would have nothing to do."
-            raise ConfigError(f"{key}.dp", stage.dp, expected, hint)
-        most = -(-micro // stage.dp)
-        if stage.passes > most:
-            expected = f"at most {most}, the samples that a rank has of a micro-batch"
-            raise ConfigError(f"{key}.passes", stage.passes, expected)
+        refuse_idle_work((f"{key}.dp", f"{key}.passes"), stage.dp, stage.passes, micro)
         held = sum(count for mesh, count in zip(layout.meshes, counts, strict=True) if mesh == m)
         for name in ("recompute", "compile"):
             value = dict(stage)[name]

@@ -113,6 +113,24 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
             raise ConfigError(f"{where}.stages[{s}].mesh", value, "axes dp and tp alone", hint)
         if stage.passes < 1:
             raise ConfigError(f"{where}.stages[{s}].passes", stage.passes, "at least 1")
+        micro = min(pipeline.microbatch, pipeline.samples)
+        keys = f"{where}.stages[{s}].mesh.dp", f"{where}.stages[{s}].passes"
+        refuse_idle_work(keys, stage.mesh.size("dp"), stage.passes, micro)
+
+
+def refuse_idle_work(keys: tuple[str, str], dp: int, passes: int, micro: int) -> None:
+    """Every rank, and every pass, has samples of a full micro-batch.
+
+    Raises:
+        ConfigError: one has none; ``keys`` say where ``dp`` and ``passes`` were written.
+    """
+    if dp > micro:
+        expected = f"at most the samples of a micro-batch ({micro})"
+        raise ConfigError(keys[0], dp, expected, "Further ranks would have nothing to do.")
+    most = -(-micro // dp)
+    if passes > most:
+        expected = f"at most {most}, the samples that a rank has of a micro-batch"
+        raise ConfigError(keys[1], passes, expected)
 
 
 def _check_gathering(plan: Plan, p: int, s: int) -> None:

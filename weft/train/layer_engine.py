@@ -27,6 +27,7 @@ from weft.plan.box import Box
 from weft.plan.model import ParamSpec
 from weft.plan.plan import Plan, Seat
 from weft.plan.tiling import Tiling
+from weft.planner.sharing import refuse_idle_zero
 from weft.planner.validate import validate_plan
 from weft.precision.dtypes import MAIN_DTYPE, MODEL_DTYPE
 from weft.schedules.registry import splits_backward
@@ -86,7 +87,7 @@ def weave_layers(
         ConfigError: something about the layers or the plan cannot work.
     """
     place = Place.from_environment() or Place()
-    check_layer_plan(plan, len(layers))
+    check_layer_plan(plan, layers)
     if plan.world_size != place.world_size:
         raise ConfigError("plan", f"{plan.world_size} ranks", f"{place.world_size} ranks")
     comm, _ = meet(place, plan)
@@ -94,11 +95,11 @@ def weave_layers(
     return build_layers(LayerJob(layers, optimizer, loss, plan, seed, max_grad_norm), comm)
 
 
-def check_layer_plan(plan: Plan, num_layers: int) -> None:
+def check_layer_plan(plan: Plan, layers: Sequence[Layer]) -> None:
     """Refuse what only a model that Weft knows can do."""
     if not isinstance(plan, Plan):
         raise ConfigError("plan", plan, "a weft.plan.plan.Plan, e.g. from weft.split")
-    validate_plan(plan, num_layers=num_layers, global_batch=plan.global_batch)
+    validate_plan(plan, num_layers=len(layers), global_batch=plan.global_batch)
     for p, s, stage in plan.stages():
         where = f"plan.pipelines[{p}].stages[{s}]"
         if stage.mesh.size("tp") > 1:
@@ -112,6 +113,9 @@ def check_layer_plan(plan: Plan, num_layers: int) -> None:
             raise ConfigError(f"{where}.compile", True, "false for a list of layers", hint)
         if s == 0 and stage.layers[1] == 0:
             raise ConfigError(f"{where}.layers", [0, 0], "at least one layer in a first stage")
+    keys = [layer.key for layer in layers if layer.key is not None]
+    if len(keys) == len(set(keys)):  # else stages anywhere may hold the same parameters
+        refuse_idle_zero(plan, tied=False)
 
 
 def build_layers(job: LayerJob, comm: Comm) -> WovenEngine:

@@ -8,7 +8,7 @@ under torchrun, or any launcher that sets RANK and WORLD_SIZE, the processes joi
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -25,6 +25,7 @@ from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import Plan, ZeroLevel
 from weft.plan.tiling import split_evenly
+from weft.planner.sharing import refuse_idle_zero
 from weft.planner.validate import validate_plan
 from weft.platform.registry import platform_named
 from weft.precision.dtypes import MODEL_DTYPE
@@ -64,7 +65,8 @@ def weave(
             fp32 master copies.
         loss: How to get losses from the model and a batch; None: ``model(*batch)`` returns them.
         plan: "auto" gives every process an equal part of each batch; a ``Plan`` of single-stage
-            pipelines gives unequal parts and microbatches; precision and device stay the model's.
+            pipelines gives unequal parts and microbatches; it names the model's precision and
+            device.
         precision: Dtype of the model; None leaves it as it is.
         max_grad_norm: Clip gradients to this norm.
 
@@ -78,6 +80,7 @@ def weave(
         raise ConfigError("precision", precision, f"None or one of {get_args(ModelPrecision)}")
     if isinstance(plan, Plan):
         _check_plan(plan, place.world_size)
+        _refuse_unlike(plan, parameters.values(), precision)
     elif plan != "auto":
         raise ConfigError("plan", plan, '"auto" or a weft.plan.plan.Plan')
     platform = platform_named(next(iter(parameters.values())).device.type)
@@ -176,6 +179,26 @@ def _check_plan(plan: Plan, world_size: int) -> None:
             value = {"recompute": stage.recompute, "compile": stage.compile}
             hint = "Weft does not know the blocks of this module: apply them to it yourself."
             raise ConfigError(f"plan.pipelines[{p}].stages[{s}]", value, "both off", hint)
+    refuse_idle_zero(plan, tied=False)
+
+
+def _refuse_unlike(
+    plan: Plan, params: Collection[nn.Parameter], precision: ModelPrecision | None
+) -> None:
+    """A plan that says another device or precision than the model's would not be followed."""
+    devices = sorted({param.device.type for param in params})
+    dtypes = {param.dtype for param in params}
+    if precision is not None:
+        dtypes = {MODEL_DTYPE[precision]}
+    for p, s, stage in plan.stages():
+        where = f"plan.pipelines[{p}].stages[{s}]"
+        if [stage.device] != devices:
+            expected = f"that of the model ({', '.join(devices)})"
+            raise ConfigError(f"{where}.device", stage.device, expected)
+        if {MODEL_DTYPE[stage.precision]} != dtypes:
+            hint = "Give weave the same precision as the plan."
+            expected = f"that of the model ({', '.join(sorted(map(str, dtypes)))})"
+            raise ConfigError(f"{where}.precision", stage.precision, expected, hint)
 
 
 def _gradients(model: nn.Module, comm: Comm, settings: Settings) -> Gradients:
