@@ -4,9 +4,11 @@ import copy
 import difflib
 import subprocess
 import sys
+from collections import UserDict
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -132,6 +134,23 @@ def test_a_model_that_is_woven_is_not_woven_again() -> None:
     engine = weft.weave(copied, torch.optim.SGD(copied.parameters(), lr=0.5), loss=squares)
     engine.step((torch.randn(4, 3).bfloat16(), torch.zeros(4, 2).bfloat16()))
     assert not torch.equal(copied.weight, start)
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def test_batches_of_every_nesting_are_cut_and_others_refused() -> None:
+    x, y = torch.randn(4, 3), torch.zeros(4, 2)
+    plain = weft.weave(*model_and_optimizer(), loss=squares).eval_batch((x, y))
+    named = weft.weave(*model_and_optimizer(), loss=lambda m, b: squares(m, (b.x, b.y)))
+    assert torch.equal(named.eval_batch(Pair(x, y)), plain)
+    keyed = weft.weave(*model_and_optimizer(), loss=lambda m, b: squares(m, (b["x"], b["y"][0])))
+    assert torch.equal(keyed.eval_batch(UserDict(x=x, y=[y])), plain)
+    for stranger, name in (("text", "str"), (None, "NoneType"), (3, "int"), (y.sum(), "a scalar")):
+        with pytest.raises(ConfigError, match=f"batch = '{name}': expected tensors with samples"):
+            keyed.step({"x": x, "y": [y], "more": stranger})
 
 
 def test_a_model_that_joined_a_job_is_not_woven() -> None:

@@ -192,7 +192,7 @@ def set_exact(gradients: Gradients, exact: Mapping[str, Tensor]) -> None:
 
 
 def num_samples(batch: Any) -> int:
-    """Samples of a batch: a tensor, or a tuple, list or dict of batches."""
+    """Samples of a batch: a tensor, or a tuple, list or mapping of batches."""
     sizes = {len(tensor) for tensor in _leaves(batch)}
     if len(sizes) != 1 or 0 in sizes:
         expected = "tensors with the same number of samples, at least one, along dimension 0"
@@ -201,9 +201,13 @@ def num_samples(batch: Any) -> int:
 
 
 def _leaves(batch: Any) -> list[Tensor]:
-    if isinstance(batch, Tensor):
+    if isinstance(batch, Tensor) and batch.ndim:
         return [batch]
-    parts = batch.values() if isinstance(batch, dict) else batch
+    if not isinstance(batch, Mapping | tuple | list):
+        value = "a scalar" if isinstance(batch, Tensor) else type(batch).__name__
+        expected = "tensors with samples along dimension 0, in tuples, lists or mappings"
+        raise ConfigError("batch", value, expected)
+    parts = batch.values() if isinstance(batch, Mapping) else batch
     return [leaf for part in parts for leaf in _leaves(part)]
 
 
@@ -211,6 +215,9 @@ def rows(batch: Any, part: range) -> Any:
     """The samples ``part`` of a batch, in the same nesting."""
     if isinstance(batch, Tensor):
         return batch[part.start : part.stop]
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {key: rows(value, part) for key, value in batch.items()}
-    return type(batch)(rows(value, part) for value in batch)
+    values = [rows(value, part) for value in batch]
+    if "_fields" in dir(type(batch)):  # a named tuple
+        return type(batch)(*values)
+    return values if isinstance(batch, list) else tuple(values)
