@@ -198,6 +198,31 @@ def zero_weights(place: Place) -> list[bool]:
     return [np.array_equal(before[name], value) for name, value in values(model).items()]
 
 
+def two_optimizers(place: Place) -> list[bool]:
+    comm = join(place, backend="gloo", device=torch.device("cpu"))
+    model = join_model(Branches().double(), comm)
+    before = values(model)
+    halves = [model.get_submodule("trunk"), model.get_submodule("head")]
+    optimizers = [
+        weft.distributed_optimizer(
+            torch.optim.SGD(half.parameters(), lr=0.1), model, unweighted="equal"
+        )
+        for half in halves
+    ]
+    for _ in range(2):
+        squares(model, *batch(place.rank, 3), branch=True).mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
+    comm.close()
+    after = values(model)
+    return [not np.array_equal(before[n], after[n]) for n in ("trunk.weight", "head.weight")]
+
+
+def test_two_optimizers_of_one_model_both_know_its_samples(pool: WorkerPool) -> None:
+    assert all(map(all, pool.run(two_optimizers, world_size=2)))
+
+
 def test_a_step_without_weight_changes_nothing(pool: WorkerPool) -> None:
     assert all(map(all, pool.run(zero_weights, world_size=2)))
 

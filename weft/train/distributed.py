@@ -77,7 +77,8 @@ def distributed_optimizer(
         model: What ``distributed_model`` returned.
         unweighted: What ``step()`` without a weight means on several processes: it is refused,
             or all count the same, which is checked by the samples that the model was given.
-        max_grad_norm: Clip the gradients of the whole job to this norm.
+        max_grad_norm: Clip the gradients of this optimizer's parameters, over the whole job, to
+            this norm. With several optimizers each clips its own.
 
     Raises:
         ConfigError: here, the model or optimizer cannot work so; in ``step``, it has no weight, or
@@ -114,7 +115,7 @@ class _Membership:
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
         self.num_samples = 0
-        """Since the last step."""
+        """Ever."""
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim]
@@ -137,6 +138,8 @@ class _Reduction:
         self._unweighted = unweighted
         self._max_grad_norm = max_grad_norm
         self._seen: dict[Tensor, tuple[int, int]] = {}
+        self._num_before = membership.num_samples
+        """Samples that the model was given up to the last step of this optimizer."""
         comm = membership.comm
         dtypes = {param.dtype for param in params.values()}
         main = torch.float64 if torch.float64 in dtypes else torch.float32
@@ -170,7 +173,7 @@ class _Reduction:
             self._reduce(weight)
         elif self._max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self._params.values(), self._max_grad_norm)
-        self._membership.num_samples = 0
+        self._num_before = self._membership.num_samples
         return args, rest
 
     @torch.no_grad()
@@ -207,7 +210,7 @@ class _Reduction:
 
     def _agree(self, *, is_equal: bool) -> list[bool]:
         """Which parameters have a gradient on any process; equal parts are checked to be so."""
-        comm, count = self._membership.comm, self._membership.num_samples
+        comm, count = self._membership.comm, self._membership.num_samples - self._num_before
         facts = [float(param.grad is not None) for param in self._params.values()]
         table = torch.tensor([*facts, count, count**2], dtype=torch.float64, device=comm.device)
         comm.all_reduce(table, name="parts of a step")
