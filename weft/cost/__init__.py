@@ -1,1 +1,1 @@
-"""Logical view of a model: what it computes and holds, whatever it runs on. No torch."""
+"""What a job computes, holds and sends, and how long that takes. No torch, but to trace a module."""
