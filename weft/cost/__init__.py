@@ -1,1 +1,1 @@
-"""What a job computes, holds and sends, and how long that takes. No torch, but to trace a module."""
+"""What a job computes, holds and sends, and how long that takes. Torch only to trace modules."""
