@@ -1,5 +1,6 @@
 """Lists of layers: how they are split, built and refused."""
 
+import copy
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, pairwise
@@ -298,6 +299,36 @@ def test_odd_linear_layers_are_computed_as_they_are(middle: list[Layer], pool: W
 def test_a_weight_that_is_read_besides_is_never_summed_wrongly(pool: WorkerPool) -> None:
     with pytest.raises(Exception, match=r"layers\.1\.inner\.weight: 6 gradients in 3 backwards"):
         pool.run(train_odd, [Layer(ReadsWeight)], "zb-v", world_size=2)
+
+
+class Doubles(nn.Module):
+    """Writes to what it is given; twice would be once too often."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+
+@pytest.mark.parametrize("recompute", ["off", "full"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+def test_a_layer_that_writes_to_what_it_takes_may_be_anywhere(
+    schedule: str, recompute: str
+) -> None:
+    """At the start of the model, of a stage, and where its work is done a second time."""
+    layers = [Layer(Doubles), LAYERS[0], Layer(Doubles), LAYERS[1], LAYERS[3]]
+    by = [2, 3] if schedule == "zb-v" else [5]
+    engine = built(layers, by=by, schedule=schedule, recompute=recompute)
+    x, y = batch()
+    given = x.clone()
+    plain = copy.deepcopy(engine.layers)
+    output = plain[4](plain[3](2 * plain[1](2 * x)))
+    squares(output, y).mean().backward()
+    engine.step((x, y))
+    assert torch.equal(x, given), "the user's batch"
+    for number, layer in plain.items():
+        for name, param in layer.named_parameters():
+            assert param.grad is not None, name
+            expected = param - 0.1 * param.grad
+            torch.testing.assert_close(engine.layers[number].get_parameter(name), expected)
 
 
 def test_layers_of_one_shape_start_unlike_and_by_the_seed() -> None:

@@ -328,17 +328,26 @@ class _Passes:
     def _executor(self, shape: _Shape) -> tuple[Executor, int]:
         """What computes batches of a shape, and how many losses a sample has."""
         if shape not in self._executors:
-            outputs = self._skeleton.outputs(_probe(shape.inputs, shape.inputs_dtype))
+            probe = _probe(shape.inputs, shape.inputs_dtype)
+            outputs, in_place = self._skeleton.outputs(probe)
             stages = self._seat.pipeline_plan.stages
             border = {s: _border(outputs, stages[s].layers[1] - 1) for s in range(len(stages) - 1)}
             targets = _probe(shape.targets, shape.targets_dtype)
             per_sample = _losses_a_sample(self._job.loss, outputs[-1], targets)
-            self._executors[shape] = self._make_executor(border, shape.is_weighted), per_sample
+            executor = self._make_executor(border, in_place, is_weighted=shape.is_weighted)
+            self._executors[shape] = executor, per_sample
         return self._executors[shape]
 
-    def _make_executor(self, border: Mapping[int, tuple[int, ...]], is_weighted: bool) -> Executor:
+    def _make_executor(
+        self, border: Mapping[int, tuple[int, ...]], in_place: set[int], *, is_weighted: bool
+    ) -> Executor:
         stages = {}
-        for number, calls in self._calls.items():
+        for number, every in self._calls.items():
+            numbers = _numbers(self._seat, number)
+            calls = [
+                partial(_on_a_copy, call) if n in in_place else call
+                for n, call in zip(numbers, every, strict=True)
+            ]
             asked = self._seat.pipeline_plan.stages[number]
             recompute = asked.recompute == "full"
             stage = _Stage(calls, self._job.loss, recompute=recompute, is_weighted=is_weighted)
@@ -352,6 +361,11 @@ class _Passes:
             scale=float(self._job.plan.global_batch),
             work=self._work,
         )
+
+
+def _on_a_copy(call: Call, x: Tensor) -> Tensor:
+    """Spares the batch, what came from another stage, and what recomputing starts from."""
+    return call(x.clone())
 
 
 _NONE = Context()

@@ -121,15 +121,19 @@ class Skeleton:
             if param.requires_grad
         ]
 
-    def outputs(self, inputs: Tensor) -> list[Tensor]:
+    def outputs(self, inputs: Tensor) -> tuple[list[Tensor], set[int]]:
         """What each layer gives for ``inputs`` ``[PROBE, ...]``, all on the meta device.
+
+        And which layers write to what they take, such as ``nn.ReLU(inplace=True)``.
 
         Raises:
             ConfigError: a layer does not take what the one before it gives.
         """
         found: list[Tensor] = []
+        in_place: set[int] = set()
         for number, (layer, module) in enumerate(zip(self.layers, self.modules, strict=True)):
             x = found[-1] if found else inputs
+            version = x._version
             try:
                 with torch.no_grad():
                     result = layer.call(module, x)
@@ -140,8 +144,10 @@ class Skeleton:
             if not isinstance(result, Tensor):
                 expected = "a layer that gives one tensor"
                 raise ConfigError(f"layers[{number}]", type(result).__name__, expected)
+            if x._version != version:
+                in_place.add(number)
             found.append(result)
-        return found
+        return found, in_place
 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
