@@ -60,10 +60,11 @@ def test_metrics_have_a_line_a_step(finished: Path) -> None:
     assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
     fields = "step loss tokens grad_norm lr step_time_s tokens_per_s memory_gib mfu samples"
     for record in steps:
-        assert set(record) == {*fields.split(), "elapsed_s"}
+        assert set(record) == {*fields.split(), "elapsed_s", "data"}
         assert record["tokens"] == BATCH * SEQ_LEN
         assert record["samples"] == record["step"] * BATCH
         assert record["tokens_per_s"] == pytest.approx(record["tokens"] / record["step_time_s"])
+        assert record.pop("data"), "the fingerprint of what was read"
         assert all(math.isfinite(value) and value > 0 for value in record.values())
     assert steps[0]["loss"] == pytest.approx(math.log(257), rel=0.1), "uniform over bytes"
     assert steps[-1]["loss"] < steps[0]["loss"] - 1

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -237,12 +238,17 @@ def test_progress_counts_up_to_all_of_it(tmp_path: Path, processes: int) -> None
     assert {total for _, total, _ in told} == {size}
 
 
+def readers() -> list[BaseProcess]:
+    """Processes of the preparation that are alive."""
+    return [p for p in multiprocessing.active_children() if p.name.startswith("tokenize")]
+
+
 def test_a_worker_that_dies_is_an_error_within_seconds(tmp_path: Path) -> None:
     path = big_jsonl(tmp_path / "x.jsonl", megabytes=8)
     killed: list[int] = []
 
     def kill_one(done: int, total: int, text: str) -> None:
-        workers = [p for p in multiprocessing.active_children() if p.name.startswith("tokenize")]
+        workers = readers()
         if text == "tokenizing" and not killed:
             killed.append(workers[0].pid or 0)
             os.kill(killed[0], signal.SIGKILL)
@@ -256,7 +262,7 @@ def test_a_worker_that_dies_is_an_error_within_seconds(tmp_path: Path) -> None:
         r"SIGKILL \(out of memory\?\)\. Nothing was kept; the same command tries again\.",
         str(caught.value),
     )
-    assert not multiprocessing.active_children()
+    assert not readers()
     assert [p.suffix for p in (tmp_path / "cache").iterdir()] == [".lock"]
     assert prepare(config(path, tmp_path / "cache"), 1, report=silent, processes=2).train_tokens
 
@@ -273,11 +279,12 @@ def test_a_bad_line_in_a_worker_is_the_same_error_as_here(tmp_path: Path) -> Non
         errors.append(str(caught.value))
     assert errors[0] == errors[1]
     assert f"{path}:{len(lines) - 4}: Expecting property name" in errors[0]
-    assert not multiprocessing.active_children()
+    assert not readers()
 
 
 SCRIPT = """
 import sys
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 sys.path.insert(0, {folder!r})
 from data_cases import config
