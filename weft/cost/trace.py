@@ -54,7 +54,7 @@ def trace(module: nn.Module, inputs: Callable[[], tuple[Any, ...]]) -> Traced:
             results = [tensor for tensor in _tensors(own(*inputs())) if tensor.requires_grad]
         with backward:
             torch.autograd.backward(results, [torch.ones_like(tensor) for tensor in results])
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         reason = str(error).split("\n", maxsplit=1)[0]
         hint = f"{reason} Describe its sizes with a ModelShape instead."
         expected = "a module that runs on the meta device, forward and backward"

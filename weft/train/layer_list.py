@@ -22,7 +22,7 @@ Forward = Callable[[Any, Tensor], Tensor]
 ElementLoss = Callable[[Tensor, Tensor], Tensor]
 """(output of the last layer, targets) -> losses, not reduced."""
 
-CANNOT = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+CANNOT = (RuntimeError, TypeError, ValueError, IndexError)
 """What modules raise for tensors they do not take, or that have no values."""
 PROBE = 2
 """Samples of the batch that finds shapes."""
