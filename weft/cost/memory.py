@@ -6,9 +6,10 @@ it thousands of times a second. ``memory_of_plan`` asks it for every position of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 
 from weft.cost.activations import logits, stage_kept, stage_working
 from weft.cost.shape import ModelShape
@@ -178,14 +179,27 @@ def held_by_stage(pipeline: PipelinePlan) -> list[list[int]]:
     return result
 
 
-def memory_of_plan(plan: Plan, spec: ModelSpec, seq_len: int) -> dict[int, Memory]:
-    """Rank -> memory, for every rank of a plan; every stage on its own terms."""
+def memory_of_plan(
+    plan: Plan,
+    spec: ModelSpec,
+    seq_len: int,
+    overheads: Mapping[str, Overheads] = MappingProxyType({}),
+) -> dict[int, Memory]:
+    """Rank -> memory, for every rank of a plan; every stage on its own terms.
+
+    ``overheads``: by device family, where they were measured.
+    """
     shape = ModelShape.of(spec)
     result: dict[int, Memory] = {}
     for pipeline in plan.pipelines:
         counts = held_by_stage(pipeline)
         for stages, held in zip(pipeline.positions(), counts, strict=True):
-            asked = _Asked(shape=shape, seq_len=seq_len, num_pipelines=len(plan.pipelines))
+            asked = _Asked(
+                shape=shape,
+                seq_len=seq_len,
+                num_pipelines=len(plan.pipelines),
+                overheads=overheads,
+            )
             parts = [
                 _planned(pipeline, number, count, asked)
                 for number, count in zip(stages, held, strict=True)
@@ -202,6 +216,7 @@ class _Asked:
     shape: ModelShape
     seq_len: int
     num_pipelines: int
+    overheads: Mapping[str, Overheads]
 
 
 def _planned(pipeline: PipelinePlan, number: int, held: int, asked: _Asked) -> Memory:
@@ -218,7 +233,7 @@ def _planned(pipeline: PipelinePlan, number: int, held: int, asked: _Asked) -> M
         held=held * stage.passes,
         state=state,
         sharing=Sharing(zero=stage.zero, num_holders=holders, gathered=gathered),
-        overheads=CPU if stage.device == "cpu" else ACCELERATOR,
+        overheads=asked.overheads.get(stage.device, CPU if stage.device == "cpu" else ACCELERATOR),
     )
 
 

@@ -7,11 +7,11 @@ Stages of the same kind are costed once, so a search may ask thousands of times 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log2
 
 from weft.cluster.view import ChipPool, ClusterView
-from weft.cost.memory import work_of
+from weft.cost.memory import Overheads, work_of
 from weft.cost.rates import CostFunction, Roofline
 from weft.cost.shape import ModelShape
 from weft.cost.timing import WEFT, Place, Replicas, Software, once_a_step, stage_seconds
@@ -33,6 +33,10 @@ class Knowledge:
 
     chips: Mapping[str, CostFunction] = field(default_factory=dict)
     """By chip name: a profile, or the vendor's own cost function; others get their class's."""
+    places: Mapping[str, Place] = field(default_factory=dict)
+    """By chip name: chip, links and software as measured; nothing of the catalogue is used."""
+    overheads: Mapping[str, Overheads] = field(default_factory=dict)
+    """By device family: what ``memory_of_plan`` adds, where it was measured."""
     software: Software = WEFT
 
     def place(self, pool: ChipPool) -> Place:
@@ -41,11 +45,16 @@ class Knowledge:
         Raises:
             ConfigError: the catalogue lacks something, and nothing here replaces it.
         """
+        if pool.chip.name in self.places:
+            place = self.places[pool.chip.name]
+            return replace(place, fabric=replace(place.fabric, chips_per_node=pool.chips_per_node))
         chip = self.chips.get(pool.chip.name)
         fabric = Fabric(
             chips_per_node=pool.chips_per_node,
             inside_bytes_s=pool.link_bytes_s * LINK_REACHED,
             across_bytes_s=pool.network_bytes_s * NETWORK_REACHED,
+            inside_latency_s=pool.link_latency_s,
+            across_latency_s=pool.network_latency_s,
         )
         return Place(chip=chip or Roofline.of(pool.chip), fabric=fabric, software=self.software)
 

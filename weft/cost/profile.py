@@ -1,0 +1,294 @@
+"""A measured chip: how long its operations really take, by shape and dtype, and its links.
+
+A profile replaces the roofline wherever a cost function is asked for. It interpolates between what
+was measured, so it holds inside the range of the measurements and follows their trend outside.
+``weft chips profile`` writes it as JSON; nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import exp, log
+from typing import NamedTuple
+
+from weft.cluster.cluster import Dtype
+from weft.cost.memory import Overheads
+from weft.cost.operators import Op, Phase
+from weft.cost.timing import Place, Software
+from weft.cost.traffic import Collective, Fabric
+
+SHARPNESS = 4
+"""Power of the distance by which measured shapes lose their say."""
+
+
+class Product(NamedTuple):
+    """A linear layer's three products, in seconds: ``[m, k]`` times ``[k, n]`` and its backward."""
+
+    dtype: Dtype
+    m: int
+    n: int
+    k: int
+    forward: float
+    input_grad: float
+    weight_grad: float
+
+    @property
+    def flops(self) -> float:
+        """Of one of the three."""
+        return 2.0 * self.m * self.n * self.k
+
+    def of(self, phase: Phase) -> float:
+        """Seconds of one of the three."""
+        match phase:
+            case "forward":
+                return self.forward
+            case "input_grad":
+                return self.input_grad
+            case "weight_grad":
+                return self.weight_grad
+
+
+class AttentionTime(NamedTuple):
+    """Attention as the runtime calls it, rotation included. Seconds for each FLOP that counts."""
+
+    dtype: Dtype
+    seq_len: int
+    width: int
+    """Channels of a head's key and value together."""
+    forward: float
+    backward: float
+
+
+class MovingTime(NamedTuple):
+    """An operation that is bound by memory, by its name in ``weft/cost/operators.py``."""
+
+    name: str
+    dtype: Dtype
+    num_bytes: float
+    """As ``Op.num_bytes`` counts them."""
+    forward: float
+    backward: float
+
+
+class LinkTime(NamedTuple):
+    """One collective between two ranks."""
+
+    kind: Collective
+    num_bytes: float
+    seconds: float
+
+
+class Together(NamedTuple):
+    """So many ranks of the machine compute at once: each takes so many times as long."""
+
+    ranks: int
+    slowdown: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """Where, when and with what a profile was measured."""
+
+    host: str
+    cpu: str
+    cores: int
+    memory_gib: float
+    device: str
+    """Platform: cpu, cuda."""
+    threads: int
+    """Of one rank."""
+    torch: str
+    date: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corrections:
+    """What calibration with real runs adds to a profile; see ``weft chips calibrate``."""
+
+    compute: float = 1.0
+    """Computing takes so many times as long as the operations of the profile."""
+    step_s: float = 0.0
+    """Seconds of every step besides what is predicted."""
+    runtime_bytes: float = 0.0
+    """Memory of a rank besides what is predicted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """One rank's chip: a whole GPU, or so many threads of a processor."""
+
+    name: str
+    """Of the chip, as pools name it."""
+    machine: Machine
+    products: tuple[Product, ...]
+    attention: tuple[AttentionTime, ...]
+    moving: tuple[MovingTime, ...]
+    links: tuple[LinkTime, ...] = ()
+    together: tuple[Together, ...] = ()
+    launch_s: float
+    """The least that any operation takes."""
+    memory_bytes_s: float
+    """Reading and writing long arrays."""
+    update_bytes_s: float
+    """The optimizer's update with what comes before it: norm of the gradients, and clipping."""
+    step_s: float
+    """Once a step, whatever the model."""
+    runtime_bytes: float
+    """Memory of a rank that has joined a job and holds nothing yet."""
+    gap: float = 1.0
+    """A whole block takes so many times as long as its operations by themselves."""
+    corrections: Corrections = field(default_factory=Corrections)
+    speed: float = 1.0
+    """Part of the chip that a rank gets."""
+    ranks: int = 1
+    """Ranks of the machine that compute at once."""
+
+    def __hash__(self) -> int:
+        """Short: costs are kept by profile, and asked for often."""
+        return hash((self.name, self.machine, self.corrections, self.speed, self.ranks))
+
+    def scaled(self, speed: float) -> Profile:
+        """The same chip when a rank gets a part of its time. Links and memory stay as they are."""
+        return replace(self, speed=self.speed * speed)
+
+    def shared(self, ranks: int) -> Profile:
+        """One of so many ranks of the machine that compute at once."""
+        return replace(self, ranks=ranks)
+
+    @property
+    def slowdown(self) -> float:
+        """Of every operation, because of the others, the part of the chip and what a run showed."""
+        points = [(point.ranks, point.slowdown) for point in self.together]
+        others = _between(points, self.ranks) if points else 1.0
+        return others * self.corrections.compute / self.speed
+
+    def seconds(self, op: Op, phase: Phase, dtype: Dtype) -> float:
+        """Seconds of one phase of an operation."""
+        return _seconds(self, op, phase, dtype) * self.slowdown
+
+    def moving_seconds(self, num_bytes: float) -> float:
+        """As an optimizer moves bytes."""
+        return num_bytes / self.update_bytes_s * self.slowdown
+
+    def peak_flops(self, dtype: Dtype) -> float:
+        """The best of the measured products, FLOP/s; 0 where none was measured."""
+        rates = [point.flops / point.forward for point in self.products if point.dtype == dtype]
+        return max(rates, default=0.0) * self.speed
+
+    def link_seconds(self, kind: Collective, num_bytes: float) -> float:
+        """Of one collective between two ranks."""
+        points = [(link.num_bytes, link.seconds) for link in self.links if link.kind == kind]
+        return _along(points, num_bytes) if points else 0.0
+
+    def place(self, chips_per_node: int) -> Place:
+        """What costs need to know of a pool of such chips on one machine."""
+        latency, rate = self._link()
+        fabric = Fabric(
+            chips_per_node=chips_per_node,
+            inside_bytes_s=rate,
+            across_bytes_s=rate,
+            inside_latency_s=latency,
+            across_latency_s=latency,
+        )
+        return Place(chip=self, fabric=fabric, software=self.software)
+
+    @property
+    def software(self) -> Software:
+        """Of Weft on this chip. On a processor, who sends takes time from who computes."""
+        hidden = 0.0 if self.machine.device == "cpu" else 0.8
+        return Software(
+            slowdown=self.gap,
+            tensor_hidden=0.0,
+            seam_hidden=hidden,
+            data_hidden=hidden,
+            step_s=self.step_s + self.corrections.step_s,
+        )
+
+    @property
+    def overheads(self) -> Overheads:
+        """Memory of a rank besides what a plan asks for."""
+        return Overheads(runtime_bytes=self.runtime_bytes + self.corrections.runtime_bytes)
+
+    @property
+    def link_bytes_s(self) -> float:
+        """Of long messages between two ranks of the machine."""
+        return self._link()[1]
+
+    def _link(self) -> tuple[float, float]:
+        """(seconds, bytes/s) of a message: the shortest one's time, and the rate of the longest."""
+        sends = sorted((link.num_bytes, link.seconds) for link in self.links if link.kind == "send")
+        if not sends:
+            return 1e-4, self.memory_bytes_s / 4
+        (_, least), (longest, most) = sends[0], sends[-1]
+        return least, longest / max(most - least, 1e-9)
+
+
+@lru_cache(maxsize=1 << 14)
+def _seconds(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
+    flops = op.phase_flops(phase)
+    if op.kind == "elementwise":
+        return _moving(profile, op, phase, dtype)
+    if not flops:
+        return 0.0
+    if op.kind == "attention":
+        return _attention(profile, op, phase, dtype)
+    return _product(profile, op, phase, dtype)
+
+
+def _product(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
+    """FLOPs at the best rate, times what near shapes took longer than that."""
+    points = [point for point in profile.products if point.dtype == dtype]
+    points = points or list(profile.products)
+    best = max(point.flops / point.forward for point in points)
+    sides = (log(max(op.m, 1)), log(max(op.n, 1)), log(max(op.k, 1)))
+    weights = total = 0.0
+    for point in points:
+        seconds = point.of(phase)
+        expected = point.flops / best + profile.launch_s
+        near = (point.m, point.n, point.k)
+        away = sum((a - log(b)) ** 2 for a, b in zip(sides, near, strict=True))
+        weight = 1 / (away + 1e-6) ** (SHARPNESS / 2)
+        weights += weight
+        total += weight * log(seconds / expected)
+    expected = op.phase_flops(phase) / best + profile.launch_s * op.repeat
+    return expected * exp(total / weights)
+
+
+def _attention(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
+    points = [point for point in profile.attention if point.dtype == dtype]
+    points = points or list(profile.attention)
+    nearest = min((abs(log(point.width / op.k)), point.width) for point in points)[1]
+    column = 3 if phase == "forward" else 4
+    curve = [(p.seq_len, float(p[column])) for p in points if p.width == nearest]
+    return op.flops * _between(curve, op.m)
+
+
+def _moving(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
+    if phase == "weight_grad" or not op.num_bytes:
+        return 0.0
+    named = [point for point in profile.moving if point.name == op.name]
+    named = [point for point in named if point.dtype == dtype] or named
+    if not named:
+        return op.phase_bytes(phase) * (2 if dtype == "fp32" else 1) / profile.memory_bytes_s
+    column = 3 if phase == "forward" else 4
+    return _along([(p.num_bytes, float(p[column])) for p in named], op.num_bytes)
+
+
+def _between(curve: Sequence[tuple[float, float]], x: float) -> float:
+    """Of a measured curve, straight between its points on two logarithmic scales; flat outside."""
+    points = sorted(curve)
+    at = bisect_left(points, (x, 0.0))
+    if at in (0, len(points)):
+        return points[min(at, len(points) - 1)][1]
+    (x0, y0), (x1, y1) = points[at - 1 : at + 1]
+    part = (log(x) - log(x0)) / (log(x1) - log(x0))
+    return exp(log(y0) + part * (log(y1) - log(y0)))
+
+
+def _along(curve: Sequence[tuple[float, float]], num_bytes: float) -> float:
+    """Seconds for so many bytes; beyond the last point they grow in proportion."""
+    longest = max(x for x, _ in curve)
+    return _between(curve, num_bytes) * max(num_bytes / longest, 1.0)

@@ -1,0 +1,83 @@
+"""This machine as a cluster, and what profiles know of the chips of any cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.cluster.cluster import Chip, Node
+from weft.cluster.view import ChipPool, ClusterView
+from weft.cost.profile import Profile
+from weft.cost.profile_file import saved_profiles
+from weft.simulate.step import Knowledge
+
+GUESSED_TFLOPS = 0.06
+"""Of one core in fp32, where nothing was measured: 2 vector units of 16 lanes at 2 GHz, half."""
+GUESSED_MEMORY_GB_S = 8.0
+GUESSED_LINK_GB_S = 2.0
+
+
+def core_name(node: Node) -> str:
+    """What a processor's core is called among chips."""
+    return f"{node.cpu} core"
+
+
+def local_profile(
+    node: Node, *, chip: str | None = None, folder: Path | None = None
+) -> Profile | None:
+    """The newest profile of this machine's chip (None: of its processor's core).
+
+    One measured on another machine with the same chip serves where this one has none.
+    """
+    name = chip or core_name(node)
+    found = [profile for _, profile in saved_profiles(folder) if profile.name == name]
+    own = [profile for profile in found if profile.machine.host == node.host]
+    return next(iter([*own, *found]), None)
+
+
+def local_view(node: Node, profile: Profile | None, ranks: int) -> ClusterView:
+    """This machine's processor as a pool: each of ``ranks`` runs on threads of its own.
+
+    Without a profile rates are those of an average core.
+    """
+    fp32 = GUESSED_TFLOPS if profile is None else profile.peak_flops("fp32") / 1e12
+    bf16 = 0.0 if profile is None else profile.peak_flops("bf16") / 1e12
+    memory = GUESSED_MEMORY_GB_S if profile is None else profile.memory_bytes_s / 1e9
+    link = GUESSED_LINK_GB_S if profile is None else profile.link_bytes_s / 1e9
+    chip = Chip(
+        name=core_name(node) if profile is None else profile.name,
+        vendor="CPU",
+        memory_gib=node.memory_gib / ranks,
+        peak_tflops={"fp32": fp32, "bf16": bf16 or fp32},
+        measured_tflops={},
+        memory_gb_s=memory,
+        link="host memory",
+        link_gb_s=link,
+        network_gbit_s=8 * link,
+        confidence="none" if profile is None else "high",
+        notes="guessed from its class" if profile is None else f"measured {profile.machine.date}",
+    )
+    return ClusterView((ChipPool(chip=chip, num_nodes=1, chips_per_node=ranks),))
+
+
+def knowledge_of(cluster: ClusterView, folder: Path | None = None) -> Knowledge:
+    """The profiles of a cluster's chips, by name; chips without one get their class's rates."""
+    newest: dict[str, Profile] = {}
+    for _, profile in saved_profiles(folder):
+        newest.setdefault(profile.name, profile)
+    places, overheads = {}, {}
+    for pool in cluster.pools:
+        if pool.chip.name in newest:
+            profile = newest[pool.chip.name]
+            places[profile.name] = profile.shared(pool.chips_per_node).place(pool.chips_per_node)
+            overheads[profile.machine.device] = profile.overheads
+    return Knowledge(places=places, overheads=overheads)
+
+
+def knowledge_of_local(profile: Profile | None, ranks: int) -> Knowledge:
+    """For ``local_view`` of the same machine and number of ranks."""
+    if profile is None:
+        return Knowledge()
+    return Knowledge(
+        places={profile.name: profile.shared(ranks).place(ranks)},
+        overheads={profile.machine.device: profile.overheads},
+    )
