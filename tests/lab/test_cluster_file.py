@@ -9,7 +9,11 @@ from weft.cluster.cluster_file import ClusterFile, read_cluster
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.lab.lab import refuse_too_much
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples/clusters").glob("*.yaml"))
+EXAMPLES = [
+    path
+    for path in sorted((Path(__file__).parents[2] / "examples/clusters").glob("*.yaml"))
+    if "hosts:" in path.read_text()
+]
 MACHINE = Node(host="a", cpu="x", cores=2, memory_gib=16, cpu_bf16=False)
 HOST = "hosts:\n  - name: h1\n    chips: [{kind: a}]\n"
 

@@ -1,13 +1,19 @@
-"""A cluster as a person writes it down: hosts, their chips, and the links between them."""
+"""A cluster as a person writes it down: pools of chips to plan for, or hosts that a lab plays."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from weft.cluster.cluster import Chip
+from weft.cluster.pool_entries import OwnChip, PoolEntry, view_of
+from weft.cluster.view import ChipPool, ClusterView
 from weft.config.check import check_file
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.sections import Number, Positive, Section, Text
@@ -58,12 +64,32 @@ class LinksEntry(Section):
 
 
 class ClusterFile(Section):
-    """The cluster that the file describes."""
+    """The cluster that the file describes: hosts and links of a lab, or pools of chips."""
 
-    hosts: Annotated[tuple[HostEntry, ...], Field(min_length=1)]
-    """The machines, in the order in which ranks are numbered."""
+    hosts: Annotated[tuple[HostEntry, ...], Field(min_length=1)] = ()
+    """The machines of a lab, in the order in which ranks are numbered."""
     links: LinksEntry = LinksEntry()
-    """How fast they are joined."""
+    """How fast hosts are joined."""
+    pools: Annotated[tuple[PoolEntry, ...], Field(min_length=1)] = ()
+    """Nodes by kind of chip, in the order in which ranks are numbered; instead of hosts."""
+    chips: tuple[OwnChip, ...] = ()
+    """Chips in pools that the catalogue lacks."""
+
+    @model_validator(mode="after")
+    def _one_kind_of_cluster(self) -> Self:
+        if not self.hosts and not self.pools:
+            raise ConfigError("hosts", None, "hosts that a lab plays, or pools of chips")
+        if self.hosts and self.pools:
+            hint = "A lab has hosts; what is only planned for has pools."
+            raise ConfigError("pools", f"{len(self.pools)} pools", "no pools beside hosts", hint)
+        if self.pools and self.links != LinksEntry():
+            hint = "A pool says network_gbit and link_gb_s itself."
+            raise ConfigError("links", "links", "no links beside pools", hint)
+        if self.hosts and self.chips:
+            hint = "Hosts say speed and memory_gib of each chip."
+            raise ConfigError("chips", f"{len(self.chips)} chips", "no chips beside hosts", hint)
+        view_of(self.pools, self.chips)
+        return self
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -104,11 +130,96 @@ class ClusterFile(Section):
 
 
 def read_cluster(path: Path) -> ClusterFile:
-    """Read a cluster from a YAML file.
+    """Read the hosts of a lab from a YAML file.
 
     Raises:
         ConfigErrors: everything that is wrong with it, with keys and lines.
     """
+    cluster = _read(path)
+    if cluster.pools:
+        hint = "No machine can play data-sheet chips; `weft plan --cluster` plans for them."
+        raise ConfigError("CLUSTER", str(path), "a file with hosts, not pools", hint)
+    return cluster
+
+
+def read_view(path: Path, *, core: Core | None = None) -> ClusterView:
+    """Read a cluster to plan for from a YAML file: pools, or the hosts of a lab.
+
+    Args:
+        core: What a core of the lab's machine does; None takes that of an ordinary server.
+
+    Raises:
+        ConfigErrors: everything that is wrong with it, with keys and lines.
+    """
+    cluster = _read(path)
+    if cluster.pools:
+        return view_of(cluster.pools, cluster.chips)
+    return _lab_view(cluster, core or Core())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Core:
+    """A processor's core, as far as nothing was measured."""
+
+    tflops: float = 0.07
+    """fp32, as printed."""
+    memory_gb_s: float = 10.0
+    memory_gib: float = 4.0
+    """Of a chip that sets no limit."""
+    loopback_gb_s: float = 2.0
+    """Between processes of one machine."""
+
+    def chip(self, entry: ChipEntry, link_gb_s: float) -> Chip:
+        """A part of the core."""
+        return Chip(
+            name=entry.kind,
+            vendor="CPU",
+            memory_gib=entry.memory_gib or self.memory_gib,
+            peak_tflops={"fp32": self.tflops * entry.speed},
+            measured_tflops={},
+            memory_gb_s=self.memory_gb_s * entry.speed,
+            link="loopback",
+            link_gb_s=link_gb_s,
+            confidence="low",
+        )
+
+
+def _lab_view(cluster: ClusterFile, core: Core) -> ClusterView:
+    """Hosts that share a switch are one node; neighbouring nodes that are alike are one pool."""
+    node_of = {host: n for n, hosts in enumerate(cluster.nodes) for host in hosts}
+    alike = groupby((node_of[host], chip) for host, chip in cluster.seats)
+    runs = [(node, chip, len(list(same))) for (node, chip), same in alike]
+    pieces = Counter(node for node, _, _ in runs)
+    pools: list[ChipPool] = []
+    for node, chip, count in runs:
+        hosts = cluster.nodes[node]
+        inside, between = cluster.links.inside, cluster.links.between
+        crowd = sum(len(cluster.hosts[host].chips) for host in hosts)
+        loopback_gbit = 8 * core.loopback_gb_s
+        near = (inside.gbit or loopback_gbit) if len(hosts) > 1 else loopback_gbit
+        pool = ChipPool(
+            chip=core.chip(chip, near / 8),
+            num_nodes=1,
+            chips_per_node=count,
+            network_gbit_s=min(near, (between.gbit or loopback_gbit) / crowd),
+            link_latency_s=_LOOPBACK_S + inside.latency_ms / 1e3 * (len(hosts) > 1),
+            network_latency_s=_LOOPBACK_S + (inside.latency_ms + between.latency_ms) / 1e3,
+            node=f"node {node}" if pieces[node] > 1 else "",
+            speed=chip.speed,
+        )
+        if pools and not pool.node and replace(pools[-1], num_nodes=1) == pool:
+            pools[-1] = replace(pool, num_nodes=pools[-1].num_nodes + 1)
+        else:
+            pools.append(pool)
+    return ClusterView(tuple(pools))
+
+
+_LOOPBACK_S = 50e-6
+"""Of a message between two processes of one machine."""
+
+
+def _read(path: Path) -> ClusterFile:
+    """Either kind of file."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:

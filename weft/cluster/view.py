@@ -22,12 +22,26 @@ class ChipPool:
     chips_per_node: int
     network_gbit_s: float | None = None
     """One chip's part of its node's network; None takes the chip's usual adapter."""
+    oversubscription: float = 1.0
+    """How many times the nodes' adapters exceed what the switches above them carry."""
+    link_latency_s: float = 3e-6
+    """Of a message inside a node."""
+    network_latency_s: float = 10e-6
+    node: str = ""
+    """Pools that name the same node are in one machine; each then has one node."""
+    speed: float = 1.0
+    """Part of a processor's core that each chip is, in a lab."""
+    price_per_hour: float | None = None
+    """Of one chip, in any currency."""
 
     def __post_init__(self) -> None:
         counts = {"num_nodes": self.num_nodes, "chips_per_node": self.chips_per_node}
         for field, value in counts.items():
             if value < 1:
                 raise ConfigError(f"pool of {self.chip.name}: {field}", value, "at least 1")
+        if self.node and self.num_nodes > 1:
+            key = f"pool of {self.chip.name}: num_nodes"
+            raise ConfigError(key, self.num_nodes, f"1, as the pool is in node {self.node}")
 
     @property
     def num_chips(self) -> int:
@@ -35,7 +49,7 @@ class ChipPool:
 
     @property
     def network_bytes_s(self) -> float:
-        """Of one chip, as printed.
+        """Of one chip, as printed, with all nodes talking.
 
         Raises:
             ConfigError: neither the pool nor the catalogue says.
@@ -44,7 +58,7 @@ class ChipPool:
         if gbit_s is None:
             key = f"pool of {self.chip.name}: network_gbit_s"
             raise ConfigError(key, None, "a positive number", "The catalogue does not know it.")
-        return gbit_s / 8 * 1e9
+        return gbit_s / 8 * 1e9 / self.oversubscription
 
     @property
     def link_bytes_s(self) -> float:
@@ -97,14 +111,20 @@ class ClusterView:
 
     def node_of(self, rank: int) -> int:
         """The number of a rank's node, counted through all pools."""
-        nodes = before = 0
+        before = nodes = 0
+        named: dict[str, int] = {}
+        """The number of each node that has a name."""
         for pool in self.pools:
+            first = named.get(pool.node, nodes)
             if rank < before + pool.num_chips:
-                return nodes + (rank - before) // pool.chips_per_node
+                return first + (rank - before) // pool.chips_per_node
+            if pool.node:
+                named[pool.node] = first
             before += pool.num_chips
-            nodes += pool.num_nodes
+            nodes += pool.num_nodes if first == nodes else 0
         raise ConfigError("rank", rank, f"a rank below {self.world_size}")
 
     def share_a_node(self, ranks: Sequence[int]) -> bool:
         """No message among the ranks needs a network."""
-        return len({self.node_of(rank) for rank in ranks}) == 1
+        node = self.node_of(ranks[0])
+        return all(self.node_of(rank) == node for rank in ranks)

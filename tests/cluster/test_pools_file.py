@@ -1,0 +1,207 @@
+"""Files that describe pools of chips, or a lab's hosts, as what plans are made for."""
+
+from pathlib import Path
+
+import pytest
+
+from weft.cluster.cluster import catalogue
+from weft.cluster.cluster_file import Core, read_cluster, read_view
+from weft.config.errors import ConfigError, ConfigErrors
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples/clusters").glob("*.yaml"))
+POOL = "pools:\n  - {chip: H100-SXM5-80GB, chips_per_node: 8}\n"
+OWN = """\
+chips:
+  - name: N1
+    peak_tflops: {bf16: 300}
+    memory_gib: 64
+    memory_gb_s: 1600
+    link_gb_s: 200
+pools:
+  - {chip: N1, chips_per_node: 8, nodes: 2, network_gbit: 200}
+"""
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_are_complete(path: Path) -> None:
+    view = read_view(path)
+    assert all(pool.link_bytes_s > 0 and pool.network_bytes_s > 0 for pool in view.pools)
+    assert path.read_text().startswith("# ")
+
+
+def test_ten_thousand_chips_of_three_kinds() -> None:
+    view = read_view(next(path for path in EXAMPLES if path.stem == "mix-10k"))
+    assert view.world_size == 10_000
+    assert len({pool.chip.name for pool in view.pools}) == 3
+
+
+def test_a_pool_takes_from_the_file_before_the_catalogue(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "pools:\n"
+        "  - {chip: A100-SXM4-80GB, nodes: 3, chips_per_node: 4, price_per_hour: 1.5}\n"
+        "  - {chip: A100-SXM4-80GB, nodes: 1, chips_per_node: 8, network_gbit: 80, link_gb_s: 100,"
+        " oversubscription: 2, latency_us: 25}\n"
+    )
+    first, second = read_view(file).pools
+    assert first.chip == catalogue()["A100-SXM4-80GB"]
+    assert (first.num_nodes, first.chips_per_node, first.price_per_hour) == (3, 4, 1.5)
+    assert (first.link_bytes_s, first.network_bytes_s) == (300e9, 25e9)
+    assert (second.link_bytes_s, second.network_bytes_s) == (100e9, 5e9)
+    assert second.network_latency_s == 25e-6
+
+
+def test_an_own_chip(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(OWN)
+    (pool,) = read_view(file).pools
+    assert (pool.chip.peak_flops("bf16"), pool.chip.memory_gib) == (300e12, 64)
+    assert pool.chip.peak_flops("fp16") is None
+
+
+def test_pools_of_one_machine(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "pools:\n"
+        "  - {chip: RTX4090, chips_per_node: 2, node: desk}\n"
+        "  - {chip: L40S, chips_per_node: 1}\n"
+        "  - {chip: L40S, chips_per_node: 1, node: desk}\n"
+        "  - {chip: L40S, chips_per_node: 2}\n"
+    )
+    view = read_view(file)
+    assert [view.node_of(rank) for rank in range(6)] == [0, 0, 1, 0, 2, 2]
+    assert view.share_a_node((0, 3)) and not view.share_a_node((0, 2))
+
+
+def test_hosts_of_a_lab_become_pools(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "hosts:\n"
+        "  - {name: h1, chips: [{kind: a, speed: 0.5, memory_gib: 2}]}\n"
+        "  - {name: h2, chips: [{kind: a, speed: 0.5, memory_gib: 2}]}\n"
+        "  - {name: h3, node: n, chips: [{kind: b}, {kind: b}, {kind: a, speed: 0.5}]}\n"
+        "  - {name: h4, node: n, chips: [{kind: b}]}\n"
+        "links: {inside: {gbit: 8}, between: {gbit: 2, latency_ms: 1}}\n"
+    )
+    view = read_view(file, core=Core(tflops=0.1, memory_gib=3))
+    counts = [(p.chip.name, p.num_nodes, p.chips_per_node, p.speed) for p in view.pools]
+    assert counts == [("a", 2, 1, 0.5), ("b", 1, 2, 1), ("a", 1, 1, 0.5), ("b", 1, 1, 1)]
+    assert [view.node_of(rank) for rank in range(6)] == [0, 1, 2, 2, 2, 2]
+    assert [pool.chip.memory_gib for pool in view.pools] == [2, 3, 3, 3]
+    assert view.pools[0].chip.peak_flops("fp32") == 0.05e12
+    assert view.pools[0].network_bytes_s == 0.25e9  # of a host alone
+    assert view.pools[1].network_bytes_s == 0.0625e9  # four chips share the node's way out
+    assert view.pools[1].link_bytes_s == 1e9
+    assert view.pools[0].network_latency_s == pytest.approx(1e-3, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            POOL.replace("H100-SXM5-80GB", "h100-sxm"),
+            "pools[0].chip = 'h100-sxm': expected a chip of the catalogue, or one described under "
+            "chips. Did you mean H100-SXM5-80GB?\n      at c.yaml:2",
+        ),
+        (
+            POOL.replace("H100-SXM5-80GB", "TPUv4").replace("8}", "8, nodes: 2}"),
+            "pools[0].network_gbit = null: expected a number > 0. "
+            "The catalogue does not know it for TPUv4: give it here.",
+        ),
+        (
+            POOL.replace("H100-SXM5-80GB", "R300"),
+            "pools[0].link_gb_s = null: expected a number > 0. "
+            "The catalogue does not know it for R300: give it here.",
+        ),
+        (
+            POOL.replace("H100-SXM5-80GB", "RTX4900"),
+            "pools[0].chip = 'RTX4900': expected a chip of the catalogue, or one described under "
+            "chips. Did you mean RTX4090?",
+        ),
+        (
+            POOL + "links: {between: {gbit: 1}}\n",
+            "links = 'links': expected no links beside pools. "
+            "A pool says network_gbit and link_gb_s itself.",
+        ),
+        (
+            POOL + "hosts:\n  - {name: h1, chips: [{kind: a}]}\n",
+            "pools = '1 pools': expected no pools beside hosts. "
+            "A lab has hosts; what is only planned for has pools.",
+        ),
+        ("links: {}\n", "hosts = null: expected hosts that a lab plays, or pools of chips."),
+        (
+            "hosts:\n  - {name: h1, chips: [{kind: a}]}\n" + OWN.partition("pools")[0],
+            "chips = '1 chips': expected no chips beside hosts. "
+            "Hosts say speed and memory_gib of each chip.",
+        ),
+        (
+            POOL.replace("8}", "8, nodes: 2, node: a}"),
+            "pools[0].nodes = 2: expected 1 beside node, which names one machine.",
+        ),
+        (
+            OWN.replace("bf16: 300", "bf16: 3.0e14"),
+            "chips[0].peak_tflops.bf16 = 300000000000000.0: "
+            "expected a number > 0 and <= 100000, or null.",
+        ),
+        (
+            OWN.replace("bf16: 300", "fp8: 300"),
+            "chips[0].peak_tflops = {fp8: 300.0}: expected a number for bf16, fp16 or fp32.",
+        ),
+        (
+            OWN.replace("memory_gib: 64", "memory_gib: 68719476736"),
+            "chips[0].memory_gib = 68719476736: expected a number > 0 and <= 10000.",
+        ),
+        (
+            OWN.replace("memory_gb_s: 1600", "memory_gb_s: 1.6"),
+            "chips[0].memory_gb_s = 1.6: expected 10^9 bytes/s, 60 to 6e+05. With 300 TFLOP/s "
+            "that is 1.88e+05 FLOP for each byte of memory moved.\n      at c.yaml:5",
+        ),
+        (
+            OWN.replace("    memory_gb_s: 1600\n", ""),
+            "chips[0].memory_gb_s = null: expected a number > 0 and <= 100000. It has to be given.",
+        ),
+        (
+            OWN.replace("link_gb_s: 200", "link_gb_s: 3200"),
+            "chips[0].link_gb_s = 3200.0: expected at most memory_gb_s (1600). "
+            "Are these 10^9 bits/s?",
+        ),
+        (
+            OWN.replace("    link_gb_s: 200\n", ""),
+            "pools[0].link_gb_s = null: expected a number > 0. "
+            "The catalogue does not know it for N1: give it here.",
+        ),
+        (
+            OWN.replace("N1", "T4"),
+            "chips[0].name = 'T4': expected a name of its own. This one is taken.",
+        ),
+        (
+            POOL.replace("8}", "8, network_gb: 50}"),
+            "unknown key 'pools[0].network_gb': did you mean 'pools[0].network_gbit'?",
+        ),
+        (
+            POOL.replace("8}", "8, network_gbit: 4.0e11}"),
+            "pools[0].network_gbit = 400000000000.0: "
+            "expected a number > 0 and <= 100000, or null.\n      at c.yaml:2",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text(text)
+    with pytest.raises(ConfigErrors) as caught:
+        read_view(Path("c.yaml"))
+    assert message in str(caught.value)
+    assert "c.yaml" in str(caught.value)
+
+
+def test_a_lab_plays_no_pools(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(POOL)
+    with pytest.raises(ConfigError) as caught:
+        read_cluster(file)
+    assert str(caught.value) == (
+        f"CLUSTER = '{file}': expected a file with hosts, not pools. "
+        "No machine can play data-sheet chips; `weft plan --cluster` plans for them."
+    )

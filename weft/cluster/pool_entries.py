@@ -1,0 +1,181 @@
+"""Pools of chips as a person writes them down, and what they become: pools of a cluster's view.
+
+Values are in the units of data sheets. A number that is off by a unit's factor (bytes for GiB,
+TB/s for GB/s) is refused here, for every prediction after it would be nonsense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Annotated
+
+from pydantic import Field
+
+from weft.cluster.cluster import Chip, catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.config.errors import ConfigError
+from weft.config.sections import Count, Number, Positive, Section, Text
+
+FLOPS_PER_BYTE = (0.5, 5000.0)
+"""Matrix FLOP/s beside bytes/s of memory: 5 of a processor's core, 295 of an H100."""
+
+Tflops = Annotated[Positive, Field(le=100_000)]
+Gigabytes = Annotated[Positive, Field(le=100_000)]
+
+
+class PeakEntry(Section):
+    """Dense matrix products, 10^12 FLOP/s."""
+
+    bf16: Tflops | None = None
+    """With bf16 operands."""
+    fp16: Tflops | None = None
+    """With fp16 operands."""
+    fp32: Tflops | None = None
+    """With fp32 operands."""
+    tf32: Tflops | None = None
+    """fp32 operands, rounded."""
+    fp8: Tflops | None = None
+    """With fp8 operands."""
+
+
+class OwnChip(Section):
+    """A chip that the catalogue lacks."""
+
+    name: Text
+    """What pools call it."""
+    vendor: Text = "unknown"
+    """Who makes it."""
+    peak_tflops: PeakEntry
+    """As the data sheet prints them."""
+    memory_gib: Annotated[Positive, Field(le=10_000)]
+    """Of one chip."""
+    memory_gb_s: Gigabytes
+    """Bandwidth of its memory, 10^9 bytes/s."""
+    link_gb_s: Gigabytes | None = None
+    """One chip to the others of its node, one way, 10^9 bytes/s; null for a chip alone."""
+    power_w: Positive | None = None
+    """At full load."""
+
+    def chip(self) -> Chip:
+        """As the catalogue holds chips."""
+        return Chip(
+            name=self.name,
+            vendor=self.vendor,
+            memory_gib=self.memory_gib,
+            peak_tflops=dict(self.peak_tflops),
+            measured_tflops={},
+            memory_gb_s=self.memory_gb_s,
+            link_gb_s=self.link_gb_s,
+            power_w=self.power_w,
+            confidence="low",
+        )
+
+
+class PoolEntry(Section):
+    """Nodes with the same chips."""
+
+    chip: Text
+    """Name of a chip in the catalogue (`weft chips`) or in `chips`."""
+    nodes: Count = 1
+    """How many nodes."""
+    chips_per_node: Annotated[Count, Field(le=4096)]
+    """Chips of each node: one rank a chip."""
+    network_gbit: Annotated[Positive, Field(le=100_000)] | None = None
+    """One chip's part of its node's network, 10^9 bits/s; null is the chip's usual adapter."""
+    link_gb_s: Gigabytes | None = None
+    """One chip to the others of its node, one way, 10^9 bytes/s; null is the chip's own link."""
+    oversubscription: Annotated[Positive, Field(ge=1)] = 1.0
+    """How many times the nodes' adapters exceed what the switches above them carry."""
+    latency_us: Number = 10.0
+    """Of a message between nodes, 10^-6 s."""
+    node: Text | None = None
+    """Pools that name the same node are in one machine."""
+    price_per_hour: Number | None = None
+    """Of one chip, in any currency."""
+
+
+def view_of(pools: Sequence[PoolEntry], own: Sequence[OwnChip]) -> ClusterView:
+    """The pools of a file.
+
+    Raises:
+        ConfigError: a chip or a rate that is not known, or cannot be meant.
+    """
+    for number, chip in enumerate(own):
+        _refuse_own(chip, f"chips[{number}]", own[:number])
+    return ClusterView(tuple(_pool(pools, number, own) for number in range(len(pools))))
+
+
+def _refuse_own(own: OwnChip, key: str, before: Sequence[OwnChip]) -> None:
+    """What one number alone cannot show."""
+    if own.name in {*catalogue(), *(other.name for other in before)}:
+        raise ConfigError(f"{key}.name", own.name, "a name of its own", "This one is taken.")
+    peaks = own.peak_tflops
+    peak = peaks.bf16 or peaks.fp16 or peaks.fp32
+    if peak is None:
+        given = {name: value for name, value in peaks if value is not None}
+        raise ConfigError(f"{key}.peak_tflops", given, "a number for bf16, fp16 or fp32")
+    per_byte = peak * 1e3 / own.memory_gb_s
+    low, high = FLOPS_PER_BYTE
+    if not low <= per_byte <= high:
+        hint = f"With {peak:g} TFLOP/s that is {per_byte:,.3g} FLOP for each byte of memory moved."
+        expected = f"10^9 bytes/s, {peak * 1e3 / high:,.3g} to {peak * 1e3 / low:,.3g}"
+        raise ConfigError(f"{key}.memory_gb_s", own.memory_gb_s, expected, hint)
+    if own.link_gb_s is not None and own.link_gb_s > own.memory_gb_s:
+        expected = f"at most memory_gb_s ({own.memory_gb_s:g})"
+        raise ConfigError(f"{key}.link_gb_s", own.link_gb_s, expected, "Are these 10^9 bits/s?")
+
+
+def _chip_named(name: str, key: str, own: Iterable[OwnChip] = ()) -> Chip:
+    """A chip of the file or of the catalogue.
+
+    Raises:
+        ConfigError: neither has it; offers the nearest name.
+    """
+    known: Mapping[str, Chip] = {**catalogue(), **{chip.name: chip.chip() for chip in own}}
+    if name in known:
+        return known[name]
+    lower = {other.lower(): other for other in known}
+    alike = sorted(other for other in lower if other.startswith(name.lower()))
+    near = alike or get_close_matches(name.lower(), lower, n=2, cutoff=0.6)
+    offer = " or ".join(lower[other] for other in near)
+    hint = f"Did you mean {offer}?" if offer else "`weft chips` lists them."
+    raise ConfigError(key, name, "a chip of the catalogue, or one described under chips", hint)
+
+
+def _pool(pools: Sequence[PoolEntry], number: int, own: Sequence[OwnChip]) -> ChipPool:
+    entry, key = pools[number], f"pools[{number}]"
+    chip = _chip_named(entry.chip, f"{key}.chip", own)
+    one_machine = len({(p.node, "" if p.node else n) for n, p in enumerate(pools)}) == 1
+    _refuse_gaps(entry, chip, key, alone=one_machine and entry.nodes == 1)
+    if entry.node is not None and entry.nodes > 1:
+        raise ConfigError(f"{key}.nodes", entry.nodes, "1 beside node, which names one machine")
+    if entry.link_gb_s is not None:
+        chip = replace(chip, link_gb_s=entry.link_gb_s)
+    return ChipPool(
+        chip=chip,
+        num_nodes=entry.nodes,
+        chips_per_node=entry.chips_per_node,
+        network_gbit_s=entry.network_gbit or chip.network_gbit_s or _UNUSED_GBIT_S,
+        oversubscription=entry.oversubscription,
+        network_latency_s=entry.latency_us / 1e6,
+        node=entry.node or "",
+        price_per_hour=entry.price_per_hour,
+    )
+
+
+_UNUSED_GBIT_S = 1.0
+"""Of a pool that has no other to talk to."""
+
+
+def _refuse_gaps(entry: PoolEntry, chip: Chip, key: str, *, alone: bool) -> None:
+    """Rates of links that are used; a data sheet that lacks the chip's own is not in catalogues."""
+    lacks = []
+    if (entry.chips_per_node > 1 or entry.node) and not (entry.link_gb_s or chip.link_gb_s):
+        lacks.append("link_gb_s")
+    if not alone and not (entry.network_gbit or chip.network_gbit_s):
+        lacks.append("network_gbit")
+    if lacks:
+        hint = f"The catalogue does not know it for {chip.name}: give it here."
+        raise ConfigError(f"{key}.{lacks[0]}", None, "a number > 0", hint)
