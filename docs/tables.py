@@ -94,6 +94,10 @@ def _section(title: str, section: Schema, whole: Schema, node: Node, prefix: str
             below = _definition(given["items"], whole)
             title = f"#### Each entry of `{key}`"
             text += "\n" + _section(title, below, whole, child.items, f"{key}[].")
+        if _is_section(child):
+            (given,) = (o for o in (given, *given.get("anyOf", ())) if "$ref" in o)
+            below = _definition(given, whole)
+            text += "\n" + _section(f"#### `{key}`", below, whole, child, f"{key}.")
         for kind, variant in child.variants.items():
             below = _definition({"$ref": given["discriminator"]["mapping"][kind]}, whole)
             title = f"#### `{key}` where `{key}.kind` is `{kind}`"

@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded, explain, load_config, to_yaml
 from weft.config.sections import (
+    AutoConfig,
+    BatchConfig,
     Config,
     CosineSchedule,
     DataConfig,
@@ -151,6 +153,27 @@ def test_another_way_to_say_the_plan_replaces_it(tmp_path: Path) -> None:
     assert load_config(base, ["plan.stages=null"]).config.plan == PlanConfig(schedule="gpipe")
 
 
+@pytest.mark.parametrize("written", ["plan=auto", "plan.auto={}", "plan.auto.ranks=null"])
+def test_a_planner_replaces_plan_and_microbatches(written: str) -> None:
+    """Of a recipe; the word alone is the section by default."""
+    config = load_config("debug", [written]).config
+    assert config.plan == PlanConfig(auto=AutoConfig())
+    assert config.batch == BatchConfig(samples=24)
+    assert load_config("debug", ["plan=auto"]).origins["plan.auto.ranks"] == DEFAULT
+
+
+def test_a_planner_keeps_to_what_is_said_beside_or_above_it(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("extends: debug\nplan: auto\nbatch: {micro: 3}\n")
+    for overrides in ([], ["plan=auto"], ["plan.auto.ranks=2"]):
+        assert load_config(str(path), overrides).config.batch.micro == 3
+    for overrides in (["batch.micro=6", "plan=auto"], ["plan=auto", "batch.micro=6"]):
+        assert load_config("debug", overrides).config.batch.micro == 6
+    back = load_config(str(path), ["plan.shares=[1, 1]"]).config
+    assert back.plan == PlanConfig(shares=(1, 1))
+    assert load_config("debug", ["plan.auto=null"]).config == load_config("debug").config
+
+
 def test_entries_of_a_list_are_told_apart() -> None:
     loaded = load_config("debug", ["plan.stages=[{layers: 1}, {zero: 2}]"])
     rows = {key: (value, origin) for key, value, origin in explain(loaded)}
@@ -178,6 +201,7 @@ def test_kind_may_be_left_out(tmp_path: Path) -> None:
         ["optim.schedule.kind=cosine", "data.limit_mb=1e-7", "optim.eps=1e-30"],
         ["data.path=null", "data.sources=[{path: 'no'}, {path: '3e-4', weight: 0.1}]"],
         ['sample.prompts=["a\\n  b", "null", "1:30", "# x", "  ", "\\u2028\\x07"]'],
+        ["plan=auto", "batch.micro=2", "plan.schedule=gpipe"],
         ["name=1e5", "metrics.wandb=on", "compute.recompute=full"],
     ],
 )

@@ -69,8 +69,8 @@ REFUSALS = [
     ),
     Case(
         "unknown key like nothing else",
-        "unknown key 'plan.zzz': the keys here are file, shares, stages, pipelines, schedule, "
-        "chunks.\n    on the command line",
+        "unknown key 'plan.zzz': the keys here are auto, file, shares, stages, pipelines, "
+        "schedule, chunks.\n    on the command line",
         overrides=("plan.zzz=1",),
     ),
     Case(
@@ -220,6 +220,45 @@ REFUSALS = [
         "plan.stages = [{layers: 2}, {}]: expected null when plan.shares is given. "
         "Remove one of the two.\n    at my.yaml:2",
         yaml="extends: debug\nplan: {shares: [1], stages: [{layers: 2}, {}]}\n",
+    ),
+    Case(
+        "a planner and shares",
+        "plan.shares = [1]: expected null when plan.auto is given. "
+        "Remove one of the two.\n    on the command line",
+        target="debug",
+        overrides=("plan=auto", "plan.shares=[1]"),
+    ),
+    Case(
+        "a planner that is misspelt",
+        "plan = 'atuo': expected a section with keys of auto, file, shares, stages, pipelines, "
+        "schedule, chunks, or 'auto'.\n    at my.yaml:2",
+        yaml="extends: debug\nplan: atuo\n",
+    ),
+    Case(
+        "a planner told of chunks",
+        "plan.chunks = 2: expected null with plan.auto. It chooses them.\n    on the command line",
+        target="debug",
+        overrides=("plan=auto", "plan.chunks=2"),
+    ),
+    Case(
+        "a planner without samples",
+        "batch.samples = null: expected the samples of a step, with plan.auto. The planner divides "
+        "them among the processes.\n    on the command line",
+        target="debug",
+        overrides=("plan=auto", "batch.samples=null"),
+    ),
+    Case(
+        "a planner told of accumulation",
+        "batch.accumulation = 3: expected null with plan.auto. It follows from batch.micro, or "
+        "from what the planner chooses for it.\n    at my.yaml:3",
+        yaml="extends: debug\nplan: auto\nbatch: {accumulation: 3}\n",
+    ),
+    Case(
+        "a planner that is a number",
+        "plan.auto = 3: expected a section with keys of cluster, ranks, or null.\n"
+        "    on the command line",
+        target="debug",
+        overrides=("plan.auto=3",),
     ),
     Case(
         "stages that are none",

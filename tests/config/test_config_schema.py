@@ -70,6 +70,13 @@ def test_schema_lets_a_file_be_partial() -> None:
     assert "anyOf" in schema["$defs"]["OptimConfig"]["properties"]["schedule"]
 
 
+def test_a_section_may_be_the_name_of_an_optional_one() -> None:
+    assert root().fields["plan"].shorthands == ("auto",)
+    options = config_schema()["properties"]["plan"]["anyOf"]
+    assert ["auto"] in [option.get("enum") for option in options]
+    assert config_schema()["properties"]["optim"].keys() >= {"$ref"}
+
+
 def test_other_trainers_words_lead_to_real_keys() -> None:
     keys = set(root().keys())
     assert set(_OTHER_NAMES.values()) <= keys

@@ -14,6 +14,7 @@ from weft.config.batch import derive_batch
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.schema import Node, nearest_key, node_of, one_of, root
 from weft.config.sections import (
+    AutoConfig,
     BatchConfig,
     Config,
     PlanConfig,
@@ -91,6 +92,8 @@ class _Sifting:
     found: list[ConfigError]
 
     def value(self, entry: Entry, node: Node, key: str) -> object:
+        if entry.value is None and node.kind == "section" and node.nullable:
+            return None
         if node.kind in ("section", "choice"):
             return self.section(entry, node, key)
         if node.items is not None and isinstance(entry.value, list):
@@ -231,12 +234,24 @@ def _valid_sections(data: Mapping[str, object]) -> dict[str, object]:
 def _broken_rules(parts: Mapping[str, object], tree: Entry) -> Iterator[ConfigError]:
     """Rules between sections, as far as the sections that they need are sound."""
     match parts:
+        case {"batch": BatchConfig() as batch, "plan": PlanConfig(auto=AutoConfig())}:
+            yield from _unfit_for_auto(batch)
         case {"batch": BatchConfig() as batch, "plan": PlanConfig(file=None) as plan}:
             origins = {f"batch.{name}": origin_of(tree, f"batch.{name}") for name, _ in batch}
             try:
                 derive_batch(batch, plan.batch_shares or (1,), origins)
             except ConfigError as error:
                 yield error
+
+
+def _unfit_for_auto(batch: BatchConfig) -> Iterator[ConfigError]:
+    """The planner needs the samples of a step, and itself cuts them into micro-batches."""
+    if batch.samples is None:
+        hint = "The planner divides them among the processes."
+        yield ConfigError("batch.samples", None, "the samples of a step, with plan.auto", hint)
+    if batch.accumulation is not None:
+        hint = "It follows from batch.micro, or from what the planner chooses for it."
+        yield ConfigError("batch.accumulation", batch.accumulation, "null with plan.auto", hint)
 
 
 def _placed(found: list[ConfigError], tree: Entry) -> list[ConfigError]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from weft.config.errors import ConfigError, show
 from weft.config.schema import Node, nearest_key
 from weft.config.sections import PLAN_WAYS
-from weft.config.tree import COMMAND_LINE, Entry, Origin, nested, plain
+from weft.config.tree import COMMAND_LINE, Entry, Origin, find, nested, plain
 from weft.config.yaml_text import Reading, scalar
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -174,7 +174,8 @@ def merge(base: Entry, over: Entry, node: Node | None) -> Entry:
 
     Where ``over`` names another ``kind``, what ``base`` gave for keys that this kind lacks is left
     behind: ``optim.schedule.kind=cosine`` keeps the warm-up of a recipe and forgets its decay.
-    Likewise, another way to say the plan leaves the plan of ``base`` behind.
+    Likewise, another way to say the plan leaves the plan of ``base`` behind, and ``plan.auto`` its
+    micro-batches too.
     """
     if not isinstance(base.value, Mapping) or not isinstance(over.value, Mapping):
         return over
@@ -184,10 +185,25 @@ def merge(base: Entry, over: Entry, node: Node | None) -> Entry:
         merged = {key: entry for key, entry in merged.items() if key in fields}
     if node is not None and node.fields.keys() >= set(PLAN_WAYS):
         merged = _unless_replaced(merged, over.value)
+    if node is not None and "plan" in node.fields:
+        merged = _without_microbatches(merged, over.value)
     for key, entry in over.value.items():
         child = node.child(key) if node is not None else None
         merged[key] = merge(merged[key], entry, child) if key in merged else entry
     return Entry(merged, over.origin)
+
+
+def in_full(entry: Entry, node: Node) -> Entry:
+    """``plan: auto`` is short for ``plan: {auto: {}}``: an optional section by its name alone."""
+    if isinstance(entry.value, str) and entry.value in node.shorthands:
+        return Entry({entry.value: Entry({}, entry.origin)}, entry.origin)
+    if not isinstance(entry.value, Mapping):
+        return entry
+    values = {
+        key: in_full(child, node.fields[key]) if key in node.fields else child
+        for key, child in entry.value.items()
+    }
+    return Entry(values, entry.origin)
 
 
 def _unless_replaced(base: Mapping[str, Entry], over: Mapping[str, Entry]) -> dict[str, Entry]:
@@ -199,3 +215,26 @@ def _unless_replaced(base: Mapping[str, Entry], over: Mapping[str, Entry]) -> di
     if not now or before & now:
         return dict(base)
     return {key: entry for key, entry in base.items() if entry.origin == COMMAND_LINE}
+
+
+def _without_microbatches(base: Mapping[str, Entry], over: Mapping[str, Entry]) -> dict[str, Entry]:
+    """What stays of a configuration under one that begins to let the planner choose."""
+    batch = base.get("batch")
+    if (
+        not _chooses(over)
+        or _chooses(base)
+        or batch is None
+        or not isinstance(batch.value, Mapping)
+    ):
+        return dict(base)
+    kept = {
+        key: entry
+        for key, entry in batch.value.items()
+        if key not in ("micro", "accumulation") or entry.origin == COMMAND_LINE
+    }
+    return {**base, "batch": Entry(kept, batch.origin)}
+
+
+def _chooses(values: Mapping[str, Entry]) -> bool:
+    auto = find(Entry(values, COMMAND_LINE), "plan.auto")
+    return auto is not None and auto.value is not None

@@ -11,7 +11,14 @@ from typing import Any
 
 from weft.config.check import by_place, check, flat
 from weft.config.errors import ConfigError, ConfigErrors
-from weft.config.layers import merge, read_layers, read_overrides, recipe_names, recipe_summaries
+from weft.config.layers import (
+    in_full,
+    merge,
+    read_layers,
+    read_overrides,
+    recipe_names,
+    recipe_summaries,
+)
 from weft.config.schema import root
 from weft.config.sections import Config
 from weft.config.tree import DEFAULT, Entry, Origin, origin_of
@@ -54,7 +61,8 @@ def load_config(target: str, overrides: Sequence[str] = ()) -> Loaded:
     layers = [_named_after(target), *read_layers(target, unread)]
     unusable: list[ConfigError] = []
     layers += read_overrides(overrides, root(), unusable)
-    tree = reduce(lambda base, over: merge(base, over, root()), layers)
+    whole = (in_full(layer, root()) for layer in layers)
+    tree = reduce(lambda base, over: merge(base, over, root()), whole)
     outcome = check(tree, has_gaps=bool(unread))
     if isinstance(outcome, Config) and not unusable:
         origins = {key: origin_of(tree, key) for key, _ in flat(outcome)}
@@ -86,6 +94,10 @@ def config_schema() -> dict[str, Any]:
     schema.pop("required", None)  # what a file leaves out comes from what it extends
     for definition in schema["$defs"].values():
         _loosen(definition)
+    for name, node in root().fields.items():
+        if node.shorthands:
+            word = {"enum": list(node.shorthands), "description": "That section, by default."}
+            properties[name] = {"anyOf": [properties[name], word], "description": node.expected}
     dialect = "https://json-schema.org/draft/2020-12/schema"
     return {"$schema": dialect, **schema, "properties": properties}
 

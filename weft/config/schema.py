@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -67,6 +67,12 @@ class Node:
     words: tuple[str, ...] = ()
     """Allowed texts, where only some are; of a choice, the values of ``kind``."""
     integer: bool = False
+
+    @property
+    def shorthands(self) -> tuple[str, ...]:
+        """Optional sections of this one: their name alone, in its place, is them by default."""
+        inside = self.fields.items() if self.kind == "section" else ()
+        return tuple(name for name, node in inside if node.kind == "section" and node.nullable)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Every dotted key below this node, sections included."""
@@ -151,7 +157,9 @@ def _node(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Node:
     if schema["type"] == "object":
         fields = {name: _node(child, defs) for name, child in schema["properties"].items()}
         expected = f"a section with keys of {', '.join(fields)}{null}"
-        return Node(kind="section", expected=expected, nullable=nullable, fields=fields)
+        section = Node(kind="section", expected=expected, nullable=nullable, fields=fields)
+        words = "".join(f", or {name!r}" for name in section.shorthands)
+        return replace(section, expected=expected + words)
     return _leaf(schema, defs, nullable=nullable)
 
 

@@ -125,6 +125,7 @@ class DataConfig(Section):
 class BatchConfig(Section):
     """How many samples a step takes. Two of the three are given and the third follows from
     samples = micro x accumulation x (sum of the shares); `plan.stages` is one pipeline of share 1.
+    `plan.auto` needs samples alone, and chooses micro where it is null.
     """
 
     samples: Count | None = None
@@ -194,10 +195,26 @@ class PipelineConfig(Section):
     """Its stages, as in `plan.stages`."""
 
 
+class AutoConfig(Section):
+    """The planner divides the job so that a step takes least time; `plan: auto` is all of it by
+    default. Micro-batches, schedules, recomputation and which processes hold what are its to
+    choose; what `batch.micro`, `plan.schedule` and `compute` say is kept to."""
+
+    cluster: Text | None = None
+    """File that says what chips the processes of another launcher run on; null asks them. `weft
+    lab` gives its own."""
+    ranks: Count | None = None
+    """Processes to divide the job among; null is up to one for each GPU, or for each core where
+    there is none, and fewer where that is faster."""
+
+
 class PlanConfig(Section):
-    """How the job is divided among processes: at most one of `file`, `shares`, `stages` and
+    """How the job is divided among processes: at most one of `auto`, `file`, `shares`, `stages` and
     `pipelines`. One that is given replaces whatever a recipe or file below it said of the plan."""
 
+    auto: AutoConfig | None = None
+    """Let the planner choose; `plan: auto` for short. It also replaces `batch.micro` and
+    `batch.accumulation` of a recipe or file below it."""
     file: Text | None = None
     """A plan.json to run as it is."""
     shares: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
@@ -209,7 +226,8 @@ class PlanConfig(Section):
     pipelines: Annotated[tuple[PipelineConfig, ...], Field(min_length=1)] | None = None
     """Several pipelines that need not be alike, side by side."""
     schedule: Schedule | None = None
-    """Order in which a pipeline of several stages does forwards and backwards; null is "1f1b"."""
+    """Order in which a pipeline of several stages does forwards and backwards; null is "1f1b", and
+    with `auto` whichever is fastest."""
     chunks: Count | None = None
     """Stages on each mesh with the schedule "interleaved"; null is 2. "zb-v" and "dualpipe-v"
     always have 2, a first and a last one, and the others 1."""
@@ -222,6 +240,8 @@ class PlanConfig(Section):
             written = self.model_dump(exclude_unset=True)[given[1]]
             expected = f"null when {first} is given"
             raise ConfigError(second, written, expected, "Remove one of the two.")
+        if self.auto is not None and self.chunks is not None:
+            raise ConfigError("plan.chunks", self.chunks, "null with plan.auto", "It chooses them.")
         return self
 
     @property
@@ -232,7 +252,7 @@ class PlanConfig(Section):
         return (1,) if self.stages is not None else self.shares
 
 
-PLAN_WAYS = ("file", "shares", "stages", "pipelines")
+PLAN_WAYS = ("auto", "file", "shares", "stages", "pipelines")
 """Keys of `PlanConfig` that exclude each other."""
 
 
@@ -244,8 +264,9 @@ class ComputeConfig(Section):
     precision: Precision = "auto"
     """Arithmetic of forward and backward; "bf16" keeps fp32 master weights, "fp64" is the
     reference mode, "auto" is bf16 where the chip is fast at it and fp32 elsewhere."""
-    recompute: Recompute = "off"
-    """"full" keeps only each block's input and computes the rest again in backward."""
+    recompute: Literal["auto", "off", "full"] = "auto"
+    """"full" keeps only each block's input and computes the rest again in backward; "auto" is
+    "off", and with `plan.auto` whatever is fastest in the memory there is."""
     compile: Flag = False
     """torch.compile each block: slower to start, faster steps on most GPUs."""
     threads: Count | None = None

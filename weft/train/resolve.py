@@ -20,7 +20,7 @@ from weft.config.tree import COMMAND_LINE
 from weft.models.registry import FAMILIES, model_spec
 from weft.parallel.tensor.split import check_tp
 from weft.plan.model import ModelSpec
-from weft.plan.plan import Plan, Precision, StagePlan
+from weft.plan.plan import Plan, Precision, Recompute, StagePlan
 from weft.planner.sharing import refuse_idle_zero
 from weft.planner.stages import pipelines_of, staged_plan
 from weft.planner.validate import validate_plan
@@ -144,6 +144,7 @@ def _derived(
     notes.append(batch.note)
     pipelines = pipelines_of(config.plan, shares)
     devices = _devices(config, cluster, pipelines, ranks_here, notes)
+    recompute: Recompute = "full" if config.compute.recompute == "full" else "off"
     precisions: dict[str, Precision] = {}
     """What "auto" is on each device."""
 
@@ -158,7 +159,7 @@ def _derived(
             stage,
             device=device,
             precision=precision,
-            recompute=asked.recompute or config.compute.recompute,
+            recompute=asked.recompute or recompute,
             compile=config.compute.compile if asked.compile is None else asked.compile,
         )
 
