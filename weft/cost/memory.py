@@ -16,8 +16,7 @@ from weft.cost.shape import ModelShape
 from weft.cost.work import SHARED_FROM, STATES, StageWork, StateBytes
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan
-from weft.schedules.registry import schedule_of
-from weft.schedules.validity import prove
+from weft.schedules.known import Pattern, held_at_peak
 
 BUCKET_BYTES = 8 << 20
 """Of one bucket of gradients; one is filled while one is on its way."""
@@ -159,24 +158,12 @@ def work_of(pipeline: PipelinePlan, number: int, seq_len: int) -> StageWork:
     )
 
 
-def held_by_stage(pipeline: PipelinePlan) -> list[list[int]]:
+def held_by_stage(pipeline: PipelinePlan) -> tuple[tuple[int, ...], ...]:
     """For every position, how many microbatches each of its stages holds at the position's peak.
 
-    From the schedule's own lists, after the proof that they end. The peak is where the counts
-    together are largest; unlike stages of one position may peak a little later.
+    From the schedule's own lists, after the proof that they end.
     """
-    positions = pipeline.positions()
-    schedule = schedule_of(pipeline)
-    prove(schedule, positions, pipeline.num_microbatches)
-    result = []
-    for actions, stages in zip(schedule, positions, strict=True):
-        now, best = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
-        for action in actions:
-            now[action.stage] += {"F": 1, "I": 0}.get(action.kind, -1)
-            if sum(now.values()) > sum(best.values()):
-                best = dict(now)
-        result.append([best[stage] for stage in stages])
-    return result
+    return held_at_peak(Pattern.of(pipeline))
 
 
 def memory_of_plan(
@@ -204,7 +191,7 @@ def memory_of_plan(
                 _planned(pipeline, number, count, asked)
                 for number, count in zip(stages, held, strict=True)
             ]
-            whole = _together(parts)
+            whole = taking_turns(parts)
             result |= dict.fromkeys(pipeline.stages[stages[0]].mesh.ranks, whole)
     return result
 
@@ -237,7 +224,7 @@ def _planned(pipeline: PipelinePlan, number: int, held: int, asked: _Asked) -> M
     )
 
 
-def _together(parts: Sequence[Memory]) -> Memory:
+def taking_turns(parts: Sequence[Memory]) -> Memory:
     """Stages of one rank: they take turns at working memory and share the runtime."""
     total = sum(parts[1:], parts[0])
     working, buffers = max(part.working for part in parts), max(part.buffers for part in parts)

@@ -14,20 +14,27 @@ from weft.schedules.zero_bubble_v import v_stages, zero_bubble_v
 
 def schedule_of(pipeline: PipelinePlan) -> list[list[Action]]:
     """The actions of every position of a pipeline, as its plan names them."""
-    positions, microbatches = len(pipeline.positions()), pipeline.num_microbatches
-    match pipeline.schedule:
+    positions, stages = len(pipeline.positions()), len(pipeline.stages)
+    return schedule_named(pipeline.schedule, positions, stages, pipeline.num_microbatches)
+
+
+def schedule_named(
+    name: ScheduleName, num_positions: int, num_stages: int, num_microbatches: int
+) -> list[list[Action]]:
+    """The actions of every position, under the schedule of this name."""
+    match name:
         case "gpipe":
-            return gpipe(positions, microbatches)
+            return gpipe(num_positions, num_microbatches)
         case "1f1b":
-            return one_forward_one_backward(positions, microbatches)
+            return one_forward_one_backward(num_positions, num_microbatches)
         case "interleaved":
-            return interleaved(positions, microbatches, len(pipeline.stages) // positions)
+            return interleaved(num_positions, num_microbatches, num_stages // num_positions)
         case "zb-h1":
-            return zero_bubble_h1(positions, microbatches)
+            return zero_bubble_h1(num_positions, num_microbatches)
         case "zb-v":
-            return zero_bubble_v(positions, microbatches)
+            return zero_bubble_v(num_positions, num_microbatches)
         case "dualpipe-v":
-            return dualpipe_v(positions, microbatches)
+            return dualpipe_v(num_positions, num_microbatches)
 
 
 def splits_backward(name: ScheduleName) -> bool:
@@ -37,11 +44,15 @@ def splits_backward(name: ScheduleName) -> bool:
 
 def expected_positions(pipeline: PipelinePlan) -> list[tuple[int, ...]]:
     """Where the schedule wants the stages: the numbers that each position must hold."""
-    positions, stages = len(pipeline.positions()), len(pipeline.stages)
-    match pipeline.schedule:
+    return positions_of(pipeline.schedule, len(pipeline.positions()), len(pipeline.stages))
+
+
+def positions_of(name: ScheduleName, num_positions: int, num_stages: int) -> list[tuple[int, ...]]:
+    """The stages that each position holds under the schedule of this name."""
+    match name:
         case "interleaved":
-            return [tuple(range(p, stages, positions)) for p in range(positions)]
+            return [tuple(range(p, num_stages, num_positions)) for p in range(num_positions)]
         case "zb-v" | "dualpipe-v":
-            return v_stages(positions)
+            return v_stages(num_positions)
         case _:
-            return [(s,) for s in range(stages)]
+            return [(s,) for s in range(num_stages)]

@@ -1,0 +1,75 @@
+"""Schedules by shape, proven once: a search asks about the same few thousands of times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from weft.plan.plan import PipelinePlan, ScheduleName
+from weft.schedules.action import Action, Schedule
+from weft.schedules.registry import positions_of, schedule_named
+from weft.schedules.validity import prove
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """All that a schedule depends on."""
+
+    name: ScheduleName
+    num_positions: int
+    num_stages: int
+    num_microbatches: int
+
+    @staticmethod
+    def of(pipeline: PipelinePlan) -> Pattern:
+        """Of a planned pipeline whose stages are where its schedule wants them."""
+        return Pattern(
+            pipeline.schedule,
+            len(pipeline.positions()),
+            len(pipeline.stages),
+            pipeline.num_microbatches,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A schedule that was proven to end and to do everything once."""
+
+    schedule: Schedule
+    order: tuple[Action, ...]
+    """One order in which all actions can be done one after the other."""
+
+
+@lru_cache(maxsize=8)
+def known(pattern: Pattern) -> Known:
+    """The lists of a pattern, after the proof. Few are kept: long ones hold 10^5 actions."""
+    schedule = schedule_named(
+        pattern.name, pattern.num_positions, pattern.num_stages, pattern.num_microbatches
+    )
+    positions = positions_of(pattern.name, pattern.num_positions, pattern.num_stages)
+    return Known(schedule, prove(schedule, positions, pattern.num_microbatches).order)
+
+
+@lru_cache(maxsize=1 << 14)
+def held_at_peak(pattern: Pattern) -> tuple[tuple[int, ...], ...]:
+    """For every position, how many microbatches each of its stages holds at the position's peak.
+
+    The peak is where the counts together are largest; unlike stages of one position may peak a
+    little later.
+    """
+    positions = positions_of(pattern.name, pattern.num_positions, pattern.num_stages)
+    lists = known(pattern).schedule
+    return tuple(_peak(actions, held) for actions, held in zip(lists, positions, strict=True))
+
+
+def _peak(actions: Sequence[Action], stages: Sequence[int]) -> tuple[int, ...]:
+    now = dict.fromkeys(stages, 0)
+    best, total, most = tuple(now.values()), 0, 0
+    for action in actions:
+        change = {"F": 1, "I": 0}.get(action.kind, -1)
+        now[action.stage] += change
+        total += change
+        if total > most:
+            best, most = tuple(now.values()), total
+    return best

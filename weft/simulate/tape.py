@@ -1,0 +1,104 @@
+"""A proven schedule as flat lists, so that playing it costs a few additions an action."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from weft.schedules.action import Action, needs
+from weft.schedules.known import Pattern, known
+from weft.schedules.registry import positions_of
+from weft.simulate.times import SeamTimes, StageTimes
+
+_KINDS = ("F", "B", "I", "W")
+_NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """Actions in an order in which they can be done; each list has an entry for each."""
+
+    num_positions: int
+    position: array[int]
+    code: array[int]
+    """Which duration: by stage, then kind, then size of the microbatch."""
+    before: array[int]
+    """The action at another position whose result it waits for; -1 where there is none."""
+    wire: array[int]
+    """Which way its result leaves the position: twice the seam, plus 1 upstream; else -1."""
+
+    def play(
+        self, stages: Sequence[StageTimes], seams: Sequence[SeamTimes], sizes: Sequence[float]
+    ) -> tuple[list[float], list[float]]:
+        """When each action has begun, and when it has ended.
+
+        ``sizes``: the unlike sizes of microbatches, 1 for a full one, that the codes refer to.
+        """
+        takes = [
+            seconds * size
+            for stage in stages
+            for seconds in (stage.of("F"), stage.of("B"), stage.of("I"), stage.of("W"))
+            for size in sizes
+        ]
+        both = [seam for seam in seams for _ in range(2)]
+        carry = [[seam.transfer_s * size for size in sizes] * 4 * len(stages) for seam in both]
+        late = [seam.latency_s for seam in both]
+        free, sent = [0.0] * self.num_positions, [0.0] * len(both)
+        began: list[float] = []
+        ended: list[float] = []
+        arrived: list[float] = []
+        rows = zip(self.position, self.code, self.before, self.wire, strict=True)
+        for place, code, before, wire in rows:
+            start = free[place]
+            if before >= 0 and arrived[before] > start:
+                start = arrived[before]
+            end = free[place] = start + takes[code]
+            began.append(start)
+            ended.append(end)
+            if wire >= 0:
+                leaves = sent[wire] if sent[wire] > end else end
+                sent[wire] = leaves + carry[wire][code]
+                arrived.append(sent[wire] + late[wire])
+            else:
+                arrived.append(end)
+        return began, ended
+
+
+def write_tape(
+    order: Sequence[Action], positions: Sequence[Sequence[int]], size_of: Sequence[int]
+) -> Tape:
+    """The tape of actions in a proven order.
+
+    ``size_of``: for each microbatch, which of the unlike sizes it has.
+    """
+    place_of = {stage: p for p, stages in enumerate(positions) for stage in stages}
+    split = any(action.kind == "I" for action in order)
+    num_sizes = max(size_of, default=0) + 1
+    tape = Tape(len(positions), array("i"), array("i"), array("i"), array("i"))
+    number: dict[Action, int] = {}
+    for action in order:
+        kind, stage, microbatch = action
+        place = place_of[stage]
+        travels = [
+            need.action
+            for need in needs(action, len(place_of), split=split)
+            if need.travels and place_of[need.action.stage] != place
+        ]
+        target = {"F": stage + 1, "W": stage}.get(kind, stage - 1)
+        stays = place_of.get(target, place) == place
+        tape.position.append(place)
+        tape.code.append((4 * stage + _KINDS.index(kind)) * num_sizes + size_of[microbatch])
+        tape.before.append(number[travels[0]] if travels else _NONE)
+        tape.wire.append(_NONE if stays else 2 * min(stage, target) + (kind != "F"))
+        number[action] = len(number)
+    return tape
+
+
+@lru_cache(maxsize=256)
+def tape_of(pattern: Pattern) -> Tape:
+    """The tape of a pattern; its last microbatch has a size of its own."""
+    positions = positions_of(pattern.name, pattern.num_positions, pattern.num_stages)
+    last = pattern.num_microbatches - 1
+    return write_tape(known(pattern).order, positions, [int(m == last) for m in range(last + 1)])
