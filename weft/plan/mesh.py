@@ -38,7 +38,7 @@ class Mesh:
 
     def coordinate(self, rank: int) -> Mapping[str, int]:
         """Position of ``rank`` on every axis, absent axes included as 0."""
-        index = self.ranks.index(rank)
+        index = self._index(rank)
         result = dict.fromkeys(AXES, 0)
         for name, size in reversed(self.axes):
             index, result[name] = divmod(index, size)
@@ -53,8 +53,16 @@ class Mesh:
 
     def groups(self, axis: str) -> Iterator[tuple[int, ...]]:
         """The ranks along ``axis``, one tuple for each position on the other axes."""
-        seen: dict[tuple[tuple[str, int], ...], list[int]] = {}
-        for rank in self.ranks:
-            rest = tuple((k, v) for k, v in self.coordinate(rank).items() if k != axis)
-            seen.setdefault(rest, []).append(rank)
-        yield from (tuple(ranks) for ranks in seen.values())
+        names = [name for name, _ in self.axes]
+        inner = prod(n for _, n in self.axes[names.index(axis) + 1 :]) if axis in names else 1
+        block = self.size(axis) * inner
+        for start in range(0, len(self.ranks), block):
+            for first in range(start, start + inner):
+                yield self.ranks[first : start + block : inner]
+
+    def _index(self, rank: int) -> int:
+        """Where a rank is among ``ranks``; at once where they are consecutive."""
+        guess = rank - self.ranks[0]
+        if 0 <= guess < len(self.ranks) and self.ranks[guess] == rank:
+            return guess
+        return self.ranks.index(rank)
