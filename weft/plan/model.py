@@ -46,6 +46,14 @@ class ModelSpec:
     qk_norm: bool = False
     dropout: float = 0.0
 
+    def splits_over(self, tp: int) -> bool:
+        """Every tensor-parallel rank gets work: a key head, or equal numbers of queries of one."""
+        most = min(self.num_heads, self.seq_len, self.vocab_size, self.d_ff)
+        per_key = self.num_heads // self.num_kv_heads
+        whole_keys = tp <= self.num_kv_heads
+        shared = tp % self.num_kv_heads == 0 and per_key % (tp // self.num_kv_heads) == 0
+        return 1 <= tp <= most and (whole_keys or shared)
+
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> ModelSpec:
         """What ``dataclasses.asdict`` gave. Raises TypeError for fields that do not fit."""

@@ -15,19 +15,11 @@ def check_tp(spec: ModelSpec, tp: int, key: str) -> None:
     Raises:
         ConfigError: with the degrees that work.
     """
-    most = min(spec.num_heads, spec.seq_len, spec.vocab_size, spec.d_ff)
-    allowed = [n for n in range(1, most + 1) if _fits(spec, n)]
+    allowed = [n for n in range(1, spec.num_heads + 1) if spec.splits_over(n)]
     if tp not in allowed:
         words = f"one of {', '.join(map(str, allowed))}"
         heads = f"{spec.num_heads} heads share {spec.num_kv_heads} key heads"
         raise ConfigError(key, tp, words, f"The model's {heads}.")
-
-
-def _fits(spec: ModelSpec, tp: int) -> bool:
-    """Every rank has a key head of its own, or equal numbers of queries of one key head."""
-    per_key = spec.num_heads // spec.num_kv_heads
-    several = tp // spec.num_kv_heads
-    return tp <= spec.num_kv_heads or (tp % spec.num_kv_heads == 0 and per_key % several == 0)
 
 
 def shard_box(
