@@ -1,0 +1,156 @@
+"""What the search decides, in few numbers, and the plan that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from weft.cluster.view import ChipPool, ClusterView
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
+from weft.planner.workload import Workload
+from weft.schedules.registry import positions_of
+
+FAMILIES = {
+    "CPU": "cpu",
+    "NVIDIA": "cuda",
+    "AMD": "cuda",
+    "Hygon": "cuda",
+    "Huawei": "npu",
+    "Intel": "xpu",
+    "Google": "xla",
+    "Cambricon": "mlu",
+    "Moore Threads": "musa",
+}
+"""Vendor -> the type of device that its chips are in PyTorch; others by the vendor's own name."""
+
+
+def device_of(pool: ChipPool) -> str:
+    """What PyTorch calls the chips of a pool."""
+    vendor = pool.chip.vendor
+    return FAMILIES.get(vendor, vendor.lower().replace(" ", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Consecutive meshes of one pipeline on one kind of chip, alike but for their layers."""
+
+    pool: int
+    """Number of the pool in the cluster."""
+    tp: int
+    dp: int
+    meshes: int
+    recompute: Recompute = "off"
+    zero: ZeroLevel = 0
+
+    @property
+    def num_chips(self) -> int:
+        return self.tp * self.dp * self.meshes
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One pipeline: through which kinds of chip it goes, and what it carries."""
+
+    sections: tuple[Section, ...]
+    micro: int
+    """Samples of a microbatch, over all ranks of a stage."""
+    schedule: ScheduleName
+    layers: tuple[int, ...]
+    """Of each mesh; a mesh with several stages divides them evenly."""
+    samples: int
+
+    @property
+    def num_meshes(self) -> int:
+        return sum(section.meshes for section in self.sections)
+
+
+def chunks_of(schedule: ScheduleName) -> int:
+    """Stages on each mesh."""
+    return 2 if schedule in ("interleaved", "zb-v", "dualpipe-v") else 1
+
+
+def used_part(pool: ChipPool, num_chips: int, tp: int) -> ChipPool | None:
+    """The fewest nodes that hold so many chips with equally many each, in whole groups of ``tp``.
+
+    None where there are no such nodes.
+    """
+    nodes = nodes_for(num_chips, tp, pool.num_nodes, pool.chips_per_node)
+    return replace(pool, num_nodes=nodes, chips_per_node=num_chips // nodes) if nodes else None
+
+
+@lru_cache(maxsize=1 << 16)
+def nodes_for(num_chips: int, tp: int, num_nodes: int, chips_per_node: int) -> int:
+    """How many nodes ``used_part`` takes; 0 where it finds none."""
+    for nodes in range(-(-num_chips // chips_per_node), num_nodes + 1):
+        if num_chips % (nodes * tp) == 0:
+            return nodes
+    return 0
+
+
+@lru_cache(maxsize=1 << 14)
+def stage_layers(schedule: ScheduleName, layers: tuple[int, ...]) -> tuple[int, ...]:
+    """Layers of each stage, in model order; those of a mesh are divided evenly."""
+    chunks = chunks_of(schedule)
+    if chunks == 1:
+        return layers
+    counts = [0] * (chunks * len(layers))
+    for mesh, stages in enumerate(positions_of(schedule, len(layers), len(counts))):
+        for number, stage in enumerate(stages):
+            counts[stage] = (layers[mesh] + chunks - 1 - number) // chunks
+    return tuple(counts)
+
+
+def used_cluster(lines: Sequence[Line], cluster: ClusterView) -> ClusterView:
+    """The chips that the lines use, in the order in which their ranks are numbered."""
+    pools = []
+    for line in lines:
+        for section in line.sections:
+            part = used_part(cluster.pools[section.pool], section.num_chips, section.tp)
+            assert part is not None, f"{section} does not fill nodes of {cluster.pools}"
+            pools.append(part)
+    return ClusterView(tuple(pools))
+
+
+def plan_of(lines: Sequence[Line], workload: Workload, cluster: ClusterView) -> Plan:
+    """The plan of pipelines side by side, on ranks in the order of ``used_cluster``."""
+    pipelines = []
+    first = 0
+    for line in lines:
+        pipelines.append(_pipeline(line, workload, cluster, first))
+        first += sum(section.num_chips for section in line.sections)
+    return Plan(num_layers=workload.spec.num_layers, pipelines=tuple(pipelines))
+
+
+def _pipeline(line: Line, workload: Workload, cluster: ClusterView, first: int) -> PipelinePlan:
+    places = [section for section in line.sections for _ in range(section.meshes)]
+    meshes = []
+    for section in places:
+        ranks = range(first, first + section.dp * section.tp)
+        meshes.append(Mesh.of(ranks, dp=section.dp, tp=section.tp))
+        first = ranks.stop
+    counts = stage_layers(line.schedule, line.layers)
+    positions = positions_of(line.schedule, len(meshes), len(counts))
+    mesh_of = {stage: mesh for mesh, stages in enumerate(positions) for stage in stages}
+    stages = []
+    start = 0
+    for number, count in enumerate(counts):
+        section = places[mesh_of[number]]
+        stages.append(
+            StagePlan(
+                mesh=meshes[mesh_of[number]],
+                layers=(start, start + count),
+                device=device_of(cluster.pools[section.pool]),
+                precision=workload.precision,
+                recompute=section.recompute,
+                zero=section.zero,
+            )
+        )
+        start += count
+    return PipelinePlan(
+        stages=tuple(stages),
+        samples=line.samples,
+        microbatch=line.micro,
+        schedule=line.schedule,
+    )
