@@ -6,23 +6,28 @@ import pytest
 
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import ConfigError
+from weft.lab.busy import Moment, busy
 from weft.lab.measure import kinds_of, only
-from weft.lab.mix import (
+from weft.lab.mix import MixReport, Rates, in_rows, uncertainty
+from weft.lab.mix_picture import page, timelines
+from weft.lab.mix_plans import (
     POOLED,
+    Alone,
     Kind,
-    MixReport,
-    Rates,
+    Trial,
     Work,
     balanced_layers,
+    fastest_shares,
     mix_trials,
     part_trials,
+    tuned_again,
 )
-from weft.lab.mix_picture import page, timelines
+from weft.lab.mix_reasons import reasons
 from weft.models.registry import FAMILIES
 from weft.planner.validate import validate_plan
 
 SPEC = FAMILIES["llama"].sizes["demo-5m"]
-WORK = Work(spec=SPEC, samples=28, precision="fp32")
+WORK = Work(spec=SPEC, seq_len=SPEC.seq_len, samples=28, precision="fp32")
 CLUSTER = ClusterFile.model_validate(
     {
         "hosts": [
@@ -35,10 +40,15 @@ BIG, SMALL = Kind("big", (0,)), Kind("small", (1, 2))
 
 
 def rates(kind: Kind, *values: float) -> Rates:
-    return Rates(part_trials(kind, WORK)[0], list(values))
+    return Rates(part_trials(kind, WORK)[0], list(values), is_final=True)
 
 
-ALONE = {"big": rates(BIG, 1000.0), "small": rates(SMALL, 800.0)}
+def alone(kind: Kind, tokens_s: float) -> Alone:
+    return Alone(part_trials(kind, WORK)[0].plan, tokens_s / SPEC.seq_len)
+
+
+MEASURED = {"big": rates(BIG, 1000.0), "small": rates(SMALL, 800.0)}
+ALONE = {"big": alone(BIG, 1000.0), "small": alone(SMALL, 800.0)}
 
 
 def test_kinds_and_the_part_of_a_cluster_that_has_one() -> None:
@@ -62,6 +72,7 @@ def test_every_trial_is_a_valid_plan_for_all_ranks() -> None:
         assert trial.plan.world_size == 3
     generations = {trial.name[0] for trial in trials}
     assert generations == {"u", "1", "2", "3"}
+    assert {trial.generation for trial in trials} == {"pooled", "1", "2", "3"}
 
 
 def test_shares_follow_measured_rates() -> None:
@@ -70,17 +81,102 @@ def test_shares_follow_measured_rates() -> None:
     pooled = mix_trials([BIG, SMALL], ALONE, WORK)[0]
     assert pooled.name == POOLED
     assert [p.stages[0].mesh.ranks for p in pooled.plan.pipelines] == [(0,), (1,), (2,)]
-    slow = {**ALONE, "small": rates(SMALL, 1.0)}
+    slow = {**ALONE, "small": alone(SMALL, 1.0)}
     samples = [p.samples for p in mix_trials([BIG, SMALL], slow, WORK)[1].plan.pipelines]
     assert samples == [26, 1, 1]
 
 
 def test_layers_are_cut_where_the_slowest_stage_is_fastest() -> None:
     headless = replace(SPEC, vocab_size=2, num_layers=14)
-    assert balanced_layers([1.0, 0.4], headless) == [10, 4]
-    assert balanced_layers([0.4, 1.0, 1.4], headless) == [2, 5, 7]
-    with_head = balanced_layers([1.0, 1.0], SPEC)
+    assert balanced_layers([1.0, 0.4], headless, 256) == [10, 4]
+    assert balanced_layers([0.4, 1.0, 1.4], headless, 256) == [2, 5, 7]
+    with_head = balanced_layers([1.0, 1.0], SPEC, 256)
     assert with_head[0] > with_head[1]
+    wide = replace(SPEC, vocab_size=1_000_000)
+    assert balanced_layers([1.0, 1.0], wide, 256) == [SPEC.num_layers, 0]
+
+
+def test_the_last_of_all_is_done_as_soon_as_can_be() -> None:
+    """By trying every split of 20 samples over three chips."""
+    speeds = (1.0, 0.38, 0.23)
+    splits = [(a, b, 20 - a - b) for a in range(1, 19) for b in range(1, 20 - a)]
+
+    def end(split: tuple[int, ...]) -> float:
+        return max(share / speed for share, speed in zip(split, speeds, strict=True))
+
+    found = fastest_shares(20, speeds)
+    assert sum(found) == 20
+    assert end(tuple(found)) == min(end(split) for split in splits)
+    assert fastest_shares(3, [1.0, 1e-9, 1e-9]) == [1, 1, 1]
+
+
+def first(trials: list[Trial], generation: str) -> Trial:
+    return next(trial for trial in trials if trial.generation == generation)
+
+
+def test_shares_follow_the_time_that_each_was_busy() -> None:
+    """Rank 0 was done early: what it has more than the others costs it nothing."""
+    trial = first(mix_trials([BIG, SMALL], ALONE, WORK), "1")
+    assert [p.samples for p in trial.plan.pipelines] == [16, 6, 6]
+    again = tuned_again(trial, [BIG, SMALL], [1.6, 0.9, 0.9], WORK)
+    assert again is not None
+    assert [p.samples for p in again.plan.pipelines] == [12, 8, 8]
+    assert again.name == f"{trial.name}, again"
+    assert tuned_again(trial, [BIG, SMALL], [1.5, 1.5, 1.5], WORK) is None
+
+
+def test_layers_follow_the_time_that_each_was_busy() -> None:
+    trial = first(mix_trials([BIG, SMALL], ALONE, WORK), "3")
+    held = [stage.layers for _, _, stage in trial.plan.stages()]
+    again = tuned_again(trial, [BIG, SMALL], [4.0, 0.5, 0.5], WORK)
+    assert again is not None
+    assert next(stage.layers for _, _, stage in again.plan.stages()) < held[0]
+
+
+def test_only_the_kind_that_needs_it_recomputes_first() -> None:
+    tight = {**ALONE, "small": Alone(part_trials(SMALL, WORK)[1].plan, 3.0)}
+    trials = [t for t in mix_trials([BIG, SMALL], tight, WORK) if t.generation == "1"][:3]
+    again = [
+        [s.mesh.ranks[0] for _, _, s in t.plan.stages() if s.recompute == "full"] for t in trials
+    ]
+    assert again == [[], [1, 2], [0, 1, 2]]
+    assert [t.instead_of for t in trials] == ["", trials[0].name, trials[1].name]
+    assert trials[1].name.endswith("recompute on rank 1, 2")
+
+
+def test_busy_is_what_a_rank_uses_of_its_chip() -> None:
+    moments = [
+        Moment(0, 0.0, (0.0, 0.0)),
+        Moment(1, 10.0, (9.0, 5.0)),
+        Moment(3, 14.0, (13.0, 5.8)),
+        Moment(4, 15.0, (13.5, 0.0)),
+    ]
+    assert busy(moments, (1.0, 0.4), after_step=1) == pytest.approx((1.0, 0.5))
+    assert busy(moments, (1.0, 0.4), after_step=3) == ()
+
+
+def test_uncertainty_is_a_half_interval_of_the_mean() -> None:
+    """Three values 1 apart: their deviation is 1, and Student's factor for two degrees 4.30."""
+    assert uncertainty([1.0, 2.0, 3.0]) == pytest.approx(4.30 / 3**0.5)
+    assert uncertainty([1.0]) is None
+
+
+def test_why_a_mix_passes_the_sum_of_its_parts() -> None:
+    off, full = part_trials(SMALL, WORK)[:2]
+    tried = {
+        "big": [MEASURED["big"]],
+        "small": [Rates(off, problem="rank 0 was killed"), Rates(full, [700.0])],
+    }
+    best = first(mix_trials([BIG, SMALL], ALONE, WORK), "2").plan
+    (said, *_) = reasons(best, tried, {"big": 4.0, "small": 0.5}, [BIG, SMALL], WORK)
+    assert said.startswith("small alone recomputes, as without that about ")
+    assert "MiB of its 512 are needed; in the mix it holds " in said
+    same = {"big": [MEASURED["big"]], "small": [MEASURED["small"]]}
+    assert reasons(best, same, {"big": None, "small": None}, [BIG, SMALL], WORK) == []
+    wide = replace(best, pipelines=(replace(best.pipelines[0], microbatch=4),))
+    assert reasons(wide, same, {}, [BIG], WORK) == [
+        "big has microbatches of 2 alone and of 4 in the mix"
+    ]
 
 
 def test_recomputing_is_only_for_what_does_not_fit() -> None:
@@ -94,6 +190,7 @@ def test_efficiency_and_where_it_comes_from() -> None:
     parts = {"big": rates(BIG, 990.0, 1000.0, 1010.0), "small": rates(SMALL, 500.0)}
     pooled, best, failed = (Rates(t) for t in mix_trials([BIG, SMALL], ALONE, WORK)[:3])
     pooled.values, best.values = [1200.0], [1400.0, 1425.0, 1500.0]
+    best.is_final = pooled.is_final = True
     failed.problem = "rank 1 was killed"
     report = MixReport(parts, [pooled, best, failed])
     facts = report.to_json()
@@ -103,25 +200,35 @@ def test_efficiency_and_where_it_comes_from() -> None:
     assert facts["replanning_gain"] == pytest.approx(1425 / 1200)
     assert facts["repeats"] == 3
     assert facts["spread"] == pytest.approx(100 / 1425)
+    assert facts["efficiencies"] == pytest.approx([1400 / 1490])
     assert [trial["problem"] for trial in facts["trials"]] == ["", "", "rank 1 was killed"]
 
 
 def test_timelines_of_balanced_plans_use_every_chip() -> None:
     rates_of = {0: 1000.0, 1: 400.0, 2: 400.0}
     for trial in mix_trials([BIG, SMALL], ALONE, WORK):
-        lines = timelines(trial.plan, rates_of, SPEC)
+        lines = timelines(trial.plan, rates_of, WORK)
         tokens = 28 * SPEC.seq_len
         rate = tokens / max(line.step_s for line in lines)
         assert 0.5 * 1800 < rate <= 1800 * (1 + 1e-9), trial.name
-    alone = part_trials(BIG, WORK)[0].plan
-    (line,) = timelines(alone, {0: 1000.0}, SPEC)
+    whole = part_trials(BIG, WORK)[0].plan
+    (line,) = timelines(whole, {0: 1000.0}, WORK)
     assert line.step_s == pytest.approx(28 * SPEC.seq_len / 1000)
 
 
 def test_the_page_shows_every_trial_and_two_kinds_of_timeline() -> None:
     trials = mix_trials([BIG, SMALL], ALONE, WORK)
     mixes = [Rates(trial, [1300.0 + n]) for n, trial in enumerate(trials)]
-    text = page(MixReport(ALONE, mixes), [BIG, SMALL], SPEC)
+    text = page(MixReport(MEASURED, mixes), [BIG, SMALL], WORK)
     assert all(trial.name in text for trial in trials)
     assert text.count("<svg") == 1 + 2 + 3 + len(mixes[-1].trial.plan.pipelines)
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_tuning_runs_do_not_beat_what_was_repeated() -> None:
+    trials = mix_trials([BIG, SMALL], ALONE, WORK)
+    lucky, pooled = Rates(trials[1], [2000.0]), Rates(trials[0], [1500.0], is_final=True)
+    report = MixReport(MEASURED, [lucky, pooled])
+    assert report.best is pooled
+    assert [rates.trial.generation for rates in report.best_of_generations()] == ["pooled", "1"]
+    assert [row["note"] for row in in_rows(report)] == [*["1 repeats"] * 3, "tuning run"]

@@ -20,14 +20,16 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.tree import COMMAND_LINE
 from weft.lab.lab import refuse_too_much
-from weft.lab.measure import Bench, in_rows, kinds_of
-from weft.lab.mix import MixReport, Work
+from weft.lab.measure import Bench, Effort, kinds_of
+from weft.lab.mix import MixReport, in_rows, uncertainty
 from weft.lab.mix_picture import page
+from weft.lab.mix_plans import Work
 from weft.lab.tools import why_not_here
 from weft.train.resolve import DECIDED_BY_PLAN, resolve
 
 DECIDED_HERE = ("batch.accumulation", "compute.device", "compute.recompute", "compute.compile")
 """What the bench itself chooses or leaves out."""
+NUMBERS = ("tokens/s", "+-", "of sum")
 
 app = typer.Typer(help="Measure clusters.", no_args_is_help=True)
 
@@ -41,10 +43,13 @@ def mix(
     target: Target = "demo",
     overrides: Overrides = None,
     *,
-    steps: Annotated[int, typer.Option(min=1, help="Counted steps of each repeat.")] = 10,
+    steps: Annotated[
+        str, typer.Option(metavar="N,N", help="Counted steps of a tuning run, and of a repeat.")
+    ] = "5,10",
     repeats: Annotated[int, typer.Option(min=1, help="Repeats of the best plans, in turn.")] = 3,
     out_dir: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the runs; default: a temporary one.")
+        Path | None,
+        typer.Option("--out", help="Folder of the runs; what it holds is not measured again."),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with timelines.")] = None,
     json: Json = False,
@@ -54,6 +59,7 @@ def mix(
     Runs in the lab (root on Linux). Example: `weft bench mix examples/clusters/mix-1.0-0.4.yaml
     demo batch.samples=28`. Every plan takes the whole batch of the recipe.
     """
+    effort = _effort(steps, repeats)
     described = read_cluster(Path(cluster))
     kinds = kinds_of(described)
     loaded = load(target, overrides)
@@ -66,6 +72,7 @@ def mix(
     asked = resolved.config.batch.micro
     work = Work(
         spec=resolved.spec,
+        seq_len=resolved.config.data.seq_len,
         samples=resolved.plan.global_batch,
         precision=stage.precision,
         micro=(asked,) if asked and "batch.micro" in " ".join(overrides or []) else (2, 4),
@@ -79,15 +86,22 @@ def mix(
             work=work,
             target=_for_ranks(target, overrides or []),
             out=out_dir or Path(temporary),
-            steps=steps,
-            repeats=repeats,
+            effort=effort,
             say=lambda text: err.print(f"[bench] {text}", markup=False),
         ).run()
     if html is not None:
-        html.write_text(page(report, kinds, resolved.spec))
+        html.write_text(page(report, kinds, work))
     if out_dir is not None:
         (out_dir / "mix.json").write_text(json_format.dumps(report.to_json(), indent=2))
     print_json(report.to_json()) if json else _show(report)
+
+
+def _effort(steps: str, repeats: int) -> Effort:
+    tune, comma, final = steps.partition(",")
+    if not (comma and tune.isdecimal() and final.isdecimal() and int(tune) and int(final)):
+        expected = "two numbers above 0, such as 5,10"
+        raise ConfigError("--steps", steps, expected, "Of a tuning run, and of a repeat.")
+    return Effort(steps=int(final), repeats=repeats, tune_steps=int(tune))
 
 
 def _for_ranks(target: str, overrides: Sequence[str]) -> list[str]:
@@ -111,15 +125,19 @@ def _show(report: MixReport) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     rows = in_rows(report)
     for column in rows[0]:
-        table.add_column(column, justify="right" if column == "tokens/s" else "left")
+        table.add_column(column, justify="right" if column in NUMBERS else "left")
     for row in rows:
         table.add_row(*row.values())
     out.print(table)
     out.print(f"lower bound  {report.lower:.0f} tokens/s, the fastest part alone")
     out.print(f"upper bound  {report.upper:.0f} tokens/s, all parts at their own rates")
     out.print(f"mix          {report.best.middle:.0f} tokens/s: {report.best.trial.name}")
-    out.print(f"efficiency   {report.efficiency:.3f} of the upper bound")
+    within = uncertainty(report.efficiencies)
+    sure = "" if within is None else f", +- {within:.3f} over {len(report.efficiencies)} repeats"
+    out.print(f"efficiency   {report.efficiency:.3f} of the upper bound{sure}")
     pooling = report.pooled.middle / report.lower
     out.print(f"  pooling     x {pooling:.3f} over the fastest part, plans unchanged")
     if report.replanning_gain is not None:
         out.print(f"  re-planning x {report.replanning_gain:.3f} over that")
+    for reason in report.reasons:
+        out.print(f"unlike work: {reason}", markup=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 from weft.cluster.cluster import Node
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import ConfigError
+from weft.lab.busy import processor_s
 from weft.lab.cgroups import control_groups
 from weft.lab.disk import SmallDisk
 from weft.lab.identity import Identity
@@ -103,6 +104,10 @@ class Lab:
             if rank.code is None and rank.look(now_s) and rank.code == -signal.SIGKILL:
                 rank.killed_for_memory = self._groups.killed_for_memory(rank.rank) > 0
         return all(rank.code is not None for rank in self.ranks)
+
+    def used_s(self) -> tuple[float, ...]:
+        """Processor time of every rank so far; 0 for one that has ended."""
+        return tuple(processor_s(self._groups.processes(rank.rank)) for rank in self.ranks)
 
     def ask_to_stop(self) -> None:
         """SIGTERM to every rank that runs."""

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import ConfigError, RunError
-from weft.lab.mix import Kind, MixReport, Rates, Trial, Work, mix_trials, part_trials
-from weft.lab.rehearsal import Rehearsal, rehearse
-from weft.report.metrics import read_metrics
+from weft.lab.busy import busy
+from weft.lab.mix import MixReport, Rates
+from weft.lab.mix_plans import Alone, Kind, Trial, Work, mix_trials, part_trials, tuned_again
+from weft.lab.mix_reasons import reasons
+from weft.lab.rehearsal import Outcome, Rehearsal, rehearse
+from weft.report.metrics import StepMetrics, read_metrics
 from weft.train.run_folder import write_text
 
+WARM_UP = 1
+"""First steps of a run, which are not counted."""
 REFUSED = 2
 """Exit code of a job whose configuration cannot work."""
-WARM_UP = 2
-"""First steps of a run, which are not counted."""
-TUNING_STEPS = 5
-"""Counted steps of a trial that is only compared with others."""
+RESULT = "bench.json"
+"""In the folder of a run that has ended: what was asked, and what came of it."""
 QUICKLY = ("train.eval_samples=1", "metrics.report=false", "metrics.tensorboard=false")
 
 Say = Callable[[str], None]
@@ -51,6 +57,17 @@ def only(cluster: ClusterFile, kind: Kind) -> ClusterFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How long is measured."""
+
+    steps: int
+    """Counted steps of a repeat."""
+    repeats: int
+    tune_steps: int
+    """Counted steps of a trial that is only compared with others."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bench:
     """What is measured, and where its run folders go."""
 
@@ -59,65 +76,129 @@ class Bench:
     target: Sequence[str]
     """Recipe and overrides of ``weft train``."""
     out: Path
-    steps: int
-    """Counted steps of a repeat."""
-    repeats: int
+    """What was measured there before, of the same plans, is not measured again."""
+    effort: Effort
     say: Say
 
     def run(self) -> MixReport:
         """Tune each part, then the mix, then repeat the best of all in turn."""
         kinds = kinds_of(self.cluster)
-        alone: dict[str, Rates] = {}
+        found: dict[str, list[Rates]] = {}
         for kind in kinds:
-            cluster = only(self.cluster, kind)
-            alone[kind.name] = _best(self._tune(kind.name, cluster, part_trials(kind, self.work)))
+            part = only(self.cluster, kind)
+            found[kind.name] = self._tune(kind.name, part, part_trials(kind, self.work))
+        parts = {name: _best(trials) for name, trials in found.items()}
+        alone = {name: self._alone(best) for name, best in parts.items()}
         mixes = self._tune("mix", self.cluster, mix_trials(kinds, alone, self.work))
-        report = MixReport(alone, mixes)
-        final = [(kind.name, only(self.cluster, kind), alone[kind.name]) for kind in kinds]
-        pooled = [] if report.pooled is report.best else [("mix", self.cluster, report.pooled)]
-        final += [("mix", self.cluster, report.best), *pooled]
+        for rates in MixReport(parts, mixes).best_of_generations():
+            mixes += self._tune("mix", self.cluster, self._again(rates, kinds))
+        report = MixReport(parts, mixes)
+        final = [(kind.name, only(self.cluster, kind), parts[kind.name]) for kind in kinds]
+        final += [("mix", self.cluster, rates) for rates in report.best_of_generations()]
         for _, _, rates in final:
             rates.values.clear()
-        for repeat in range(self.repeats):
+            rates.is_final = True
+        for repeat in range(1, self.effort.repeats + 1):
             for name, cluster, rates in final:
-                where = f"repeat {repeat + 1} of {self.repeats}"
-                self._measure(f"{name}, {where}", cluster, rates, self.steps)
-        return report
+                where = f"{name}, repeat {repeat} of {self.effort.repeats}"
+                self._measure(where, cluster, rates, repeat)
+        limits = {chip.kind: chip.memory_gib for _, chip in self.cluster.seats}
+        said = reasons(report.best.trial.plan, found, limits, kinds, self.work)
+        return MixReport(parts, mixes, said)
+
+    def _alone(self, best: Rates) -> Alone:
+        return Alone(best.trial.plan, best.middle / self.work.seq_len)
+
+    def _again(self, rates: Rates, kinds: Sequence[Kind]) -> list[Trial]:
+        """The same with shares and layers by how long each rank was busy, if that differs.
+
+        What is pooled stays as its parts were alone.
+        """
+        if rates.trial.generation == "pooled" or not rates.busy or min(rates.busy) <= 0:
+            return []
+        seconds = [part * rates.step_s for part in rates.busy]
+        trial = tuned_again(rates.trial, kinds, seconds, self.work)
+        return [trial] if trial else []
 
     def _tune(self, name: str, cluster: ClusterFile, trials: Sequence[Trial]) -> list[Rates]:
         found: dict[str, Rates] = {}
         for trial in trials:
-            if not trial.instead_of or found[trial.instead_of].problem:
+            before = found.get(trial.instead_of)
+            if not trial.instead_of or (before is not None and before.problem):
                 found[trial.name] = Rates(trial)
-                self._measure(name, cluster, found[trial.name], TUNING_STEPS)
+                self._measure(name, cluster, found[trial.name], repeat=0)
         return list(found.values())
 
-    def _measure(self, name: str, cluster: ClusterFile, rates: Rates, steps: int) -> None:
-        """One run of a trial."""
-        number = len(list(self.out.iterdir())) if self.out.is_dir() else 0
-        folder = self.out / f"run{number:03}"
+    def _measure(self, name: str, cluster: ClusterFile, rates: Rates, repeat: int) -> None:
+        """One run of a trial, or what such a run came to before. Repeat 0 is for tuning."""
+        steps = self.effort.steps if repeat else self.effort.tune_steps
+        asked = {
+            "target": list(self.target),
+            "samples": self.work.samples,
+            "cluster": cluster.model_dump(mode="json"),
+            "plan": json.loads(rates.trial.plan.to_json()),
+            "steps": [WARM_UP, steps],
+            "repeat": repeat,
+        }
+        key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        result = self._before(key)
+        again = "" if result is None else " (measured before)"
+        if result is None:
+            result = self._run(cluster, rates.trial, steps)
+            folder = Path(result.pop("folder"))
+            record = {"key": key, "of": name, "name": rates.trial.name, **asked, "result": result}
+            write_text(folder / RESULT, json.dumps(record, indent=2))
+        if result["problem"]:
+            rates.problem = result["problem"]
+            self.say(f"{name}: {rates.trial.name}: failed, {rates.problem}{again}")
+            return
+        rates.step_s = result["step_s"]
+        rates.busy, rates.memory_gib = tuple(result["busy"]), result["memory_gib"]
+        rates.values.append(result["tokens"] / rates.step_s)
+        self.say(f"{name}: {rates.trial.name}: {rates.values[-1]:.0f} tokens/s{again}")
+
+    def _before(self, key: str) -> dict[str, Any] | None:
+        for file in sorted(self.out.glob(f"run*/{RESULT}")):
+            record = json.loads(file.read_text("utf-8"))
+            if record["key"] == key:
+                result: dict[str, Any] = record["result"]
+                return result
+        return None
+
+    def _run(self, cluster: ClusterFile, trial: Trial, steps: int) -> dict[str, Any]:
+        numbers = [int(folder.name.removeprefix("run")) for folder in self.out.glob("run[0-9]*")]
+        folder = self.out / f"run{max(numbers, default=-1) + 1:03}"
         plan_file = folder / "asked-plan.json"
         folder.mkdir(parents=True)
-        write_text(plan_file, rates.trial.plan.to_json())
+        write_text(plan_file, trial.plan.to_json())
         samples = f"batch.samples={self.work.samples}"
         settings = [*self.target, *QUICKLY, samples, f"plan.file={plan_file}", "compute.threads=1"]
-        command = [sys.executable, "-m", "weft", "train", *settings]
-        command += ["--out", str(folder), "--steps", str(WARM_UP + steps), "--quiet"]
+        command = [sys.executable, "-m", "weft", "train", *settings, "--out", str(folder)]
+        command += ["--steps", str(WARM_UP + steps), "--quiet"]
         asked = Rehearsal(cluster=cluster, command=tuple(command), out=folder, quiet=True)
         outcome = rehearse(asked, _silent)
         if outcome.was_stopped:
             raise KeyboardInterrupt
         if outcome.exit_code == REFUSED:
-            raise RunError(f"the trial {rates.trial.name!r} was refused: see above")
+            raise RunError(f"the trial {trial.name!r} was refused: see above")
         if outcome.exit_code:
             first = next(rank for rank in outcome.ranks if rank.code != 0)
-            rates.problem = f"rank {first.rank} {first.in_words()}"
-            self.say(f"{name}: {rates.trial.name}: failed, {rates.problem}")
-            return
+            return {"folder": folder, "problem": f"rank {first.rank} {first.in_words()}"}
         records, _ = read_metrics(folder / "metrics.jsonl")
-        seconds = median(record.step_time_s for record in records[WARM_UP:])
-        rates.values.append(records[-1].tokens / seconds)
-        self.say(f"{name}: {rates.trial.name}: {rates.values[-1]:.0f} tokens/s")
+        return {"folder": folder, "problem": "", **_figures(cluster, outcome, records)}
+
+
+def _figures(
+    cluster: ClusterFile, outcome: Outcome, records: Sequence[StepMetrics]
+) -> dict[str, Any]:
+    counted = records[WARM_UP:]
+    speeds = [chip.speed for _, chip in cluster.seats]
+    return {
+        "step_s": median(record.step_time_s for record in counted),
+        "tokens": records[-1].tokens,
+        "memory_gib": records[-1].memory_gib,
+        "busy": busy(outcome.moments, speeds, after_step=WARM_UP),
+    }
 
 
 def _best(trials: Sequence[Rates]) -> Rates:
@@ -127,27 +208,6 @@ def _best(trials: Sequence[Rates]) -> Rates:
         expected = "a kind of chip on which some plan runs"
         raise ConfigError("CLUSTER", trials[-1].trial.name, expected, hint)
     return best
-
-
-def in_rows(report: MixReport) -> list[dict[str, str]]:
-    """What was measured, for a table."""
-    rows = [
-        {"of": name, "plan": rates.trial.name, **_numbers(rates)}
-        for name, rates in report.parts.items()
-    ]
-    ordered = sorted(report.mixes, key=lambda rates: -rates.middle)
-    return rows + [{"of": "mix", "plan": r.trial.name, **_numbers(r)} for r in ordered]
-
-
-def _numbers(rates: Rates) -> dict[str, str]:
-    if not rates.values:
-        return {"tokens/s": "-", "spread": "", "note": rates.problem}
-    several = len(rates.values) > 1
-    return {
-        "tokens/s": f"{rates.middle:.0f}",
-        "spread": f"{rates.spread:.1%}" if several else "",
-        "note": f"{len(rates.values)} repeats" if several else "",
-    }
 
 
 def _silent(_: str) -> None:

@@ -1,4 +1,4 @@
-"""Plans for the parts of a mixed cluster and for the whole of it, and what mixing them costs.
+"""What mixing costs: the rates of the parts and of the mix, and what follows from them.
 
 Efficiency is the rate of the mix divided by the sum of the rates of its parts, each part tuned
 alone with the same job (the definition of FlagScale's reports of mixed training). The gain of
@@ -9,50 +9,16 @@ re-planning is what the best plan of the mix adds to that.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
-from statistics import median
+from dataclasses import dataclass, field
+from math import sqrt
+from statistics import mean, median, stdev
 from typing import Any
 
-from weft.cost.flops import forward_flops_per_token
-from weft.plan.mesh import Mesh
-from weft.plan.model import ModelSpec
-from weft.plan.plan import PipelinePlan, Plan, Precision, Recompute, ScheduleName, StagePlan
-from weft.plan.tiling import split_by_weight
+from weft.lab.mix_plans import Trial
 
-RECOMPUTE: tuple[Recompute, ...] = ("off", "full")
-POOLED = "unlike pipelines: each part as it is alone"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
-    """The job that every trial does."""
-
-    spec: ModelSpec
-    samples: int
-    """Of a step."""
-    precision: Precision
-    micro: tuple[int, ...] = (2, 4)
-    """Sizes of microbatches to try."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """The chips of one kind in a cluster."""
-
-    name: str
-    ranks: tuple[int, ...]
-    """In the whole cluster."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A plan that is measured."""
-
-    name: str
-    plan: Plan
-    instead_of: str = ""
-    """Only tried where the trial of this name does not run: it saves memory for time."""
+_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""95 % of Student's distribution lies within so many deviations, for 2, 3, ... values."""
+_NORMAL = 1.96
 
 
 @dataclass(slots=True)
@@ -62,6 +28,13 @@ class Rates:
     trial: Trial
     values: list[float] = field(default_factory=list)
     problem: str = ""
+    busy: Sequence[float] = ()
+    """By rank: part of a step, in its last run, in which its chip computed."""
+    step_s: float = 0.0
+    memory_gib: float = 0.0
+    """Most that any rank held."""
+    is_final: bool = False
+    """Repeated, and not only run to compare plans."""
 
     @property
     def middle(self) -> float:
@@ -73,167 +46,13 @@ class Rates:
         return (max(self.values) - min(self.values)) / self.middle if self.values else 0.0
 
 
-def part_trials(kind: Kind, work: Work) -> list[Trial]:
-    """Plans of one kind alone, on ranks 0 to n - 1: data parallel, and a pipeline of its chips."""
-    count = len(kind.ranks)
-    trials = []
-    for micro in work.micro:
-        shares = split_by_weight(work.samples, [1] * count)
-        whole = [
-            _Line((_Place((n,), work.spec.num_layers),), share) for n, share in enumerate(shares)
-        ]
-        trials += _both("data parallel", work, whole, micro)
-        if count > 1:
-            layers = balanced_layers([1.0] * count, work.spec)
-            places = tuple(_Place((rank,), n) for rank, n in enumerate(layers))
-            trials += _both("pipeline", work, [_Line(places, work.samples)], micro)
-    return trials
-
-
-def mix_trials(kinds: Sequence[Kind], alone: Mapping[str, Rates], work: Work) -> list[Trial]:
-    """Generations 1 to 3 and unlike pipelines over the same cluster (all kinds together).
-
-    Args:
-        alone: The best trial of each kind and its measured rate, which sets shares and layers.
-    """
-    per_chip = {kind.name: alone[kind.name].middle / len(kind.ranks) for kind in kinds}
-    ranks = [(rank, per_chip[kind.name]) for kind in kinds for rank in kind.ranks]
-    num_layers = work.spec.num_layers
-    trials = [Trial(POOLED, _pooled(kinds, alone, work))]
-    shares = _shares(work.samples, [rate for _, rate in ranks])
-    side = [
-        _Line((_Place((rank,), num_layers),), share)
-        for (rank, _), share in zip(ranks, shares, strict=True)
-    ]
-    lines = {
-        "1: data parallel by speed": side,
-        "2: pipeline by speed": [_line([((rank,), rate) for rank, rate in ranks], work)],
-    }
-    if any(len(kind.ranks) > 1 for kind in kinds):
-        meshes = [(kind.ranks, alone[kind.name].middle) for kind in kinds]
-        lines["3: a mesh for each kind"] = [_line(meshes, work)]
-    for micro in work.micro:
-        for name, pipelines in lines.items():
-            trials += _both(name, work, pipelines, micro)
-    return trials
-
-
-def _line(meshes: Sequence[tuple[tuple[int, ...], float]], work: Work) -> _Line:
-    """One pipeline over meshes of given speeds."""
-    layers = balanced_layers([speed for _, speed in meshes], work.spec)
-    places = (_Place(ranks, n) for (ranks, _), n in zip(meshes, layers, strict=True))
-    return _Line(tuple(places), work.samples)
-
-
-def flops_of_layer(spec: ModelSpec) -> tuple[float, float]:
-    """Forward FLOPs of one token in one layer, and in the head."""
-    whole = forward_flops_per_token(spec, spec.seq_len)
-    head = 2 * spec.d_model * spec.vocab_size
-    return (whole - head) / spec.num_layers, head
-
-
-def balanced_layers(speeds: Sequence[float], spec: ModelSpec) -> list[int]:
-    """Layers of consecutive stages whose slowest one is fastest; the last also has the head.
-
-    Exact: every way of cutting the layers, by dynamic programming.
-    """
-    layer, head = flops_of_layer(spec)
-    last = len(speeds) - 1
-
-    @cache
-    def best(stage: int, left: int) -> tuple[float, tuple[int, ...]]:
-        if stage == last:
-            return (left * layer + head) / speeds[stage], (left,)
-        found = []
-        for mine in range(left + 1):
-            slowest, rest = best(stage + 1, left - mine)
-            found.append((max(mine * layer / speeds[stage], slowest), (mine, *rest)))
-        return min(found)
-
-    return list(best(0, spec.num_layers)[1])
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where some layers go."""
-
-    ranks: tuple[int, ...]
-    layers: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A pipeline's stages and its share."""
-
-    places: tuple[_Place, ...]
-    samples: int
-
-
-def _both(name: str, work: Work, lines: Sequence[_Line], micro: int) -> list[Trial]:
-    """Without recomputation, and with it where that does not fit."""
-    plain = f"{name}, micro {micro}"
-    plans = {
-        recompute: Plan(
-            num_layers=work.spec.num_layers,
-            pipelines=tuple(
-                _pipeline(work, line.places, line.samples, micro, recompute) for line in lines
-            ),
-        )
-        for recompute in RECOMPUTE
-    }
-    return [
-        Trial(plain, plans["off"]),
-        Trial(f"{plain}, recompute", plans["full"], instead_of=plain),
-    ]
-
-
-def _pipeline(
-    work: Work, places: Sequence[_Place], samples: int, micro: int, recompute: Recompute
-) -> PipelinePlan:
-    stages, first = [], 0
-    for place in places:
-        stages.append(
-            StagePlan(
-                mesh=Mesh.of(place.ranks, dp=len(place.ranks)),
-                layers=(first, first + place.layers),
-                precision=work.precision,
-                recompute=recompute,
-            )
-        )
-        first += place.layers
-    schedule: ScheduleName = "zb-h1" if len(places) > 1 else "1f1b"
-    return PipelinePlan(
-        stages=tuple(stages), samples=samples, microbatch=min(micro, samples), schedule=schedule
-    )
-
-
-def _shares(samples: int, speeds: Sequence[float]) -> list[int]:
-    """At least one sample each, so that every rank of the cluster has a seat."""
-    spare = split_by_weight(samples - len(speeds), [round(1000 * s) or 1 for s in speeds])
-    exact = split_by_weight(samples, [round(1000 * s) or 1 for s in speeds])
-    return exact if min(exact) else [share + 1 for share in spare]
-
-
-def _pooled(kinds: Sequence[Kind], alone: Mapping[str, Rates], work: Work) -> Plan:
-    """The parts' own plans side by side; only their shares of the batch change."""
-    pipelines = []
-    shares = _shares(work.samples, [alone[kind.name].middle for kind in kinds])
-    for kind, share in zip(kinds, shares, strict=True):
-        own = alone[kind.name].trial.plan
-        parts = _shares(share, [pipeline.samples for pipeline in own.pipelines])
-        for pipeline, samples in zip(own.pipelines, parts, strict=True):
-            pipelines.append(_moved(pipeline, kind.ranks, samples))
-    return Plan(num_layers=work.spec.num_layers, pipelines=tuple(pipelines))
-
-
-def _moved(pipeline: PipelinePlan, ranks: Sequence[int], samples: int) -> PipelinePlan:
-    """On other ranks, with another share."""
-    stages = tuple(
-        replace(stage, mesh=Mesh(tuple(ranks[r] for r in stage.mesh.ranks), stage.mesh.axes))
-        for stage in pipeline.stages
-    )
-    microbatch = min(pipeline.microbatch, samples)
-    return replace(pipeline, stages=stages, samples=samples, microbatch=microbatch)
+def uncertainty(values: Sequence[float]) -> float | None:
+    """Half of the interval in which the mean lies in 95 of 100 cases; None: one value."""
+    number = len(values)
+    if number < 2:
+        return None
+    factor = _STUDENT[number - 2] if number - 2 < len(_STUDENT) else _NORMAL
+    return factor * stdev(values) / sqrt(number)
 
 
 @dataclass(frozen=True)
@@ -242,6 +61,8 @@ class MixReport:
 
     parts: Mapping[str, Rates]
     mixes: Sequence[Rates]
+    reasons: Sequence[str] = ()
+    """In what the plans of parts and mix differ other than in who computes what."""
 
     @property
     def lower(self) -> float:
@@ -255,15 +76,33 @@ class MixReport:
 
     @property
     def best(self) -> Rates:
-        return max(self.mixes, key=lambda rates: rates.middle)
+        """Of those that were repeated, where some were: tuning runs are short."""
+        return max(self.mixes, key=lambda rates: (rates.is_final, rates.middle))
 
     @property
     def pooled(self) -> Rates:
-        return next(rates for rates in self.mixes if rates.trial.name == POOLED)
+        """The parts' own plans side by side, their shares tuned."""
+        of_it = [rates for rates in self.mixes if rates.trial.generation == "pooled"]
+        return max(of_it, key=lambda rates: (rates.is_final, rates.middle))
+
+    def best_of_generations(self) -> list[Rates]:
+        """The fastest trial of each generation that ran."""
+        found: dict[str, Rates] = {}
+        for rates in sorted(self.mixes, key=lambda rates: rates.middle):
+            if rates.values:
+                found[rates.trial.generation] = rates
+        return list(found.values())
 
     @property
     def efficiency(self) -> float:
         return self.best.middle / self.upper
+
+    @property
+    def efficiencies(self) -> list[float]:
+        """Of each repeat by itself: what slows the whole machine for a while cancels."""
+        columns = zip(*(rates.values for rates in self.parts.values()), strict=False)
+        both = zip(self.best.values, columns, strict=False)
+        return [mixed / sum(alone) for mixed, alone in both]
 
     @property
     def replanning_gain(self) -> float | None:
@@ -272,29 +111,61 @@ class MixReport:
 
     def to_json(self) -> dict[str, Any]:
         spreads = [rates.spread for rates in [*self.parts.values(), self.best]]
+        each = self.efficiencies
         return {
             "parts": {name: rates.middle for name, rates in self.parts.items()},
             "lower": self.lower,
             "upper": self.upper,
             "mix": self.best.middle,
             "efficiency": self.efficiency,
+            "efficiencies": each,
+            "efficiency_mean": mean(each),
+            "efficiency_uncertainty": uncertainty(each),
             "pooling_gain": self.pooled.middle / self.lower,
-            "replanning_gain": self.best.middle / self.pooled.middle
-            if self.pooled.values
-            else None,
+            "replanning_gain": self.replanning_gain,
             "repeats": len(self.best.values),
             "spread": max(spreads),
+            "reasons": list(self.reasons),
             "plans": {
                 "parts": {name: rates.trial.name for name, rates in self.parts.items()},
                 "mix": self.best.trial.name,
             },
-            "trials": [
-                {
-                    "name": rates.trial.name,
-                    "tokens_per_s": rates.middle,
-                    "spread": rates.spread,
-                    "problem": rates.problem,
-                }
-                for rates in self.mixes
-            ],
+            "trials": [_as_json(rates) for rates in self.mixes],
         }
+
+
+def _as_json(rates: Rates) -> dict[str, Any]:
+    return {
+        "name": rates.trial.name,
+        "generation": rates.trial.generation,
+        "tokens_per_s": rates.middle,
+        "values": rates.values,
+        "spread": rates.spread,
+        "busy": list(rates.busy),
+        "memory_gib": rates.memory_gib,
+        "problem": rates.problem,
+    }
+
+
+def in_rows(report: MixReport) -> list[dict[str, str]]:
+    """What was measured, for a table."""
+    parts = [_row(name, rates, report.upper) for name, rates in report.parts.items()]
+    ordered = sorted(report.mixes, key=lambda rates: (not rates.is_final, -rates.middle))
+    return parts + [_row("mix", rates, report.upper) for rates in ordered]
+
+
+def _row(of: str, rates: Rates, upper: float) -> dict[str, str]:
+    row = {"of": of, "plan": rates.trial.name}
+    if not rates.values:
+        return (
+            row | dict.fromkeys(("tokens/s", "+-", "of sum", "busy"), "") | {"note": rates.problem}
+        )
+    within = uncertainty(rates.values)
+    number = len(rates.values)
+    return row | {
+        "tokens/s": f"{rates.middle:.0f}",
+        "+-": "" if within is None else f"{within / rates.middle:.1%}",
+        "of sum": f"{rates.middle / upper:.3f}",
+        "busy": " ".join(f"{part:.0%}" for part in rates.busy),
+        "note": f"{number} repeats" if rates.is_final else "tuning run",
+    }

@@ -13,6 +13,7 @@ from typing import Any
 from weft.cluster.cluster_file import ClusterFile
 from weft.elastic.signals import Asked, Handlers
 from weft.lab.appointments import Appointments, Say
+from weft.lab.busy import Moment
 from weft.lab.faults import Fault
 from weft.lab.lab import Lab
 from weft.lab.ranks import RankProcess
@@ -52,6 +53,8 @@ class Outcome:
     """Faults whose time never came."""
     was_stopped: bool = False
     """By Ctrl-C or a signal."""
+    moments: Sequence[Moment] = ()
+    """One for each step that was seen."""
 
 
 def rehearse(asked: Rehearsal, say: Say) -> Outcome:
@@ -74,8 +77,11 @@ def rehearse(asked: Rehearsal, say: Say) -> Outcome:
         begun = time.monotonic()
         _record(asked, lab, faults, None)
         watch = _Watch(asked, lab, interrupts, say)
+        moments = [Moment(0, 0.0, lab.used_s())]
         while not watch.is_over(now_s := time.monotonic() - begun):
-            faults.keep(now_s, steps.look())
+            if steps.look() > moments[-1].step:
+                moments.append(Moment(steps.last, now_s, lab.used_s()))
+            faults.keep(now_s, steps.last)
             time.sleep(LOOK_S)
     lab.look(time.monotonic() - begun)
     code = exit_code(lab.ranks)
@@ -87,6 +93,7 @@ def rehearse(asked: Rehearsal, say: Say) -> Outcome:
         ranks=lab.ranks,
         missed=missed,
         was_stopped=interrupts.times > 0,
+        moments=moments,
     )
 
 

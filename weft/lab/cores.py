@@ -1,0 +1,69 @@
+"""What a part of a model costs on a chip of a lab, which is a part of a core.
+
+The operations are those that the planner counts (``weft.cost``); a chip of speed 0.4 is a core
+whose rates are 0.4 of the whole one's. Parts of a model compare well, seconds less.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from weft.cost.memory import work_of
+from weft.cost.rates import Roofline, compute_seconds
+from weft.cost.shape import ModelShape
+from weft.cost.work import StageWork
+from weft.plan.model import ModelSpec
+from weft.plan.plan import PipelinePlan
+from weft.simulate.times import StageTimes
+
+GFLOPS = 50.0
+"""Of a chip of speed 1: about what one core of a server multiplies in fp32 while it trains."""
+_FLOPS_A_BYTE = 5.0
+"""Of large products in the time in which a core moves a byte from and to its memory."""
+
+
+@lru_cache(maxsize=256)
+def core(gflops: float = GFLOPS) -> Roofline:
+    """A core, or a part of one, that does so many 10^9 FLOP/s."""
+    rate = gflops * 1e9
+    return Roofline(
+        flops_s=rate,
+        fp8_flops_s=rate,
+        fp32_flops_s=rate,
+        attention_flops_s=rate,
+        bytes_s=rate / _FLOPS_A_BYTE,
+        unaligned=1.0,
+        launch_s=0.0,
+    )
+
+
+def stage_times(
+    pipeline: PipelinePlan, number: int, spec: ModelSpec, seq_len: int, chip: Roofline
+) -> StageTimes:
+    """One full microbatch on one rank of a stage: that with the most samples."""
+    passes = pipeline.stages[number].passes
+    work = work_of(pipeline, number, seq_len)
+    times = compute_seconds(ModelShape.of(spec), work, chip)
+    return StageTimes(
+        forward_s=times.forward * passes,
+        input_grad_s=times.input_grad * passes,
+        weight_grad_s=times.weight_grad * passes,
+    )
+
+
+def part(spec: ModelSpec, seq_len: int, num_layers: int, *, embeds: bool, predicts: bool) -> float:
+    """What so many layers, with or without the model's ends, cost of the whole model: 0 to 1."""
+    shape = ModelShape.of(spec)
+
+    def seconds(layers: int, ends: tuple[bool, bool]) -> float:
+        work = StageWork(
+            layers=(0, layers),
+            embeds=ends[0],
+            predicts=ends[1],
+            samples=1,
+            seq_len=seq_len,
+            dtype="fp32",
+        )
+        return compute_seconds(shape, work, core()).whole
+
+    return seconds(num_layers, (embeds, predicts)) / seconds(spec.num_layers, (True, True))
