@@ -7,7 +7,9 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -36,7 +38,8 @@ def result(capsys: pytest.CaptureFixture[str]) -> Output:
 
 def test_the_folder_holds_what_the_design_lists(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
-    listed = "config.yaml origins.json plan.json cluster.json metrics.jsonl checkpoints logs"
+    listed = "config.yaml origins.json plan.json cluster.json metrics.jsonl checkpoints logs "
+    listed += "prediction.json"
     ended = {"summary.json", "report.html", "tokenizer.json", "tokenizer_config.json"}
     assert names == {*listed.split(), *ended}
     assert [path.name for path in (finished / "logs").iterdir()] == ["rank1.log"]
@@ -60,7 +63,7 @@ def test_metrics_have_a_line_a_step(finished: Path) -> None:
     assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
     fields = "step loss tokens grad_norm lr step_time_s tokens_per_s memory_gib mfu samples"
     for record in steps:
-        assert set(record) == {*fields.split(), "elapsed_s", "data"}
+        assert set(record) == {*fields.split(), "elapsed_s", "data", "predicted_step_time_s"}
         assert record["tokens"] == BATCH * SEQ_LEN
         assert record["samples"] == record["step"] * BATCH
         assert record["tokens_per_s"] == pytest.approx(record["tokens"] / record["step_time_s"])
@@ -70,6 +73,37 @@ def test_metrics_have_a_line_a_step(finished: Path) -> None:
     assert steps[-1]["loss"] < steps[0]["loss"] - 1
     elapsed = [record["elapsed_s"] for record in steps]
     assert elapsed == sorted(elapsed)
+
+
+def test_a_prediction_stands_beside_what_was_measured(finished: Path) -> None:
+    said = json.loads((finished / "prediction.json").read_text())
+    found = json.loads((finished / "summary.json").read_text())["prediction"]
+    assert found["predicted"] == said["quantities"]
+    assert said["basis"][0].startswith("a profile of") and not said["problem"]
+    steps = commands.steps(finished)
+    assert {record["predicted_step_time_s"] for record in steps} == {
+        found["predicted"]["step_time_s"]
+    }
+    took = found["measured"]
+    assert took["step_time_s"] == median(record["step_time_s"] for record in steps[2:])
+    assert max(took["memory_gib"]) == pytest.approx(steps[-1]["memory_gib"], rel=0.05)
+    assert len(took["memory_gib"]) == len(found["predicted"]["memory_gib"]) == 2
+
+
+def test_what_ranks_sent_is_counted(finished: Path) -> None:
+    """Two ranks reduce 4 bytes for each parameter, and say a few numbers besides."""
+    summary = json.loads((finished / "summary.json").read_text())
+    gradients_mb = 2 * 4 * summary["parameters"] / 1e6
+    assert summary["prediction"]["measured"]["sent_mb"] == pytest.approx(gradients_mb, rel=0.05)
+
+
+def test_the_last_lines_compare(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with chdir(finished.parent):
+        assert run(["train", "tiny.yaml", "--out", "run", "compute.precision=fp32"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    table = [line.split() for line in printed[printed.index("") :]]
+    assert ["One", "step", "Predicted", "Measured", "Predicted", "/", "measured"] in table
+    assert [words[3] for words in table if words[:2] == ["Step", "time"]] == ["s"]
 
 
 def test_evaluations_come_when_they_are_asked_for(finished: Path) -> None:

@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from weft.cli.output import out
+from weft.report.prediction_rows import HEADERS, prediction_note, prediction_rows
 
 
 def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
@@ -18,10 +21,25 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
         out.print("[dim]" + "─" * 60 + "[/]")
         out.print(sample["prompt"], style="bold", markup=False, end="")
         out.print(sample["text"], markup=False)
+    _print_prediction(summary)
     out.print()
     out.print(f"report:     {folder / 'report.html'}", markup=False)
     out.print(f"checkpoint: {folder / 'checkpoints'}", markup=False)
     out.print(f"go on with: weft generate {folder} --prompt 'def '", markup=False)
+
+
+def _print_prediction(summary: Mapping[str, Any]) -> None:
+    """What a step was expected to take beside what it took."""
+    out.print()
+    if rows := prediction_rows(summary):
+        table = Table(box=None, pad_edge=False)
+        for number, header in enumerate(HEADERS):
+            table.add_column(header, justify="right" if number else "left")
+        for row in rows:
+            table.add_row(*row)
+        out.print(table)
+    if note := prediction_note(summary):
+        out.print(note, style="dim", markup=False)
 
 
 def _held_out(found: Mapping[str, Any] | None, baselines: Mapping[str, float]) -> Iterator[str]:

@@ -28,6 +28,7 @@ from weft.elastic.processes import RanksFailedError, run_rank, run_ranks, warm_c
 from weft.elastic.signals import sigterm_interrupts
 from weft.report.progress import Preparing, choose_mode
 from weft.train.job import Job
+from weft.train.prediction import PREDICTION_FILE, Prediction
 from weft.train.resolve import Resolved, read_plan, refuse_without_effect, resolve
 from weft.train.resume import CONFIG_FILE, changes, saved_step, saved_summary
 from weft.train.run_folder import RunFolder
@@ -81,6 +82,7 @@ def train(
     refuse_without_effect(loaded)
     _refuse_missing_packages(loaded)
     stream = sys.stderr if json else sys.stdout
+    prediction = _predict(resolved, place)
     job = Job(
         config=resolved.config,
         plan=resolved.plan,
@@ -90,14 +92,25 @@ def train(
         console=choose_mode(stream, quiet=quiet),
         json=json,
         comm_report=comm_report,
+        prediction=prediction,
         files={
             CONFIG_FILE: to_yaml(resolved.config),
             "plan.json": resolved.plan.to_json(),
             "cluster.json": resolved.cluster.to_json(),
             "origins.json": json_format.dumps(resolved.origins, indent=2),
+            PREDICTION_FILE: prediction.to_json(),
         },
     )
     finish(_start(job, resolved) if place is None else _join(place, job, resolved))
+
+
+def _predict(resolved: Resolved, place: Place | None) -> Prediction:
+    """Of the whole job. Only the rank that writes it down needs it."""
+    if place is not None and place.rank > 0:
+        return Prediction()
+    from weft.train.predict import predict_run
+
+    return predict_run(resolved, ranks_here=_ranks_here(place))
 
 
 def loaded(words: Sequence[str]) -> Loaded:

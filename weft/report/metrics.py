@@ -50,6 +50,8 @@ class StepMetrics:
     """Wall time since this start of the run began to train."""
     data: int | None = None
     """Fingerprint of the tokens of this step and their order; None: not known."""
+    predicted_step_time_s: float | None = None
+    """What ``step_time_s`` was expected to be before the run; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,10 +171,11 @@ def _step(record: Mapping[str, Any]) -> StepMetrics:
         step_time_s=_float(record, "step_time_s"),
         tokens_per_s=_float(record, "tokens_per_s"),
         memory_gib=_float(record, "memory_gib"),
-        mfu=None if record.get("mfu") is None else _float(record, "mfu"),
+        mfu=_known(record, "mfu"),
         samples=_int(record, "samples"),
         elapsed_s=_float(record, "elapsed_s"),
         data=None if record.get("data") is None else _int(record, "data"),
+        predicted_step_time_s=_known(record, "predicted_step_time_s"),
     )
 
 
@@ -191,6 +194,10 @@ def _float(record: Mapping[str, Any], key: str) -> float:
         return float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:  # an integer beyond all floats
         return math.nan
+
+
+def _known(record: Mapping[str, Any], key: str) -> float | None:
+    return None if record.get(key) is None else _float(record, key)
 
 
 def _int(record: Mapping[str, Any], key: str) -> int:
@@ -248,6 +255,7 @@ class TensorBoardWriter(Writer):
             "train/grad_norm": metrics.grad_norm,
             "train/lr": metrics.lr,
             "speed/step_time_s": metrics.step_time_s,
+            "speed/predicted_step_time_s": metrics.predicted_step_time_s,
             "speed/tokens_per_s": metrics.tokens_per_s,
             "speed/mfu": metrics.mfu,
             "memory/gib": metrics.memory_gib,

@@ -38,6 +38,7 @@ from weft.report.plan_picture import (
     ranges,
     summary,
 )
+from weft.report.prediction_rows import HEADERS, prediction_note, prediction_rows
 from weft.report.progress import duration, percent_or_na
 from weft.report.run_files import UNREADABLE, RunFiles, flat, number, read_run, reason
 
@@ -119,6 +120,8 @@ def _render(run: RunFiles) -> str:
             steps_per_point=steps_per_point(len(run.steps)),
             numbers=_numbers(run.steps, run.evals),
             plan=attempt("plan.json", lambda: run.plan and _plan_view(run.plan)),
+            prediction=_prediction(run),
+            prediction_note=prediction_note(run.summary),
             samples=_samples(run),
             samples_step=number(run.summary, "step"),
             settings=_settings(run),
@@ -354,6 +357,12 @@ def _ranks(ranks: Sequence[int]) -> str:
     if len(parts) <= _MOST_RANGES:
         return ", ".join(parts)
     return f"{', '.join(parts[:_MOST_RANGES])} and more, {len(ranks):,} in all"
+
+
+def _prediction(run: RunFiles) -> Table | None:
+    rows = prediction_rows(run.summary)
+    caption = "What a step was predicted to take, and what it took"
+    return Table(caption=caption, headers=HEADERS, rows=rows, numeric=True) if rows else None
 
 
 def _samples(run: RunFiles) -> list[tuple[str, str]]:

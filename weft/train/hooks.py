@@ -41,9 +41,17 @@ def note_step(run: Run) -> Hook:
 
 
 def log_metrics(
-    run: Run, writers: Sequence[Writer], progress: Progress, *, peak_flops: float
+    run: Run,
+    writers: Sequence[Writer],
+    progress: Progress,
+    *,
+    peak_flops: float,
+    predicted_s: float | None = None,
 ) -> Hook:
-    """Write and show the numbers of every step; ask all ranks for their memory now and then."""
+    """Write and show the numbers of every step; ask all ranks for their memory now and then.
+
+    ``predicted_s``: what a step was expected to take.
+    """
     seq_len = run.config.data.seq_len
     tokens = run.plan.global_batch * seq_len
     flops = train_flops_per_token(run.spec, seq_len) * tokens
@@ -65,6 +73,7 @@ def log_metrics(
             grad_norm=float(record.result.grad_norm),
             lr=record.lr,
             step_time_s=record.seconds,
+            predicted_step_time_s=predicted_s,
             tokens_per_s=tokens / record.seconds,
             memory_gib=float(memory),
             mfu=flops / record.seconds / peak_flops if peak_flops else None,

@@ -9,6 +9,7 @@ from pathlib import Path
 from weft.config.sections import Config
 from weft.plan.plan import Plan
 from weft.report.progress import Mode
+from weft.train.prediction import Prediction
 
 SUMMARY_FILE = "summary.json"
 """In the run folder, written after the last step: what ``report`` and commands show."""
@@ -34,6 +35,8 @@ class Job:
     """Keep standard output free for the result: show progress on standard error."""
     comm_report: bool = False
     """Count what training steps send, and leave the table in the run folder."""
+    prediction: Prediction | None = None
+    """What the run is expected to take; None: nobody asked."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Name -> text of the files that say what this run is. Rank 0 writes them into the run folder
     once data and checkpoint are accepted: what is refused changes nothing there."""

@@ -6,6 +6,7 @@ import json
 import math
 import platform as machine
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,17 +29,34 @@ from weft.report.page import write_report
 from weft.train.evaluate import Evaluation
 from weft.train.job import SUMMARY_FILE, Job
 from weft.train.loop import Run
+from weft.train.prediction import WARM_UP_STEPS, Quantities, beside, measured
 from weft.train.run_folder import write_text
+from weft.train.traffic import Traffic
 from weft.version import __version__
 
-WARM_UP_STEPS = 2
-"""Steps left out of a run's throughput: memory is allocated and code is met first in them."""
 COUNTED_TOKENS = 20_000_000
 """Training tokens that the baselines count at most."""
 
 
+Used = Sequence[Mapping[str, float]]
+"""By rank: most memory so far, ``memory_gib``, and what it sent in a step, ``sent_mb``."""
+
+
+def used_by_ranks(run: Run, traffic: Traffic) -> Used:
+    """Ask all ranks. Collective."""
+    mine = {"memory_gib": run.platform.peak_memory_gib(), "sent_mb": traffic.sent_mb}
+    return run.comm.gather_json(mine, name="used by ranks")
+
+
 def finish_run(
-    run: Run, job: Job, data: Prepared, final: Evaluation, positions: np.ndarray, *, wall_s: float
+    run: Run,
+    job: Job,
+    data: Prepared,
+    final: Evaluation,
+    positions: np.ndarray,
+    *,
+    used: Used,
+    wall_s: float,
 ) -> None:
     """Write ``summary.json`` and ``report.html``. On rank 0, after the last step.
 
@@ -56,6 +74,8 @@ def finish_run(
         "environment": environment(),
         **_speed(job.out),
     }
+    if job.prediction is not None:
+        summary["prediction"] = beside(job.prediction, _measured(run, job.out, used))
     text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)
     write_text(job.out / SUMMARY_FILE, text)
     if job.config.metrics.report:
@@ -133,6 +153,16 @@ def environment() -> dict[str, Any]:
         "memory_gib": node["memory_gib"],
         "accelerators": [chip["name"] for chip in node["chips"]],
     }
+
+
+def _measured(run: Run, out: Path, used: Used) -> Quantities:
+    """Of this start alone: an earlier one may have had another plan."""
+    steps, _ = read_metrics(out / "metrics.jsonl")
+    return measured(
+        [step for step in steps if step.step > run.first_step],
+        memory_gib=[rank["memory_gib"] for rank in used],
+        sent_mb=sum(rank["sent_mb"] for rank in used),
+    )
 
 
 def _speed(out: Path) -> dict[str, float | None]:

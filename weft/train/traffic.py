@@ -37,6 +37,11 @@ class Traffic:
     def skip(self, _: StepRecord) -> None:
         self._comm.counters.take()
 
+    @property
+    def sent_mb(self) -> float:
+        """By this rank in a step, 10^6 bytes."""
+        return sum(count.bytes for count in self._counts.values()) / 1e6 / max(self._steps, 1)
+
     def write(self, folder: Path) -> None:
         """Ask all ranks, and leave the means over steps in the run folder. Collective."""
         everyone = self._comm.gather_json(self._rows(), name="traffic")

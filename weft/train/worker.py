@@ -45,7 +45,7 @@ from weft.train.meet import meet
 from weft.train.run_folder import LOGS, write_text
 from weft.train.saving import restore
 from weft.train.stop import StopSignal, interrupts_held
-from weft.train.summary import finish_run
+from weft.train.summary import finish_run, used_by_ranks
 from weft.train.traffic import Traffic
 
 
@@ -185,7 +185,13 @@ class _Rank:
             hooks = [
                 note_step(run),
                 traffic.count,
-                log_metrics(run, writers, progress, peak_flops=measure_peak(run)),
+                log_metrics(
+                    run,
+                    writers,
+                    progress,
+                    peak_flops=measure_peak(run),
+                    predicted_s=self._predicted_s(),
+                ),
                 # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
                 evaluate_now_and_then(run, held_out, positions, report),
                 save_now_and_then(run, job.checkpoints, progress, fingerprint=data.fingerprint),
@@ -194,6 +200,7 @@ class _Rank:
             _say_start(run, progress, notes if run.is_main else ())
             traffic.begin()
             done = train(run, hooks)
+            used = used_by_ranks(run, traffic)
             if job.comm_report:
                 traffic.write(job.out)
             if done == run.last_step:
@@ -201,7 +208,11 @@ class _Rank:
                 report(done, final)
         if run.is_main and done == run.last_step:
             wall_s = time.perf_counter() - started
-            finish_run(run, job, data, final, positions, wall_s=wall_s)
+            finish_run(run, job, data, final, positions, used=used, wall_s=wall_s)
+
+    def _predicted_s(self) -> float | None:
+        prediction = self.job.prediction
+        return None if prediction is None else prediction.quantities.step_time_s
 
     def _writers(self, run: Run) -> list[Writer]:
         out = self.job.out

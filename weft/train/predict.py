@@ -1,0 +1,97 @@
+"""What a plan will take on the chips of its ranks. No torch.
+
+Time is told where the chips are known: from a profile, or from the catalogue. Memory depends on the
+plan and the model, and is told always.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from weft.config.errors import ConfigError, ConfigErrors
+from weft.cost.memory import memory_of_plan
+from weft.plan.model import ModelSpec
+from weft.plan.plan import Plan
+from weft.simulate.known import local_profile
+from weft.simulate.step import time_of_plan
+from weft.train.prediction import Prediction, Quantities
+from weft.train.rank_chips import (
+    CLUSTER_VARIABLE,
+    Machine,
+    RankChips,
+    chips_of_file,
+    chips_of_machines,
+)
+from weft.train.resolve import Resolved
+
+UNMEASURED = "nobody has measured this machine's cores; `weft chips profile` does"
+
+
+def predict_run(
+    resolved: Resolved,
+    *,
+    ranks_here: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Prediction:
+    """What a run will take whose ranks are on this machine, or on chips that a file describes.
+
+    ``ranks_here``: how many of them this machine runs; None: all.
+    """
+    problem, chips = "", None
+    world_size = resolved.plan.world_size
+    try:
+        if file := environment.get(CLUSTER_VARIABLE):
+            chips = chips_of_file(Path(file), resolved.cluster.nodes[0], world_size)
+        elif (ranks_here or world_size) < world_size:
+            problem = (
+                f"the chips of other machines are not known, and no {CLUSTER_VARIABLE} says them"
+            )
+        else:
+            chips = _chips_here(resolved)
+    except ConfigErrors as errors:
+        problem = str(errors.errors[0])
+    except ConfigError as error:
+        problem = str(error)
+    seq_len = resolved.config.data.seq_len
+    return predict(resolved.plan, resolved.spec, seq_len, chips, problem=problem)
+
+
+def _chips_here(resolved: Resolved) -> RankChips:
+    plan, node = resolved.plan, resolved.cluster.nodes[0]
+    machine = Machine(
+        node=node,
+        ranks=plan.world_size,
+        profile=local_profile(node),
+        threads=resolved.threads,
+    )
+    devices = [plan.seat(rank).stage_plan.device for rank in range(plan.world_size)]
+    return chips_of_machines([machine], devices)
+
+
+def predict(
+    plan: Plan, spec: ModelSpec, seq_len: int, chips: RankChips | None, *, problem: str = ""
+) -> Prediction:
+    """What a plan will take.
+
+    Args:
+        chips: What its ranks compute on; None: not known, and ``problem`` says why.
+    """
+    step_s, basis = None, () if chips is None else chips.basis
+    if chips is not None and chips.is_guess:
+        problem, basis = UNMEASURED, ()
+    elif chips is not None:
+        try:
+            step = time_of_plan(plan, spec, chips.view, seq_len=seq_len, knowledge=chips.knowledge)
+            step_s = step.step_s
+        except ConfigError as error:
+            problem = str(error)
+    known = {} if chips is None else chips.knowledge.overheads
+    memory = memory_of_plan(plan, spec, seq_len, known)
+    quantities = Quantities(
+        step_time_s=step_s,
+        tokens_per_s=step_s and plan.global_batch * seq_len / step_s,
+        memory_gib=tuple(memory[rank].total / 2**30 for rank in sorted(memory)),
+    )
+    return Prediction(quantities=quantities, basis=basis, problem=problem)

@@ -1,0 +1,204 @@
+"""What the ranks of a run compute on, as far as predictions need it. No torch.
+
+Rates come from a profile of the chip where there is one (``weft chips profile``), from the
+catalogue for a chip that it knows, and for a core that nobody measured from an average one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, groupby, islice
+from pathlib import Path
+
+from weft.cluster.cluster import Chip, Node
+from weft.cluster.cluster_file import Core, read_view
+from weft.cluster.view import ChipPool, ClusterView
+from weft.config.errors import ConfigError
+from weft.cost.profile import Profile
+from weft.cost.timing import Place
+from weft.simulate.known import knowledge_of, knowledge_of_local, local_profile, local_view
+from weft.simulate.step import Knowledge
+
+CLUSTER_VARIABLE = "WEFT_CLUSTER"
+"""Names the file of the cluster that a launcher started this process on; a lab sets it."""
+GUESSED_NETWORK_GBIT = 10.0
+"""Between machines that no file describes."""
+GUESSED_NETWORK_LATENCY_S = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankChips:
+    """A chip for each rank, in their order."""
+
+    view: ClusterView
+    knowledge: Knowledge
+    basis: tuple[str, ...]
+    """Where rates come from, in words."""
+    is_guess: bool = False
+    """Nobody has measured some of these: plans may be compared, and no time be told."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """Consecutive ranks on one machine."""
+
+    node: Node
+    ranks: int
+    profile: Profile | None = None
+    """Of its processor's core."""
+    threads: int = 1
+    """Of each rank that computes on the processor."""
+
+
+def chips_of_machines(machines: Sequence[Machine], devices: Sequence[str]) -> RankChips:
+    """The chips of ranks that compute on these devices ("cpu", "cuda"), in their order.
+
+    Raises:
+        ConfigError: a machine has fewer GPUs than its ranks want, or nobody knows the device.
+    """
+    wanted = iter(devices)
+    parts = [_part(machine, list(islice(wanted, machine.ranks))) for machine in machines]
+    if len(parts) == 1:
+        return parts[0]
+    pools = [
+        replace(pool, node=pool.node and f"{pool.node} {number}")
+        for number, part in enumerate(parts)
+        for pool in part.view.pools
+    ]
+    places = {
+        name: _far_apart(place) for part in parts for name, place in part.knowledge.places.items()
+    }
+    network = f"a guess of {GUESSED_NETWORK_GBIT:g} Gbit/s between machines"
+    return RankChips(
+        view=ClusterView(tuple(_merged(pools))),
+        knowledge=replace(parts[0].knowledge, places=places),
+        basis=(*dict.fromkeys(chain.from_iterable(part.basis for part in parts)), network),
+        is_guess=any(part.is_guess for part in parts),
+    )
+
+
+def chips_of_file(path: Path, node: Node, ranks: int) -> RankChips:
+    """The chips that a cluster file describes; those of a lab are parts of this machine's cores.
+
+    Raises:
+        ConfigErrors: the file cannot be used.
+        ConfigError: it describes more or fewer chips than there are ranks.
+    """
+    profile = local_profile(node)
+    core = Core() if profile is None else _core(profile)
+    view = read_view(path, core=core)
+    if view.world_size != ranks:
+        expected = f"a file that describes {ranks} chips, one for each process"
+        raise ConfigError("cluster", str(path), expected, f"It has {view.world_size}.")
+    if not all(pool.chip.vendor == "CPU" for pool in view.pools):
+        return RankChips(view=view, knowledge=knowledge_of(view), basis=(f"{path}",))
+    if profile is None:
+        basis = (f"{path}", _average(node))
+        return RankChips(view=view, knowledge=Knowledge(), basis=basis, is_guess=True)
+    parts = {
+        pool.chip.name: profile.scaled(pool.speed).shared(view.world_size) for pool in view.pools
+    }
+    knowledge = replace(
+        knowledge_of_local(profile, view.world_size),
+        places={},
+        chips=parts,
+        software=profile.software,
+    )
+    return RankChips(view=view, knowledge=knowledge, basis=(f"{path}", _measured(profile)))
+
+
+def _far_apart(place: Place) -> Place:
+    fabric = replace(
+        place.fabric,
+        across_bytes_s=GUESSED_NETWORK_GBIT / 8 * 1e9,
+        across_latency_s=GUESSED_NETWORK_LATENCY_S,
+    )
+    return replace(place, fabric=fabric)
+
+
+def _part(machine: Machine, devices: Sequence[str]) -> RankChips:
+    """The ranks of one machine."""
+    pools: list[ChipPool] = []
+    knowledge, basis, is_guess = Knowledge(), [], False
+    cards = iter(machine.node.chips)
+    runs = [(device, len(list(same))) for device, same in groupby(devices)]
+    for device, count in runs:
+        if device == "cpu":
+            pools.append(_cores(machine, count))
+            own = knowledge_of_local(_own(machine), devices.count("cpu"))
+            is_guess = is_guess or machine.profile is None
+            basis.append(
+                _average(machine.node) if machine.profile is None else _measured(machine.profile)
+            )
+        elif device == "cuda":
+            pools += _cards(machine, list(islice(cards, count)), count)
+            own = knowledge_of(ClusterView(tuple(pools)))
+            basis += [_source(pool, own) for pool in pools if pool.chip.vendor != "CPU"]
+        else:
+            expected = "cpu or cuda"
+            raise ConfigError("device", device, expected, "Nothing is known of its chips here.")
+        knowledge = replace(
+            knowledge,
+            places={**knowledge.places, **own.places},
+            overheads={**knowledge.overheads, **own.overheads},
+        )
+    if len(pools) > 1:
+        pools = [replace(pool, node="machine") for pool in pools]
+    view = ClusterView(tuple(pools))
+    return RankChips(
+        view=view, knowledge=knowledge, basis=tuple(dict.fromkeys(basis)), is_guess=is_guess
+    )
+
+
+def _own(machine: Machine) -> Profile | None:
+    """Of a rank: its threads, as far as there are cores for them."""
+    if machine.profile is None:
+        return None
+    threads = min(machine.threads, machine.node.cores / machine.ranks)
+    return machine.profile.scaled(threads / machine.profile.machine.threads)
+
+
+def _cores(machine: Machine, count: int) -> ChipPool:
+    (pool,) = local_view(machine.node, _own(machine), machine.ranks).pools
+    return replace(pool, chips_per_node=count)
+
+
+def _cards(machine: Machine, chips: Sequence[Chip], count: int) -> Iterator[ChipPool]:
+    if len(chips) < count:
+        seen = len(machine.node.chips)
+        raise ConfigError("compute.device", "cuda", f"a GPU for each rank ({seen} seen)")
+    for chip, same in groupby(chips):
+        yield ChipPool(chip=chip, num_nodes=1, chips_per_node=len(list(same)))
+
+
+def _merged(pools: Sequence[ChipPool]) -> Iterator[ChipPool]:
+    """Neighbouring machines that are alike, as one pool."""
+    for pool, same in groupby(pools):
+        count = len(list(same))
+        if pool.node:
+            yield from [pool] * count
+        else:
+            yield replace(pool, num_nodes=count)
+
+
+def _core(profile: Profile) -> Core:
+    """What a lab's chips are parts of."""
+    return Core(
+        tflops=profile.peak_flops("fp32") / 1e12,
+        memory_gb_s=profile.memory_bytes_s / 1e9,
+        loopback_gb_s=profile.link_bytes_s / 1e9,
+    )
+
+
+def _source(pool: ChipPool, knowledge: Knowledge) -> str:
+    name = pool.chip.name
+    return f"{'a profile' if name in knowledge.places else 'the catalogue'} of {name}"
+
+
+def _measured(profile: Profile) -> str:
+    return f"a profile of {profile.name} ({profile.machine.date})"
+
+
+def _average(node: Node) -> str:
+    return f"rates of an average core, for nobody has measured this one ({node.cpu})"
