@@ -13,8 +13,12 @@ from weft.plan.plan import PipelinePlan, Plan, Precision, Recompute, ScheduleNam
 from weft.schedules.registry import expected_positions
 
 
-def validate_plan(plan: Plan, *, num_layers: int, global_batch: int) -> None:
+def validate_plan(
+    plan: Plan, *, num_layers: int, global_batch: int, elsewhere: bool = False
+) -> None:
     """Check a plan from any source against the job it is for.
+
+    ``elsewhere``: it is not to be run by this version, only looked at.
 
     Raises:
         ConfigError: the first rule that the plan breaks.
@@ -29,6 +33,8 @@ def validate_plan(plan: Plan, *, num_layers: int, global_batch: int) -> None:
         _check_pipeline(f"pipelines[{p}]", pipeline, num_layers)
         for s in range(len(pipeline.stages)):
             _check_gathering(plan, p, s)
+    if not elsewhere:
+        _refuse_unrun_borders(plan)
     _check_alike(plan)
     if plan.global_batch != global_batch:
         shares = [pipeline.samples for pipeline in plan.pipelines]
@@ -84,14 +90,17 @@ def _check_ranks(plan: Plan) -> None:
         raise ConfigError("stages.mesh.ranks", sorted(counts), expected, f"Missing: {missing}.")
 
 
-def _check_alike(plan: Plan) -> None:
-    """What the stages of a whole job must share, whichever pipeline they are in."""
+def _refuse_unrun_borders(plan: Plan) -> None:
     for pipeline in plan.pipelines:
         for before, after in pairwise(pipeline.stages):
             if before.device == after.device == "cuda" and before.mesh != after.mesh:
                 expected = "another device on one side of every border between stages"
                 hint = "Pipelines that send from GPU to GPU (NCCL) have never been run."
                 raise ConfigError("stages.device", "cuda", expected, hint)
+
+
+def _check_alike(plan: Plan) -> None:
+    """What the stages of a whole job must share, whichever pipeline they are in."""
     precisions = sorted({stage.precision for _, _, stage in plan.stages()})
     if "fp64" in precisions and len(precisions) > 1:
         hint = "Gradients are added up in fp64 there, and in fp32 with bf16 and fp32."
