@@ -1,0 +1,68 @@
+"""What a step is predicted to send is what a real one sends, byte for byte but for padding."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from weft.cli.main import run
+from weft.cluster.cluster import catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.cost.sent import sent_by_plan
+from weft.models.llama.sizes import SIZES
+from weft.plan.model import ModelSpec
+from weft.plan.plan import Plan
+
+PADDING = 0.01
+"""Pieces of a bucket lie at aligned places; sums of norms over ``tp`` are left out."""
+SHAPE = ["model.d_model=128", "model.d_ff=256", "model.d_head=32", "model.num_heads=4"]
+COUNTED = {"activations", "gradients", "parameters", "gather seq", "scatter seq", "vocab sums"}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ["plan.stages=[{tp: 2}]", "compute.recompute=full"],
+        ["plan.stages=[{dp: 2, zero: 3, layers: 2}, {tp: 2}]"],
+        ["plan.stages=[{dp: 2, zero: 2, passes: 2}]", "batch.micro=4"],
+        ["plan.stages=[{dp: 2, zero: 3, passes: 2}]", "batch.micro=4"],
+        [
+            "plan.pipelines=[{stages: [{tp: 2, zero: 1}]}, "
+            "{stages: [{zero: 1, layers: 1}, {zero: 1}]}]"
+        ],
+    ],
+    ids=["tp", "unlike stages", "passes", "level 3", "unlike pipelines"],
+)
+def test_predicted_is_what_is_counted(plan: list[str], here: Path) -> None:
+    arguments = ["train", "tiny.yaml", "--out", "mine", "--steps", "3", "--comm-report", "--quiet"]
+    model = [*SHAPE, "model.num_kv_heads=4", "model.num_layers=3"]
+    assert run([*arguments, *model, *plan]) == 0
+    record = json.loads((here / "mine/comm.json").read_text())
+    counted: Counter[str] = Counter()
+    for row in record["per_step"]:
+        counted[{"vocab max": "vocab sums"}.get(row["name"], row["name"])] += row["bytes"]
+    predicted: Counter[str] = Counter()
+    ran = Plan.from_json((here / "mine/plan.json").read_text())
+    one_node = ChipPool(chip=catalogue()["H100-SXM5-80GB"], num_nodes=1, chips_per_node=8)
+    for way, num_bytes in sent_by_plan(ran, spec(), ClusterView((one_node,)), seq_len=64).items():
+        assert way.reach == "node"
+        predicted[way.name] += num_bytes
+    slack = PADDING * sum(counted.values()) / 10
+    for name in COUNTED:
+        assert predicted[name] == pytest.approx(counted[name], rel=PADDING, abs=slack), name
+
+
+def spec() -> ModelSpec:
+    """As the overrides say, with the vocabulary of bytes."""
+    return replace(
+        SIZES["debug-1m"],
+        d_model=128,
+        d_ff=256,
+        d_head=32,
+        num_heads=4,
+        num_kv_heads=4,
+        num_layers=3,
+        vocab_size=257,
+    )

@@ -1,0 +1,126 @@
+"""What a plan is said to do: parts that add up, and figures that a hand can check."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from weft.cluster.cluster import catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.config.errors import ConfigError
+from weft.models.llama.sizes import SIZES
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
+from weft.planner.forecast import Forecast, forecast, peak_flops, with_links
+from weft.planner.workload import Workload
+from weft.simulate.step import Knowledge
+
+H100, A100 = catalogue()["H100-SXM5-80GB"], catalogue()["A100-SXM4-80GB"]
+SPEC = SIZES["llama2-7b"]
+WORKLOAD = Workload(spec=SPEC, seq_len=4096, samples=64)
+MIXED = ClusterView(
+    (
+        ChipPool(chip=H100, num_nodes=1, chips_per_node=8, price_per_hour=3.0),
+        ChipPool(chip=A100, num_nodes=1, chips_per_node=8, price_per_hour=1.0),
+    )
+)
+
+
+def stages(*each: StagePlan) -> Plan:
+    pipeline = PipelinePlan(stages=each, samples=64, microbatch=8)
+    return Plan(num_layers=32, pipelines=(pipeline,))
+
+
+def stage(ranks: range, layers: tuple[int, int], tp: int = 1, zero: ZeroLevel = 1) -> StagePlan:
+    mesh = Mesh.of(ranks, dp=len(ranks) // tp, tp=tp)
+    return StagePlan(mesh=mesh, layers=layers, precision="bf16", device="cuda", zero=zero)
+
+
+TWO = stages(stage(range(8), (0, 21)), stage(range(8, 16), (21, 32)))
+
+
+@pytest.fixture(scope="module")
+def two() -> Forecast:
+    return forecast(TWO, WORKLOAD, MIXED)
+
+
+def test_parts_add_up_to_the_step(two: Forecast) -> None:
+    for position in two.positions:
+        parts = (position.computing_s, position.talking_s, position.once_s, position.waiting_s)
+        assert sum(parts) == pytest.approx(two.step_s)
+        assert min(parts) >= 0
+        assert 0 < position.by_memory < 0.3, "large products are bound by arithmetic"
+
+
+def test_chips_rows_and_ranks(two: Forecast) -> None:
+    assert [p.chip.name for p in two.positions] == [H100.name, A100.name]
+    assert len(two.memory_by_rank()) == 16
+    assert two.memory_by_rank()[0] is two.positions[0].memory
+    assert two.slowest.chip == A100 and two.fullest.chip == H100
+
+
+def test_mfu_by_the_rule_of_six(two: Forecast) -> None:
+    """6 FLOPs a parameter and token, and attention's scores: 12 layers d_model s / 2."""
+    parameters = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 4096 * 32_000
+    per_token = 6 * parameters + 6 * 32 * 4096 * 4096
+    peak = 8 * 989.4e12 + 8 * 312e12
+    assert two.mfu == pytest.approx(per_token * 64 * 4096 / (peak * two.step_s), rel=1e-3)
+    assert two.tokens_per_s == pytest.approx(64 * 4096 / two.step_s)
+
+
+def test_price_is_of_all_chips_for_the_step(two: Forecast) -> None:
+    assert two.price == pytest.approx(32.0 / 3600 * two.step_s)
+    assert two.price_per_million_tokens == pytest.approx(two.price / 64 / 4096 * 1e6)
+    free = ClusterView((MIXED.pools[0], replace(MIXED.pools[1], price_per_hour=None)))
+    assert forecast(TWO, WORKLOAD, free).price is None
+
+
+def test_energy_of_one_chip_by_hand() -> None:
+    """Full power while it computes, 0.35 of it otherwise; it sends nothing."""
+    alone = Mesh.of(range(1), dp=1)
+    plan = stages(StagePlan(mesh=alone, layers=(0, 32), precision="bf16", device="cuda"))
+    found = forecast(plan, WORKLOAD, ClusterView(MIXED.pools[:1]))
+    busy = found.positions[0].computing_s
+    assert found.sent == {}
+    assert found.energy_j == pytest.approx(700 * (busy + 0.35 * (found.step_s - busy)))
+    assert found.positions[0].talking_s == 0
+    unknown = replace(H100, power_w=None)
+    cluster = ClusterView((ChipPool(chip=unknown, num_nodes=1, chips_per_node=1),))
+    assert forecast(plan, WORKLOAD, cluster).energy_j is None
+
+
+def test_traffic_costs_energy_by_how_far_it_goes() -> None:
+    near = forecast(TWO, WORKLOAD, MIXED)
+    apart = ClusterView(tuple(replace(p, num_nodes=8, chips_per_node=1) for p in MIXED.pools))
+    far = forecast(TWO, WORKLOAD, apart)
+    assert sum(near.sent.values()) == sum(far.sent.values())
+    assert {way.reach for way in far.sent} == {"across"}
+    assert {way.reach for way in near.sent} == {"across", "node"}  # activations; the rest
+
+
+def test_talking_is_what_free_links_save() -> None:
+    split = stages(stage(range(8), (0, 21), tp=4), stage(range(8, 16), (21, 32), tp=2))
+    found = forecast(split, WORKLOAD, MIXED)
+    assert min(position.talking_s for position in found.positions) > 0
+    free, known = with_links(MIXED, Knowledge(), inf)
+    silent = forecast(split, WORKLOAD, free, known)
+    assert [position.talking_s for position in silent.positions] == [0, 0]
+    assert silent.exchange_s == 0
+    for one, other in zip(found.positions, silent.positions, strict=True):
+        assert one.computing_s == pytest.approx(other.computing_s)
+
+
+def test_faster_links_inside_or_between() -> None:
+    inside, _ = with_links(MIXED, Knowledge(), 2.0, 1.0)
+    assert inside.pools[0].link_bytes_s == pytest.approx(900e9)
+    assert inside.pools[0].network_bytes_s == MIXED.pools[0].network_bytes_s
+    between, _ = with_links(MIXED, Knowledge(), 1.0, 2.0)
+    assert between.pools[1].network_bytes_s == pytest.approx(50e9)
+
+
+def test_peaks() -> None:
+    assert peak_flops(H100, "bf16") == 989.4e12
+    assert peak_flops(catalogue()["V100-SXM2-16GB"], "bf16") == 125e12  # fp16
+    assert peak_flops(H100, "fp32") == 67e12
+    with pytest.raises(ConfigError):
+        peak_flops(replace(H100, peak_tflops={}), "bf16")

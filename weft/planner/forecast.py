@@ -1,0 +1,266 @@
+"""What a plan will do on a cluster: time, memory, traffic, energy and money, and what limits it.
+
+Pure: no device, no clock, no file. Ranks of one position are alike, so ten thousand of them are a
+few dozen rows. Time and memory are those that the search compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf, sqrt
+
+from weft.cluster.cluster import Chip
+from weft.cluster.view import ClusterView
+from weft.config.errors import ConfigError
+from weft.cost.energy import chip_joules, price, traffic_joules
+from weft.cost.flops import train_flops_per_token
+from weft.cost.memory import Memory, memory_of_plan, work_of
+from weft.cost.operators import stage_ops
+from weft.cost.rates import PHASES, CostFunction
+from weft.cost.sent import Way, sent_by_plan
+from weft.cost.shape import ModelShape
+from weft.cost.traffic import Fabric
+from weft.plan.plan import PipelinePlan, Plan, Precision
+from weft.planner.workload import Workload
+from weft.simulate.step import Knowledge, StepTime, time_of_plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PositionForecast:
+    """One mesh of a pipeline with its stages: ranks that do the same."""
+
+    pipeline: int
+    stages: tuple[int, ...]
+    chip: Chip
+    ranks: tuple[int, ...]
+    precision: Precision
+    computing_s: float
+    """In a step, recomputation included."""
+    talking_s: float
+    """Inside the layers, as far as nothing hides it."""
+    once_s: float
+    """What the pipeline does at the end of a step: exchange, update, publish."""
+    waiting_s: float
+    """For other stages, other pipelines and the last of many ranks."""
+    by_memory: float
+    """Part of the computing time that goes with the memory's rate, not with arithmetic."""
+    memory: Memory
+    """Of each rank."""
+
+    @property
+    def memory_part(self) -> float:
+        """Of the chip's memory that is used."""
+        return self.memory.total / (self.chip.memory_gib * 2**30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """One step of a plan on a cluster."""
+
+    plan: Plan
+    workload: Workload
+    time: StepTime
+    exchange_s: float
+    """Of the slowest pipeline's ``once_s``: what goes over links."""
+    positions: tuple[PositionForecast, ...]
+    sent: Mapping[Way, float]
+    """Bytes of all ranks."""
+    energy_j: float | None
+    """None where a chip's power is not known."""
+    price: float | None
+    """In the currency of the cluster's file; None where a chip's is not known."""
+
+    @property
+    def step_s(self) -> float:
+        return self.time.step_s
+
+    @property
+    def tokens(self) -> int:
+        """Of one step."""
+        return self.plan.global_batch * self.workload.seq_len
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.step_s
+
+    @cached_property
+    def mfu(self) -> float:
+        """Model FLOPs (forward and twice that for backward, nothing recomputed) of a step over
+        what the chips of the plan could do meanwhile at their printed peak in its precision."""
+        flops = train_flops_per_token(self.workload.spec, self.workload.seq_len) * self.tokens
+        peak = sum(
+            len(position.ranks) * peak_flops(position.chip, position.precision)
+            for position in self.positions
+        )
+        return flops / (peak * self.step_s)
+
+    @property
+    def joules_per_token(self) -> float | None:
+        return None if self.energy_j is None else self.energy_j / self.tokens
+
+    @property
+    def price_per_million_tokens(self) -> float | None:
+        return None if self.price is None else self.price / self.tokens * 1e6
+
+    @property
+    def slowest(self) -> PositionForecast:
+        """Of the pipeline that all wait for, the position that works longest."""
+        both = zip(self.time.timelines, self.time.once_s, strict=True)
+        ends = [timeline.step_s + once for timeline, once in both]
+        mine = [p for p in self.positions if p.pipeline == ends.index(max(ends))]
+        return max(mine, key=lambda position: position.computing_s + position.talking_s)
+
+    @property
+    def fullest(self) -> PositionForecast:
+        """The position whose chips have least room left."""
+        return max(self.positions, key=lambda position: position.memory_part)
+
+    def memory_by_rank(self) -> list[Memory]:
+        """In the order of ranks."""
+        found = {rank: position.memory for position in self.positions for rank in position.ranks}
+        return [found[rank] for rank in sorted(found)]
+
+
+def forecast(
+    plan: Plan,
+    workload: Workload,
+    cluster: ClusterView,
+    knowledge: Knowledge | None = None,
+    *,
+    time: StepTime | None = None,
+) -> Forecast:
+    """Predict one step.
+
+    Args:
+        cluster: Whose ranks are numbered as the plan's are.
+        time: Of this plan, if it is known already.
+
+    Raises:
+        ConfigError: the plan needs a rank, or a rate, that is not known.
+    """
+    known = knowledge or Knowledge()
+    spec, seq_len = workload.spec, workload.seq_len
+    time = time or time_of_plan(plan, spec, cluster, seq_len=seq_len, knowledge=known)
+    free_cluster, free_known = with_links(cluster, known, inf)
+    free = time_of_plan(plan, spec, free_cluster, seq_len=seq_len, knowledge=free_known)
+    memory = memory_of_plan(plan, spec, seq_len)
+    sent = sent_by_plan(plan, spec, cluster, seq_len=seq_len)
+    positions = []
+    for number, pipeline in enumerate(plan.pipelines):
+        played, alone = time.timelines[number], free.timelines[number]
+        busy = zip(pipeline.positions(), played.busy_s, alone.busy_s, strict=True)
+        for stages, busy_s, computing_s in busy:
+            stage, once = pipeline.stages[stages[0]], time.once_s[number]
+            pool = cluster.pool_of(stage.mesh.ranks[0])
+            chip = known.place(pool).chip
+            positions.append(
+                PositionForecast(
+                    pipeline=number,
+                    stages=stages,
+                    chip=pool.chip,
+                    ranks=stage.mesh.ranks,
+                    precision=stage.precision,
+                    computing_s=computing_s,
+                    talking_s=max(busy_s - computing_s, 0.0),
+                    once_s=once,
+                    waiting_s=max(time.step_s - busy_s - once, 0.0),
+                    by_memory=_by_memory(pipeline, stages, workload, chip),
+                    memory=memory[stage.mesh.ranks[0]],
+                )
+            )
+    return Forecast(
+        plan=plan,
+        workload=workload,
+        time=time,
+        exchange_s=max(time.once_s) - max(free.once_s),
+        positions=tuple(positions),
+        sent=sent,
+        energy_j=_energy(positions, sent),
+        price=_price(cluster, time.step_s),
+    )
+
+
+def with_links(
+    cluster: ClusterView, knowledge: Knowledge, inside: float, across: float | None = None
+) -> tuple[ClusterView, Knowledge]:
+    """The same chips with links of so many times the rate; free ones for infinity.
+
+    ``across`` is for links between nodes; None is as much as inside.
+    """
+    outside = inside if across is None else across
+    pools = [
+        replace(
+            pool,
+            chip=replace(pool.chip, link_gb_s=pool.link_bytes_s / 1e9 * inside),
+            network_gbit_s=pool.network_bytes_s * 8e-9 * outside,
+            oversubscription=1.0,
+            link_latency_s=0.0 if inside == inf else pool.link_latency_s,
+            network_latency_s=0.0 if outside == inf else pool.network_latency_s,
+        )
+        for pool in cluster.pools
+    ]
+    places = {
+        name: replace(place, fabric=_faster(place.fabric, inside, outside))
+        for name, place in knowledge.places.items()
+    }
+    return ClusterView(tuple(pools)), replace(knowledge, places=places)
+
+
+def _faster(fabric: Fabric, inside: float, outside: float) -> Fabric:
+    return replace(
+        fabric,
+        inside_bytes_s=fabric.inside_bytes_s * inside,
+        across_bytes_s=fabric.across_bytes_s * outside,
+        inside_latency_s=0.0 if inside == inf else fabric.inside_latency_s,
+        across_latency_s=0.0 if outside == inf else fabric.across_latency_s,
+    )
+
+
+def peak_flops(chip: Chip, precision: Precision) -> float:
+    """Printed FLOP/s in a plan's precision; fp16 counts as bf16, fp32 where there is neither."""
+    two_bytes = chip.peak_flops("bf16") or chip.peak_flops("fp16")
+    fp32 = chip.peak_flops("fp32")
+    found = (two_bytes or fp32) if precision == "bf16" else (fp32 or two_bytes)
+    if found is None:
+        raise ConfigError(f"chip {chip.name}: peak_tflops", None, "a positive number for bf16")
+    return found
+
+
+def _by_memory(
+    pipeline: PipelinePlan, stages: tuple[int, ...], workload: Workload, chip: CostFunction
+) -> float:
+    """A kernel whose bytes take longer than its arithmetic counts as memory's, as a whole."""
+    shape = ModelShape.of(workload.spec)
+    total = bound = 0.0
+    for number in stages:
+        work = work_of(pipeline, number, workload.seq_len)
+        for op, times in stage_ops(shape, work):
+            for phase in PHASES:
+                seconds = times * chip.seconds(op, phase, work.dtype)
+                moving = times * chip.moving_seconds(op.phase_bytes(phase))
+                total += seconds
+                bound += seconds if moving > seconds / sqrt(2) else 0.0
+    return bound / total if total else 0.0
+
+
+def _energy(positions: Sequence[PositionForecast], sent: Mapping[Way, float]) -> float | None:
+    total = traffic_joules(sent)
+    for position in positions:
+        if position.chip.power_w is None:
+            return None
+        waiting = position.talking_s + position.once_s + position.waiting_s
+        joules = chip_joules(position.chip.power_w, position.computing_s, waiting)
+        total += len(position.ranks) * joules
+    return total
+
+
+def _price(cluster: ClusterView, step_s: float) -> float | None:
+    """Of all chips of the view, used or not: they are hired."""
+    total = 0.0
+    for pool in cluster.pools:
+        if pool.price_per_hour is None:
+            return None
+        total += pool.num_chips * price(pool.price_per_hour, step_s)
+    return total
