@@ -53,11 +53,12 @@ def _in_order(schedule: Schedule, num_stages: int) -> tuple[Action, ...]:
     """Do whatever can be done until all is done."""
     done: dict[Action, None] = {}
     at = [0] * len(schedule)
+    split = any(action.kind == "I" for actions in schedule for action in actions)
     before = -1
     while before < len(done):
         before = len(done)
         for number, actions in enumerate(schedule):
-            at[number] = _advance(actions, at[number], done, num_stages)
+            at[number] = _advance(actions, at[number], done, num_stages, split=split)
     stuck = [(n, a[at[n]]) for n, a in enumerate(schedule) if at[n] < len(a)]
     if stuck:
         waits = "; ".join(f"position {number} at {action}" for number, action in stuck)
@@ -65,10 +66,12 @@ def _in_order(schedule: Schedule, num_stages: int) -> tuple[Action, ...]:
     return tuple(done)
 
 
-def _advance(actions: Sequence[Action], at: int, done: dict[Action, None], num_stages: int) -> int:
+def _advance(
+    actions: Sequence[Action], at: int, done: dict[Action, None], num_stages: int, *, split: bool
+) -> int:
     """Do the actions of one position until one has to wait; where that is."""
-    split = any(action.kind in "IW" for action in actions)
-    for action in actions[at:]:
+    while at < len(actions):
+        action = actions[at]
         if any(need.action not in done for need in needs(action, num_stages, split=split)):
             break
         done[action] = None
