@@ -3,7 +3,7 @@
     python -m benchmarks.virtual [--rounds N] [--schedule NAME ...] [--json]
 
 Eight processes run the real executor, seams, gradient buckets and collectives with stages that
-sleep instead of computing (``benchmarks/virtual_chips.py``), on chips and links of unlike speed.
+sleep instead of computing (``weft/lab/sleeping.py``), on chips and links of unlike speed.
 
 - Every schedule, eight unlike chips in one pipeline: measured time of a step against the timeline
   that ``weft.simulate`` plays from the same list.
@@ -17,41 +17,18 @@ import argparse
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import combinations
 from typing import Any, get_args
 
-import torch
-
-from benchmarks.virtual_chips import (
-    BORDER,
-    LAYER_SHAPE,
-    Chip,
-    VirtualComm,
-    VirtualStage,
-    now,
-    sleep_until,
-)
-from weft.comm.comm import Comm
-from weft.comm.join import join
-from weft.comm.place import Place
 from weft.elastic.pool import WorkerPool
-from weft.nn.context import Context
-from weft.parallel.gradients import Gradients
-from weft.parallel.params import held_pieces, reduction_groups
-from weft.parallel.pipeline.deferred import WeightWork
-from weft.parallel.pipeline.executor import Executor, MicroBatch
+from weft.lab.sleeping import LEAST_NUMEL, Links
+from weft.lab.virtual_rank import Times, VirtualJob, run_steps
 from weft.parallel.pipeline.seam import channels
-from weft.parallel.sharding import Unit, gather_in_time
-from weft.plan.box import Box
 from weft.plan.mesh import Mesh
-from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import PipelinePlan, Plan, ScheduleName, StagePlan, ZeroLevel
-from weft.plan.tiling import Tiling
-from weft.schedules.registry import splits_backward
 from weft.simulate.play import simulate_plan
 from weft.simulate.times import SeamTimes, StageTimes
-from weft.train.build import local_params
 
 WORLD_SIZE = 8
 SPEEDS = (1.0, 0.9, 0.7, 1.0, 0.8, 0.6, 0.9, 1.0)
@@ -62,8 +39,6 @@ LARGE = POSITION.scaled(3)
 """The same where gradients and parameters travel: eight processes that all start collectives at
 one moment on few cores take a while."""
 SEAM = SeamTimes(transfer_s=0.002, latency_s=0.001)
-SETTLE_S = 0.02
-"""From the agreement on a start to the start."""
 TWO_STAGES = ("interleaved", "zb-v", "dualpipe-v")
 MICROBATCHES = 12
 LAYERS_EACH = 24
@@ -110,110 +85,31 @@ def stage_times(pipeline: PipelinePlan, position: StageTimes) -> list[StageTimes
     return [position.scaled(share / speed) for speed in speeds]
 
 
-@dataclass(frozen=True)
-class Times:
-    """One step of one rank, in seconds from the start that all ranks agreed on."""
-
-    passes_s: float
-    """Until its last backward ended."""
-    step_s: float
-    """Until its gradients were those of the whole job."""
-    starting_s: float
-    """How long the process was busy with starting to send parameters."""
-    waited_s: float
-    """How long its forwards waited for parameters."""
-    carried_s: dict[str, float]
-    """How long its links carried gradients and parameters."""
-
-
-class VirtualRank:
-    """One rank's stages, gradients and executor."""
-
-    def __init__(self, plan: Plan, comm: VirtualComm, position: StageTimes) -> None:
-        self._comm = comm
-        seat = plan.seat(comm.rank)
-        pipeline = seat.pipeline_plan
-        work = WeightWork() if splits_backward(pipeline.schedule) else None
-        times, chip = stage_times(pipeline, position), Chip()
-        stages = {
-            s: VirtualStage(range(*pipeline.stages[s].layers), times[s], chip, work)
-            for s in seat.stages
-        }
-        self._gradients = _gradients(plan, stages, comm)
-        crew: list[Unit] = []
-        attendances = {
-            s: gather_in_time(stage, self._gradients.sharded, crew) for s, stage in stages.items()
-        }
-        self._executor = Executor(
-            seat,
-            stages,
-            comm,
-            self._gradients,
-            border=BORDER,
-            scale=float(plan.global_batch),
-            work=work,
-            attendances=attendances,
-        )
-        one = torch.ones(1, 1, dtype=torch.int64)
-        batch = MicroBatch(one, one, one.double(), Context())
-        self._batch = [batch] * pipeline.num_microbatches
-
-    def step(self) -> Times:
-        """What an update left, sent on; then forward, backward, reduction. All begin at once."""
-        start = torch.full((1,), now() + SETTLE_S, dtype=torch.float64)
-        self._comm.all_reduce(start, name="start", largest=True)
-        self._comm.carried_s.clear()
-        self._comm.waited_s.clear()
-        begun = float(start)
-        sleep_until(begun)
-        self._gradients.publish()
-        published = now()
-        self._executor.train(self._batch)
-        passes = now()
-        self._gradients.finish()
-        end = now()
-        waited = self._comm.waited_s["parameters"]
-        carried = dict(self._comm.carried_s)
-        return Times(passes - begun, end - begun, published - begun, waited, carried)
-
-
-def _gradients(plan: Plan, stages: Mapping[int, VirtualStage], comm: Comm) -> Gradients:
-    """The gradient path of every layer that some stage here holds."""
-    whole = Box.whole(LAYER_SHAPE)
-    specs, tilings = [], {}
-    for number in range(plan.num_layers):
-        name = f"layers.{number}.weight"
-        init = Init("zeros")
-        specs.append(ParamSpec(name=name, shape=LAYER_SHAPE, part=number, init=init, decay=False))
-        holders = [s.mesh.ranks for _, _, s in plan.stages() if number in range(*s.layers)]
-        tilings[name] = Tiling(LAYER_SHAPE, {rank: whole for ranks in holders for rank in ranks})
-    pieces = held_pieces(plan, specs, tilings)
-    comm.open_groups(reduction_groups(pieces))
-    comm.open_gathering(reduction_groups(pieces, sharded=True))
-    comm.open_channels(channels(plan))
-    params = local_params(list(stages.values()), specs, dict.fromkeys(tilings, whole))
-    return Gradients(params, pieces, comm, main_dtype=torch.float64, bucket_bytes=whole.numel * 8)
-
-
-def run_steps(
-    place: Place, plans: Sequence[Plan], rounds: int, position: StageTimes
-) -> list[list[Times]]:
-    """Every plan's steps. Plans take turns, so that what disturbs a round disturbs all of them."""
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=60)
-    try:
-        virtual = VirtualComm(comm, SEAM, BUCKET_S / BUCKET_BYTES)
-        ranks = [VirtualRank(plan, virtual, position) for plan in plans]
-        turns = [[rank.step() for rank in ranks] for _ in range(rounds + 1)]
-        return [[turn[number] for turn in turns[1:]] for number in range(len(plans))]
-    finally:
-        comm.close()
+def virtual_job(plan: Plan, position: StageTimes) -> VirtualJob:
+    """Every layer of a stage takes the same; chips and links are as above."""
+    times = {}
+    for p, s, stage in plan.stages():
+        each = stage_times(plan.pipelines[p], position)[s]
+        number = stage.layers[1] - stage.layers[0]
+        times[p, s] = {rank: [each.scaled(1 / number)] * number for rank in stage.mesh.ranks}
+    return VirtualJob(
+        plan=plan,
+        times=times,
+        numels=[LEAST_NUMEL] * plan.num_layers,
+        bucket_bytes=8 * LEAST_NUMEL,
+        links=Links(
+            seams=dict.fromkeys(channels(plan), SEAM),
+            pairs=dict.fromkeys(combinations(range(WORLD_SIZE), 2), BUCKET_S / BUCKET_BYTES),
+        ),
+    )
 
 
 def schedule_records(pool: WorkerPool, names: Sequence[ScheduleName], rounds: int) -> list[Record]:
     """Measured against simulated, every schedule."""
     pipelines = [pipeline_plan(name, range(WORLD_SIZE), MICROBATCHES, 4) for name in names]
     plans = [Plan(num_layers=4 * WORLD_SIZE, pipelines=(pipeline,)) for pipeline in pipelines]
-    ranks = pool.run(run_steps, plans, rounds, POSITION, world_size=WORLD_SIZE, timeout_s=900)
+    jobs = [virtual_job(plan, POSITION) for plan in plans]
+    ranks = pool.run(run_steps, jobs, rounds, world_size=WORLD_SIZE, timeout_s=900)
     records = []
     for number, (name, pipeline) in enumerate(zip(names, pipelines, strict=True)):
         measured = [max(t.step_s for t in step) for step in _by_step(ranks, number)]
@@ -240,7 +136,8 @@ def hidden_records(pool: WorkerPool, names: Sequence[ScheduleName], rounds: int)
         )
         for name in names
     ]
-    ranks = pool.run(run_steps, plans, rounds, LARGE, world_size=WORLD_SIZE, timeout_s=900)
+    jobs = [virtual_job(plan, LARGE) for plan in plans]
+    ranks = pool.run(run_steps, jobs, rounds, world_size=WORLD_SIZE, timeout_s=900)
     records = []
     for number, name in enumerate(names):
         steps = _by_step(ranks, number)

@@ -9,18 +9,39 @@ from lab.lab_cases import hosts
 from weft.cli.main import run
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import ConfigError
-from weft.cost.flops import forward_flops_per_token
-from weft.lab.virtual import predict
+from weft.cost.rates import compute_seconds
+from weft.cost.shape import ModelShape
+from weft.cost.work import StageWork
+from weft.elastic.pool import WorkerPool
+from weft.lab.cores import core
+from weft.lab.virtual import Prediction, VirtualCluster
+from weft.lab.virtual_play import virtual_job
+from weft.lab.virtual_rank import run_steps
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
+from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
 FAMILY = FAMILIES["llama"]
 SPEC = FAMILY.sizes["debug-1m"]
 SEQ_LEN = 100
-RATE = 50e9
-SAMPLE_S = 3 * forward_flops_per_token(SPEC, SEQ_LEN) * SEQ_LEN / RATE
-"""One sample, forward and backward, on a chip of speed 1."""
+
+
+def sample_s(layers: int = SPEC.num_layers, *, again: bool = False) -> float:
+    """One sample, forward and backward, on a chip of speed 1."""
+    work = StageWork(
+        layers=(0, layers),
+        embeds=True,
+        predicts=True,
+        samples=1,
+        seq_len=SEQ_LEN,
+        recompute="full" if again else "off",
+        dtype="fp32",
+    )
+    return compute_seconds(ModelShape.of(SPEC), work, core()).whole
+
+
+SAMPLE_S = sample_s()
 GRADIENT_BITS = 32 * sum(param.numel for param in FAMILY.param_specs(SPEC))
 
 
@@ -37,6 +58,12 @@ def shares(*samples: int) -> Plan:
     return Plan(num_layers=SPEC.num_layers, pipelines=pipelines)
 
 
+def predicted(
+    plan: Plan, spec: ModelSpec, seq_len: int, on: ClusterFile, **more: float
+) -> Prediction:
+    return VirtualCluster(plan, spec, seq_len, on, **more).predict()
+
+
 def cluster(*speeds: float, node: str | None = None, gbit: float | None = 1) -> ClusterFile:
     chips = hosts(*({"speed": speed} for speed in speeds), node=node)
     links = {"inside": {"gbit": 8}, "between": {"gbit": gbit, "latency_ms": 1}}
@@ -44,7 +71,7 @@ def cluster(*speeds: float, node: str | None = None, gbit: float | None = 1) -> 
 
 
 def test_shares_as_the_speeds_are_waste_nothing() -> None:
-    found = predict(shares(5, 2), SPEC, SEQ_LEN, cluster(1.0, 0.4))
+    found = predicted(shares(5, 2), SPEC, SEQ_LEN, cluster(1.0, 0.4))
     assert found.compute_s == pytest.approx(5 * SAMPLE_S)
     assert found.busy == pytest.approx((1, 1))
     assert found.exchange_s == pytest.approx(GRADIENT_BITS / 1e9)
@@ -54,7 +81,7 @@ def test_shares_as_the_speeds_are_waste_nothing() -> None:
 
 
 def test_equal_shares_wait_for_the_slow_chip() -> None:
-    found = predict(shares(3, 3), SPEC, SEQ_LEN, cluster(1.0, 0.4, node="n"))
+    found = predicted(shares(3, 3), SPEC, SEQ_LEN, cluster(1.0, 0.4, node="n"))
     assert found.compute_s == pytest.approx(3 * SAMPLE_S / 0.4)
     assert found.busy == pytest.approx((0.4, 1))
     assert found.exchange_s == pytest.approx(GRADIENT_BITS / 8e9)
@@ -70,17 +97,55 @@ def test_a_pipeline_waits_for_its_seams() -> None:
     )
     pipeline = PipelinePlan(stages=stages, samples=1, microbatch=1)
     plan = Plan(num_layers=SPEC.num_layers, pipelines=(pipeline,))
-    found = predict(plan, SPEC, SEQ_LEN, cluster(0.5, 0.5))
+    found = predicted(plan, SPEC, SEQ_LEN, cluster(0.5, 0.5))
     seam = SEQ_LEN * SPEC.d_model * 32 / 1e9 + 1e-3
     assert found.compute_s == pytest.approx(SAMPLE_S / 0.5 + 2 * seam)
     assert found.exchange_s == 0
-    twice = predict(plan, SPEC, SEQ_LEN, cluster(0.5, 0.5, gbit=None), gflops=100)
+    twice = predicted(plan, SPEC, SEQ_LEN, cluster(0.5, 0.5, gbit=None), gflops=100)
     assert twice.compute_s < 0.6 * found.compute_s
 
 
 def test_another_number_of_ranks_is_refused() -> None:
     with pytest.raises(ConfigError, match="plan = 3: expected 2 ranks, one a chip of the cluster"):
-        predict(shares(1, 1, 1), SPEC, SEQ_LEN, cluster(1.0, 0.4))
+        predicted(shares(1, 1, 1), SPEC, SEQ_LEN, cluster(1.0, 0.4))
+
+
+def test_every_rank_gets_the_links_and_layers_of_its_place() -> None:
+    """Two stages of two ranks of unlike speed; the second half of the model on slow chips."""
+    stages = (
+        StagePlan(mesh=Mesh.of((0, 1), dp=2), layers=(0, 2), recompute="full"),
+        StagePlan(mesh=Mesh.of((2, 3), dp=2), layers=(2, SPEC.num_layers)),
+    )
+    pipeline = PipelinePlan(stages=stages, samples=8, microbatch=4)
+    plan = Plan(num_layers=SPEC.num_layers, pipelines=(pipeline,))
+    virtual = VirtualCluster(plan, SPEC, SEQ_LEN, cluster(0.5, 0.4, 0.2, 0.2, node="n"))
+    job = virtual_job(virtual, slower=3.0)
+    assert [stage.layers for _, _, stage in job.plan.stages()] == [(0, 3), (3, 5)]
+    assert len(job.times[0, 0][0]) == 3
+    layer = job.times[0, 0][0][1]
+    assert job.times[0, 0][1][1].forward_s == pytest.approx(layer.forward_s * 0.5 / 0.4)
+    both = sample_s(SPEC.num_layers, again=True) - sample_s(SPEC.num_layers - 1, again=True)
+    assert layer.of("F") + layer.of("B") == pytest.approx(3 * both / 0.5, rel=0.05)
+    sent = 2 * SEQ_LEN * SPEC.d_model * 4 * 8 / 8e9  # two samples each, of four
+    for seam in job.links.seams.values():
+        assert seam.transfer_s == pytest.approx(3 * sent)
+        assert seam.latency_s == 0
+    carried = 8 * sum(job.numels) * job.links.pairs[0, 1]
+    assert carried == pytest.approx(3 * GRADIENT_BITS / 8e9, rel=0.01)
+
+
+def test_played_steps_take_the_modelled_time(pool: WorkerPool) -> None:
+    """Nothing about how exactly: not sooner than the chips can, with all they compute."""
+    virtual = VirtualCluster(shares(4, 2), SPEC, SEQ_LEN, cluster(1.0, 0.4))
+    prediction = virtual.predict()
+    slower = 0.05 / prediction.compute_s
+    ranks = pool.run(run_steps, [virtual_job(virtual, slower)], 1, world_size=2)
+    for (times,), busy in zip((rank[0] for rank in ranks), prediction.busy, strict=True):
+        assert times.busy_s == pytest.approx(busy * 0.05)
+        assert times.step_s > 0.05
+        assert times.carried_s["gradients"] == pytest.approx(
+            prediction.exchange_s * slower, rel=0.01
+        )
 
 
 @pytest.fixture
@@ -95,8 +160,8 @@ def test_the_command_predicts_without_root_and_starts_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    words = ["lab", "c.yaml", "--virtual"]
     job = ["weft", "train", "debug", "--plan.shares", "[5,2]", "batch.samples=28", "--out", "x"]
+    words = ["lab", "c.yaml", "--predict"]
     assert run([*words, "--json", "--", *job]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["busy"] == pytest.approx([1, 1])
@@ -108,13 +173,42 @@ def test_the_command_predicts_without_root_and_starts_nothing(
     assert [path.name for path in here.iterdir()] == ["c.yaml"]
 
 
+def test_the_command_plays_what_it_predicted(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = ["weft", "train", "debug", "plan.shares=[5,2]", "batch.samples=28", "--out", "x"]
+    assert run(["lab", "c.yaml", "--virtual", "--json", "--", *job]) == 0
+    found = json.loads(capsys.readouterr().out)
+    played = found["played"]
+    assert not found["predicted"]
+    assert played["step_s"] >= found["compute_s"]
+    assert played["efficiency"] == pytest.approx(
+        found["efficiency"][1] * found["compute_s"] / played["step_s"]
+    )
+    assert played["busy"] == pytest.approx(
+        [part * found["compute_s"] / played["step_s"] for part in found["busy"]], rel=1e-2
+    )
+    assert [path.name for path in here.iterdir()] == ["c.yaml"]
+
+
+def test_more_chips_than_processes_make_sense(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chips = ", ".join(["{kind: a}"] * 65)
+    Path("many.yaml").write_text(f"hosts: [{{name: h1, chips: [{chips}]}}]\n")
+    job = ["weft", "train", "debug", f"plan.shares={[1] * 65}", "batch.samples=260"]
+    assert run(["lab", "many.yaml", "--virtual", "--", *job]) == 2
+    assert "at most 64 chips with --virtual" in capsys.readouterr().err
+    assert run(["lab", "many.yaml", "--predict", "--", *job]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--", "true"], "COMMAND = ['true']: expected weft train ... with --virtual. Only a"),
+        (["--", "true"], "COMMAND = ['true']: expected weft train ... with --virtual. Virtual"),
         (
             ["--fault", "at=1s kill rank=0", "--", "weft", "train", "debug"],
-            "--fault = ['at=1s kill rank=0']: expected nothing beside --virtual. Nothing runs",
+            "--fault = ['at=1s kill rank=0']: expected nothing beside --virtual. Virtual chips",
         ),
         (["--", "weft", "train", "debug", "plan.shares=[1,1,1]"], "expected one share for each"),
     ],

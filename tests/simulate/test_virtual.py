@@ -2,8 +2,9 @@
 
 import pytest
 
-from benchmarks.virtual import BUCKET_S, NAMES, pipeline_plan, run_steps
+from benchmarks.virtual import BUCKET_S, NAMES, pipeline_plan, virtual_job
 from weft.elastic.pool import WorkerPool
+from weft.lab.virtual_rank import run_steps
 from weft.plan.plan import Plan, ScheduleName, ZeroLevel
 from weft.simulate.times import StageTimes
 
@@ -28,7 +29,8 @@ def test_links_carry_every_layer_once_a_step(
 ) -> None:
     plans = [two_pipelines(name, zero) for name in NAMES]
     expected = {"gradients": gradients, "parameters": parameters}
-    for rank in pool.run(run_steps, plans, 1, SHORT, world_size=4):
+    jobs = [virtual_job(plan, SHORT) for plan in plans]
+    for rank in pool.run(run_steps, jobs, 1, world_size=4):
         for (times,) in rank:
             for name, count in expected.items():
                 carried = times.carried_s.get(name, 0)

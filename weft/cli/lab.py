@@ -9,19 +9,18 @@ from typing import Annotated
 
 import typer
 
-from weft.cli import train
 from weft.cli.output import err, finish, out, print_json
 from weft.cli.target import Json
+from weft.cli.virtual import run_virtual, virtual_chips
 from weft.cluster.cluster_file import ClusterFile, LinkEntry, read_cluster
-from weft.cluster.detect import detect, detect_node
+from weft.cluster.detect import detect_node
 from weft.config.errors import ConfigError
-from weft.lab.faults import EXAMPLES, Fault, parse_fault
+from weft.lab.cores import GFLOPS
+from weft.lab.faults import EXAMPLES, parse_fault
 from weft.lab.lab import LOGS, refuse_too_much
 from weft.lab.leftovers import clean, dead, find_labs
 from weft.lab.rehearsal import RECORD, Outcome, Rehearsal, rehearse
 from weft.lab.tools import why_not_here
-from weft.lab.virtual import GFLOPS, predict
-from weft.train.resolve import read_plan, resolve
 
 CLEAN = "clean"
 
@@ -59,11 +58,15 @@ def lab(
         float, typer.Option(min=0, help="Seconds that ranks may go on after one has failed.")
     ] = 10.0,
     virtual: Annotated[
-        bool,
-        typer.Option(help="Start nothing: predict a step of `weft train ...` on this cluster."),
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--virtual/--predict",
+            help="Without root: play some steps of `weft train ...` on virtual chips, processes "
+            "that sleep for modelled time; or only predict a step.",
+        ),
+    ] = None,
     gflops: Annotated[
-        float, typer.Option(min=0.001, help="With --virtual: 10^9 FLOP/s of a chip of speed 1.")
+        float, typer.Option(min=0.001, help="10^9 FLOP/s of a virtual chip of speed 1.")
     ] = GFLOPS,
     json: Json = False,
 ) -> None:
@@ -77,12 +80,15 @@ def lab(
         return
     described = read_cluster(Path(cluster))
     faults = tuple(parse_fault(text, described) for text in fault or ())
-    if virtual:
-        _predict(described, command or [], faults, gflops, json=json)
+    if virtual is not None:
+        asked_for = virtual_chips(described, command or [], faults, gflops)
+        if not json:
+            _tell_start(described)
+        run_virtual(asked_for, plays=virtual, json=json)
         return
     words = _command(command)
     if reason := why_not_here():
-        offer = "With --virtual, a step is predicted instead, and nothing is started."
+        offer = "With --virtual, chips are processes that sleep for modelled time."
         raise ConfigError("CLUSTER", cluster, "to be root on Linux", f"{_said(reason)} {offer}")
     refuse_too_much(described, detect_node())
     asked = Rehearsal(
@@ -160,51 +166,6 @@ def _tell_end(asked: Rehearsal, outcome: Outcome) -> None:
     for fault in outcome.missed:
         say(f"never happened, as the job ended before: {fault.text}")
     say(f"exit code {outcome.exit_code}; record: {asked.out / RECORD}")
-
-
-def _predict(
-    cluster: ClusterFile,
-    words: Sequence[str],
-    faults: Sequence[Fault],
-    gflops: float,
-    *,
-    json: bool,
-) -> None:
-    """Play the plan that `weft train` would run; no process, no file."""
-    if faults:
-        texts = [fault.text for fault in faults]
-        raise ConfigError("--fault", texts, "nothing beside --virtual", "Nothing runs that fails.")
-    if list(words[:2]) != ["weft", "train"]:
-        hint = "Only a plan of Weft's can be predicted."
-        raise ConfigError("COMMAND", list(words), "weft train ... with --virtual", hint)
-    loaded = train.loaded(words[2:])
-    ranks_here = max(len(host.chips) for host in cluster.hosts)
-    resolved = resolve(
-        loaded,
-        detect(),
-        world_size=cluster.world_size,
-        ranks_here=ranks_here,
-        plan=read_plan(loaded),
-    )
-    seq_len = resolved.config.data.seq_len
-    found = predict(resolved.plan, resolved.spec, seq_len, cluster, gflops=gflops)
-    if json:
-        print_json(found.as_json())
-        return
-    _tell_start(cluster)
-    out.print(f"predicted, nothing was started: operations alone, {gflops:g} GFLOP/s at speed 1")
-    for number, timeline in enumerate(found.pipelines):
-        idle = f"{timeline.bubble:.0%} of it idle" if len(timeline.spans) > 1 else "no bubble"
-        out.print(f"pipeline {number}: {timeline.step_s:.3g} s a step, {idle}")
-    for rank, (host, chip) in enumerate(cluster.seats):
-        name = f"rank {rank} ({cluster.hosts[host].name}, {chip.kind} {chip.speed:g})"
-        out.print(f"{name}: computes {found.busy[rank]:.0%} of the step", markup=False)
-    out.print(
-        f"gradients: {found.exchange_s:.3g} s a step on the slowest link, if nothing hides it"
-    )
-    low, high = found.efficiency
-    step = f"{found.compute_s:.3g} to {found.compute_s + found.exchange_s:.3g} s"
-    out.print(f"step: {step}; {low:.0%} to {high:.0%} of what the chips' speeds add up to")
 
 
 def _clean(words: Sequence[str] | None) -> None:

@@ -6,6 +6,7 @@ whose rates are 0.4 of the whole one's. Parts of a model compare well, seconds l
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from weft.cost.memory import work_of
@@ -37,33 +38,59 @@ def core(gflops: float = GFLOPS) -> Roofline:
     )
 
 
-def stage_times(
+def layer_times(
     pipeline: PipelinePlan, number: int, spec: ModelSpec, seq_len: int, chip: Roofline
-) -> StageTimes:
-    """One full microbatch on one rank of a stage: that with the most samples."""
+) -> list[StageTimes]:
+    """One full microbatch on one rank of a stage, that with the most samples, layer by layer.
+
+    The embedding is the first stage's first layer, the head the last one's last.
+    """
     passes = pipeline.stages[number].passes
     work = work_of(pipeline, number, seq_len)
-    times = compute_seconds(ModelShape.of(spec), work, chip)
-    return StageTimes(
-        forward_s=times.forward * passes,
-        input_grad_s=times.input_grad * passes,
-        weight_grad_s=times.weight_grad * passes,
+    parts = [
+        replace(work, layers=(n, n + 1), embeds=False, predicts=False) for n in range(*work.layers)
+    ]
+    if work.embeds:
+        parts.insert(0, replace(work, layers=(0, 0), predicts=False))
+    if work.predicts:
+        parts.append(replace(work, layers=(0, 0), embeds=False))
+    shape = ModelShape.of(spec)
+    found = []
+    for each in parts:
+        times = compute_seconds(shape, each, chip)
+        found.append(
+            StageTimes(
+                forward_s=times.forward * passes,
+                input_grad_s=times.input_grad * passes,
+                weight_grad_s=times.weight_grad * passes,
+            )
+        )
+    return found
+
+
+def sample_s(pipeline: PipelinePlan, spec: ModelSpec, seq_len: int, chip: Roofline) -> float:
+    """Seconds of the whole model for one sample of a full microbatch, without recomputation."""
+    work = StageWork(
+        layers=(0, spec.num_layers),
+        embeds=True,
+        predicts=True,
+        samples=pipeline.microbatch,
+        seq_len=seq_len,
+        dtype="bf16" if pipeline.stages[0].precision == "bf16" else "fp32",
     )
+    return compute_seconds(ModelShape.of(spec), work, chip).whole / pipeline.microbatch
 
 
 def part(spec: ModelSpec, seq_len: int, num_layers: int, *, embeds: bool, predicts: bool) -> float:
     """What so many layers, with or without the model's ends, cost of the whole model: 0 to 1."""
+    whole = StageWork(
+        layers=(0, spec.num_layers),
+        embeds=True,
+        predicts=True,
+        samples=1,
+        seq_len=seq_len,
+        dtype="fp32",
+    )
+    some = replace(whole, layers=(0, num_layers), embeds=embeds, predicts=predicts)
     shape = ModelShape.of(spec)
-
-    def seconds(layers: int, ends: tuple[bool, bool]) -> float:
-        work = StageWork(
-            layers=(0, layers),
-            embeds=ends[0],
-            predicts=ends[1],
-            samples=1,
-            seq_len=seq_len,
-            dtype="fp32",
-        )
-        return compute_seconds(shape, work, core()).whole
-
-    return seconds(num_layers, (embeds, predicts)) / seconds(spec.num_layers, (True, True))
+    return compute_seconds(shape, some, core()).whole / compute_seconds(shape, whole, core()).whole

@@ -16,9 +16,12 @@ from weft.lab.disk import SmallDisk
 from weft.lab.identity import Identity
 from weft.lab.network import Network
 from weft.lab.ranks import RankProcess, Where, environment, start
+from weft.train.rank_chips import CLUSTER_VARIABLE
 
 LOGS = "lab"
-"""In the run folder: what ranks above 0 print."""
+"""In the run folder: what ranks above 0 print, and what they run on."""
+CLUSTER = "cluster.json"
+"""There: the cluster file that ranks are told of."""
 _ROUNDING = 1e-9
 
 
@@ -88,9 +91,12 @@ class Lab:
         """Start the command once for every chip. Rank 0 prints where this process does."""
         logs = out / LOGS
         logs.mkdir(parents=True, exist_ok=True)
+        described = logs / CLUSTER
+        described.write_text(self.cluster.model_dump_json(indent=2, exclude_unset=True))
         for rank, (host, _) in enumerate(self.cluster.seats):
             where = Where(self._network.hosts[host], self._groups.entries(rank))
             variables = environment(self.cluster, rank)
+            variables[CLUSTER_VARIABLE] = str(described.resolve())
             if rank == 0:
                 process = start(command, rank, where, variables, output=None, quiet=quiet)
             else:

@@ -1,28 +1,28 @@
 """Virtual chips: what a step would take on a cluster, computed and not run.
 
-Chips compute as many floating-point operations a second as their speed says, and links carry what
-they are said to carry. Memory, caches, kernels, data and the optimizer's update are left out: good
-for comparing plans and shares, not for a promise in seconds.
+Chips compute as fast as their speed says, and links carry what they are said to carry. Data, the
+optimizer's update, what tensor-parallel ranks tell each other and what several messages on one link
+do to each other are left out: good for comparing plans and shares, not for a promise in seconds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.cluster.cluster_file import ClusterFile, LinkEntry
 from weft.config.errors import ConfigError
-from weft.cost.flops import forward_flops_per_token
+from weft.lab.cores import GFLOPS, core, layer_times, sample_s
 from weft.models.registry import FAMILIES
-from weft.plan.model import ModelSpec
-from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.plan.model import ModelSpec, Part
+from weft.plan.plan import PipelinePlan, Plan
 from weft.simulate.play import simulate_plan
 from weft.simulate.timeline import Timeline
 from weft.simulate.times import SeamTimes, StageTimes
 
-GFLOPS = 50.0
-"""Of a chip of speed 1: about what one core of a server multiplies in fp32."""
 _WIDTH = {"fp64": 8, "fp32": 4, "bf16": 2}
+"""Bytes of a number that crosses a seam."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,78 +60,113 @@ class Prediction:
         }
 
 
-def predict(
-    plan: Plan, spec: ModelSpec, seq_len: int, cluster: ClusterFile, *, gflops: float = GFLOPS
-) -> Prediction:
-    """Play one step of a plan on a cluster, a rank a chip in the order of the file.
-
-    Raises:
-        ConfigError: the plan has more or fewer ranks than the cluster has chips.
-    """
-    if plan.world_size != cluster.world_size:
-        expected = f"{cluster.world_size} ranks, one a chip of the cluster"
-        raise ConfigError("plan", plan.world_size, expected, "Change its shares or stages.")
-    model = _Model(spec, seq_len, cluster, gflops * 1e9)
-    timelines = [model.play(pipeline) for pipeline in plan.pipelines]
-    step = max(timeline.step_s for timeline in timelines)
-    busy = dict.fromkeys(range(plan.world_size), 0.0)
-    for pipeline, timeline in zip(plan.pipelines, timelines, strict=True):
-        for stages, seconds in zip(pipeline.positions(), timeline.busy_s, strict=True):
-            busy |= dict.fromkeys(pipeline.stages[stages[0]].mesh.ranks, seconds / step)
-    flops = 3 * forward_flops_per_token(spec, seq_len) * seq_len * plan.global_batch
-    speeds = sum(chip.speed for _, chip in cluster.seats)
-    return Prediction(
-        pipelines=tuple(timelines),
-        busy=tuple(busy[rank] for rank in range(plan.world_size)),
-        exchange_s=model.exchange_s(plan),
-        alone_s=flops / (speeds * gflops * 1e9),
-    )
-
-
 @dataclass(frozen=True)
-class _Model:
+class VirtualCluster:
+    """A job on a cluster: how long each part of it takes."""
+
+    plan: Plan
     spec: ModelSpec
     seq_len: int
     cluster: ClusterFile
-    rate: float
-    """Floating-point operations a second of a chip of speed 1."""
+    gflops: float = GFLOPS
+    """10^9 floating-point operations a second of a chip of speed 1."""
 
-    def play(self, pipeline: PipelinePlan) -> Timeline:
-        stages = [self._stage(pipeline, number) for number in range(len(pipeline.stages))]
-        pairs = zip(pipeline.stages, pipeline.stages[1:], strict=False)
-        seams = [self._seam(one, other, pipeline.microbatch) for one, other in pairs]
-        return simulate_plan(pipeline, stages, seams)
+    def __post_init__(self) -> None:
+        if self.plan.world_size != self.cluster.world_size:
+            expected = f"{self.cluster.world_size} ranks, one a chip of the cluster"
+            hint = "Change its shares or stages."
+            raise ConfigError("plan", self.plan.world_size, expected, hint)
+
+    def predict(self) -> Prediction:
+        """Play one step."""
+        plan = self.plan
+        timelines = [self._play(pipeline) for pipeline in plan.pipelines]
+        step = max(timeline.step_s for timeline in timelines)
+        busy: dict[int, float] = {}
+        for pipeline, timeline in zip(plan.pipelines, timelines, strict=True):
+            for stages, seconds in zip(pipeline.positions(), timeline.busy_s, strict=True):
+                slowest = min(map(self._speed, pipeline.stages[stages[0]].mesh.ranks))
+                for rank in pipeline.stages[stages[0]].mesh.ranks:
+                    busy[rank] = seconds * slowest / self._speed(rank) / step
+        return Prediction(
+            pipelines=tuple(timelines),
+            busy=tuple(busy[rank] for rank in range(plan.world_size)),
+            exchange_s=self._exchange_s(),
+            alone_s=self._alone_s(),
+        )
+
+    def layers(self, pipeline: PipelinePlan, number: int, rank: int) -> list[StageTimes]:
+        """Of a full microbatch on one rank of a stage: each layer, and the ends it has."""
+        chip = core(self.gflops * self._speed(rank))
+        return layer_times(pipeline, number, self.spec, self.seq_len, chip)
+
+    def seam(self, pipeline: PipelinePlan, number: int) -> SeamTimes:
+        """Between a stage and the next; each sender carries its part of a microbatch."""
+        one, other = pipeline.stages[number], pipeline.stages[number + 1]
+        link = self.link((one.mesh.ranks[-1], other.mesh.ranks[0]))
+        numbers = pipeline.microbatch * self.seq_len * self.spec.d_model
+        senders = min(len(one.mesh.ranks), len(other.mesh.ranks))
+        sent = numbers * _WIDTH[one.precision] / senders
+        return SeamTimes(transfer_s=sent * byte_s(link), latency_s=link.latency_ms / 1e3)
+
+    def gradient_bytes(self) -> list[int]:
+        """Of the embedding, every layer and the head, in the format in which they are summed."""
+        sizes: dict[Part, int] = {}
+        for param in FAMILIES[self.spec.family].param_specs(self.spec):
+            sizes[param.part] = sizes.get(param.part, 0) + param.numel
+        parts: list[Part] = ["embed", *range(self.spec.num_layers), "head"]
+        width = max(4, *(_WIDTH[stage.precision] for _, _, stage in self.plan.stages()))
+        return [width * sizes.get(part, 0) for part in parts]
+
+    def with_ends(self) -> Plan:
+        """The plan of a model whose first and last layer are the embedding and the head."""
+        pipelines = tuple(_with_ends(pipeline) for pipeline in self.plan.pipelines)
+        return Plan(num_layers=self.plan.num_layers + 2, pipelines=pipelines)
+
+    def link(self, ranks: Sequence[int]) -> LinkEntry:
+        """The slowest link on the way among ranks, and how late it is."""
+        links = [self._link(one, other) for one in ranks for other in ranks if one < other]
+        rates = [link.gbit for link in links if link.gbit is not None]
+        late = max((link.latency_ms for link in links), default=0.0)
+        return LinkEntry(gbit=min(rates, default=None), latency_ms=late)
+
+    def _play(self, pipeline: PipelinePlan) -> Timeline:
+        numbers = range(len(pipeline.stages))
+        stages = [self._stage(pipeline, number) for number in numbers]
+        return simulate_plan(pipeline, stages, [self.seam(pipeline, n) for n in numbers[:-1]])
 
     def _stage(self, pipeline: PipelinePlan, number: int) -> StageTimes:
         """As slow as the slowest of its ranks."""
-        stage = pipeline.stages[number]
-        head = 2 * self.spec.d_model * self.spec.vocab_size
-        layers = forward_flops_per_token(self.spec, self.seq_len) - head
-        flops = layers / self.spec.num_layers * (stage.layers[1] - stage.layers[0])
-        flops += head if number == len(pipeline.stages) - 1 else 0
-        flops /= stage.mesh.size("tp")
-        forward = max(
-            len(samples) * self.seq_len * flops / (self._speed(rank) * self.rate)
-            for rank, samples in pipeline.split(number, 0).items()
+        slowest = min(map(self._speed, pipeline.stages[number].mesh.ranks))
+        chip = core(self.gflops * slowest)
+        each = layer_times(pipeline, number, self.spec, self.seq_len, chip)
+        return StageTimes(
+            forward_s=sum(times.forward_s for times in each),
+            input_grad_s=sum(times.input_grad_s for times in each),
+            weight_grad_s=sum(times.weight_grad_s for times in each),
         )
-        again = forward if stage.recompute == "full" else 0.0
-        return StageTimes(forward_s=forward, input_grad_s=forward + again, weight_grad_s=forward)
 
-    def _seam(self, one: StagePlan, other: StagePlan, samples: int) -> SeamTimes:
-        link = self._link(one.mesh.ranks[-1], other.mesh.ranks[0])
-        sent = samples * self.seq_len * self.spec.d_model * _WIDTH[one.precision]
-        return SeamTimes(transfer_s=_seconds(sent, link), latency_s=link.latency_ms / 1e3)
+    def _alone_s(self) -> float:
+        """The whole batch on one chip as fast as all together."""
+        speeds = sum(chip.speed for _, chip in self.cluster.seats)
+        chip = core(self.gflops * speeds)
+        return sum(
+            pipeline.samples * sample_s(pipeline, self.spec, self.seq_len, chip)
+            for pipeline in self.plan.pipelines
+        )
 
-    def exchange_s(self, plan: Plan) -> float:
-        """All gradients in fp32, around a ring of all that hold the same layers."""
-        copies = sum(p.stages[0].mesh.size("dp") for p in plan.pipelines)
-        if copies == 1:
-            return 0.0
-        numbers = sum(param.numel for param in FAMILIES[self.spec.family].param_specs(self.spec))
-        sent = 2 * (copies - 1) / copies * numbers * 4
-        ranks = range(plan.world_size)
-        links = [self._link(one, other) for one in ranks for other in ranks if one < other]
-        return max(_seconds(sent, link) for link in links)
+    def _exchange_s(self) -> float:
+        """Gradients of one layer after another, around a ring of all that hold the layer."""
+        spent = [0.0] * self.plan.world_size
+        for layer, num_bytes in enumerate(self.gradient_bytes()):
+            held = [s.mesh for _, _, s in self.with_ends().stages() if layer in range(*s.layers)]
+            ways = sum(mesh.size("dp") for mesh in held)
+            ranks = sorted({rank for mesh in held for rank in mesh.ranks})
+            tp = min(mesh.size("tp") for mesh in held)
+            seconds = 2 * (ways - 1) / ways * num_bytes / tp * byte_s(self.link(ranks))
+            for rank in ranks:
+                spent[rank] += seconds
+        return max(spent)
 
     def _speed(self, rank: int) -> float:
         return self.cluster.seats[rank][1].speed
@@ -149,5 +184,16 @@ class _Model:
         return LinkEntry(gbit=min(rates, default=None), latency_ms=late)
 
 
-def _seconds(num_bytes: float, link: LinkEntry) -> float:
-    return 0.0 if link.gbit is None else num_bytes * 8 / (link.gbit * 1e9)
+def byte_s(link: LinkEntry) -> float:
+    """Seconds that a link takes for a byte."""
+    return 0.0 if link.gbit is None else 8 / (link.gbit * 1e9)
+
+
+def _with_ends(pipeline: PipelinePlan) -> PipelinePlan:
+    last = len(pipeline.stages) - 1
+    stages = []
+    for number, stage in enumerate(pipeline.stages):
+        first, end = stage.layers
+        layers = (first + (number > 0), end + 1 + (number == last))
+        stages.append(replace(stage, layers=layers))
+    return replace(pipeline, stages=tuple(stages))

@@ -7,8 +7,10 @@ A process that sleeps needs no core, so eight chips fit on two.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -21,15 +23,14 @@ from weft.nn.context import Context
 from weft.parallel.pipeline.deferred import WeightWork
 from weft.simulate.times import SeamTimes, StageTimes
 
-LAYER_SHAPE = (128,)
-"""Of a layer's parameter, fp64: so small that carrying it really takes next to no time."""
-BORDER = (1,)
-"""Shape of what crosses a seam, of one sample: room for the time at which it left."""
+LEAST_NUMEL = 128
+"""Of a layer's parameter, fp64: so small that carrying it really takes next to no time, and room
+for the time at which each rank called."""
 
 
 def now() -> float:
     """Seconds on a clock that all processes of a machine share."""
-    return time.clock_gettime(time.CLOCK_MONOTONIC)
+    return time.monotonic()
 
 
 def sleep_until(moment: float) -> None:
@@ -42,8 +43,11 @@ class Chip:
 
     def __init__(self) -> None:
         self._late_s = 0.0
+        self.worked_s = 0.0
+        """In all."""
 
     def work(self, seconds: float) -> None:
+        self.worked_s += seconds
         end = now() + seconds - self._late_s
         sleep_until(end)
         self._late_s = max(0.0, now() - end)
@@ -52,15 +56,19 @@ class Chip:
 class VirtualLayer(nn.Module):
     """Takes time forward and backward. Its one parameter fills a gradient bucket."""
 
-    def __init__(self, times: StageTimes, chip: Chip, work: WeightWork | None) -> None:
+    def __init__(self, times: StageTimes, numel: int, chip: Chip, work: WeightWork | None) -> None:
+        """``times``: of one sample."""
         super().__init__()
         self._times = times
         self._chip = chip
         self._work = work
-        self.weight = nn.Parameter(torch.zeros(LAYER_SHAPE, dtype=torch.float64))
+        self.weight = nn.Parameter(torch.zeros(numel, dtype=torch.float64))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:  # noqa: ARG002 - as blocks take it
-        result: Tensor = _Sleep.apply(x, self.weight, self._times, self._chip, self._work)
+        times = self._times.scaled(len(x))
+        result: Tensor = _Sleep.apply(  # type: ignore[no-untyped-call]
+            x, self.weight, times, self._chip, self._work
+        )
         return result
 
 
@@ -70,16 +78,14 @@ class VirtualStage(nn.Module):
     takes_tokens = False
     norm = None
 
-    def __init__(
-        self, layers: range, times: StageTimes, chip: Chip, work: WeightWork | None
-    ) -> None:
+    def __init__(self, layers: Mapping[int, VirtualLayer], width: int = 1) -> None:
         super().__init__()
-        each = times.scaled(1 / len(layers))
-        self.layers = nn.ModuleDict({str(n): VirtualLayer(each, chip, work) for n in layers})
+        self._width = width
+        self.layers = nn.ModuleDict({str(number): layer for number, layer in layers.items()})
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        """Tokens or what came over a seam to ``[batch, 1]``."""
-        result = x.double()[:, :1]
+        """Tokens or what came over a seam to ``[batch, width]``."""
+        result = x.double()[:, :1].expand(-1, self._width)
         for layer in self.layers.values():
             result = layer(result, context)
         return result
@@ -118,6 +124,20 @@ class _Sleep(torch.autograd.Function):
         return grad, None, None, None, None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """What carrying messages takes."""
+
+    seams: Mapping[Channel, SeamTimes]
+    """One message over a channel."""
+    pairs: Mapping[tuple[int, int], float]
+    """Seconds for a byte of a collective between two ranks, the lower one first."""
+
+    def seconds_per_byte(self, group: Sequence[int]) -> float:
+        """A ring is as slow as its slowest link."""
+        return max(self.pairs[pair] for pair in combinations(group, 2))
+
+
 class VirtualComm(Comm):
     """Real messages that count as arrived only when the modelled links have carried them.
 
@@ -125,14 +145,14 @@ class VirtualComm(Comm):
     links carry one collective after another. These times take the place of the first numbers sent.
     """
 
-    def __init__(self, comm: Comm, seams: SeamTimes, seconds_per_byte: float = 0.0) -> None:
+    def __init__(self, comm: Comm, links: Links) -> None:
         super().__init__(comm.rank, comm.world_size, comm.device)
-        self._seams = seams
-        self._seconds_per_byte = seconds_per_byte
-        self._links_free_at = 0.0
-        self.carried_s: Counter[str] = Counter()
+        self._modelled = links
+        self._carried_at = 0.0
+        self._wires_free_at: dict[tuple[Channel, int], float] = {}
+        self.carried_s: defaultdict[str, float] = defaultdict(float)
         """How long this rank's links were busy with collectives, by name."""
-        self.waited_s: Counter[str] = Counter()
+        self.waited_s: defaultdict[str, float] = defaultdict(float)
         """How long this rank waited for them."""
 
     def send(self, parts: Parts, *, channel: Channel, name: str) -> Finish:
@@ -150,10 +170,18 @@ class VirtualComm(Comm):
 
         def finish() -> None:
             arrived()
-            left = max((float(part.flatten()[0]) for _, part in parts), default=0.0)
-            sleep_until(left + self._seams.transfer_s + self._seams.latency_s)
+            sleep_until(
+                max((self._arrival(channel, src, part) for src, part in parts), default=0.0)
+            )
 
         return finish
+
+    def _arrival(self, channel: Channel, src: int, part: Tensor) -> float:
+        """A wire carries one message after another, in the order in which they were sent."""
+        seam = self._modelled.seams[channel]
+        leaves = max(float(part.flatten()[0]), self._wires_free_at.get((channel, src), 0.0))
+        self._wires_free_at[channel, src] = leaves + seam.transfer_s
+        return leaves + seam.transfer_s + seam.latency_s
 
     def all_reduce(
         self,
@@ -168,40 +196,43 @@ class VirtualComm(Comm):
             return super().all_reduce(tensor, name=name, group=group, wait=wait, largest=largest)
         self._stamp(tensor.view(1, -1), group)
         done = super().all_reduce(tensor, name=name, group=group, wait=False)
-        return self._carry(name, done, 2 * tensor.nbytes, tensor[: len(group)])
+        return self._carry(name, group, done, 2 * tensor.nbytes, tensor[: len(group)])
 
     def reduce_scatter(
         self, flat: Tensor, own: Tensor, *, name: str, group: tuple[int, ...]
     ) -> Finish:
         self._stamp(flat.view(len(group), -1), group)
         done = super().reduce_scatter(flat, own, name=name, group=group)
-        return self._carry(name, done, flat.nbytes, own[: len(group)])
+        return self._carry(name, group, done, flat.nbytes, own[: len(group)])
 
     def all_gather(self, flat: Tensor, *, name: str, group: tuple[int, ...]) -> Finish:
         segments = flat.view(len(group), -1)
         segments[group.index(self.rank), 0] = now()
         done = super().all_gather(flat, name=name, group=group)
-        return self._carry(name, done, flat.nbytes, segments[:, 0])
+        return self._carry(name, group, done, flat.nbytes, segments[:, 0])
 
     def _stamp(self, segments: Tensor, group: Sequence[int]) -> None:
         """Write when this rank called into ``[..., segment]``, so that the sum has all ranks'."""
         segments[:, : len(group)] = 0
         segments[:, group.index(self.rank)] = now()
 
-    def _carry(self, name: str, done: Finish, num_bytes: int, stamps: Tensor) -> Finish:
+    def _carry(
+        self, name: str, group: tuple[int, ...], done: Finish, num_bytes: int, stamps: Tensor
+    ) -> Finish:
         """``done``, but not before the links have carried ``(p - 1) / p`` of the bytes.
 
         ``stamps`` ``[ranks]``: when each of them called, as soon as it is done.
         """
-        size = len(stamps)
-        seconds = self._seconds_per_byte * num_bytes * (size - 1) / size
+        size = len(group)
+        rate = self._modelled.seconds_per_byte(group)
+        seconds = rate * num_bytes * (size - 1) / size
         self.carried_s[name] += seconds
 
         def finish() -> None:
             start = now()
             done()
-            self._links_free_at = max(float(stamps.max()), self._links_free_at) + seconds
-            sleep_until(self._links_free_at)
+            self._carried_at = max(float(stamps.max()), self._carried_at) + seconds
+            sleep_until(self._carried_at)
             self.waited_s[name] += now() - start
 
         return finish

@@ -1,0 +1,99 @@
+"""``weft lab --virtual``: a plan on virtual chips, predicted and played."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.cli import train
+from weft.cli.output import err, out, print_json
+from weft.cluster.cluster_file import ClusterFile
+from weft.cluster.detect import detect
+from weft.config.errors import ConfigError
+from weft.lab.faults import Fault
+from weft.lab.virtual import Prediction, VirtualCluster
+from weft.train.resolve import read_plan, resolve
+
+MOST_RANKS = 64
+"""Processes of some 150 MiB each."""
+
+
+def virtual_chips(
+    cluster: ClusterFile, words: Sequence[str], faults: Sequence[Fault], gflops: float
+) -> VirtualCluster:
+    """The plan that ``weft train`` would run, on this cluster.
+
+    Raises:
+        ConfigError: it is another command, or something that virtual chips cannot do.
+    """
+    if faults:
+        texts = [fault.text for fault in faults]
+        hint = "Virtual chips do not fail."
+        raise ConfigError("--fault", texts, "nothing beside --virtual", hint)
+    if list(words[:2]) != ["weft", "train"]:
+        hint = "Virtual chips run a plan of Weft's, not a program."
+        raise ConfigError("COMMAND", list(words), "weft train ... with --virtual", hint)
+    loaded = train.loaded(words[2:])
+    resolved = resolve(
+        loaded,
+        detect(),
+        world_size=cluster.world_size,
+        ranks_here=max(len(host.chips) for host in cluster.hosts),
+        plan=read_plan(loaded),
+    )
+    seq_len = resolved.config.data.seq_len
+    return VirtualCluster(resolved.plan, resolved.spec, seq_len, cluster, gflops)
+
+
+def run_virtual(virtual: VirtualCluster, *, plays: bool, json: bool) -> None:
+    """Predict a step; where it is to be played, play some and say what they took."""
+    ranks = virtual.plan.world_size
+    if plays and ranks > MOST_RANKS:
+        expected = f"at most {MOST_RANKS} chips with --virtual, a process each"
+        raise ConfigError("CLUSTER", ranks, expected, "--predict starts none.")
+    prediction = virtual.predict()
+    if not json:
+        _tell(virtual, prediction)
+    if not plays:
+        if json:
+            print_json(prediction.as_json())
+        return
+    if not json:
+        err.print(
+            "[lab] playing it: a process a chip, which sleeps instead of computing",
+            markup=False,
+        )
+    from weft.lab.virtual_play import play
+
+    played = play(virtual, prediction)
+    if json:
+        print_json({**prediction.as_json(), "predicted": False, "played": played.as_json()})
+        return
+    low, high = prediction.compute_s, prediction.compute_s + prediction.exchange_s
+    out.print(
+        f"played {played.step_s:.3g} s a step (spread {played.spread:.1%}); "
+        f"{played.step_s / low:.3f} of the least and {played.step_s / high:.3f} of the most "
+        "that was predicted"
+    )
+    for rank, (computed, predicted) in enumerate(zip(played.busy, prediction.busy, strict=True)):
+        out.print(f"rank {rank}: computed {computed:.0%} of the step, predicted {predicted:.0%}")
+    out.print(f"efficiency {played.efficiency:.3f} of what the chips' speeds add up to")
+    out.print(
+        f"nothing was trained: processes slept, {played.slower:.3g} times as long as modelled, "
+        "and sent each other as many messages as training does"
+    )
+
+
+def _tell(virtual: VirtualCluster, prediction: Prediction) -> None:
+    out.print(f"predicted from operations and links, {virtual.gflops:g} GFLOP/s at speed 1")
+    for number, timeline in enumerate(prediction.pipelines):
+        idle = f"{timeline.bubble:.0%} of it idle" if len(timeline.spans) > 1 else "no bubble"
+        out.print(f"pipeline {number}: {timeline.step_s:.3g} s a step, {idle}")
+    for rank, (host, chip) in enumerate(virtual.cluster.seats):
+        name = f"rank {rank} ({virtual.cluster.hosts[host].name}, {chip.kind} {chip.speed:g})"
+        out.print(f"{name}: computes {prediction.busy[rank]:.0%} of the step", markup=False)
+    gradients = f"gradients: {prediction.exchange_s:.3g} s a step on the slowest link"
+    out.print(f"{gradients}, if nothing hides it")
+    worst, best = prediction.efficiency
+    least, most = prediction.compute_s, prediction.compute_s + prediction.exchange_s
+    sum_ = "of what the chips' speeds add up to"
+    out.print(f"step: {least:.3g} to {most:.3g} s; {worst:.0%} to {best:.0%} {sum_}")
