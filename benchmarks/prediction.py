@@ -12,7 +12,8 @@ measured enters its prediction.
   percentile.
 - ``rank:GROUP``: Spearman's correlation of predicted and measured step time inside a group, where
   it has at least four different ones.
-- ``cross_validated:...``: the same error with constants fitted without the group.
+- ``cross_validated:...``: the same errors with constants fitted without the family;
+  ``cross_validated_models:...``: without a fifth of the models of every family.
 - ``unpredicted``: how many records lack something, with names and reasons.
 """
 
@@ -29,14 +30,20 @@ from typing import Any
 import numpy as np
 
 from benchmarks.prediction_fit import (
+    families,
+    fit,
+    models,
+    problem,
+    without_each,
+    worth_having,
+)
+from benchmarks.prediction_model import (
     Constants,
     Predict,
-    fit,
     kept_constants,
     memory_of,
-    problem,
+    names_for,
     time_of,
-    without_each,
     write_constants,
 )
 from benchmarks.published import Run, read_memory, read_times, read_trials
@@ -116,13 +123,26 @@ class Task:
 
 
 def cross_validated(task: Task, constants: Constants) -> list[dict[str, Any]]:
-    """Errors of every group with constants fitted to the others."""
-    around = problem(task.runs, task.predict, constants, memory=task.memory)
-    scored = []
-    for group, fitted in without_each(around, task.runs).items():
-        members = [run for run in task.runs if run.group == group]
-        scored += predict_all(members, task.predict, fitted)
-    return rows_of(f"cross_validated:{task.kind}", scored)
+    """Errors of records with constants fitted to the others: other families, other models."""
+    names = [name for name in names_for(task.runs, memory=task.memory) if name in constants]
+    around = problem(task.runs, task.predict, constants, names)
+    rows = []
+    for label, folds in (("", families(task.runs)), ("_models", models(task.runs))):
+        scored = []
+        for inside, fitted in without_each(around, folds):
+            members = [run for run, here in zip(task.runs, inside, strict=True) if here]
+            scored += predict_all(members, task.predict, fitted)
+        rows += rows_of(f"cross_validated{label}:{task.kind}", scored)
+    return rows
+
+
+def fitted_to(task: Task, rounds: int) -> Constants:
+    """The constants worth having, fitted to a task's records."""
+    names = names_for(task.runs, memory=task.memory)
+    everything = fit(task.runs, task.predict, {}, names, rounds=rounds)
+    around = problem(task.runs, task.predict, everything, names)
+    names = worth_having(task.runs, around)
+    return fit(task.runs, task.predict, everything, names, rounds=rounds)
 
 
 def read(folder: Path) -> tuple[list[Task], list[tuple[str, str]]]:
@@ -139,12 +159,11 @@ def read(folder: Path) -> tuple[list[Task], list[tuple[str, str]]]:
 def measure(folder: Path, *, rounds: int, validate: bool) -> list[dict[str, Any]]:
     """All rows."""
     tasks, lacking = read(folder)
-    constants: Mapping[str, float] = kept_constants()
+    constants: Constants = {} if rounds else kept_constants()
     rows: list[dict[str, Any]] = []
     for task in tasks:
         if rounds and task.runs:
-            fitted = fit(task.runs, task.predict, constants, memory=task.memory, rounds=rounds)
-            constants = {**constants, **fitted}
+            constants = {**constants, **fitted_to(task, rounds)}
         scored = predict_all(task.runs, task.predict, constants)
         rows += rows_of(task.kind, scored)
         rows += ranks_of(scored) if task.kind == "step_time" else []

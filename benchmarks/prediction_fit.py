@@ -1,200 +1,38 @@
-"""The constants that published runs are predicted with, and how they are fitted.
+"""How the constants of ``prediction_model`` are fitted, and which of them are worth having.
 
-A constant belongs to a class of chips, to a generation of software, or to all links: never to a
-record. Each starts from what is known and may leave it only as far as the records pull: the fit is
-a least-squares one on logarithms with that start as its prior (Gauss-Newton, residuals beyond
-``OUTLIER`` count less). Constants that no record touches keep their prior; so an unknown chip or
-framework is predicted too.
+The fit is a least-squares one on logarithms around the priors (Gauss-Newton; a record far off
+counts less, for it was probably not what it says). A constant is kept where it helps records that
+it was not fitted to: families left out whole, and models left out of their families.
 """
 
 from __future__ import annotations
 
-import json
+import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.prediction_model import Constants, Predict, prior
 from benchmarks.published import Run
-from weft.cluster.cluster import Chip
-from weft.cost.job import memory_of_job, step_seconds_of_job
-from weft.cost.memory import Overheads
-from weft.cost.rates import Efficiency, Roofline, chip_class
-from weft.cost.timing import Place, Software
-from weft.cost.traffic import Fabric
-from weft.cost.work import StateBytes
-
-Constants = Mapping[str, float]
-Predict = Callable[[Run, Constants], float]
+from weft.cost.rates import chip_class
 
 OUTLIER = 0.15
-"""Logarithmic error beyond which a record counts less, as its inverse."""
+"""Logarithmic error at which a record counts half (Cauchy's weights)."""
 NOISE = 0.04
 """Spread of the same plan on the same chips at two sites, about."""
-NEGLIGIBLE = 0.01
-"""A constant that stays so near its prior is not kept."""
-FILE = Path(__file__).with_name("prediction_constants.json")
-
-CHIP_START = {
-    "V100": {"matmul": 0.65, "attention": 0.35, "memory": 0.75},
-    "T4": {"matmul": 0.45, "attention": 0.3, "memory": 0.6},
-    "A100": {"matmul": 0.80, "attention": 0.55, "memory": 0.8},
-    "H100": {"matmul": 0.70, "fp8": 0.65, "attention": 0.4, "memory": 0.8},
-    "B200": {"matmul": 0.70, "fp8": 0.60, "attention": 0.45, "memory": 0.7},
-    "other": {"matmul": 0.70, "fp8": 0.60, "attention": 0.45, "memory": 0.7},
-}
-"""What is known of a class without these records, from benchmarks of single operations."""
-CHIP_SPREAD = {"matmul": 0.10, "fp8": 0.15, "attention": 0.25, "memory": 0.2}
-SOFTWARE = {
-    "slowdown": (1.12, 0.2),
-    "tensor": (0.6, 0.6),
-    "data": (0.2, 0.6),
-    "elementwise": (1.2, 0.3),
-    "attention": (1.0, 0.3),
-    "launch_us": (8.0, 1.0),
-}
-"""Of a generation: value and spread of its logarithm. ``tensor`` and ``data`` are parts of
-traffic that nothing hides; ``elementwise`` is memory traffic over that of the model."""
-LINKS = {
-    "inside": (0.6, 0.15),
-    "pcie": (0.35, 0.4),
-    "across": (0.75, 0.15),
-    "expert": (0.5, 0.6),
-    "context": (0.2, 0.6),
-    "seam": (0.5, 0.6),
-    "step_s": (0.02, 0.8),
-    "straggle": (0.005, 0.6),
-    "unaligned": (0.3, 0.6),
-}
-"""For all: parts of a data sheet's rate, parts that nothing hides, and three more of the model."""
-MEMORY = {
-    "runtime_gib": (2.0, 0.4),
-    "fragments": (0.05, 1.0),
-    "kept": (1.0, 0.2),
-    "rest": (1.0, 0.1),
-    "shared": (1.0, 0.1),
-}
-"""Of a generation: bytes of the runtime, free pieces, and factors on three kinds of bytes: what
-microbatches keep, parameters that every rank keeps, state that ranks may share."""
-
-
-def constant(constants: Constants, name: str) -> float:
-    """A fitted value, or its prior."""
-    return constants.get(name, prior(name)[0])
-
-
-def prior(name: str) -> tuple[float, float]:
-    """Value, and spread of its logarithm."""
-    kind, owner, field = name.split(".")
-    match kind:
-        case "chip":
-            return CHIP_START[owner].get(field, 0.6), CHIP_SPREAD[field]
-        case "software":
-            return SOFTWARE[field]
-        case "memory":
-            return MEMORY[field]
-    return LINKS[field]
-
-
-def time_of(run: Run, constants: Constants) -> float:
-    """Predicted seconds of a step."""
-    known = {chip.name: _place(run, chip, constants) for chip in run.chips}
-    return step_seconds_of_job(run.job, [known[chip.name] for chip in run.chips])
-
-
-def _place(run: Run, made_by: Chip, constants: Constants) -> Place:
-    """One kind of a run's chips, their links and the software on them."""
-
-    def of(name: str) -> float:
-        return constant(constants, name)
-
-    chip, made = f"chip.{chip_class(made_by)}", f"software.{run.generation.name}"
-    efficiency = Efficiency(
-        matmul=of(f"{chip}.matmul"),
-        fp8=of(f"{chip}.fp8"),
-        attention=of(f"{chip}.attention") * of(f"{made}.attention"),
-        memory=of(f"{chip}.memory") / of(f"{made}.elementwise"),
-    )
-    network = run.network_gbit_s or made_by.network_gbit_s or 100.0
-    inside = made_by.link_gb_s or 16.0
-    link = "pcie" if "PCIe" in made_by.link else "inside"
-    fabric = Fabric(
-        chips_per_node=run.chips_per_node,
-        inside_bytes_s=inside * 1e9 * of(f"links.all.{link}"),
-        across_bytes_s=network / 8 * 1e9 * of("links.all.across"),
-    )
-    software = Software(
-        slowdown=of(f"{made}.slowdown"),
-        tensor_hidden=1 - of(f"{made}.tensor"),
-        data_hidden=1 - of(f"{made}.data"),
-        seam_hidden=1 - of("links.all.seam"),
-        expert_hidden=1 - of("links.all.expert"),
-        context_hidden=1 - of("links.all.context"),
-        grad_bytes=run.generation.grad_bytes,
-        straggle=of("links.all.straggle"),
-        step_s=of("links.all.step_s"),
-    )
-    roofline = replace(
-        Roofline.of(made_by, efficiency),
-        unaligned=of("links.all.unaligned"),
-        launch_s=of(f"{made}.launch_us") / 1e6,
-    )
-    return Place(chip=roofline, fabric=fabric, software=software)
-
-
-def memory_of(run: Run, constants: Constants) -> float:
-    """Predicted bytes on the rank that was looked at: mostly the one that needs most."""
-    made = f"memory.{run.generation.name}"
-
-    def of(name: str) -> float:
-        return constant(constants, f"{made}.{name}")
-
-    rest, shared = of("rest"), of("shared")
-    state = StateBytes(
-        weight=2 * rest,
-        grad=run.generation.main_grad * rest,
-        optimizer=run.generation.optimizer * shared,
-    )
-    if run.generation.fp32_weights:
-        state = StateBytes(weight=4 * rest, grad=4 * rest, optimizer=8 * shared)
-    overheads = Overheads(runtime_bytes=0.0, fragments=of("fragments"))
-    parts = memory_of_job(run.job, state, overheads)
-    parts = parts[:1] if run.first_alone else parts
-    moving = [part.activations * (of("kept") - 1) for part in parts]
-    most = max(part.total + more for part, more in zip(parts, moving, strict=True))
-    return most + of("runtime_gib") * 2**30
-
-
-def names_for(runs: Sequence[Run], *, memory: bool) -> list[str]:
-    """The constants that some of the runs depend on."""
-    found: set[str] = set()
-    for run in runs:
-        made, job = run.generation.name, run.job
-        if memory:
-            found.update(f"memory.{made}.{field}" for field in MEMORY)
-            continue
-        used = {
-            "tensor": job.tp > 1,
-            "data": job.dp * job.cp > 1,
-            "attention": job.fused_attention,
-            "fp8": job.dtype == "fp8",
-        }
-        chips = {chip_class(chip) for chip in run.chips}
-        fields = [field for field in CHIP_SPREAD if used.get(field, True)]
-        found.update(f"chip.{chip}.{field}" for chip in chips for field in fields)
-        found.update(f"software.{made}.{field}" for field in SOFTWARE if used.get(field, True))
-        links = {"pcie" if "PCIe" in chip.link else "inside" for chip in run.chips}
-        rest = {field for field in LINKS if field not in {"pcie", "inside"}}
-        found.update(f"links.all.{field}" for field in links | rest)
-    return sorted(found)
+FOLDS = 5
+WORST = 0.3
+"""Logarithmic errors beyond it are all the same to the choice of constants."""
+WORTH = 0.0003
+"""A constant has to lower the mean error of records left out by so much."""
 
 
 @dataclass(frozen=True)
 class Fit:
     """A least-squares problem around one point: what it takes to move the point, or to move it
-    without some of the records."""
+    without some of the records or constants."""
 
     names: Sequence[str]
     at: np.ndarray
@@ -208,46 +46,116 @@ class Fit:
         """The point."""
         return {name: float(np.exp(x)) for name, x in zip(self.names, self.at, strict=True)}
 
-    def moved(self, chosen: np.ndarray) -> np.ndarray:
-        """One step of Gauss-Newton with the chosen records alone."""
-        priors = np.array([np.log(prior(name)[0]) for name in self.names])
-        spreads = np.array([prior(name)[1] for name in self.names])
-        robust = self.weights * np.sqrt(OUTLIER / np.maximum(np.abs(self.errors), OUTLIER))
-        rows = (self.slopes * robust[:, None])[chosen]
-        matrix = np.vstack([rows, np.diag(1 / spreads)])
-        rest = np.concatenate([(self.errors * robust)[chosen], (priors - self.at) / spreads])
-        return self.at + np.clip(np.linalg.lstsq(matrix, rest, rcond=None)[0], -0.7, 0.7)
+    def step(self) -> np.ndarray:
+        """From the point to the best one, if all were linear."""
+        return self._solved(*self._normal(np.ones(len(self.errors), dtype=bool)))
+
+    def left_out(self, folds: np.ndarray) -> np.ndarray:
+        """Errors of all records, each fold's with constants fitted to the other folds."""
+        errors = np.empty_like(self.errors)
+        for inside, step in self.steps_without(folds):
+            errors[inside] = self.errors[inside] - self.slopes[inside] @ step
+        return errors
+
+    def steps_without(self, folds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Each fold's members, and the step that all the others ask for."""
+        matrix, rest = self._normal(np.ones(len(self.errors), dtype=bool))
+        for fold in np.unique(folds):
+            inside = folds == fold
+            less_matrix, less_rest = self._normal(inside)
+            yield inside, self._solved(matrix - less_matrix, rest - less_rest)
+
+    def _normal(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The chosen records' part of the normal equations."""
+        robust = self.weights[chosen] / np.sqrt(1 + (self.errors[chosen] / OUTLIER) ** 2)
+        rows = self.slopes[chosen] * robust[:, None]
+        return rows.T @ rows, rows.T @ (self.errors[chosen] * robust)
+
+    def _solved(self, matrix: np.ndarray, rest: np.ndarray) -> np.ndarray:
+        start, spreads = _priors(self.names)
+        rest = rest + (start - self.at) * spreads**-2
+        return np.clip(np.linalg.solve(matrix + np.diag(spreads**-2), rest), -0.7, 0.7)
+
+    def without(self, name: str) -> Fit:
+        """The constant stays at its prior."""
+        column = list(self.names).index(name)
+        back = float(np.log(prior(name)[0])) - self.at[column]
+        rest = np.arange(len(self.names)) != column
+        return Fit(
+            [one for one in self.names if one != name],
+            self.at[rest],
+            self.slopes[:, rest],
+            self.errors - self.slopes[:, column] * back,
+            self.weights,
+        )
 
 
-def problem(runs: Sequence[Run], predict: Predict, start: Constants, *, memory: bool) -> Fit:
-    """The problem of fitting what the runs depend on, around a start."""
-    names = names_for(runs, memory=memory)
+def _priors(names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    known = [prior(name) for name in names]
+    return np.log([value for value, _ in known]), np.array([spread for _, spread in known])
+
+
+def problem(runs: Sequence[Run], predict: Predict, start: Constants, names: Sequence[str]) -> Fit:
+    """The problem of fitting some constants, around a start."""
     groups = Counter(run.group for run in runs)
     weights = np.array([groups[run.group] ** -0.25 for run in runs]) / NOISE
-    at = np.array([np.log(constant(start, name)) for name in names])
+    at = np.array([np.log(start.get(name, prior(name)[0])) for name in names])
     now = _logs(runs, predict, names, at)
     slopes = _slopes(runs, predict, names, at, now)
     return Fit(names, at, slopes, np.log([run.measured for run in runs]) - now, weights)
 
 
 def fit(
-    runs: Sequence[Run], predict: Predict, start: Constants, *, memory: bool, rounds: int
+    runs: Sequence[Run],
+    predict: Predict,
+    start: Constants,
+    names: Sequence[str],
+    *,
+    rounds: int,
 ) -> Constants:
-    """Fit what the runs depend on."""
-    everything = np.ones(len(runs), dtype=bool)
+    """Fit the named constants; all others stay at their priors."""
     for _ in range(rounds):
-        around = problem(runs, predict, start, memory=memory)
-        start = replace(around, at=around.moved(everything)).constants
+        around = problem(runs, predict, start, names)
+        start = replace(around, at=around.at + around.step()).constants
     return start
 
 
-def without_each(around: Fit, runs: Sequence[Run]) -> dict[str, Constants]:
-    """Group -> constants fitted to all the others, by one step from the point of all."""
-    groups = np.array([run.group for run in runs])
-    return {
-        str(group): replace(around, at=around.moved(groups != group)).constants
-        for group in np.unique(groups)
-    }
+def families(runs: Sequence[Run]) -> np.ndarray:
+    """Folds that leave out a family each."""
+    return np.array([run.group for run in runs])
+
+
+def models(runs: Sequence[Run]) -> np.ndarray:
+    """Folds that leave out some models of every family."""
+    keys = [f"{run.group} {run.job.shape.num_layers} {run.job.shape.d_model}" for run in runs]
+    return np.array([zlib.crc32(key.encode()) % FOLDS for key in keys])
+
+
+def worth_having(runs: Sequence[Run], around: Fit) -> list[str]:
+    """Names of the constants that are left when none can go without loss to records left out."""
+    folds = [families(runs), models(runs)]
+    groups = Counter(run.group for run in runs)
+    weights = np.array([groups[run.group] ** -0.5 for run in runs])
+
+    def loss(of: Fit) -> float:
+        far = [np.minimum(np.abs(of.left_out(fold)), WORST) for fold in folds]
+        return float(np.average(np.mean(far, axis=0), weights=weights))
+
+    best = loss(around)
+    while around.names:
+        smaller = {name: around.without(name) for name in around.names}
+        losses = {name: loss(one) for name, one in smaller.items()}
+        least = min(losses, key=losses.__getitem__)
+        if losses[least] > best + WORTH:
+            break
+        around, best = smaller[least], losses[least]
+    return list(around.names)
+
+
+def without_each(around: Fit, folds: np.ndarray) -> Iterator[tuple[np.ndarray, Constants]]:
+    """Members of a fold, and constants fitted to all others by one step from the point of all."""
+    for inside, step in around.steps_without(folds):
+        yield inside, replace(around, at=around.at + step).constants
 
 
 def _logs(
@@ -276,19 +184,3 @@ def _slopes(
             if owner in owners:
                 result[row, column] = (np.log(predict(run, changed)) - now[row]) / small
     return result
-
-
-def kept_constants() -> Constants:
-    """Fitted to the development records; ``python -m benchmarks.prediction --fit`` writes them."""
-    values: dict[str, float] = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
-    return values
-
-
-def write_constants(constants: Constants) -> None:
-    """Keep those that left their prior."""
-    values = {
-        name: float(f"{value:.3g}")
-        for name, value in sorted(constants.items())
-        if abs(value / prior(name)[0] - 1) > NEGLIGIBLE
-    }
-    FILE.write_text(json.dumps(values, indent=1) + "\n", "utf-8")

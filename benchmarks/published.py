@@ -24,8 +24,21 @@ from weft.plan.plan import ZeroLevel
 
 Record = Mapping[str, Any]
 
-CHIP_NAMES = {"H100-96GB-HBM2e-500W": "H100-SXM5-80GB", "GH200": "H100-SXM5-80GB"}
+CHIP_NAMES = {"GH200": "H100-SXM5-80GB"}
 """Names in records that the catalogue does not use: the same die."""
+H100 = catalogue()["H100-SXM5-80GB"]
+VARIANTS = {
+    "H100-96GB-HBM2e-500W": replace(
+        H100,
+        memory_gib=96,
+        memory_gb_s=2400,
+        power_w=500,
+        peak_tflops={name: 0.86 * rate for name, rate in H100.peak_tflops.items() if rate},
+    )
+}
+"""Chips of one operator: slower memory, and clocks that follow about the 0.45th power of watts."""
+POWER_SHARE = 0.45
+"""Clocks of a chip that is allowed less power follow it by about this exponent."""
 TYPICAL_ASPECT = 128
 """Channels per layer of GPT-3's family (arXiv 2005.14165), where only a size is printed."""
 
@@ -105,7 +118,7 @@ def _attempt(record: Record, understand: Callable[[Record], Run]) -> Run | tuple
 
 
 def _run(record: Record, measured: float) -> Run:
-    generation = generation_of(f"{record.get('framework')} {record.get('date') or ''}")
+    generation = generation_of(_made_with(record))
     num_chips = int(_need(record, "n_gpus"))
     network = record.get("inter_gbps_per_gpu")
     unit = str(record.get("mem_unit") or "")
@@ -123,6 +136,13 @@ def _run(record: Record, measured: float) -> Run:
     )
 
 
+def _made_with(record: Record) -> str:
+    """Framework and date; a submitter that ran NVIDIA's configuration ran its container."""
+    borrowed = "NVIDIA reference config" in str(record.get("notes"))
+    words = ("NVIDIA", "") if borrowed else (record.get("framework"), record.get("date") or "")
+    return f"{words[0]} {words[1]}"
+
+
 def _need(record: Record, key: str) -> Any:
     value = record.get(key)
     if value is None:
@@ -132,7 +152,7 @@ def _need(record: Record, key: str) -> Any:
 
 def _chip(name: str) -> Chip:
     name = CHIP_NAMES.get(name, name)
-    found = catalogue().get(name)
+    found = VARIANTS.get(name) or catalogue().get(name)
     if found is None:
         alike = [chip for key, chip in catalogue().items() if key.startswith(name.split("-")[0])]
         if not alike:
@@ -205,7 +225,7 @@ def _shape(record: Record) -> ModelShape:
         tied=not gated,
         num_positions=0 if gated else int(record.get("seq_len") or 0),
         num_vectors=2.0 if gated else 13.0,
-        dropout=not gated and generation_of(str(record.get("framework"))).dropout,
+        dropout=not gated and generation_of(_made_with(record)).dropout,
         experts=experts,
         latent=latent,
     )
@@ -235,6 +255,7 @@ def _mixture(data: Any) -> tuple[ExpertShape | None, LatentAttention | None]:
         d_ff=data["moe_ffn"],
         shared_d_ff=data.get("shared_ffn") or 0,
         dense_layers=data.get("dense_layers") or 0,
+        once_a_node=latent is not None,  # DeepSeek's dispatch (arXiv 2412.19437, 3.2.2)
     )
     return experts, latent
 
@@ -284,7 +305,7 @@ def _sharing(words: str) -> tuple[ZeroLevel, int]:
     """ZeRO level, and how many ranks share (0 is all)."""
     text = words.lower()
     near = 8 if "hsdp" in text or "within" in text else 0
-    if any(mark in text for mark in ("fsdp", "zero3", "full_shard")):
+    if any(mark in text for mark in ("fsdp", "hsdp", "zero3", "zero-3", "full_shard")):
         return 3, near
     for level in get_args(ZeroLevel):
         if f"zero{level}" in text or f"zero-{level}" in text:
@@ -317,8 +338,8 @@ INSTANCES = {
     "p3.16xlarge": ("V100-SXM2-16GB", 8, 3.125),
 }
 """A cloud's machines: chip, how many, and 10^9 bits/s of network for each chip."""
-PADDING = 3
-"""Entries before the first and after the last decoder layer in a trial's list of layers."""
+PADDING = 2
+"""Entries before the first decoder layer in a trial's list of layers; four follow the last."""
 
 
 def _trial(record: Record) -> Run:

@@ -26,8 +26,15 @@ class Generation:
     """GPT models were trained with dropout."""
     usual_chunks: int = 1
     """Stages of a position where a record does not say: at most so many, all alike."""
+    overlaps: bool = True
+    """Gradients are reduced while backward goes on; else after it, with nothing to hide behind."""
+    fused: float = 1.0
+    """Memory traffic beside products, as a part of what separate kernels make."""
     grad_bytes: float = 4.0
     """Of one parameter's gradient on its way."""
+    bucket_bytes: float = 256e6
+    """Of one message of gradients, or more: so many bytes for each rank that has a part."""
+    bucket_each: float = 0.0
     main_grad: float = 4.0
     """Bytes of one parameter's gradients at rest."""
     optimizer: float = 12.0
@@ -49,7 +56,17 @@ GENERATIONS = (
     Generation(name="habana", marks="Habana"),
     Generation(
         name="megatron-deepspeed",
-        marks="DeepSpeed pipeline|Megatron-DeepSpeed|Megatron-LM 2021$|Alpa",
+        marks="DeepSpeed pipeline",
+        overlaps=False,
+        fused_attention=False,
+        sequence_parallel=False,
+        dropout=True,
+        optimizer=16.0,
+    ),
+    Generation(
+        name="megatron-deepspeed",
+        overlaps=False,
+        marks="Megatron-DeepSpeed|Megatron-LM 2021$|Alpa",
         fused_attention=False,
         sequence_parallel=False,
         dropout=True,
@@ -59,6 +76,7 @@ GENERATIONS = (
     ),
     Generation(
         name="megatron-2021",
+        overlaps=False,
         marks=r"Megatron-LM Jan 2021",
         fused_attention=False,
         sequence_parallel=False,
@@ -66,6 +84,7 @@ GENERATIONS = (
     ),
     Generation(
         name="megatron-2021",
+        overlaps=False,
         marks=r"Megatron-LM \(interleaved",
         usual_chunks=6,
         fused_attention=False,
@@ -74,6 +93,7 @@ GENERATIONS = (
     ),
     Generation(
         name="megatron-2022",
+        overlaps=False,
         marks=r"Megatron-LM 2022|Megatron-LM \+",
         fused_attention=False,
         sequence_parallel=False,
@@ -84,13 +104,25 @@ GENERATIONS = (
         name="megatron-core",
         marks="NeMo|Megatron-Core|Megatron-Bridge|NVIDIA|MXNet|NGC|CUDA",
         usual_chunks=6,
+        bucket_bytes=160e6,
+        bucket_each=4e6,
     ),
     Generation(name="composer", marks="Composer|llm-foundry", grad_bytes=2.0),
-    Generation(name="torch-compiled", marks="compile", fp32_weights=True, selective="half"),
+    Generation(
+        name="torch-compiled",
+        marks=r"PyTorch FSDP \+",
+        fused=0.6,
+        grad_bytes=2.0,
+        fp32_weights=True,
+        selective="half",
+    ),
+    Generation(
+        name="torch-compiled", marks="compile", fused=0.6, fp32_weights=True, selective="half"
+    ),
     Generation(
         name="torch-eager", marks="torchtitan|PyTorch FSDP", fp32_weights=True, selective="half"
     ),
-    Generation(name="jax", marks="JAX|PAX"),
+    Generation(name="jax", marks="JAX|PAX|MaxText|Paxml", fused=0.6),
     Generation(name="other", marks=""),
 )
 """In the order in which they are tried; the last fits all."""

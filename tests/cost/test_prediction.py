@@ -1,13 +1,15 @@
 """Published records: read, predicted, scored; on records made up here."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.prediction import Scored, measure, read, show, spearman
-from benchmarks.prediction_fit import fit, time_of
+from benchmarks.prediction_fit import fit, models, problem, worth_having
+from benchmarks.prediction_model import constant, names_for, time_of
 from benchmarks.published import Run, read_memory, read_times, read_trials
 from weft.cost.work import StageWork
 
@@ -132,7 +134,7 @@ def test_a_mixed_trial_has_chips_by_position(tmp_path) -> None:
     }
     run = only(read_trials(write(tmp_path, trial, name="hetero.json")))
     assert [chip.name for chip in run.chips] == ["V100-SXM2-16GB"] * 2 + ["T4"]
-    assert [work.layers for work in run.job.works()] == [(0, 10), (10, 14), (14, 24)]
+    assert [work.layers for work in run.job.works()] == [(0, 11), (11, 15), (15, 24)]
 
 
 def test_rows_say_errors_ranks_and_what_is_missing(tmp_path, capsys) -> None:
@@ -159,8 +161,30 @@ def test_fitting_moves_towards_the_records(tmp_path) -> None:
     tasks, _ = read(write(tmp_path, *({**RECORD, "id": f"r{n}"} for n in range(20))))
     runs = tasks[0].runs
     before = time_of(runs[0], {})
-    fitted = fit(runs, time_of, {}, memory=False, rounds=3)
+    fitted = fit(runs, time_of, {}, names_for(runs, memory=False), rounds=3)
     assert abs(time_of(runs[0], fitted) / 3 - 1) < 0.2 * abs(before / 3 - 1)
+
+
+def test_a_generation_is_a_factor_on_all() -> None:
+    known = {"software.all.slowdown": 1.5, "software.jax.slowdown": 0.8}
+    assert constant(known, "software.jax.slowdown") == pytest.approx(1.2)
+    assert constant(known, "software.habana.slowdown") == pytest.approx(1.5)
+
+
+def test_constants_that_help_nobody_are_dropped(tmp_path) -> None:
+    """Times of two models as predicted with one constant changed: that one alone is kept."""
+    shapes = [(16, 2048, "g"), (24, 2048, "g"), (32, 4096, "h"), (40, 5120, "h")]
+    records = [
+        {**RECORD, "id": f"r{n}", "group": group, "n_layers": layers, "hidden": hidden}
+        for n, (layers, hidden, group) in enumerate(shapes)
+    ]
+    runs = read(write(tmp_path, *records))[0][0].runs
+    truth = {"software.all.slowdown": 1.6}
+    runs = [replace(run, measured=time_of(run, truth)) for run in runs]
+    names = ["links.all.seam", "software.all.slowdown", "software.all.launch_us"]
+    kept = worth_having(runs, problem(runs, time_of, truth, names))
+    assert kept == ["software.all.slowdown"]
+    assert len(set(models(runs).tolist())) > 1
 
 
 def test_spearman_by_hand() -> None:

@@ -16,6 +16,7 @@ from weft.cost.work import StageWork
 from weft.models.llama.sizes import SIZES
 
 FABRIC = Fabric(
+    piece_bytes=0.0,
     chips_per_node=8,
     inside_bytes_s=100.0,
     across_bytes_s=10.0,
@@ -83,7 +84,6 @@ def test_a_chip_without_rates_is_refused_by_name() -> None:
         ("all_reduce", Group(4, 8), 2 * 3 / 4 * 1000 / 10),
         ("send", Group(2, 8), 100),
         ("send", Group(2), 10),
-        ("all_to_all", Group(16), 1000 * 8 / 16 / 10),
         ("all_reduce", Group(1), 0),
     ],
 )
@@ -107,6 +107,26 @@ def test_layers_talk_as_they_are_split() -> None:
     mixed = replace(SHAPE, experts=ExpertShape(num_experts=8, top_k=3, d_ff=64))
     sent = layer_traffic(mixed, replace(WORK, ep=8), FABRIC, experts=True).expert
     assert sent == pytest.approx(2 * 3 * 2 * 4096 * 4096 * 7 / 8 / 100)
+
+
+def test_tokens_may_cross_to_a_node_once() -> None:
+    """Two nodes of eight: four of eight copies stay; three in four tokens want the other node."""
+    group = Group(16)
+    assert FABRIC.dispatch_seconds(1000, 8, group) == pytest.approx(8 * 1000 / 2 / 10)
+    visited = 2 * (1 - 0.5**2)
+    once = FABRIC.dispatch_seconds(1000, 2, group, once_a_node=True)
+    assert once == pytest.approx(visited * 1000 / 2 / 10)
+    assert FABRIC.dispatch_seconds(1000, 2, Group(1)) == 0.0
+
+
+def test_rings_over_many_nodes_wait_for_each_piece() -> None:
+    """128 nodes pass on 100 bytes at a time, at 10 bytes a second, once for each message."""
+    wide = replace(FABRIC, piece_bytes=100.0)
+    more = wide.seconds("all_gather", 1e9, Group(1024), messages=2)
+    none = replace(wide, piece_bytes=0.0).seconds("all_gather", 1e9, Group(1024), messages=2)
+    assert more - none == pytest.approx(2 * 128 * 100 / 10)
+    small = replace(FABRIC, piece_bytes=1e9).seconds("all_gather", 1024.0, Group(1024))
+    assert small == pytest.approx(1023 / 1024 * 1024 / 80 + 128 * 1 / 10)
 
 
 def test_hidden_traffic_costs_nothing() -> None:
@@ -191,7 +211,7 @@ def test_a_vendor_can_bring_its_own_cost_function() -> None:
     rates = Roofline.of(catalogue()["H100-SXM5-80GB"])
     fabric = Fabric(chips_per_node=8, inside_bytes_s=3e11, across_bytes_s=4e10)
     jobs = [
-        Job(shape=SHAPE, seq_len=4096, global_batch=64, dp=64 // (tp * pp), tp=tp, pp=pp)
+        Job(shape=SHAPE, seq_len=4096, global_batch=512, dp=64 // (tp * pp), tp=tp, pp=pp)
         for tp, pp in ((1, 1), (2, 1), (8, 1), (1, 4), (2, 4))
     ]
     orders = []

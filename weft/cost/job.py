@@ -154,8 +154,12 @@ def step_seconds_of_job(job: Job, places: Sequence[Place]) -> float:
         seam_s=seam,
         seam_hidden=places[0].software.seam_hidden,
     )
+    beside = 1 + job.pp * (1 - 1 / job.chunks)  # microbatches between a chunk and the next one
     tail = max(
-        once_a_step(shape, works[end], everywhere[end], job.replicas) for end in (0, job.pp - 1)
+        once_a_step(
+            shape, works[end], everywhere[end], job.replicas, beside_s=beside * times[end].whole
+        )
+        for end in (0, job.pp - 1)
     )
     ranks = job.dp * job.tp * job.pp * job.cp
     return (pipeline + tail) * (1 + places[0].software.straggle * log2(ranks))

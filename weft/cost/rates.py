@@ -7,7 +7,7 @@ come from a profile of the chip, from measurements in the catalogue, or from the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import hypot
 from typing import Protocol
@@ -56,6 +56,33 @@ CLASSES: dict[str, Efficiency] = {
 """By class of chip, see ``chip_class``; fitted to published runs (docs/prediction.md)."""
 
 
+USUAL_BEST = 0.8
+"""Part of the data sheet's rate that the best large product reaches on most chips."""
+HIGHEST = 0.9
+"""No training reaches more of a data sheet's rate."""
+
+
+def efficiency_of(chip: Chip, of_class: Efficiency | None = None) -> Efficiency:
+    """Of the chip's class; where that is all others, as the chip's best product was measured."""
+    part = of_class or CLASSES[chip_class(chip)]
+    if chip_class(chip) != "other":
+        return part
+    wide = _best(chip, "bf16") or USUAL_BEST
+    narrow = _best(chip, "fp8") or wide
+    return replace(
+        part,
+        matmul=min(part.matmul * wide / USUAL_BEST, HIGHEST),
+        attention=min(part.attention * wide / USUAL_BEST, HIGHEST),
+        fp8=min(part.fp8 * narrow / USUAL_BEST, HIGHEST),
+    )
+
+
+def _best(chip: Chip, dtype: Dtype) -> float | None:
+    """The best product that others measured, as a part of the data sheet's rate."""
+    peak, best = chip.peak_tflops.get(dtype), chip.measured_tflops.get(dtype)
+    return best / peak if peak and best else None
+
+
 def chip_class(chip: Chip) -> str:
     """The class whose efficiency a chip without a profile is given."""
     for name, marks in (
@@ -92,7 +119,7 @@ class Roofline:
         Raises:
             ConfigError: the catalogue lacks a rate that time cannot be told without.
         """
-        part = efficiency or CLASSES[chip_class(chip)]
+        part = efficiency_of(chip, efficiency)
         peak = chip.peak_flops("bf16") or chip.peak_flops("fp16") or chip.peak_flops("fp32")
         if peak is None or chip.memory_gb_s is None:
             lacks = "peak_tflops.bf16" if peak is None else "memory_gb_s"
@@ -123,7 +150,8 @@ class Roofline:
             rate *= self.unaligned
         moved = op.phase_bytes(phase) * (2 if dtype == "fp32" else 1)
         busy = hypot(flops / rate, moved / self.bytes_s)
-        return busy + self.launch_s if busy else 0.0
+        launches = max(op.repeat / 4, 1) if op.kind == "matmul" else 1  # experts by four streams
+        return busy + launches * self.launch_s if busy else 0.0
 
     def moving_seconds(self, num_bytes: float) -> float:
         """At the memory's rate."""

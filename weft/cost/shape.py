@@ -23,6 +23,8 @@ class ExpertShape:
     shared_d_ff: int = 0
     """Of an expert that every token visits besides."""
     dense_layers: int = 0
+    once_a_node: bool = False
+    """A token crosses to a node once, however many of its experts there take it."""
     """The first so many layers have an ordinary feed-forward."""
 
 

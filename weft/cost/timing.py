@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from weft.cost.memory import stage_params
@@ -35,6 +36,11 @@ class Software:
     """How much later the last of twice as many ranks is, as a part of the step."""
     step_s: float = 0.0
     """Once a step, whatever its size: data, metrics, synchronization."""
+    layer_s: float = 0.0
+    """Of a layer's forward, whatever its size, where the chip waits for its host; backward takes
+    twice as much."""
+    accumulate_bytes: float = 0.0
+    """Read and written for each parameter's gradient of each microbatch."""
 
 
 WEFT = Software(slowdown=1.13, tensor_hidden=0.35, seam_hidden=0.5, step_s=0.01, straggle=0.005)
@@ -74,10 +80,13 @@ def stage_seconds(
     software, slow = place.software, place.software.slowdown
     said = _said(shape, work, place)
     again = said if work.recompute == "full" else 0.0
+    idle = software.layer_s * (work.num_layers + work.embeds + work.predicts)
+    twice = 2.0 if work.recompute == "full" else 1.0
+    added = 0.0 if work.frozen else software.accumulate_bytes * sum(stage_params(shape, work))
     times = PhaseSeconds(
-        computed.forward * slow + said,
-        computed.input_grad * slow + said + again,
-        computed.weight_grad * slow,
+        computed.forward * slow + said + idle,
+        computed.input_grad * slow + said + again + idle * twice,
+        computed.weight_grad * slow + idle + place.chip.moving_seconds(added),
     )
     if replicas.zero < 3 or replicas.size == 1:
         return times
@@ -127,8 +136,18 @@ def _beside(computing: float, talking: float, hidden: float) -> float:
     return max(computing, talking) + (1 - hidden) * min(computing, talking)
 
 
-def once_a_step(shape: ModelShape, work: StageWork, place: Place, replicas: Replicas) -> float:
-    """Reducing gradients, updating, publishing parameters: what a step adds to its pipeline."""
+def once_a_step(
+    shape: ModelShape,
+    work: StageWork,
+    place: Place,
+    replicas: Replicas,
+    *,
+    beside_s: float = math.inf,
+) -> float:
+    """Reducing gradients, updating, publishing parameters: what a step adds to its pipeline.
+
+    ``beside_s``: computing that may hide traffic, of the last backward and the first forward.
+    """
     if work.frozen:
         return place.software.step_s
     dense, experts = stage_params(shape, work)
@@ -141,7 +160,8 @@ def once_a_step(shape: ModelShape, work: StageWork, place: Place, replicas: Repl
         talk += _exchange(experts, others, place)
     updated = dense / replicas.sharing + experts / max(replicas.sharing // work.ep, 1)
     update = place.chip.moving_seconds(software.optimizer_bytes * updated)
-    return talk * (1 - software.data_hidden) + update + software.step_s
+    seen = talk - min(talk, beside_s) * software.data_hidden
+    return seen + update + software.step_s
 
 
 def _exchange(params: float, replicas: Replicas, place: Place) -> float:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from weft.cost.shape import ModelShape
 from weft.cost.work import StageWork
 
-Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send"]
+Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]
 
 
 class Group(NamedTuple):
@@ -35,6 +35,9 @@ class Fabric:
     """One chip's part of its node's way out."""
     inside_latency_s: float = 3e-6
     across_latency_s: float = 10e-6
+    piece_bytes: float = 256e3
+    """Steps of a ring across nodes that carry less than this reach half the rate; those that carry
+    more lose as much."""
 
     def members_on_node(self, group: Group) -> int:
         """Ranks of a group that share a node."""
@@ -55,12 +58,12 @@ class Fabric:
         if kind == "send":
             rate = self.inside_bytes_s if inside else self.across_bytes_s
             return num_bytes / rate + latency
-        if kind == "all_to_all":
-            return self._all_to_all(num_bytes, group, latency)
         sent = num_bytes / self._ring_rate(group, inside=inside)
         part = (group.size - 1) / group.size
         hops = group.size / self.members_on_node(group)
-        around = hops * latency + messages * (group.size - hops) * self.inside_latency_s
+        piece = min(self.piece_bytes, num_bytes / messages / group.size)
+        waiting = 0.0 if inside else messages * hops * piece / self.across_bytes_s
+        around = hops * latency + messages * (group.size - hops) * self.inside_latency_s + waiting
         ring = part * sent + around
         if kind != "all_reduce":
             return ring
@@ -72,10 +75,22 @@ class Fabric:
             return self.inside_bytes_s
         return min(self.inside_bytes_s, self.across_bytes_s * self.members_on_node(group))
 
-    def _all_to_all(self, num_bytes: float, group: Group, latency: float) -> float:
+    def dispatch_seconds(
+        self, num_bytes: float, copies: int, group: Group, *, once_a_node: bool = False
+    ) -> float:
+        """Of sending each token to so many of the group's ranks, chosen evenly.
+
+        ``once_a_node``: it crosses to a node once, and those who take it copy it there.
+        ``num_bytes``: of all tokens, one copy each.
+        """
+        if group.size <= 1 or num_bytes <= 0:
+            return 0.0
         here = self.members_on_node(group)
-        inner = num_bytes * (here - 1) / group.size / self.inside_bytes_s
-        outer = num_bytes * (group.size - here) / group.size / self.across_bytes_s
+        nodes = group.size / here
+        visited = nodes * (1 - (1 - 1 / nodes) ** copies) if once_a_node else copies
+        inner = num_bytes * copies * (here - 1) / here / self.inside_bytes_s
+        outer = num_bytes * visited * (nodes - 1) / nodes / self.across_bytes_s
+        latency = self.inside_latency_s if nodes == 1 else self.across_latency_s
         return max(inner, outer) + latency * ceil(log2(group.size))
 
 
@@ -105,6 +120,8 @@ def layer_traffic(
     context = fabric.seconds("all_gather", kv_bytes, Group(work.cp, work.tp))
     expert = 0.0
     if experts and shape.experts is not None:
-        sent = residual * shape.experts.top_k / work.tp
-        expert = 2 * fabric.seconds("all_to_all", sent, Group(work.ep, work.tp))
+        mixture, group = shape.experts, Group(work.ep, work.tp)
+        expert = 2 * fabric.dispatch_seconds(
+            residual / work.tp, mixture.top_k, group, once_a_node=mixture.once_a_node
+        )
     return LayerTraffic(tensor, context, expert)

@@ -1,0 +1,211 @@
+"""What published runs are predicted with: constants of chips, links and software, and their priors.
+
+A constant belongs to a class of chips, to all links, or to all software; a generation of software
+has factors of its own on what is known of all, where records tell it apart. Each starts from what
+is known without these records. What no record touches stays there, so an unknown chip or framework
+is predicted as the others' mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.published import Run
+from weft.cluster.cluster import Chip
+from weft.cost.job import memory_of_job, step_seconds_of_job
+from weft.cost.memory import Overheads
+from weft.cost.rates import Efficiency, Roofline, chip_class
+from weft.cost.timing import Place, Software
+from weft.cost.traffic import Fabric
+from weft.cost.work import StateBytes
+
+Constants = Mapping[str, float]
+Predict = Callable[[Run, Constants], float]
+
+FILE = Path(__file__).with_name("prediction_constants.json")
+NEGLIGIBLE = 0.01
+"""A constant that stays so near its prior is not kept."""
+
+CHIP_START = {
+    "V100": {"matmul": 0.65, "attention": 0.35, "memory": 0.75},
+    "T4": {"matmul": 0.45, "attention": 0.3, "memory": 0.6},
+    "A100": {"matmul": 0.80, "attention": 0.55, "memory": 0.8},
+    "H100": {"matmul": 0.70, "fp8": 0.65, "attention": 0.4, "memory": 0.8},
+    "B200": {"matmul": 0.70, "fp8": 0.60, "attention": 0.45, "memory": 0.7},
+    "other": {"matmul": 0.70, "fp8": 0.60, "attention": 0.45, "memory": 0.7},
+}
+"""What is known of a class without these records, from benchmarks of single operations."""
+CHIP_SPREAD = {"matmul": 0.10, "fp8": 0.15, "attention": 0.25, "memory": 0.2}
+SOFTWARE = {
+    "slowdown": (1.12, 0.2),
+    "tensor": (0.6, 0.6),
+    "data": (0.2, 0.6),
+    "elementwise": (1.2, 0.3),
+    "attention": (1.0, 0.3),
+    "launch_us": (8.0, 1.0),
+}
+"""Value, and spread of its logarithm. ``tensor`` and ``data`` are parts of traffic that nothing
+hides; ``elementwise`` is memory traffic over that of the model."""
+LINKS = {
+    "inside": (0.6, 0.15),
+    "pcie": (0.35, 0.4),
+    "across": (0.75, 0.15),
+    "expert": (0.5, 0.6),
+    "context": (0.2, 0.6),
+    "seam": (0.5, 0.6),
+    "step_s": (0.02, 0.8),
+    "piece_kb": (256.0, 0.6),
+    "straggle": (0.005, 0.6),
+    "unaligned": (0.3, 0.6),
+}
+"""For all: parts of a data sheet's rate, parts that nothing hides, and more of the model."""
+MEMORY = {
+    "runtime_gib": (2.0, 0.4),
+    "fragments": (0.05, 1.0),
+    "kept": (1.0, 0.2),
+    "rest": (1.0, 0.1),
+    "shared": (1.0, 0.1),
+}
+"""Bytes of the runtime, free pieces, and factors on three kinds of bytes: what microbatches keep,
+parameters that every rank keeps, state that ranks may share."""
+OWN_SPREAD = 0.6
+"""Spread of one generation around all, as a part of the spread of all around what is known."""
+
+
+def constant(constants: Constants, name: str) -> float:
+    """A fitted value, or its prior; of a generation, its factor times what all have."""
+    value = constants.get(name, prior(name)[0])
+    shared = shared_name(name)
+    return value if shared is None else value * constants.get(shared, prior(shared)[0])
+
+
+def shared_name(name: str) -> str | None:
+    """The constant of all software that a generation's own is a factor on."""
+    kind, owner, field = name.split(".")
+    return f"{kind}.all.{field}" if kind in ("software", "memory") and owner != "all" else None
+
+
+def prior(name: str) -> tuple[float, float]:
+    """Value, and spread of its logarithm."""
+    kind, owner, field = name.split(".")
+    if kind == "chip":
+        return CHIP_START[owner].get(field, 0.6), CHIP_SPREAD[field]
+    if kind == "links":
+        return LINKS[field]
+    value, spread = (SOFTWARE if kind == "software" else MEMORY)[field]
+    return (value, spread) if owner == "all" else (1.0, OWN_SPREAD * spread)
+
+
+def kept_constants() -> Constants:
+    """Fitted to the development records; ``python -m benchmarks.prediction --fit`` writes them."""
+    values: dict[str, float] = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
+    return values
+
+
+def write_constants(constants: Constants) -> None:
+    """Keep those that left their prior."""
+    values = {
+        name: float(f"{value:.3g}")
+        for name, value in sorted(constants.items())
+        if abs(value / prior(name)[0] - 1) > NEGLIGIBLE
+    }
+    FILE.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
+
+
+def time_of(run: Run, constants: Constants) -> float:
+    """Predicted seconds of a step."""
+    known = {chip.name: place_of(run, chip, constants) for chip in run.chips}
+    return step_seconds_of_job(run.job, [known[chip.name] for chip in run.chips])
+
+
+def place_of(run: Run, made_by: Chip, constants: Constants) -> Place:
+    """One kind of a run's chips, their links and the software on them."""
+
+    def of(name: str) -> float:
+        return constant(constants, name)
+
+    chip, made = f"chip.{chip_class(made_by)}", f"software.{run.generation.name}"
+    efficiency = Efficiency(
+        matmul=of(f"{chip}.matmul"),
+        fp8=of(f"{chip}.fp8"),
+        attention=of(f"{chip}.attention") * of(f"{made}.attention"),
+        memory=of(f"{chip}.memory") / (of(f"{made}.elementwise") * run.generation.fused),
+    )
+    network = run.network_gbit_s or made_by.network_gbit_s or 100.0
+    inside = made_by.link_gb_s or 16.0
+    link = "pcie" if "PCIe" in made_by.link else "inside"
+    fabric = Fabric(
+        chips_per_node=run.chips_per_node,
+        inside_bytes_s=inside * 1e9 * of(f"links.all.{link}"),
+        across_bytes_s=network / 8 * 1e9 * of("links.all.across"),
+        piece_bytes=of("links.all.piece_kb") * 1e3,
+    )
+    software = Software(
+        slowdown=of(f"{made}.slowdown"),
+        tensor_hidden=1 - of(f"{made}.tensor"),
+        data_hidden=1 - of(f"{made}.data") if run.generation.overlaps else 0.0,
+        seam_hidden=1 - of("links.all.seam"),
+        expert_hidden=1 - of("links.all.expert"),
+        context_hidden=1 - of("links.all.context"),
+        grad_bytes=run.generation.grad_bytes,
+        bucket_bytes=max(run.generation.bucket_bytes, run.generation.bucket_each * run.job.dp),
+        straggle=of("links.all.straggle"),
+        step_s=of("links.all.step_s"),
+    )
+    roofline = replace(
+        Roofline.of(made_by, efficiency),
+        unaligned=of("links.all.unaligned"),
+        launch_s=of(f"{made}.launch_us") / 1e6,
+    )
+    return Place(chip=roofline, fabric=fabric, software=software)
+
+
+def memory_of(run: Run, constants: Constants) -> float:
+    """Predicted bytes on the rank that was looked at: mostly the one that needs most."""
+    made = f"memory.{run.generation.name}"
+
+    def of(name: str) -> float:
+        return constant(constants, f"{made}.{name}")
+
+    rest, shared = of("rest"), of("shared")
+    state = StateBytes(
+        weight=2 * rest,
+        grad=run.generation.main_grad * rest,
+        optimizer=run.generation.optimizer * shared,
+    )
+    if run.generation.fp32_weights:
+        state = StateBytes(weight=4 * rest, grad=4 * rest, optimizer=8 * shared)
+    overheads = Overheads(runtime_bytes=0.0, fragments=of("fragments"))
+    parts = memory_of_job(run.job, state, overheads)
+    parts = parts[:1] if run.first_alone else parts
+    moving = [part.activations * (of("kept") - 1) for part in parts]
+    most = max(part.total + more for part, more in zip(parts, moving, strict=True))
+    return most + of("runtime_gib") * 2**30
+
+
+def names_for(runs: Sequence[Run], *, memory: bool) -> list[str]:
+    """The constants that some of the runs depend on."""
+    found: set[str] = set()
+    for run in runs:
+        owners, job = ("all", run.generation.name), run.job
+        if memory:
+            found.update(f"memory.{owner}.{field}" for owner in owners for field in MEMORY)
+            continue
+        used = {
+            "tensor": job.tp > 1,
+            "data": job.dp * job.cp > 1 and run.generation.overlaps,
+            "attention": job.fused_attention,
+            "fp8": job.dtype == "fp8",
+        }
+        chips = {chip_class(chip) for chip in run.chips}
+        fields = [field for field in CHIP_SPREAD if used.get(field, True)]
+        found.update(f"chip.{chip}.{field}" for chip in chips for field in fields)
+        fields = [field for field in SOFTWARE if used.get(field, True)]
+        found.update(f"software.{owner}.{field}" for owner in owners for field in fields)
+        links = {"pcie" if "PCIe" in chip.link else "inside" for chip in run.chips}
+        rest = {field for field in LINKS if field not in {"pcie", "inside"}}
+        found.update(f"links.all.{field}" for field in links | rest)
+    return sorted(found)
