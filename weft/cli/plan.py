@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.output import count, out, print_json
+from weft.cli.output import count, err, out, print_json
+from weft.cli.plan_table import table
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
 from weft.cluster.detect import detect
-from weft.plan.plan import Plan, StagePlan
-from weft.report.plan_picture import ranges
+from weft.config.errors import ConfigError
 from weft.train.resolve import Resolved, read_plan, refuse_without_effect, resolve
+
+if TYPE_CHECKING:
+    from weft.planner.outlook import Outlook
 
 
 def register(app: typer.Typer) -> None:
@@ -21,18 +24,80 @@ def register(app: typer.Typer) -> None:
     app.command("plan", context_settings=OVERRIDES)(plan)
 
 
-def plan(target: Target = "demo", overrides: Overrides = None, json: Json = False) -> None:
-    """Print the plan of a training run: which rank does what, and with how much of the batch.
+def plan(
+    target: Target = "demo",
+    overrides: Overrides = None,
+    *,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            help="Plan for the chips that this file describes (pools of chips, or a lab's hosts); "
+            "nothing of this machine is used. See examples/clusters/."
+        ),
+    ] = None,
+    need: Annotated[
+        str | None,
+        typer.Option(
+            metavar="2.0PF",
+            help="With --cluster: take so much compute from it, in TF, PF or EF that the workload "
+            "reaches, as the cheapest mix of nodes.",
+        ),
+    ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(help="Say why: the next best plans, what was pruned, what would help."),
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with the plan, timelines and memory.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print the plan of a training run: which rank does what, and what to expect of it.
 
-    Reads the configuration and looks at this machine; starts nothing, reads no data.
+    Reads the configuration; starts nothing, reads no data. Without --cluster the plan is for this
+    machine. With it, the planner finds the fastest plan for those chips, or a plan that is given
+    (`plan.stages=...`, `plan.file=...`) is forecast there:
+
+    `weft plan demo model.size=llama3-70b data.seq_len=8192 batch.samples=512
+    --cluster examples/clusters/nodes-64.yaml --explain`
     """
+    if cluster is not None:
+        from weft.cli.plan_elsewhere import answer, as_data, load_elsewhere, show_answer
+
+        loaded = load_elsewhere(target, overrides or [])
+        found = answer(loaded, cluster, need, explain=explain)
+        if html is not None:
+            _write(html, found.outlook, found.title)
+        print_json(as_data(found)) if json else show_answer(found, explain=explain)
+        return
+    if need is not None:
+        raise ConfigError("--need", need, "--cluster beside it", "It says what there is.")
     loaded = load(target, overrides)
     resolved = resolve(loaded, detect(), plan=read_plan(loaded))
     refuse_without_effect(loaded)
+    from weft.cli.plan_here import outlook_here
+    from weft.cli.plan_words import show_outlook
+
+    outlook, problem = outlook_here(resolved)
+    if html is not None:
+        if outlook is None:
+            raise ConfigError("--html", str(html), "a plan whose chips are known", problem)
+        _write(html, outlook, f"{resolved.config.model.family} {resolved.config.model.size}")
     if json:
-        print_json(as_json(resolved))
+        print_json(as_json(resolved) | (UNKNOWN if outlook is None else outlook.as_json()))
         return
     show(resolved)
+    if outlook is None:
+        out.print(f"no forecast: {problem}", markup=False)
+        return
+    show_outlook(outlook, explain=explain)
+
+
+def _write(path: Path, outlook: Outlook, title: str) -> None:
+    from weft.report.forecast_page import forecast_page
+
+    path.write_text(forecast_page(outlook, title), encoding="utf-8")
+    err.print(f"wrote {path}", markup=False)
 
 
 def as_json(resolved: Resolved) -> dict[str, Any]:
@@ -42,6 +107,10 @@ def as_json(resolved: Resolved) -> dict[str, Any]:
         "model": {"parameters": resolved.num_parameters, "size": resolved.config.model.size},
         "notes": list(resolved.notes),
     }
+
+
+UNKNOWN: dict[str, Any] = {"predicted": None, "limits": None, "alternatives": [], "search": None}
+"""Of a plan whose chips are not known."""
 
 
 def show(resolved: Resolved) -> None:
@@ -59,56 +128,3 @@ def show(resolved: Resolved) -> None:
         out.print(line, markup=False)
     for note in resolved.notes:
         out.print(f"  {note}", markup=False)
-
-
-def table(plan: Plan) -> Iterator[str]:
-    """One line a stage, below a heading; columns that say nothing are left out."""
-    rows = list(_rows(plan))
-    columns = [name for name in rows[0] if name in _ALWAYS or any(row[name] for row in rows)]
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
-    for row in [dict(zip(columns, columns, strict=True)), *rows]:
-        yield "  ".join(f"{row[name]:<{widths[name]}}" for name in columns).rstrip()
-
-
-_ALWAYS = ("pipeline", "stage", "ranks", "layers", "samples", "microbatches", "computes")
-
-
-def _rows(plan: Plan) -> Iterator[dict[str, str]]:
-    """Column -> text; what holds for a whole pipeline stands beside its first stage."""
-    for p, s, stage in plan.stages():
-        pipeline = plan.pipelines[p]
-        several = len(pipeline.stages) > 1
-        share = f"{pipeline.samples}"
-        if len(plan.pipelines) > 1:
-            share += f" ({pipeline.samples / plan.global_batch:.0%})"
-        extras = [stage.device, stage.precision]
-        if stage.layers[1] > stage.layers[0]:
-            extras += ["recompute"] if stage.recompute == "full" else []
-            extras += ["compiled"] if stage.compile else []
-        row = {
-            "pipeline": str(p),
-            "stage": str(s),
-            "ranks": ranges(stage.mesh.ranks, dash="-"),
-            "mesh": " x ".join(f"{axis} {size}" for axis, size in stage.mesh.axes if size > 1),
-            "layers": _layers_held(stage, s, len(pipeline.stages)),
-            "samples": share,
-            "microbatches": f"{pipeline.num_microbatches} x {pipeline.microbatch}",
-            "schedule": pipeline.schedule if several else "",
-            "zero": str(stage.zero) if stage.zero else "",
-            "passes": str(stage.passes) if stage.passes > 1 else "",
-            "computes": " ".join(extras),
-        }
-        if s:
-            row |= dict.fromkeys(("pipeline", "samples", "microbatches", "schedule"), "")
-        yield row
-
-
-def _layers_held(stage: StagePlan, number: int, num_stages: int) -> str:
-    """``0-2``; with several stages also the embedding and the head, as ``3 + head``."""
-    layers = [ranges(range(*stage.layers), dash="-")] if stage.layers[1] > stage.layers[0] else []
-    if num_stages == 1:
-        return layers[0]
-    parts = ["embed"] if number == 0 else []
-    parts += layers
-    parts += ["head"] if number == num_stages - 1 else []
-    return " + ".join(parts) or "none"

@@ -145,7 +145,7 @@ def forecast(
     time = time or time_of_plan(plan, spec, cluster, seq_len=seq_len, knowledge=known)
     free_cluster, free_known = with_links(cluster, known, inf)
     free = time_of_plan(plan, spec, free_cluster, seq_len=seq_len, knowledge=free_known)
-    memory = memory_of_plan(plan, spec, seq_len)
+    memory = memory_of_plan(plan, spec, seq_len, known.overheads)
     sent = sent_by_plan(plan, spec, cluster, seq_len=seq_len)
     positions = []
     for number, pipeline in enumerate(plan.pipelines):

@@ -1,0 +1,179 @@
+"""``weft plan --cluster``: plan for chips that a file describes, and say what to expect there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from weft.cli.output import count, err, out
+from weft.cli.plan_table import table
+from weft.cli.plan_words import cluster_in_words, folded, show_outlook
+from weft.cli.target import load
+from weft.cluster.cluster_file import read_view
+from weft.cluster.detect import detect_node
+from weft.cluster.view import ClusterView
+from weft.config.errors import ConfigError
+from weft.config.load import Loaded, recipe_names
+from weft.cost.flops import train_flops_per_token
+from weft.cost.shape import ModelShape
+from weft.planner.need import Mix, choose_mix, in_units, parse_need
+from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
+from weft.planner.search import Found, search
+from weft.planner.workload import Workload
+from weft.train.elsewhere import Elsewhere, elsewhere, says_a_plan
+from weft.train.rank_chips import RankChips, chips_of_file
+
+ROUNDS = 6
+"""Times that a mix is made larger because plans lose what chips compute."""
+SAY_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What is printed."""
+
+    model: str
+    """Family and size."""
+    asked: Elsewhere
+    chips: RankChips
+    outlook: Outlook
+    mix: Mix | None = None
+
+    @property
+    def title(self) -> str:
+        """Of a page."""
+        return f"{self.model} on {cluster_in_words(self.outlook.cluster)}"
+
+    @property
+    def num_parameters(self) -> int:
+        return int(ModelShape.of(self.asked.workload.spec).params)
+
+
+def load_elsewhere(target: str, overrides: Sequence[str]) -> Loaded:
+    """The configuration; a plan or micro-batch that only the recipe says is for another machine."""
+    words = [target, *overrides]
+    if any(word.removeprefix("--").startswith(("plan.", "plan=")) for word in words):
+        return load(target, overrides)
+    if target not in recipe_names() and "=" not in target and not target.startswith("--"):
+        loaded = load(target, overrides)
+        if says_a_plan(loaded):
+            return loaded
+    return load(target, [*overrides, "plan=auto"])
+
+
+def answer(loaded: Loaded, file: Path, need: str | None, *, explain: bool) -> Answer:
+    """Plan, or forecast the plan that was given.
+
+    Raises:
+        ConfigError: nothing fits, or something is not known.
+    """
+    view = read_view(file)
+    chips = chips_of_file(file, detect_node(), view.world_size)
+    asked = elsewhere(loaded, chips.view)
+    model = f"{loaded.config.model.family} {loaded.config.model.size}"
+    if asked.plan is not None:
+        if need is not None:
+            raise ConfigError("--need", need, "no plan beside it", "The planner makes one.")
+        outlook = outlook_of_plan(asked.plan, asked.workload, chips.view, chips.knowledge)
+        return Answer(model=model, asked=asked, chips=chips, outlook=outlook)
+    if need is None:
+        mix, cluster, found = None, chips.view, _search(asked, chips, chips.view)
+    else:
+        mix, found = _enough(asked, chips, parse_need(need))
+        cluster = mix.cluster
+    outlook = outlook_of_search(
+        found,
+        asked.workload,
+        chips.knowledge,
+        asked.options,
+        everything=cluster,
+        explain=explain,
+    )
+    return Answer(model=model, asked=asked, chips=chips, outlook=outlook, mix=mix)
+
+
+def _search(asked: Elsewhere, chips: RankChips, cluster: ClusterView) -> Found:
+    return search(
+        asked.workload,
+        cluster,
+        knowledge=chips.knowledge,
+        options=asked.options,
+        progress=_progress(),
+    )
+
+
+def _enough(asked: Elsewhere, chips: RankChips, need: float) -> tuple[Mix, Found]:
+    """The mix whose best plan does it: waiting and links take from what chips compute."""
+    wanted = need
+    for _ in range(ROUNDS):
+        mix = choose_mix(chips.view, asked.workload, chips.knowledge, wanted)
+        found = _search(asked, chips, mix.cluster)
+        reached = reached_by(found, asked.workload)
+        if reached >= need:
+            return mix, found
+        if mix.cluster.world_size == chips.view.world_size:
+            break
+        wanted = min(max(mix.flops_s, wanted) * need / reached, _all_of(asked, chips))
+    expected = f"at most {in_units(reached)}, what the best plan found reaches"
+    hint = "More samples a step let more chips work."
+    raise ConfigError("--need", in_units(need), expected, hint)
+
+
+def _all_of(asked: Elsewhere, chips: RankChips) -> float:
+    return choose_mix(chips.view, asked.workload, chips.knowledge, 0.0).most_flops
+
+
+def reached_by(found: Found, workload: Workload) -> float:
+    """Model FLOP/s of the best plan."""
+    flops = train_flops_per_token(workload.spec, workload.seq_len)
+    return flops * workload.seq_len * workload.samples / found.best.time.step_s
+
+
+def _progress() -> Callable[[int, float], None]:
+    """Says now and then how far a long search is."""
+    said = monotonic()
+
+    def tell(done: int, best_s: float) -> None:
+        nonlocal said
+        if monotonic() - said >= SAY_EVERY_S:
+            said = monotonic()
+            best = f", the best takes {best_s:.3g} s a step" if best_s < float("inf") else ""
+            err.print(f"searching: {done:,} candidates done{best}", style="dim")
+
+    return tell
+
+
+def as_data(answer: Answer) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    size = answer.model.partition(" ")[2]
+    about = {
+        "model": {"parameters": answer.num_parameters, "size": size},
+        "notes": list(answer.asked.notes),
+    }
+    mix = {} if answer.mix is None else {"mix": answer.mix.as_json()}
+    return about | answer.outlook.as_json() | mix
+
+
+def show_answer(answer: Answer, *, explain: bool) -> None:
+    """For people."""
+    workload, outlook = answer.asked.workload, answer.outlook
+    out.print(
+        f"[bold]{answer.model}[/]: {count(answer.num_parameters)} parameters, "
+        f"{workload.spec.num_layers} layers; {workload.samples} samples = "
+        f"{count(workload.samples * workload.seq_len)} tokens a step"
+    )
+    for line in answer.mix.sentences() if answer.mix else ():
+        out.print(f"  {line}", markup=False)
+    chips = f"{outlook.cluster.world_size:,} of {answer.chips.view.world_size:,} chips"
+    out.print(f"{chips}: {cluster_in_words(outlook.cluster)}", markup=False)
+    out.print(f"plan: {outlook.name}", markup=False)
+    heading, *lines = table(outlook.forecast.plan)
+    out.print(heading, style="dim", markup=False)
+    for line in folded(lines):
+        out.print(line, markup=False)
+    for note in (*answer.asked.notes, *answer.chips.basis):
+        out.print(f"  {note}", markup=False)
+    show_outlook(outlook, explain=explain)

@@ -1,0 +1,173 @@
+"""Why this plan and not another, and what other chips would change: sentences with figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from weft.cluster.view import ClusterView
+from weft.planner.fit import shortages, without_recompute
+from weft.planner.forecast import Forecast, forecast, with_links
+from weft.planner.options import Options
+from weft.planner.search import Candidate, Found, search
+from weft.planner.workload import Workload
+from weft.simulate.step import Knowledge, time_of_plan
+
+SEARCH_AGAIN_S = 2.0
+"""A search that took longer is not repeated for every question; plans are forecast anew instead."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alternative:
+    """A plan that lost."""
+
+    candidate: Candidate
+    slower: float
+    """Part of the best step by which its own is longer."""
+    words: str
+
+    def as_json(self) -> dict[str, object]:
+        """What ``--json`` prints."""
+        return {
+            "name": self.candidate.name,
+            "step_time_s": self.candidate.time.step_s,
+            "slower": self.slower,
+            "why": self.words,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Help:
+    """What a change of the chips would bring."""
+
+    change: str
+    """``memory x 2``."""
+    step_s: float
+    gain: float
+    """Part by which more tokens a second pass."""
+
+    @property
+    def words(self) -> str:
+        """``memory x 2: 3.1 % more tokens a second``."""
+        gain = f"{self.gain:.1%} more tokens a second" if self.gain >= 5e-4 else "no gain"
+        return f"{self.change}: {gain}"
+
+    def as_json(self) -> dict[str, object]:
+        """What ``--json`` prints."""
+        return {"change": self.change, "step_time_s": self.step_s, "gain": self.gain}
+
+
+def alternatives(
+    found: Found, best: Forecast, workload: Workload, knowledge: Knowledge, options: Options
+) -> list[Alternative]:
+    """The next best plans, and why each lost."""
+    result = []
+    for other in found.others[:5]:
+        theirs = forecast(other.plan, workload, other.cluster, knowledge, time=other.time)
+        slower = theirs.step_s / best.step_s - 1
+        words = _why(best, theirs) + _forced(other, workload, options)
+        result.append(Alternative(candidate=other, slower=slower, words=words))
+    return result
+
+
+def _why(best: Forecast, other: Forecast) -> str:
+    """Where the slowest positions' time differs, the largest difference first."""
+    ours, theirs = best.slowest, other.slowest
+    differences = {
+        "computes": theirs.computing_s - ours.computing_s,
+        "communicates inside layers": theirs.talking_s - ours.talking_s,
+        "waits for other stages": theirs.waiting_s - ours.waiting_s,
+        "exchanges and updates at the end": theirs.once_s - ours.once_s,
+    }
+    longer = sorted(differences.items(), key=lambda item: -item[1])
+    least = 0.05 * max(other.step_s - best.step_s, 1e-12)
+    parts = [f"{what} {seconds:.3g} s longer" for what, seconds in longer if seconds > least]
+    gains = [f"{what} {-seconds:.3g} s less" for what, seconds in longer if seconds < -least]
+    if not parts:
+        return "takes as long; another of the same speed was taken"
+    return " and ".join(parts) + (f", though it {' and '.join(gains[:1])}" if gains else "")
+
+
+def _forced(candidate: Candidate, workload: Workload, options: Options) -> str:
+    """Says so where a plan recomputes only because its chips' memory demands it."""
+    if all(stage.recompute == "off" for _, _, stage in candidate.plan.stages()):
+        return ""
+    kept = without_recompute(candidate.plan)
+    short = shortages(kept, workload, candidate.cluster, options.memory_part)
+    if not short:
+        return ""
+    need, room = short[0].need_gib, short[0].room_gib
+    chip = short[0].chip.name
+    return f"; it recomputes, for without it a {chip} would need {need:.1f} GiB of {room:.1f}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """Other chips or links, in times of those there are."""
+
+    name: str
+    memory: float = 1.0
+    inside: float = 1.0
+    across: float = 1.0
+
+    def apply(self, cluster: ClusterView, knowledge: Knowledge) -> tuple[ClusterView, Knowledge]:
+        """The cluster after it."""
+        if self.memory == 1.0:
+            return with_links(cluster, knowledge, self.inside, self.across)
+        pools = [
+            replace(pool, chip=replace(pool.chip, memory_gib=pool.chip.memory_gib * self.memory))
+            for pool in cluster.pools
+        ]
+        return ClusterView(tuple(pools)), knowledge
+
+
+CHANGES = (
+    Change(name="memory x 1.25", memory=1.25),
+    Change(name="memory x 2", memory=2.0),
+    Change(name="links inside nodes x 2", inside=2.0),
+    Change(name="network between nodes x 2", across=2.0),
+)
+
+
+def what_would_help(
+    cluster: ClusterView,
+    workload: Workload,
+    knowledge: Knowledge,
+    options: Options,
+    *,
+    best: Candidate,
+    again: bool,
+) -> Iterator[Help]:
+    """More memory or faster links, one after another: the step then.
+
+    Args:
+        cluster: All chips there are.
+        best: The plan for them as they are.
+        again: Search anew for each; otherwise the same plan is asked about, and with more memory
+            the same plan without recomputation.
+    """
+    for change in CHANGES:
+        if again:
+            others, known = change.apply(cluster, knowledge)
+            step_s = search(workload, others, knowledge=known, options=options).best.time.step_s
+        else:
+            used, known = change.apply(best.cluster, knowledge)
+            step_s = min(
+                time_of_plan(
+                    plan, workload.spec, used, seq_len=workload.seq_len, knowledge=known
+                ).step_s
+                for plan in (best.plan, without_recompute(best.plan))
+                if plan == best.plan or not shortages(plan, workload, used, options.memory_part)
+            )
+        yield Help(change=change.name, step_s=step_s, gain=best.time.step_s / step_s - 1)
+
+
+def pruned_in_words(found: Found) -> Iterator[str]:
+    """How many candidates there were, and why most were not simulated."""
+    yield (
+        f"{found.considered:,} plans considered in {found.seconds:.2g} s, "
+        f"{found.pruned.total:,} of them pruned, each for a reason"
+    )
+    for kind, count in sorted(found.pruned.counts.items(), key=lambda item: -item[1]):
+        examples = found.pruned.examples.get(kind, [])
+        yield f"  {kind}: {count:,}" + (f", such as {examples[0]}" if examples else "")

@@ -1,0 +1,136 @@
+"""Does a plan fit its chips' memory, where not, and the smallest change that would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from weft.cluster.cluster import Chip
+from weft.cluster.view import ClusterView
+from weft.cost.memory import Memory, memory_of_plan
+from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
+from weft.planner.workload import Workload
+
+MEMORY_PART = 0.92
+"""Of each chip's memory that may be planned: the search's own default."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shortage:
+    """One stage whose ranks need more than their chips have."""
+
+    pipeline: int
+    stage: int
+    """The first of its mesh."""
+    num_ranks: int
+    chip: Chip
+    memory: Memory
+    room_gib: float
+
+    @property
+    def need_gib(self) -> float:
+        return self.memory.total / 2**30
+
+    @property
+    def words(self) -> str:
+        """``pipeline 0, stage 1 (8 x T4): 20.1 GiB, 5.4 more than the 14.7 that may be planned``"""
+        short = self.need_gib - self.room_gib
+        return (
+            f"pipeline {self.pipeline}, stage {self.stage} ({self.num_ranks} x {self.chip.name}): "
+            f"{self.need_gib:.1f} GiB, {short:.1f} more than the {self.room_gib:.1f} that may be "
+            "planned"
+        )
+
+
+def shortages(
+    plan: Plan, workload: Workload, cluster: ClusterView, memory_part: float = MEMORY_PART
+) -> list[Shortage]:
+    """Where memory is short, the worst first."""
+    memory = memory_of_plan(plan, workload.spec, workload.seq_len)
+    found = []
+    for p, pipeline in enumerate(plan.pipelines):
+        for stages in pipeline.positions():
+            ranks = pipeline.stages[stages[0]].mesh.ranks
+            chip = cluster.pool_of(ranks[0]).chip
+            room = memory_part * chip.memory_gib
+            if memory[ranks[0]].total > room * 2**30:
+                found.append(
+                    Shortage(
+                        pipeline=p,
+                        stage=stages[0],
+                        num_ranks=len(ranks),
+                        chip=chip,
+                        memory=memory[ranks[0]],
+                        room_gib=room,
+                    )
+                )
+    return sorted(found, key=lambda short: short.room_gib - short.need_gib)
+
+
+def smallest_change(
+    plan: Plan, workload: Workload, cluster: ClusterView, memory_part: float = MEMORY_PART
+) -> str:
+    """What would make a plan fit, as an order; each is tried, and the first that does is named."""
+    for words, changed in _changes(plan):
+        if changed != plan and not shortages(changed, workload, cluster, memory_part):
+            return f"{words}."
+    worst = shortages(plan, workload, cluster, memory_part)[0]
+    need = worst.need_gib / memory_part
+    return f"Nothing else alone would do: take chips of {need:.0f} GiB there, or more of them."
+
+
+def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """Small to large: what costs no time comes first."""
+    if any(stage.zero < 1 for _, _, stage in plan.stages()):
+        yield "Divide the optimizer's state (zero: 1)", _each(plan, _zero(1))
+    small = _halved(plan)
+    if small is not None:
+        yield "Halve the micro-batches (batch.micro)", small
+    yield "Divide gradients too (zero: 2)", _each(plan, _zero(2))
+    yield "Compute layers again in backward (recompute: full)", without_activations(plan)
+    both = _each(without_activations(plan), _zero(2))
+    yield "Compute layers again in backward (recompute: full) and divide gradients (zero: 2)", both
+    if len(plan.pipelines) == 1:
+        yield "Divide parameters too (zero: 3)", _each(plan, _zero(3))
+        all_of_it = _each(without_activations(plan), _zero(3))
+        yield "Compute layers again (recompute: full) and divide parameters (zero: 3)", all_of_it
+
+
+def without_activations(plan: Plan) -> Plan:
+    """The plan with all layers computed again in backward."""
+    return _each(plan, lambda stage: replace(stage, recompute="full"))
+
+
+def without_recompute(plan: Plan) -> Plan:
+    """The plan with all activations kept."""
+    return _each(plan, lambda stage: replace(stage, recompute="off"))
+
+
+def _zero(level: ZeroLevel) -> Callable[[StagePlan], StagePlan]:
+    """At least that level where ranks can share."""
+
+    def raised(stage: StagePlan) -> StagePlan:
+        if stage.mesh.size("dp") == 1 or stage.zero >= level:
+            return stage
+        return replace(stage, zero=level)
+
+    return raised
+
+
+def _halved(plan: Plan) -> Plan | None:
+    """Half the samples in each microbatch; None where a rank would have none."""
+
+    def half(pipeline: PipelinePlan) -> PipelinePlan:
+        least = max(stage.mesh.size("dp") * stage.passes for stage in pipeline.stages)
+        return replace(pipeline, microbatch=max(pipeline.microbatch // 2, least))
+
+    smaller = replace(plan, pipelines=tuple(half(pipeline) for pipeline in plan.pipelines))
+    return None if smaller == plan else smaller
+
+
+def _each(plan: Plan, change: Callable[[StagePlan], StagePlan]) -> Plan:
+    pipelines = tuple(
+        replace(pipeline, stages=tuple(change(stage) for stage in pipeline.stages))
+        for pipeline in plan.pipelines
+    )
+    return replace(plan, pipelines=pipelines)

@@ -1,0 +1,122 @@
+"""What keeps a plan from being faster, in figures and in sentences, and what a person may try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from weft.planner.forecast import Forecast, PositionForecast
+
+Cause = Literal["arithmetic", "memory bandwidth", "communication", "waiting", "exchange", "update"]
+
+IN_WORDS: dict[Cause, str] = {
+    "arithmetic": "arithmetic",
+    "memory bandwidth": "the bandwidth of its memory",
+    "communication": "communication inside its layers",
+    "waiting": "waiting for other stages",
+    "exchange": "the exchange of gradients and parameters at the end",
+    "update": "the update at the end of a step",
+}
+LARGE = 0.1
+"""Part of the step from which a cause is worth advice."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Of one plan: where its step goes, and whose memory is fullest."""
+
+    slowest: PositionForecast
+    step_s: float
+    parts: dict[Cause, float]
+    """Seconds of the slowest position's step, by what they go to."""
+    fullest: PositionForecast
+
+    @property
+    def cause(self) -> Cause:
+        """What most of the step goes to."""
+        return max(self.parts, key=self.parts.__getitem__)
+
+    def part(self, cause: Cause) -> float:
+        """Of the step."""
+        return self.parts[cause] / self.step_s
+
+    def sentences(self) -> Iterator[str]:
+        """For people."""
+        slow, full = self.slowest, self.fullest
+        yield (
+            f"{where(slow)} is the slowest: {self.part(self.cause):.0%} of a step goes to "
+            f"{IN_WORDS[self.cause]}"
+        )
+        rest = sorted(self.parts, key=self.parts.__getitem__, reverse=True)[1:]
+        words = [f"{cause} {self.part(cause):.0%}" for cause in rest if self.part(cause) >= 0.01]
+        if words:
+            yield f"the rest of its step: {', '.join(words)}"
+        most = max(full.memory.by_category().items(), key=lambda item: item[1])
+        yield (
+            f"{where(full)} has the fullest memory: {full.memory.total / 2**30:.1f} of "
+            f"{full.chip.memory_gib:g} GiB ({full.memory_part:.0%}), most of it {most[0]}"
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """What ``--json`` prints."""
+        return {
+            "cause": self.cause,
+            "slowest": _place(self.slowest),
+            "seconds": dict(self.parts),
+            "fullest": {**_place(self.fullest), "memory_part": self.fullest.memory_part},
+            "words": list(self.sentences()),
+        }
+
+
+def limits_of(forecast: Forecast) -> Limits:
+    """Where the step of the slowest position goes."""
+    slow = forecast.slowest
+    exchange = min(forecast.exchange_s, slow.once_s)
+    parts: dict[Cause, float] = {
+        "arithmetic": slow.computing_s * (1 - slow.by_memory),
+        "memory bandwidth": slow.computing_s * slow.by_memory,
+        "communication": slow.talking_s,
+        "waiting": slow.waiting_s,
+        "exchange": exchange,
+        "update": slow.once_s - exchange,
+    }
+    return Limits(slowest=slow, step_s=forecast.step_s, parts=parts, fullest=forecast.fullest)
+
+
+def advice(forecast: Forecast, limits: Limits) -> Iterator[str]:
+    """What usually helps against what limits this plan; nothing where no cause is large."""
+    stages = [stage for _, _, stage in forecast.plan.stages()]
+    if limits.part("communication") >= LARGE:
+        if max(stage.mesh.size("tp") for stage in stages) > 1:
+            yield "less tensor parallelism and more stages: sums inside layers wait for links"
+        else:
+            yield "a lower ZeRO level where memory allows: parameters are gathered too often"
+    if limits.part("waiting") >= LARGE and len(limits.slowest.stages) < len(stages):
+        yield "more samples a step, or smaller micro-batches: stages wait while pipelines fill"
+    if limits.part("exchange") >= LARGE:
+        yield "more samples a step, or fewer copies of the model: gradients are exchanged each step"
+    if limits.part("memory bandwidth") >= LARGE:
+        yield "a wider hidden state, or larger micro-batches: small products wait for memory"
+    if any(stage.recompute == "full" for stage in stages):
+        yield "more memory, more stages or a higher ZeRO level: layers are computed twice"
+    if limits.part("update") >= LARGE:
+        yield "ZeRO 1 or more samples a step: every copy updates all parameters by itself"
+
+
+def where(position: PositionForecast) -> str:
+    """``stage 1 of pipeline 0 (8 x H100-SXM5-80GB)``."""
+    many = len(position.stages) > 1
+    numbers = " and ".join(map(str, position.stages))
+    chips = f"{len(position.ranks)} x {position.chip.name}"
+    return f"stage{'s' * many} {numbers} of pipeline {position.pipeline} ({chips})"
+
+
+def _place(position: PositionForecast) -> dict[str, object]:
+    return {
+        "pipeline": position.pipeline,
+        "stages": list(position.stages),
+        "chip": position.chip.name,
+        "num_ranks": len(position.ranks),
+        "first_rank": position.ranks[0],
+    }

@@ -1,0 +1,179 @@
+"""So much compute, from whichever chips a pool has: a mix by what a workload reaches on them.
+
+A chip counts for the model FLOPs a second that this model and sequence reach on it, by the same
+costs that plans are compared with, not for its name or its printed peak: long sequences favour
+chips that are good at attention, small models those with fast memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, floor
+
+from weft.cluster.view import ChipPool, ClusterView
+from weft.config.errors import ConfigError
+from weft.cost.flops import train_flops_per_token
+from weft.cost.rates import compute_seconds
+from weft.cost.shape import ModelShape
+from weft.cost.work import StageWork
+from weft.planner.workload import Workload
+from weft.simulate.step import Knowledge
+
+UNITS = {"TF": 1e12, "PF": 1e15, "EF": 1e18}
+
+
+def parse_need(text: str) -> float:
+    """``2.0PF`` -> FLOP/s.
+
+    Raises:
+        ConfigError: no number with a unit.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(TF|PF|EF)(?:LOP/s|LOPS)?\s*", text)
+    if found is None or float(found[1]) == 0:
+        expected = "a number and a unit: TF, PF or EF (10^12, 10^15, 10^18 FLOP/s)"
+        raise ConfigError("--need", text, expected, "For example 2.0PF.")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def in_units(flops_s: float) -> str:
+    """``2.04 PF``."""
+    unit, size = max(
+        ((unit, size) for unit, size in UNITS.items() if flops_s >= size or unit == "TF"),
+        key=lambda item: item[1],
+    )
+    return f"{flops_s / size:.3g} {unit}"
+
+
+def reached_flops(pool: ChipPool, workload: Workload, knowledge: Knowledge) -> float:
+    """Model FLOPs a second that one chip computes of this workload, nobody to wait for."""
+    spec = workload.spec
+    work = StageWork(
+        layers=(0, spec.num_layers),
+        embeds=True,
+        predicts=True,
+        samples=1,
+        seq_len=workload.seq_len,
+        dtype="bf16" if workload.precision == "bf16" else "fp32",
+    )
+    place = knowledge.place(pool)
+    seconds = compute_seconds(ModelShape.of(spec), work, place.chip).whole
+    flops = train_flops_per_token(spec, workload.seq_len) * workload.seq_len
+    return flops / (seconds * place.software.slowdown)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Nodes taken from one pool."""
+
+    pool: ChipPool
+    num_nodes: int
+    flops_s: float
+    """Reached by one chip."""
+    cost: float
+    """Of one chip: its price an hour, or 1."""
+
+    @property
+    def total_flops(self) -> float:
+        return self.num_nodes * self.pool.chips_per_node * self.flops_s
+
+    @property
+    def total_cost(self) -> float:
+        return self.num_nodes * self.pool.chips_per_node * self.cost
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mix:
+    """Which nodes, and why."""
+
+    parts: tuple[Part, ...]
+    """Of every pool, in their order; some may give none."""
+    by_price: bool
+
+    @property
+    def cluster(self) -> ClusterView:
+        """The nodes that were taken."""
+        taken = [replace(p.pool, num_nodes=p.num_nodes) for p in self.parts if p.num_nodes]
+        return ClusterView(tuple(taken))
+
+    @property
+    def flops_s(self) -> float:
+        return sum(part.total_flops for part in self.parts)
+
+    @property
+    def most_flops(self) -> float:
+        """With all nodes of all pools."""
+        return sum(replace(p, num_nodes=p.pool.num_nodes).total_flops for p in self.parts)
+
+    def sentences(self) -> Iterator[str]:
+        """For people."""
+        for part in self.parts:
+            pool = part.pool
+            cost = f", {part.cost / part.flops_s * 1e15:.3g} a PF-hour" if self.by_price else ""
+            yield (
+                f"{part.num_nodes} of {pool.num_nodes} nodes of {pool.chips_per_node} x "
+                f"{pool.chip.name}: {in_units(part.flops_s)} a chip for this workload{cost}"
+            )
+        aim = "at the lowest price an hour" if self.by_price else "with the fewest chips"
+        yield f"{in_units(self.flops_s)} of computing in all, {aim}"
+
+    def as_json(self) -> dict[str, object]:
+        """What ``--json`` prints."""
+        return {
+            "flops_s": self.flops_s,
+            "by": "price" if self.by_price else "chips",
+            "nodes": [
+                {"chip": p.pool.chip.name, "nodes": p.num_nodes, "flops_s_per_chip": p.flops_s}
+                for p in self.parts
+            ],
+        }
+
+
+def choose_mix(cluster: ClusterView, workload: Workload, knowledge: Knowledge, need: float) -> Mix:
+    """The cheapest whole nodes that compute so much; without all prices, the fewest chips.
+
+    Cheap compute is taken first; each pool in turn may close the gap, for its nodes may fit better.
+
+    Raises:
+        ConfigError: all nodes together do not reach it.
+    """
+    by_price = all(pool.price_per_hour for pool in cluster.pools)
+    parts = [
+        Part(
+            pool=pool,
+            num_nodes=0,
+            flops_s=reached_flops(pool, workload, knowledge),
+            cost=(pool.price_per_hour or 0.0) if by_price else 1.0,
+        )
+        for pool in cluster.pools
+    ]
+    everything = Mix(parts=tuple(parts), by_price=by_price).most_flops
+    if everything < need:
+        has = ", ".join(f"{p.pool.num_chips} x {p.pool.chip.name}" for p in parts)
+        expected = f"at most {in_units(everything)}, what the pool computes of this workload"
+        raise ConfigError("--need", in_units(need), expected, f"It has {has}.")
+    fills = [_filled(parts, need, closing) for closing in range(len(parts))]
+    mixes = [Mix(parts=fill, by_price=by_price) for fill in fills if fill is not None]
+    return min(mixes, key=_rank)
+
+
+def _rank(mix: Mix) -> tuple[float, int, float]:
+    """Cost, then kinds, then what is more than enough."""
+    cost = sum(part.total_cost for part in mix.parts)
+    return round(cost, 9), sum(part.num_nodes > 0 for part in mix.parts), mix.flops_s
+
+
+def _filled(parts: Sequence[Part], need: float, closing: int) -> tuple[Part, ...] | None:
+    """Whole nodes of the cheapest compute, the rest from one pool; None if that has too few."""
+    order = sorted(range(len(parts)), key=lambda n: (parts[n].cost / parts[n].flops_s, n))
+    taken = list(parts)
+    left = need
+    for turn, number in enumerate([*order, closing]):
+        part = taken[number]
+        node = part.pool.chips_per_node * part.flops_s
+        more = ceil(left / node) if turn == len(order) else floor(left / node)
+        more = min(max(more, 0), part.pool.num_nodes - part.num_nodes)
+        taken[number] = replace(part, num_nodes=part.num_nodes + more)
+        left -= more * node
+    return tuple(taken) if left <= 0 else None

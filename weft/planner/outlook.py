@@ -1,0 +1,140 @@
+"""All that is worth knowing of a plan on a cluster before anything runs: what commands print."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from weft.cluster.view import ClusterView
+from weft.config.errors import ConfigError
+from weft.plan.plan import Plan
+from weft.planner.explain import SEARCH_AGAIN_S, Alternative, Help, alternatives, what_would_help
+from weft.planner.fit import Shortage, shortages, smallest_change
+from weft.planner.forecast import Forecast, forecast
+from weft.planner.limits import Limits, advice, limits_of
+from weft.planner.options import Options
+from weft.planner.search import Candidate, Found
+from weft.planner.workload import Workload
+from weft.simulate.step import Knowledge
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """A plan, what it will do, and why it is the one."""
+
+    name: str
+    """In words."""
+    cluster: ClusterView
+    """The chips that the plan uses."""
+    forecast: Forecast
+    limits: Limits
+    found: Found | None = None
+    """None: the plan was given."""
+    alternatives: tuple[Alternative, ...] = ()
+    helps: tuple[Help, ...] = ()
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What usually helps against what limits it."""
+        return tuple(advice(self.forecast, self.limits))
+
+    def predicted(self) -> dict[str, Any]:
+        """Numbers of the forecast."""
+        cast = self.forecast
+        traffic: dict[str, dict[str, float]] = {}
+        for way, num_bytes in cast.sent.items():
+            traffic.setdefault(way.name, {})[way.reach] = num_bytes / 1e9
+        return {
+            "step_time_s": cast.step_s,
+            "tokens_per_s": cast.tokens_per_s,
+            "mfu": cast.mfu,
+            "memory_gib": [memory.total / 2**30 for memory in cast.memory_by_rank()],
+            "traffic_gb": traffic,
+            "joules_per_token": cast.joules_per_token,
+            "price_per_million_tokens": cast.price_per_million_tokens,
+            "stages": [
+                {
+                    "pipeline": position.pipeline,
+                    "stages": list(position.stages),
+                    "chip": position.chip.name,
+                    "num_ranks": len(position.ranks),
+                    "computing_s": position.computing_s,
+                    "communicating_s": position.talking_s,
+                    "memory_gib": {
+                        name: num_bytes / 2**30
+                        for name, num_bytes in position.memory.by_category().items()
+                    },
+                }
+                for position in cast.positions
+            ],
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """What ``weft plan --json`` prints beside the model."""
+        found = self.found
+        result = {
+            "plan": json.loads(self.forecast.plan.to_json()),
+            "predicted": self.predicted(),
+            "limits": {**self.limits.as_json(), "advice": list(self.advice)},
+            "alternatives": [alternative.as_json() for alternative in self.alternatives],
+            "search": None
+            if found is None
+            else {
+                "seconds": found.seconds,
+                "considered": found.considered,
+                "pruned": dict(found.pruned.counts),
+            },
+        }
+        return result | ({"would_help": [h.as_json() for h in self.helps]} if self.helps else {})
+
+
+def outlook_of_plan(
+    plan: Plan, workload: Workload, cluster: ClusterView, knowledge: Knowledge
+) -> Outlook:
+    """Of a plan that a person gave.
+
+    Raises:
+        ConfigError: it does not fit; says what is short where, and the smallest change.
+    """
+    refuse_too_large(plan, workload, cluster)
+    cast = forecast(plan, workload, cluster, knowledge)
+    return Outlook(name="as given", cluster=cluster, forecast=cast, limits=limits_of(cast))
+
+
+def refuse_too_large(plan: Plan, workload: Workload, cluster: ClusterView) -> None:
+    """Raises ConfigError where a stage needs more memory than its chips have."""
+    short: list[Shortage] = shortages(plan, workload, cluster)
+    if short:
+        listed = [each.words for each in short[:5]]
+        change = smallest_change(plan, workload, cluster)
+        raise ConfigError("plan", listed, "a plan that fits its chips' memory", change)
+
+
+def outlook_of_search(
+    found: Found,
+    workload: Workload,
+    knowledge: Knowledge,
+    options: Options,
+    *,
+    everything: ClusterView,
+    explain: bool,
+) -> Outlook:
+    """Of the best plan that a search found; ``everything``: the chips that it could choose from."""
+    best: Candidate = found.best
+    cast = forecast(best.plan, workload, best.cluster, knowledge, time=best.time)
+    helps: tuple[Help, ...] = ()
+    if explain:
+        again = found.seconds < SEARCH_AGAIN_S
+        helps = tuple(
+            what_would_help(everything, workload, knowledge, options, best=best, again=again)
+        )
+    return Outlook(
+        name=best.name,
+        cluster=best.cluster,
+        forecast=cast,
+        limits=limits_of(cast),
+        found=found,
+        alternatives=tuple(alternatives(found, cast, workload, knowledge, options)),
+        helps=helps,
+    )

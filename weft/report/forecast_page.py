@@ -1,0 +1,173 @@
+"""A page of a plan that nobody has run: what it is, its step in time, its memory, and its rivals.
+
+Self-contained: no network, no script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from itertools import groupby
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from weft.planner.explain import pruned_in_words
+from weft.planner.forecast import Forecast, PositionForecast
+from weft.planner.outlook import Outlook
+from weft.report.page import Table, Tile
+from weft.report.plan_picture import picture
+from weft.simulate.picture import to_svg
+from weft.simulate.timeline import Timeline
+
+MOST_SPANS = 4000
+"""Of one timeline; of a longer one the beginning is drawn."""
+MOST_TIMELINES = 4
+COLOURS = {
+    "weights": "#4c78a8",
+    "grads": "#72b7b2",
+    "optimizer": "#54a24b",
+    "activations": "#f58518",
+    "working": "#eeca3b",
+    "logits": "#e45756",
+    "buffers": "#b279a2",
+    "fragments": "#9d755d",
+    "runtime": "#bab0ac",
+}
+"""By category of memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """One timeline."""
+
+    heading: str
+    picture: Markup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """Memory of one kind of position, as parts of the chip's."""
+
+    name: str
+    words: str
+    pieces: tuple[tuple[str, float], ...]
+    """Colour and percent of the widest chip's memory."""
+    room: float
+    """Percent at which the chip's own memory ends."""
+
+
+def forecast_page(outlook: Outlook, title: str) -> str:
+    """One HTML page."""
+    environment = Environment(
+        loader=PackageLoader("weft.report", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = resources.files("weft.report").joinpath("assets", "report.css").read_text("utf-8")
+    found = outlook.found
+    return environment.get_template("forecast.html.j2").render(
+        title=title,
+        name=outlook.name,
+        style=Markup(style),
+        tiles=list(_tiles(outlook.forecast)),
+        plan=picture(outlook.forecast.plan),
+        limits=list(outlook.limits.sentences()),
+        advice=outlook.advice,
+        timelines=list(_timelines(outlook.forecast)),
+        bars=list(_bars(outlook.forecast)),
+        colours=COLOURS,
+        tables=list(_tables(outlook)),
+        searched=[] if found is None else list(pruned_in_words(found)),
+    )
+
+
+def _tiles(cast: Forecast) -> Iterator[Tile]:
+    yield Tile(label="step", value=f"{cast.step_s:.3g} s")
+    yield Tile(label="tokens a second", value=f"{cast.tokens_per_s:,.0f}")
+    yield Tile(label="model FLOPs utilization", value=f"{cast.mfu:.1%}")
+    full = cast.fullest
+    note = f"of {full.chip.memory_gib:g} GiB of {full.chip.name}"
+    yield Tile(label="fullest memory", value=f"{full.memory.total / 2**30:.1f} GiB", note=note)
+    yield Tile(label="sent in a step", value=f"{sum(cast.sent.values()) / 1e9:,.4g} GB")
+    if cast.joules_per_token is not None:
+        yield Tile(label="energy of a token", value=f"{cast.joules_per_token:.3g} J")
+    if cast.price_per_million_tokens is not None:
+        yield Tile(label="a million tokens", value=f"{cast.price_per_million_tokens:.3g}")
+
+
+def _timelines(cast: Forecast) -> Iterator[Drawn]:
+    """Of pipelines that are alike, one."""
+    numbered = list(enumerate(cast.time.timelines))
+    runs = [list(run) for _, run in groupby(numbered, key=lambda item: item[1].step_s)]
+    for run in runs[:MOST_TIMELINES]:
+        (first, timeline), (last, _) = run[0], run[-1]
+        name = f"Pipeline {first}" if first == last else f"Pipelines {first} to {last}, each"
+        shown = _beginning(timeline)
+        part = "" if shown is timeline else f"; the first {shown.step_s:.3g} s are drawn"
+        idle = f", {timeline.bubble:.1%} idle" if len(timeline.spans) > 1 else ""
+        heading = f"{name}: {timeline.step_s:.3g} s{idle}{part}"
+        yield Drawn(heading=heading, picture=Markup(to_svg(shown)))
+
+
+def _beginning(timeline: Timeline) -> Timeline:
+    """As many actions as a page can hold."""
+    ends = sorted(span.end_s for row in timeline.spans for span in row)
+    if len(ends) <= MOST_SPANS:
+        return timeline
+    end = ends[MOST_SPANS]
+    rows = (tuple(span for span in row if span.end_s <= end) for row in timeline.spans)
+    return Timeline(tuple(rows))
+
+
+def _bars(cast: Forecast) -> Iterator[Bar]:
+    """Neighbouring positions with the same memory share a bar."""
+    widest = max(max(p.chip.memory_gib * 2**30, p.memory.total) for p in cast.positions)
+    numbered = list(enumerate(cast.positions))
+    for _, run in groupby(numbered, key=lambda item: (item[1].chip.name, item[1].memory.total)):
+        members = list(run)
+        position: PositionForecast = members[0][1]
+        first, last = members[0][0], members[-1][0]
+        name = f"mesh {first}" if first == last else f"meshes {first} to {last}"
+        parts = position.memory.by_category()
+        yield Bar(
+            name=f"{name}, {len(position.ranks)} x {position.chip.name} each",
+            words=f"{position.memory.total / 2**30:.1f} of {position.chip.memory_gib:g} GiB",
+            pieces=tuple(
+                (COLOURS[part], 100 * num_bytes / widest) for part, num_bytes in parts.items()
+            ),
+            room=100 * position.chip.memory_gib * 2**30 / widest,
+        )
+
+
+def _tables(outlook: Outlook) -> Iterator[Table]:
+    cast = outlook.forecast
+    if outlook.alternatives:
+        rows = [
+            (
+                other.candidate.name,
+                f"{other.candidate.time.step_s:.3g} s ({other.slower:+.1%})",
+                other.words,
+            )
+            for other in outlook.alternatives
+        ]
+        headers = ("Plan", "Step", "Why it lost: it ...")
+        yield Table(caption="The next best", headers=headers, rows=rows)
+    if outlook.helps:
+        rows = [(h.change, f"{h.step_s:.3g} s", f"{h.gain:+.1%}") for h in outlook.helps]
+        headers = ("With", "Step", "Tokens a second")
+        yield Table(caption="What would help", headers=headers, rows=rows, numeric=True)
+    if cast.sent:
+        sent = [
+            (
+                way.name,
+                f"{way.reach} nodes" if way.reach == "across" else "inside nodes",
+                f"{num_bytes / 1e9:,.4g}",
+            )
+            for way, num_bytes in cast.sent.items()
+        ]
+        headers = ("What", "Where", "GB")
+        yield Table(caption="Sent in one step by all ranks", headers=headers, rows=sent)
