@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 from weft.cluster.cluster import Node
@@ -11,6 +12,7 @@ from weft.simulate.known import core_name
 
 FLOPS_S = 1e10
 """Of its products, whatever their shape."""
+RATES_OF_MEMORY = [field.name for field in fields(Profile) if field.name.endswith("_bytes_s")]
 
 
 def node(*, cores: int = 2, cpu: str = "Abacus") -> Node:
@@ -37,8 +39,7 @@ def profile(machine: Node) -> Profile:
         moving=(),
         links=(LinkTime("send", 1e3, 1e-5), LinkTime("send", 1e9, 1.0)),
         launch_s=1e-9,
-        memory_bytes_s=1e15,
-        update_bytes_s=1e15,
+        **dict.fromkeys(RATES_OF_MEMORY, 1e15),
         step_s=1e-9,
         runtime_bytes=1e6,
     )

@@ -10,10 +10,10 @@ import typer
 from rich.table import Table as RichTable
 
 from weft.cli.output import finish, out, print_json
+from weft.cli.resolved import resolved_here
 from weft.cli.target import Json, load
-from weft.cluster.detect import detect
 from weft.config.errors import ConfigError
-from weft.train.resolve import Resolved, read_plan, resolve
+from weft.train.resolve import Resolved
 
 
 def register(app: typer.Typer) -> None:
@@ -118,7 +118,7 @@ def _resolved(key: str, target: str) -> Resolved:
     else:
         name, *overrides = shlex.split(target) or [""]
         loaded = load(name, overrides)
-    return resolve(loaded, detect(), plan=read_plan(loaded))
+    return resolved_here(loaded).resolved
 
 
 def _checkpoints(target: str) -> Path | None:

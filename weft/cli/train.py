@@ -7,7 +7,7 @@ import json as json_format
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
@@ -17,10 +17,10 @@ import typer
 
 from weft.cli.output import err, finish, out, print_json
 from weft.cli.plan import show as print_plan
+from weft.cli.resolved import Outset, ranks_here, resolved_among, resolved_here
 from weft.cli.summary import print_summary
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
 from weft.cli.traffic import print_traffic
-from weft.cluster.detect import detect
 from weft.comm.place import Place
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.config.load import Loaded, explain, to_yaml
@@ -28,8 +28,8 @@ from weft.elastic.processes import RanksFailedError, run_rank, run_ranks, warm_c
 from weft.elastic.signals import sigterm_interrupts
 from weft.report.progress import Preparing, choose_mode
 from weft.train.job import Job
-from weft.train.prediction import PREDICTION_FILE, Prediction
-from weft.train.resolve import Resolved, read_plan, refuse_without_effect, resolve
+from weft.train.prediction import AUTO_FILE, PREDICTION_FILE, Prediction
+from weft.train.resolve import Resolved, refuse_without_effect
 from weft.train.resume import CONFIG_FILE, changes, saved_step, saved_summary
 from weft.train.run_folder import RunFolder
 
@@ -71,46 +71,54 @@ def train(
         _explain(loaded, json=json)
         return
     place = Place.from_environment()
-    world_size = place.world_size if place else None
-    resolved = resolve(
-        loaded,
-        detect(),
-        world_size=world_size,
-        ranks_here=_ranks_here(place),
-        plan=read_plan(loaded),
-    )
-    refuse_without_effect(loaded)
-    _refuse_missing_packages(loaded)
-    stream = sys.stderr if json else sys.stdout
-    prediction = _predict(resolved, place)
-    job = Job(
-        config=resolved.config,
-        plan=resolved.plan,
-        out=out_dir or _new_folder(resolved.config.name, place),
-        last_step=min(steps or resolved.config.train.steps, resolved.config.train.steps),
-        threads=resolved.threads,
-        console=choose_mode(stream, quiet=quiet),
-        json=json,
-        comm_report=comm_report,
-        prediction=prediction,
-        files={
-            CONFIG_FILE: to_yaml(resolved.config),
-            "plan.json": resolved.plan.to_json(),
-            "cluster.json": resolved.cluster.to_json(),
-            "origins.json": json_format.dumps(resolved.origins, indent=2),
-            PREDICTION_FILE: prediction.to_json(),
-        },
-    )
-    finish(_start(job, resolved) if place is None else _join(place, job, resolved))
+    with ExitStack() as until_joined:
+        if place is None:
+            outset = resolved_here(loaded, out=out_dir)
+        else:
+            outset = resolved_among(loaded, place, until_joined, out=out_dir)
+        refuse_without_effect(loaded)
+        _refuse_missing_packages(loaded)
+        resolved = outset.resolved
+        stream = sys.stderr if json else sys.stdout
+        prediction = _predict(outset, place)
+        job = Job(
+            config=resolved.config,
+            plan=resolved.plan,
+            out=out_dir or _new_folder(resolved.config.name, place),
+            last_step=min(steps or resolved.config.train.steps, resolved.config.train.steps),
+            threads=resolved.threads,
+            console=choose_mode(stream, quiet=quiet),
+            json=json,
+            comm_report=comm_report,
+            prediction=prediction,
+            files=_files(outset, prediction),
+        )
+        finish(_start(job, resolved) if place is None else _join(place, job, resolved))
 
 
-def _predict(resolved: Resolved, place: Place | None) -> Prediction:
+def _files(outset: Outset, prediction: Prediction) -> dict[str, str]:
+    """What says in the run folder what is run."""
+    resolved = outset.resolved
+    files = {
+        CONFIG_FILE: to_yaml(resolved.config),
+        "plan.json": resolved.plan.to_json(),
+        "cluster.json": resolved.cluster.to_json(),
+        "origins.json": json_format.dumps(resolved.origins, indent=2),
+        PREDICTION_FILE: prediction.to_json(),
+    }
+    if outset.chosen is not None:
+        files[AUTO_FILE] = outset.chosen.to_json()
+    return files
+
+
+def _predict(outset: Outset, place: Place | None) -> Prediction:
     """Of the whole job. Only the rank that writes it down needs it."""
     if place is not None and place.rank > 0:
         return Prediction()
     from weft.train.predict import predict_run
 
-    return predict_run(resolved, ranks_here=_ranks_here(place))
+    here = ranks_here() if place is not None else None
+    return predict_run(outset.resolved, ranks_here=here, chips=outset.chips)
 
 
 def loaded(words: Sequence[str]) -> Loaded:
@@ -130,12 +138,6 @@ def _explain(loaded: Loaded, *, json: bool) -> None:
     width = max(len(key) for key, _, _ in rows)
     for key, value, origin in rows:
         out.print(f"{key:<{width}}  {show(value):<24}  {origin}", markup=False)
-
-
-def _ranks_here(place: Place | None) -> int | None:
-    """How many processes of the job this machine runs, where the launcher says so."""
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(told) if place is not None and told.isdecimal() else None
 
 
 def _refuse_missing_packages(loaded: Loaded) -> None:

@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from weft.cli.output import finish, out, print_json
+from weft.cli.resolved import resolved_here
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
-from weft.cluster.detect import detect
-from weft.train.resolve import read_plan, resolve
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +30,7 @@ def verify(
     stated tolerance.
     """
     loaded = load(target, overrides)
-    resolved = resolve(loaded, detect(), plan=read_plan(loaded))
+    resolved = resolved_here(loaded).resolved
     from weft.elastic.pool import WorkerPool
     from weft.train.verify import verify_plan
 

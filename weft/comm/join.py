@@ -35,7 +35,7 @@ def join(place: Place, *, backend: str, device: torch.device, timeout_s: float =
     if place.store_file is not None:
         # On one machine nothing needs to leave it.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
-    store = _store(place, timeout_s)
+    store = meeting_store(place, timeout_s)
     await_ranks(store, place.rank, place.world_size, min(timeout_s, ARRIVAL_S))
     dist.init_process_group(
         "gloo",
@@ -57,9 +57,10 @@ def join(place: Place, *, backend: str, device: torch.device, timeout_s: float =
     return comm
 
 
-def _store(place: Place, timeout_s: float) -> Store:
+def meeting_store(place: Place, timeout_s: float) -> Store:
     """The meeting point, with a prefix of its own for every restart.
 
+    Rank 0 may ask again as long as it holds what it got before.
     Without the prefix the ranks of a restarted job would read the addresses of dead processes.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -73,6 +74,7 @@ def _store(place: Place, timeout_s: float) -> Store:
             host,
             port,
             is_master=place.rank == 0 and not agent_hosts_it,
+            multi_tenant=True,
             wait_for_workers=False,  # ``await_ranks`` does, and knows them by number
             timeout=timedelta(seconds=wait_s),
         )

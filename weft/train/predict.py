@@ -33,23 +33,18 @@ def predict_run(
     resolved: Resolved,
     *,
     ranks_here: int | None = None,
+    chips: RankChips | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Prediction:
     """What a run will take whose ranks are on this machine, or on chips that a file describes.
 
-    ``ranks_here``: how many of them this machine runs; None: all.
+    Args:
+        ranks_here: How many of them this machine runs; None: all.
+        chips: What is already known of them.
     """
-    problem, chips = "", None
-    world_size = resolved.plan.world_size
+    problem = ""
     try:
-        if file := environment.get(CLUSTER_VARIABLE):
-            chips = chips_of_file(Path(file), resolved.cluster.nodes[0], world_size)
-        elif (ranks_here or world_size) < world_size:
-            problem = (
-                f"the chips of other machines are not known, and no {CLUSTER_VARIABLE} says them"
-            )
-        else:
-            chips = _chips_here(resolved)
+        chips = chips or _chips(resolved, ranks_here, environment)
     except ConfigErrors as errors:
         problem = str(errors.errors[0])
     except ConfigError as error:
@@ -58,8 +53,13 @@ def predict_run(
     return predict(resolved.plan, resolved.spec, seq_len, chips, problem=problem)
 
 
-def _chips_here(resolved: Resolved) -> RankChips:
+def _chips(resolved: Resolved, ranks_here: int | None, environment: Mapping[str, str]) -> RankChips:
     plan, node = resolved.plan, resolved.cluster.nodes[0]
+    if file := environment.get(CLUSTER_VARIABLE):
+        return chips_of_file(Path(file), node, plan.world_size)
+    if ranks_here not in (None, plan.world_size):
+        text = f"the chips of other machines are not known, and no {CLUSTER_VARIABLE} says them"
+        raise ConfigError("", None, "", text)
     machine = Machine(
         node=node,
         ranks=plan.world_size,

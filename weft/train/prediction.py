@@ -12,6 +12,8 @@ from weft.report.metrics import StepMetrics
 
 PREDICTION_FILE = "prediction.json"
 """In the run folder: the ``Prediction`` of its last start."""
+AUTO_FILE = "auto.json"
+"""In the run folder: what ``plan.auto`` was asked and chose, which a resume keeps to."""
 WARM_UP_STEPS = 2
 """First steps of a start that are left out: memory is allocated and code is met first in them."""
 

@@ -55,13 +55,16 @@ def resolve(
     world_size: int | None = None,
     ranks_here: int | None = None,
     plan: Plan | None = None,
+    why: Sequence[str] = (),
 ) -> Resolved:
     """Decide everything that the configuration leaves open.
 
     Args:
         world_size: Processes that another launcher started; None: as many as the plan asks for.
         ranks_here: How many of them run on this machine; None: all.
-        plan: What ``plan.file`` holds (``read_plan``); None: derived from the configuration.
+        plan: What ``plan.file`` holds (``read_plan``), or ``plan.auto`` chose; None: derived from
+            the configuration.
+        why: What is worth saying of such a plan.
 
     Raises:
         ConfigErrors: a value that cannot work, with the place where it was given.
@@ -71,9 +74,10 @@ def resolve(
     try:
         spec = model_spec(config.model, vocab_size_asked(config), config.data.seq_len)
         if plan is None:
+            _refuse_unchosen(config)
             plan = _derived(loaded, cluster, spec.num_layers, world_size, ranks_here, notes)
         else:
-            notes.append(f"the plan is {config.plan.file}, as it is")
+            notes += why or [f"the plan is {config.plan.file}, as it is"]
             if world_size is None:
                 _check_devices(config, plan, cluster)
         _check_fit(plan, spec, config)
@@ -81,6 +85,8 @@ def resolve(
     except ConfigError as error:
         if config.plan.file is not None and error.key not in loaded.origins:
             error.where = f"in {config.plan.file}"
+        elif plan is not None and config.plan.auto is not None:
+            error.where = error.where or "in what plan.auto chose"
         elif plan is not None:
             error.key = _key_in_config(error.key, config, plan)
         raise loaded.place(error) from error
@@ -164,6 +170,12 @@ def _derived(
         )
 
     return staged_plan(config.plan, pipelines, batch, num_layers, computes)
+
+
+def _refuse_unchosen(config: Config) -> None:
+    if config.plan.auto is not None:
+        hint = "`weft train` and `weft plan` let it choose; plan.file takes what it chose."
+        raise ConfigError("plan", "auto", "a plan that is written down", hint)
 
 
 def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
@@ -288,7 +300,7 @@ def _check_devices(config: Config, plan: Plan, cluster: Cluster) -> None:
     """Where all ranks run on this machine, it has a GPU for each that wants one."""
     ranks = {r for _, _, stage in plan.stages() if stage.device == "cuda" for r in stage.mesh.ranks}
     chips = len(cluster.nodes[0].chips)
-    if len(ranks) > chips:
+    if config.plan.file is not None and len(ranks) > chips:
         expected = f"a plan for what is here ({chips} GPUs)"
         raise ConfigError("plan.file", config.plan.file, expected, f"It asks for {len(ranks)}.")
 

@@ -1,0 +1,113 @@
+"""From a configuration to what will run: read a plan's file, or let the planner choose."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.cluster.cluster import Cluster
+from weft.cluster.detect import detect
+from weft.comm.place import Place
+from weft.config.errors import ConfigError
+from weft.config.load import Loaded
+from weft.plan.plan import Plan
+from weft.train.resolve import Resolved, read_plan, resolve
+
+if TYPE_CHECKING:
+    from weft.train.auto import Chosen, Ground
+    from weft.train.rank_chips import RankChips
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outset:
+    """What will run."""
+
+    resolved: Resolved
+    chosen: Chosen | None = None
+    """Where the planner chose the plan."""
+    chips: RankChips | None = None
+    """Of ranks on several machines, as far as this one was told; None: they are all here."""
+
+
+def resolved_here(loaded: Loaded, *, out: Path | None = None) -> Outset:
+    """With every rank on this machine.
+
+    Args:
+        out: The run folder, whose plan is kept where the planner would be asked the same again.
+
+    Raises:
+        ConfigErrors: something that cannot work, with the place where it was given.
+    """
+    cluster = detect()
+    if loaded.config.plan.auto is None:
+        return Outset(resolved=resolve(loaded, cluster, plan=read_plan(loaded)))
+    from weft.train.auto import choose, ground_here
+
+    try:
+        chosen = choose(loaded.config, ground_here(loaded.config, cluster), out)
+    except ConfigError as error:
+        raise loaded.place(error) from error
+    resolved = resolve(loaded, cluster, plan=chosen.plan, why=chosen.notes)
+    return Outset(resolved=resolved, chosen=chosen)
+
+
+def resolved_among(
+    loaded: Loaded, place: Place, until_joined: ExitStack, *, out: Path | None = None
+) -> Outset:
+    """As one rank of a job that another launcher started: rank 0 plans, and tells the others.
+
+    Args:
+        until_joined: Not to be left before this rank has met the others.
+
+    Raises:
+        ConfigErrors: something that cannot work, with the place where it was given.
+    """
+    cluster = detect()
+
+    def resolved(plan: Plan | None, why: Sequence[str] = ()) -> Resolved:
+        here = ranks_here()
+        world_size = place.world_size
+        return resolve(loaded, cluster, world_size=world_size, ranks_here=here, plan=plan, why=why)
+
+    if loaded.config.plan.auto is None:
+        return Outset(resolved=resolved(read_plan(loaded)))
+    from weft.comm.council import council
+    from weft.train.auto import Chosen, choose, facts
+
+    grounds: list[Ground] = []
+
+    def decide(everyone: Sequence[Mapping[str, Any]]) -> str:
+        grounds.append(_ground(loaded, cluster, everyone))
+        return choose(loaded.config, grounds[0], out).to_json()
+
+    host = f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}"
+    meeting = until_joined.enter_context(council(place, loaded.config.train.timeout_s))
+    try:
+        chosen = Chosen.from_json(meeting.agree(facts(cluster, host), decide))
+    except ConfigError as error:
+        raise loaded.place(error) from error
+    chips = grounds[0].chips if grounds else None
+    return Outset(resolved=resolved(chosen.plan, chosen.notes), chosen=chosen, chips=chips)
+
+
+def ranks_here() -> int | None:
+    """How many processes of the job this machine runs, where its launcher says so."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(told) if told.isdecimal() else None
+
+
+def _ground(loaded: Loaded, cluster: Cluster, everyone: Sequence[Mapping[str, Any]]) -> Ground:
+    """What rank 0 plans for."""
+    from weft.train.auto import ground_of_facts, ground_of_file
+    from weft.train.rank_chips import CLUSTER_VARIABLE
+
+    auto = loaded.config.plan.auto
+    file = (auto and auto.cluster) or os.environ.get(CLUSTER_VARIABLE)
+    if file:
+        return ground_of_file(loaded.config, Path(file), cluster, len(everyone))
+    return ground_of_facts(loaded.config, everyone)
