@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -18,18 +19,20 @@ from weft.report.compare_runs import StepPair, compare_runs, eval_differences, s
 from weft.report.metrics import EvalMetrics, JsonlWriter, StepMetrics
 
 STEPS = 60
+CLOCK = count()
+"""No two records were written at the same time."""
 
 
 def step(number: int, loss: float, data: int | None = 7) -> StepMetrics:
     return StepMetrics(
         step=number, loss=loss, tokens=4096, grad_norm=1.0, lr=1e-3, step_time_s=0.1,
-        tokens_per_s=1.0, memory_gib=1.0, mfu=None, samples=number, elapsed_s=1.0,
+        tokens_per_s=1.0, memory_gib=1.0, mfu=None, samples=number, elapsed_s=float(next(CLOCK)),
         data=None if data is None else data + number,
     )  # fmt: skip
 
 
 def evaluation(number: int, loss: float) -> EvalMetrics:
-    return EvalMetrics(step=number, eval_loss=loss, eval_tokens=10, elapsed_s=1.0)
+    return EvalMetrics(step=number, eval_loss=loss, eval_tokens=10, elapsed_s=float(next(CLOCK)))
 
 
 def make(
@@ -98,6 +101,24 @@ def test_the_band_grows_with_rounding_depth_and_step_and_shrinks_with_tokens() -
     assert band(at=10_000) == pytest.approx(100 * band(at=100) / math.sqrt(2), rel=1e-2)
     tensor = tensor_band("fp64", 128, depth=4, step=1)
     assert tensor == pytest.approx(8 * math.sqrt(129) * 2**-53 * 2)
+
+
+def test_steps_that_were_copied_with_the_folder_are_not_compared(tmp_path: Path) -> None:
+    """Both go on from step 20 of one run: there the band begins anew, and evaluations count."""
+    a = make(tmp_path, "a", fall, evals={10: 4.0, 30: 3.0})
+    b = make(tmp_path, "b", ulps, evals={10: 4.0, 30: 3.5})
+    lines = [(folder / "metrics.jsonl").read_text().splitlines() for folder in (a, b)]
+    evals = [lines[0][STEPS], *lines[1][STEPS + 1 :]]
+    copied = [*lines[0][:20], *lines[1][20:STEPS], *evals]
+    (b / "metrics.jsonl").write_text("\n".join(copied))
+    whole, parted = compare_runs(a, make(tmp_path, "c", ulps)), compare_runs(a, b)
+    assert [pair.step for pair in parted.pairs] == list(range(21, STEPS + 1))
+    assert parted.pairs[0].band / parted.pairs[0].a == pytest.approx(
+        whole.pairs[0].band / whole.pairs[0].a
+    )
+    assert parted.evals is not None and parted.evals.differences == (0.5,)
+    same = compare_runs(a, a)
+    assert len(same.pairs) == STEPS and same.ok
 
 
 def test_two_seeds_are_far_outside_and_read_other_data(tmp_path: Path) -> None:

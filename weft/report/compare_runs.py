@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import TypeVar
 
 from weft.config.errors import ConfigError
 from weft.models.registry import model_spec
@@ -23,6 +24,8 @@ FEW_BLOCKS = 6
 BLOCKS = 20
 DRIFT = 0.01
 """Chance below which differences on one side are called a drift."""
+
+T = TypeVar("T")
 
 IGNORED = ("name", "metrics.", "checkpoint.", "train.log_every", "data.workers", "data.prefetch")
 """Settings that change no number of a run."""
@@ -102,6 +105,7 @@ class Comparison:
     b: Path
     precision: Precision
     pairs: tuple[StepPair, ...]
+    """Steps that both did, from where they parted on."""
     trend: Trend | None
     """None with fewer than two steps."""
     evals: EvalSummary | None
@@ -166,7 +170,7 @@ def _pairs(
     runs: tuple[RunFiles, RunFiles], plans: Sequence[Plan], precision: Precision
 ) -> tuple[StepPair, ...]:
     mine, theirs = ({m.step: m for m in run.steps} for run in runs)
-    common = sorted(mine.keys() & theirs.keys())
+    common = _after_parting(mine, theirs)
     if not common:
         raise ConfigError("RUN_B", str(runs[1].folder), "a run that did a step that RUN_A did too")
     first = common[0]
@@ -186,6 +190,17 @@ def _pairs(
         )
         for step in common
     )
+
+
+def _after_parting(mine: Mapping[int, T], theirs: Mapping[int, T]) -> list[int]:
+    """Steps that both did, without those that were done once and then copied with the folder.
+
+    Records of such steps are alike to the last digit of their times. Runs that went on from one
+    checkpoint are equal there, so differences grow from there on.
+    """
+    common = sorted(mine.keys() & theirs.keys())
+    apart = (number for number, step in enumerate(common) if mine[step] != theirs[step])
+    return common[next(apart, 0) :]
 
 
 def _d_model(run: RunFiles) -> int:
@@ -246,18 +261,14 @@ def _slope(points: Sequence[tuple[float, float]]) -> float | None:
 
 def eval_differences(a: Sequence[EvalMetrics], b: Sequence[EvalMetrics]) -> EvalSummary | None:
     """At every step that both evaluated after; None where there is none."""
-    mine, theirs = ({m.step: m.eval_loss for m in evals} for evals in (a, b))
-    common = sorted(
-        step
-        for step in mine.keys() & theirs.keys()
-        if math.isfinite(mine[step]) and math.isfinite(theirs[step])
-    )
+    records = [{m.step: m for m in evals if math.isfinite(m.eval_loss)} for evals in (a, b)]
+    common = _after_parting(*records)
     if not common:
         return None
-    differences = tuple(theirs[step] - mine[step] for step in common)
+    mine, theirs = ([record[step].eval_loss for step in common] for record in records)
+    differences = tuple(other - one for one, other in zip(mine, theirs, strict=True))
     percent = tuple(
-        d / mine[step] * 100 if mine[step] else None
-        for d, step in zip(differences, common, strict=True)
+        d / one * 100 if one else None for d, one in zip(differences, mine, strict=True)
     )
     return EvalSummary(tuple(common), differences, percent)
 
