@@ -53,7 +53,10 @@ class FakeLab:
         stages = [stage for _, _, stage in plan.stages()]
         if speeds == [0.4] and {stage.recompute for stage in stages} == {self.kills}:
             rank: Any = SimpleNamespace(
-                code=-9, rank=0, in_words=lambda: "was ended by SIGKILL, out of memory"
+                code=-9,
+                rank=0,
+                killed_for_memory=True,
+                in_words=lambda: "was ended by SIGKILL, out of memory",
             )
             return Outcome(record={}, exit_code=1, ranks=[rank], missed=())
         busy = self._busy_s(plan, speeds)

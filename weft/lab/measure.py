@@ -182,7 +182,8 @@ class Bench:
         if outcome.exit_code == REFUSED:
             raise RunError(f"the trial {trial.name!r} was refused: see above")
         if outcome.exit_code:
-            first = next(rank for rank in outcome.ranks if rank.code != 0)
+            failed = [rank for rank in outcome.ranks if rank.code != 0]
+            first = max(failed, key=lambda rank: rank.killed_for_memory)
             return {"folder": folder, "problem": f"rank {first.rank} {first.in_words()}"}
         records, _ = read_metrics(folder / "metrics.jsonl")
         return {"folder": folder, "problem": "", **_figures(cluster, outcome, records)}
