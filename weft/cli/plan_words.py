@@ -103,7 +103,12 @@ def _cells(position: PositionForecast) -> tuple[str, ...]:
     total = position.memory.total / 2**30
     figures = [total, position.chip.memory_gib, *named, total - sum(named)]
     chip = f"{len(position.ranks)} x {position.chip.name}"
-    return chip, *(f"{figure:.3g}" if figure < 99.95 else f"{figure:.0f}" for figure in figures)
+    return chip, *(_short(figure) for figure in figures)
+
+
+def _short(figure: float) -> str:
+    """Three digits, and nothing below a hundredth."""
+    return f"{figure:.0f}" if figure >= 99.95 else f"{float(f'{figure:.3g}'):.2f}"
 
 
 def folded(lines: Sequence[str], most: int = MOST_ROWS) -> Iterator[str]:

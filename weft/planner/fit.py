@@ -32,14 +32,13 @@ class Shortage:
         return self.memory.total / 2**30
 
     @property
-    def words(self) -> str:
-        """``pipeline 0, stage 1 (8 x T4): 20.1 GiB, 5.4 more than the 14.7 that may be planned``"""
-        short = self.need_gib - self.room_gib
-        return (
-            f"pipeline {self.pipeline}, stage {self.stage} ({self.num_ranks} x {self.chip.name}): "
-            f"{self.need_gib:.1f} GiB, {short:.1f} more than the {self.room_gib:.1f} that may be "
-            "planned"
-        )
+    def key(self) -> str:
+        """Where in the plan."""
+        return f"pipelines[{self.pipeline}].stages[{self.stage}]"
+
+    @property
+    def short_gib(self) -> float:
+        return self.need_gib - self.room_gib
 
 
 def shortages(
@@ -81,24 +80,17 @@ def smallest_change(
 
 def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     """Small to large: what costs no time comes first."""
-    if any(stage.zero < 1 for _, _, stage in plan.stages()):
-        yield "Divide the optimizer's state (zero: 1)", _each(plan, _zero(1))
-    small = _halved(plan)
-    if small is not None:
-        yield "Halve the micro-batches (batch.micro)", small
+    yield "Divide the optimizer's state (zero: 1)", _each(plan, _zero(1))
+    yield "Halve the micro-batches (batch.micro)", _halved(plan)
     yield "Divide gradients too (zero: 2)", _each(plan, _zero(2))
-    yield "Compute layers again in backward (recompute: full)", without_activations(plan)
-    both = _each(without_activations(plan), _zero(2))
-    yield "Compute layers again in backward (recompute: full) and divide gradients (zero: 2)", both
+    again = _each(plan, lambda stage: replace(stage, recompute="full"))
+    words = "Compute layers again in backward (recompute: full)"
+    yield words, again
+    yield f"{words} and divide the optimizer's state (zero: 1)", _each(again, _zero(1))
+    yield f"{words} and divide gradients (zero: 2)", _each(again, _zero(2))
     if len(plan.pipelines) == 1:
         yield "Divide parameters too (zero: 3)", _each(plan, _zero(3))
-        all_of_it = _each(without_activations(plan), _zero(3))
-        yield "Compute layers again (recompute: full) and divide parameters (zero: 3)", all_of_it
-
-
-def without_activations(plan: Plan) -> Plan:
-    """The plan with all layers computed again in backward."""
-    return _each(plan, lambda stage: replace(stage, recompute="full"))
+        yield f"{words} and divide parameters (zero: 3)", _each(again, _zero(3))
 
 
 def without_recompute(plan: Plan) -> Plan:
@@ -117,15 +109,14 @@ def _zero(level: ZeroLevel) -> Callable[[StagePlan], StagePlan]:
     return raised
 
 
-def _halved(plan: Plan) -> Plan | None:
-    """Half the samples in each microbatch; None where a rank would have none."""
+def _halved(plan: Plan) -> Plan:
+    """Half the samples in each microbatch, as long as every rank and pass has one."""
 
     def half(pipeline: PipelinePlan) -> PipelinePlan:
         least = max(stage.mesh.size("dp") * stage.passes for stage in pipeline.stages)
         return replace(pipeline, microbatch=max(pipeline.microbatch // 2, least))
 
-    smaller = replace(plan, pipelines=tuple(half(pipeline) for pipeline in plan.pipelines))
-    return None if smaller == plan else smaller
+    return replace(plan, pipelines=tuple(half(pipeline) for pipeline in plan.pipelines))
 
 
 def _each(plan: Plan, change: Callable[[StagePlan], StagePlan]) -> Plan:

@@ -99,7 +99,7 @@ def advice(forecast: Forecast, limits: Limits) -> Iterator[str]:
     if limits.part("memory bandwidth") >= LARGE:
         yield "a wider hidden state, or larger micro-batches: small products wait for memory"
     if any(stage.recompute == "full" for stage in stages):
-        yield "more memory, more stages or a higher ZeRO level: layers are computed twice"
+        yield "more stages, a higher ZeRO level or larger chips: layers are computed twice"
     if limits.part("update") >= LARGE:
         yield "ZeRO 1 or more samples a step: every copy updates all parameters by itself"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, floor
+from math import ceil
 
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
@@ -102,6 +102,11 @@ class Mix:
         return sum(part.total_flops for part in self.parts)
 
     @property
+    def cost(self) -> float:
+        """Of all nodes: an hour's price, or the number of chips."""
+        return sum(part.total_cost for part in self.parts)
+
+    @property
     def most_flops(self) -> float:
         """With all nodes of all pools."""
         return sum(replace(p, num_nodes=p.pool.num_nodes).total_flops for p in self.parts)
@@ -133,8 +138,6 @@ class Mix:
 def choose_mix(cluster: ClusterView, workload: Workload, knowledge: Knowledge, need: float) -> Mix:
     """The cheapest whole nodes that compute so much; without all prices, the fewest chips.
 
-    Cheap compute is taken first; each pool in turn may close the gap, for its nodes may fit better.
-
     Raises:
         ConfigError: all nodes together do not reach it.
     """
@@ -153,27 +156,42 @@ def choose_mix(cluster: ClusterView, workload: Workload, knowledge: Knowledge, n
         has = ", ".join(f"{p.pool.num_chips} x {p.pool.chip.name}" for p in parts)
         expected = f"at most {in_units(everything)}, what the pool computes of this workload"
         raise ConfigError("--need", in_units(need), expected, f"It has {has}.")
-    fills = [_filled(parts, need, closing) for closing in range(len(parts))]
-    mixes = [Mix(parts=fill, by_price=by_price) for fill in fills if fill is not None]
-    return min(mixes, key=_rank)
+    order = sorted(range(len(parts)), key=lambda n: (parts[n].cost / parts[n].flops_s, n))
+    best: list[Mix] = []
+    _fill(parts, order, need, by_price=by_price, best=best)
+    return best[0]
+
+
+def _fill(
+    parts: Sequence[Part], order: Sequence[int], need: float, *, by_price: bool, best: list[Mix]
+) -> None:
+    """Decide the pools in ``order``, the cheapest compute first, most nodes first.
+
+    What is left costs at least its FLOPs at the rate of the next pool; mixes that cannot be
+    cheaper than the best so far, by that bound, are left out.
+    """
+    mix = Mix(parts=tuple(parts), by_price=by_price)
+    left = need - mix.flops_s
+    if left <= need * 1e-12:
+        if not best or _rank(mix) < _rank(best[0]):
+            best[:] = [mix]
+        return
+    if not order:
+        return
+    part = parts[order[0]]
+    node = part.pool.chips_per_node * part.flops_s
+    for nodes in range(min(ceil(left / node), part.pool.num_nodes), -1, -1):
+        taken = list(parts)
+        taken[order[0]] = replace(part, num_nodes=nodes)
+        rest = left - nodes * node
+        if best and len(order) > 1 and rest > 0:
+            after = parts[order[1]]
+            bound = mix.cost + nodes * part.pool.chips_per_node * part.cost
+            if bound + rest * after.cost / after.flops_s > best[0].cost * (1 + 1e-9):
+                break  # fewer of the cheap nodes only cost more
+        _fill(taken, order[1:], need, by_price=by_price, best=best)
 
 
 def _rank(mix: Mix) -> tuple[float, int, float]:
     """Cost, then kinds, then what is more than enough."""
-    cost = sum(part.total_cost for part in mix.parts)
-    return round(cost, 9), sum(part.num_nodes > 0 for part in mix.parts), mix.flops_s
-
-
-def _filled(parts: Sequence[Part], need: float, closing: int) -> tuple[Part, ...] | None:
-    """Whole nodes of the cheapest compute, the rest from one pool; None if that has too few."""
-    order = sorted(range(len(parts)), key=lambda n: (parts[n].cost / parts[n].flops_s, n))
-    taken = list(parts)
-    left = need
-    for turn, number in enumerate([*order, closing]):
-        part = taken[number]
-        node = part.pool.chips_per_node * part.flops_s
-        more = ceil(left / node) if turn == len(order) else floor(left / node)
-        more = min(max(more, 0), part.pool.num_nodes - part.num_nodes)
-        taken[number] = replace(part, num_nodes=part.num_nodes + more)
-        left -= more * node
-    return tuple(taken) if left <= 0 else None
+    return round(mix.cost, 9), sum(part.num_nodes > 0 for part in mix.parts), mix.flops_s

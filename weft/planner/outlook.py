@@ -10,7 +10,7 @@ from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.plan.plan import Plan
 from weft.planner.explain import SEARCH_AGAIN_S, Alternative, Help, alternatives, what_would_help
-from weft.planner.fit import Shortage, shortages, smallest_change
+from weft.planner.fit import MEMORY_PART, shortages, smallest_change
 from weft.planner.forecast import Forecast, forecast
 from weft.planner.limits import Limits, advice, limits_of
 from weft.planner.options import Options
@@ -104,11 +104,17 @@ def outlook_of_plan(
 
 def refuse_too_large(plan: Plan, workload: Workload, cluster: ClusterView) -> None:
     """Raises ConfigError where a stage needs more memory than its chips have."""
-    short: list[Shortage] = shortages(plan, workload, cluster)
-    if short:
-        listed = [each.words for each in short[:5]]
-        change = smallest_change(plan, workload, cluster)
-        raise ConfigError("plan", listed, "a plan that fits its chips' memory", change)
+    short = shortages(plan, workload, cluster)
+    if not short:
+        return
+    worst = short[0]
+    expected = (
+        f"at most {worst.room_gib:.1f} GiB a rank, {MEMORY_PART:.0%} of a {worst.chip.name}; "
+        f"{worst.short_gib:.1f} GiB are missing"
+    )
+    also = [f"{other.key} lacks {other.short_gib:.1f} GiB" for other in short[1:4]]
+    hint = " ".join([smallest_change(plan, workload, cluster), *(f"{words}." for words in also)])
+    raise ConfigError(worst.key, f"{worst.need_gib:.1f} GiB", expected, hint)
 
 
 def outlook_of_search(

@@ -50,6 +50,8 @@ def elsewhere(loaded: Loaded, cluster: ClusterView) -> Elsewhere:
         workload = _workload(loaded, cluster, notes)
         plan = _given(loaded, cluster, workload)
     except ConfigError as error:
+        if error.key.startswith("pipelines["):
+            error.where = "in the plan that was given"
         raise loaded.place(error) from error
     if plan is not None:
         workload = replace(workload, samples=plan.global_batch)

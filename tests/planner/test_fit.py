@@ -1,0 +1,77 @@
+"""Plans that do not fit: what is short, and a change that really does."""
+
+from dataclasses import replace
+
+import pytest
+
+from weft.cluster.cluster import catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.config.errors import ConfigError
+from weft.models.llama.sizes import SIZES
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.planner.fit import shortages, smallest_change, without_recompute
+from weft.planner.outlook import refuse_too_large
+from weft.planner.workload import Workload
+
+CHIP = catalogue()["A100-SXM4-80GB"]
+NODE = ClusterView((ChipPool(chip=CHIP, num_nodes=1, chips_per_node=8),))
+WORKLOAD = Workload(spec=SIZES["llama2-7b"], seq_len=4096, samples=64)
+
+
+def plan(micro: int = 8, dp: int = 8) -> Plan:
+    mesh = Mesh.of(range(dp), dp=dp)
+    stage = StagePlan(mesh=mesh, layers=(0, 32), precision="bf16", device="cuda")
+    pipeline = PipelinePlan(stages=(stage,), samples=64, microbatch=micro)
+    return Plan(num_layers=32, pipelines=(pipeline,))
+
+
+def of(memory_gib: float) -> ClusterView:
+    chip = replace(CHIP, memory_gib=memory_gib)
+    return ClusterView((replace(NODE.pools[0], chip=chip),))
+
+
+def test_what_is_short_is_a_subtraction() -> None:
+    (short,) = shortages(plan(), WORKLOAD, NODE)
+    assert short.key == "pipelines[0].stages[0]"
+    assert short.room_gib == pytest.approx(0.92 * 80)
+    assert short.short_gib == pytest.approx(short.need_gib - 73.6)
+    assert short.need_gib == pytest.approx(short.memory.total / 2**30)
+    assert shortages(plan(), WORKLOAD, of(short.need_gib / 0.92 + 0.1)) == []
+    assert len(shortages(plan(), WORKLOAD, of(short.need_gib / 0.92 - 0.1))) == 1
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "micro", "words"),
+    [
+        (100, 8, "Divide the optimizer's state (zero: 1)."),
+        (160, 16, "Divide the optimizer's state (zero: 1)."),
+        (40, 8, "Compute layers again in backward (recompute: full) and divide gradients"),
+        (24, 8, "Compute layers again in backward (recompute: full) and divide parameters"),
+        (6, 8, "Nothing else alone would do: take chips of 14"),
+    ],
+)
+def test_the_smallest_change(memory_gib: float, micro: int, words: str) -> None:
+    assert smallest_change(plan(micro), WORKLOAD, of(memory_gib)).startswith(words)
+
+
+def test_a_plan_on_one_chip_cannot_share() -> None:
+    assert "chips of" in smallest_change(plan(micro=1, dp=1), WORKLOAD, of(60))
+
+
+def test_refused_with_what_is_short() -> None:
+    with pytest.raises(ConfigError) as caught:
+        refuse_too_large(plan(), WORKLOAD, NODE)
+    (short,) = shortages(plan(), WORKLOAD, NODE)
+    assert str(caught.value) == (
+        f"pipelines[0].stages[0] = '{short.need_gib:.1f} GiB': expected at most 73.6 GiB a rank, "
+        f"92% of a A100-SXM4-80GB; {short.short_gib:.1f} GiB are missing. "
+        f"{smallest_change(plan(), WORKLOAD, NODE)}"
+    )
+    refuse_too_large(plan(), WORKLOAD, of(500))
+
+
+def test_without_recompute() -> None:
+    recomputed = replace(plan().pipelines[0].stages[0], recompute="full")
+    pipeline = replace(plan().pipelines[0], stages=(recomputed,))
+    assert without_recompute(Plan(num_layers=32, pipelines=(pipeline,))) == plan()

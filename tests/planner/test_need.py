@@ -1,0 +1,122 @@
+"""Compute that is asked for, taken from a pool by what a workload reaches."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from weft.cluster.cluster import catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.config.errors import ConfigError
+from weft.models.llama.sizes import SIZES
+from weft.planner.need import Mix, choose_mix, in_units, parse_need, reached_flops
+from weft.planner.workload import Workload
+from weft.simulate.step import Knowledge
+
+H100, A100 = catalogue()["H100-SXM5-80GB"], catalogue()["A100-SXM4-80GB"]
+WORKLOAD = Workload(spec=SIZES["llama3-8b"], seq_len=8192, samples=64)
+KNOWN = Knowledge()
+
+
+def pool(h100_price: float | None = 2.5, a100_price: float | None = 1.3) -> ClusterView:
+    return ClusterView(
+        (
+            ChipPool(chip=H100, num_nodes=6, chips_per_node=8, price_per_hour=h100_price),
+            ChipPool(chip=A100, num_nodes=9, chips_per_node=4, price_per_hour=a100_price),
+        )
+    )
+
+
+def mix(cluster: ClusterView, need: float) -> Mix:
+    return choose_mix(cluster, WORKLOAD, KNOWN, need)
+
+
+@pytest.mark.parametrize(
+    ("text", "flops_s"),
+    [("2.0PF", 2e15), ("350 TF", 3.5e14), ("1EF", 1e18), ("1.5PFLOP/s", 1.5e15)],
+)
+def test_units(text: str, flops_s: float) -> None:
+    assert parse_need(text) == flops_s
+
+
+@pytest.mark.parametrize("text", ["2", "2 GF", "PF", "-1PF", "0PF", "2pf"])
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="a number and a unit: TF, PF or EF"):
+        parse_need(text)
+
+
+def test_in_units() -> None:
+    assert [in_units(x) for x in (3e11, 2.5e14, 2.04e15, 3e18)] == [
+        "0.3 TF",
+        "250 TF",
+        "2.04 PF",
+        "3 EF",
+    ]
+
+
+def test_a_chip_counts_for_what_it_reaches_not_for_its_name() -> None:
+    """A chip with half the rates of another under the same name counts half."""
+    whole = reached_flops(pool().pools[0], WORKLOAD, KNOWN)
+    assert 0.2 * 989.4e12 < whole < 989.4e12
+    slow = replace(H100, peak_tflops={"bf16": 989.4 / 2}, memory_gb_s=3350 / 2)
+    half = reached_flops(replace(pool().pools[0], chip=slow), WORKLOAD, KNOWN)
+    assert half == pytest.approx(whole / 2, rel=0.01)
+
+
+def test_compute_is_of_the_workload() -> None:
+    """Attention reaches less of a peak than large products, so long sequences reach less."""
+    long = replace(WORKLOAD, seq_len=131_072)
+    first, second = pool().pools
+    assert reached_flops(first, long, KNOWN) < 0.8 * reached_flops(first, WORKLOAD, KNOWN)
+    shares = [
+        reached_flops(first, workload, KNOWN) / reached_flops(second, workload, KNOWN)
+        for workload in (WORKLOAD, long)
+    ]
+    assert shares[0] != pytest.approx(shares[1], rel=0.02)
+
+
+@pytest.mark.parametrize("prices", [(2.5, 1.3), (2.5, 0.8), (9.0, 1.0), (None, None)])
+@pytest.mark.parametrize("need", [1e14, 1.2e15, 4.4e15, 1.3e16, 2.4e16])
+def test_no_other_whole_nodes_are_cheaper(
+    prices: tuple[float | None, float | None], need: float
+) -> None:
+    cluster = pool(*prices)
+    found = mix(cluster, need)
+    assert found.flops_s >= need
+    cheapest = min(
+        sum(replace(part, num_nodes=n).total_cost for part, n in zip(found.parts, ns, strict=True))
+        for ns in product(range(7), range(10))
+        if sum(replace(p, num_nodes=n).total_flops for p, n in zip(found.parts, ns, strict=True))
+        >= need
+    )
+    assert found.cost == pytest.approx(cheapest)
+    assert mix(cluster, need) == found
+
+
+def test_large_pools_are_quick_and_exact() -> None:
+    """Thousands of nodes of four kinds; what is left over is less than a node."""
+    kinds = [("H100-SXM5-80GB", 2.5), ("A100-SXM4-80GB", 1.3), ("L40S", 0.6), ("Ascend-910B", 1.0)]
+    cluster = ClusterView(
+        tuple(
+            ChipPool(chip=catalogue()[name], num_nodes=1000, chips_per_node=8, price_per_hour=price)
+            for name, price in kinds
+        )
+    )
+    found = mix(cluster, 3.3e18)
+    smallest = min(part.pool.chips_per_node * part.flops_s for part in found.parts)
+    assert 3.3e18 <= found.flops_s < 3.3e18 + smallest
+
+
+def test_the_nodes_taken_are_the_cluster() -> None:
+    found = mix(pool(), 3e15)
+    taken = {part.pool.chip.name: part.num_nodes for part in found.parts if part.num_nodes}
+    assert {p.chip.name: p.num_nodes for p in found.cluster.pools} == taken
+    assert found.by_price and not mix(pool(None), 3e15).by_price
+    assert sum("nodes of" in line for line in found.sentences()) == 2
+
+
+def test_more_than_there_is() -> None:
+    with pytest.raises(ConfigError) as caught:
+        mix(pool(), 1e18)
+    assert str(caught.value).startswith("--need = '1 EF': expected at most ")
+    assert str(caught.value).endswith("It has 48 x H100-SXM5-80GB, 36 x A100-SXM4-80GB.")
