@@ -1,0 +1,133 @@
+"""``weft plan --cluster``: what it prints, what its JSON holds, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.cli.main import run
+
+CLUSTERS = Path(__file__).parents[2] / "examples/clusters"
+BOX = ["--cluster", str(CLUSTERS / "box-8.yaml")]
+MODEL = ["model.size=llama3-8b", "data.seq_len=8192", "batch.samples=64"]
+GIVEN = ["plan.stages=[{dp: 4, tp: 2, zero: 1, recompute: full}]", "plan.schedule=null"]
+"""Fits the box."""
+
+
+def data_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    assert run([*arguments, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert isinstance(data, dict)
+    return data
+
+
+def test_a_plan_is_found_and_forecast(capsys: pytest.CaptureFixture[str]) -> None:
+    data = data_of(["plan", "demo", *MODEL, *BOX], capsys)
+    assert set(data) == {
+        "plan", "model", "notes", "predicted", "limits", "alternatives", "search"
+    }  # fmt: skip
+    predicted, search = data["predicted"], data["search"]
+    assert isinstance(predicted, dict) and isinstance(search, dict)
+    ranks = len({r for p in data["plan"]["pipelines"] for s in p["stages"] for r in s["mesh"]["ranks"]})  # type: ignore[index] # fmt: skip # noqa: E501
+    assert len(predicted["memory_gib"]) == ranks <= 8
+    assert all(0 < gib <= 0.92 * 80 for gib in predicted["memory_gib"])
+    assert predicted["tokens_per_s"] == pytest.approx(64 * 8192 / predicted["step_time_s"])
+    assert 0.2 < predicted["mfu"] < 0.8
+    assert search["considered"] >= sum(search["pruned"].values())
+    assert data["notes"] == [
+        "the vocabulary is that of llama3-8b: 128256 tokens",
+        "compute.precision = bf16, from the cluster's chips",
+    ]
+    # It was the fastest of all that were found.
+    slower = [other["step_time_s"] for other in data["alternatives"]]  # type: ignore[attr-defined]
+    assert all(step_s >= predicted["step_time_s"] for step_s in slower)
+
+
+def test_a_plan_that_is_given_is_forecast_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    data = data_of(["plan", "demo", *MODEL, "batch.micro=4", *GIVEN, *BOX], capsys)
+    (pipeline,) = data["plan"]["pipelines"]  # type: ignore[index]
+    assert pipeline["stages"][0]["mesh"]["axes"] == [["dp", 4], ["tp", 2]]
+    assert pipeline["stages"][0]["device"] == "cuda"
+    assert data["search"] is None and data["alternatives"] == []
+
+
+def test_people_read_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "demo", *MODEL, *BOX, "--explain"]) == 0
+    text = capsys.readouterr().out
+    for words in ("8.0 B parameters", "predicted: ", "what limits it:", "what would help:"):
+        assert words in text
+    assert "plans considered in" in text and "memory x 2: " in text
+    assert "8 of 8 chips: 1 x 8 H100-SXM5-80GB" in text
+
+
+def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "plan.html"
+    command = ["plan", "demo", *MODEL, "batch.micro=4", *GIVEN, *BOX, "--html", str(page)]
+    assert run(command) == 0
+    text = page.read_text()
+    assert text.count("<svg") == 2 and "llama llama3-8b on 1 x 8 H100-SXM5-80GB" in text
+    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    assert str(page) in capsys.readouterr().err
+
+
+def test_need_takes_enough_of_the_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = ["--cluster", str(CLUSTERS / "nodes-64.yaml"), "--need", "3PF"]
+    data = data_of(["plan", "demo", *MODEL, *cluster], capsys)
+    mix = data["mix"]
+    assert isinstance(mix, dict) and mix["by"] == "price"
+    per_token = 6 * 7.5e9  # without the embedding, attention's scores apart
+    assert data["predicted"]["tokens_per_s"] * per_token > 0.8 * 3e15  # type: ignore[index]
+    assert mix["flops_s"] >= 3e15
+    assert 0 < sum(pool["nodes"] for pool in mix["nodes"]) < 8
+
+
+def test_a_lab_can_be_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
+    lab = ["--cluster", str(CLUSTERS / "mix-1.0-0.4.yaml")]
+    data = data_of(["plan", "debug", *lab], capsys)
+    assert "compute.precision = fp32, from the cluster's chips" in data["notes"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--cluster", "no.yaml"], "CLUSTER = 'no.yaml': expected a YAML file that describes"),
+        (["--need", "2PF"], "--need = '2PF': expected --cluster beside it. It says what there is."),
+        ([*BOX, "--need", "2"], "--need = '2': expected a number and a unit: TF, PF or EF"),
+        ([*BOX, "--need", "1EF"], "--need = '1 EF': expected at most "),
+        (
+            [*BOX, "compute.device=cpu"],
+            "compute.device = 'cpu': expected auto beside --cluster. "
+            "The chips of the cluster say it.",
+        ),
+        (
+            [*BOX, "batch.micro=16", "plan.stages=[{dp: 16}]", "plan.schedule=null"],
+            "plan = {ranks: 16}: expected at most 8 ranks, one for each chip of the cluster.",
+        ),
+        (
+            [*BOX, "--need", "1PF", "batch.micro=4", *GIVEN],
+            "--need = '1PF': expected no plan beside it. The planner makes one.",
+        ),
+        (
+            ["model.size=llama3-70b", *BOX, "batch.micro=4", *GIVEN],
+            "GiB are missing. ",
+        ),
+        (
+            [
+                "--cluster",
+                str(CLUSTERS / "workstation.yaml"),
+                "batch.micro=3",
+                "batch.samples=63",
+                "plan.stages=[{dp: 3}]",
+                "plan.schedule=null",
+            ],
+            "pipelines[0].stages[0].mesh.ranks = ['L40S', 'RTX4090']: "
+            "expected ranks on chips of one kind. "
+            "Cut stages where the cluster's kinds of chips meet.\n      in the plan that was given",
+        ),
+    ],
+)
+def test_what_cannot_be_planned(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "demo", *MODEL, *arguments]) == 2
+    assert problem in capsys.readouterr().err

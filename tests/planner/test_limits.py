@@ -1,0 +1,154 @@
+"""What limits a plan, why others lost, and what other chips would bring."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from weft.cluster.cluster import catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.cost.memory import memory_of_plan
+from weft.models.llama.sizes import SIZES
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, Recompute, StagePlan
+from weft.planner.explain import alternatives, pruned_in_words, what_would_help
+from weft.planner.forecast import forecast
+from weft.planner.limits import advice, limits_of
+from weft.planner.options import Options
+from weft.planner.search import Candidate, Found, Pruned
+from weft.planner.workload import Workload
+from weft.simulate.step import Knowledge, time_of_plan
+
+A100 = catalogue()["A100-SXM4-80GB"]
+WORKLOAD = Workload(spec=SIZES["llama2-7b"], seq_len=4096, samples=64)
+
+
+def nodes(chips_per_node: int, gbit: float = 200) -> ClusterView:
+    pool = ChipPool(
+        chip=A100,
+        num_nodes=16 // chips_per_node,
+        chips_per_node=chips_per_node,
+        network_gbit_s=gbit,
+    )
+    return ClusterView((pool,))
+
+
+def plan(
+    meshes: int = 1,
+    tp: int = 1,
+    *,
+    samples: int = 64,
+    micro: int = 16,
+    recompute: Recompute = "off",
+) -> Plan:
+    size = 16 // meshes
+    cuts = [32 * m // meshes for m in range(meshes + 1)]
+    stages = tuple(
+        StagePlan(
+            mesh=Mesh.of(range(m * size, (m + 1) * size), dp=size // tp, tp=tp),
+            layers=(cuts[m], cuts[m + 1]),
+            precision="bf16",
+            device="cuda",
+            zero=1,
+            recompute=recompute,
+        )
+        for m in range(meshes)
+    )
+    pipeline = PipelinePlan(stages=stages, samples=samples, microbatch=micro)
+    return Plan(num_layers=32, pipelines=(pipeline,))
+
+
+@pytest.mark.parametrize(
+    ("made", "cluster", "cause", "words"),
+    [
+        (plan, nodes(8), "arithmetic", ""),
+        (lambda: plan(tp=8), nodes(1), "communication", "less tensor parallelism and more stages"),
+        (lambda: plan(samples=16), nodes(1, gbit=1), "exchange", "more samples a step, or fewer"),
+        (lambda: plan(meshes=8, micro=64), nodes(8), "waiting", "more samples a step, or smaller"),
+        (lambda: plan(recompute="full"), nodes(8), "arithmetic", "more stages, a higher ZeRO"),
+    ],
+    ids=["computes", "talks", "exchanges", "waits", "recomputes"],
+)
+def test_the_cause_is_what_takes_most(
+    made: Callable[[], Plan], cluster: ClusterView, cause: str, words: str
+) -> None:
+    cast = forecast(made(), WORKLOAD, cluster)
+    limits = limits_of(cast)
+    assert limits.cause == cause
+    assert sum(limits.parts.values()) == pytest.approx(cast.step_s)
+    said = " ".join(advice(cast, limits))
+    assert words in said if words else not said
+    first, *_, last = limits.sentences()
+    assert "is the slowest" in first and "has the fullest memory" in last
+
+
+def candidate(made: Plan, name: str, cluster: ClusterView) -> Candidate:
+    return Candidate(
+        name=name,
+        plan=made,
+        cluster=cluster,
+        time=time_of_plan(made, WORKLOAD.spec, cluster, seq_len=4096),
+        memory=memory_of_plan(made, WORKLOAD.spec, 4096),
+    )
+
+
+def found_of(*made: Candidate) -> Found:
+    pruned = Pruned()
+    pruned.add("memory", "stage 0 needs 91.2 GiB of 73.6", count=3)
+    return Found(best=made[0], others=made[1:], considered=9, pruned=pruned, seconds=0.5)
+
+
+def test_why_the_others_lost() -> None:
+    cluster = nodes(8)
+    best = candidate(plan(meshes=2, micro=8), "best", cluster)
+    rivals = (
+        candidate(plan(meshes=2, micro=8, recompute="full"), "recomputes", cluster),
+        candidate(plan(meshes=2, micro=32), "waits", cluster),
+        candidate(plan(meshes=2, micro=8, tp=8), "talks", cluster),
+    )
+    cast = forecast(best.plan, WORKLOAD, cluster)
+    why = alternatives(found_of(best, *rivals), cast, WORKLOAD, Knowledge(), Options())
+    assert [alternative.slower > 0 for alternative in why] == [True] * 3
+    first, second, third = (alternative.words for alternative in why)
+    assert first.startswith("computes ") and "recomputes, for" not in first
+    assert second.startswith("waits for other stages ")
+    assert third.startswith("communicates inside layers ")
+
+
+def test_recompute_that_memory_forces_is_said() -> None:
+    small = ClusterView(
+        tuple(replace(pool, chip=replace(A100, memory_gib=40.0)) for pool in nodes(8).pools)
+    )
+    best = candidate(plan(meshes=2, micro=8, recompute="full"), "best", small)
+    other = candidate(plan(meshes=2, micro=16, recompute="full"), "other", small)
+    cast = forecast(best.plan, WORKLOAD, small)
+    (why,) = alternatives(found_of(best, other), cast, WORKLOAD, Knowledge(), Options())
+    need = memory_of_plan(plan(meshes=2, micro=16), WORKLOAD.spec, 4096)[0].total / 2**30
+    assert why.words.endswith(
+        f"; it recomputes, for without it a A100-SXM4-80GB would need {need:.1f} GiB of 36.8"
+    )
+
+
+def test_what_would_help_without_another_search() -> None:
+    cluster = nodes(8, gbit=10)
+    best = candidate(plan(meshes=2, tp=4, micro=8, recompute="full"), "best", cluster)
+    helps = {
+        each.change: each
+        for each in what_would_help(
+            cluster, WORKLOAD, Knowledge(), Options(), best=best, again=False
+        )
+    }
+    faster = {name for name, each in helps.items() if each.gain > 0.001}
+    assert {"links inside nodes x 2", "network between nodes x 2"} <= faster
+    assert helps["memory x 2"].gain >= helps["memory x 1.25"].gain >= 0
+    inside = helps["links inside nodes x 2"]
+    assert inside.step_s == pytest.approx(best.time.step_s / (1 + inside.gain))
+    assert f"{inside.gain:.1%} more tokens a second" in inside.words
+
+
+def test_what_was_pruned() -> None:
+    made = candidate(plan(), "one", nodes(8))
+    assert list(pruned_in_words(found_of(made))) == [
+        "9 plans considered in 0.5 s, 3 of them pruned, each for a reason",
+        "  memory: 3, such as stage 0 needs 91.2 GiB of 73.6",
+    ]
