@@ -111,7 +111,8 @@ def _core_ops(shape: ModelShape, work: StageWork, heads: float) -> Iterator[Op]:
 def _feed_forward_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
     tokens, width = work.tokens, shape.d_ff / work.tp
     yield Op("up", "matmul", tokens, width * (shape.num_matrices - 1), shape.d_model)
-    yield Op("activation", "elementwise", num_bytes=2 * tokens * width * shape.num_matrices)
+    name = "activation" if shape.gated else "plain activation"
+    yield Op(name, "elementwise", num_bytes=2 * tokens * width * shape.num_matrices)
     yield Op("down", "matmul", tokens, shape.d_model, width)
 
 

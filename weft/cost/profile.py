@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, log
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from weft.cluster.cluster import Dtype
 from weft.cost.memory import Overheads
 from weft.cost.operators import Op, Phase
 from weft.cost.timing import Place, Software
-from weft.cost.traffic import Collective, Fabric
+from weft.cost.traffic import Fabric
 
+ADDED_BYTES = 12
+"""Of one parameter: two gradients read, their sum written."""
 SHARPNESS = 4
 """Power of the distance by which measured shapes lose their say."""
 
@@ -73,10 +75,14 @@ class MovingTime(NamedTuple):
     backward: float
 
 
+LinkKind = Literal["send", "all_reduce", "reduce_scatter", "all_gather", "exchange"]
+"""What two ranks do; an exchange is what tensor parallelism does at the edge of a module."""
+
+
 class LinkTime(NamedTuple):
     """One collective between two ranks."""
 
-    kind: Collective
+    kind: LinkKind
     num_bytes: float
     seconds: float
 
@@ -134,8 +140,12 @@ class Profile:
     """Reading and writing long arrays."""
     update_bytes_s: float
     """The optimizer's update with what comes before it: norm of the gradients, and clipping."""
-    step_s: float
+    accumulate_bytes_s: float
+    """Adding gradients of one microbatch to those before it."""
+    step_s: float = 0.0
     """Once a step, whatever the model."""
+    layer_s: float = 0.0
+    """Of one layer's forward, whatever its size; see ``Software.layer_s``."""
     runtime_bytes: float
     """Memory of a rank that has joined a job and holds nothing yet."""
     gap: float = 1.0
@@ -178,10 +188,11 @@ class Profile:
         rates = [point.flops / point.forward for point in self.products if point.dtype == dtype]
         return max(rates, default=0.0) * self.speed
 
-    def link_seconds(self, kind: Collective, num_bytes: float) -> float:
+    def link_seconds(self, kind: LinkKind, num_bytes: float) -> float:
         """Of one collective between two ranks."""
         points = [(link.num_bytes, link.seconds) for link in self.links if link.kind == kind]
-        return _along(points, num_bytes) if points else 0.0
+        longest = max((size for size, _ in points), default=0.0)
+        return _between(points, num_bytes) * max(num_bytes / longest, 1.0) if points else 0.0
 
     def place(self, chips_per_node: int) -> Place:
         """What costs need to know of a pool of such chips on one machine."""
@@ -205,6 +216,8 @@ class Profile:
             seam_hidden=hidden,
             data_hidden=hidden,
             step_s=self.step_s + self.corrections.step_s,
+            layer_s=self.layer_s * self.slowdown,
+            accumulate_bytes=ADDED_BYTES * self.update_bytes_s / self.accumulate_bytes_s,
         )
 
     @property
@@ -274,7 +287,8 @@ def _moving(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
     if not named:
         return op.phase_bytes(phase) * (2 if dtype == "fp32" else 1) / profile.memory_bytes_s
     column = 3 if phase == "forward" else 4
-    return _along([(p.num_bytes, float(p[column])) for p in named], op.num_bytes)
+    curve = [(p.num_bytes, float(p[column])) for p in named]
+    return max(_along(curve, op.num_bytes), profile.launch_s)
 
 
 def _between(curve: Sequence[tuple[float, float]], x: float) -> float:
@@ -289,6 +303,7 @@ def _between(curve: Sequence[tuple[float, float]], x: float) -> float:
 
 
 def _along(curve: Sequence[tuple[float, float]], num_bytes: float) -> float:
-    """Seconds for so many bytes; beyond the last point they grow in proportion."""
-    longest = max(x for x, _ in curve)
-    return _between(curve, num_bytes) * max(num_bytes / longest, 1.0)
+    """Seconds for so many bytes; outside the curve in proportion to its end."""
+    sizes = [x for x, _ in curve]
+    nearest = min(max(num_bytes, min(sizes)), max(sizes))
+    return _between(curve, nearest) * num_bytes / nearest

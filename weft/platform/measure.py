@@ -1,0 +1,312 @@
+"""How long a device takes for the operations that training is made of, one by one.
+
+On a processor seconds are those that the process itself computed, so that other work on the machine
+does not enter. Everything is called as the runtime calls it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.cluster.cluster import Dtype
+from weft.cost.profile import ADDED_BYTES, AttentionTime, MovingTime, Product
+from weft.nn.causal_attention import causal_attention
+from weft.nn.losses import linear_cross_entropy
+from weft.nn.norm import RMSNorm
+from weft.nn.rope import Rotation, rotate, rotation
+from weft.platform.base import Platform
+
+TORCH_DTYPE: dict[Dtype, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+RING_BYTES = 24 << 20
+"""Operands, and results, that take turns: more than a core's own cache holds."""
+MAX_TURNS = 12
+LEAST_REPEATS = 5
+UPDATE_BYTES = 32
+"""Of one parameter, as ``Software.optimizer_bytes`` counts them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extent:
+    """How much is measured."""
+
+    rows: tuple[int, ...]
+    """Of products: tokens."""
+    weights: tuple[tuple[int, int], ...]
+    """Of products: columns of the result, and what is summed over."""
+    seq_lens: tuple[int, ...]
+    heads: tuple[int, ...]
+    """Channels of one head."""
+    tokens: tuple[int, ...]
+    """Of what memory bounds."""
+    least_s: float
+    """Time given to one measurement; at least three repeats are made."""
+
+
+FULL = Extent(
+    rows=(32, 128, 512, 2048),
+    weights=(
+        (128, 128),
+        (256, 256),
+        (704, 256),
+        (256, 704),
+        (512, 512),
+        (1376, 512),
+        (512, 1376),
+        (1024, 1024),
+        (2816, 1024),
+        (2048, 128),
+        (4096, 256),
+    ),
+    seq_lens=(64, 128, 256, 512, 1024, 2048),
+    heads=(32, 64, 128),
+    tokens=(128, 512, 2048, 8192),
+    least_s=0.05,
+)
+QUICK = Extent(
+    rows=(64, 1024),
+    weights=((256, 256), (704, 256), (256, 704), (1024, 1024), (4096, 256)),
+    seq_lens=(128, 256, 512),
+    heads=(64,),
+    tokens=(256, 2048),
+    least_s=0.01,
+)
+ACCELERATED = Extent(
+    rows=(512, 4096, 16384),
+    weights=((1024, 1024), (4096, 4096), (11008, 4096), (4096, 11008), (8192, 8192), (32000, 4096)),
+    seq_lens=(512, 2048, 4096, 8192),
+    heads=(64, 128),
+    tokens=(1024, 16384),
+    least_s=0.05,
+)
+"""For devices that need large products to be busy."""
+
+
+class Stopwatch:
+    """Repeats a call and says what it takes on one device.
+
+    Training meets its operands and results in memory that it last used long ago, so calls take
+    turns with several of each.
+    """
+
+    def __init__(self, platform: Platform, device: torch.device, least_s: float) -> None:
+        self.device = device
+        self._platform = platform
+        self._least_s = least_s
+        alone = device.type == "cpu" and torch.get_num_threads() == 1
+        self._clock = time.thread_time if alone else time.perf_counter
+        self._kept: deque[object] = deque(maxlen=1)
+
+    def seconds(self, call: Callable[[int], object], *, num_bytes: float = RING_BYTES) -> float:
+        """Median of several repeats, after as many that do not count as fill the memory.
+
+        ``call`` is given the number of the repeat; its result, of about ``num_bytes``, is kept for
+        a while.
+        """
+        many = _turns(num_bytes)
+        self._kept = deque(maxlen=many)
+        for number in range(many + 1):
+            self._kept.append(call(number))
+        found: list[float] = []
+        while len(found) < LEAST_REPEATS or sum(found) < self._least_s:
+            found.append(self._once(call, len(found)))
+        self._kept.clear()
+        return max(median(found), 1e-9)
+
+    def _once(self, call: Callable[[int], object], number: int) -> float:
+        self._platform.synchronize()
+        start = self._clock()
+        self._kept.append(call(number))
+        self._platform.synchronize()
+        return self._clock() - start
+
+    def tensor(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Values that are no trouble to any operation."""
+        return torch.full(shape, 0.01, dtype=dtype, device=self.device)
+
+    def ring(self, *shape: int, dtype: torch.dtype = torch.float32) -> Ring:
+        """Alike tensors to take turns with."""
+        one = self.tensor(*shape, dtype=dtype)
+        return Ring([one, *(one.clone() for _ in range(_turns(one.nbytes) - 1))])
+
+    def both_ways(self, call: Callable[[int], Tensor], *inputs: Ring) -> tuple[float, float]:
+        """Forward, and the gradients of ``inputs``."""
+        for ring in inputs:
+            for each in ring.all:
+                each.requires_grad_()
+        forward = self.seconds(call, num_bytes=call(0).nbytes)
+        results = [call(number) for number in range(len(inputs[0].all))]
+        grad = torch.ones_like(results[0])
+
+        def back(number: int) -> object:
+            at = number % len(results)
+            given = [ring[at] for ring in inputs]
+            return torch.autograd.grad(results[at], given, grad, retain_graph=True)
+
+        return forward, self.seconds(back, num_bytes=sum(x[0].nbytes for x in inputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Like tensors; one after another by number, for ever."""
+
+    all: list[Tensor]
+
+    def __getitem__(self, number: int) -> Tensor:
+        return self.all[number % len(self.all)]
+
+
+def _turns(num_bytes: float) -> int:
+    return int(min(max(RING_BYTES // max(num_bytes, 1), 2), MAX_TURNS))
+
+
+def products(watch: Stopwatch, dtype: Dtype, extent: Extent) -> Iterator[Product]:
+    """Linear layers, each phase by itself."""
+    kind = TORCH_DTYPE[dtype]
+    for n, k in extent.weights:
+        w = watch.ring(n, k, dtype=kind)
+        for m in extent.rows:
+            yield _product(watch, dtype, w, m)
+
+
+def _product(watch: Stopwatch, dtype: Dtype, w: Ring, m: int) -> Product:
+    n, k = w[0].shape
+    x, g = watch.ring(m, k, dtype=w[0].dtype), watch.ring(m, n, dtype=w[0].dtype)
+    forward = watch.seconds(lambda i: F.linear(x[i], w[i]), num_bytes=g[0].nbytes)
+    input_grad = watch.seconds(lambda i: g[i] @ w[i], num_bytes=x[0].nbytes)
+    weight_grad = watch.seconds(lambda i: g[i].T @ x[i], num_bytes=w[0].nbytes)
+    return Product(dtype, m, n, k, forward, input_grad, weight_grad)
+
+
+def attention(watch: Stopwatch, dtype: Dtype, extent: Extent) -> Iterator[AttentionTime]:
+    """Turning queries and keys, then mixing values; two queries share a key."""
+    kind = TORCH_DTYPE[dtype]
+    for d_head in extent.heads:
+        for seq in extent.seq_lens:
+            batch = max(1, 1024 // seq)
+            q = watch.ring(batch, seq, 4, d_head, dtype=kind)
+            k = watch.ring(batch, seq, 2, d_head, dtype=kind)
+            v = watch.ring(batch, seq, 2, d_head, dtype=kind)
+            positions = torch.arange(seq, device=watch.device)[None]
+            turn = rotation(positions, d_head, theta=1e4, scaling=None, dtype=kind)
+            forward, backward = watch.both_ways(partial(_attend, q, k, v, turn), q, k, v)
+            flops = 2 * seq * (seq / 2) * 2 * d_head * 4 * batch
+            yield AttentionTime(dtype, seq, 2 * d_head, forward / flops, backward / flops)
+
+
+def _attend(q: Ring, k: Ring, v: Ring, turn: Rotation, number: int) -> Tensor:
+    queries, keys = rotate(q[number], turn), rotate(k[number], turn)
+    return causal_attention(queries, keys, v[number], None)
+
+
+def moving(watch: Stopwatch, dtype: Dtype, extent: Extent) -> Iterator[MovingTime]:
+    """What is bound by memory: one layer's activation, norms and residuals, and the embedding."""
+    kind = TORCH_DTYPE[dtype]
+    d_model, d_ff = 256, 704
+    norm = RMSNorm(d_model, 1e-5).to(watch.device, kind)
+    table = watch.ring(4096, d_model, dtype=kind)
+    for rows in extent.tokens:
+        gate, up = (watch.ring(rows, d_ff, dtype=kind) for _ in range(2))
+        times = watch.both_ways(partial(_gated, gate, up), gate, up)
+        yield MovingTime("activation", dtype, 6.0 * rows * d_ff, *times)
+        times = watch.both_ways(partial(_plain, up), up)
+        yield MovingTime("plain activation", dtype, 4.0 * rows * d_ff, *times)
+        x = watch.ring(rows, d_model, dtype=kind)
+        times = watch.both_ways(partial(_residual, x, norm), x)
+        yield MovingTime("norms and residuals", dtype, 20.0 * rows * d_model, *times)
+        times = watch.both_ways(partial(_normed, x, norm), x)
+        yield MovingTime("last norm", dtype, 4.0 * rows * d_model, *times)
+        ids = torch.arange(rows, device=watch.device) % 4096
+        times = watch.both_ways(partial(_embedded, table, ids), table)
+        yield MovingTime("embedding", dtype, 4.0 * rows * d_model, *times)
+
+
+def _gated(gate: Ring, up: Ring, number: int) -> Tensor:
+    return F.silu(gate[number]) * up[number]
+
+
+def _plain(up: Ring, number: int) -> Tensor:
+    return F.gelu(up[number], approximate="tanh")
+
+
+def _residual(x: Ring, norm: nn.Module, number: int) -> Tensor:
+    once = x[number] + norm(x[number])
+    result: Tensor = once + norm(once)
+    return result
+
+
+def _normed(x: Ring, norm: nn.Module, number: int) -> Tensor:
+    result: Tensor = norm(x[number])
+    return result
+
+
+def _embedded(table: Ring, ids: Tensor, number: int) -> Tensor:
+    return F.embedding(ids, table[number])
+
+
+def head_seconds(watch: Stopwatch, dtype: Dtype, tokens: int, vocab: int, d_model: int) -> float:
+    """Head and loss with their gradients, which are all made in the forward."""
+    kind = TORCH_DTYPE[dtype]
+    hidden = watch.ring(tokens, d_model, dtype=kind)
+    weight = watch.tensor(vocab, d_model, dtype=kind).requires_grad_()
+    targets = torch.arange(tokens, device=watch.device) % vocab
+    weights = watch.tensor(tokens)
+    num_bytes = weight.nbytes + hidden[0].nbytes
+    return watch.seconds(
+        lambda i: linear_cross_entropy(hidden[i], weight, targets, weights), num_bytes=num_bytes
+    )
+
+
+def update_bytes_s(watch: Stopwatch, num_params: int) -> float:
+    """Norm of the gradients, clipping and AdamW, in nominal bytes a second."""
+    sizes = [(704, 256)] * max(num_params // (704 * 256), 1)
+    params = [nn.Parameter(watch.tensor(*size)) for size in sizes]
+    grads = [watch.tensor(*size) for size in sizes]
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad
+    optimizer = torch.optim.AdamW(params, lr=1e-9, fused=True)
+    factor = torch.ones((), device=watch.device)
+
+    def update() -> None:
+        torch.stack(torch._foreach_norm(grads)).double().square().sum()
+        torch._foreach_mul_(grads, factor)
+        optimizer.step()
+
+    return UPDATE_BYTES * sum(param.numel() for param in params) / watch.seconds(lambda _: update())
+
+
+def accumulate_bytes_s(watch: Stopwatch, num_params: int) -> float:
+    """Adding one microbatch's gradients to those before it, in nominal bytes a second."""
+    total, part = watch.ring(num_params), watch.ring(num_params)
+    seconds = watch.seconds(lambda i: total[i].add_(part[i]))
+    return ADDED_BYTES * num_params / seconds
+
+
+def copy_bytes_s(watch: Stopwatch, num_bytes: int) -> float:
+    """Reading and writing a long array."""
+    source = watch.tensor(num_bytes // 4)
+    target = torch.empty_like(source)
+    return 2 * num_bytes / watch.seconds(lambda _: target.copy_(source))
+
+
+def launch_seconds(watch: Stopwatch) -> float:
+    """The least that an operation takes."""
+    x, weight = watch.tensor(1, 8), watch.tensor(8, 8)
+
+    def some() -> None:
+        for _ in range(100):
+            F.linear(x, weight)
+
+    return watch.seconds(lambda _: some()) / 100
