@@ -1,4 +1,4 @@
-"""``weft train plan=auto``: chosen once, kept on a resume, one plan for whoever starts the ranks."""
+"""``weft train plan=auto``: chosen once, kept on a resume, and one plan for all of its ranks."""
 
 from __future__ import annotations
 

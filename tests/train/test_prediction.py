@@ -72,7 +72,7 @@ def test_every_rank_has_its_memory(machine: Node) -> None:
 
 def test_cores_that_nobody_measured_have_memory_and_no_time(machine: Node) -> None:
     found = predict_run(asked(profiles.node(cpu="Slide rule")), environment={})
-    assert found.problem == UNMEASURED
+    assert found.problem == UNMEASURED and found.quantities.sent_mb
     assert found.quantities.step_time_s is found.quantities.tokens_per_s is None
     assert len(found.quantities.memory_gib) == 2
     assert found.basis == ()

@@ -10,10 +10,10 @@ import typer
 
 from weft.cli.output import count, err, out, print_json
 from weft.cli.plan_table import table
+from weft.cli.resolved import resolved_here
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
-from weft.cluster.detect import detect
 from weft.config.errors import ConfigError
-from weft.train.resolve import Resolved, read_plan, refuse_without_effect, resolve
+from weft.train.resolve import Resolved, refuse_without_effect
 
 if TYPE_CHECKING:
     from weft.planner.outlook import Outlook
@@ -73,7 +73,7 @@ def plan(
     if need is not None:
         raise ConfigError("--need", need, "--cluster beside it", "It says what there is.")
     loaded = load(target, overrides)
-    resolved = resolve(loaded, detect(), plan=read_plan(loaded))
+    resolved = resolved_here(loaded).resolved
     refuse_without_effect(loaded)
     from weft.cli.plan_here import outlook_here
     from weft.cli.plan_words import show_outlook

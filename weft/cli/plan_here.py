@@ -7,21 +7,13 @@ from weft.planner.forecast import forecast
 from weft.planner.limits import limits_of
 from weft.planner.outlook import Outlook
 from weft.planner.workload import Workload
-from weft.simulate.known import local_profile
-from weft.train.rank_chips import Machine, chips_of_machines
+from weft.train.predict import UNMEASURED, chips_here
 from weft.train.resolve import Resolved
 
 
 def outlook_here(resolved: Resolved) -> tuple[Outlook | None, str]:
     """What to expect on this machine, or why nothing can be said."""
-    plan, node = resolved.plan, resolved.cluster.nodes[0]
-    device = {rank: stage.device for _, _, stage in plan.stages() for rank in stage.mesh.ranks}
-    machine = Machine(
-        node=node,
-        ranks=plan.world_size,
-        profile=local_profile(node),
-        threads=resolved.threads,
-    )
+    plan = resolved.plan
     _, _, stage = next(iter(plan.stages()))
     workload = Workload(
         spec=resolved.spec,
@@ -30,9 +22,9 @@ def outlook_here(resolved: Resolved) -> tuple[Outlook | None, str]:
         precision=stage.precision,
     )
     try:
-        chips = chips_of_machines([machine], [device[rank] for rank in sorted(device)])
+        chips = chips_here(resolved)
         if chips.is_guess:
-            return None, "nobody has measured this machine's cores; `weft chips profile` does"
+            return None, UNMEASURED
         cast = forecast(plan, workload, chips.view, chips.knowledge)
     except ConfigError as error:
         return None, str(error)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.cost.memory import memory_of_plan
+from weft.cost.sent import sent_by_plan
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
 from weft.simulate.known import local_profile
@@ -54,20 +55,30 @@ def predict_run(
 
 
 def _chips(resolved: Resolved, ranks_here: int | None, environment: Mapping[str, str]) -> RankChips:
-    plan, node = resolved.plan, resolved.cluster.nodes[0]
+    world_size = resolved.plan.world_size
     if file := environment.get(CLUSTER_VARIABLE):
-        return chips_of_file(Path(file), node, plan.world_size)
-    if ranks_here not in (None, plan.world_size):
+        return chips_of_file(Path(file), resolved.cluster.nodes[0], world_size)
+    if ranks_here not in (None, world_size):
         text = f"the chips of other machines are not known, and no {CLUSTER_VARIABLE} says them"
         raise ConfigError("", None, "", text)
+    return chips_here(resolved)
+
+
+def chips_here(resolved: Resolved) -> RankChips:
+    """What the ranks of a plan compute on where this machine runs them all.
+
+    Raises:
+        ConfigError: it has fewer GPUs than the plan asks for, or a profile cannot be read.
+    """
+    plan, node = resolved.plan, resolved.cluster.nodes[0]
     machine = Machine(
         node=node,
         ranks=plan.world_size,
         profile=local_profile(node),
         threads=resolved.threads,
     )
-    devices = [plan.seat(rank).stage_plan.device for rank in range(plan.world_size)]
-    return chips_of_machines([machine], devices)
+    device = {rank: stage.device for _, _, stage in plan.stages() for rank in stage.mesh.ranks}
+    return chips_of_machines([machine], [device[rank] for rank in sorted(device)])
 
 
 def predict(
@@ -89,9 +100,11 @@ def predict(
             problem = str(error)
     known = {} if chips is None else chips.knowledge.overheads
     memory = memory_of_plan(plan, spec, seq_len, known)
+    sent = {} if chips is None else sent_by_plan(plan, spec, chips.view, seq_len=seq_len)
     quantities = Quantities(
         step_time_s=step_s,
         tokens_per_s=step_s and plan.global_batch * seq_len / step_s,
         memory_gib=tuple(memory[rank].total / 2**30 for rank in sorted(memory)),
+        sent_mb=None if chips is None else sum(sent.values()) / 1e6,
     )
     return Prediction(quantities=quantities, basis=basis, problem=problem)
