@@ -12,6 +12,9 @@ measured enters its prediction.
   percentile.
 - ``rank:GROUP``: Spearman's correlation of predicted and measured step time inside a group, where
   it has at least four different ones.
+- ``planned:CLUSTER``: the time of the plan that the planner chooses for a cluster on which others
+  tried plans, as a part of the best tried plan's, by the same model; ``rank:planned:...``: that
+  model's order of the plans; ``fits:...``: trials that did or did not fit as predicted.
 - ``cross_validated:...``: the same errors with constants fitted without the family;
   ``cross_validated_models:...``: without a fifth of the models of every family.
 - ``unpredicted``: how many records lack something, with names and reasons.
@@ -46,7 +49,8 @@ from benchmarks.prediction_model import (
     time_of,
     write_constants,
 )
-from benchmarks.published import Run, read_memory, read_times, read_trials
+from benchmarks.published import Run, read_memory, read_times
+from benchmarks.trials import Trial, by_cluster, chosen_seconds, fits, planned_seconds, read_trials
 
 FEWEST_TO_RANK = 4
 
@@ -103,12 +107,35 @@ def ranks_of(scored: Sequence[Scored]) -> list[dict[str, Any]]:
     rows = []
     for group in sorted({one.run.group for one in scored}):
         members = [one for one in scored if one.run.group == group]
-        measured = [one.run.measured for one in members]
-        if len(set(measured)) >= FEWEST_TO_RANK:
-            found = spearman([one.predicted for one in members], measured)
-            rows.append(
-                {**_entry(f"rank:{group}", found, "Spearman", None), "records": len(members)}
-            )
+        rows += _rank(f"rank:{group}", members)
+    return rows
+
+
+def _rank(name: str, members: Sequence[Scored]) -> list[dict[str, Any]]:
+    measured = [one.run.measured for one in members]
+    if len(set(measured)) < FEWEST_TO_RANK:
+        return []
+    found = spearman([one.predicted for one in members], measured)
+    return [{**_entry(name, found, "Spearman", None), "records": len(members)}]
+
+
+def trial_rows(trials: Sequence[Trial], constants: Constants) -> list[dict[str, Any]]:
+    """Of every cluster on which plans were tried: our plan beside theirs, and who fits."""
+    rows = []
+    for group, members in by_cluster(trials).items():
+        ran = [trial for trial in members if not trial.failed]
+        seconds = [planned_seconds(trial, constants) for trial in ran]
+        scored = [
+            Scored(run=trial.run, predicted=one) for trial, one in zip(ran, seconds, strict=True)
+        ]
+        rows += _rank(f"rank:planned:{group}", scored)
+        if seconds:
+            ours = chosen_seconds(ran[0], constants) / min(seconds)
+            row = _entry(f"planned:{group}", ours, "of the best tried plan's time", None)
+            rows.append({**row, "records": len(ran)})
+        right = [fits(trial, constants) != trial.failed for trial in members]
+        row = _entry(f"fits:{group}", sum(right) / len(right), "of trials told right", None)
+        rows.append({**row, "records": len(right)})
     return rows
 
 
@@ -145,23 +172,37 @@ def fitted_to(task: Task, rounds: int) -> Constants:
     return fit(task.runs, task.predict, everything, names, rounds=rounds)
 
 
-def read(folder: Path) -> tuple[list[Task], list[tuple[str, str]]]:
+@dataclass(frozen=True)
+class Records:
+    """A folder."""
+
+    tasks: list[Task]
+    trials: list[Trial]
+    lacking: list[tuple[str, str]]
+    """Names, and what each lacks."""
+
+
+def read(folder: Path) -> Records:
     """What can be predicted, and what not and why."""
-    times = [*read_times(folder), *read_trials(folder)]
+    found = [*read_times(folder), *read_trials(folder)]
+    trials = [one for one in found if isinstance(one, Trial)]
+    times = [one for one in found if isinstance(one, Run)]
+    times += [trial.run for trial in trials if not trial.failed]
     memory = list(read_memory(folder))
     tasks = [
-        Task("step_time", [one for one in times if isinstance(one, Run)], time_of, memory=False),
+        Task("step_time", times, time_of, memory=False),
         Task("memory", [one for one in memory if isinstance(one, Run)], memory_of, memory=True),
     ]
-    return tasks, [one for one in [*times, *memory] if not isinstance(one, Run)]
+    lacking = [one for one in [*found, *memory] if not isinstance(one, Run | Trial)]
+    return Records(tasks, trials, lacking)
 
 
 def measure(folder: Path, *, rounds: int, validate: bool) -> list[dict[str, Any]]:
     """All rows."""
-    tasks, lacking = read(folder)
+    records = read(folder)
     constants: Constants = {} if rounds else kept_constants()
     rows: list[dict[str, Any]] = []
-    for task in tasks:
+    for task in records.tasks:
         if rounds and task.runs:
             constants = {**constants, **fitted_to(task, rounds)}
         scored = predict_all(task.runs, task.predict, constants)
@@ -171,8 +212,9 @@ def measure(folder: Path, *, rounds: int, validate: bool) -> list[dict[str, Any]
             rows += cross_validated(task, constants)
     if rounds:
         write_constants(constants)
-    reasons = [{"record": name, "lacks": reason} for name, reason in lacking]
-    return [*rows, {**_entry("unpredicted", len(lacking), "records", None), "reasons": reasons}]
+    rows += trial_rows(records.trials, constants)
+    reasons = [{"record": name, "lacks": reason} for name, reason in records.lacking]
+    return [*rows, {**_entry("unpredicted", len(reasons), "records", None), "reasons": reasons}]
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -184,6 +226,8 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
                 print(f"  {lack['record']}: {lack['lacks']}")
         elif row["unit"] == "Spearman":
             print(f"{row['name']:48} {row['ours']:7.3f}          {row['records']:4} records")
+        elif row["spread"] is None:
+            print(f"{row['name']:48} {row['ours']:7.1%}          {row['records']:4} {row['unit']}")
         else:
             ours, spread = row["ours"], row["spread"]
             print(f"{row['name']:48} {ours:7.1%} {spread:7.1%}  {row['records']:4} records")

@@ -130,7 +130,7 @@ def place_of(run: Run, made_by: Chip, constants: Constants) -> Place:
     chip, made = f"chip.{chip_class(made_by)}", f"software.{run.generation.name}"
     efficiency = Efficiency(
         matmul=of(f"{chip}.matmul"),
-        fp8=of(f"{chip}.fp8"),
+        fp8=of(f"{chip}.fp8") * run.narrow,
         attention=of(f"{chip}.attention") * of(f"{made}.attention"),
         memory=of(f"{chip}.memory") / (of(f"{made}.elementwise") * run.generation.fused),
     )

@@ -7,14 +7,16 @@ from what its software did then, never from what it measured; what cannot be tol
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from benchmarks.published_chips import Shelf, UnknownRecordError, find_chip, shelf_of
 from benchmarks.software import Generation, generation_of
-from weft.cluster.cluster import Chip, Dtype, catalogue
+from weft.cluster.cluster import Chip, Dtype
 from weft.config.errors import ConfigError
 from weft.cost.job import Job, JobSchedule
 from weft.cost.rates import Roofline
@@ -24,27 +26,11 @@ from weft.plan.plan import ZeroLevel
 
 Record = Mapping[str, Any]
 
-CHIP_NAMES = {"GH200": "H100-SXM5-80GB"}
-"""Names in records that the catalogue does not use: the same die."""
-H100 = catalogue()["H100-SXM5-80GB"]
-VARIANTS = {
-    "H100-96GB-HBM2e-500W": replace(
-        H100,
-        memory_gib=96,
-        memory_gb_s=2400,
-        power_w=500,
-        peak_tflops={name: 0.86 * rate for name, rate in H100.peak_tflops.items() if rate},
-    )
-}
-"""Chips of one operator: slower memory, and clocks that follow about the 0.45th power of watts."""
-POWER_SHARE = 0.45
-"""Clocks of a chip that is allowed less power follow it by about this exponent."""
 TYPICAL_ASPECT = 128
 """Channels per layer of GPT-3's family (arXiv 2005.14165), where only a size is printed."""
-
-
-class UnknownRecordError(Exception):
-    """A record lacks what a prediction needs."""
+MOST_LAYERS = 10_000
+FP4 = 1.5
+"""Of the twofold rate that data sheets promise over fp8; some layers stay wider."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,75 +51,107 @@ class Run:
     """Seconds of a step, or bytes."""
     first_alone: bool = False
     """Memory was read on the first position, not where it is highest."""
+    narrow: float = 1.0
+    """How many times as fast as in fp8 its narrow products are."""
 
 
 def read_times(folder: Path) -> Iterator[Run | tuple[str, str]]:
     """Every record of ``throughput.json`` that ran: as a run, or its name and what it lacks."""
-    for record in _read(folder / "throughput.json"):
-        if record.get("status", "ok") == "ok":
-            yield _attempt(record, lambda record: _run(record, _step_seconds(record)))
+    shelf = shelf_of(folder)
+    for record in read_records(folder / "throughput.json"):
+        if (record.get("status") or "ok") == "ok":
+            yield attempt(record, lambda record: _run(record, _step_seconds(record), shelf))
 
 
 def read_memory(folder: Path) -> Iterator[Run | tuple[str, str]]:
     """Every measured peak of ``memory.json``."""
-    groups = {record["id"]: record for record in _read(folder / "throughput.json")}
-    for record in _read(folder / "memory.json"):
-        if record.get("kind") == "measured_peak" and record.get("status") == "ok":
-            twin = groups.get(record.get("throughput_id") or "", {})
-            blank = {"group": record["id"].split("_")[1], "params_b": None, "moe": None}
-            keys = ("group", "params_b", "moe", "head_dim", "gpus_per_node", "date", "arch", "ep")
-            blank |= {key: twin[key] for key in keys if key in twin}
-            whole = {**blank, **record}
-            yield _attempt(whole, lambda record: _run(record, _peak_bytes(record)))
+    shelf = shelf_of(folder)
+    twins = {record.get("id"): record for record in read_records(folder / "throughput.json")}
+    for record in read_records(folder / "memory.json"):
+        if record.get("kind") == "measured_peak" and (record.get("status") or "ok") == "ok":
+            twin = twins.get(record.get("throughput_id") or "", {})
+            said = {key: value for key, value in record.items() if value is not None}
+            whole = {"group": _family(record), **twin, **said}
+            yield attempt(whole, lambda record: _run(record, _peak_bytes(record), shelf))
 
 
-def read_trials(folder: Path) -> Iterator[Run | tuple[str, str]]:
-    """Every trial of ``hetero.json`` that ended: plans tried on one cluster, mixed or not."""
-    for record in _read(folder / "hetero.json"):
-        if record.get("kind") == "real_trial" and record.get("value"):
-            yield _attempt(record, _trial)
+def _family(record: Record) -> str:
+    """Of a record without a group: the second word of its name."""
+    return [*str(record.get("id")).split("_"), "?"][1]
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """What a file of records holds; nothing where there is none."""
     if not path.exists():
         return []
-    records: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))
-    return records
+    found = json.loads(path.read_text("utf-8"))
+    return [record for record in found if isinstance(record, dict)]
 
 
-def _attempt(record: Record, understand: Callable[[Record], Run]) -> Run | tuple[str, str]:
+def attempt(record: Record, understand: Callable[[Record], Run]) -> Run | tuple[str, str]:
     """The run that a record describes, or the record's name and why nothing can be said of it."""
     name = str(record.get("id", "?"))
     try:
-        run = understand(record)
+        run = understand(with_numbers(record))
         for chip in run.chips:
             Roofline.of(chip)
     except (UnknownRecordError, ConfigError) as lack:
         return name, str(lack)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         return name, f"malformed: {type(error).__name__} {error}"
+    if run.job.shape.num_layers > MOST_LAYERS:
+        return name, f"n_layers = {run.job.shape.num_layers:.0e} is no model"
     if run.job.pp > run.job.shape.num_layers:
         return name, f"{run.job.shape.num_layers} layers in {run.job.pp} positions"
     return run
 
 
-def _run(record: Record, measured: float) -> Run:
+NUMBERS = (
+    *("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn_hidden", "vocab", "seq_len"),
+    *("n_gpus", "gpus_per_node", "tp", "pp", "vpp", "cp", "ep", "dp", "gbs", "mbs", "grad_accum"),
+    *("inter_gbps_per_gpu", "params_b", "iter_time_s", "tokens_per_s_per_gpu", "samples_per_s"),
+    *("tflops_per_gpu", "mem_gib"),
+)
+
+
+def with_numbers(record: Record) -> Record:
+    """Numbers as numbers, whole ones as integers; none of them may be 0, so that means unsaid."""
+    plain = dict(record)
+    for key in NUMBERS:
+        value = record.get(key)
+        try:
+            number = float(value) if value is not None else 0.0
+        except (TypeError, ValueError):
+            raise UnknownRecordError(f"{key} = {value!r} is no number") from None
+        whole = int(number) if number.is_integer() else number
+        plain[key] = whole if number > 0 and math.isfinite(number) else None
+    return plain
+
+
+def _run(record: Record, measured: float, shelf: Shelf) -> Run:
     generation = generation_of(_made_with(record))
-    num_chips = int(_need(record, "n_gpus"))
+    num_chips = _num_chips(record)
     network = record.get("inter_gbps_per_gpu")
     unit = str(record.get("mem_unit") or "")
     return Run(
-        name=record["id"],
-        group=record["group"],
+        name=str(record.get("id", "?")),
+        group=str(record.get("group") or _family(record)),
         job=_job(record, generation, num_chips),
-        chips=(_chip(str(_need(record, "gpu"))),),
+        chips=(find_chip(_need(record, "gpu"), shelf),),
         generation=generation,
         num_chips=num_chips,
         chips_per_node=int(record.get("gpus_per_node") or 8),
         network_gbit_s=float(network) if network else None,
         measured=measured,
         first_alone="nvidia-smi" in unit and "max" not in unit,
+        narrow=FP4 if "fp4" in str(record.get("precision")).lower() else 1.0,
     )
+
+
+def _num_chips(record: Record) -> int:
+    if record.get("n_gpus") is None and record.get("dp"):
+        return math.prod(int(record.get(key) or 1) for key in ("tp", "pp", "cp", "dp"))
+    return int(_need(record, "n_gpus"))
 
 
 def _made_with(record: Record) -> str:
@@ -150,17 +168,6 @@ def _need(record: Record, key: str) -> Any:
     return value
 
 
-def _chip(name: str) -> Chip:
-    name = CHIP_NAMES.get(name, name)
-    found = VARIANTS.get(name) or catalogue().get(name)
-    if found is None:
-        alike = [chip for key, chip in catalogue().items() if key.startswith(name.split("-")[0])]
-        if not alike:
-            raise UnknownRecordError(f"chip {name!r} is not in the catalogue")
-        found = alike[0]
-    return found
-
-
 def _step_seconds(record: Record) -> float:
     """Seconds of a step from whatever was printed."""
     if record.get("iter_time_s"):
@@ -170,11 +177,11 @@ def _step_seconds(record: Record) -> float:
         return batch / float(record["samples_per_s"])
     tokens = batch * float(_need(record, "seq_len"))
     if record.get("tokens_per_s_per_gpu"):
-        return tokens / (float(record["tokens_per_s_per_gpu"]) * float(record["n_gpus"]))
+        return tokens / (float(record["tokens_per_s_per_gpu"]) * _num_chips(record))
     if not record.get("tflops_per_gpu"):
         raise UnknownRecordError("no measured time")
     flops = tokens * _flops_per_token(record)
-    return flops / (float(record["tflops_per_gpu"]) * 1e12 * float(record["n_gpus"]))
+    return flops / (float(record["tflops_per_gpu"]) * 1e12 * _num_chips(record))
 
 
 def _flops_per_token(record: Record) -> float:
@@ -185,7 +192,7 @@ def _flops_per_token(record: Record) -> float:
         return float(params) * 1e9 * (8 if kind == "params_8N" else 6)
     if not (layers and hidden and kind in {"megatron_hw_full", "megatron_model"}):
         raise UnknownRecordError(f"TFLOP/s alone, counted as {kind}")
-    seq, vocab = record["seq_len"], record["vocab"]
+    seq, vocab = _need(record, "seq_len"), _need(record, "vocab")
     factor, head = (96, 16) if kind == "megatron_hw_full" else (72, 12)
     rest = 1 + seq / (6 * hidden) + vocab / (head * layers * hidden)
     return float(factor * layers * hidden**2 * rest)
@@ -197,7 +204,8 @@ def _peak_bytes(record: Record) -> float:
     return float(record["mem_gib"]) * 2**30
 
 
-def _shape(record: Record) -> ModelShape:
+def shape_of(record: Record) -> ModelShape:
+    """A model as a record describes it; what is not said follows from its size."""
     layers, hidden = record.get("n_layers"), record.get("hidden")
     gated = bool(record.get("gated_mlp"))
     params = (record.get("params_b") or _size_in(str(record.get("model")))) * 1e9
@@ -232,13 +240,16 @@ def _shape(record: Record) -> ModelShape:
 
 
 def _size_in(model: str) -> float:
-    found = re.search(r"([\d.]+)\s*B\b", model)
-    return float(found[1]) if found else 0.0
+    """Billions of parameters in a model's name."""
+    found = re.search(r"(\d+(?:\.\d+)?)\s*([BM])\b", model)
+    return float(found[1]) * (1.0 if found[2] == "B" else 1e-3) if found else 0.0
 
 
 def _mixture(data: Any) -> tuple[ExpertShape | None, LatentAttention | None]:
     if not data:
         return None, None
+    if not isinstance(data, dict):
+        raise UnknownRecordError(f"moe = {data!r} describes no experts")
     low = data.get("mla")
     latent = None
     if low:
@@ -261,7 +272,7 @@ def _mixture(data: Any) -> tuple[ExpertShape | None, LatentAttention | None]:
 
 
 def _job(record: Record, generation: Generation, num_chips: int) -> Job:
-    shape = _shape(record)
+    shape = shape_of(record)
     degrees = {key: int(record.get(key) or 1) for key in ("tp", "pp", "cp", "ep")}
     used = degrees["tp"] * degrees["pp"] * degrees["cp"]
     dp = int(record.get("dp") or max(num_chips // used, 1))
@@ -271,13 +282,15 @@ def _job(record: Record, generation: Generation, num_chips: int) -> Job:
     if used * dp > num_chips:
         raise UnknownRecordError(f"tp x pp x cp x dp is {used * dp}, on {num_chips} chips")
     zero, ways = _sharing(str(record.get("dp_sharding") or "none"))
-    batch = int(record.get("gbs") or dp)
+    steps = record.get("grad_accum")
+    batch = int(record.get("gbs") or dp * (record.get("mbs") or 1) * (steps or 1))
+    usual = max(batch // (dp * steps), 1) if steps else 1
     split = record.get("sp")
     return Job(
         shape=shape,
         seq_len=int(_need(record, "seq_len")),
         global_batch=batch,
-        microbatch=int(record.get("mbs") or 1),
+        microbatch=int(record.get("mbs") or usual),
         dp=dp,
         chunks=_chunks(record, shape, generation),
         schedule=_schedule(str(record.get("framework"))),
@@ -330,60 +343,3 @@ def _dtype(words: str) -> Dtype:
     if any(mark in text for mark in ("fp8", "float8", "int8", "fp4")):
         return "fp8"
     return "fp32" if text == "fp32" else "bf16"
-
-
-INSTANCES = {
-    "g4dn.12xlarge": ("T4", 4, 12.5),
-    "p3.8xlarge": ("V100-SXM2-16GB", 4, 2.5),
-    "p3.16xlarge": ("V100-SXM2-16GB", 8, 3.125),
-}
-"""A cloud's machines: chip, how many, and 10^9 bits/s of network for each chip."""
-PADDING = 2
-"""Entries before the first decoder layer in a trial's list of layers; four follow the last."""
-
-
-def _trial(record: Record) -> Run:
-    """A plan that was tried; positions fill the cluster's machines in the order printed."""
-    plan = record.get("parallel")
-    sizes = re.search(r"(\d+)L h(\d+) seq(\d+) V(\d+)", str(record.get("model")))
-    if not isinstance(plan, dict) or sizes is None:
-        raise UnknownRecordError("no plan, or no sizes of the model")
-    layers, hidden, seq, vocab = map(int, sizes.groups())
-    machines = re.findall(r"(\d+)\s*x\s*([\w.]+xlarge)", str(record.get("cluster")))
-    if not machines or any(name not in INSTANCES for _, name in machines):
-        raise UnknownRecordError(f"cluster {record.get('cluster')!r} has no known machines")
-    rates = [INSTANCES[name] for number, name in machines for _ in range(int(number))]
-    ranks = [chip for chip, number, _ in rates for _ in range(number)]
-    each = len(ranks) // plan["pp"]
-    stages = [ranks[p * each : (p + 1) * each] for p in range(plan["pp"])]
-    generation = generation_of("DeepSpeed pipeline")
-    shape = _shape({"n_layers": layers, "hidden": hidden, "vocab": vocab, "seq_len": seq})
-    cuts = plan.get("layer_partition") or []
-    job = Job(
-        shape=replace(shape, dropout=True),
-        seq_len=seq,
-        global_batch=plan["gbs"],
-        microbatch=plan["mbs"],
-        dp=plan["dp"],
-        tp=plan["tp"],
-        pp=plan["pp"],
-        splits=tuple(min(max(cut - PADDING, 0), layers) for cut in cuts[1:-1]),
-        sequence_parallel=False,
-        fused_attention=False,
-    )
-    return Run(
-        name=record["id"],
-        group=str(record["id"]).rsplit("_", 1)[0],
-        job=job,
-        chips=tuple(_slowest(stage) for stage in stages),
-        generation=generation,
-        num_chips=len(ranks),
-        chips_per_node=min(number for _, number, _ in rates),
-        network_gbit_s=min(rate for _, _, rate in rates),
-        measured=float(record["value"]),
-    )
-
-
-def _slowest(names: list[str]) -> Chip:
-    chips = [_chip(name) for name in names]
-    return min(chips, key=lambda chip: chip.peak_flops("fp16") or 0.0)

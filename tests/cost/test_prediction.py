@@ -10,7 +10,7 @@ import pytest
 from benchmarks.prediction import Scored, measure, read, show, spearman
 from benchmarks.prediction_fit import fit, models, problem, worth_having
 from benchmarks.prediction_model import constant, names_for, time_of
-from benchmarks.published import Run, read_memory, read_times, read_trials
+from benchmarks.published import Run, read_memory, read_times
 from weft.cost.work import StageWork
 
 RECORD: dict[str, Any] = {
@@ -45,7 +45,7 @@ RECORD: dict[str, Any] = {
 }
 
 
-def write(folder: Path, *records: dict[str, Any], name: str = "throughput.json") -> Path:
+def write(folder: Path, *records: object, name: str = "throughput.json") -> Path:
     (folder / name).write_text(json.dumps(records), "utf-8")
     return folder
 
@@ -96,7 +96,7 @@ def test_seconds_from_what_was_printed(tmp_path, measured, seconds) -> None:
         ({"hidden": None, "model": "?"}, "no hidden, and no size to tell it from"),
         ({"seq_len": None}, "no seq_len"),
         ({"moe": {"experts": 8}}, "malformed: KeyError 'n_experts'"),
-        ({"tp": "two"}, "malformed: ValueError invalid literal for int() with base 10: 'two'"),
+        ({"tp": "two"}, "tp = 'two' is no number"),
         ({"n_layers": 1}, "1 layers in 2 positions"),
     ],
 )
@@ -122,19 +122,29 @@ def test_memory_of_a_twin_takes_its_group(tmp_path) -> None:
     assert (run.group, run.measured, run.first_alone) == ("g", 30 * 2**30, True)
 
 
-def test_a_mixed_trial_has_chips_by_position(tmp_path) -> None:
-    plan = {"tp": 1, "dp": 4, "pp": 3, "mbs": 1, "gbs": 16, "layer_partition": [0, 13, 17, 30]}
-    trial = {
-        "id": "mix_1",
-        "kind": "real_trial",
-        "model": "GPT-2 24L h1024 seq1024 V52256",
-        "cluster": "2x p3.8xlarge and 1x g4dn.12xlarge",
-        "parallel": plan,
-        "value": 2.0,
-    }
-    run = only(read_trials(write(tmp_path, trial, name="hetero.json")))
-    assert [chip.name for chip in run.chips] == ["V100-SXM2-16GB"] * 2 + ["T4"]
-    assert [work.layers for work in run.job.works()] == [(0, 11), (11, 15), (15, 24)]
+ODD = (None, 0, -1, "", "two", "8", 1.5, float("nan"), [], {}, {"n_experts": 8}, True, 1e30)
+
+
+@pytest.mark.parametrize("key", [*RECORD, "moe", "head_dim", "inter_gbps_per_gpu", "grad_accum"])
+def test_no_odd_value_stops_the_rest(tmp_path, key) -> None:
+    """A record is predicted, or named with what it lacks."""
+    records = [{**RECORD, "id": f"r{n}", key: odd} for n, odd in enumerate(ODD)]
+    write(tmp_path, *records, {**RECORD, "id": "right"}, "no record")
+    runs = list(read_times(tmp_path))
+    assert len(runs) == len(ODD) + 1 or key == "status"
+    for run in runs:
+        if isinstance(run, Run):
+            assert 0 < time_of(run, {}) < float("inf"), run
+    assert isinstance(runs[-1], Run)
+
+
+def test_a_chip_may_come_with_the_records(tmp_path) -> None:
+    chip = {"id": "Abacus 9", "memory_gb": 80, "mem_bw_gbs": 3350, "bf16_tflops": 100}
+    record = {**RECORD, "gpu": "Abacus 9", "precision": "bf16"}
+    write(tmp_path, record, {**record, "id": "r1", "gpu": {**chip, "id": "A8", "bf16_tflops": 10}})
+    (tmp_path / "chips.json").write_text(json.dumps([chip]), "utf-8")
+    fast, slow = (run for run in read_times(tmp_path) if isinstance(run, Run))
+    assert time_of(slow, {}) > 3 * time_of(fast, {})
 
 
 def test_rows_say_errors_ranks_and_what_is_missing(tmp_path, capsys) -> None:
@@ -158,8 +168,7 @@ def test_error_is_relative_to_what_was_measured(tmp_path) -> None:
 
 
 def test_fitting_moves_towards_the_records(tmp_path) -> None:
-    tasks, _ = read(write(tmp_path, *({**RECORD, "id": f"r{n}"} for n in range(20))))
-    runs = tasks[0].runs
+    runs = read(write(tmp_path, *({**RECORD, "id": f"r{n}"} for n in range(20)))).tasks[0].runs
     before = time_of(runs[0], {})
     fitted = fit(runs, time_of, {}, names_for(runs, memory=False), rounds=3)
     assert abs(time_of(runs[0], fitted) / 3 - 1) < 0.2 * abs(before / 3 - 1)
@@ -178,7 +187,7 @@ def test_constants_that_help_nobody_are_dropped(tmp_path) -> None:
         {**RECORD, "id": f"r{n}", "group": group, "n_layers": layers, "hidden": hidden}
         for n, (layers, hidden, group) in enumerate(shapes)
     ]
-    runs = read(write(tmp_path, *records))[0][0].runs
+    runs = read(write(tmp_path, *records)).tasks[0].runs
     truth = {"software.all.slowdown": 1.6}
     runs = [replace(run, measured=time_of(run, truth)) for run in runs]
     names = ["links.all.seam", "software.all.slowdown", "software.all.launch_us"]

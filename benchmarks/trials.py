@@ -1,0 +1,229 @@
+"""Plans that others tried on one cluster, mixed or not: ``hetero.json``.
+
+A trial is predicted as any run is. Besides, it becomes a plan of ours on a view of its cluster, so
+that plans that were tried and plans that the planner finds are compared by one model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.prediction_model import Constants, memory_of, place_of
+from benchmarks.published import Record, Run, attempt, read_records, shape_of, with_numbers
+from benchmarks.published_chips import Shelf, UnknownRecordError, cluster_from, shelf_of
+from benchmarks.software import generation_of
+from weft.cluster.cluster import Chip
+from weft.cluster.view import ClusterView
+from weft.cost.job import Job
+from weft.models.gpt2.sizes import SIZES
+from weft.plan.mesh import Mesh
+from weft.plan.model import ModelSpec
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.planner.search import search
+from weft.planner.workload import Workload
+from weft.simulate.step import Knowledge, time_of_plan
+
+USABLE = 0.94
+"""Part of a chip's memory that its driver leaves: 15 of a T4's 16 GiB."""
+PADDING = 2
+"""Entries before the first decoder layer in AMP's lists of layers; four follow the last."""
+SOFTWARE = "DeepSpeed pipeline"
+"""What trials ran on, where they do not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One plan that was tried."""
+
+    run: Run
+    cluster: ClusterView
+    failed: bool
+    """It ran out of memory, or of time."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model, as the planner knows models."""
+        shape = self.run.job.shape
+        return replace(
+            SIZES["medium"],
+            d_model=shape.d_model,
+            d_ff=shape.d_ff,
+            d_head=shape.d_head,
+            num_layers=shape.num_layers,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            vocab_size=shape.vocab_size,
+            seq_len=self.run.job.seq_len,
+        )
+
+    @property
+    def plan(self) -> Plan:
+        """The trial as a plan: positions one after another over the cluster's ranks."""
+        job = self.run.job
+        each = job.dp * job.tp
+        stages = [
+            StagePlan(
+                mesh=Mesh.of(range(p * each, (p + 1) * each), dp=job.dp, tp=job.tp),
+                layers=work.layers,
+                precision="bf16",
+                device="cuda",
+            )
+            for p, work in enumerate(job.works())
+        ]
+        pipeline = PipelinePlan(
+            stages=tuple(stages), samples=job.global_batch, microbatch=job.microbatch * job.dp
+        )
+        return Plan(num_layers=job.shape.num_layers, pipelines=(pipeline,))
+
+
+def read_trials(folder: Path) -> Iterator[Trial | tuple[str, str]]:
+    """Every trial, failed ones included: as a trial, or its name and what it lacks."""
+    shelf = shelf_of(folder)
+    for record in read_records(folder / "hetero.json"):
+        kind, name = str(record.get("kind")), str(record.get("id", "?"))
+        if kind != "real_trial":
+            yield name, f"{kind!r} is no plan that was run"
+            continue
+        run = attempt(record, partial(_trial, shelf=shelf))
+        if isinstance(run, Run):
+            cluster = cluster_from(str(record.get("cluster")), shelf)
+            yield Trial(run=run, cluster=cluster, failed=not record.get("value"))
+        else:
+            yield run
+
+
+def _trial(record: Record, shelf: Shelf) -> Run:
+    """A plan that was tried; positions fill the cluster's machines in the order printed."""
+    plan = _plan(record.get("parallel"))
+    cluster = cluster_from(str(record.get("cluster")), shelf)
+    sizes = _sizes(str(record.get("model")))
+    tp, pp, mbs = (plan.get(key, 1) for key in ("tp", "pp", "mbs"))
+    dp = plan.get("dp") or max(cluster.world_size // (tp * pp), 1)
+    if tp * pp * dp > cluster.world_size:
+        raise UnknownRecordError(f"tp x pp x dp is {tp * pp * dp}, on {cluster.world_size} chips")
+    shape = replace(shape_of(sizes), dropout=True)
+    job = Job(
+        shape=shape,
+        seq_len=sizes["seq_len"],
+        global_batch=plan.get("gbs") or mbs * dp,
+        microbatch=mbs,
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        splits=_splits(plan.get("layer_partition") or (), shape.num_layers, pp),
+        sequence_parallel=False,
+        fused_attention=False,
+    )
+    stages = [range(p * tp * dp, (p + 1) * tp * dp) for p in range(pp)]
+    return Run(
+        name=str(record.get("id", "?")),
+        group=str(record.get("id", "?")).rsplit("_", 1)[0],
+        job=job,
+        chips=tuple(_slowest(ranks, cluster) for ranks in stages),
+        generation=generation_of(SOFTWARE),
+        num_chips=cluster.world_size,
+        chips_per_node=min(pool.chips_per_node for pool in cluster.pools),
+        network_gbit_s=min(pool.network_bytes_s for pool in cluster.pools) * 8 / 1e9,
+        measured=_seconds(record, job),
+    )
+
+
+def _plan(said: Any) -> dict[str, Any]:
+    """Degrees by name, from a mapping or from words such as "TP8 PP4 mbs1 gbs1024"."""
+    if isinstance(said, Mapping):
+        return {key: value for key, value in with_numbers(said).items() if value is not None}
+    found = re.findall(r"\b(tp|pp|dp|mbs|gbs)\s*=?\s*(\d+)", str(said).lower())
+    if not found:
+        raise UnknownRecordError("no plan")
+    return {key: int(number) for key, number in found}
+
+
+def _sizes(model: str) -> dict[str, Any]:
+    """What a model's name says: "24L h1024 seq1024 V52256", or at least how large it is."""
+    marks = {
+        "n_layers": r"(\d+)\s*(?:L\b|layers)",
+        "hidden": r"\bh\s*(\d+)",
+        "seq_len": r"\bseq\s*(\d+)",
+        "vocab": r"\bV\s*(\d+)",
+    }
+    found = {key: re.search(mark, model) for key, mark in marks.items()}
+    sizes: dict[str, Any] = {key: int(one[1]) for key, one in found.items() if one}
+    if "seq_len" not in sizes:
+        raise UnknownRecordError("no sizes of the model")
+    return {**sizes, "model": model}
+
+
+def _splits(cuts: Sequence[int], num_layers: int, pp: int) -> tuple[int, ...]:
+    """First layers of the positions after the first; lists may count entries besides layers."""
+    if len(cuts) != pp + 1:
+        return ()
+    before = PADDING if cuts[-1] > num_layers else 0
+    return tuple(min(max(int(cut) - before, 0), num_layers) for cut in cuts[1:-1])
+
+
+def _slowest(ranks: Sequence[int], cluster: ClusterView) -> Chip:
+    chips = [cluster.pool_of(rank).chip for rank in (ranks[0], ranks[-1])]
+    return min(chips, key=lambda chip: chip.peak_flops("fp16") or 0.0)
+
+
+def _seconds(record: Record, job: Job) -> float:
+    """Of a step; infinite where the trial failed."""
+    value, unit = record.get("value"), str(record.get("unit") or "s").lower()
+    if not value:
+        return float("inf")
+    if "sample" in unit:
+        return job.global_batch / float(value)
+    return job.global_batch * job.seq_len / float(value) if "token" in unit else float(value)
+
+
+def by_cluster(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
+    """Trials of one job on one cluster, by the name of their group."""
+    found: dict[tuple[object, ...], list[Trial]] = {}
+    for trial in trials:
+        job = trial.run.job
+        pools = [(pool.chip.name, pool.num_chips) for pool in trial.cluster.pools]
+        key = (trial.run.group, tuple(pools), job.shape, job.seq_len, job.global_batch)
+        found.setdefault(key, []).append(trial)
+    names: dict[str, list[Trial]] = {}
+    for (group, *_), members in found.items():
+        alike = sum(name.split("#")[0] == group for name in names)
+        names[f"{group}#{alike + 1}" if alike else str(group)] = members
+    return names
+
+
+def _knowledge(trial: Trial, constants: Constants) -> Knowledge:
+    """What the runs are predicted with, for plans on the same chips."""
+    places = {
+        pool.chip.name: place_of(trial.run, pool.chip, constants) for pool in trial.cluster.pools
+    }
+    first = next(iter(places.values()))
+    chips = {name: place.chip for name, place in places.items()}
+    return Knowledge(chips=chips, software=first.software)
+
+
+def planned_seconds(trial: Trial, constants: Constants) -> float:
+    """A step of the trial's plan, as the planner sees it."""
+    known = _knowledge(trial, constants)
+    seq_len = trial.run.job.seq_len
+    return time_of_plan(
+        trial.plan, trial.spec, trial.cluster, seq_len=seq_len, knowledge=known
+    ).step_s
+
+
+def chosen_seconds(trial: Trial, constants: Constants) -> float:
+    """A step of the plan that the planner chooses for the trial's job and cluster."""
+    job = trial.run.job
+    workload = Workload(spec=trial.spec, seq_len=job.seq_len, samples=job.global_batch)
+    found = search(workload, trial.cluster, knowledge=_knowledge(trial, constants))
+    return found.best.time.step_s
+
+
+def fits(trial: Trial, constants: Constants) -> bool:
+    """The trial's ranks are predicted to have room enough."""
+    room = min(chip.memory_gib for chip in trial.run.chips) * USABLE * 2**30
+    return memory_of(trial.run, constants) <= room
