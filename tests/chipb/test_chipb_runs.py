@@ -76,3 +76,24 @@ def test_a_family_that_nobody_brings(here: Path, capsys: pytest.CaptureFixture[s
     assert run(MIXED) == 2
     said = capsys.readouterr().err
     assert "compute.device = 'chipc': expected cuda or cpu or chipb." in " ".join(said.split())
+
+
+def test_a_run_moves_to_another_chip_by_its_device_alone(here: Path) -> None:
+    """Its plan, with each stage on the chip: no other word of plan or configuration changes."""
+    alone = "plan.shares=[2]"
+    assert run([*TRAIN, alone, "--out", "whole", "--steps", "5", "--quiet"]) == 0
+    assert run([*TRAIN, alone, "--out", "moved", "--steps", "3", "--quiet"]) == 0
+    before = (here / "moved" / "plan.json").read_text()
+    assert before.count('"device": "cpu"') == 1
+    (here / "moved.json").write_text(before.replace('"device": "cpu"', '"device": "chipb"'))
+    paths = os.pathsep.join([str(here / "installed"), str(Path(__file__).parents[1])])
+    arguments = ("plan.file=moved.json", "--steps", "5")
+    with commands.started(here, "moved", *arguments, environment={"PYTHONPATH": paths}) as command:
+        code, _, errors = command.finish()
+    assert code == 0, errors
+    assert '"device": "chipb"' in (here / "moved" / "plan.json").read_text()
+    whole, found = (
+        [record["loss"] for record in commands.steps(here / out)] for out in ("whole", "moved")
+    )
+    assert len(found) == 5
+    assert found == pytest.approx(whole, rel=1e-9)
