@@ -12,8 +12,9 @@ from weft.cost.memory import Memory
 from weft.plan.plan import Plan
 from weft.simulate.step import StepTime
 
-Kind = Literal["shape", "memory", "bound", "idle"]
-"""The plan cannot be laid out; does not fit; cannot be the fastest; would leave chips idle."""
+Kind = Literal["shape", "memory", "bound", "slower", "limit"]
+"""It cannot be laid out; does not fit; its bound says that another is faster; another does the same
+no slower; the space is too large, and its bound is not among the most promising."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,8 @@ class Pruned:
 
     def add(self, kind: Kind, words: str, count: int = 1) -> None:
         """So many candidates are out for a reason."""
+        if not count:
+            return
         self.counts[kind] = self.counts.get(kind, 0) + count
         some = self.examples.setdefault(kind, [])
         if len(some) < MOST_EXAMPLES:

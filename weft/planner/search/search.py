@@ -1,23 +1,34 @@
-"""The search itself."""
+"""The search itself: which kinds of chip go together, and how they share the samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import inf, log2
 from time import perf_counter
 
 from weft.cluster.view import ClusterView
 from weft.cost.memory import memory_of_plan
-from weft.plan.tiling import split_evenly
+from weft.plan.plan import ZeroLevel
+from weft.plan.tiling import split_by_weight
 from weft.planner.options import Options
-from weft.planner.search.choice import Line, Section, plan_of, used_cluster, used_part
+from weft.planner.search.choice import Line, plan_of, used_cluster
+from weft.planner.search.costs import Costs
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned
+from weft.planner.search.group import Group, Ledger, Timed
+from weft.planner.search.route import Route
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge, time_of_plan
 
 DEFAULTS = Options()
+MOST_OTHERS = 5
 
 Progress = Callable[[int, float], None]
 """Told now and then how many candidates are done, and the best step so far, in seconds."""
+
+Arrangement = tuple[tuple[int, ...], ...]
+"""Groups of pools; each is a pipeline."""
 
 
 def search(
@@ -35,38 +46,189 @@ def search(
         ConfigError: a rate is not known.
     """
     begin = perf_counter()
-    del progress
-    candidates = []
-    for number, pool in enumerate(cluster.pools):
-        for tp in (1, 2, 4, 8):
-            for meshes in (1, 2, 4, 8, 16):
-                if meshes > workload.spec.num_layers or tp > pool.chips_per_node:
-                    continue
-                dp = min(pool.num_chips // (tp * meshes), workload.samples)
-                if not dp or used_part(pool, dp * tp * meshes, tp) is None:
-                    continue
-                section = Section(number, tp, dp, meshes, "full", 1 if dp > 1 else 0)
-                layers = tuple(split_evenly(workload.spec.num_layers, meshes))
-                line = Line((section,), dp, "1f1b", layers, workload.samples)
-                plan, used = plan_of([line], workload, cluster), used_cluster([line], cluster)
-                memory = memory_of_plan(plan, workload.spec, workload.seq_len)
-                budget = pool.chip.memory_gib * 2**30 * options.memory_part
-                if max(m.total for m in memory.values()) > budget:
-                    continue
-                step = time_of_plan(
-                    plan, workload.spec, used, seq_len=workload.seq_len, knowledge=knowledge
-                )
-                name = f"{meshes} stages on {pool.chip.name}"
-                candidates.append(
-                    Candidate(name=name, plan=plan, cluster=used, time=step, memory=memory)
-                )
-    if not candidates:
-        raise NoPlan("cluster", [], "more memory")
+    hunt = Hunt(workload, cluster, knowledge or Knowledge(), options)
+    for arrangement in arrangements(len(cluster.pools), options):
+        hunt.look_at(arrangement)
+        if progress is not None:
+            progress(hunt.ledger.considered, hunt.cutoff)
+    found = hunt.distinct()
+    if not found:
+        raise NoPlan("cluster", [pool.chip.name for pool in cluster.pools], "more memory")
+    candidates = [hunt.candidate(lines) for lines in found]
     candidates.sort(key=lambda candidate: candidate.time.step_s)
     return Found(
         best=candidates[0],
-        others=tuple(candidates[1:6]),
-        considered=len(candidates),
-        pruned=Pruned(),
+        others=tuple(candidates[1:]),
+        considered=hunt.ledger.considered,
+        pruned=hunt.ledger.pruned,
         seconds=perf_counter() - begin,
     )
+
+
+def arrangements(num_pools: int, options: Options) -> Iterator[Arrangement]:
+    """Which pools are used, and which go together; each alone first, then side by side."""
+    every = []
+    for number in range(1, num_pools + 1):
+        for pools in combinations(range(num_pools), number):
+            if options.leave_idle or number == num_pools:
+                every += list(_partitions(pools))
+    yield from sorted(every, key=lambda groups: max(map(len, groups)))
+
+
+def _partitions(pools: Sequence[int]) -> Iterator[Arrangement]:
+    if not pools:
+        yield ()
+        return
+    first, rest = pools[0], pools[1:]
+    for number in range(len(rest) + 1):
+        for others in combinations(rest, number):
+            left = [pool for pool in rest if pool not in others]
+            for groups in _partitions(left):
+                yield ((first, *others), *groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Pipelines side by side, all decided."""
+
+    seconds: float
+    lines: tuple[Line, ...]
+
+
+class Hunt:
+    """A search under way."""
+
+    def __init__(
+        self, workload: Workload, cluster: ClusterView, knowledge: Knowledge, options: Options
+    ) -> None:
+        self.workload = workload
+        self.cluster = cluster
+        self.knowledge = knowledge
+        self.options = options
+        self.ledger = Ledger(Pruned())
+        self.cutoff = inf
+        self._costs: dict[int, Costs] = {}
+        self._found: list[Lines] = []
+
+    def look_at(self, arrangement: Arrangement) -> None:
+        """Find the best of an arrangement, as far as it can be better than what is known."""
+        if len(arrangement) > self.workload.samples:
+            return
+        groups = [
+            Group(self.costs(len(arrangement)), self.options, pools, self.ledger)
+            for pools in arrangement
+        ]
+        if len(groups) == 1:
+            groups[0].best(self.workload.samples, self.cutoff)
+            for timed in groups[0].found:
+                self._add([timed])
+            return
+        for level in self.options.zero:
+            if level < 3:
+                self._side_by_side(groups, level)
+
+    def costs(self, num_pipelines: int) -> Costs:
+        """Kept for all arrangements of as many pipelines."""
+        if num_pipelines not in self._costs:
+            self._costs[num_pipelines] = Costs(
+                self.workload, self.cluster, self.knowledge, num_pipelines
+            )
+        return self._costs[num_pipelines]
+
+    def distinct(self) -> list[Lines]:
+        """The best, and the next that are really different from all before them."""
+        found: dict[object, Lines] = {}
+        for lines in sorted(self._found, key=lambda lines: lines.seconds):
+            found.setdefault(_likeness(lines.lines), lines)
+        return list(found.values())[: MOST_OTHERS + 1]
+
+    def candidate(self, lines: Lines) -> Candidate:
+        """With the plan, and its time and memory as users see them."""
+        plan = plan_of(lines.lines, self.workload, self.cluster)
+        used = used_cluster(lines.lines, self.cluster)
+        spec, seq_len = self.workload.spec, self.workload.seq_len
+        time = time_of_plan(plan, spec, used, seq_len=seq_len, knowledge=self.knowledge)
+        memory = memory_of_plan(plan, spec, seq_len, self.knowledge.overheads)
+        name = in_words(lines.lines, self.cluster)
+        return Candidate(name=name, plan=plan, cluster=used, time=time, memory=memory)
+
+    def _add(self, chosen: Sequence[Timed]) -> None:
+        lines = tuple(timed.line for timed in chosen)
+        chips = sum(section.num_chips for line in lines for section in line.sections)
+        stretch = 1 + self.knowledge.software.straggle * log2(chips)
+        seconds = stretch * max(timed.seconds for timed in chosen)
+        self._found.append(Lines(seconds, lines))
+        self.cutoff = min(self.cutoff, seconds)
+
+    def _side_by_side(self, groups: Sequence[Group], level: ZeroLevel) -> None:
+        """Shares by speed, until no group would give a sample to another."""
+        total = self.workload.samples
+        known: dict[tuple[int, int], Timed | None] = {}
+
+        def best(number: int, samples: int) -> Timed | None:
+            if (number, samples) not in known:
+                known[number, samples] = groups[number].best(samples, inf, level)
+            return known[number, samples]
+
+        shares = split_by_weight(total, [self._speed(group.pools) for group in groups])
+        shares = [max(1, share) for share in shares]
+        shares[shares.index(max(shares))] -= sum(shares) - total
+        tried: set[tuple[int, ...]] = set()
+        while tuple(shares) not in tried and len(tried) < MOST_ROUNDS:
+            tried.add(tuple(shares))
+            chosen = [best(number, share) for number, share in enumerate(shares)]
+            if any(timed is None for timed in chosen):
+                return
+            self._add([timed for timed in chosen if timed is not None])
+            shares = self._balanced([timed for timed in chosen if timed is not None], len(groups))
+
+    def _balanced(self, chosen: Sequence[Timed], num_pipelines: int) -> list[int]:
+        """Shares with which pipelines that are otherwise decided take the least time."""
+        total = self.workload.samples
+        speeds = [timed.line.samples / timed.seconds for timed in chosen]
+        shares = [max(1, int(total * speed / sum(speeds) * 0.97)) for speed in speeds]
+        routes = [self._route(timed.line, num_pipelines) for timed in chosen]
+        layers = [timed.line.layers for timed in chosen]
+        while sum(shares) < total:
+            after = [
+                replace(route, samples=share + 1).seconds(split)
+                for route, share, split in zip(routes, shares, layers, strict=True)
+            ]
+            shares[after.index(min(after))] += 1
+        return shares
+
+    def _route(self, line: Line, num_pipelines: int) -> Route:
+        costs = self.costs(num_pipelines)
+        part = self.options.memory_part
+        return Route(costs, line.sections, line.micro, line.schedule, line.samples, part)
+
+    def _speed(self, pools: Sequence[int]) -> int:
+        """Of all chips of a group together, to begin with."""
+        tflops = 0.0
+        for number in pools:
+            pool = self.cluster.pools[number]
+            tflops += pool.num_chips * (pool.chip.peak_tflops.get("bf16") or 1.0)
+        return max(1, round(tflops))
+
+
+MOST_ROUNDS = 6
+
+
+def _likeness(lines: Sequence[Line]) -> object:
+    """Equal for plans that a person would call the same."""
+    return tuple(
+        (tuple((s.pool, s.tp, s.meshes) for s in line.sections), line.schedule) for line in lines
+    )
+
+
+def in_words(lines: Sequence[Line], cluster: ClusterView) -> str:
+    """What kind of plan it is."""
+    parts = []
+    for line in lines:
+        sections = [
+            f"{section.meshes} x {cluster.pools[section.pool].chip.name}"
+            for section in line.sections
+        ]
+        parts.append(" then ".join(sections))
+    head = f"{len(lines)} pipelines side by side" if len(lines) > 1 else "one pipeline"
+    return f"{head}: {' | '.join(parts)}"

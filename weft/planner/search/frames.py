@@ -1,0 +1,284 @@
+"""The space: which meshes each kind of chip may form, and what they could do at best.
+
+A frame is the sections of one pipeline and its microbatch; order, schedule, ZeRO and layers are
+still open. Its bound knows how many layers each kind has memory for, and how fast it does them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import inf, prod
+from typing import NamedTuple
+
+from weft.plan.plan import ZeroLevel
+from weft.planner.options import Options
+from weft.planner.search.choice import Section, nodes_for
+from weft.planner.search.costs import Costs, Held, Spot
+
+MOST_COMBINATIONS = 4096
+"""Of sections of several kinds, for one microbatch."""
+MOST_FRAMES = 4000
+"""Of several kinds, best first."""
+ALL_UP_TO = 12
+"""Every number of meshes and of data-parallel ranks up to this is tried; above, some."""
+
+
+class Frame(NamedTuple):
+    """One pipeline as far as its bound goes."""
+
+    per_sample_s: float
+    """Of a step, at least."""
+    micro: int
+    sections: tuple[Section, ...]
+    """In the order of the cluster's pools."""
+
+    @property
+    def num_chips(self) -> int:
+        """Used, of all kinds."""
+        return sum(section.num_chips for section in self.sections)
+
+    @property
+    def num_meshes(self) -> int:
+        """Of all kinds."""
+        return sum(section.meshes for section in self.sections)
+
+
+class Rate(NamedTuple):
+    """What one kind of chip could do for a given microbatch."""
+
+    layers_per_s: float
+    """Each mesh working on a microbatch of its own."""
+    most: float
+    """Layers that there is memory for, at best."""
+    section: Section
+
+
+class Unit(NamedTuple):
+    """Seconds of one rank for a full microbatch of so many samples."""
+
+    layer_s: float
+    embed_s: float
+    head_s: float
+
+
+class Space:
+    """Frames of a workload on a cluster, for pipelines that take about so many samples."""
+
+    def __init__(self, costs: Costs, options: Options, samples: int) -> None:
+        self.costs = costs
+        self.options = options
+        self.samples = samples
+        self.num_layers = costs.workload.spec.num_layers
+        self.misshapen = 0
+        """Meshes that do not fill nodes evenly."""
+        self.left_out = 0
+        """Combinations that were too many to look at."""
+        self.too_slow = 0
+        """Combinations of which the bound says that something faster is known."""
+        self._units: dict[object, Unit] = {}
+        self._kept: dict[object, tuple[float, float, float]] = {}
+        self._rest: dict[object, tuple[float, float]] = {}
+        self._rates: dict[tuple[int, int], list[Rate]] = {}
+        self._sections: dict[int, list[Section]] = {}
+
+    def sections(self, pool: int) -> list[Section]:
+        """Every way to lay meshes over a pool, alike but for their layers."""
+        if pool not in self._sections:
+            self._sections[pool] = list(self._placed(pool))
+        return self._sections[pool]
+
+    def micros(self, pools: Sequence[int]) -> list[int]:
+        """Microbatches that give some ranks a number of samples that options allow."""
+        ways = {section.dp for pool in pools for section in self.sections(pool)}
+        each = self.options.micros or powers(self.samples)
+        return sorted({dp * b for dp, b in product(ways, each) if dp * b <= self.samples})
+
+    def alone(self, pool: int) -> Iterator[Frame]:
+        """Pipelines on one kind of chip. Every rank has as many samples."""
+        each = self.options.micros or powers(self.samples)
+        for placed, b in product(self.sections(pool), each):
+            micro = placed.dp * b
+            if micro > self.samples:
+                continue
+            for rate in self._either(placed, micro):
+                unit = self.unit(rate.section, b)
+                whole = self.num_layers * unit.layer_s + unit.embed_s + unit.head_s
+                most = -(-self.num_layers // placed.meshes) * unit.layer_s
+                slowest = max(most, whole / placed.meshes)
+                if rate.most < self.num_layers:
+                    slowest = inf
+                yield Frame(slowest / micro, micro, (rate.section,))
+
+    def mixed(self, pools: Sequence[int], per_sample_s: float) -> list[Frame]:
+        """Pipelines through several kinds, of which the bound is below ``per_sample_s``."""
+        keep = round(MOST_COMBINATIONS ** (1 / len(pools)))
+        found: list[Frame] = []
+        by_bound = []
+        for micro in self.micros(pools):
+            rates = [self.rates(pool, micro) for pool in pools]
+            if all(rates):
+                best = sum(some[0].layers_per_s for some in rates)
+                by_bound.append((self.num_layers / (micro * best), micro))
+        for bound, micro in sorted(by_bound):
+            rates = [self.rates(pool, micro) for pool in pools]
+            number = prod(map(len, rates))
+            if bound >= per_sample_s or len(found) >= MOST_FRAMES:
+                self.left_out += number if bound < per_sample_s else 0
+                self.too_slow += number if bound >= per_sample_s else 0
+                continue
+            self.left_out += number - prod(min(len(some), keep) for some in rates)
+            for chosen in product(*(some[:keep] for some in rates)):
+                frame = self._together(chosen, micro)
+                if frame.per_sample_s < per_sample_s:
+                    found.append(frame)
+                else:
+                    self.too_slow += 1
+        return found
+
+    def rates(self, pool: int, micro: int) -> list[Rate]:
+        """Sections for a microbatch in which no smaller ``dp`` would serve as well; best first."""
+        if (pool, micro) not in self._rates:
+            every = (self._either(placed, micro) for placed in self._for_micro(pool, micro))
+            found = [rate for either in every for rate in either if rate.most >= 0]
+            found.sort(key=lambda rate: -rate.layers_per_s)
+            self._rates[pool, micro] = found
+        return self._rates[pool, micro]
+
+    def unit(self, section: Section, b: int) -> Unit:
+        """Seconds of a microbatch of ``b`` samples a rank, with ZeRO that costs nothing."""
+        key = section.pool, section.tp, section.recompute, b
+        if key not in self._units:
+            per_node = self.costs.cluster.pools[section.pool].chips_per_node
+            spot = Spot(section.pool, per_node, section.tp, 1, b, section.recompute, 0)
+            parts = Held(1, False, False), Held(0, True, False), Held(0, False, True)
+            times = [self.costs.times(spot, held) for held in parts]
+            self._units[key] = Unit(*(time.of("F") + time.of("B") for time in times))
+        return self._units[key]
+
+    def _together(self, chosen: Sequence[Rate], micro: int) -> Frame:
+        """The bound: what the fullest cannot hold, others do; all in the same time."""
+        sections = tuple(rate.section for rate in chosen)
+        rates = sorted(chosen, key=lambda rate: rate.most / rate.layers_per_s)
+        left, slowest = float(self.num_layers), inf
+        for number, rate in enumerate(rates):
+            seconds = left / sum(other.layers_per_s for other in rates[number:])
+            if seconds <= rate.most / rate.layers_per_s:
+                slowest = seconds
+                break
+            left -= rate.most
+        meshes = sum(section.meshes for section in sections)
+        if meshes > min(self.num_layers + 2, self.options.max_stages or meshes):
+            slowest = inf
+        return Frame(slowest / micro, micro, sections)
+
+    def _either(self, placed: Section, micro: int) -> Iterator[Rate]:
+        """With and without recomputation."""
+        b = -(-micro // placed.dp)
+        for recompute in self.options.recompute:
+            section = Section(placed.pool, placed.tp, placed.dp, placed.meshes, recompute)
+            speed = section.meshes / self.unit(section, b).layer_s
+            levels = zero_levels(section.dp * self.costs.num_pipelines, self.costs, self.options)
+            most = max(self._capacity(section, b, micro, level) for level in levels[-2:])
+            yield Rate(speed, most, section)
+
+    def _capacity(self, section: Section, b: int, micro: int, zero: ZeroLevel) -> float:
+        """Layers that fit at best: a mesh holds a microbatch for each mesh behind it, and its own.
+
+        Meshes are taken in four blocks, each as if it held what the last of the block does.
+        """
+        busy, other, kept = self._activations(section, b)
+        resting, state = self._state(section, zero)
+        free = self.costs.budget(section.pool, self.options.memory_part) - busy - resting
+        many, meshes, total = -(-self.samples // micro), section.meshes, 0.0
+        for block in range(4) if meshes > 1 else (3,):
+            first, end = meshes * block // 4, meshes * (block + 1) // 4
+            held = min(first + 1, many)
+            fits = (free - held * other) // (state + held * kept) if free > held * other else -1
+            total += (end - first) * min(fits, self.num_layers)
+        return total
+
+    def _activations(self, section: Section, b: int) -> tuple[float, float, float]:
+        """Bytes while a layer computes; kept by a microbatch: of no layer, and of each."""
+        key = section.pool, section.tp, section.recompute, b
+        if key not in self._kept:
+            spot = Spot(section.pool, section.tp, section.tp, 1, b, section.recompute, 0)
+            one, two = (self.costs.bytes(spot, Held(n, False, False)) for n in (1, 2))
+            each = two.kept - one.kept
+            self._kept[key] = one.working, one.kept - each, each
+        return self._kept[key]
+
+    def _state(self, section: Section, zero: ZeroLevel) -> tuple[float, float]:
+        """Bytes at rest: of no layer, and of each."""
+        key = section.pool, section.tp, section.dp, zero
+        if key not in self._rest:
+            spot = Spot(section.pool, section.tp, section.tp, section.dp, 1, "full", zero)
+            one, two = (self.costs.bytes(spot, Held(n, False, False)) for n in (1, 2))
+            each = (two.state - one.state) * (1 - 1e-12)
+            self._rest[key] = one.runtime, each
+        return self._rest[key]
+
+    def _for_micro(self, pool: int, micro: int) -> Iterator[Section]:
+        part = self.costs.cluster.pools[pool]
+        for tp in self._degrees(pool):
+            most = min(micro, part.num_chips // tp)
+            ways = {-(-micro // b) for b in _some_parts(micro)}
+            for dp in sorted(dp for dp in ways if dp <= most):
+                for meshes in self._mesh_counts(part.num_chips // (tp * dp)):
+                    if self._fills(pool, tp * dp * meshes, tp):
+                        yield Section(pool, tp, dp, meshes)
+
+    def _placed(self, pool: int) -> Iterator[Section]:
+        part = self.costs.cluster.pools[pool]
+        for tp in self._degrees(pool):
+            for meshes in self._mesh_counts(part.num_chips // tp):
+                for dp in self._ways(min(part.num_chips // (tp * meshes), self.samples)):
+                    if self._fills(pool, tp * dp * meshes, tp):
+                        yield Section(pool, tp, dp, meshes)
+                    else:
+                        self.misshapen += 1
+
+    def _degrees(self, pool: int) -> list[int]:
+        node = self.costs.cluster.pools[pool].chips_per_node
+        most = min(node, self.options.max_tp or node)
+        spec = self.costs.workload.spec
+        return [tp for tp in range(1, most + 1) if node % tp == 0 and spec.splits_over(tp)]
+
+    def _mesh_counts(self, most: int) -> list[int]:
+        """Above a dozen, those with which the fullest mesh has fewer layers, and one more."""
+        layers = self.num_layers
+        most = min(most, layers, self.options.max_stages or most)
+        few = {-(-layers // n) + more for n in range(1, layers + 1) for more in (0, 1)}
+        return [n for n in range(1, most + 1) if n <= ALL_UP_TO or n in few or n == most]
+
+    def _ways(self, most: int) -> list[int]:
+        """Above a dozen, the most, powers of two, and the largest divisor of the samples."""
+        if most <= ALL_UP_TO:
+            return list(range(1, most + 1))
+        divisors = [n for n in range(1, most + 1) if self.samples % n == 0]
+        return sorted({*powers(most), most - 1, most, divisors[-1]})
+
+    def _fills(self, pool: int, num_chips: int, tp: int) -> bool:
+        part = self.costs.cluster.pools[pool]
+        if not self.options.leave_idle and num_chips != part.num_chips:
+            return False
+        return nodes_for(num_chips, tp, part.num_nodes, part.chips_per_node) > 0
+
+
+def zero_levels(holders: int, costs: Costs, options: Options) -> tuple[ZeroLevel, ...]:
+    """Levels that a section may have; level 3 is for a pipeline alone."""
+    if holders == 1:
+        return (0,)
+    return tuple(z for z in options.zero if z < 3 or costs.num_pipelines == 1) or (0,)
+
+
+def powers(most: int) -> list[int]:
+    """Of two, up to ``most``."""
+    return [2**n for n in range(most.bit_length()) if 2**n <= most]
+
+
+def _some_parts(micro: int) -> list[int]:
+    """Samples that a rank may have of a microbatch."""
+    if micro <= 2 * ALL_UP_TO:
+        return list(range(1, micro + 1))
+    return sorted({part * n for n in powers(micro) for part in (1, 3) if part * n <= micro})

@@ -1,0 +1,225 @@
+"""The best pipeline through some kinds of chip: branch and bound over frames, best bound first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations, product
+from math import factorial, inf, log2
+
+from weft.plan.plan import ScheduleName, ZeroLevel
+from weft.planner.options import Options
+from weft.planner.search.choice import Line, Section
+from weft.planner.search.costs import Costs, Held, Spot
+from weft.planner.search.found import Kind, Pruned
+from weft.planner.search.frames import Frame, Space, zero_levels
+from weft.planner.search.route import Route
+from weft.planner.search.splits import explore, has_place
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A pipeline with all decided."""
+
+    seconds: float
+    """Of a step and what is done once, as if no rank were late."""
+    line: Line
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What became of the candidates, and how much work is left to do."""
+
+    pruned: Pruned
+    considered: int = 0
+    simulated: int = 0
+    effort: int = 0
+    """Splits played, and routes looked at; ends the search where a space is too large."""
+
+
+MOST_EFFORT = 20_000
+"""Units of about half a millisecond on one core."""
+UNCUT = 2
+"""Frames of every group that are explored whatever else is known, for plans to compare with."""
+
+
+class Group:
+    """Pipelines through some pools, one of ``costs.num_pipelines`` side by side."""
+
+    def __init__(
+        self, costs: Costs, options: Options, pools: tuple[int, ...], ledger: Ledger
+    ) -> None:
+        self.costs = costs
+        self.options = options
+        self.pools = pools
+        self.ledger = ledger
+        self._kept: dict[object, list[ZeroLevel]] = {}
+        self.words = " + ".join(costs.cluster.pools[pool].chip.name for pool in pools)
+        self.found: list[Timed] = []
+        """The best of each frame and schedule that was simulated."""
+
+    def best(self, samples: int, cutoff: float, level: ZeroLevel | None = None) -> Timed | None:
+        """The fastest pipeline for so many samples, if a step takes less than ``cutoff``.
+
+        ``cutoff`` counts that the last of many ranks is late. ``level``: of ZeRO, for all stages;
+        None leaves it open.
+        """
+        best: Timed | None = None
+        frames = self._frames(samples, cutoff)
+        for number, frame in enumerate(frames):
+            limit = cutoff / self.stretch(frame)
+            free = number < UNCUT and frame.per_sample_s < inf
+            if not free and samples * frame.per_sample_s >= limit:
+                self._rule_out(frames[number:], samples, cutoff)
+                break
+            if self.ledger.effort > MOST_EFFORT:
+                left = sum(map(self._children, frames[number:]))
+                words = f"{self.words}: less promising than the many that were looked at"
+                self.ledger.pruned.add("limit", words, left)
+                break
+            for timed in self._explored(frame, samples, inf if free else limit, level):
+                self.found.append(timed)
+                whole = timed.seconds * self.stretch(frame)
+                if whole < cutoff:
+                    best, cutoff = timed, whole
+        return best
+
+    def stretch(self, frame: Frame) -> float:
+        """How many times longer a step takes because the last of its ranks is late."""
+        return 1 + self.costs.knowledge.software.straggle * log2(frame.num_chips)
+
+    def _frames(self, samples: int, cutoff: float) -> list[Frame]:
+        """Best bound first."""
+        space, pruned = Space(self.costs, self.options, samples), self.ledger.pruned
+        if len(self.pools) == 1:
+            frames = list(space.alone(self.pools[0]))
+        else:
+            frames = space.mixed(self.pools, cutoff / samples)
+        counts: tuple[tuple[Kind, str, int], ...] = (
+            ("bound", "at best slower than what is known", space.too_slow),
+            ("limit", "less promising than the many that were looked at", space.left_out),
+            ("shape", "do not fill nodes evenly", space.misshapen),
+        )
+        for kind, words, number in counts:
+            self.ledger.considered += number
+            pruned.add(kind, f"{self.words}: {words}", number)
+        self.ledger.considered += sum(map(self._children, frames))
+        return sorted(frames, key=lambda frame: frame.per_sample_s * self.stretch(frame))
+
+    def _explored(
+        self, frame: Frame, samples: int, limit: float, level: ZeroLevel | None
+    ) -> Iterator[Timed]:
+        """The best of each order and schedule of a frame that takes less than ``limit``."""
+        for order in permutations(frame.sections):
+            for schedule in self._schedules(frame):
+                best = self._best_levels(
+                    Line(order, frame.micro, schedule, (), samples), limit, level
+                )
+                if best is not None:
+                    yield best
+
+    def _best_levels(self, line: Line, limit: float, level: ZeroLevel | None) -> Timed | None:
+        """The best choice of ZeRO levels and layers for an order and a schedule."""
+        best: Timed | None = None
+        for levels in self._levels(line.sections):
+            if level is not None and set(levels) != {level}:
+                self.ledger.pruned.add("shape", "levels of ZeRO that pipelines do not share")
+                continue
+            pairs = list(zip(line.sections, levels, strict=True))
+            if any(level not in self._useful(section) for section, level in pairs):
+                words = "ZeRO: another level takes no longer and needs less memory"
+                self.ledger.pruned.add("slower", words)
+                continue
+            sections = tuple(replace(section, zero=level) for section, level in pairs)
+            route = self._route(replace(line, sections=sections))
+            explored = explore(route, limit if best is None else min(limit, best.seconds))
+            self.ledger.effort += 1 + explored.played
+            if explored.best is None:
+                self._explain(route, limit)
+                continue
+            self.ledger.simulated += 1
+            if best is None or explored.best.seconds < best.seconds:
+                best = Timed(explored.best.seconds, route.line(explored.best.layers))
+        return best
+
+    def _route(self, line: Line) -> Route:
+        return Route(
+            self.costs,
+            line.sections,
+            line.micro,
+            line.schedule,
+            line.samples,
+            self.options.memory_part,
+        )
+
+    def _children(self, frame: Frame) -> int:
+        """Candidates in a frame: orders, schedules, levels of ZeRO."""
+        orders = factorial(len(frame.sections))
+        return orders * len(self._schedules(frame)) * len(self._levels(frame.sections))
+
+    def _schedules(self, frame: Frame) -> tuple[ScheduleName, ...]:
+        return self.options.schedules if frame.num_meshes > 1 else ("1f1b",)
+
+    def _levels(self, sections: Sequence[Section]) -> list[tuple[ZeroLevel, ...]]:
+        pipelines = self.costs.num_pipelines
+        return list(
+            product(
+                *(
+                    zero_levels(section.dp * pipelines, self.costs, self.options)
+                    for section in sections
+                )
+            )
+        )
+
+    def _useful(self, section: Section) -> list[ZeroLevel]:
+        """Levels that no other one beats in time and in memory."""
+        key = section.pool, section.tp, section.dp
+        if key not in self._kept:
+            every = zero_levels(section.dp * self.costs.num_pipelines, self.costs, self.options)
+            self._kept[key] = [
+                level
+                for level in every
+                if level == 3
+                or not any(
+                    level < other < 3 and self._no_slower(section, other, level) for other in every
+                )
+            ]
+        return self._kept[key]
+
+    def _no_slower(self, section: Section, other: ZeroLevel, level: ZeroLevel) -> bool:
+        node = self.costs.cluster.pools[section.pool].chips_per_node
+        whole = self.costs.workload.spec.num_layers
+        return all(
+            self.costs.once(Spot(section.pool, node, section.tp, section.dp, 1, "off", other), held)
+            <= self.costs.once(
+                Spot(section.pool, node, section.tp, section.dp, 1, "off", level), held
+            )
+            for held in (Held(1, False, False), Held(whole, True, True))
+        )
+
+    def _rule_out(self, frames: Sequence[Frame], samples: int, cutoff: float) -> None:
+        """The rest of the frames: their bounds, or their memory, say so."""
+        for frame in frames:
+            number = self._children(frame)
+            if frame.per_sample_s == inf:
+                words = f"{frame.num_meshes} meshes do not hold the model"
+                self.ledger.pruned.add("memory", f"{self.words}: {words}", number)
+            else:
+                shortest = samples * frame.per_sample_s * self.stretch(frame)
+                words = f"{self.words}: at best {shortest:.4g} s, another takes {cutoff:.4g} s"
+                self.ledger.pruned.add("bound", words, number)
+
+    def _explain(self, route: Route, limit: float) -> None:
+        """Why a route is out: memory, or a bound."""
+        total = self.costs.workload.spec.num_layers
+        if has_place(route.least, route.room, total):
+            words = f"{self.words}, {route.schedule}: at best more than {limit:.4g} s"
+            self.ledger.pruned.add("bound", words)
+            return
+        mesh = min(range(route.num_meshes), key=lambda m: route.room[m] - route.least[m])
+        spot = route.spots[mesh]
+        gib = route.bytes(mesh, max(route.least[mesh], -(-total // route.num_meshes))) / 2**30
+        budget = self.costs.budget(spot.pool, self.options.memory_part) / 2**30
+        chip = self.costs.cluster.pools[spot.pool].chip.name
+        words = f"mesh {mesh} on {chip} needs {gib:.1f} GiB of {budget:.1f}"
+        self.ledger.pruned.add("memory", f"{self.words}, {route.schedule}: {words}")

@@ -1,0 +1,190 @@
+"""One pipeline whose layers are still open: how many each mesh may take, and what a split costs."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from weft.cluster.view import ChipPool, ClusterView
+from weft.plan.plan import ScheduleName
+from weft.planner.search.bounds import bounds_of
+from weft.planner.search.choice import Line, Section, chunks_of, stage_layers, used_part
+from weft.planner.search.costs import Costs, Held, Spot
+from weft.schedules.known import Pattern, held_at_peak
+from weft.schedules.registry import positions_of
+from weft.simulate.play import last_size
+from weft.simulate.tape import tape_of
+from weft.simulate.times import SeamTimes, StageTimes
+
+_NOTHING = SeamTimes()
+_NO_TIME = StageTimes(forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0)
+
+
+@dataclass(frozen=True)
+class Route:
+    """Sections in order, the schedule, and the samples that flow through them."""
+
+    costs: Costs
+    sections: tuple[Section, ...]
+    micro: int
+    schedule: ScheduleName
+    samples: int
+    memory_part: float
+
+    @cached_property
+    def num_meshes(self) -> int:
+        return sum(section.meshes for section in self.sections)
+
+    @cached_property
+    def pattern(self) -> Pattern:
+        """Of its schedule."""
+        num_stages = chunks_of(self.schedule) * self.num_meshes
+        many = -(-self.samples // self.micro)
+        return Pattern(self.schedule, self.num_meshes, num_stages, many)
+
+    @cached_property
+    def positions(self) -> list[tuple[int, ...]]:
+        """The stages of each mesh."""
+        return positions_of(self.schedule, self.num_meshes, self.pattern.num_stages)
+
+    @cached_property
+    def spots(self) -> list[Spot]:
+        """Of each mesh."""
+        found = []
+        for section in self.sections:
+            part = self._part(section)
+            spot = Spot(
+                pool=section.pool,
+                per_node=part.chips_per_node,
+                tp=section.tp,
+                dp=section.dp,
+                samples=-(-self.micro // section.dp),
+                recompute=section.recompute,
+                zero=section.zero,
+            )
+            found += [spot] * section.meshes
+        return found
+
+    @cached_property
+    def seams(self) -> list[SeamTimes]:
+        """Between stages ``s`` and ``s + 1``."""
+        used = ClusterView(tuple(self._part(section) for section in self.sections))
+        ends, first = [], 0
+        for spot in self.spots:
+            last = first + spot.dp * spot.tp
+            ends.append((used.node_of(first), used.node_of(last - 1)))
+            first = last
+        mesh_of = {stage: mesh for mesh, held in enumerate(self.positions) for stage in held}
+        borders = [(mesh_of[s], mesh_of[s + 1]) for s in range(len(mesh_of) - 1)]
+        return [self._seam(a, b, len({*ends[a], *ends[b]}) == 1) for a, b in borders]
+
+    def _part(self, section: Section) -> ChipPool:
+        part = used_part(self.costs.cluster.pools[section.pool], section.num_chips, section.tp)
+        assert part is not None, f"{section} does not fill nodes"
+        return part
+
+    def _seam(self, here: int, there: int, inside: bool) -> SeamTimes:
+        if here == there:
+            return _NOTHING
+        spots = self.spots[here], self.spots[there]
+        sides = [self.costs.place(spot.pool, spot.per_node).fabric for spot in spots]
+        senders = min(spot.dp * spot.tp for spot in spots)
+        workload = self.costs.workload
+        num_bytes = 2 * self.micro * workload.seq_len * workload.spec.d_model / senders
+        rates = [side.inside_bytes_s if inside else side.across_bytes_s for side in sides]
+        late = sides[0].inside_latency_s if inside else sides[0].across_latency_s
+        return SeamTimes(transfer_s=num_bytes / min(rates), latency_s=late)
+
+    def line(self, layers: Sequence[int]) -> Line:
+        """With its layers decided."""
+        split = tuple(layers)
+        return Line(self.sections, self.micro, self.schedule, split, self.samples)
+
+    def seconds(self, layers: Sequence[int]) -> float:
+        """A step of the pipeline and what is done once, as ``time_of_plan`` says it."""
+        held = self._held(layers)
+        spots = self.spots
+        times: list[StageTimes] = [_NO_TIME] * len(held)
+        once = 0.0
+        for spot, stages in zip(spots, self.positions, strict=True):
+            for stage in stages:
+                times[stage] = self.costs.times(spot, held[stage])
+            once = max(once, sum(self.costs.once(spot, held[stage]) for stage in stages))
+        sizes = 1.0, last_size(self.samples, self.micro)
+        return max(tape_of(self.pattern).play(times, self.seams, sizes)[1]) + once
+
+    def bytes(self, mesh: int, layers: int) -> float:
+        """Memory of one rank of a mesh that holds so many layers."""
+        peak = held_at_peak(self.pattern)[mesh]
+        state = working = buffers = runtime = 0.0
+        for number, (stage, count) in enumerate(zip(self.positions[mesh], peak, strict=True)):
+            part = self.costs.bytes(self.spots[mesh], self._part_of(layers, number, stage))
+            state += part.state + count * part.kept
+            working, buffers = max(working, part.working), max(buffers, part.buffers)
+            runtime = part.runtime
+        return state + working + buffers + runtime
+
+    @cached_property
+    def room(self) -> list[int]:
+        """The most layers that each mesh has memory for; -1 where not even none fit."""
+        most = self.costs.workload.spec.num_layers
+        found: dict[object, int] = {}
+        result = []
+        for mesh, (spot, peak) in enumerate(
+            zip(self.spots, held_at_peak(self.pattern), strict=True)
+        ):
+            last = self.pattern.num_stages - 1
+            ends = [(stage == 0, stage == last) for stage in self.positions[mesh]]
+            key = (spot, peak, tuple(ends))
+            if key not in found:
+                budget = self.costs.budget(spot.pool, self.memory_part)
+
+                def need(layers: int, mesh: int = mesh) -> float:
+                    return self.bytes(mesh, layers)
+
+                found[key] = bisect_right(range(most + 1), budget, key=need) - 1
+            result.append(found[key])
+        return result
+
+    @cached_property
+    def least(self) -> list[int]:
+        """The fewest layers of each mesh: the ends may hold none."""
+        return [0 if self._is_end(mesh) else 1 for mesh in range(self.num_meshes)]
+
+    def most_within(self, seconds: float) -> list[int]:
+        """The most layers of each mesh with which a step may take no more, and that fit.
+
+        What the others cannot hold a mesh must, and that delays those behind it: so twice.
+        """
+        total = self.costs.workload.spec.num_layers
+        least, most = self.least, self.room
+        for _ in range(2):
+            bounds = bounds_of(self, least)
+            most = [min(room, bounds.most(mesh, seconds)) for mesh, room in enumerate(self.room)]
+            spare = sum(most) - total
+            if spare < 0:
+                break
+            least = [max(low, high - spare) for low, high in zip(least, most, strict=True)]
+        return most
+
+    def shortest(self, layers: Sequence[int]) -> float:
+        """An admissible bound on ``seconds`` of a split."""
+        bounds = bounds_of(self, layers)
+        return max(bounds.of(mesh, number) for mesh, number in enumerate(layers))
+
+    def _is_end(self, mesh: int) -> bool:
+        last = self.pattern.num_stages - 1
+        return any(stage in (0, last) for stage in self.positions[mesh])
+
+    def _held(self, layers: Sequence[int]) -> list[Held]:
+        counts = stage_layers(self.schedule, tuple(layers))
+        last = len(counts) - 1
+        return [Held(n, stage == 0, stage == last) for stage, n in enumerate(counts)]
+
+    def _part_of(self, layers: int, number: int, stage: int) -> Held:
+        """What the ``number``-th stage of a mesh holds of its layers."""
+        chunks = len(self.positions[0])
+        share = (layers + chunks - 1 - number) // chunks
+        return Held(share, stage == 0, stage == self.pattern.num_stages - 1)

@@ -1,0 +1,112 @@
+"""Which mesh holds how many layers: the best split of a route, exact where few are possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+from itertools import accumulate, islice
+from math import inf
+
+from weft.planner.search.bounds import bounds_of
+from weft.planner.search.route import Route
+
+MOST_SPLITS = 400
+"""Where there are more, only a few are tried."""
+_FEW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The best split that was found."""
+
+    seconds: float
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """What became of a route."""
+
+    best: Split | None
+    """None where a bound rules the whole route out."""
+    played: int
+    """Splits that were simulated."""
+    whole: bool
+    """No split was left out but by proof."""
+
+
+def explore(route: Route, cutoff: float) -> Explored:
+    """The best split that takes less than ``cutoff`` seconds."""
+    total = route.costs.workload.spec.num_layers
+    if not has_place(route.least, route.most_within(cutoff), total):
+        return Explored(None, 0, True)
+    first = filled(route, total)
+    best = Split(route.seconds(first), first)
+    played = {first}
+    most = route.most_within(min(best.seconds, cutoff))
+    few = count_splits(route.least, most, total) <= MOST_SPLITS
+    for layers in islice(splits(route.least, most, total), MOST_SPLITS if few else _FEW):
+        if layers in played or route.shortest(layers) >= min(best.seconds, cutoff):
+            continue
+        played.add(layers)
+        best = min(best, Split(route.seconds(layers), layers), key=lambda split: split.seconds)
+    return Explored(best, len(played), few)
+
+
+def count_splits(least: Sequence[int], most: Sequence[int], total: int) -> int:
+    """How many ways there are to divide ``total`` within the limits."""
+    free = total - sum(least)
+    if free < 0 or any(low > high for low, high in zip(least, most, strict=True)):
+        return 0
+    ways = [1, *[0] * free]
+    for low, high in zip(least, most, strict=True):
+        sums = [0, *accumulate(ways)]
+        width = high - low + 1
+        ways = [sums[n + 1] - sums[max(0, n + 1 - width)] for n in range(free + 1)]
+    return ways[free]
+
+
+def has_place(least: Sequence[int], most: Sequence[int], total: int) -> bool:
+    """So many layers can be divided within the limits."""
+    fits = all(low <= high for low, high in zip(least, most, strict=True))
+    return fits and sum(least) <= total <= sum(most)
+
+
+def splits(least: Sequence[int], most: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
+    """Every way to divide ``total`` within the limits."""
+    if not has_place(least, most, total):
+        return
+    lows = [0, *accumulate(reversed(least))]
+    highs = [0, *accumulate(reversed(most))]
+
+    def rest(mesh: int, left: int) -> Iterator[tuple[int, ...]]:
+        behind = len(least) - mesh - 1
+        if behind < 0:
+            yield ()
+            return
+        low = max(least[mesh], left - highs[behind])
+        high = min(most[mesh], left - lows[behind])
+        for number in range(high, low - 1, -1):
+            for others in rest(mesh + 1, left - number):
+                yield (number, *others)
+
+    yield from rest(0, total)
+
+
+def filled(route: Route, total: int) -> tuple[int, ...]:
+    """Layers one by one to where the step's bound grows least, as memory allows."""
+    layers = list(route.least)
+    bounds = bounds_of(route, layers)
+
+    def with_one_more(mesh: int) -> tuple[float, int]:
+        more = layers[mesh] + 1
+        return (bounds.of(mesh, more) if more <= route.room[mesh] else inf), mesh
+
+    heap = [with_one_more(mesh) for mesh in range(len(layers))]
+    heapify(heap)
+    for _ in range(total - sum(layers)):
+        mesh = heap[0][1]
+        layers[mesh] += 1
+        heapreplace(heap, with_one_more(mesh))
+    return tuple(layers)
