@@ -9,11 +9,18 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import yaml
 from report.report_cases import TWO_TO_ONE, make_run
 
 from weft.cli.main import run
 from weft.config.errors import ConfigError
-from weft.report.compare_band import loss_band, operation_error, tensor_band
+from weft.report.compare_band import (
+    SCALAR_SAFETY,
+    SUM_ROUNDOFF,
+    loss_band,
+    operation_error,
+    tensor_band,
+)
 from weft.report.compare_page import lines, page, picture
 from weft.report.compare_runs import StepPair, compare_runs, eval_differences, sign_test, trend
 from weft.report.metrics import EvalMetrics, JsonlWriter, StepMetrics
@@ -239,3 +246,47 @@ def test_exit_codes_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert run(["compare", str(a), str(b), "--full"]) == 2
     assert run(["compare", str(a), str(b), "--bisect", "--html", str(html)]) == 2
     assert "expected nothing beside --bisect" in capsys.readouterr().err
+
+
+def test_one_way_is_less_likely_than_one_in_a_hundred() -> None:
+    """14 of 20 blocks on one side come by chance in 12 of 100 cases, 17 in 3 of 1000."""
+    steps = range(1, 21)
+    uneven, one_way = (trend(steps, [1e-6] * n + [-1e-6] * (20 - n)) for n in (14, 17))
+    assert uneven is not None and one_way is not None
+    assert uneven.chance == pytest.approx(0.115, abs=0.001) and not uneven.drifts
+    assert one_way.chance == pytest.approx(0.0026, abs=0.0001) and one_way.drifts
+
+
+def test_the_same_losses_on_other_data_are_outside(tmp_path: Path) -> None:
+    found = compare_runs(make(tmp_path, "a", fall), make(tmp_path, "b", ulps, data=8))
+    assert found.first_outside is None
+    assert found.unlike_data == tuple(range(1, STEPS + 1))
+    assert not found.ok
+
+
+def test_the_band_is_that_of_the_model_that_ran(tmp_path: Path) -> None:
+    folders = [make(tmp_path, name, fall) for name in "ab"]
+    narrow = compare_runs(*folders)
+    for folder in folders:
+        file = folder / "config.yaml"
+        config = yaml.safe_load(file.read_text())
+        config["model"]["d_model"] = 16 * 256
+        file.write_text(yaml.safe_dump(config))
+    wide = compare_runs(*folders)
+    rounding = SCALAR_SAFETY * SUM_ROUNDOFF["fp32"] * fall(STEPS)
+    grown = (wide.pairs[-1].band - rounding) / (narrow.pairs[-1].band - rounding)
+    assert grown == pytest.approx(4, rel=0.05), "the root of 16 times as many terms"
+
+
+def test_the_noise_floor_is_the_second_seed_minus_the_first(tmp_path: Path) -> None:
+    a = make(tmp_path, "a", fall, evals={30: 4.0})
+    c = make(tmp_path, "c", ulps, evals={30: 4.25})
+    found = compare_runs(a, c, noise=(a, c))
+    assert found.noise is not None and found.noise.mean == 0.25
+
+
+def test_a_step_without_a_number_says_nothing_about_the_trend() -> None:
+    found = trend(range(1, 22), [1e-6] * 10 + [math.nan] + [1e-6] * 10)
+    assert found is not None
+    assert (found.above, found.blocks) == (20, 20)
+    assert found.slope == pytest.approx(0)
