@@ -73,6 +73,7 @@ def test_configuration_files_load(page: Path, here: Path) -> None:
 
 @pages_with("console")
 def test_commands_parse(page: Path, here: Path, weft: Weft) -> None:
+    (here / "examples").symlink_to(ROOT / "examples")
     for name, text in config_files(page).items():
         (here / name).write_text(text)
     for block in blocks(page):

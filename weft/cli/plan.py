@@ -31,6 +31,7 @@ def plan(
     cluster: Annotated[
         Path | None,
         typer.Option(
+            metavar="FILE",
             help="Plan for the chips that this file describes (pools of chips, or a lab's hosts); "
             "nothing of this machine is used. See examples/clusters/."
         ),
@@ -48,7 +49,8 @@ def plan(
         typer.Option(help="Say why: the next best plans, what was pruned, what would help."),
     ] = False,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with the plan, timelines and memory.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page with the plan, timelines and memory."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -88,7 +90,7 @@ def plan(
         return
     show(resolved)
     if outlook is None:
-        out.print(f"no forecast: {problem}", markup=False)
+        err.print(f"no forecast: {problem}", markup=False)
         return
     show_outlook(outlook, explain=explain)
 
