@@ -118,18 +118,17 @@ def test_shares_follow_the_time_that_each_was_busy() -> None:
     """Rank 0 was done early: what it has more than the others costs it nothing."""
     trial = first(mix_trials([BIG, SMALL], ALONE, WORK), "1")
     assert [p.samples for p in trial.plan.pipelines] == [16, 6, 6]
-    again = tuned_again(trial, [BIG, SMALL], [1.6, 0.9, 0.9], WORK)
-    assert again is not None
+    (again,) = tuned_again(trial, [BIG, SMALL], [1.6, 0.9, 0.9], WORK)
     assert [p.samples for p in again.plan.pipelines] == [12, 8, 8]
     assert again.name == f"{trial.name}, again"
-    assert tuned_again(trial, [BIG, SMALL], [1.5, 1.5, 1.5], WORK) is None
+    assert tuned_again(trial, [BIG, SMALL], [1.5, 1.5, 1.5], WORK) == []
 
 
 def test_layers_follow_the_time_that_each_was_busy() -> None:
     trial = first(mix_trials([BIG, SMALL], ALONE, WORK), "3")
     held = [stage.layers for _, _, stage in trial.plan.stages()]
-    again = tuned_again(trial, [BIG, SMALL], [4.0, 0.5, 0.5], WORK)
-    assert again is not None
+    again, slower = tuned_again(trial, [BIG, SMALL], [4.0, 0.5, 0.5], WORK)
+    assert slower.instead_of == again.name and slower.plan.pipelines[0].schedule == "1f1b"
     assert next(stage.layers for _, _, stage in again.plan.stages()) < held[0]
 
 
@@ -142,6 +141,17 @@ def test_only_the_kind_that_needs_it_recomputes_first() -> None:
     assert again == [[], [1, 2], [0, 1, 2]]
     assert [t.instead_of for t in trials] == ["", trials[0].name, trials[1].name]
     assert trials[1].name.endswith("recompute on rank 1, 2")
+
+
+def test_pipelines_save_memory_by_their_schedule_first() -> None:
+    trials = [t for t in mix_trials([BIG, SMALL], ALONE, WORK) if t.generation == "2"][:3]
+    found = [
+        (t.plan.pipelines[0].schedule, {s.recompute for _, _, s in t.plan.stages()}) for t in trials
+    ]
+    assert found == [("zb-h1", {"off"}), ("1f1b", {"off"}), ("1f1b", {"full"})]
+    assert trials[1].name.endswith("micro 2, 1F1B")
+    (again,) = tuned_again(trials[1], [BIG, SMALL], [4.0, 0.5, 0.5], WORK)
+    assert again.plan.pipelines[0].schedule == "1f1b"
 
 
 def test_busy_is_what_a_rank_uses_of_its_chip() -> None:
@@ -182,8 +192,9 @@ def test_why_a_mix_passes_the_sum_of_its_parts() -> None:
 def test_recomputing_is_only_for_what_does_not_fit() -> None:
     for trial in part_trials(SMALL, WORK):
         stages = [stage for _, _, stage in trial.plan.stages()]
-        assert {stage.recompute for stage in stages} == {"full" if trial.instead_of else "off"}
-        assert bool(trial.instead_of) == trial.name.endswith("recompute")
+        saves = trial.name.endswith("recompute")
+        assert {stage.recompute for stage in stages} == {"full" if saves else "off"}
+        assert bool(trial.instead_of) == (saves or trial.name.endswith("1F1B"))
 
 
 def test_efficiency_and_where_it_comes_from() -> None:

@@ -117,8 +117,7 @@ class Bench:
         if rates.trial.generation == "pooled" or not rates.busy or min(rates.busy) <= 0:
             return []
         seconds = [part * rates.step_s for part in rates.busy]
-        trial = tuned_again(rates.trial, kinds, seconds, self.work)
-        return [trial] if trial else []
+        return tuned_again(rates.trial, kinds, seconds, self.work)
 
     def _tune(self, name: str, cluster: ClusterFile, trials: Sequence[Trial]) -> list[Rates]:
         found: dict[str, Rates] = {}

@@ -87,6 +87,16 @@ class _Line:
     samples: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Saving:
+    """What a plan does to save memory."""
+
+    again: frozenset[int] = frozenset()
+    """Ranks that recompute."""
+    schedule: ScheduleName = "zb-h1"
+    """Of pipelines of several stages: weight gradients that wait hold memory."""
+
+
 def part_trials(kind: Kind, work: Work) -> list[Trial]:
     """Plans of one kind alone, on ranks 0 to n - 1: data parallel, and a pipeline of its chips."""
     count = len(kind.ranks)
@@ -133,18 +143,26 @@ def recomputes(plan: Plan) -> bool:
 
 def tuned_again(
     trial: Trial, kinds: Sequence[Kind], busy_s: Sequence[float], work: Work
-) -> Trial | None:
+) -> list[Trial]:
     """A trial of generation 1 to 3 with shares and layers by how long each rank was busy in it.
 
     That counts what a rank's speed alone does not: small microbatches, its end of the exchange,
-    its update. None: that leads to the same plan.
+    its update. Empty where that leads to the same plan; the second one is for what does not fit.
     """
     speeds = {rank: done / busy_s[rank] for rank, done in _done(trial.plan, work).items()}
     stages = [stage for _, _, stage in trial.plan.stages()]
     again = frozenset(r for s in stages if s.recompute != "off" for r in s.mesh.ranks)
     micro = max(line.microbatch for line in trial.plan.pipelines)
-    plan = _plan(work, _lines(trial.generation, kinds, speeds, work), micro, again)
-    return None if plan == trial.plan else replace(trial, name=f"{trial.name}, again", plan=plan)
+    saving = _Saving(again, trial.plan.pipelines[0].schedule)
+    lines = _lines(trial.generation, kinds, speeds, work)
+    plan = _plan(work, lines, micro, saving)
+    if plan == trial.plan:
+        return []
+    found = replace(trial, name=f"{trial.name}, again", plan=plan, instead_of="")
+    if saving.schedule == "1f1b":
+        return [found]
+    slower = _plan(work, lines, micro, _Saving(again, "1f1b"))
+    return [found, replace(found, name=f"{found.name}, 1F1B", plan=slower, instead_of=found.name)]
 
 
 def _done(plan: Plan, work: Work) -> dict[int, float]:
@@ -245,11 +263,16 @@ def _alike(name: str, generation: Generation, plans: Mapping[str, Plan]) -> list
 def _plans(
     work: Work, lines: Sequence[_Line], micro: int, again: Sequence[frozenset[int]]
 ) -> dict[str, Plan]:
-    """The same with more and more ranks that recompute, by what is said of it."""
-    return {
-        f"micro {micro}" + _recomputing(ranks, lines): _plan(work, lines, micro, ranks)
-        for ranks in again
-    }
+    """The same that save more and more memory for time, by what is said of it."""
+    savings = [_Saving(ranks) for ranks in again]
+    if any(len(line.places) > 1 for line in lines):
+        savings[1:] = [_Saving(ranks, "1f1b") for ranks in again]
+    found = {}
+    for saving in savings:
+        slower = ", 1F1B" if saving.schedule == "1f1b" else ""
+        name = f"micro {micro}{slower}{_recomputing(saving.again, lines)}"
+        found[name] = _plan(work, lines, micro, saving)
+    return found
 
 
 def _recomputing(ranks: frozenset[int], lines: Sequence[_Line]) -> str:
@@ -260,12 +283,12 @@ def _recomputing(ranks: frozenset[int], lines: Sequence[_Line]) -> str:
     return f", recompute{where}"
 
 
-def _plan(work: Work, lines: Sequence[_Line], micro: int, again: frozenset[int]) -> Plan:
-    pipelines = (_pipeline(work, line, micro, again) for line in lines)
+def _plan(work: Work, lines: Sequence[_Line], micro: int, saving: _Saving) -> Plan:
+    pipelines = (_pipeline(work, line, micro, saving) for line in lines)
     return Plan(num_layers=work.spec.num_layers, pipelines=tuple(pipelines))
 
 
-def _pipeline(work: Work, line: _Line, micro: int, again: frozenset[int]) -> PipelinePlan:
+def _pipeline(work: Work, line: _Line, micro: int, saving: _Saving) -> PipelinePlan:
     stages, first = [], 0
     for place in line.places:
         stages.append(
@@ -273,14 +296,15 @@ def _pipeline(work: Work, line: _Line, micro: int, again: frozenset[int]) -> Pip
                 mesh=Mesh.of(place.ranks, dp=len(place.ranks)),
                 layers=(first, first + place.layers),
                 precision=work.precision,
-                recompute="full" if again & set(place.ranks) else "off",
+                recompute="full" if saving.again & set(place.ranks) else "off",
             )
         )
         first += place.layers
-    schedule: ScheduleName = "zb-h1" if len(stages) > 1 else "1f1b"
-    samples = line.samples
     return PipelinePlan(
-        stages=tuple(stages), samples=samples, microbatch=min(micro, samples), schedule=schedule
+        stages=tuple(stages),
+        samples=line.samples,
+        microbatch=min(micro, line.samples),
+        schedule=saving.schedule if len(stages) > 1 else "1f1b",
     )
 
 
