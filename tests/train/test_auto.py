@@ -101,6 +101,21 @@ def test_a_choice_can_be_run() -> None:
     assert Chosen.from_json(chosen.to_json()) == chosen
 
 
+@pytest.mark.parametrize("recompute", ["off", "full"])
+def test_what_is_said_is_kept_to(recompute: str) -> None:
+    config = asked(
+        "plan.auto.ranks=1",
+        "batch.micro=3",
+        "compute.compile=true",
+        "compute.precision=fp64",
+        f"compute.recompute={recompute}",
+    ).config
+    chosen = choose(config, ground_here(config, Cluster(nodes=(profiles.node(),))))
+    (stage,) = stages(chosen)
+    assert chosen.plan.pipelines[0].microbatch == 3
+    assert (stage.recompute, stage.compile, stage.precision) == (recompute, True, "fp64")
+
+
 def test_a_choice_is_kept_until_the_question_changes(tmp_path: Path) -> None:
     """Of a plan that no planner would choose, so that it can be told."""
 
