@@ -133,7 +133,7 @@ def main() -> None:
 def _show(name: str, found: Comparison) -> None:
     print(f"\n{name} against one chip")
     for table in tables(found):
-        if table.caption.startswith("Eval"):
+        if table.caption.startswith("Held-out"):
             print(" | ".join(table.headers))
             for row in table.rows:
                 print(" | ".join(row))
