@@ -21,6 +21,7 @@ from weft.planner.options import Options
 from weft.planner.search.choice import device_of
 from weft.planner.validate import validate_plan
 from weft.planner.workload import Workload
+from weft.train.auto import options_asked
 from weft.train.resolve import read_plan, resolve, vocab_size_asked
 
 
@@ -55,7 +56,9 @@ def elsewhere(loaded: Loaded, cluster: ClusterView) -> Elsewhere:
         raise loaded.place(error) from error
     if plan is not None:
         workload = replace(workload, samples=plan.global_batch)
-    return Elsewhere(workload=workload, options=_options(loaded), plan=plan, notes=tuple(notes))
+    return Elsewhere(
+        workload=workload, options=options_asked(loaded.config), plan=plan, notes=tuple(notes)
+    )
 
 
 def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workload:
@@ -141,15 +144,3 @@ def _on_chips(plan: Plan, cluster: ClusterView) -> Plan:
         for pipeline in plan.pipelines
     )
     return replace(plan, pipelines=pipelines)
-
-
-def _options(loaded: Loaded) -> Options:
-    """What a person leaves to the search."""
-    config, options = loaded.config, Options()
-    if config.compute.recompute != "auto":
-        options = replace(options, recompute=(config.compute.recompute,))
-    if config.plan.schedule is not None:
-        options = replace(options, schedules=(config.plan.schedule,))
-    if config.batch.micro is not None:
-        options = replace(options, micros=(config.batch.micro,))
-    return options
