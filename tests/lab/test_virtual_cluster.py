@@ -174,8 +174,10 @@ def test_the_command_predicts_without_root_and_starts_nothing(
 
 
 def test_the_command_plays_what_it_predicted(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("weft.lab.virtual_play._STEP_S", 0.2)
+    monkeypatch.setattr("weft.lab.virtual_play._SLEEP_S", 0.002)
     job = ["weft", "train", "debug", "plan.shares=[5,2]", "batch.samples=28", "--out", "x"]
     assert run(["lab", "c.yaml", "--virtual", "--json", "--", *job]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -24,6 +24,7 @@ from weft.parallel.pipeline.seam import channels
 from weft.parallel.sharding import Unit, gather_in_time
 from weft.parallel.tensor.split import part_of
 from weft.plan.box import Box
+from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import Plan, Seat
 from weft.plan.tiling import Tiling
@@ -153,13 +154,8 @@ def _gradients(job: VirtualJob, stages: Mapping[int, VirtualStage], comm: Virtua
         name = f"layers.{number}.weight"
         init = Init("zeros")
         specs.append(ParamSpec(name=name, shape=(numel,), part=number, init=init, decay=False))
-        boxes = {}
-        for _, _, stage in job.plan.stages():
-            if number in range(*stage.layers):
-                tp = stage.mesh.size("tp")
-                for rank in stage.mesh.ranks:
-                    part = part_of(numel, tp, stage.mesh.coordinate(rank)["tp"])
-                    boxes[rank] = Box((part.start,), (len(part),))
+        held = [s.mesh for _, _, s in job.plan.stages() if number in range(*s.layers)]
+        boxes = {rank: _part(mesh, rank, numel) for mesh in held for rank in mesh.ranks}
         tilings[name] = Tiling((numel,), boxes)
     pieces = held_pieces(job.plan, specs, tilings)
     comm.open_groups([*tensor_groups(job.plan), *reduction_groups(pieces)])
@@ -174,6 +170,12 @@ def _gradients(job: VirtualJob, stages: Mapping[int, VirtualStage], comm: Virtua
         bucket_bytes=job.bucket_bytes,
         rounds=job.plan.seat(comm.rank).pipeline_plan.num_microbatches,
     )
+
+
+def _part(mesh: Mesh, rank: int, numel: int) -> Box:
+    """Tensor-parallel ranks hold parts."""
+    part = part_of(numel, mesh.size("tp"), mesh.coordinate(rank)["tp"])
+    return Box((part.start,), (len(part),))
 
 
 def run_steps(place: Place, jobs: Sequence[VirtualJob], rounds: int) -> list[list[Times]]:
