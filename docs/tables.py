@@ -196,7 +196,8 @@ def _usage(parameter: Any) -> str:
 def _name(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return str(parameter.metavar or parameter.name.upper())
-    return ", ".join(parameter.opts)
+    others = [name for name in parameter.secondary_opts if not name.startswith("--no-")]
+    return "/".join([", ".join(parameter.opts), *others])
 
 
 def _plain(parameter: Any) -> str:
