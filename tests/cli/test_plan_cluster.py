@@ -10,6 +10,8 @@ from weft.cli.main import run
 CLUSTERS = Path(__file__).parents[2] / "examples/clusters"
 BOX = ["--cluster", str(CLUSTERS / "box-8.yaml")]
 MODEL = ["model.size=llama3-8b", "data.seq_len=8192", "batch.samples=64"]
+NARROW = ["plan.schedule=1f1b", "compute.recompute=full"]
+"""Leaves the search little to choose."""
 GIVEN = ["plan.stages=[{dp: 4, tp: 2, zero: 1, recompute: full}]", "plan.schedule=null"]
 """Fits the box."""
 
@@ -22,7 +24,7 @@ def data_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[st
 
 
 def test_a_plan_is_found_and_forecast(capsys: pytest.CaptureFixture[str]) -> None:
-    data = data_of(["plan", "demo", *MODEL, *BOX], capsys)
+    data = data_of(["plan", "demo", *MODEL, *NARROW, *BOX], capsys)
     assert set(data) == {
         "plan", "model", "notes", "predicted", "limits", "alternatives", "search"
     }  # fmt: skip
@@ -52,7 +54,7 @@ def test_a_plan_that_is_given_is_forecast_as_it_is(capsys: pytest.CaptureFixture
 
 
 def test_people_read_why(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "demo", *MODEL, *BOX, "--explain"]) == 0
+    assert run(["plan", "demo", *MODEL, *NARROW, *BOX, "--explain"]) == 0
     text = capsys.readouterr().out
     for words in ("8.0 B parameters", "predicted: ", "what limits it:", "what would help:"):
         assert words in text
@@ -72,7 +74,7 @@ def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_need_takes_enough_of_the_pool(capsys: pytest.CaptureFixture[str]) -> None:
     cluster = ["--cluster", str(CLUSTERS / "nodes-64.yaml"), "--need", "3PF"]
-    data = data_of(["plan", "demo", *MODEL, *cluster], capsys)
+    data = data_of(["plan", "demo", *MODEL, *NARROW, *cluster], capsys)
     mix = data["mix"]
     assert isinstance(mix, dict) and mix["by"] == "price"
     per_token = 6 * 7.5e9  # without the embedding, attention's scores apart
@@ -83,7 +85,7 @@ def test_need_takes_enough_of_the_pool(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_lab_can_be_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
     lab = ["--cluster", str(CLUSTERS / "mix-1.0-0.4.yaml")]
-    data = data_of(["plan", "debug", *lab], capsys)
+    data = data_of(["plan", "debug", "plan.schedule=1f1b", *lab], capsys)
     assert "compute.precision = fp32, from the cluster's chips" in data["notes"]  # type: ignore[operator]
 
 

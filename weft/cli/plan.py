@@ -46,7 +46,7 @@ def plan(
     ] = None,
     explain: Annotated[
         bool,
-        typer.Option(help="Say why: the next best plans, what was pruned, what would help."),
+        typer.Option("--explain", help="Say why: the next best plans, what was pruned, what would help."),
     ] = False,
     html: Annotated[
         Path | None,

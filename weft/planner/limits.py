@@ -45,7 +45,7 @@ class Limits:
         """For people."""
         slow, full = self.slowest, self.fullest
         yield (
-            f"{where(slow)} is the slowest: {self.part(self.cause):.0%} of a step goes to "
+            f"slowest: {where(slow)}; {self.part(self.cause):.0%} of its step goes to "
             f"{IN_WORDS[self.cause]}"
         )
         rest = sorted(self.parts, key=self.parts.__getitem__, reverse=True)[1:]
@@ -54,7 +54,7 @@ class Limits:
             yield f"the rest of its step: {', '.join(words)}"
         most = max(full.memory.by_category().items(), key=lambda item: item[1])
         yield (
-            f"{where(full)} has the fullest memory: {full.memory.total / 2**30:.1f} of "
+            f"fullest memory: {where(full)}; {full.memory.total / 2**30:.1f} of "
             f"{full.chip.memory_gib:g} GiB ({full.memory_part:.0%}), most of it {most[0]}"
         )
 
