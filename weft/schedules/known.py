@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from weft.plan.plan import PipelinePlan, ScheduleName
@@ -56,8 +56,13 @@ def held_at_peak(pattern: Pattern) -> tuple[tuple[int, ...], ...]:
     """For every position, how many microbatches each of its stages holds at the position's peak.
 
     The peak is where the counts together are largest; unlike stages of one position may peak a
-    little later.
+    little later. Once the pipeline is full, further microbatches change nothing, but under GPipe.
     """
+    if pattern.name == "gpipe":
+        return ((pattern.num_microbatches,),) * pattern.num_positions
+    full = pattern.num_positions + pattern.num_stages
+    if pattern.num_microbatches > full:
+        return held_at_peak(replace(pattern, num_microbatches=full))
     positions = positions_of(pattern.name, pattern.num_positions, pattern.num_stages)
     lists = known(pattern).schedule
     return tuple(_peak(actions, held) for actions, held in zip(lists, positions, strict=True))

@@ -14,7 +14,7 @@ from weft.planner.search.costs import Costs, Held, Spot
 from weft.planner.search.found import Kind, Pruned
 from weft.planner.search.frames import Frame, Space, zero_levels
 from weft.planner.search.route import Route
-from weft.planner.search.splits import explore, has_place
+from weft.planner.search.splits import explore
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Group:
             explored = explore(route, limit if best is None else min(limit, best.seconds))
             self.ledger.effort += 1 + explored.played
             if explored.best is None:
-                self._explain(route, limit)
+                self._explain(route, limit, fits=explored.fits)
                 continue
             self.ledger.simulated += 1
             if best is None or explored.best.seconds < best.seconds:
@@ -209,13 +209,13 @@ class Group:
                 words = f"{self.words}: at best {shortest:.4g} s, another takes {cutoff:.4g} s"
                 self.ledger.pruned.add("bound", words, number)
 
-    def _explain(self, route: Route, limit: float) -> None:
+    def _explain(self, route: Route, limit: float, *, fits: bool) -> None:
         """Why a route is out: memory, or a bound."""
-        total = self.costs.workload.spec.num_layers
-        if has_place(route.least, route.room, total):
+        if fits:
             words = f"{self.words}, {route.schedule}: at best more than {limit:.4g} s"
             self.ledger.pruned.add("bound", words)
             return
+        total = self.costs.workload.spec.num_layers
         mesh = min(range(route.num_meshes), key=lambda m: route.room[m] - route.least[m])
         spot = route.spots[mesh]
         gib = route.bytes(mesh, max(route.least[mesh], -(-total // route.num_meshes))) / 2**30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from weft.cluster.view import ChipPool, ClusterView
@@ -18,6 +18,10 @@ from weft.simulate.play import last_size
 from weft.simulate.tape import tape_of
 from weft.simulate.times import SeamTimes, StageTimes
 
+FULL_AFTER = 4
+"""Microbatches for each mesh, after which a pipeline is surely full."""
+EVEN = 1e-9
+"""Relative: by no more may two rounds differ."""
 _NOTHING = SeamTimes()
 _NO_TIME = StageTimes(forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0)
 
@@ -112,8 +116,27 @@ class Route:
             for stage in stages:
                 times[stage] = self.costs.times(spot, held[stage])
             once = max(once, sum(self.costs.once(spot, held[stage]) for stage in stages))
+        return self._until_last_backward(times) + once
+
+    def _until_last_backward(self, times: Sequence[StageTimes]) -> float:
+        """A long step grows evenly with its microbatches, once the pipeline is full."""
+        pattern, meshes = self.pattern, self.num_meshes
         sizes = 1.0, last_size(self.samples, self.micro)
-        return max(tape_of(self.pattern).play(times, self.seams, sizes)[1]) + once
+
+        def played(many: int) -> float:
+            tape = tape_of(replace(pattern, num_microbatches=many))
+            return max(tape.play(times, self.seams, sizes)[1])
+
+        many = pattern.num_microbatches
+        rounds = (many - 1) // meshes - FULL_AFTER
+        if rounds <= 2:
+            return played(many)
+        first, second, third = (
+            played(many - left * meshes) for left in (rounds, rounds - 1, rounds - 2)
+        )
+        if abs(third - 2 * second + first) > EVEN * third:
+            return played(many)
+        return third + (rounds - 2) * (third - second)
 
     def bytes(self, mesh: int, layers: int) -> float:
         """Memory of one rank of a mesh that holds so many layers."""
@@ -153,16 +176,18 @@ class Route:
         """The fewest layers of each mesh: the ends may hold none."""
         return [0 if self._is_end(mesh) else 1 for mesh in range(self.num_meshes)]
 
-    def most_within(self, seconds: float) -> list[int]:
+    def most_within(self, seconds: float, room: Sequence[int] | None = None) -> list[int]:
         """The most layers of each mesh with which a step may take no more, and that fit.
 
         What the others cannot hold a mesh must, and that delays those behind it: so twice.
+        ``room``: what fits, if not what memory says.
         """
         total = self.costs.workload.spec.num_layers
-        least, most = self.least, self.room
+        fits = self.room if room is None else room
+        least, most = self.least, list(fits)
         for _ in range(2):
             bounds = bounds_of(self, least)
-            most = [min(room, bounds.most(mesh, seconds)) for mesh, room in enumerate(self.room)]
+            most = [min(layers, bounds.most(mesh, seconds)) for mesh, layers in enumerate(fits)]
             spare = sum(most) - total
             if spare < 0:
                 break

@@ -34,11 +34,17 @@ class Explored:
     """Splits that were simulated."""
     whole: bool
     """No split was left out but by proof."""
+    fits: bool = True
 
 
 def explore(route: Route, cutoff: float) -> Explored:
     """The best split that takes less than ``cutoff`` seconds."""
     total = route.costs.workload.spec.num_layers
+    anywhere = [total] * route.num_meshes
+    if not has_place(route.least, route.most_within(cutoff, anywhere), total):
+        return Explored(None, 0, True)
+    if not has_place(route.least, route.room, total):
+        return Explored(None, 0, True, fits=False)
     if not has_place(route.least, route.most_within(cutoff), total):
         return Explored(None, 0, True)
     first = filled(route, total)
