@@ -179,18 +179,24 @@ def merge(base: Entry, over: Entry, node: Node | None) -> Entry:
     """
     if not isinstance(base.value, Mapping) or not isinstance(over.value, Mapping):
         return over
-    merged = dict(base.value)
-    if node is not None and "kind" in over.value and plain(over.value["kind"]) in node.variants:
-        fields = node.variants[str(plain(over.value["kind"]))].fields
-        merged = {key: entry for key, entry in merged.items() if key in fields}
-    if node is not None and node.fields.keys() >= set(PLAN_WAYS):
-        merged = _unless_replaced(merged, over.value)
-    if node is not None and "plan" in node.fields:
-        merged = _without_microbatches(merged, over.value)
+    merged = dict(base.value) if node is None else _staying(base.value, over.value, node)
     for key, entry in over.value.items():
         child = node.child(key) if node is not None else None
         merged[key] = merge(merged[key], entry, child) if key in merged else entry
     return Entry(merged, over.origin)
+
+
+def _staying(base: Mapping[str, Entry], over: Mapping[str, Entry], node: Node) -> dict[str, Entry]:
+    """What is not left behind of ``base``."""
+    merged = dict(base)
+    if "kind" in over and plain(over["kind"]) in node.variants:
+        fields = node.variants[str(plain(over["kind"]))].fields
+        merged = {key: entry for key, entry in merged.items() if key in fields}
+    if node.fields.keys() >= set(PLAN_WAYS):
+        merged = _unless_replaced(merged, over)
+    if "plan" in node.fields:
+        merged = _without_microbatches(merged, over)
+    return merged
 
 
 def in_full(entry: Entry, node: Node) -> Entry:

@@ -83,12 +83,7 @@ def resolve(
         _check_fit(plan, spec, config)
         _check_world_size(config, plan, world_size)
     except ConfigError as error:
-        if config.plan.file is not None and error.key not in loaded.origins:
-            error.where = f"in {config.plan.file}"
-        elif plan is not None and config.plan.auto is not None:
-            error.where = error.where or "in what plan.auto chose"
-        elif plan is not None:
-            error.key = _key_in_config(error.key, config, plan)
+        _place(error, loaded, plan)
         raise loaded.place(error) from error
     cores = cluster.nodes[0].cores
     threads = config.compute.threads or max(1, cores // (ranks_here or plan.world_size))
@@ -101,6 +96,17 @@ def resolve(
         origins={key: str(origin) for key, origin in loaded.origins.items()},
         notes=tuple(notes),
     )
+
+
+def _place(error: ConfigError, loaded: Loaded, plan: Plan | None) -> None:
+    """Say where a problem was written, or what plan it is a problem of."""
+    config = loaded.config
+    if config.plan.file is not None and error.key not in loaded.origins:
+        error.where = f"in {config.plan.file}"
+    elif plan is not None and config.plan.auto is not None:
+        error.where = error.where or "in what plan.auto chose"
+    elif plan is not None:
+        error.key = _key_in_config(error.key, config, plan)
 
 
 def read_plan(loaded: Loaded) -> Plan | None:
