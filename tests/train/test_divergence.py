@@ -265,3 +265,28 @@ def test_words_of_every_kind_say_where_to_look() -> None:
                           divergence=first)  # fmt: skip
         said.add(in_words(found).rpartition("Look at")[2])
     assert len(said) == len(kinds)
+
+
+def nudged(built: Built, rank: int) -> None:
+    """One number of one weight of rank 1."""
+    if rank == 1:
+        part(built, "ff.up").weight.data[0, 0] += 1e-3
+
+
+def without_a_number(built: Built, rank: int) -> None:
+    if rank == 1:
+        part(built, "ff.up").weight.data[0, 0] = torch.nan
+
+
+@pytest.mark.parametrize("meddle", [nudged, without_a_number])
+def test_copies_inside_one_plan_that_disagree_are_named(
+    meddle: Callable[[Built, int], None], pool: WorkerPool
+) -> None:
+    """Ranks 0 and 1 of A hold the same weight, and only rank 0's is that of B."""
+    case = CASES["mesh-dp2"]
+    plan, rehearsal = case.plan(), case.rehearsal()
+    found = bisect(pool.run, (plan, one_process(plan)), (rehearsal,) * 2, meddle=(meddle, None))
+    first = found.divergence
+    assert first is not None, in_words(found)
+    assert (first.step, first.kind, first.side, first.ranks) == (1, "parameter", "A", (1,))
+    assert first.name == f"layers.{LAYER}.ff.up.weight"
