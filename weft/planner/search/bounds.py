@@ -69,12 +69,12 @@ class _Mesh(NamedTuple):
 
 
 def bounds_of(route: Route, least: Sequence[int]) -> Bounds:
-    """Bounds on what ``route.seconds`` says, where each mesh has at least so many layers.
+    """Bounds on ``route.seconds`` without ``least_once``, where meshes have at least these layers.
 
     With a smaller last microbatch there are two of each: with all of it, and without it.
     """
     meshes = list(_meshes(route, least))
-    last, once = last_size(route.samples, route.micro), _once(route)
+    last = last_size(route.samples, route.micro)
     amounts = [(route.samples / route.micro, last)]
     if last < 1:
         amounts.append((float(route.pattern.num_microbatches - 1), 1.0))
@@ -85,7 +85,7 @@ def bounds_of(route: Route, least: Sequence[int]) -> Bounds:
             slopes[p] += _alone(way, p, mesh, many)
             if route.schedule in ("1f1b", "gpipe"):
                 slopes[p] += _with_others(way, p, mesh, many, least)
-    return Bounds([[Slope(base + once, each) for base, each in some] for some in slopes])
+    return Bounds(slopes)
 
 
 class _Way:
@@ -151,7 +151,7 @@ def _meshes(route: Route, least: Sequence[int]) -> Iterator[_Mesh]:
         )
 
 
-def _once(route: Route) -> float:
+def least_once(route: Route) -> float:
     """Some mesh has at least the mean number of layers; what that one does once."""
     mean = -(-route.costs.workload.spec.num_layers // route.num_meshes)
     chunks = chunks_of(route.schedule)

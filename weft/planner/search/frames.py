@@ -16,9 +16,9 @@ from weft.planner.options import Options
 from weft.planner.search.choice import Section, nodes_for
 from weft.planner.search.costs import Costs, Held, Spot
 
-MOST_COMBINATIONS = 4096
+MOST_COMBINATIONS = 1600
 """Of sections of several kinds, for one microbatch."""
-MOST_FRAMES = 4000
+MOST_FRAMES = 2000
 """Of several kinds, best first."""
 ALL_UP_TO = 12
 """Every number of meshes and of data-parallel ranks up to this is tried; above, some."""

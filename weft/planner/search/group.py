@@ -14,7 +14,7 @@ from weft.planner.search.costs import Costs, Held, Spot
 from weft.planner.search.found import Kind, Pruned
 from weft.planner.search.frames import Frame, Space, zero_levels
 from weft.planner.search.route import Route
-from weft.planner.search.splits import explore
+from weft.planner.search.splits import explore, too_slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,6 @@ class Ledger:
     """Splits played, and routes looked at; ends the search where a space is too large."""
 
 
-MOST_EFFORT = 20_000
-"""Units of about half a millisecond on one core."""
 UNCUT = 2
 """Frames of every group that are explored whatever else is known, for plans to compare with."""
 
@@ -66,13 +64,14 @@ class Group:
         """
         best: Timed | None = None
         frames = self._frames(samples, cutoff)
+        enough = self.ledger.effort + self.options.effort
         for number, frame in enumerate(frames):
             limit = cutoff / self.stretch(frame)
             free = number < UNCUT and frame.per_sample_s < inf
             if not free and samples * frame.per_sample_s >= limit:
                 self._rule_out(frames[number:], samples, cutoff)
                 break
-            if self.ledger.effort > MOST_EFFORT:
+            if self.ledger.effort > enough:
                 left = sum(map(self._children, frames[number:]))
                 words = f"{self.words}: less promising than the many that were looked at"
                 self.ledger.pruned.add("limit", words, left)
@@ -121,16 +120,15 @@ class Group:
     def _best_levels(self, line: Line, limit: float, level: ZeroLevel | None) -> Timed | None:
         """The best choice of ZeRO levels and layers for an order and a schedule."""
         best: Timed | None = None
-        for levels in self._levels(line.sections):
-            if level is not None and set(levels) != {level}:
-                self.ledger.pruned.add("shape", "levels of ZeRO that pipelines do not share")
-                continue
-            pairs = list(zip(line.sections, levels, strict=True))
-            if any(level not in self._useful(section) for section, level in pairs):
-                words = "ZeRO: another level takes no longer and needs less memory"
-                self.ledger.pruned.add("slower", words)
-                continue
-            sections = tuple(replace(section, zero=level) for section, level in pairs)
+        useful = list(self._worth_trying(line, level))
+        if not useful:
+            return None
+        self.ledger.effort += 1
+        if too_slow(self._route(line), limit):
+            words = f"{self.words}, {line.schedule}: at best more than {limit:.4g} s"
+            self.ledger.pruned.add("bound", words, len(useful))
+            return None
+        for sections in useful:
             route = self._route(replace(line, sections=sections))
             explored = explore(route, limit if best is None else min(limit, best.seconds))
             self.ledger.effort += 1 + explored.played
@@ -141,6 +139,18 @@ class Group:
             if best is None or explored.best.seconds < best.seconds:
                 best = Timed(explored.best.seconds, route.line(explored.best.layers))
         return best
+
+    def _worth_trying(self, line: Line, level: ZeroLevel | None) -> Iterator[tuple[Section, ...]]:
+        """The sections at each choice of ZeRO levels that is not ruled out."""
+        for levels in self._levels(line.sections):
+            pairs = list(zip(line.sections, levels, strict=True))
+            if level is not None and set(levels) != {level}:
+                self.ledger.pruned.add("shape", "levels of ZeRO that pipelines do not share")
+            elif any(level not in self._useful(section) for section, level in pairs):
+                words = "ZeRO: another level takes no longer and needs less memory"
+                self.ledger.pruned.add("slower", words)
+            else:
+                yield tuple(replace(section, zero=level) for section, level in pairs)
 
     def _route(self, line: Line) -> Route:
         return Route(

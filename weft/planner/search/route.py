@@ -9,7 +9,7 @@ from functools import cached_property
 
 from weft.cluster.view import ChipPool, ClusterView
 from weft.plan.plan import ScheduleName
-from weft.planner.search.bounds import bounds_of
+from weft.planner.search.bounds import bounds_of, least_once
 from weft.planner.search.choice import Line, Section, chunks_of, stage_layers, used_part
 from weft.planner.search.costs import Costs, Held, Spot
 from weft.schedules.known import Pattern, held_at_peak
@@ -180,11 +180,12 @@ class Route:
         """The most layers of each mesh with which a step may take no more, and that fit.
 
         What the others cannot hold a mesh must, and that delays those behind it: so twice.
-        ``room``: what fits, if not what memory says.
+        ``room``: what fits, if not what memory says; then at any level of ZeRO.
         """
         total = self.costs.workload.spec.num_layers
         fits = self.room if room is None else room
         least, most = self.least, list(fits)
+        seconds -= self.once if room is None else 0.0
         for _ in range(2):
             bounds = bounds_of(self, least)
             most = [min(layers, bounds.most(mesh, seconds)) for mesh, layers in enumerate(fits)]
@@ -197,7 +198,12 @@ class Route:
     def shortest(self, layers: Sequence[int]) -> float:
         """An admissible bound on ``seconds`` of a split."""
         bounds = bounds_of(self, layers)
-        return max(bounds.of(mesh, number) for mesh, number in enumerate(layers))
+        return max(bounds.of(mesh, number) for mesh, number in enumerate(layers)) + self.once
+
+    @cached_property
+    def once(self) -> float:
+        """What is done once a step, at least."""
+        return least_once(self)
 
     def _is_end(self, mesh: int) -> bool:
         last = self.pattern.num_stages - 1

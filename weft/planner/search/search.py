@@ -123,7 +123,7 @@ class Hunt:
             for timed in groups[0].found:
                 self._add([timed])
             return
-        for level in self.options.zero:
+        for level in sorted(self.options.zero, reverse=True):
             if level < 3:
                 self._side_by_side(groups, level)
 
@@ -164,10 +164,11 @@ class Hunt:
         """Shares by speed, until no group would give a sample to another."""
         total = self.workload.samples
         known: dict[tuple[int, int], Timed | None] = {}
+        cutoff = self.cutoff * WORTH_SHOWING
 
         def best(number: int, samples: int) -> Timed | None:
             if (number, samples) not in known:
-                known[number, samples] = groups[number].best(samples, inf, level)
+                known[number, samples] = groups[number].best(samples, cutoff, level)
             return known[number, samples]
 
         shares = split_by_weight(total, [self._speed(group.pools) for group in groups])
@@ -212,6 +213,8 @@ class Hunt:
 
 
 MOST_ROUNDS = 6
+WORTH_SHOWING = 1.25
+"""Pipelines side by side are looked for up to this many times the best step."""
 
 
 def _likeness(lines: Sequence[Line]) -> object:

@@ -40,9 +40,6 @@ class Explored:
 def explore(route: Route, cutoff: float) -> Explored:
     """The best split that takes less than ``cutoff`` seconds."""
     total = route.costs.workload.spec.num_layers
-    anywhere = [total] * route.num_meshes
-    if not has_place(route.least, route.most_within(cutoff, anywhere), total):
-        return Explored(None, 0, True)
     if not has_place(route.least, route.room, total):
         return Explored(None, 0, True, fits=False)
     if not has_place(route.least, route.most_within(cutoff), total):
@@ -58,6 +55,13 @@ def explore(route: Route, cutoff: float) -> Explored:
         played.add(layers)
         best = min(best, Split(route.seconds(layers), layers), key=lambda split: split.seconds)
     return Explored(best, len(played), few)
+
+
+def too_slow(route: Route, cutoff: float) -> bool:
+    """However much memory there were, and whatever ZeRO did."""
+    total = route.costs.workload.spec.num_layers
+    most = route.most_within(cutoff, [total] * route.num_meshes)
+    return not has_place(route.least, most, total)
 
 
 def count_splits(least: Sequence[int], most: Sequence[int], total: int) -> int:
