@@ -6,7 +6,7 @@ import pytest
 
 from weft.cost.activations import logits, stage_kept
 from weft.cost.job import Job, memory_of_job
-from weft.cost.memory import Overheads, held_by_stage, memory_of_plan, work_of
+from weft.cost.memory import ACCELERATOR, Overheads, held_by_stage, memory_of_plan, work_of
 from weft.cost.shape import ModelShape
 from weft.cost.work import STATES
 from weft.models.llama.sizes import SIZES
@@ -33,7 +33,9 @@ def test_one_rank_holds_everything() -> None:
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_each_level_shares_one_part_more(zero) -> None:
-    stage = StagePlan(mesh=Mesh.of(range(4), dp=4), layers=(0, 4), precision="bf16", zero=zero)
+    stage = StagePlan(
+        mesh=Mesh.of(range(4), dp=4), layers=(0, 4), precision="bf16", zero=zero, device="cuda"
+    )
     memory = memory_of_plan(plan(stage), SPEC, SEQ)[2]
     expected = {"optimizer": 12, "grads": 4, "weights": 2}
     for level, (name, each) in enumerate(expected.items(), start=1):
@@ -81,11 +83,40 @@ def test_pipelines_side_by_side_share_state() -> None:
 
 def test_a_job_needs_what_its_plan_needs() -> None:
     stages = [
-        StagePlan(mesh=Mesh.of(range(4 * s, 4 * s + 4), dp=2, tp=2), layers=(2 * s, 2 * s + 2))
+        StagePlan(
+            mesh=Mesh.of(range(4 * s, 4 * s + 4), dp=2, tp=2),
+            layers=(2 * s, 2 * s + 2),
+            device="cuda",
+        )
         for s in range(2)
     ]
     by_plan = memory_of_plan(plan(*stages, microbatch=4), SPEC, SEQ)
     job = Job(shape=SHAPE, seq_len=SEQ, global_batch=16, microbatch=2, dp=2, tp=2, pp=2)
     job = replace(job, dtype="fp32")
-    by_job = memory_of_job(job, STATES["fp32"], Overheads(runtime_bytes=by_plan[0].runtime))
+    by_job = memory_of_job(job, STATES["fp32"], ACCELERATOR)
     assert [by_plan[0], by_plan[4]] == by_job
+
+
+def test_a_processor_keeps_what_its_kernels_keep() -> None:
+    """By hand, in four bytes: inputs, copies by head, probabilities, and the gate twice."""
+    stage = StagePlan(mesh=Mesh.of((0,)), layers=(0, 4))
+    pipeline = plan(stage, samples=2, microbatch=2).pipelines[0]
+    tokens, blocks = 2 * SEQ, SEQ * (SEQ + 64) / 2
+    channels = 4 * 128 + 2 * 128 + 2 * 64 + 4 * 352
+    layer = 4 * (tokens * channels + 2 * 4 * blocks)
+    extra = 8 * tokens + 2 * 4 * tokens * 128  # tokens, and the last norm
+    assert stage_kept(SHAPE, work_of(pipeline, 0, SEQ)) == 4 * layer + extra
+    chunk = 2 * 4 * tokens * 2048
+    assert logits(SHAPE, work_of(pipeline, 0, SEQ)) == chunk + 4 * tokens * 128 + 12 * 2048 * 128
+
+
+def test_a_processor_keeps_its_segment_of_the_sums_beside_all_gradients() -> None:
+    stage = StagePlan(mesh=Mesh.of(range(4), dp=4), layers=(0, 4), zero=1)
+    memory = memory_of_plan(plan(stage), SPEC, SEQ)[0]
+    assert memory.grads == pytest.approx(4 * SHAPE.params * (1 + 1 / 4))
+
+
+def test_measured_overheads_take_the_place_of_usual_ones() -> None:
+    whole = plan(StagePlan(mesh=Mesh.of((0,)), layers=(0, 4)))
+    memory = memory_of_plan(whole, SPEC, SEQ, {"cpu": Overheads(runtime_bytes=7.0)})[0]
+    assert (memory.runtime, memory.fragments) == (7.0, 0.0)

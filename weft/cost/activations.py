@@ -13,15 +13,20 @@ from functools import lru_cache
 from weft.cost.shape import ModelShape
 from weft.cost.work import StageWork
 
-WIDE = 2
-"""Bytes of an activation. fp8 keeps the inputs of its products in two bytes here."""
+BLOCK_QUERIES = 64
+"""Of attention on a processor, as in ``weft/nn/causal_attention.py``; likewise the next one."""
+KEPT_SEQ = 512
+"""Up to this length it keeps the probabilities."""
+CHUNK_LOGITS = 1 << 20
+"""That live at once on a processor, as in ``weft/nn/losses.py``; likewise the next one."""
+CHUNK_TOKENS = 256
 
 
 @lru_cache(maxsize=1 << 14)
 def layer_kept(shape: ModelShape, work: StageWork, *, experts: bool) -> float:
     """Bytes that one layer keeps of one microbatch on one rank."""
     split = work.tp if work.sequence_parallel else 1
-    least = WIDE * work.tokens * shape.d_model / split
+    least = work.wide * work.tokens * shape.d_model / split
     if work.recompute == "full":
         return least
     whole = _whole_layer(shape, work, experts=experts, scores=work.recompute != "selective")
@@ -32,14 +37,15 @@ def layer_working(shape: ModelShape, work: StageWork, *, experts: bool) -> float
     """Bytes that live while one layer computes: what recomputation brings back, and gradients."""
     again = _whole_layer(shape, work, experts=experts, scores=True)
     kept = layer_kept(shape, work, experts=experts)
-    gradients = WIDE * work.tokens * (shape.d_model + shape.d_ff / work.tp)
+    many = 3 if work.eager else 1
+    gradients = work.wide * work.tokens * (shape.d_model + many * shape.d_ff / work.tp)
     return again - min(kept, again) + gradients
 
 
 def _whole_layer(shape: ModelShape, work: StageWork, *, experts: bool, scores: bool) -> float:
-    tokens, wide, tp = work.tokens, WIDE * work.tokens, work.tp
+    tokens, wide, tp = work.tokens, work.wide * work.tokens, work.tp
     rows = tokens / (tp if work.sequence_parallel else 1)
-    norms = rows * shape.d_model * (4 * WIDE + 2 * shape.dropout)  # inputs, outputs; two masks
+    norms = rows * shape.d_model * (4 * work.wide + 2 * shape.dropout)  # inputs, outputs; two masks
     heads = shape.num_heads / tp
     kv_heads = max(shape.num_kv_heads / tp, 1.0 if shape.latent is None else 0.0)
     query_and_result = heads * (shape.key_width + shape.value_width)
@@ -47,7 +53,10 @@ def _whole_layer(shape: ModelShape, work: StageWork, *, experts: bool, scores: b
     total = norms + wide * (query_and_result + keys_and_values)
     if shape.latent is not None:
         total += wide * (shape.latent.q_rank + shape.latent.kv_rank + shape.latent.d_rope)
-    if work.fused_attention:
+    if work.eager:
+        seen = (work.seq_len + BLOCK_QUERIES) / 2
+        total += wide * heads * seen * (work.seq_len <= KEPT_SEQ)
+    elif work.fused_attention:
         total += 4 * tokens * heads
     elif scores:
         total += tokens * work.seq_len * heads * (2 + 3 * shape.dropout)
@@ -55,9 +64,10 @@ def _whole_layer(shape: ModelShape, work: StageWork, *, experts: bool, scores: b
 
 
 def _feed_forward(shape: ModelShape, work: StageWork, *, experts: bool) -> float:
-    wide = WIDE * work.tokens
+    wide = work.wide * work.tokens
     if not experts or shape.experts is None:
-        return wide * shape.num_matrices * shape.d_ff / work.tp
+        many = shape.num_matrices + (work.eager and shape.gated)
+        return wide * many * shape.d_ff / work.tp
     mixture = shape.experts
     visited = mixture.top_k * (shape.num_matrices * mixture.d_ff / work.tp + 2 * shape.d_model)
     shared = shape.num_matrices * mixture.shared_d_ff / work.tp
@@ -73,7 +83,7 @@ def stage_kept(shape: ModelShape, work: StageWork) -> float:
     mixed = with_experts * layer_kept(shape, work, experts=True) if with_experts else 0.0
     rows = work.tokens / (work.tp if work.sequence_parallel else 1)
     embedding = (8 * work.tokens + shape.dropout * rows * shape.d_model) * work.embeds
-    norm = 2 * WIDE * rows * shape.d_model * work.predicts
+    norm = 2 * work.wide * rows * shape.d_model * work.predicts
     return dense + mixed + embedding + norm
 
 
@@ -86,5 +96,16 @@ def stage_working(shape: ModelShape, work: StageWork) -> float:
 
 
 def logits(shape: ModelShape, work: StageWork) -> float:
-    """Logits in two bytes, in four for the loss, and their gradient in four; head only."""
-    return 10 * work.tokens * shape.vocab_size / work.tp * work.predicts
+    """Logits in two bytes, in four for the loss, and their gradient in four; head only.
+
+    In chunks: two of a chunk's logits, and what is kept from the forward: the gradients of the
+    hidden states and, three times while it is handed on, of the head's weight.
+    """
+    if not work.predicts:
+        return 0.0
+    width = shape.vocab_size / work.tp
+    if not work.eager:
+        return 10 * work.tokens * width
+    rows = min(work.tokens, max(CHUNK_TOKENS, CHUNK_LOGITS / width))
+    grads = work.wide * work.tokens * shape.d_model + 3 * 4 * width * shape.d_model
+    return 2 * 4 * rows * width + grads

@@ -63,7 +63,7 @@ class Overheads:
     """Part of all that comes and goes: activations, working memory and logits."""
 
 
-CPU = Overheads(runtime_bytes=0.35 * 2**30)
+CPU = Overheads(runtime_bytes=0.32 * 2**30, fragments=0.33)
 ACCELERATOR = Overheads(runtime_bytes=1.5 * 2**30, fragments=0.05)
 
 
@@ -115,7 +115,11 @@ def stage_memory(
         parts[part] = each * (dense / ways + experts / expert_ways)
     kept = stage_kept(shape, work)
     working = max(stage_working(shape, work) - logits(shape, work), 0.0)
-    seams = 4 * work.tokens * shape.d_model / (work.tp if work.sequence_parallel else 1)
+    if work.eager:  # the head's gradients are there while the layers' backward computes
+        working = stage_working(shape, replace(work, predicts=False))
+    if work.eager and sharing.zero == 1:  # its own segment of the sums, beside all gradients
+        parts["grad"] += state.grad * dense / (sharing.ways or sharing.num_holders)
+    seams = 2 * work.wide * work.tokens * shape.d_model / (work.tp if work.sequence_parallel else 1)
     buckets = 2.0 * BUCKET_BYTES * (sharing.num_holders > 1)
     moving = held * kept + working + logits(shape, work)
     return Memory(
@@ -155,6 +159,7 @@ def work_of(pipeline: PipelinePlan, number: int, seq_len: int) -> StageWork:
         sequence_parallel=True,
         recompute="full" if stage.recompute == "full" else "off",
         dtype="bf16" if stage.precision == "bf16" else "fp32",
+        eager=stage.device == "cpu",
     )
 
 

@@ -15,7 +15,7 @@ from math import exp, log
 from typing import Literal, NamedTuple
 
 from weft.cluster.cluster import Dtype
-from weft.cost.memory import Overheads
+from weft.cost.memory import ACCELERATOR, CPU, Overheads
 from weft.cost.operators import Op, Phase
 from weft.cost.timing import Place, Software
 from weft.cost.traffic import Fabric
@@ -223,7 +223,9 @@ class Profile:
     @property
     def overheads(self) -> Overheads:
         """Memory of a rank besides what a plan asks for."""
-        return Overheads(runtime_bytes=self.runtime_bytes + self.corrections.runtime_bytes)
+        usual = CPU if self.machine.device == "cpu" else ACCELERATOR
+        own = self.runtime_bytes + self.corrections.runtime_bytes
+        return replace(usual, runtime_bytes=own)
 
     @property
     def link_bytes_s(self) -> float:

@@ -112,11 +112,11 @@ def layer_traffic(
     reduce-scatter and a gather, of the same bytes. Context parallel passes keys and values round.
     Experts send each token to its experts and back.
     """
-    residual = 2 * work.tokens * shape.d_model
+    residual = work.wide * work.tokens * shape.d_model
     sums = 1 if experts and shape.experts and not shape.experts.shared_d_ff else 2
     tensor = sums * fabric.seconds("all_reduce", residual, Group(work.tp))
     kv = shape.num_kv_heads / work.tp * (shape.key_width + shape.value_width)
-    kv_bytes = 2 * work.tokens * kv * work.cp
+    kv_bytes = work.wide * work.tokens * kv * work.cp
     context = fabric.seconds("all_gather", kv_bytes, Group(work.cp, work.tp))
     expert = 0.0
     if experts and shape.experts is not None:

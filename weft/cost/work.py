@@ -43,6 +43,15 @@ class StageWork:
     frozen: bool = False
     """Weights are not trained, only small adapters beside them."""
 
+    eager: bool = False
+    """On a processor: attention in blocks of queries, the gate kept before and after its
+    activation, and logits in chunks (``weft/nn``)."""
+
+    @property
+    def wide(self) -> float:
+        """Bytes of one activation."""
+        return 4 if self.dtype == "fp32" else 2
+
     @property
     def tokens(self) -> float:
         """Of one microbatch on this rank, before ``tp`` splits anything."""

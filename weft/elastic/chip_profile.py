@@ -73,12 +73,14 @@ def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
     dtypes: tuple[Dtype, ...] = ("fp32", "bf16") if fast_bf16 else ("fp32",)
     ranks = node.cores if device == "cpu" else len(node.chips)
     with WorkerPool() as pool:
+        runtime = pool.run(measure_runtime, device, world_size=1)[0]  # before anything else
         say("products, attention, and what memory bounds")
         found = pool.run(measure_alone, device, dtypes, quick, world_size=1, timeout_s=600)[0]
         heads = found.pop("heads")
         profile = Profile(
             name=core_name(node) if device == "cpu" else node.chips[0].name,
             machine=_machine(node, device),
+            runtime_bytes=runtime,
             **found,
         )
         profile = replace(profile, moving=(*profile.moving, *_losses(profile, heads)))
@@ -90,6 +92,14 @@ def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
             links = pool.run(measure_links, device, quick, world_size=2, timeout_s=300)[0]
             profile = replace(profile, links=tuple(links))
     return profile
+
+
+def measure_runtime(place: Place, device: str) -> float:
+    """Most memory of a rank that trains next to nothing."""
+    from weft.platform.registry import platform_named
+
+    real_steps(place, device, SHORT, 2)
+    return platform_named(device).peak_memory_gib() * 2**30
 
 
 def _machine(node: Node, device: str) -> Machine:
@@ -132,7 +142,6 @@ def measure_alone(
         "memory_bytes_s": measure.copy_bytes_s(watch, 1 << 26),
         "update_bytes_s": measure.update_bytes_s(watch, 4_000_000),
         "accumulate_bytes_s": measure.accumulate_bytes_s(watch, 500_000),
-        "runtime_bytes": platform.peak_memory_gib() * 2**30,
     }
 
 

@@ -158,7 +158,8 @@ class _Asked:
         if here.ranks == there.ranks:
             return SeamTimes()
         senders = min(len(here.ranks), len(there.ranks))
-        num_bytes = 2 * pipeline.microbatch * self.seq_len * self.shape.d_model / senders
+        wide = 2 if pipeline.stages[number].precision == "bf16" else 4
+        num_bytes = wide * pipeline.microbatch * self.seq_len * self.shape.d_model / senders
         sides = [self.place(pipeline, side).fabric for side in (number, number + 1)]
         if self.cluster.share_a_node((*here.ranks, *there.ranks)):
             rate = min(side.inside_bytes_s for side in sides)

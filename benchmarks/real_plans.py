@@ -1,0 +1,216 @@
+"""Predicted against measured on this machine: real jobs of unlike plans, by the machine's profile.
+
+    python -m benchmarks.real_plans [--out DIR] [--profile FILE] [--only NAME] [--json]
+
+The profile comes first (``weft chips profile``), then every run is predicted before it starts and
+measured while it trains; nothing that a run shows enters the profile. Step time is the median after
+the first steps. Memory is the most that a rank had resident (peak RSS): what the kernel counts when
+it decides whom to end. A folder that holds some of the runs is gone on with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+STEPS = 9
+TIMEOUT_S = 300.0
+SMALL = ("model.size=demo-5m", "data.seq_len=256", "batch.samples=8")
+WIDE = (
+    "model.size=demo-5m",
+    "model.d_model=384",
+    "model.d_ff=1024",
+    "model.num_heads=6",
+    "model.num_kv_heads=3",
+    "model.num_layers=6",
+    "data.seq_len=512",
+    "batch.samples=4",
+)
+GPT2 = ("model.family=gpt2", "model.size=demo-5m", "data.seq_len=256", "batch.samples=8")
+ALONE = "plan.shares=[1]"
+LONG = ("model.size=demo-5m", "data.seq_len=1024", "batch.samples=2")
+ALWAYS = (
+    "data.vocab_size=4096",
+    "data.path=builtin:python",
+    "data.limit_mb=4",
+    f"train.steps={STEPS}",
+    "train.eval_samples=1",
+    "train.log_every=1",
+    "checkpoint.every=0",
+    "sample.prompts=[]",
+    "metrics.report=false",
+    "metrics.tensorboard=false",
+    "compute.threads=1",
+    "compute.precision=fp32",
+    "compute.device=cpu",
+)
+
+PLANS: dict[str, tuple[str, ...]] = {
+    "one rank": (*SMALL, ALONE, "batch.micro=2"),
+    "one rank, recompute": (*SMALL, ALONE, "batch.micro=4", "compute.recompute=full"),
+    "one rank, wide": (*WIDE, ALONE, "batch.micro=2"),
+    "one rank, GPT-2": (*GPT2, ALONE, "batch.micro=4"),
+    "one rank, long": (*LONG, ALONE, "batch.micro=1"),
+    "dp 2": (*SMALL, "batch.micro=2", "plan.shares=[1, 1]"),
+    "dp 2, ZeRO 1": (*SMALL, "batch.micro=4", "plan.stages=[{dp: 2, zero: 1}]"),
+    "dp 2, ZeRO 2, wide": (*WIDE, "batch.micro=2", "plan.stages=[{dp: 2, zero: 2}]"),
+    "dp 2, ZeRO 3, wide": (*WIDE, "batch.micro=2", "plan.stages=[{dp: 2, zero: 3}]"),
+    "tp 2": (*SMALL, "batch.micro=4", "plan.stages=[{tp: 2}]"),
+    "tp 2, wide": (*WIDE, "batch.micro=2", "plan.stages=[{tp: 2}]"),
+    "pp 2, GPipe": (*SMALL, "batch.micro=1", "plan.stages=[{}, {}]", "plan.schedule=gpipe"),
+    "pp 2, 1F1B, 4 and 2 layers": (
+        *WIDE,
+        "batch.micro=1",
+        "plan.stages=[{layers: 4}, {layers: 2}]",
+        "plan.schedule=1f1b",
+    ),
+    "pp 2, ZB-H1, 3 and 1 layers": (
+        *SMALL,
+        "batch.micro=2",
+        "plan.stages=[{layers: 3}, {layers: 1}]",
+        "plan.schedule=zb-h1",
+    ),
+    "pp 2, interleaved": (
+        *SMALL,
+        "batch.micro=2",
+        "plan.stages=[{}, {}]",
+        "plan.schedule=interleaved",
+    ),
+    "pipelines of 5 and 3 samples": (
+        *SMALL,
+        "plan.pipelines=[{share: 5, micro: 2, stages: [{}]},"
+        " {share: 3, micro: 1, stages: [{recompute: full}]}]",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan, before and after."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+    predicted_gib: tuple[float, ...]
+    measured_gib: tuple[float, ...]
+
+    @property
+    def time_error(self) -> float:
+        """Part of the measured step time; negative where it was predicted too short."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def memory_error(self) -> float:
+        """Of the rank that is furthest off."""
+        pairs = zip(self.predicted_gib, self.measured_gib, strict=True)
+        return max((before / after - 1 for before, after in pairs), key=abs)
+
+
+def environment(out: Path) -> dict[str, str]:
+    """Profiles of this measurement alone, one thread a rank."""
+    return {**os.environ, "WEFT_PROFILES": str(out / "profiles"), "OMP_NUM_THREADS": "1"}
+
+
+def weft(out: Path, *arguments: str, timeout_s: float = TIMEOUT_S) -> None:
+    """Run a command of Weft; what it says goes to a log."""
+    with (out / "log.txt").open("ab") as log:
+        subprocess.run(
+            [sys.executable, "-m", "weft", *arguments],
+            env=environment(out),
+            stdout=log,
+            stderr=log,
+            timeout=timeout_s,
+            check=True,
+        )
+
+
+def profile(out: Path, given: Path | None) -> None:
+    """The profile of this machine, measured now unless there is one."""
+    folder = out / "profiles"
+    folder.mkdir(parents=True, exist_ok=True)
+    if given is not None:
+        (folder / given.name).write_bytes(given.read_bytes())
+    elif not list(folder.glob("*.json")):
+        weft(out, "chips", "profile", "--device", "cpu", timeout_s=600)
+
+
+def measure(out: Path, name: str) -> Row:
+    """Run one plan, unless that was done before."""
+    folder = out / name.replace(" ", "-").replace(",", "")
+    if not (folder / "summary.json").exists():
+        cache = f"data.cache_dir={out / 'cache'}"
+        weft(out, "train", "debug", *ALWAYS, *PLANS[name], cache, "--out", str(folder), "--quiet")
+    both = json.loads((folder / "summary.json").read_text("utf-8"))["prediction"]
+    before, after = both["predicted"], both["measured"]
+    return Row(
+        name=name,
+        predicted_s=before["step_time_s"],
+        measured_s=after["step_time_s"],
+        predicted_gib=tuple(before["memory_gib"]),
+        measured_gib=tuple(after["memory_gib"]),
+    )
+
+
+def summary(rows: list[Row]) -> list[dict[str, Any]]:
+    """The schema that every benchmark prints."""
+    records = []
+    for what in ("time", "memory"):
+        errors = {row.name: row.time_error if what == "time" else row.memory_error for row in rows}
+        sizes = sorted(abs(error) for error in errors.values())
+        records.append(
+            {
+                "name": f"real plans: {what}",
+                "ours": statistics.median(sizes),
+                "theirs": {},
+                "ratio": None,
+                "unit": "relative error",
+                "spread": sizes[-1],
+                "errors": errors,
+            }
+        )
+    return records
+
+
+def main() -> None:
+    """Profile, run, compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path(".weft/real-plans"))
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--only", choices=PLANS)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    out = options.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    profile(out, options.profile)
+    names = [options.only] if options.only else list(PLANS)
+    rows = []
+    for name in names:
+        rows.append(measure(out, name))
+        row = rows[-1]
+        if not options.json:
+            memory = " ".join(
+                f"{before:.2f}/{after:.2f}"
+                for before, after in zip(row.predicted_gib, row.measured_gib, strict=True)
+            )
+            print(
+                f"{name:30} {row.predicted_s:7.3f} s, took {row.measured_s:7.3f} s"
+                f" ({row.time_error:+.1%}); memory {memory} GiB ({row.memory_error:+.1%})",
+                flush=True,
+            )
+    records = summary(rows)
+    if options.json:
+        print(json.dumps(records, indent=2))
+        return
+    for record in records:
+        print(f"{record['name']}: median {record['ours']:.1%}, worst {record['spread']:.1%}")
+
+
+if __name__ == "__main__":
+    main()
