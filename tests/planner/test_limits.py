@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -15,7 +16,7 @@ from weft.planner.explain import alternatives, pruned_in_words, what_would_help
 from weft.planner.forecast import forecast
 from weft.planner.limits import advice, limits_of
 from weft.planner.options import Options
-from weft.planner.search import Candidate, Found, Pruned
+from weft.planner.search import Candidate, Found, Pruned, search
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge, time_of_plan
 
@@ -92,10 +93,19 @@ def candidate(made: Plan, name: str, cluster: ClusterView) -> Candidate:
     )
 
 
+@cache
+def some_search() -> Found:
+    """Of next to nothing."""
+    options = Options(max_tp=1, max_stages=1, micros=(1,), zero=(1,), recompute=("full",))
+    return search(WORKLOAD, nodes(8), options=options)
+
+
 def found_of(*made: Candidate) -> Found:
     pruned = Pruned()
     pruned.add("memory", "stage 0 needs 91.2 GiB of 73.6", count=3)
-    return Found(best=made[0], others=made[1:], considered=9, pruned=pruned, seconds=0.5)
+    return replace(
+        some_search(), best=made[0], others=made[1:], considered=9, pruned=pruned, seconds=0.5
+    )
 
 
 def test_why_the_others_lost() -> None:

@@ -65,7 +65,7 @@ def alternatives(
     for other in found.others[:5]:
         theirs = forecast(other.plan, workload, other.cluster, knowledge, time=other.time)
         slower = theirs.step_s / best.step_s - 1
-        words = _why(best, theirs) + _forced(other, workload, options)
+        words = _why(best, theirs) + _forced(other, workload, knowledge, options)
         result.append(Alternative(candidate=other, slower=slower, words=words))
     return result
 
@@ -88,12 +88,14 @@ def _why(best: Forecast, other: Forecast) -> str:
     return " and ".join(parts) + (f", though it {' and '.join(gains[:1])}" if gains else "")
 
 
-def _forced(candidate: Candidate, workload: Workload, options: Options) -> str:
+def _forced(
+    candidate: Candidate, workload: Workload, knowledge: Knowledge, options: Options
+) -> str:
     """Says so where a plan recomputes only because its chips' memory demands it."""
     if all(stage.recompute == "off" for _, _, stage in candidate.plan.stages()):
         return ""
     kept = without_recompute(candidate.plan)
-    short = shortages(kept, workload, candidate.cluster, options.memory_part)
+    short = shortages(kept, workload, candidate.cluster, knowledge, options.memory_part)
     if not short:
         return ""
     need, room = short[0].need_gib, short[0].room_gib
@@ -157,7 +159,8 @@ def what_would_help(
                     plan, workload.spec, used, seq_len=workload.seq_len, knowledge=known
                 ).step_s
                 for plan in (best.plan, without_recompute(best.plan))
-                if plan == best.plan or not shortages(plan, workload, used, options.memory_part)
+                if plan == best.plan
+                or not shortages(plan, workload, used, known, options.memory_part)
             )
         yield Help(change=change.name, step_s=step_s, gain=best.time.step_s / step_s - 1)
 

@@ -10,6 +10,7 @@ from weft.cluster.view import ClusterView
 from weft.cost.memory import Memory, memory_of_plan
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.planner.workload import Workload
+from weft.simulate.step import Knowledge
 
 MEMORY_PART = 0.92
 """Of each chip's memory that may be planned: the search's own default."""
@@ -42,10 +43,14 @@ class Shortage:
 
 
 def shortages(
-    plan: Plan, workload: Workload, cluster: ClusterView, memory_part: float = MEMORY_PART
+    plan: Plan,
+    workload: Workload,
+    cluster: ClusterView,
+    knowledge: Knowledge,
+    memory_part: float = MEMORY_PART,
 ) -> list[Shortage]:
     """Where memory is short, the worst first."""
-    memory = memory_of_plan(plan, workload.spec, workload.seq_len)
+    memory = memory_of_plan(plan, workload.spec, workload.seq_len, knowledge.overheads)
     found = []
     for p, pipeline in enumerate(plan.pipelines):
         for stages in pipeline.positions():
@@ -67,14 +72,14 @@ def shortages(
 
 
 def smallest_change(
-    plan: Plan, workload: Workload, cluster: ClusterView, memory_part: float = MEMORY_PART
+    plan: Plan, workload: Workload, cluster: ClusterView, knowledge: Knowledge
 ) -> str:
     """What would make a plan fit, as an order; each is tried, and the first that does is named."""
     for words, changed in _changes(plan):
-        if changed != plan and not shortages(changed, workload, cluster, memory_part):
+        if changed != plan and not shortages(changed, workload, cluster, knowledge):
             return f"{words}."
-    worst = shortages(plan, workload, cluster, memory_part)[0]
-    need = worst.need_gib / memory_part
+    worst = shortages(plan, workload, cluster, knowledge)[0]
+    need = worst.need_gib / MEMORY_PART
     return f"Nothing else alone would do: take chips of {need:.0f} GiB there, or more of them."
 
 

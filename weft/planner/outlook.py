@@ -97,14 +97,16 @@ def outlook_of_plan(
     Raises:
         ConfigError: it does not fit; says what is short where, and the smallest change.
     """
-    refuse_too_large(plan, workload, cluster)
+    refuse_too_large(plan, workload, cluster, knowledge)
     cast = forecast(plan, workload, cluster, knowledge)
     return Outlook(name="as given", cluster=cluster, forecast=cast, limits=limits_of(cast))
 
 
-def refuse_too_large(plan: Plan, workload: Workload, cluster: ClusterView) -> None:
+def refuse_too_large(
+    plan: Plan, workload: Workload, cluster: ClusterView, knowledge: Knowledge
+) -> None:
     """Raises ConfigError where a stage needs more memory than its chips have."""
-    short = shortages(plan, workload, cluster)
+    short = shortages(plan, workload, cluster, knowledge)
     if not short:
         return
     worst = short[0]
@@ -113,7 +115,9 @@ def refuse_too_large(plan: Plan, workload: Workload, cluster: ClusterView) -> No
         f"{worst.short_gib:.1f} GiB are missing"
     )
     also = [f"{other.key} lacks {other.short_gib:.1f} GiB" for other in short[1:4]]
-    hint = " ".join([smallest_change(plan, workload, cluster), *(f"{words}." for words in also)])
+    hint = " ".join(
+        [smallest_change(plan, workload, cluster, knowledge), *(f"{words}." for words in also)]
+    )
     raise ConfigError(worst.key, f"{worst.need_gib:.1f} GiB", expected, hint)
 
 
