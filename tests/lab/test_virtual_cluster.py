@@ -4,16 +4,21 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from lab.lab_cases import hosts
 
 from weft.cli.main import run
 from weft.cluster.cluster_file import ClusterFile
+from weft.comm.channel import Channel
+from weft.comm.join import join
+from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.cost.rates import compute_seconds
 from weft.cost.shape import ModelShape
 from weft.cost.work import StageWork
 from weft.elastic.pool import WorkerPool
 from weft.lab.cores import core
+from weft.lab.sleeping import Links, VirtualComm, now
 from weft.lab.virtual import Prediction, VirtualCluster
 from weft.lab.virtual_play import virtual_job
 from weft.lab.virtual_rank import run_steps
@@ -21,6 +26,7 @@ from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.simulate.times import SeamTimes
 
 FAMILY = FAMILIES["llama"]
 SPEC = FAMILY.sizes["debug-1m"]
@@ -146,6 +152,40 @@ def test_played_steps_take_the_modelled_time(pool: WorkerPool) -> None:
         assert times.carried_s["gradients"] == pytest.approx(
             prediction.exchange_s * slower, rel=0.01
         )
+
+
+ROAD = Channel((0, 1), 0)
+TRANSFER_S = 0.2
+
+
+def carry(place: Place) -> tuple[float, float]:
+    """Two messages sent at one moment: when this rank begins, and when it is done."""
+    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=60)
+    seam = SeamTimes(transfer_s=TRANSFER_S, latency_s=0.1)
+    virtual = VirtualComm(comm, Links(seams={ROAD: seam}, pairs={}))
+    parts = [torch.zeros(1, dtype=torch.float64) for _ in range(2)]
+    comm.barrier(name="start")
+    begun = now()
+    if place.rank == 0:
+        sent = [virtual.send([(1, part)], channel=ROAD, name="m") for part in parts]
+    else:
+        sent = [virtual.receive([(0, part)], channel=ROAD, name="m") for part in parts]
+    for finish in sent:
+        finish()
+    ended = now()
+    comm.close()
+    return begun, ended
+
+
+def test_a_wire_carries_one_message_after_another(pool: WorkerPool) -> None:
+    (begun, _), (_, ended) = pool.run(carry, world_size=2)
+    assert ended - begun > 2 * TRANSFER_S + 0.1
+
+
+def test_a_ring_is_as_slow_as_its_slowest_link() -> None:
+    links = Links(seams={}, pairs={(0, 1): 1.0, (0, 2): 3.0, (1, 2): 2.0})
+    assert links.seconds_per_byte((0, 1, 2)) == 3
+    assert links.seconds_per_byte((1, 2)) == 2
 
 
 @pytest.fixture
