@@ -80,3 +80,13 @@ def test_what_rank_0_refuses_all_refuse(here: Path) -> None:
     assert message in ends[0][2]
     assert f"rank 0 refused: {message}" in ends[1][2]
     assert commands.contents(here) == before
+
+
+def test_one_process_of_a_launcher_asks_nobody(here: Path) -> None:
+    """Nothing listens at the port that it was given, nor does anybody have to."""
+    address = {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "0"}
+    with commands.started(here, "mine", *SHORT, environment=address) as alone:
+        code, output, _ = alone.finish()
+    assert code == 0
+    assert "plan.auto chose " in output
+    assert plan(here / "mine").world_size == 1

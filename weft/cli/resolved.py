@@ -86,9 +86,14 @@ def resolved_among(
         return choose(loaded.config, grounds[0], out).to_json()
 
     host = f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}"
-    meeting = until_joined.enter_context(council(place, loaded.config.train.timeout_s))
     try:
-        chosen = Chosen.from_json(meeting.agree(facts(cluster, host), decide))
+        mine = facts(cluster, host)
+        if place.world_size == 1:
+            said = decide([mine])
+        else:
+            meeting = council(place, loaded.config.train.timeout_s)
+            said = until_joined.enter_context(meeting).agree(mine, decide)
+        chosen = Chosen.from_json(said)
     except ConfigError as error:
         raise loaded.place(error) from error
     chips = grounds[0].chips if grounds else None
