@@ -73,6 +73,7 @@ class Found:
     others: tuple[Candidate, ...]
     considered: int
     """Candidates in all: those that were simulated, and those that were pruned."""
+    simulated: int = 0
     pruned: Pruned
     seconds: float
     """That the search took."""

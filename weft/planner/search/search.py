@@ -60,6 +60,7 @@ def search(
         best=candidates[0],
         others=tuple(candidates[1:]),
         considered=hunt.ledger.considered,
+        simulated=hunt.ledger.simulated,
         pruned=hunt.ledger.pruned,
         seconds=perf_counter() - begin,
     )
