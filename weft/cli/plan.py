@@ -33,7 +33,7 @@ def plan(
         typer.Option(
             metavar="FILE",
             help="Plan for the chips that this file describes (pools of chips, or a lab's hosts); "
-            "nothing of this machine is used. See examples/clusters/."
+            "nothing of this machine is used. See examples/clusters/.",
         ),
     ] = None,
     need: Annotated[
@@ -46,7 +46,9 @@ def plan(
     ] = None,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="Say why: the next best plans, what was pruned, what would help."),
+        typer.Option(
+            "--explain", help="Say why: the next best plans, what was pruned, what would help."
+        ),
     ] = False,
     html: Annotated[
         Path | None,

@@ -192,26 +192,31 @@ def _lab_view(cluster: ClusterFile, core: Core) -> ClusterView:
     pieces = Counter(node for node, _, _ in runs)
     pools: list[ChipPool] = []
     for node, chip, count in runs:
-        hosts = cluster.nodes[node]
-        inside, between = cluster.links.inside, cluster.links.between
-        crowd = sum(len(cluster.hosts[host].chips) for host in hosts)
-        loopback_gbit = 8 * core.loopback_gb_s
-        near = (inside.gbit or loopback_gbit) if len(hosts) > 1 else loopback_gbit
-        pool = ChipPool(
-            chip=core.chip(chip, near / 8),
-            num_nodes=1,
-            chips_per_node=count,
-            network_gbit_s=min(near, (between.gbit or loopback_gbit) / crowd),
-            link_latency_s=_LOOPBACK_S + inside.latency_ms / 1e3 * (len(hosts) > 1),
-            network_latency_s=_LOOPBACK_S + (inside.latency_ms + between.latency_ms) / 1e3,
-            node=f"node {node}" if pieces[node] > 1 else "",
-            speed=chip.speed,
-        )
+        pool = _lab_pool(cluster, core, node, chip)
+        pool = replace(pool, chips_per_node=count, node=f"node {node}" if pieces[node] > 1 else "")
         if pools and not pool.node and replace(pools[-1], num_nodes=1) == pool:
             pools[-1] = replace(pool, num_nodes=pools[-1].num_nodes + 1)
         else:
             pools.append(pool)
     return ClusterView(tuple(pools))
+
+
+def _lab_pool(cluster: ClusterFile, core: Core, node: int, chip: ChipEntry) -> ChipPool:
+    """One chip of a node: all chips of the node share its way out."""
+    hosts = cluster.nodes[node]
+    inside, between = cluster.links.inside, cluster.links.between
+    crowd = sum(len(cluster.hosts[host].chips) for host in hosts)
+    loopback_gbit = 8 * core.loopback_gb_s
+    near = (inside.gbit or loopback_gbit) if len(hosts) > 1 else loopback_gbit
+    return ChipPool(
+        chip=core.chip(chip, near / 8),
+        num_nodes=1,
+        chips_per_node=1,
+        network_gbit_s=min(near, (between.gbit or loopback_gbit) / crowd),
+        link_latency_s=_LOOPBACK_S + inside.latency_ms / 1e3 * (len(hosts) > 1),
+        network_latency_s=_LOOPBACK_S + (inside.latency_ms + between.latency_ms) / 1e3,
+        speed=chip.speed,
+    )
 
 
 _LOOPBACK_S = 50e-6
