@@ -1,5 +1,6 @@
 """Training in the lab: unlike chips and a slow link between them change no number."""
 
+import re
 from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
@@ -39,5 +40,6 @@ def test_the_lab_computes_what_weft_computes(here: Path, capfd: pytest.CaptureFi
     printed = capfd.readouterr()
     assert "step 6/6" in printed.out
     assert "after step 2: fault: step=2 slow rank=1 to=0.4" in printed.err
+    assert re.search(r"after step 1 was used: rank 0 \d+%, rank 1 \d+%", printed.err)
     assert commands.numbers(here / "mixed") == commands.numbers(here / "plain")
     assert own_labs() == []

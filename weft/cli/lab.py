@@ -15,6 +15,7 @@ from weft.cli.virtual import run_virtual, virtual_chips
 from weft.cluster.cluster_file import ClusterFile, LinkEntry, read_cluster
 from weft.cluster.detect import detect_node
 from weft.config.errors import ConfigError
+from weft.lab.busy import busy
 from weft.lab.cores import GFLOPS
 from weft.lab.faults import EXAMPLES, parse_fault
 from weft.lab.lab import LOGS, refuse_too_much
@@ -163,6 +164,10 @@ def _tell_end(asked: Rehearsal, outcome: Outcome) -> None:
         if rank.code != 0:
             log = "above" if rank.rank == 0 else f"{asked.out / LOGS}/rank{rank.rank}.log"
             say(f"rank {rank.rank} {rank.in_words()}; what it printed: {log}")
+    speeds = [chip.speed for _, chip in asked.cluster.seats]
+    if used := busy(outcome.moments, speeds, after_step=1):
+        each = ", ".join(f"rank {rank} {part:.0%}" for rank, part in enumerate(used))
+        say(f"of its chip's time after step 1 was used: {each}")
     for fault in outcome.missed:
         say(f"never happened, as the job ended before: {fault.text}")
     say(f"exit code {outcome.exit_code}; record: {asked.out / RECORD}")
