@@ -7,18 +7,20 @@ from dataclasses import asdict
 import typer
 from rich.table import Table
 
+from weft.cli import chip_profile
 from weft.cli.output import out, print_json
 from weft.cli.target import Json
 from weft.cluster.cluster import Chip, catalogue
 from weft.cluster.detect import detect_node
 from weft.config.errors import ConfigError
 
-app = typer.Typer(help="List the chips Weft knows; detect those of this machine.")
+app = typer.Typer(help="List the chips Weft knows; detect and measure those of this machine.")
+chip_profile.register(app)
 
 
 @app.callback(invoke_without_command=True)
 def chips(context: typer.Context, json: Json = False) -> None:
-    """List what is known of every chip, or with `detect` what this machine has."""
+    """List what is known of every chip; `detect` and `profile` look at this machine's."""
     if context.invoked_subcommand is None:
         list_(json=json)
     elif json:

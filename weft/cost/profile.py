@@ -233,12 +233,11 @@ class Profile:
         return self._link()[1]
 
     def _link(self) -> tuple[float, float]:
-        """(seconds, bytes/s) of a message: the shortest one's time, and the rate of the longest."""
-        sends = sorted((link.num_bytes, link.seconds) for link in self.links if link.kind == "send")
+        """(seconds, bytes/s): the shortest time that any message took, and the best rate."""
+        sends = [(link.num_bytes, link.seconds) for link in self.links if link.kind == "send"]
         if not sends:
             return 1e-4, self.memory_bytes_s / 4
-        (_, least), (longest, most) = sends[0], sends[-1]
-        return least, longest / max(most - least, 1e-9)
+        return min(took for _, took in sends), max(size / took for size, took in sends)
 
 
 @lru_cache(maxsize=1 << 14)

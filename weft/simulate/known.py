@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from weft.cluster.cluster import Chip, Node
 from weft.cluster.view import ChipPool, ClusterView
+from weft.config.errors import ConfigError
 from weft.cost.profile import Profile
 from weft.cost.profile_file import saved_profiles
+from weft.cost.rates import CostFunction
 from weft.simulate.step import Knowledge
 
 GUESSED_TFLOPS = 0.06
 """Of one core in fp32, where nothing was measured: 2 vector units of 16 lanes at 2 GHz, half."""
 GUESSED_MEMORY_GB_S = 8.0
 GUESSED_LINK_GB_S = 2.0
+
+
+VENDORS = "weft.chips"
+"""An installed package names its chips here: ``"X1-96GB" = "weft_x1:cost_function"``, something
+that takes nothing and returns a cost function, or a profile."""
 
 
 def core_name(node: Node) -> str:
@@ -60,17 +68,37 @@ def local_view(node: Node, profile: Profile | None, ranks: int) -> ClusterView:
 
 
 def knowledge_of(cluster: ClusterView, folder: Path | None = None) -> Knowledge:
-    """The profiles of a cluster's chips, by name; chips without one get their class's rates."""
+    """What is known of a cluster's chips besides the catalogue, by name.
+
+    A profile measured here comes first, then what an installed package of the chip's vendor says;
+    other chips get their class's rates.
+    """
     newest: dict[str, Profile] = {}
     for _, profile in saved_profiles(folder):
         newest.setdefault(profile.name, profile)
-    places, overheads = {}, {}
+    places, overheads, chips = {}, {}, {}
     for pool in cluster.pools:
-        if pool.chip.name in newest:
-            profile = newest[pool.chip.name]
-            places[profile.name] = profile.shared(pool.chips_per_node).place(pool.chips_per_node)
-            overheads[profile.machine.device] = profile.overheads
-    return Knowledge(places=places, overheads=overheads)
+        name = pool.chip.name
+        cost = newest.get(name) or _from_vendor(name)
+        if isinstance(cost, Profile):
+            places[name] = cost.shared(pool.chips_per_node).place(pool.chips_per_node)
+            overheads[cost.machine.device] = cost.overheads
+        elif cost is not None:
+            chips[name] = cost
+    return Knowledge(chips=chips, places=places, overheads=overheads)
+
+
+def _from_vendor(name: str) -> CostFunction | None:
+    """What the package of a chip's vendor brings; it is imported now, and no other."""
+    found = entry_points(group=VENDORS)
+    if name not in found.names:
+        return None
+    cost: CostFunction = found[name].load()()
+    missing = [each for each in ("seconds", "moving_seconds") if each not in dir(cost)]
+    if missing:
+        expected = "what has the methods of weft.cost.rates.CostFunction"
+        raise ConfigError(f"{VENDORS}: {name}", type(cost).__name__, expected)
+    return cost
 
 
 def knowledge_of_local(profile: Profile | None, ranks: int) -> Knowledge:

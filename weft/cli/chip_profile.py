@@ -1,0 +1,126 @@
+"""``weft chips profile`` and ``calibrate``: measure this machine, learn from its runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.table import Table
+
+from weft.cli.output import err, gib, out, print_json
+from weft.cli.target import Json
+from weft.cluster.detect import detect_node
+from weft.config.errors import ConfigError
+from weft.cost.profile import Profile
+from weft.cost.profile_file import (
+    file_name,
+    load_profile,
+    profiles_folder,
+    save_profile,
+    saved_profiles,
+)
+
+Device = Literal["auto", "cpu", "cuda"]
+OutFile = Annotated[
+    Path | None,
+    typer.Option("--out", help="File to write. [default: among the profiles that plans look at]"),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``weft chips``."""
+    app.command("profile")(profile)
+    app.command("calibrate")(calibrate)
+
+
+def profile(
+    device: Annotated[Device, typer.Option(help="Which chip of this machine.")] = "auto",
+    out_file: OutFile = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes: some seconds.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Only show what was measured before.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Measure this machine's chip and links, for `weft plan` and `plan: auto`.
+
+    A rank is one process: a GPU, or one thread of the processor. Takes a minute or two; let nothing
+    else run. Saved in ~/.cache/weft/profiles, or where WEFT_PROFILES or --out says.
+    """
+    if show:
+        _show(json=json)
+        return
+    node = detect_node()
+    chosen = device if device != "auto" else ("cuda" if node.chips else "cpu")
+    if chosen == "cuda" and not node.chips:
+        raise ConfigError("--device", chosen, "a device of this machine (cpu)")
+    from weft.elastic.chip_profile import profile_chip
+
+    found = profile_chip(
+        node, device=chosen, quick=quick, say=lambda text: err.print(f"{text} ...")
+    )
+    path = out_file or profiles_folder() / file_name(found)
+    save_profile(found, path)
+    if json:
+        print_json({"file": str(path), **asdict(found)})
+        return
+    out.print(_table([found]))
+    out.print(f"saved: {path}", markup=False)
+
+
+def calibrate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run on this machine.")],
+    profile_file: Annotated[
+        Path | None,
+        typer.Option("--profile", help="Profile to correct. [default: this machine's newest]"),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Correct this machine's profile by what a run really took.
+
+    Compares predicted with measured seconds and memory, and writes the difference into the profile:
+    a factor for computing, and memory besides the plan's.
+    """
+    from weft.train.calibration import calibrated
+
+    node = detect_node()
+    saved = [(profile_file, load_profile(profile_file))] if profile_file else saved_profiles()
+    found = calibrated(run, node, [known for _, known in saved])
+    path = next(path for path, known in saved if known == found.before)
+    save_profile(found.after, path)
+    if json:
+        print_json({"file": str(path), **asdict(found.errors), **asdict(found.after.corrections)})
+        return
+    for line in found.in_words():
+        out.print(line, markup=False)
+    out.print(f"saved: {path}", markup=False)
+
+
+def _show(*, json: bool) -> None:
+    saved = saved_profiles()
+    if json:
+        print_json({"profiles": [{"file": str(path), **asdict(each)} for path, each in saved]})
+    elif saved:
+        out.print(_table([each for _, each in saved]))
+        for path, _ in saved:
+            out.print(f"{path}", markup=False)
+    else:
+        out.print(f"no profiles in {profiles_folder()}: measure with `weft chips profile`")
+
+
+def _table(profiles: list[Profile]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("chip", "host", "measured", "torch"):
+        table.add_column(column, no_wrap=True)
+    for column in ("fp32 TFLOP/s", "bf16", "memory GB/s", "link GB/s", "rank"):
+        table.add_column(column, justify="right")
+    for each in profiles:
+        rates = (each.peak_flops("fp32") / 1e12, each.peak_flops("bf16") / 1e12)
+        numbers = (*rates, each.memory_bytes_s / 1e9, each.link_bytes_s / 1e9)
+        cells = [f"{number:.3g}" if number else "-" for number in numbers]
+        machine = each.machine
+        memory = gib(each.overheads.runtime_bytes)
+        table.add_row(each.name, machine.host, machine.date[:16], machine.torch, *cells, memory)
+    return table
