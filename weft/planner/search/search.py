@@ -15,9 +15,10 @@ from weft.plan.tiling import split_by_weight
 from weft.planner.options import Options
 from weft.planner.search.choice import Line, plan_of, used_cluster
 from weft.planner.search.costs import Costs
-from weft.planner.search.found import Candidate, Found, NoPlan, Pruned
+from weft.planner.search.found import Candidate, Found, Pruned
 from weft.planner.search.group import Group, Ledger, Timed
 from weft.planner.search.route import Route
+from weft.planner.search.short import no_plan
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge, time_of_plan
 
@@ -53,7 +54,11 @@ def search(
             progress(hunt.ledger.considered, hunt.cutoff)
     found = hunt.distinct()
     if not found:
-        raise NoPlan("cluster", [pool.chip.name for pool in cluster.pools], "more memory")
+
+        def attempt(other: ClusterView, lean: Options) -> Candidate | None:
+            return any_fit(workload, other, hunt.knowledge, lean)
+
+        raise no_plan(attempt, cluster, options)
     candidates = [hunt.candidate(lines) for lines in found]
     candidates.sort(key=lambda candidate: candidate.time.step_s)
     return Found(
@@ -64,6 +69,20 @@ def search(
         pruned=hunt.ledger.pruned,
         seconds=perf_counter() - begin,
     )
+
+
+def any_fit(
+    workload: Workload, cluster: ClusterView, knowledge: Knowledge, options: Options
+) -> Candidate | None:
+    """A plan of one pipeline that fits, if there is one."""
+    hunt = Hunt(workload, cluster, knowledge, options)
+    for arrangement in arrangements(len(cluster.pools), options):
+        if len(arrangement) == 1:
+            hunt.look_at(arrangement)
+        found = hunt.distinct()
+        if found:
+            return hunt.candidate(found[0])
+    return None
 
 
 def arrangements(num_pools: int, options: Options) -> Iterator[Arrangement]:

@@ -1,0 +1,111 @@
+"""Nothing fits: what is short by how much, and the smallest changes with which something would.
+
+Every change is tried by a search of its own, among the plans that need least memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from weft.cluster.cluster import Chip
+from weft.cluster.view import ChipPool, ClusterView
+from weft.planner.options import Options
+from weft.planner.search.found import Candidate, NoPlan
+
+Attempt = Callable[[ClusterView, Options], Candidate | None]
+"""Any plan that fits, if there is one."""
+
+_MOST = 1024
+"""Times the memory, or the nodes, beyond which nobody would go."""
+_FINE = 1.01
+
+
+def no_plan(attempt: Attempt, cluster: ClusterView, options: Options) -> NoPlan:
+    """The error that says so."""
+    lean = leanest(options)
+    factor = _smallest(lambda times: attempt(_with_memory(cluster, times), lean) is not None)
+    names = [pool.chip.name for pool in cluster.pools]
+    if factor is None:
+        expected = "chips that the model can be laid over, however much memory they had"
+        return NoPlan("cluster", names, expected, "No mesh fills the nodes with the samples given.")
+    least = attempt(_with_memory(cluster, factor), lean)
+    assert least is not None, f"fits at {factor} times the memory, and then does not"
+    stage, chip, need = _fullest(least)
+    room = chip.memory_gib / factor * options.memory_part
+    short = (
+        f"The plan that needs least puts {need:.1f} GiB on stage {stage} ({chip.name}), "
+        f"{need - room:.1f} GiB more than the {room:.1f} GiB that may be planned."
+    )
+    ways = list(_ways_out(attempt, cluster, options))
+    gib = f"{factor:.2f} times the memory on each chip"
+    hint = f"{short} It would fit with {', or with '.join([*ways, gib])}."
+    return NoPlan("cluster", names, "chips with enough memory for the model", hint)
+
+
+def leanest(options: Options) -> Options:
+    """Of what may be chosen, what needs least memory."""
+    return replace(
+        options,
+        micros=(min(options.micros or (1,)),),
+        schedules=("1f1b",) if "1f1b" in options.schedules else options.schedules[:1],
+        recompute=("full",) if "full" in options.recompute else options.recompute,
+        zero=tuple(z for z in options.zero if z in (0, max(options.zero))),
+    )
+
+
+def _ways_out(attempt: Attempt, cluster: ClusterView, options: Options) -> Iterator[str]:
+    """What would do without other chips, then how many more nodes would."""
+    for words, allowed, changed in (
+        ("recomputation", "full" in options.recompute, replace(options, recompute=("full",))),
+        ("ZeRO 3", 3 in options.zero, replace(options, zero=(0, 3))),
+        ("one sample a rank", 1 in (options.micros or (1,)), replace(options, micros=(1,))),
+    ):
+        if not allowed and attempt(cluster, leanest(changed)) is not None:
+            yield words
+    lean = leanest(options)
+    times = _smallest(lambda more: attempt(_with_nodes(cluster, more), lean) is not None)
+    if times is not None:
+        more = [_with_more_nodes(pool, times).num_nodes for pool in cluster.pools]
+        names = (f"{n} x {pool.chip.name}" for n, pool in zip(more, cluster.pools, strict=True))
+        yield f"more nodes ({', '.join(names)})"
+
+
+def _smallest(fits: Callable[[float], bool]) -> float | None:
+    """The smallest factor above 1 that fits, to a hundredth; None where none does."""
+    low, high = 1.0, 2.0
+    while not fits(high):
+        low, high = high, 2 * high
+        if high > _MOST:
+            return None
+    while high / low > _FINE:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _with_memory(cluster: ClusterView, times: float) -> ClusterView:
+    def larger(pool: ChipPool) -> ChipPool:
+        return replace(pool, chip=replace(pool.chip, memory_gib=pool.chip.memory_gib * times))
+
+    return ClusterView(tuple(larger(pool) for pool in cluster.pools))
+
+
+def _with_nodes(cluster: ClusterView, times: float) -> ClusterView:
+    return ClusterView(tuple(_with_more_nodes(pool, times) for pool in cluster.pools))
+
+
+def _with_more_nodes(pool: ChipPool, times: float) -> ChipPool:
+    return replace(pool, num_nodes=max(pool.num_nodes, round(pool.num_nodes * times)), node="")
+
+
+def _fullest(candidate: Candidate) -> tuple[int, Chip, float]:
+    """The stage with the least room left, its chip, and the GiB it needs."""
+    ranks = [(s, stage.mesh.ranks[0]) for _, s, stage in candidate.plan.stages()]
+
+    def part(rank: int) -> float:
+        chip = candidate.cluster.pool_of(rank).chip
+        return candidate.memory[rank].total / chip.memory_gib
+
+    stage, rank = max(ranks, key=lambda found: part(found[1]))
+    return stage, candidate.cluster.pool_of(rank).chip, candidate.memory[rank].total / 2**30
