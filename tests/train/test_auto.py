@@ -164,6 +164,19 @@ def test_a_file_describes_the_chips_of_processes(tmp_path: Path) -> None:
         ground_of_file(asked("plan.auto.ranks=3").config, file, cluster, 2)
 
 
+def test_one_name_at_two_speeds_is_two_kinds(tmp_path: Path) -> None:
+    """Each has its own rates, and a plan tells them apart."""
+    file = tmp_path / "lab.yaml"
+    file.write_text(LAB.replace("big", "small"))
+    config = asked().config
+    ground = ground_of_file(config, file, Cluster(nodes=(profiles.node(),)), 2)
+    assert shape(ground) == [("small at 1", 1, 1), ("small at 0.25", 1, 1)]
+    first, second = choose(config, ground).plan.pipelines
+    assert first.samples + second.samples == 24
+    by_rank = {p.stages[0].mesh.ranks: p.samples for p in (first, second)}
+    assert by_rank[0,] == pytest.approx(4 * by_rank[1,], rel=0.3)
+
+
 def told(machine: Node, host: str, ranks: int) -> list[dict[str, object]]:
     """As JSON brings it to rank 0."""
     one = json.loads(json.dumps(facts(Cluster(nodes=(machine,)), host)))

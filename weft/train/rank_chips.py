@@ -87,7 +87,7 @@ def chips_of_file(path: Path, node: Node, ranks: int) -> RankChips:
     """
     profile = local_profile(node)
     core = Core() if profile is None else _core(profile)
-    view = read_view(path, core=core)
+    view = _told_apart(read_view(path, core=core))
     if view.world_size != ranks:
         expected = f"a file that describes {ranks} chips, one for each process"
         raise ConfigError("cluster", str(path), expected, f"It has {view.world_size}.")
@@ -106,6 +106,20 @@ def chips_of_file(path: Path, node: Node, ranks: int) -> RankChips:
         software=profile.software,
     )
     return RankChips(view=view, knowledge=knowledge, basis=(f"{path}", _measured(profile)))
+
+
+def _told_apart(view: ClusterView) -> ClusterView:
+    """Chips that a lab calls the same and runs at unlike speeds get unlike names."""
+    speeds: dict[str, set[float]] = {}
+    for pool in view.pools:
+        speeds.setdefault(pool.chip.name, set()).add(pool.speed)
+    pools = [
+        replace(pool, chip=replace(pool.chip, name=f"{pool.chip.name} at {pool.speed:g}"))
+        if len(speeds[pool.chip.name]) > 1
+        else pool
+        for pool in view.pools
+    ]
+    return ClusterView(tuple(pools))
 
 
 def _far_apart(place: Place) -> Place:
