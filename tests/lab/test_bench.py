@@ -66,7 +66,7 @@ class FakeLab:
             "step_time_s": step_s,
             "tokens": plan.global_batch * SPEC.seq_len,
             "loss": 1.0,
-            "memory_gib": 0.25,
+            "memory_gib": 0.75,
         }
         lines = [json.dumps({"step": n, **line}) for n in range(1, steps + 1)]
         (asked.out / "metrics.jsonl").write_text("\n".join(lines))
@@ -129,9 +129,9 @@ def test_a_chip_that_recomputes_alone_and_not_in_the_mix_is_named(
     assert report.parts["small"].middle == pytest.approx(102.4 * 3 / 4)
     assert report.efficiency > 1
     (reason,) = report.reasons
-    assert reason.startswith("small alone recomputes, as without that about ")
-    assert reason.endswith(
-        "MiB of its 512 are needed; in the mix it holds 4 of 4 layers and does not"
+    assert reason == (
+        "small alone recomputes, as without that 768 MiB are needed and it has 512; "
+        "in the mix it holds 4 of 4 layers and does not"
     )
 
 

@@ -174,13 +174,13 @@ def test_uncertainty_is_a_half_interval_of_the_mean() -> None:
 def test_why_a_mix_passes_the_sum_of_its_parts() -> None:
     off, full = part_trials(SMALL, WORK)[:2]
     tried = {
-        "big": [MEASURED["big"]],
+        "big": [Rates(off, [1000.0], memory_gib=0.75)],
         "small": [Rates(off, problem="rank 0 was killed"), Rates(full, [700.0])],
     }
     best = first(mix_trials([BIG, SMALL], ALONE, WORK), "2").plan
     (said, *_) = reasons(best, tried, {"big": 4.0, "small": 0.5}, [BIG, SMALL], WORK)
-    assert said.startswith("small alone recomputes, as without that about ")
-    assert "MiB of its 512 are needed; in the mix it holds " in said
+    needed = "as without that 768 MiB are needed and it has 512"
+    assert said.startswith(f"small alone recomputes, {needed}; in the mix it holds ")
     same = {"big": [MEASURED["big"]], "small": [MEASURED["small"]]}
     assert reasons(best, same, {"big": None, "small": None}, [BIG, SMALL], WORK) == []
     wide = replace(best, pipelines=(replace(best.pipelines[0], microbatch=4),))

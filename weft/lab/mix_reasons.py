@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from weft.cost.memory import memory_of_plan
 from weft.lab.mix import Rates
 from weft.lab.mix_plans import Kind, Work, recomputes
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
-_MIB = 2**20
+_MIB = 1024
+"""In a GiB."""
 
 
 def reasons(
@@ -42,7 +42,7 @@ def reasons(
         elif recomputes(chosen) and not again:
             layers = sum(stage.layers[1] - stage.layers[0] for _, stage in here)
             mixed = f"in the mix it holds {layers} of {work.spec.num_layers} layers and does not"
-            need = _needed(alone[kind.name], limits[kind.name], work)
+            need = _needed(kind, alone, limits[kind.name])
             found.append(f"{kind.name} alone recomputes{need}; {mixed}")
         if sizes != usual:
             one, other = (", ".join(map(str, sorted(each))) for each in (usual, sizes))
@@ -57,12 +57,19 @@ def _of(plan: Plan, kind: Kind) -> Iterator[tuple[PipelinePlan, StagePlan]]:
             yield plan.pipelines[number], stage
 
 
-def _needed(trials: Sequence[Rates], limit: float | None, work: Work) -> str:
-    """What the plan without recomputation that needs least would have needed."""
-    failed = [r.trial.plan for r in trials if r.problem and not recomputes(r.trial.plan)]
-    if not failed:
+def _needed(kind: Kind, alone: Mapping[str, Sequence[Rates]], limit: float | None) -> str:
+    """What the plans that failed here without recomputation take on chips where they run."""
+    failed = {
+        rates.trial.name
+        for rates in alone[kind.name]
+        if rates.problem and not recomputes(rates.trial.plan)
+    }
+    taken = [
+        rates.memory_gib
+        for trials in alone.values()
+        for rates in trials
+        if rates.values and rates.trial.name in failed
+    ]
+    if not taken or limit is None:
         return ""
-    memory = [memory_of_plan(plan, work.spec, work.seq_len).values() for plan in failed]
-    least = min(max(each.total for each in ranks) for ranks in memory) / _MIB
-    of = "" if limit is None else f" of its {limit * 1024:.0f}"
-    return f", as without that about {least:.0f} MiB{of} are needed"
+    return f", as without that {min(taken) * _MIB:.0f} MiB are needed and it has {limit * _MIB:.0f}"
