@@ -1,0 +1,67 @@
+"""Where nothing fits, the error says by how much, where, and what would do."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from weft.cluster.cluster import catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.config.errors import ConfigError
+from weft.models.llama.sizes import SIZES
+from weft.planner.options import Options
+from weft.planner.search import NoPlan, search
+from weft.planner.workload import Workload
+
+A100 = catalogue()["A100-SXM4-80GB"]
+CLUSTER = ClusterView((ChipPool(chip=A100, num_nodes=1, chips_per_node=8),))
+LARGE = Workload(spec=SIZES["llama3-70b"], seq_len=8192, samples=64)
+
+
+def message(workload: Workload, **options: object) -> str:
+    with pytest.raises(NoPlan) as caught:
+        search(workload, CLUSTER, options=Options(**options))
+    assert isinstance(caught.value, ConfigError)
+    return str(caught.value)
+
+
+def test_what_is_short_and_what_would_do() -> None:
+    assert message(LARGE) == (
+        "cluster = ['A100-SXM4-80GB']: expected chips with enough memory for the model. "
+        "The plan that needs least puts 152.0 GiB on stage 0 (A100-SXM4-80GB), 78.4 GiB more than "
+        "the 73.6 GiB that may be planned. It would fit with more nodes (3 x A100-SXM4-80GB), or "
+        "with 2.07 times the memory on each chip."
+    )
+
+
+def test_the_changes_that_are_named_do() -> None:
+    text = message(LARGE)
+    nodes = int(re.search(r"\((\d+) x A100", text)[1])
+    more = replace(CLUSTER.pools[0], num_nodes=nodes)
+    assert search(LARGE, ClusterView((more,))).best.time.step_s > 0
+    times = float(re.search(r"([\d.]+) times", text)[1])
+    for factor, fits in ((times * 1.01, True), (times * 0.98, False)):
+        chip = replace(A100, memory_gib=A100.memory_gib * factor)
+        cluster = ClusterView((replace(CLUSTER.pools[0], chip=chip),))
+        if fits:
+            assert search(LARGE, cluster).best.memory
+        else:
+            with pytest.raises(NoPlan):
+                search(LARGE, cluster)
+
+
+def test_a_choice_that_was_taken_away_is_named() -> None:
+    medium = replace(LARGE, spec=SIZES["llama3-8b"])
+    assert "It would fit with ZeRO 3, or with " in message(
+        medium, zero=(0,), max_stages=1, max_tp=1
+    )
+    text = message(replace(LARGE, spec=SIZES["llama3-8b"], seq_len=131_072), recompute=("off",))
+    assert "It would fit with recomputation, or with " in text
+
+
+def test_no_samples_for_the_ranks() -> None:
+    text = message(replace(LARGE, samples=1), leave_idle=False, max_tp=1, max_stages=2)
+    assert text == (
+        "cluster = ['A100-SXM4-80GB']: expected chips that the model can be laid over, however "
+        "much memory they had. No mesh fills the nodes with the samples given."
+    )
