@@ -12,7 +12,7 @@ from weft.cost.memory import memory_of_plan
 from weft.models.llama.sizes import SIZES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, StagePlan
-from weft.planner.explain import alternatives, pruned_in_words, what_would_help
+from weft.planner.explain import alternatives, pruned_in_words, settings, what_would_help
 from weft.planner.forecast import forecast
 from weft.planner.limits import advice, limits_of
 from weft.planner.options import Options
@@ -162,3 +162,8 @@ def test_what_was_pruned() -> None:
         "9 plans considered in 0.5 s, 3 of them pruned, each for a reason",
         "  memory: 3, such as stage 0 needs 91.2 GiB of 73.6",
     ]
+
+
+def test_settings_tell_plans_apart() -> None:
+    assert settings(plan(meshes=2, tp=4, micro=8)) == "dp 2 x tp 4, 1f1b, ZeRO 1, 8 x 8"
+    assert settings(plan(recompute="full")) == "dp 16, recompute, ZeRO 1, 4 x 16"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from weft.cli.output import count, out
 from weft.cluster.view import ClusterView
-from weft.planner.explain import pruned_in_words
+from weft.planner.explain import pruned_in_words, settings
 from weft.planner.forecast import Forecast, PositionForecast
 from weft.planner.outlook import Outlook
 from weft.simulate.picture import draw
@@ -54,7 +54,9 @@ def why_in_words(outlook: Outlook) -> Iterator[str]:
         return
     yield "the next best plans:" if outlook.alternatives else "no other plan fits"
     for number, other in enumerate(outlook.alternatives, 1):
-        yield f"  {number}. {other.slower:+.1%}: {other.candidate.name}; it {other.words}"
+        made = other.candidate
+        yield f"  {number}. {other.slower:+.1%}: {made.name} ({settings(made.plan)})"
+        yield f"     it {other.words}"
     yield "the search:"
     yield from (f"  {line}" for line in pruned_in_words(outlook.found))
     if outlook.helps:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from weft.cluster.view import ClusterView
+from weft.plan.plan import PipelinePlan, Plan
 from weft.planner.fit import shortages, without_recompute
 from weft.planner.forecast import Forecast, forecast, with_links
 from weft.planner.options import Options
@@ -30,6 +31,7 @@ class Alternative:
         """What ``--json`` prints."""
         return {
             "name": self.candidate.name,
+            "settings": settings(self.candidate.plan),
             "step_time_s": self.candidate.time.step_s,
             "slower": self.slower,
             "why": self.words,
@@ -68,6 +70,23 @@ def alternatives(
         words = _why(best, theirs) + _forced(other, workload, knowledge, options)
         result.append(Alternative(candidate=other, slower=slower, words=words))
     return result
+
+
+def settings(plan: Plan) -> str:
+    """How the pipelines of a plan are set up, so that plans of the same name can be told apart."""
+    return " | ".join(_settings(pipeline) for pipeline in plan.pipelines[:4])
+
+
+def _settings(pipeline: PipelinePlan) -> str:
+    meshes = dict.fromkeys(
+        " x ".join(f"{axis} {size}" for axis, size in stage.mesh.axes if size > 1) or "alone"
+        for stage in pipeline.stages
+    )
+    words = [", ".join(meshes)]
+    words += [pipeline.schedule] if len(pipeline.stages) > 1 else []
+    words += ["recompute"] * any(stage.recompute == "full" for stage in pipeline.stages)
+    words += [f"ZeRO {max(stage.zero for stage in pipeline.stages)}"]
+    return f"{', '.join(words)}, {pipeline.num_microbatches} x {pipeline.microbatch}"
 
 
 def _why(best: Forecast, other: Forecast) -> str:

@@ -13,7 +13,7 @@ from itertools import groupby
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from weft.planner.explain import pruned_in_words
+from weft.planner.explain import pruned_in_words, settings
 from weft.planner.forecast import Forecast, PositionForecast
 from weft.planner.outlook import Outlook
 from weft.report.page import Table, Tile
@@ -148,7 +148,7 @@ def _tables(outlook: Outlook) -> Iterator[Table]:
     if outlook.alternatives:
         rows = [
             (
-                other.candidate.name,
+                f"{other.candidate.name} ({settings(other.candidate.plan)})",
                 f"{other.candidate.time.step_s:.3g} s ({other.slower:+.1%})",
                 other.words,
             )
