@@ -38,6 +38,11 @@ class Product(NamedTuple):
     weight_grad: float
 
     @property
+    def sides(self) -> tuple[int, int, int]:
+        """``m``, ``n`` and ``k``."""
+        return self.m, self.n, self.k
+
+    @property
     def flops(self) -> float:
         """Of one of the three."""
         return 2.0 * self.m * self.n * self.k
@@ -253,17 +258,22 @@ def _seconds(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
 
 
 def _product(profile: Profile, op: Op, phase: Phase, dtype: Dtype) -> float:
-    """FLOPs at the best rate, times what near shapes took longer than that."""
+    """FLOPs at the best rate, times what near shapes took longer than that.
+
+    Sides beyond all that was measured count as the last that was.
+    """
     points = [point for point in profile.products if point.dtype == dtype]
     points = points or list(profile.products)
     best = max(point.flops / point.forward for point in points)
-    sides = (log(max(op.m, 1)), log(max(op.n, 1)), log(max(op.k, 1)))
+    ranges = zip(
+        (op.m, op.n, op.k), zip(*(point.sides for point in points), strict=True), strict=True
+    )
+    sides = [log(min(max(side, min(range_)), max(range_))) for side, range_ in ranges]
     weights = total = 0.0
     for point in points:
         seconds = point.of(phase)
         expected = point.flops / best + profile.launch_s
-        near = (point.m, point.n, point.k)
-        away = sum((a - log(b)) ** 2 for a, b in zip(sides, near, strict=True))
+        away = sum((a - log(b)) ** 2 for a, b in zip(sides, point.sides, strict=True))
         weight = 1 / (away + 1e-6) ** (SHARPNESS / 2)
         weights += weight
         total += weight * log(seconds / expected)

@@ -1,0 +1,301 @@
+"""Profiles: interpolation by hand, JSON there and back, files that cannot be used, and vendors."""
+
+import json
+from dataclasses import replace
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+
+from weft.cluster.cluster import Chip, Node, catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.config.errors import ConfigError
+from weft.cost.operators import Op
+from weft.cost.profile import (
+    AttentionTime,
+    Corrections,
+    LinkTime,
+    Machine,
+    MovingTime,
+    Product,
+    Profile,
+    Together,
+)
+from weft.cost.profile_file import (
+    file_name,
+    from_data,
+    load_profile,
+    profiles_folder,
+    save_profile,
+    saved_profiles,
+    to_json,
+)
+from weft.models.llama.sizes import SIZES
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.simulate import known
+from weft.simulate.known import knowledge_of, knowledge_of_local, local_profile, local_view
+from weft.simulate.step import time_of_plan
+
+NODE = Node(host="here", cpu="C1", cores=4, memory_gib=16, cpu_bf16=False)
+PROFILE = Profile(
+    name="C1 core",
+    machine=Machine(
+        host="here",
+        cpu="C1",
+        cores=4,
+        memory_gib=16,
+        device="cpu",
+        threads=1,
+        torch="2.13.0",
+        date="2026-01-02T03:04:05Z",
+    ),
+    products=(
+        Product("fp32", 1024, 1024, 1024, 0.02, 0.03, 0.04),
+        Product("fp32", 16, 1024, 1024, 0.002, 0.003, 0.004),
+    ),
+    attention=(
+        AttentionTime("fp32", 128, 128, 2e-11, 4e-11),
+        AttentionTime("fp32", 512, 128, 1e-11, 2e-11),
+        AttentionTime("fp32", 512, 32, 9e-11, 9e-11),
+    ),
+    moving=(
+        MovingTime("activation", "fp32", 1e6, 1e-3, 2e-3),
+        MovingTime("activation", "fp32", 4e6, 8e-3, 16e-3),
+    ),
+    links=(LinkTime("send", 1e3, 1e-4), LinkTime("send", 1e7, 1e-2)),
+    together=(Together(1, 1.0), Together(4, 2.0)),
+    launch_s=1e-6,
+    memory_bytes_s=1e10,
+    update_bytes_s=5e9,
+    accumulate_bytes_s=1e10,
+    runtime_bytes=3e8,
+)
+
+
+def product(m: float, n: float = 1024, k: float = 1024) -> Op:
+    return Op("up", "matmul", m, n, k)
+
+
+def test_what_was_measured_comes_back() -> None:
+    """Each of the three products of each shape."""
+    for point in PROFILE.products:
+        op = product(point.m)
+        phases = ("forward", "input_grad", "weight_grad")
+        found = [PROFILE.seconds(op, phase, "fp32") for phase in phases]
+        assert found == pytest.approx(point[4:], rel=1e-3)
+
+
+def test_between_shapes_the_rate_lies_between() -> None:
+    rates = [
+        product(m).flops / PROFILE.seconds(product(m), "forward", "fp32")
+        for m in (16, 64, 256, 1024)
+    ]
+    assert rates == sorted(rates)
+    far = product(1 << 16)
+    assert far.flops / PROFILE.seconds(far, "forward", "fp32") == pytest.approx(rates[-1], rel=0.1)
+
+
+def test_a_dtype_without_measurements_takes_another_ones() -> None:
+    assert PROFILE.seconds(product(16), "forward", "bf16") == pytest.approx(0.002, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("seq", "width", "phase", "each"),
+    [
+        (512, 128, "forward", 1e-11),
+        (256, 128, "forward", 2**0.5 * 1e-11),  # half way on a logarithmic scale
+        (64, 128, "forward", 2e-11),
+        (4096, 128, "input_grad", 2e-11),
+        (512, 40, "forward", 9e-11),  # the nearest width
+        (512, 128, "weight_grad", 0),
+    ],
+)
+def test_attention(seq, width, phase, each) -> None:
+    op = Op("attention", "attention", seq, seq / 2, width, 8)
+    assert PROFILE.seconds(op, phase, "fp32") == pytest.approx(op.flops * each)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_bytes", "phase", "seconds"),
+    [
+        ("activation", 1e6, "forward", 1e-3),
+        ("activation", 2e6, "forward", 8**0.5 * 1e-3),
+        ("activation", 8e6, "input_grad", 32e-3),
+        ("activation", 5e5, "forward", 5e-4),
+        ("activation", 1.0, "forward", 1e-6),  # no operation takes less
+        ("casts", 1e6, "input_grad", 2 * 1e6 * 2 / 1e10),
+        ("activation", 1e6, "weight_grad", 0),
+    ],
+)
+def test_what_memory_bounds(name, num_bytes, phase, seconds) -> None:
+    op = Op(name, "elementwise", num_bytes=num_bytes)
+    assert PROFILE.seconds(op, phase, "fp32") == pytest.approx(seconds)
+
+
+def test_parts_of_a_chip_and_chips_together() -> None:
+    alone = PROFILE.seconds(product(16), "forward", "fp32")
+    for other, factor in (
+        (PROFILE.scaled(0.5), 2),
+        (PROFILE.shared(4), 2),
+        (PROFILE.shared(2), 2**0.5),
+        (replace(PROFILE, corrections=Corrections(compute=1.2)), 1.2),
+    ):
+        assert other.seconds(product(16), "forward", "fp32") == pytest.approx(alone * factor)
+        assert other.moving_seconds(1.0) == pytest.approx(PROFILE.moving_seconds(1.0) * factor)
+    assert PROFILE.scaled(0.5).peak_flops("fp32") == PROFILE.peak_flops("fp32") / 2
+
+
+def test_a_place_has_the_measured_links() -> None:
+    fabric = PROFILE.place(2).fabric
+    assert (fabric.inside_latency_s, fabric.inside_bytes_s) == (1e-4, 1e9)
+
+
+def test_there_and_back(tmp_path) -> None:
+    path = tmp_path / file_name(PROFILE)
+    save_profile(PROFILE, path)
+    assert path.name == "here-C1-core.json"
+    assert load_profile(path) == PROFILE
+    assert saved_profiles(tmp_path) == [(path, PROFILE)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"launch_s": -1.0}, "launch_s = -1.0: expected a positive number."),
+        ({"launch_s": "fast"}, "launch_s = 'fast': expected a valid number."),
+        ({"products": []}, "products = []: expected at least one measurement."),
+        ({"version": 9}, "version = 9: expected 1."),
+        ({"colour": 1}, "colour = 1: expected no such key."),
+        ({"links": [["send", 1e3, 0.0]]}, "links.0 = 0.0: expected a positive number."),
+        (
+            {"links": [["shout", 1e3, 1.0]]},
+            "links.0.0 = 'shout': expected 'send', 'all_reduce', 'reduce_scatter', 'all_gather' "
+            "or 'exchange'.",
+        ),
+        ({"machine": {}}, "machine.host = {}: expected field required."),
+    ],
+)
+def test_broken_profiles_are_refused(change, message, tmp_path) -> None:
+    data = {**json.loads(to_json(PROFILE)), **change}
+    with pytest.raises(ConfigError) as refusal:
+        from_data(data)
+    assert str(refusal.value) == message
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=r"^profile .*x.json: .* `weft chips profile`\.$"):
+        load_profile(path)
+
+
+def test_files_that_are_no_profiles_are_refused(tmp_path) -> None:
+    path = tmp_path / "x.json"
+    with pytest.raises(ConfigError, match="expected a readable file"):
+        load_profile(path)
+    for text, expected in (("{", "expected JSON"), ("[]", "expected a profile of a chip")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=expected):
+            load_profile(path)
+
+
+def test_where_profiles_are() -> None:
+    assert profiles_folder({"WEFT_PROFILES": "/x"}) == Path("/x")
+    assert profiles_folder({"XDG_CACHE_HOME": "/y"}) == Path("/y/weft/profiles")
+    assert profiles_folder({}) == Path.home() / ".cache/weft/profiles"
+
+
+def test_this_machines_newest_profile_is_taken(tmp_path) -> None:
+    def save(host: str, date: str, name: str = PROFILE.name) -> Profile:
+        machine = replace(PROFILE.machine, host=host, date=date)
+        profile = replace(PROFILE, machine=machine, name=name)
+        save_profile(profile, tmp_path / f"{host}{date}{name}.json")
+        return profile
+
+    assert local_profile(NODE, folder=tmp_path) is None
+    other = save("there", "2027")
+    assert local_profile(NODE, folder=tmp_path) == other
+    save("here", "2025")
+    newer = save("here", "2026")
+    save("here", "2028", "C2 core")
+    assert local_profile(NODE, folder=tmp_path) == newer
+
+
+def plan(samples: int, layers: int) -> Plan:
+    stages = tuple(
+        StagePlan(mesh=Mesh.of((rank,)), layers=cut)
+        for rank, cut in enumerate(((0, layers), (layers, 4)))
+    )
+    pipeline = PipelinePlan(stages=stages, samples=samples, microbatch=1)
+    return Plan(num_layers=4, pipelines=(pipeline,))
+
+
+def test_this_machine_as_a_cluster() -> None:
+    """Half the speed takes about twice the time; a core without a profile can be planned for."""
+    spec = SIZES["demo-5m"]
+    steps = []
+    for profile in (PROFILE, PROFILE.scaled(0.5), None):
+        view = local_view(NODE, profile, 2)
+        assert (view.world_size, view.pools[0].chip.memory_gib) == (2, 8)
+        knowledge = knowledge_of_local(profile, 2)
+        step = time_of_plan(plan(8, 2), spec, view, seq_len=256, knowledge=knowledge)
+        steps.append(step.step_s)
+    assert steps[1] == pytest.approx(2 * steps[0], rel=0.05)
+    assert steps[2] > 0
+
+
+class FromVendor:
+    """A vendor's own rates: half those of the profile, at every shape."""
+
+    def seconds(self, op: Op, phase: str, dtype: str) -> float:
+        return 2 * PROFILE.seconds(op, phase, dtype)
+
+    def moving_seconds(self, num_bytes: float) -> float:
+        return 2 * PROFILE.moving_seconds(num_bytes)
+
+
+def no_costs() -> str:
+    return "x"
+
+
+def test_a_vendors_package_brings_its_chip(monkeypatch, tmp_path) -> None:
+    """By name; the plans then rank as by the chip's own parameters."""
+    entries = EntryPoints(
+        EntryPoint(name, f"{__name__}:{value}", known.VENDORS)
+        for name, value in (("X1", "FromVendor"), ("X2", "no_costs"))
+    )
+    monkeypatch.setattr(known, "entry_points", lambda group: entries.select(group=group))
+    chip = Chip(
+        name="X1",
+        vendor="X",
+        memory_gib=8,
+        peak_tflops={"fp32": 0.1, "bf16": 0.1},
+        measured_tflops={},
+        memory_gb_s=10,
+        link_gb_s=1,
+        network_gbit_s=8,
+    )
+    pool = ChipPool(chip=chip, num_nodes=1, chips_per_node=2)
+    view = ClusterView((pool,))
+    knowledge = knowledge_of(view, tmp_path)
+    assert isinstance(knowledge.chips["X1"], FromVendor)
+    orders = []
+    for each in (knowledge, known.Knowledge()):
+        seconds = [
+            time_of_plan(plan(8, n), SIZES["demo-5m"], view, seq_len=256, knowledge=each).step_s
+            for n in (1, 2, 3)
+        ]
+        orders.append(sorted(range(3), key=seconds.__getitem__))
+    assert orders[0] == orders[1]
+    wrong = ClusterView((replace(pool, chip=replace(chip, name="X2")),))
+    with pytest.raises(ConfigError, match=r"weft.chips: X2 = 'str': expected what has the methods"):
+        knowledge_of(wrong, tmp_path)
+
+
+def test_a_measured_chip_comes_before_its_vendors(monkeypatch, tmp_path) -> None:
+    entries = EntryPoints([EntryPoint(PROFILE.name, f"{__name__}:FromVendor", known.VENDORS)])
+    monkeypatch.setattr(known, "entry_points", lambda group: entries.select(group=group))
+    save_profile(PROFILE, tmp_path / "x.json")
+    knowledge = knowledge_of(local_view(NODE, PROFILE, 2), tmp_path)
+    assert not knowledge.chips
+    assert knowledge.places[PROFILE.name].chip == PROFILE.shared(2)
+    h100 = ChipPool(chip=catalogue()["H100-SXM5-80GB"], num_nodes=1, chips_per_node=8)
+    assert not knowledge_of(ClusterView((h100,)), tmp_path).places
