@@ -65,10 +65,12 @@ class Unit(NamedTuple):
 class Space:
     """Frames of a workload on a cluster, for pipelines that take about so many samples."""
 
-    def __init__(self, costs: Costs, options: Options, samples: int) -> None:
+    def __init__(self, costs: Costs, options: Options, samples: int, fewest: int) -> None:
+        """``fewest``: samples for which the bounds have to hold too."""
         self.costs = costs
         self.options = options
         self.samples = samples
+        self.fewest = fewest
         self.num_layers = costs.workload.spec.num_layers
         self.misshapen = 0
         """Meshes that do not fill nodes evenly."""
@@ -190,7 +192,7 @@ class Space:
         busy, other, kept = self._activations(section, b)
         resting, state = self._state(section, zero)
         free = self.costs.budget(section.pool, self.options.memory_part) - busy - resting
-        many, meshes, total = -(-self.samples // micro), section.meshes, 0.0
+        many, meshes, total = max(self.fewest // micro, 1), section.meshes, 0.0
         for block in range(4) if meshes > 1 else (3,):
             first, end = meshes * block // 4, meshes * (block + 1) // 4
             held = min(first + 1, many)

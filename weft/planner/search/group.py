@@ -41,6 +41,20 @@ UNCUT = 2
 """Frames of every group that are explored whatever else is known, for plans to compare with."""
 
 
+NEAR = 0.75
+"""Shares of a step that differ by no more are looked for among the same frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Frames, and what they were made for."""
+
+    samples: int
+    per_sample_s: float
+    """Slower ones were left out."""
+    frames: list[Frame]
+
+
 class Group:
     """Pipelines through some pools, one of ``costs.num_pipelines`` side by side."""
 
@@ -52,6 +66,7 @@ class Group:
         self.pools = pools
         self.ledger = ledger
         self._kept: dict[object, list[ZeroLevel]] = {}
+        self._known: Known | None = None
         self.words = " + ".join(costs.cluster.pools[pool].chip.name for pool in pools)
         self.found: list[Timed] = []
         """The best of each frame and schedule that was simulated."""
@@ -88,12 +103,28 @@ class Group:
         return 1 + self.costs.knowledge.software.straggle * log2(frame.num_chips)
 
     def _frames(self, samples: int, cutoff: float) -> list[Frame]:
-        """Best bound first."""
-        space, pruned = Space(self.costs, self.options, samples), self.ledger.pruned
-        if len(self.pools) == 1:
-            frames = list(space.alone(self.pools[0]))
-        else:
-            frames = space.mixed(self.pools, cutoff / samples)
+        """Best bound first. Those of a like share will do."""
+        known = self._known
+        if (
+            known is None
+            or not NEAR * known.samples <= samples <= known.samples / NEAR
+            or cutoff / samples > known.per_sample_s
+        ):
+            fewest = samples if self.costs.num_pipelines == 1 else round(NEAR * samples)
+            space = Space(self.costs, self.options, samples, fewest)
+            slowest = cutoff / fewest
+            if len(self.pools) == 1:
+                frames, slowest = list(space.alone(self.pools[0])), inf
+            else:
+                frames = space.mixed(self.pools, slowest)
+            self._count_unmade(space)
+            frames.sort(key=lambda frame: frame.per_sample_s * self.stretch(frame))
+            self._known = known = Known(samples, slowest, frames)
+        frames = [frame for frame in known.frames if frame.micro <= samples]
+        self.ledger.considered += sum(map(self._children, frames))
+        return frames
+
+    def _count_unmade(self, space: Space) -> None:
         counts: tuple[tuple[Kind, str, int], ...] = (
             ("bound", "at best slower than what is known", space.too_slow),
             ("limit", "less promising than the many that were looked at", space.left_out),
@@ -101,14 +132,16 @@ class Group:
         )
         for kind, words, number in counts:
             self.ledger.considered += number
-            pruned.add(kind, f"{self.words}: {words}", number)
-        self.ledger.considered += sum(map(self._children, frames))
-        return sorted(frames, key=lambda frame: frame.per_sample_s * self.stretch(frame))
+            self.ledger.pruned.add(kind, f"{self.words}: {words}", number)
 
     def _explored(
         self, frame: Frame, samples: int, limit: float, level: ZeroLevel | None
     ) -> Iterator[Timed]:
         """The best of each order and schedule of a frame that takes less than ``limit``."""
+        if level is not None and any(level not in self._useful(s) for s in frame.sections):
+            words = "ZeRO: another level takes no longer and needs less memory"
+            self.ledger.pruned.add("slower", words, self._children(frame))
+            return
         for order in permutations(frame.sections):
             for schedule in self._schedules(frame):
                 best = self._best_levels(
