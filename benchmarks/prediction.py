@@ -16,7 +16,8 @@ measured enters its prediction.
   tried plans, as a part of the best tried plan's, by the same model; ``rank:planned:...``: that
   model's order of the plans; ``fits:...``: trials that did or did not fit as predicted.
 - ``cross_validated:...``: the same errors with constants fitted without the family;
-  ``cross_validated_models:...``: without a fifth of the models of every family.
+  ``cross_validated_models:...``: without a fifth of the models of every family;
+  ``cross_validated_plans:...``: of all runs.
 - ``unpredicted``: how many records lack something, with names and reasons.
 """
 
@@ -36,6 +37,7 @@ from benchmarks.prediction_fit import (
     families,
     fit,
     models,
+    plans,
     problem,
     without_each,
     worth_having,
@@ -154,7 +156,8 @@ def cross_validated(task: Task, constants: Constants) -> list[dict[str, Any]]:
     names = [name for name in names_for(task.runs, memory=task.memory) if name in constants]
     around = problem(task.runs, task.predict, constants, names)
     rows = []
-    for label, folds in (("", families(task.runs)), ("_models", models(task.runs))):
+    apart = {"": families, "_models": models, "_plans": plans}
+    for label, folds in ((name, of(task.runs)) for name, of in apart.items()):
         scored = []
         for inside, fitted in without_each(around, folds):
             members = [run for run, here in zip(task.runs, inside, strict=True) if here]

@@ -131,6 +131,11 @@ def models(runs: Sequence[Run]) -> np.ndarray:
     return np.array([zlib.crc32(key.encode()) % FOLDS for key in keys])
 
 
+def plans(runs: Sequence[Run]) -> np.ndarray:
+    """Folds that leave out some runs of every model."""
+    return np.array([zlib.crc32(run.name.encode()) % FOLDS for run in runs])
+
+
 def worth_having(runs: Sequence[Run], around: Fit) -> list[str]:
     """Names of the constants that are left when none can go without loss to records left out."""
     folds = [families(runs), models(runs)]

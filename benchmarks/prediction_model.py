@@ -77,15 +77,11 @@ OWN_SPREAD = 0.6
 
 def constant(constants: Constants, name: str) -> float:
     """A fitted value, or its prior; of a generation, its factor times what all have."""
-    value = constants.get(name, prior(name)[0])
-    shared = shared_name(name)
-    return value if shared is None else value * constants.get(shared, prior(shared)[0])
-
-
-def shared_name(name: str) -> str | None:
-    """The constant of all software that a generation's own is a factor on."""
     kind, owner, field = name.split(".")
-    return f"{kind}.all.{field}" if kind in ("software", "memory") and owner != "all" else None
+    value = constants.get(name, prior(name)[0])
+    if kind not in ("software", "memory") or owner == "all":
+        return value
+    return value * constant(constants, f"{kind}.all.{field}")
 
 
 def prior(name: str) -> tuple[float, float]:
@@ -181,9 +177,11 @@ def memory_of(run: Run, constants: Constants) -> float:
     overheads = Overheads(runtime_bytes=0.0, fragments=of("fragments"))
     parts = memory_of_job(run.job, state, overheads)
     parts = parts[:1] if run.first_alone else parts
+    flat = 4 * min(run.generation.flat_elements, run.job.shape.params / run.job.tp)
+    flat *= run.job.pp == 1 and run.job.zero > 0  # two bytes in each of two buffers
     moving = [part.activations * (of("kept") - 1) for part in parts]
     most = max(part.total + more for part, more in zip(parts, moving, strict=True))
-    return most + of("runtime_gib") * 2**30
+    return most + flat + of("runtime_gib") * 2**30
 
 
 def names_for(runs: Sequence[Run], *, memory: bool) -> list[str]:

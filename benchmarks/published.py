@@ -300,7 +300,7 @@ def _job(record: Record, generation: Generation, num_chips: int) -> Job:
         sequence_parallel=generation.sequence_parallel if split is None else bool(split),
         dtype=_dtype(str(record.get("precision") or "bf16")),
         fused_attention=generation.fused_attention,
-        frozen="lora" in f"{record['id']} {record.get('model')}".lower(),
+        frozen="lora" in f"{record.get('id')} {record.get('model')}".lower(),
         **degrees,
     )
 

@@ -19,7 +19,7 @@ class Generation:
 
     name: str
     marks: str
-    """Pattern of the frameworks' names in records."""
+    """Pattern of the frameworks' names and dates in records."""
     fused_attention: bool = True
     sequence_parallel: bool = True
     dropout: bool = False
@@ -35,6 +35,8 @@ class Generation:
     bucket_bytes: float = 256e6
     """Of one message of gradients, or more: so many bytes for each rank that has a part."""
     bucket_each: float = 0.0
+    flat_elements: float = 0.0
+    """Of a buffer for gradients and one for parameters, where ranks share state without stages."""
     main_grad: float = 4.0
     """Bytes of one parameter's gradients at rest."""
     optimizer: float = 12.0
@@ -67,6 +69,7 @@ GENERATIONS = (
         name="megatron-deepspeed",
         overlaps=False,
         marks="Megatron-DeepSpeed|Megatron-LM 2021$|Alpa",
+        flat_elements=5e8,
         fused_attention=False,
         sequence_parallel=False,
         dropout=True,
@@ -117,7 +120,11 @@ GENERATIONS = (
         selective="half",
     ),
     Generation(
-        name="torch-compiled", marks="compile", fused=0.6, fp32_weights=True, selective="half"
+        name="torch-compiled",
+        marks="compile",
+        fused=0.6,
+        fp32_weights=True,
+        selective="half",
     ),
     Generation(
         name="torch-eager", marks="torchtitan|PyTorch FSDP", fp32_weights=True, selective="half"

@@ -46,14 +46,15 @@ class Efficiency:
 
 
 CLASSES: dict[str, Efficiency] = {
-    "V100": Efficiency(matmul=0.69, fp8=0.0, attention=0.35, memory=0.95),
-    "T4": Efficiency(matmul=0.43, fp8=0.0, attention=0.3, memory=0.45),
-    "A100": Efficiency(matmul=0.90, fp8=0.0, attention=0.54, memory=0.72),
-    "H100": Efficiency(matmul=0.73, fp8=0.75, attention=0.30, memory=0.81),
-    "B200": Efficiency(matmul=0.67, fp8=0.60, attention=0.45, memory=0.49),
-    "other": Efficiency(matmul=0.70, fp8=0.60, attention=0.42, memory=0.70),
+    "V100": Efficiency(matmul=0.74, fp8=0.0, attention=0.27, memory=0.78),
+    "T4": Efficiency(matmul=0.45, fp8=0.0, attention=0.23, memory=0.26),
+    "A100": Efficiency(matmul=0.80, fp8=0.0, attention=0.43, memory=0.65),
+    "H100": Efficiency(matmul=0.67, fp8=0.65, attention=0.28, memory=0.55),
+    "B200": Efficiency(matmul=0.70, fp8=0.55, attention=0.40, memory=0.33),
+    "other": Efficiency(matmul=0.70, fp8=0.78, attention=0.35, memory=0.48),
 }
-"""By class of chip, see ``chip_class``; fitted to published runs (docs/prediction.md)."""
+"""By class of chip, see ``chip_class``; fitted to published runs (docs/prediction.md), with what
+all software adds to the model's traffic through memory."""
 
 
 USUAL_BEST = 0.8
@@ -109,8 +110,8 @@ class Roofline:
     bytes_s: float
     unaligned: float = 0.3
     """Part of the rate that is left where a head's channels are no multiple of 8."""
-    launch_s: float = 4e-6
-    """Of one operation, where the chip waits for its host."""
+    launch_s: float = 2e-5
+    """Of one operation here, which is a few on the chip, where it waits for its host."""
 
     @staticmethod
     def of(chip: Chip, efficiency: Efficiency | None = None) -> Roofline:
@@ -183,8 +184,9 @@ def compute_seconds(shape: ModelShape, work: StageWork, chip: CostFunction) -> P
     total = dict.fromkeys(PHASES, 0.0)
     again = 0.0
     for op, number in stage_ops(shape, work):
+        early = work.eager and op.name in ("head", "loss")  # their gradients come with the forward
         for phase in PHASES:
-            total[phase] += number * chip.seconds(op, phase, work.dtype)
+            total["forward" if early else phase] += number * chip.seconds(op, phase, work.dtype)
         if _again(op, work):
             part = 0.5 if work.recompute == "half" else 1.0
             again += part * number * chip.seconds(op, "forward", work.dtype)
