@@ -208,6 +208,8 @@ class Profile:
             across_bytes_s=rate,
             inside_latency_s=latency,
             across_latency_s=latency,
+            exchange_bytes_s=self._exchange_bytes_s(),
+            exchange_latency_s=self.link_seconds("exchange", 1.0),
         )
         return Place(chip=self, fabric=fabric, software=self.software)
 
@@ -236,6 +238,11 @@ class Profile:
     def link_bytes_s(self) -> float:
         """Of long messages between two ranks of the machine."""
         return self._link()[1]
+
+    def _exchange_bytes_s(self) -> float | None:
+        """Half of what two ranks exchange is sent."""
+        found = [e.num_bytes / 2 / e.seconds for e in self.links if e.kind == "exchange"]
+        return max(found, default=None)
 
     def _link(self) -> tuple[float, float]:
         """(seconds, bytes/s): the shortest time that any message took, and the best rate."""

@@ -35,6 +35,10 @@ class Fabric:
     """One chip's part of its node's way out."""
     inside_latency_s: float = 3e-6
     across_latency_s: float = 10e-6
+    exchange_bytes_s: float | None = None
+    """Of tensor-parallel ranks, who swap parts of a tensor, where that was measured; None: they
+    go round as all do."""
+    exchange_latency_s: float = 0.0
     piece_bytes: float = 256e3
     """Steps of a ring across nodes that carry less than this reach half the rate; those that carry
     more lose as much."""
@@ -68,6 +72,13 @@ class Fabric:
         if kind != "all_reduce":
             return ring
         return 2 * min(ring, sent + ceil(log2(group.size)) * latency)
+
+    def sum_seconds(self, num_bytes: float, group: Group) -> float:
+        """Of summing partial results over tensor-parallel ranks: a swap of parts there and back."""
+        if self.exchange_bytes_s is None or group.size == 1:
+            return self.seconds("all_reduce", num_bytes, group)
+        sent = (group.size - 1) / group.size * num_bytes
+        return 2 * (sent / self.exchange_bytes_s + self.exchange_latency_s)
 
     def _ring_rate(self, group: Group, *, inside: bool) -> float:
         """Rings of a group that leaves the node use the ways out of all its members there."""
@@ -114,7 +125,7 @@ def layer_traffic(
     """
     residual = work.wide * work.tokens * shape.d_model
     sums = 1 if experts and shape.experts and not shape.experts.shared_d_ff else 2
-    tensor = sums * fabric.seconds("all_reduce", residual, Group(work.tp))
+    tensor = sums * fabric.sum_seconds(residual, Group(work.tp))
     kv = shape.num_kv_heads / work.tp * (shape.key_width + shape.value_width)
     kv_bytes = work.wide * work.tokens * kv * work.cp
     context = fabric.seconds("all_gather", kv_bytes, Group(work.cp, work.tp))
