@@ -85,6 +85,7 @@ PLANS: dict[str, tuple[str, ...]] = {
     ),
     "pipelines of 5 and 3 samples": (
         *SMALL,
+        "batch.micro=1",
         "plan.pipelines=[{share: 5, micro: 2, stages: [{}]},"
         " {share: 3, micro: 1, stages: [{recompute: full}]}]",
     ),

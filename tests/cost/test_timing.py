@@ -219,3 +219,36 @@ def test_a_vendor_can_bring_its_own_cost_function() -> None:
         seconds = [step_seconds_of_job(job, [Place(chip=chip, fabric=fabric)]) for job in jobs]
         orders.append(sorted(range(len(jobs)), key=seconds.__getitem__))
     assert orders[0] == orders[1]
+
+
+def test_gradients_of_a_processors_head_come_with_the_forward() -> None:
+    usual, early = (
+        compute_seconds(SHAPE, replace(WORK, layers=(0, 0), embeds=False, eager=eager), roofline())
+        for eager in (False, True)
+    )
+    head = 2 * WORK.tokens * SHAPE.vocab_size * SHAPE.d_model
+    assert usual.forward == pytest.approx(head, rel=1e-3)
+    assert early.forward == pytest.approx(3 * head, rel=1e-3)
+    assert early.whole == pytest.approx(usual.whole)
+
+
+def test_tensor_parallel_ranks_swap_parts_at_the_measured_rate() -> None:
+    fabric = replace(FABRIC, exchange_bytes_s=20.0, exchange_latency_s=3.0)
+    work = replace(WORK, tp=4, dtype="fp32")
+    residual = 4 * WORK.tokens * SHAPE.d_model
+    once = residual * 3 / 4 / 20 + 3
+    traffic = layer_traffic(SHAPE, work, fabric, experts=False)
+    assert traffic.tensor == pytest.approx(2 * 2 * once)
+    assert layer_traffic(SHAPE, replace(work, tp=1), fabric, experts=False).tensor == 0
+
+
+def test_hosts_and_adding_gradients_take_time_too() -> None:
+    """Of each layer, of the embedding and of the head; backward twice as much of the former."""
+    bare, full = (
+        stage_seconds(SHAPE, WORK, Place(chip=roofline(), fabric=FABRIC, software=each), ALONE)
+        for each in (Software(), Software(layer_s=1e15, accumulate_bytes=1e36))
+    )
+    assert full.forward - bare.forward == pytest.approx(34e15)
+    assert full.input_grad - bare.input_grad == pytest.approx(34e15)
+    added = 1e36 * SHAPE.params / roofline().bytes_s
+    assert full.weight_grad - bare.weight_grad == pytest.approx(34e15 + added, rel=1e-3)
