@@ -7,6 +7,7 @@ import pytest
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import ConfigError
 from weft.lab.busy import Moment, busy
+from weft.lab.cores import part
 from weft.lab.measure import kinds_of, only
 from weft.lab.mix import MixReport, Rates, in_rows, uncertainty
 from weft.lab.mix_picture import page, timelines
@@ -130,6 +131,18 @@ def test_layers_follow_the_time_that_each_was_busy() -> None:
     again, slower = tuned_again(trial, [BIG, SMALL], [4.0, 0.5, 0.5], WORK)
     assert slower.instead_of == again.name and slower.plan.pipelines[0].schedule == "1f1b"
     assert next(stage.layers for _, _, stage in again.plan.stages()) < held[0]
+
+
+def test_ranks_that_were_as_fast_as_expected_change_nothing() -> None:
+    """Each of the two small chips does half of what its stage does."""
+    trial = first(mix_trials([BIG, SMALL], ALONE, WORK), "3")
+    (big, _), (small, _) = ((s.layers[1] - s.layers[0], s) for _, _, s in trial.plan.stages())
+    spec, seq_len = WORK.spec, WORK.seq_len
+    ends = (
+        part(spec, seq_len, big, embeds=True, predicts=False) / 1000,
+        part(spec, seq_len, small, embeds=False, predicts=True) / 800,
+    )
+    assert tuned_again(trial, [BIG, SMALL], [ends[0], ends[1], ends[1]], WORK) == []
 
 
 def test_only_the_kind_that_needs_it_recomputes_first() -> None:
