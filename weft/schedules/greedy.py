@@ -31,12 +31,13 @@ class Position:
     done: list[Action] = field(default_factory=list)
     counts: dict[tuple[Kind, int], int] = field(default_factory=dict)
     """Actions done, by kind and stage. Each kind takes the microbatches of a stage in order."""
+    totals: dict[Kind, int] = field(default_factory=dict)
 
     def count(self, kind: Kind, stage: int) -> int:
         return self.counts.get((kind, stage), 0)
 
     def total(self, kind: Kind) -> int:
-        return sum(self.count(kind, stage) for stage in self.stages)
+        return self.totals.get(kind, 0)
 
     def next(self, kind: Kind, stage: int) -> list[Action]:
         """The next action of this kind on a stage, or none when all are done."""
@@ -47,6 +48,7 @@ class Position:
         self.done.append(action)
         key = (action.kind, action.stage)
         self.counts[key] = self.counts.get(key, 0) + 1
+        self.totals[action.kind] = self.totals.get(action.kind, 0) + 1
 
 
 def play(

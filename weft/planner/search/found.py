@@ -57,9 +57,12 @@ class Pruned:
         if not count:
             return
         self.counts[kind] = self.counts.get(kind, 0) + count
-        some = self.examples.setdefault(kind, [])
-        if len(some) < MOST_EXAMPLES:
-            some.append(words)
+        if self.wants(kind):
+            self.examples.setdefault(kind, []).append(words)
+
+    def wants(self, kind: Kind) -> bool:
+        """Another example would be kept."""
+        return len(self.examples.get(kind, ())) < MOST_EXAMPLES
 
 
 MOST_EXAMPLES = 5

@@ -258,6 +258,9 @@ class Group:
             words = f"{self.words}, {route.schedule}: at best more than {limit:.4g} s"
             self.ledger.pruned.add("bound", words)
             return
+        if not self.ledger.pruned.wants("memory"):
+            self.ledger.pruned.add("memory", "")
+            return
         total = self.costs.workload.spec.num_layers
         mesh = min(range(route.num_meshes), key=lambda m: route.room[m] - route.least[m])
         spot = route.spots[mesh]

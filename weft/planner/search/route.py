@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from weft.cluster.view import ChipPool, ClusterView
 from weft.plan.plan import ScheduleName
@@ -138,11 +138,14 @@ class Route:
             return played(many)
         return third + (rounds - 2) * (third - second)
 
-    def bytes(self, mesh: int, layers: int) -> float:
-        """Memory of one rank of a mesh that holds so many layers."""
-        peak = held_at_peak(self.pattern)[mesh]
+    def bytes(self, mesh: int, layers: int, peak: Sequence[int] | None = None) -> float:
+        """Memory of one rank of a mesh that holds so many layers.
+
+        ``peak``: microbatches that each of its stages holds, if not what the schedule says.
+        """
         state = working = buffers = runtime = 0.0
-        for number, (stage, count) in enumerate(zip(self.positions[mesh], peak, strict=True)):
+        held = held_at_peak(self.pattern)[mesh] if peak is None else peak
+        for number, (stage, count) in enumerate(zip(self.positions[mesh], held, strict=True)):
             part = self.costs.bytes(self.spots[mesh], self._part_of(layers, number, stage))
             state += part.state + count * part.kept
             working, buffers = max(working, part.working), max(buffers, part.buffers)
@@ -152,22 +155,31 @@ class Route:
     @cached_property
     def room(self) -> list[int]:
         """The most layers that each mesh has memory for; -1 where not even none fit."""
+        return self._room(held_at_peak(self.pattern))
+
+    @cached_property
+    def room_at_best(self) -> list[int]:
+        """Likewise under a schedule that holds no more than it must.
+
+        Before a mesh's first microbatch comes back, each mesh behind it has begun one.
+        """
+        meshes, many = self.num_meshes, self.pattern.num_microbatches
+        chunks = len(self.positions[0])
+        rest = (1,) * (chunks - 1)
+        return self._room([(min(meshes - mesh, many), *rest) for mesh in range(meshes)])
+
+    def _room(self, peaks: Sequence[tuple[int, ...]]) -> list[int]:
         most = self.costs.workload.spec.num_layers
+        last = self.pattern.num_stages - 1
         found: dict[object, int] = {}
         result = []
-        for mesh, (spot, peak) in enumerate(
-            zip(self.spots, held_at_peak(self.pattern), strict=True)
-        ):
-            last = self.pattern.num_stages - 1
-            ends = [(stage == 0, stage == last) for stage in self.positions[mesh]]
-            key = (spot, peak, tuple(ends))
+        for mesh, (spot, peak) in enumerate(zip(self.spots, peaks, strict=True)):
+            ends = tuple((stage == 0, stage == last) for stage in self.positions[mesh])
+            key = (spot, peak, ends)
             if key not in found:
                 budget = self.costs.budget(spot.pool, self.memory_part)
-
-                def need(layers: int, mesh: int = mesh) -> float:
-                    return self.bytes(mesh, layers)
-
-                found[key] = bisect_right(range(most + 1), budget, key=need) - 1
+                needed = partial(self.bytes, mesh, peak=peak)
+                found[key] = bisect_right(range(most + 1), budget, key=needed) - 1
             result.append(found[key])
         return result
 

@@ -40,7 +40,9 @@ class Explored:
 def explore(route: Route, cutoff: float) -> Explored:
     """The best split that takes less than ``cutoff`` seconds."""
     total = route.costs.workload.spec.num_layers
-    if not has_place(route.least, route.room, total):
+    if not has_place(route.least, route.room_at_best, total) or not has_place(
+        route.least, route.room, total
+    ):
         return Explored(None, 0, True, fits=False)
     if not has_place(route.least, route.most_within(cutoff), total):
         return Explored(None, 0, True)
