@@ -131,9 +131,9 @@ def trial_rows(trials: Sequence[Trial], constants: Constants) -> list[dict[str, 
             Scored(run=trial.run, predicted=one) for trial, one in zip(ran, seconds, strict=True)
         ]
         rows += _rank(f"rank:planned:{group}", scored)
-        if seconds:
-            ours = chosen_seconds(ran[0], constants) / min(seconds)
-            row = _entry(f"planned:{group}", ours, "of the best tried plan's time", None)
+        chosen = chosen_seconds(ran[0], constants) if ran else None
+        if chosen:
+            row = _entry(f"planned:{group}", chosen / min(seconds), "of the best tried time", None)
             rows.append({**row, "records": len(ran)})
         right = [fits(trial, constants) != trial.failed for trial in members]
         row = _entry(f"fits:{group}", sum(right) / len(right), "of trials told right", None)

@@ -24,7 +24,7 @@ from weft.models.gpt2.sizes import SIZES
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.planner.search import search
+from weft.planner.search import NoPlan, search
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge, time_of_plan
 
@@ -32,8 +32,8 @@ USABLE = 0.94
 """Part of a chip's memory that its driver leaves: 15 of a T4's 16 GiB."""
 PADDING = 2
 """Entries before the first decoder layer in AMP's lists of layers; four follow the last."""
-SOFTWARE = "DeepSpeed pipeline"
-"""What trials ran on, where they do not say."""
+SOFTWARE = {"FlagScale": "Megatron-Core", "": "DeepSpeed pipeline"}
+"""By a word of its source, what a trial ran on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,9 @@ def _trial(record: Record, shelf: Shelf) -> Run:
     dp = plan.get("dp") or max(cluster.world_size // (tp * pp), 1)
     if tp * pp * dp > cluster.world_size:
         raise UnknownRecordError(f"tp x pp x dp is {tp * pp * dp}, on {cluster.world_size} chips")
-    shape = replace(shape_of(sizes), dropout=True)
+    made = next(made for word, made in SOFTWARE.items() if word in str(record.get("source")))
+    generation = generation_of(made)
+    shape = replace(shape_of(sizes), dropout=generation.dropout)
     job = Job(
         shape=shape,
         seq_len=sizes["seq_len"],
@@ -116,8 +118,8 @@ def _trial(record: Record, shelf: Shelf) -> Run:
         tp=tp,
         pp=pp,
         splits=_splits(plan.get("layer_partition") or (), shape.num_layers, pp),
-        sequence_parallel=False,
-        fused_attention=False,
+        sequence_parallel=generation.sequence_parallel,
+        fused_attention=generation.fused_attention,
     )
     stages = [range(p * tp * dp, (p + 1) * tp * dp) for p in range(pp)]
     return Run(
@@ -125,10 +127,10 @@ def _trial(record: Record, shelf: Shelf) -> Run:
         group=str(record.get("id", "?")).rsplit("_", 1)[0],
         job=job,
         chips=tuple(_slowest(ranks, cluster) for ranks in stages),
-        generation=generation_of(SOFTWARE),
+        generation=generation,
         num_chips=cluster.world_size,
         chips_per_node=min(pool.chips_per_node for pool in cluster.pools),
-        network_gbit_s=min(pool.network_bytes_s for pool in cluster.pools) * 8 / 1e9,
+        network_gbit_s=None,
         measured=_seconds(record, job),
     )
 
@@ -167,8 +169,11 @@ def _splits(cuts: Sequence[int], num_layers: int, pp: int) -> tuple[int, ...]:
 
 
 def _slowest(ranks: Sequence[int], cluster: ClusterView) -> Chip:
-    chips = [cluster.pool_of(rank).chip for rank in (ranks[0], ranks[-1])]
-    return min(chips, key=lambda chip: chip.peak_flops("fp16") or 0.0)
+    """The slowest of a position's chips, on the slowest of its networks."""
+    pools = [cluster.pool_of(rank) for rank in ranks]
+    chip = min((pool.chip for pool in pools), key=lambda chip: chip.peak_flops("fp16") or 0.0)
+    network = min(pool.network_bytes_s for pool in pools)
+    return replace(chip, network_gbit_s=network * 8 / 1e9)
 
 
 def _seconds(record: Record, job: Job) -> float:
@@ -215,11 +220,15 @@ def planned_seconds(trial: Trial, constants: Constants) -> float:
     ).step_s
 
 
-def chosen_seconds(trial: Trial, constants: Constants) -> float:
-    """A step of the plan that the planner chooses for the trial's job and cluster."""
+def chosen_seconds(trial: Trial, constants: Constants) -> float | None:
+    """A step of the plan that the planner chooses for the trial's job and cluster; None where it
+    finds none that fits."""
     job = trial.run.job
     workload = Workload(spec=trial.spec, seq_len=job.seq_len, samples=job.global_batch)
-    found = search(workload, trial.cluster, knowledge=_knowledge(trial, constants))
+    try:
+        found = search(workload, trial.cluster, knowledge=_knowledge(trial, constants))
+    except NoPlan:
+        return None
     return found.best.time.step_s
 
 

@@ -39,6 +39,7 @@ def test_a_mixed_trial_has_chips_by_position(tmp_path) -> None:
     run = trial.run
     assert [chip.name for chip in run.chips] == ["V100-SXM2-16GB"] * 2 + ["T4"]
     assert [work.layers for work in run.job.works()] == [(0, 11), (11, 15), (15, 24)]
+    assert [chip.network_gbit_s for chip in run.chips] == [2.5, 2.5, 12.5]
     stages = trial.plan.pipelines[0].stages
     assert [stage.layers for stage in stages] == [(0, 11), (11, 15), (15, 24)]
     assert [stage.mesh.ranks for stage in stages] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
@@ -92,10 +93,12 @@ def test_chips_go_by_the_start_of_their_names(words, name) -> None:
 
 
 def test_plans_in_words_and_other_units(tmp_path) -> None:
-    words = {"parallel": "TP2 PP3 mbs1 gbs16", "unit": "samples/s", "value": 4.0}
+    words: dict[str, Any] = {"parallel": "TP2 PP3 mbs1 gbs16", "unit": "samples/s", "value": 4.0}
+    words["source"] = "FlagOpen/FlagScale v0.2"
     run = only(write(tmp_path, {**TRIAL, **words})).run
     assert (run.job.tp, run.job.pp, run.job.dp, run.measured) == (2, 3, 2, 4.0)
     assert [work.num_layers for work in run.job.works()] == [8, 8, 8]
+    assert (run.generation.name, run.job.fused_attention) == ("megatron-core", True)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,8 @@ def step_seconds_of_job(job: Job, places: Sequence[Place]) -> float:
     seam = 0.0
     if job.pp > 1:
         stride = job.tp * job.cp * job.dp
-        transfer, latency = seam_seconds(shape, works[0], places[0].fabric, stride=stride)
+        narrowest = min((place.fabric for place in places), key=lambda one: one.across_bytes_s)
+        transfer, latency = seam_seconds(shape, works[0], narrowest, stride=stride)
         seam = 2 * (transfer + latency)
     pipeline = pipeline_seconds(
         times,
