@@ -139,6 +139,7 @@ def test_a_bench_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     lab = FakeLab()
     first, _ = measured(tmp_path, monkeypatch, lab)
     number = len(lab.runs)
+    assert lab.runs.count(first.best.trial.plan) == 3, "tuned, and repeated twice"
     (tmp_path / "run002" / "bench.json").unlink()  # as if it had been stopped there
     again, said_again = measured(tmp_path, monkeypatch, lab)
     assert again.to_json() == first.to_json()
