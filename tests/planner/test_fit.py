@@ -77,3 +77,14 @@ def test_without_recompute() -> None:
     recomputed = replace(plan().pipelines[0].stages[0], recompute="full")
     pipeline = replace(plan().pipelines[0], stages=(recomputed,))
     assert without_recompute(Plan(num_layers=32, pipelines=(pipeline,))) == plan()
+
+
+def test_recomputation_alone_where_it_does() -> None:
+    one = plan(micro=1, dp=1)
+    kept = one.pipelines[0]
+    again = replace(kept, stages=(replace(kept.stages[0], recompute="full"),))
+    recomputed = Plan(num_layers=32, pipelines=(again,))
+    (short,) = shortages(recomputed, WORKLOAD, of(60), KNOWN)
+    enough = of(short.need_gib / 0.92 + 0.1)
+    words = "Compute layers again in backward (recompute: full)."
+    assert smallest_change(one, WORKLOAD, enough, KNOWN) == words

@@ -8,6 +8,8 @@ import pytest
 from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
+from weft.cost.energy import traffic_joules
+from weft.cost.sent import Way
 from weft.models.llama.sizes import SIZES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
@@ -124,3 +126,26 @@ def test_peaks() -> None:
     assert peak_flops(H100, "fp32") == 67e12
     with pytest.raises(ConfigError):
         peak_flops(replace(H100, peak_tflops={}), "bf16")
+
+
+def test_the_slowest_is_of_the_pipeline_that_all_wait_for() -> None:
+    pipelines = tuple(
+        PipelinePlan(stages=(stage(ranks, (0, 32)),), samples=samples, microbatch=8)
+        for ranks, samples in ((range(8), 16), (range(8, 16), 48))
+    )
+    found = forecast(Plan(num_layers=32, pipelines=pipelines), WORKLOAD, MIXED)
+    assert found.slowest.pipeline == 1 and found.slowest.chip == A100
+    assert found.positions[0].waiting_s > found.step_s / 2
+
+
+def test_the_fullest_is_a_part_of_its_own_chip() -> None:
+    small = replace(A100, memory_gib=30.0)
+    cluster = ClusterView((MIXED.pools[0], replace(MIXED.pools[1], chip=small)))
+    found = forecast(TWO, WORKLOAD, cluster)
+    assert found.fullest.chip == small
+    assert found.fullest.memory.total < found.positions[0].memory.total
+
+
+def test_bytes_between_nodes_cost_more() -> None:
+    tera = {Way("gradients", "across"): 1e12, Way("gather seq", "node"): 1e12}
+    assert traffic_joules(tera) == pytest.approx(880.0)

@@ -167,3 +167,15 @@ def test_what_was_pruned() -> None:
 def test_settings_tell_plans_apart() -> None:
     assert settings(plan(meshes=2, tp=4, micro=8)) == "dp 2 x tp 4, 1f1b, ZeRO 1, 8 x 8"
     assert settings(plan(recompute="full")) == "dp 16, recompute, ZeRO 1, 4 x 16"
+
+
+def test_more_memory_spares_recomputation() -> None:
+    cluster = nodes(8)
+    kept = memory_of_plan(plan(), WORKLOAD.spec, 4096)[0].total / 2**30
+    small = replace(A100, memory_gib=kept / 0.92 / 1.5)
+    tight = ClusterView((replace(cluster.pools[0], chip=small),))
+    best = candidate(plan(recompute="full"), "best", tight)
+    asked = what_would_help(tight, WORKLOAD, Knowledge(), Options(), best=best, again=False)
+    gains = {each.change: each.gain for each in asked}
+    assert gains["memory x 1.25"] == 0
+    assert 0.2 < gains["memory x 2"] < 0.4

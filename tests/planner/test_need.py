@@ -8,6 +8,7 @@ import pytest
 from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
+from weft.cost.timing import WEFT
 from weft.models.llama.sizes import SIZES
 from weft.planner.need import Mix, choose_mix, in_units, parse_need, reached_flops
 from weft.planner.workload import Workload
@@ -61,6 +62,8 @@ def test_a_chip_counts_for_what_it_reaches_not_for_its_name() -> None:
     slow = replace(H100, peak_tflops={"bf16": 989.4 / 2}, memory_gb_s=3350 / 2)
     half = reached_flops(replace(pool().pools[0], chip=slow), WORKLOAD, KNOWN)
     assert half == pytest.approx(whole / 2, rel=0.01)
+    slow_software = Knowledge(software=replace(WEFT, slowdown=2 * WEFT.slowdown))
+    assert reached_flops(pool().pools[0], WORKLOAD, slow_software) == pytest.approx(whole / 2)
 
 
 def test_compute_is_of_the_workload() -> None:
