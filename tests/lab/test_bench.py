@@ -119,6 +119,7 @@ def test_parts_and_mixes_are_measured(tmp_path: Path, monkeypatch: pytest.Monkey
     assert set(final) == {"pooled", "1", "2"}
     assert {len(rates.values) for rates in final.values()} == {2}
     assert not report.reasons
+    assert not any("recompute" in rates.trial.name for rates in report.mixes), "all ran without"
 
 
 def test_a_chip_that_recomputes_alone_and_not_in_the_mix_is_named(
