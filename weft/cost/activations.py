@@ -45,7 +45,9 @@ def layer_working(shape: ModelShape, work: StageWork, *, experts: bool) -> float
 def _whole_layer(shape: ModelShape, work: StageWork, *, experts: bool, scores: bool) -> float:
     tokens, wide, tp = work.tokens, work.wide * work.tokens, work.tp
     rows = tokens / (tp if work.sequence_parallel else 1)
-    norms = rows * shape.d_model * (4 * work.wide + 2 * shape.dropout)  # inputs, outputs; two masks
+    # Inputs, outputs; two masks. Gathered outputs are kept, where nobody gathers them again.
+    outputs = tokens if work.eager else rows
+    norms = shape.d_model * (2 * work.wide * (rows + outputs) + 2 * shape.dropout * rows)
     heads = shape.num_heads / tp
     kv_heads = max(shape.num_kv_heads / tp, 1.0 if shape.latent is None else 0.0)
     query_and_result = heads * (shape.key_width + shape.value_width)
@@ -106,6 +108,8 @@ def logits(shape: ModelShape, work: StageWork) -> float:
     width = shape.vocab_size / work.tp
     if not work.eager:
         return 10 * work.tokens * width
+    if work.tp > 1:  # a head split along the vocabulary keeps its probabilities for backward
+        return work.tokens * (4 * width + work.wide * shape.d_model) + 4 * 4 * CHUNK_TOKENS * width
     rows = min(work.tokens, max(CHUNK_TOKENS, CHUNK_LOGITS / width))
     grads = work.wide * work.tokens * shape.d_model + 3 * 4 * width * shape.d_model
     return 2 * 4 * rows * width + grads
