@@ -8,7 +8,7 @@ from weft.cluster.cluster import Chip, Dtype, catalogue
 from weft.config.errors import ConfigError
 from weft.cost.job import Job, step_seconds_of_job
 from weft.cost.operators import Op, Phase
-from weft.cost.rates import Roofline, compute_seconds
+from weft.cost.rates import CLASSES, Roofline, compute_seconds, efficiency_of
 from weft.cost.shape import ExpertShape, ModelShape
 from weft.cost.timing import Place, Replicas, Software, once_a_step, stage_seconds
 from weft.cost.traffic import Fabric, Group, layer_traffic
@@ -154,6 +154,53 @@ def test_once_a_step(zero, ways, talk, share) -> None:
     replicas = Replicas(size=16, stride=1, zero=zero, shard_ways=ways)
     got = once_a_step(SHAPE, WORK, place, replicas)
     assert got == pytest.approx(SHAPE.params * (talk + 32 / share / 1e3))
+
+
+def test_traffic_hides_behind_what_computes_and_no_more() -> None:
+    """Half of it hides, where there is computing for all of it; else half of the computing."""
+    software = Software(data_hidden=0.5, optimizer_bytes=0.0)
+    place = Place(chip=roofline(), fabric=FABRIC, software=software)
+    replicas = Replicas(size=16, stride=1, zero=0)
+    talk = once_a_step(SHAPE, WORK, place, replicas, beside_s=0.0)
+    assert once_a_step(SHAPE, WORK, place, replicas) == pytest.approx(talk / 2)
+    some = once_a_step(SHAPE, WORK, place, replicas, beside_s=talk / 4)
+    assert some == pytest.approx(talk * 7 / 8)
+
+
+def test_interleaved_stages_hide_more_of_the_exchange() -> None:
+    """Chunks end one after another: exchanges of the earlier ones have all the others' backward."""
+    place = Place(
+        chip=Roofline.of(catalogue()["H100-SXM5-80GB"]),
+        fabric=Fabric(chips_per_node=1, inside_bytes_s=3e11, across_bytes_s=4e9),
+        software=Software(data_hidden=1.0, seam_hidden=1.0),
+    )
+    whole, parts = (
+        Job(shape=SHAPE, seq_len=4096, global_batch=64, dp=8, pp=8, chunks=chunks)
+        for chunks in (1, 4)
+    )
+    blank = replace(place, software=replace(place.software, grad_bytes=0.0))
+    exposed = [
+        step_seconds_of_job(job, [place]) - step_seconds_of_job(job, [blank])
+        for job in (whole, parts)
+    ]
+    assert exposed[0] > 1.1 * exposed[1] > 0
+
+
+def test_experts_are_launched_by_four_streams() -> None:
+    chip = roofline(launch_s=1.0, flops_s=1e30)
+    assert chip.seconds(Op("x", "matmul", 8, 8, 8, 16), "forward", "bf16") == pytest.approx(4)
+    assert chip.seconds(Op("x", "batched", 8, 8, 8, 16), "forward", "bf16") == pytest.approx(1)
+
+
+def test_chips_without_a_class_go_by_their_best_product() -> None:
+    """Usually 0.8 of the data sheet, from which a class's 0.7 follows; at most 0.9."""
+    chip = catalogue()["MI300X"]
+    best = 668.4 / 1307.4
+    assert efficiency_of(chip).matmul == pytest.approx(0.7 * best / 0.8)
+    assert efficiency_of(catalogue()["L40S"]).matmul == pytest.approx(0.7)
+    assert efficiency_of(catalogue()["H100-SXM5-80GB"]).matmul == CLASSES["H100"].matmul
+    quick = replace(chip, measured_tflops={"bf16": 1400.0})
+    assert efficiency_of(quick).matmul == 0.9
 
 
 def test_recomputed_layers_talk_again() -> None:
