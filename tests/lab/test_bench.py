@@ -110,6 +110,8 @@ def test_parts_and_mixes_are_measured(tmp_path: Path, monkeypatch: pytest.Monkey
         {"big": 256, "small": 102.4}
     )
     assert report.best.trial.name == "1: data parallel by speed, micro 4, again"
+    untuned = next(r.trial.plan for r in report.mixes if r.trial.generation == "1")
+    assert [pipeline.samples for pipeline in untuned.pipelines] == [100, 40]
     shares = [pipeline.samples for pipeline in report.best.trial.plan.pipelines]
     assert shares == [103, 37]
     assert report.best.middle == pytest.approx(140 * 256 / 103)

@@ -196,6 +196,10 @@ def test_why_a_mix_passes_the_sum_of_its_parts() -> None:
     assert said.startswith(f"small alone recomputes, {needed}; in the mix it holds ")
     same = {"big": [MEASURED["big"]], "small": [MEASURED["small"]]}
     assert reasons(best, same, {"big": None, "small": None}, [BIG, SMALL], WORK) == []
+    again = Alone(full.plan, 700.0 / SPEC.seq_len)
+    both = mix_trials([BIG, SMALL], {**ALONE, "small": again}, WORK)
+    pooled = first(both, "pooled").plan
+    assert reasons(pooled, tried, {"big": 4.0, "small": 0.5}, [BIG, SMALL], WORK) == []
     wide = replace(best, pipelines=(replace(best.pipelines[0], microbatch=4),))
     assert reasons(wide, same, {}, [BIG], WORK) == [
         "big has microbatches of 2 alone and of 4 in the mix"

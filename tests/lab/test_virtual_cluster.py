@@ -51,13 +51,13 @@ SAMPLE_S = sample_s()
 GRADIENT_BITS = 32 * sum(param.numel for param in FAMILY.param_specs(SPEC))
 
 
-def shares(*samples: int) -> Plan:
+def shares(*samples: int, micro: int = 1) -> Plan:
     """One pipeline of one stage for each rank."""
     pipelines = tuple(
         PipelinePlan(
             stages=(StagePlan(mesh=Mesh.of((rank,), dp=1), layers=(0, SPEC.num_layers)),),
             samples=number,
-            microbatch=1,
+            microbatch=micro,
         )
         for rank, number in enumerate(samples)
     )
@@ -142,7 +142,7 @@ def test_every_rank_gets_the_links_and_layers_of_its_place() -> None:
 
 def test_played_steps_take_the_modelled_time(pool: WorkerPool) -> None:
     """Nothing about how exactly: not sooner than the chips can, with all they compute."""
-    virtual = VirtualCluster(shares(4, 2), SPEC, SEQ_LEN, cluster(1.0, 0.4))
+    virtual = VirtualCluster(shares(4, 3, micro=2), SPEC, SEQ_LEN, cluster(1.0, 0.4))
     prediction = virtual.predict()
     slower = 0.05 / prediction.compute_s
     ranks = pool.run(run_steps, [virtual_job(virtual, slower)], 1, world_size=2)
