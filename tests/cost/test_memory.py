@@ -116,6 +116,17 @@ def test_a_processor_keeps_its_segment_of_the_sums_beside_all_gradients() -> Non
     assert memory.grads == pytest.approx(4 * SHAPE.params * (1 + 1 / 4))
 
 
+def test_sums_that_are_not_kept_whole_need_room_on_their_way() -> None:
+    """Two reductions, each with what the others sent, and the bucket that is filled."""
+    usual, more = (
+        memory_of_plan(
+            plan(StagePlan(mesh=Mesh.of(range(4), dp=4), layers=(0, 4), zero=zero)), SPEC, SEQ
+        )[0].buffers
+        for zero in (0, 2)
+    )
+    assert more - usual == 3 * (8 << 20)
+
+
 def test_measured_overheads_take_the_place_of_usual_ones() -> None:
     whole = plan(StagePlan(mesh=Mesh.of((0,)), layers=(0, 4)))
     memory = memory_of_plan(whole, SPEC, SEQ, {"cpu": Overheads(runtime_bytes=7.0)})[0]

@@ -120,7 +120,10 @@ def stage_memory(
     if work.eager and sharing.zero == 1:  # its own segment of the sums, beside all gradients
         parts["grad"] += state.grad * dense / (sharing.ways or sharing.num_holders)
     seams = 2 * work.wide * work.tokens * shape.d_model / (work.tp if work.sequence_parallel else 1)
-    buckets = 2.0 * BUCKET_BYTES * (sharing.num_holders > 1)
+    many = (
+        5 if work.eager and sharing.zero >= 2 else 2
+    )  # two on their way, with what came; one more
+    buckets = many * BUCKET_BYTES * (sharing.num_holders > 1)
     moving = held * kept + working + logits(shape, work)
     return Memory(
         weights=parts["weight"],
