@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from weft.schedules.action import Action, needs
+from weft.schedules.action import Action, Kind, needs
 from weft.schedules.known import Pattern, known
 from weft.schedules.registry import positions_of
 from weft.simulate.times import SeamTimes, StageTimes
 
-_KINDS = ("F", "B", "I", "W")
+_KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 _NONE = -1
 
 
@@ -36,12 +36,7 @@ class Tape:
 
         ``sizes``: the unlike sizes of microbatches, 1 for a full one, that the codes refer to.
         """
-        takes = [
-            seconds * size
-            for stage in stages
-            for seconds in (stage.of("F"), stage.of("B"), stage.of("I"), stage.of("W"))
-            for size in sizes
-        ]
+        takes = _durations(stages, sizes)
         both = [seam for seam in seams for _ in range(2)]
         carry = [[seam.transfer_s * size for size in sizes] * 4 * len(stages) for seam in both]
         late = [seam.latency_s for seam in both]
@@ -64,6 +59,12 @@ class Tape:
             else:
                 arrived.append(end)
         return began, ended
+
+
+def _durations(stages: Sequence[StageTimes], sizes: Sequence[float]) -> list[float]:
+    """By code."""
+    whole = [stage.of(kind) for stage in stages for kind in _KINDS]
+    return [seconds * size for seconds in whole for size in sizes]
 
 
 def write_tape(

@@ -116,27 +116,30 @@ class Space:
         """Pipelines through several kinds, of which the bound is below ``per_sample_s``."""
         keep = round(MOST_COMBINATIONS ** (1 / len(pools)))
         found: list[Frame] = []
-        by_bound = []
+        for bound, micro in sorted(self._by_bound(pools)):
+            rates = [self.rates(pool, micro) for pool in pools]
+            number = prod(map(len, rates))
+            if bound >= per_sample_s:
+                self.too_slow += number
+                continue
+            if len(found) >= MOST_FRAMES:
+                self.left_out += number
+                continue
+            self.left_out += number - prod(min(len(some), keep) for some in rates)
+            tops = (some[:keep] for some in rates)
+            frames = [self._together(chosen, micro) for chosen in product(*tops)]
+            fast = [frame for frame in frames if frame.per_sample_s < per_sample_s]
+            self.too_slow += len(frames) - len(fast)
+            found += fast
+        return found
+
+    def _by_bound(self, pools: Sequence[int]) -> Iterator[tuple[float, int]]:
+        """What a sample takes at least, by microbatch."""
         for micro in self.micros(pools):
             rates = [self.rates(pool, micro) for pool in pools]
             if all(rates):
                 best = sum(some[0].layers_per_s for some in rates)
-                by_bound.append((self.num_layers / (micro * best), micro))
-        for bound, micro in sorted(by_bound):
-            rates = [self.rates(pool, micro) for pool in pools]
-            number = prod(map(len, rates))
-            if bound >= per_sample_s or len(found) >= MOST_FRAMES:
-                self.left_out += number if bound < per_sample_s else 0
-                self.too_slow += number if bound >= per_sample_s else 0
-                continue
-            self.left_out += number - prod(min(len(some), keep) for some in rates)
-            for chosen in product(*(some[:keep] for some in rates)):
-                frame = self._together(chosen, micro)
-                if frame.per_sample_s < per_sample_s:
-                    found.append(frame)
-                else:
-                    self.too_slow += 1
-        return found
+                yield self.num_layers / (micro * best), micro
 
     def rates(self, pool: int, micro: int) -> list[Rate]:
         """Sections for a microbatch in which no smaller ``dp`` would serve as well; best first."""
@@ -222,23 +225,21 @@ class Space:
 
     def _for_micro(self, pool: int, micro: int) -> Iterator[Section]:
         part = self.costs.cluster.pools[pool]
-        for tp in self._degrees(pool):
-            most = min(micro, part.num_chips // tp)
-            ways = {-(-micro // b) for b in _some_parts(micro)}
-            for dp in sorted(dp for dp in ways if dp <= most):
-                for meshes in self._mesh_counts(part.num_chips // (tp * dp)):
-                    if self._fills(pool, tp * dp * meshes, tp):
-                        yield Section(pool, tp, dp, meshes)
+        ways = sorted({-(-micro // b) for b in _some_parts(micro)})
+        for tp, dp in product(self._degrees(pool), ways):
+            for meshes in self._mesh_counts(part.num_chips // (tp * dp)):
+                if self._fills(pool, tp * dp * meshes, tp):
+                    yield Section(pool, tp, dp, meshes)
 
     def _placed(self, pool: int) -> Iterator[Section]:
-        part = self.costs.cluster.pools[pool]
-        for tp in self._degrees(pool):
-            for meshes in self._mesh_counts(part.num_chips // tp):
-                for dp in self._ways(min(part.num_chips // (tp * meshes), self.samples)):
-                    if self._fills(pool, tp * dp * meshes, tp):
-                        yield Section(pool, tp, dp, meshes)
-                    else:
-                        self.misshapen += 1
+        chips = self.costs.cluster.pools[pool].num_chips
+        pairs = [(tp, n) for tp in self._degrees(pool) for n in self._mesh_counts(chips // tp)]
+        for tp, meshes in pairs:
+            for dp in self._ways(min(chips // (tp * meshes), self.samples)):
+                if self._fills(pool, tp * dp * meshes, tp):
+                    yield Section(pool, tp, dp, meshes)
+                else:
+                    self.misshapen += 1
 
     def _degrees(self, pool: int) -> list[int]:
         node = self.costs.cluster.pools[pool].chips_per_node
