@@ -125,6 +125,8 @@ def test_every_rank_gets_the_links_and_layers_of_its_place() -> None:
     pipeline = PipelinePlan(stages=stages, samples=8, microbatch=4)
     plan = Plan(num_layers=SPEC.num_layers, pipelines=(pipeline,))
     virtual = VirtualCluster(plan, SPEC, SEQ_LEN, cluster(0.5, 0.4, 0.2, 0.2, node="n"))
+    busy = virtual.predict().busy
+    assert busy[0] / busy[1] == pytest.approx(0.4 / 0.5)
     job = virtual_job(virtual, slower=3.0)
     assert [stage.layers for _, _, stage in job.plan.stages()] == [(0, 3), (3, 5)]
     assert len(job.times[0, 0][0]) == 3
