@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from math import inf, log2
 from time import perf_counter
@@ -17,7 +17,6 @@ from weft.planner.search.choice import Line, plan_of, used_cluster
 from weft.planner.search.costs import Costs
 from weft.planner.search.found import Candidate, Found, Pruned
 from weft.planner.search.group import Group, Ledger, Timed
-from weft.planner.search.route import Route
 from weft.planner.search.short import no_plan
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge, time_of_plan
@@ -201,27 +200,24 @@ class Hunt:
             if any(timed is None for timed in chosen):
                 return
             self._add([timed for timed in chosen if timed is not None])
-            shares = self._balanced([timed for timed in chosen if timed is not None], len(groups))
+            shares = self._balanced([timed for timed in chosen if timed is not None])
 
-    def _balanced(self, chosen: Sequence[Timed], num_pipelines: int) -> list[int]:
-        """Shares with which pipelines that are otherwise decided take the least time."""
+    def _balanced(self, chosen: Sequence[Timed]) -> list[int]:
+        """Shares with which pipelines that are otherwise decided would take the least time.
+
+        A sample more takes as long as a full pipeline does for it; the next round sees if it does.
+        """
         total = self.workload.samples
-        speeds = [timed.line.samples / timed.seconds for timed in chosen]
-        shares = [max(1, int(total * speed / sum(speeds) * 0.97)) for speed in speeds]
-        routes = [self._route(timed.line, num_pipelines) for timed in chosen]
-        layers = [timed.line.layers for timed in chosen]
-        while sum(shares) < total:
-            after = [
-                replace(route, samples=share + 1).seconds(split)
-                for route, share, split in zip(routes, shares, layers, strict=True)
-            ]
+        each = []
+        for timed in chosen:
+            line = timed.line
+            each.append(timed.seconds / (line.samples + line.micro * (line.num_meshes - 1)))
+        rest = [t.seconds - t.line.samples * s for t, s in zip(chosen, each, strict=True)]
+        shares = [1] * len(chosen)
+        for _ in range(total - len(chosen)):
+            after = [r + (n + 1) * s for r, n, s in zip(rest, shares, each, strict=True)]
             shares[after.index(min(after))] += 1
         return shares
-
-    def _route(self, line: Line, num_pipelines: int) -> Route:
-        costs = self.costs(num_pipelines)
-        part = self.options.memory_part
-        return Route(costs, line.sections, line.micro, line.schedule, line.samples, part)
 
     def _speed(self, pools: Sequence[int]) -> int:
         """Of all chips of a group together, to begin with."""
@@ -232,7 +228,7 @@ class Hunt:
         return max(1, round(tflops))
 
 
-MOST_ROUNDS = 6
+MOST_ROUNDS = 3
 WORTH_SHOWING = 1.25
 """Pipelines side by side are looked for up to this many times the best step."""
 
