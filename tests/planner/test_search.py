@@ -131,7 +131,7 @@ def brute_force(cluster: ClusterView, samples: int) -> tuple[float, int]:
 
 
 def found(cluster: ClusterView, samples: int, **options) -> Found:
-    chosen = Options(effort=10**6, **options)
+    chosen = Options(effort=10**12, **options)
     return search(Workload(spec=SPEC, seq_len=SEQ, samples=samples), cluster, options=chosen)
 
 

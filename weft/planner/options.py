@@ -33,9 +33,9 @@ class Options:
     """Of each chip's memory that may be planned."""
     leave_idle: bool = True
     """Pools and nodes may stay unused where that is faster."""
-    effort: int = 600
-    """Pipelines and splits of each combination of chips that may be looked at closely, the most
-    promising first; what is left counts as pruned by this limit. Small clusters need less."""
+    effort: int = 400_000
+    """Actions of schedules that may be made or played for each combination of chips, the most
+    promising plans first; what is left counts as pruned by this limit. Small clusters need less."""
 
     def __post_init__(self) -> None:
         for name in ("schedules", "recompute", "zero"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from math import factorial, inf, log2
 
@@ -15,6 +15,7 @@ from weft.planner.search.found import Kind, Pruned
 from weft.planner.search.frames import Frame, Space, zero_levels
 from weft.planner.search.route import Route
 from weft.planner.search.splits import explore, too_slow
+from weft.schedules.known import Pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,25 @@ class Ledger:
     considered: int = 0
     simulated: int = 0
     effort: int = 0
-    """Splits played, and routes looked at; ends the search where a space is too large."""
+    """Actions made and played; ends the search where a space is too large."""
+    patterns: set[Pattern] = field(default_factory=set)
+    """Schedules that were made."""
+
+    def new_actions(self, route: Route) -> int:
+        """Of schedules that would have to be made to time a route."""
+        new = set(route.played) - self.patterns
+        return route.actions if new else 0
+
+    def count(self, route: Route, played: int) -> None:
+        """Splits of a route were played."""
+        self.effort += MAKING * self.new_actions(route) + played * route.actions
+        self.patterns.update(route.played)
 
 
+LOOKING = 20
+"""Actions that could be played in the time in which a mesh is bounded."""
+MAKING = 15
+"""Actions that could be played in the time in which one is made."""
 UNCUT = 2
 """Frames of every group that are explored whatever else is known, for plans to compare with."""
 
@@ -79,23 +96,29 @@ class Group:
         """
         best: Timed | None = None
         frames = self._frames(samples, cutoff)
-        enough = self.ledger.effort + self.options.effort
-        for number, frame in enumerate(frames):
-            limit = cutoff / self.stretch(frame)
-            free = number < UNCUT and frame.per_sample_s < inf
-            if not free and samples * frame.per_sample_s >= limit:
-                self._rule_out(frames[number:], samples, cutoff)
-                break
-            if self.ledger.effort > enough:
-                left = sum(map(self._children, frames[number:]))
-                words = f"{self.words}: less promising than the many that were looked at"
-                self.ledger.pruned.add("limit", words, left)
-                break
-            for timed in self._explored(frame, samples, inf if free else limit, level):
-                self.found.append(timed)
-                whole = timed.seconds * self.stretch(frame)
-                if whole < cutoff:
-                    best, cutoff = timed, whole
+        took: dict[Frame, float] = {}
+        """What the first schedule takes."""
+        for first in (True, False):
+            enough = self.ledger.effort + self.options.effort // 2
+            for number, frame in enumerate(frames):
+                schedules = self._schedules(frame, first=first)
+                limit = cutoff / self.stretch(frame)
+                free = number < UNCUT and frame.per_sample_s < inf
+                if not free and samples * frame.per_sample_s >= limit:
+                    self._rule_out(frame, samples, cutoff, schedules)
+                    continue
+                if self.ledger.effort > enough:
+                    words = f"{self.words}: less promising than the many that were looked at"
+                    self.ledger.pruned.add("limit", words, self._children(frame, schedules))
+                    continue
+                explored = self._explored(frame, samples, inf if free else limit, level, schedules)
+                for timed in explored:
+                    self.found.append(timed)
+                    whole = timed.seconds * self.stretch(frame)
+                    took[frame] = min(whole, took.get(frame, inf))
+                    if whole < cutoff:
+                        best, cutoff = timed, whole
+            frames = sorted(frames, key=lambda frame: took.get(frame, inf))
         return best
 
     def stretch(self, frame: Frame) -> float:
@@ -118,10 +141,13 @@ class Group:
             else:
                 frames = space.mixed(self.pools, slowest)
             self._count_unmade(space)
-            frames.sort(key=lambda frame: frame.per_sample_s * self.stretch(frame))
+            frames.sort(key=lambda frame: self._guess(frame, samples))
             self._known = known = Known(samples, slowest, frames)
         frames = [frame for frame in known.frames if frame.micro <= samples]
-        self.ledger.considered += sum(map(self._children, frames))
+        for first in (True, False):
+            for frame in frames:
+                schedules = self._schedules(frame, first=first)
+                self.ledger.considered += self._children(frame, schedules)
         return frames
 
     def _count_unmade(self, space: Space) -> None:
@@ -134,16 +160,27 @@ class Group:
             self.ledger.considered += number
             self.ledger.pruned.add(kind, f"{self.words}: {words}", number)
 
+    def _guess(self, frame: Frame, samples: int) -> float:
+        """About what a step takes: only the order in which frames are looked at goes by it."""
+        microbatches = -(-samples // frame.micro)
+        idle = (frame.num_meshes - 1) / microbatches / 2
+        return frame.per_sample_s * self.stretch(frame) * (1 + idle)
+
     def _explored(
-        self, frame: Frame, samples: int, limit: float, level: ZeroLevel | None
+        self,
+        frame: Frame,
+        samples: int,
+        limit: float,
+        level: ZeroLevel | None,
+        schedules: Sequence[ScheduleName],
     ) -> Iterator[Timed]:
         """The best of each order and schedule of a frame that takes less than ``limit``."""
         if level is not None and any(level not in self._useful(s) for s in frame.sections):
             words = "ZeRO: another level takes no longer and needs less memory"
-            self.ledger.pruned.add("slower", words, self._children(frame))
+            self.ledger.pruned.add("slower", words, self._children(frame, schedules))
             return
         for order in permutations(frame.sections):
-            for schedule in self._schedules(frame):
+            for schedule in schedules:
                 best = self._best_levels(
                     Line(order, frame.micro, schedule, (), samples), limit, level
                 )
@@ -156,7 +193,7 @@ class Group:
         useful = list(self._worth_trying(line, level))
         if not useful:
             return None
-        self.ledger.effort += 1
+        self.ledger.effort += LOOKING * len(useful) * self._route(line).num_meshes
         if too_slow(self._route(line), limit):
             words = f"{self.words}, {line.schedule}: at best more than {limit:.4g} s"
             self.ledger.pruned.add("bound", words, len(useful))
@@ -164,7 +201,7 @@ class Group:
         for sections in useful:
             route = self._route(replace(line, sections=sections))
             explored = explore(route, limit if best is None else min(limit, best.seconds))
-            self.ledger.effort += 1 + explored.played
+            self.ledger.count(route, explored.played)
             if explored.best is None:
                 self._explain(route, limit, fits=explored.fits)
                 continue
@@ -195,13 +232,15 @@ class Group:
             self.options.memory_part,
         )
 
-    def _children(self, frame: Frame) -> int:
+    def _children(self, frame: Frame, schedules: Sequence[ScheduleName]) -> int:
         """Candidates in a frame: orders, schedules, levels of ZeRO."""
         orders = factorial(len(frame.sections))
-        return orders * len(self._schedules(frame)) * len(self._levels(frame.sections))
+        return orders * len(schedules) * len(self._levels(frame.sections))
 
-    def _schedules(self, frame: Frame) -> tuple[ScheduleName, ...]:
-        return self.options.schedules if frame.num_meshes > 1 else ("1f1b",)
+    def _schedules(self, frame: Frame, *, first: bool) -> tuple[ScheduleName, ...]:
+        """The first, which is quickly made; and the others."""
+        every = self.options.schedules if frame.num_meshes > 1 else ("1f1b",)
+        return every[:1] if first else every[1:]
 
     def _levels(self, sections: Sequence[Section]) -> list[tuple[ZeroLevel, ...]]:
         pipelines = self.costs.num_pipelines
@@ -240,17 +279,18 @@ class Group:
             for held in (Held(1, False, False), Held(whole, True, True))
         )
 
-    def _rule_out(self, frames: Sequence[Frame], samples: int, cutoff: float) -> None:
-        """The rest of the frames: their bounds, or their memory, say so."""
-        for frame in frames:
-            number = self._children(frame)
-            if frame.per_sample_s == inf:
-                words = f"{frame.num_meshes} meshes do not hold the model"
-                self.ledger.pruned.add("memory", f"{self.words}: {words}", number)
-            else:
-                shortest = samples * frame.per_sample_s * self.stretch(frame)
-                words = f"{self.words}: at best {shortest:.4g} s, another takes {cutoff:.4g} s"
-                self.ledger.pruned.add("bound", words, number)
+    def _rule_out(
+        self, frame: Frame, samples: int, cutoff: float, schedules: Sequence[ScheduleName]
+    ) -> None:
+        """A frame's bound, or its memory, says so."""
+        number = self._children(frame, schedules)
+        if frame.per_sample_s == inf:
+            words = f"{frame.num_meshes} meshes do not hold the model"
+            self.ledger.pruned.add("memory", f"{self.words}: {words}", number)
+        else:
+            shortest = samples * frame.per_sample_s * self.stretch(frame)
+            words = f"{self.words}: at best {shortest:.4g} s, another takes {cutoff:.4g} s"
+            self.ledger.pruned.add("bound", words, number)
 
     def _explain(self, route: Route, limit: float, *, fits: bool) -> None:
         """Why a route is out: memory, or a bound."""

@@ -13,15 +13,15 @@ from weft.planner.search.bounds import bounds_of, least_once
 from weft.planner.search.choice import Line, Section, chunks_of, stage_layers, used_part
 from weft.planner.search.costs import Costs, Held, Spot
 from weft.schedules.known import Pattern, held_at_peak
-from weft.schedules.registry import positions_of
+from weft.schedules.registry import positions_of, splits_backward
 from weft.simulate.play import last_size
 from weft.simulate.tape import tape_of
 from weft.simulate.times import SeamTimes, StageTimes
 
-FULL_AFTER = 4
-"""Microbatches for each mesh, after which a pipeline is surely full."""
-EVEN = 1e-9
-"""Relative: by no more may two rounds differ."""
+FULL_AFTER = 3
+"""Microbatches for each mesh, after which a long pipeline grows evenly."""
+PLAYED_WHOLE = 6000
+"""Actions up to which a step is played to its end."""
 _NOTHING = SeamTimes()
 _NO_TIME = StageTimes(forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0)
 
@@ -118,25 +118,32 @@ class Route:
             once = max(once, sum(self.costs.once(spot, held[stage]) for stage in stages))
         return self._until_last_backward(times) + once
 
+    @property
+    def actions(self) -> int:
+        """Of one play."""
+        return self._actions(self.played[-1].num_microbatches)
+
+    @cached_property
+    def played(self) -> tuple[Pattern, ...]:
+        """What is played to time a step: all of it, or a round less and a round more when full."""
+        many, meshes = self.pattern.num_microbatches, self.num_meshes
+        full = FULL_AFTER * meshes + (many % meshes if self.schedule == "interleaved" else 0)
+        if many <= full or self._actions(many) <= PLAYED_WHOLE:
+            return (self.pattern,)
+        return tuple(replace(self.pattern, num_microbatches=n) for n in (full - meshes, full))
+
+    def _actions(self, microbatches: int) -> int:
+        kinds = 3 if splits_backward(self.schedule) else 2
+        return kinds * self.pattern.num_stages * microbatches
+
     def _until_last_backward(self, times: Sequence[StageTimes]) -> float:
         """A long step grows evenly with its microbatches, once the pipeline is full."""
-        pattern, meshes = self.pattern, self.num_meshes
         sizes = 1.0, last_size(self.samples, self.micro)
-
-        def played(many: int) -> float:
-            tape = tape_of(replace(pattern, num_microbatches=many))
-            return max(tape.play(times, self.seams, sizes)[1])
-
-        many = pattern.num_microbatches
-        rounds = (many - 1) // meshes - FULL_AFTER
-        if rounds <= 2:
-            return played(many)
-        first, second, third = (
-            played(many - left * meshes) for left in (rounds, rounds - 1, rounds - 2)
-        )
-        if abs(third - 2 * second + first) > EVEN * third:
-            return played(many)
-        return third + (rounds - 2) * (third - second)
+        ends = [max(tape_of(part).play(times, self.seams, sizes)[1]) for part in self.played]
+        rounds = (
+            self.pattern.num_microbatches - self.played[-1].num_microbatches
+        ) / self.num_meshes
+        return ends[-1] + rounds * (ends[-1] - ends[0])
 
     def bytes(self, mesh: int, layers: int, peak: Sequence[int] | None = None) -> float:
         """Memory of one rank of a mesh that holds so many layers.

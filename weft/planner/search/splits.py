@@ -13,6 +13,8 @@ from weft.planner.search.route import Route
 
 MOST_SPLITS = 400
 """Where there are more, only a few are tried."""
+MOST_ACTIONS = 150_000
+"""Of all splits of a route that are played."""
 _FEW = 4
 
 
@@ -50,8 +52,9 @@ def explore(route: Route, cutoff: float) -> Explored:
     best = Split(route.seconds(first), first)
     played = {first}
     most = route.most_within(min(best.seconds, cutoff))
-    few = count_splits(route.least, most, total) <= MOST_SPLITS
-    for layers in islice(splits(route.least, most, total), MOST_SPLITS if few else _FEW):
+    bearable = max(_FEW, min(MOST_SPLITS, MOST_ACTIONS // route.actions))
+    few = count_splits(route.least, most, total) <= bearable
+    for layers in islice(splits(route.least, most, total), bearable if few else _FEW):
         if layers in played or route.shortest(layers) >= min(best.seconds, cutoff):
             continue
         played.add(layers)
