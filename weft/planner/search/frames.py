@@ -20,6 +20,8 @@ MOST_COMBINATIONS = 1600
 """Of sections of several kinds, for one microbatch."""
 MOST_FRAMES = 2000
 """Of several kinds, best first."""
+MOST_MICROS = 48
+"""Sizes of a microbatch that are tried with pipelines through several kinds."""
 ALL_UP_TO = 12
 """Every number of meshes and of data-parallel ranks up to this is tried; above, some."""
 
@@ -82,6 +84,7 @@ class Space:
         self._kept: dict[object, tuple[float, float, float]] = {}
         self._rest: dict[object, tuple[float, float]] = {}
         self._rates: dict[tuple[int, int], list[Rate]] = {}
+        self._speeds: dict[tuple[int, int], list[tuple[float, Section]]] = {}
         self._sections: dict[int, list[Section]] = {}
 
     def sections(self, pool: int) -> list[Section]:
@@ -94,39 +97,50 @@ class Space:
         """Microbatches that give some ranks a number of samples that options allow."""
         ways = {section.dp for pool in pools for section in self.sections(pool)}
         each = self.options.micros or powers(self.samples)
-        return sorted({dp * b for dp, b in product(ways, each) if dp * b <= self.samples})
+        every = sorted({dp * b for dp, b in product(ways, each) if dp * b <= self.samples})
+        if len(every) <= MOST_MICROS:
+            return every
+        even = [micro for micro in every if self.samples % micro == 0]
+        return even if len(even) <= MOST_MICROS else [n for n in even if n & (n - 1) == 0]
 
-    def alone(self, pool: int) -> Iterator[Frame]:
-        """Pipelines on one kind of chip. Every rank has as many samples."""
+    def alone(self, pool: int, per_sample_s: float) -> Iterator[Frame]:
+        """Pipelines on one kind of chip, of which the bound is below ``per_sample_s``.
+
+        Every rank has as many samples.
+        """
         each = self.options.micros or powers(self.samples)
         for placed, b in product(self.sections(pool), each):
             micro = placed.dp * b
             if micro > self.samples:
                 continue
-            for rate in self._either(placed, micro):
-                unit = self.unit(rate.section, b)
+            for section in self._either(placed):
+                unit = self.unit(section, b)
                 whole = self.num_layers * unit.layer_s + unit.embed_s + unit.head_s
                 most = -(-self.num_layers // placed.meshes) * unit.layer_s
                 slowest = max(most, whole / placed.meshes)
-                if rate.most < self.num_layers:
+                if slowest / micro >= per_sample_s:
+                    self.too_slow += 1
+                    continue
+                if self.most_layers(section, b, micro) < self.num_layers:
                     slowest = inf
-                yield Frame(slowest / micro, micro, (rate.section,))
+                yield Frame(slowest / micro, micro, (section,))
 
     def mixed(self, pools: Sequence[int], per_sample_s: float) -> list[Frame]:
         """Pipelines through several kinds, of which the bound is below ``per_sample_s``."""
         keep = round(MOST_COMBINATIONS ** (1 / len(pools)))
         found: list[Frame] = []
         for bound, micro in sorted(self._by_bound(pools)):
-            rates = [self.rates(pool, micro) for pool in pools]
-            number = prod(map(len, rates))
+            number = prod(len(self.speeds(pool, micro)) for pool in pools)
             if bound >= per_sample_s:
                 self.too_slow += number
                 continue
             if len(found) >= MOST_FRAMES:
                 self.left_out += number
                 continue
-            self.left_out += number - prod(min(len(some), keep) for some in rates)
-            tops = (some[:keep] for some in rates)
+            tops = [self.rates(pool, micro, keep) for pool in pools]
+            if all(len(some) < keep for some in tops):
+                number = prod(map(len, tops))
+            self.left_out += number - prod(map(len, tops))
             frames = [self._together(chosen, micro) for chosen in product(*tops)]
             fast = [frame for frame in frames if frame.per_sample_s < per_sample_s]
             self.too_slow += len(frames) - len(fast)
@@ -136,17 +150,34 @@ class Space:
     def _by_bound(self, pools: Sequence[int]) -> Iterator[tuple[float, int]]:
         """What a sample takes at least, by microbatch."""
         for micro in self.micros(pools):
-            rates = [self.rates(pool, micro) for pool in pools]
-            if all(rates):
-                best = sum(some[0].layers_per_s for some in rates)
+            speeds = [self.speeds(pool, micro) for pool in pools]
+            if all(speeds):
+                best = sum(some[0][0] for some in speeds)
                 yield self.num_layers / (micro * best), micro
 
-    def rates(self, pool: int, micro: int) -> list[Rate]:
-        """Sections for a microbatch in which no smaller ``dp`` would serve as well; best first."""
+    def speeds(self, pool: int, micro: int) -> list[tuple[float, Section]]:
+        """Layers a second of the sections for a microbatch in which no smaller ``dp`` would serve
+        as well; best first."""
+        if (pool, micro) not in self._speeds:
+            found = [
+                (section.meshes / self.unit(section, -(-micro // section.dp)).layer_s, section)
+                for placed in self._for_micro(pool, micro)
+                for section in self._either(placed)
+            ]
+            found.sort(key=lambda pair: -pair[0])
+            self._speeds[pool, micro] = found
+        return self._speeds[pool, micro]
+
+    def rates(self, pool: int, micro: int, number: int) -> list[Rate]:
+        """The fastest sections that have memory for anything."""
         if (pool, micro) not in self._rates:
-            every = (self._either(placed, micro) for placed in self._for_micro(pool, micro))
-            found = [rate for either in every for rate in either if rate.most >= 0]
-            found.sort(key=lambda rate: -rate.layers_per_s)
+            found: list[Rate] = []
+            for speed, section in self.speeds(pool, micro):
+                most = self.most_layers(section, -(-micro // section.dp), micro)
+                if most >= 0:
+                    found.append(Rate(speed, most, section))
+                if len(found) == number:
+                    break
             self._rates[pool, micro] = found
         return self._rates[pool, micro]
 
@@ -177,15 +208,15 @@ class Space:
             slowest = inf
         return Frame(slowest / micro, micro, sections)
 
-    def _either(self, placed: Section, micro: int) -> Iterator[Rate]:
+    def _either(self, placed: Section) -> Iterator[Section]:
         """With and without recomputation."""
-        b = -(-micro // placed.dp)
         for recompute in self.options.recompute:
-            section = Section(placed.pool, placed.tp, placed.dp, placed.meshes, recompute)
-            speed = section.meshes / self.unit(section, b).layer_s
-            levels = zero_levels(section.dp * self.costs.num_pipelines, self.costs, self.options)
-            most = max(self._capacity(section, b, micro, level) for level in levels[-2:])
-            yield Rate(speed, most, section)
+            yield Section(placed.pool, placed.tp, placed.dp, placed.meshes, recompute)
+
+    def most_layers(self, section: Section, b: int, micro: int) -> float:
+        """That fit at best, with the levels of ZeRO that save most."""
+        levels = zero_levels(section.dp * self.costs.num_pipelines, self.costs, self.options)
+        return max(self._capacity(section, b, micro, level) for level in levels[-2:])
 
     def _capacity(self, section: Section, b: int, micro: int, zero: ZeroLevel) -> float:
         """Layers that fit at best: a mesh holds a microbatch for each mesh behind it, and its own.

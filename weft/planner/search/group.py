@@ -58,6 +58,8 @@ UNCUT = 2
 """Frames of every group that are explored whatever else is known, for plans to compare with."""
 
 
+SLOWER_TO_SHOW = 2.0
+"""Pipelines on one kind of chip are kept up to so many times the best step."""
 NEAR = 0.75
 """Shares of a step that differ by no more are looked for among the same frames."""
 
@@ -70,6 +72,16 @@ class Known:
     per_sample_s: float
     """Slower ones were left out."""
     frames: list[Frame]
+
+
+@dataclass(slots=True)
+class _State:
+    """Of a search among frames."""
+
+    cutoff: float
+    """What the best takes so far, the lateness of many ranks included."""
+    best: Timed | None = None
+    took: dict[Frame, float] = field(default_factory=dict)
 
 
 class Group:
@@ -94,32 +106,33 @@ class Group:
         ``cutoff`` counts that the last of many ranks is late. ``level``: of ZeRO, for all stages;
         None leaves it open.
         """
-        best: Timed | None = None
         frames = self._frames(samples, cutoff)
-        took: dict[Frame, float] = {}
-        """What the first schedule takes."""
+        state = _State(cutoff)
         for first in (True, False):
             enough = self.ledger.effort + self.options.effort // 2
             for number, frame in enumerate(frames):
                 schedules = self._schedules(frame, first=first)
-                limit = cutoff / self.stretch(frame)
                 free = number < UNCUT and frame.per_sample_s < inf
-                if not free and samples * frame.per_sample_s >= limit:
-                    self._rule_out(frame, samples, cutoff, schedules)
-                    continue
-                if self.ledger.effort > enough:
+                if not free and samples * frame.per_sample_s >= state.cutoff / self.stretch(frame):
+                    self._rule_out(frame, samples, state.cutoff, schedules)
+                elif self.ledger.effort > enough:
                     words = f"{self.words}: less promising than the many that were looked at"
                     self.ledger.pruned.add("limit", words, self._children(frame, schedules))
-                    continue
-                explored = self._explored(frame, samples, inf if free else limit, level, schedules)
-                for timed in explored:
-                    self.found.append(timed)
-                    whole = timed.seconds * self.stretch(frame)
-                    took[frame] = min(whole, took.get(frame, inf))
-                    if whole < cutoff:
-                        best, cutoff = timed, whole
-            frames = sorted(frames, key=lambda frame: took.get(frame, inf))
-        return best
+                else:
+                    limit = inf if free else state.cutoff / self.stretch(frame)
+                    explored = self._explored(frame, samples, limit, level, schedules)
+                    self._keep(frame, explored, state)
+            frames = sorted(frames, key=lambda frame: state.took.get(frame, inf))
+        return state.best
+
+    def _keep(self, frame: Frame, explored: Iterator[Timed], state: _State) -> None:
+        """Note what a frame's pipelines take."""
+        for timed in explored:
+            self.found.append(timed)
+            whole = timed.seconds * self.stretch(frame)
+            state.took[frame] = min(whole, state.took.get(frame, inf))
+            if whole < state.cutoff:
+                state.best, state.cutoff = timed, whole
 
     def stretch(self, frame: Frame) -> float:
         """How many times longer a step takes because the last of its ranks is late."""
@@ -131,13 +144,14 @@ class Group:
         if (
             known is None
             or not NEAR * known.samples <= samples <= known.samples / NEAR
-            or cutoff / samples > known.per_sample_s
+            or cutoff / samples > known.per_sample_s * (1 + 1e-12)
         ):
             fewest = samples if self.costs.num_pipelines == 1 else round(NEAR * samples)
             space = Space(self.costs, self.options, samples, fewest)
             slowest = cutoff / fewest
             if len(self.pools) == 1:
-                frames, slowest = list(space.alone(self.pools[0])), inf
+                slowest *= SLOWER_TO_SHOW
+                frames = list(space.alone(self.pools[0], slowest))
             else:
                 frames = space.mixed(self.pools, slowest)
             self._count_unmade(space)

@@ -127,16 +127,14 @@ class Hunt:
         self.ledger = Ledger(Pruned())
         self.cutoff = inf
         self._costs: dict[int, Costs] = {}
+        self._groups: dict[tuple[int, tuple[int, ...]], Group] = {}
         self._found: list[Lines] = []
 
     def look_at(self, arrangement: Arrangement) -> None:
         """Find the best of an arrangement, as far as it can be better than what is known."""
         if len(arrangement) > self.workload.samples:
             return
-        groups = [
-            Group(self.costs(len(arrangement)), self.options, pools, self.ledger)
-            for pools in arrangement
-        ]
+        groups = [self._group(len(arrangement), pools) for pools in arrangement]
         if len(groups) == 1:
             groups[0].best(self.workload.samples, self.cutoff)
             for timed in groups[0].found:
@@ -145,6 +143,13 @@ class Hunt:
         for level in sorted(self.options.zero, reverse=True):
             if level < 3:
                 self._side_by_side(groups, level)
+
+    def _group(self, num_pipelines: int, pools: tuple[int, ...]) -> Group:
+        """Kept, for it stands beside several others."""
+        if (num_pipelines, pools) not in self._groups:
+            costs = self.costs(num_pipelines)
+            self._groups[num_pipelines, pools] = Group(costs, self.options, pools, self.ledger)
+        return self._groups[num_pipelines, pools]
 
     def costs(self, num_pipelines: int) -> Costs:
         """Kept for all arrangements of as many pipelines."""
