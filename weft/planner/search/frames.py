@@ -34,16 +34,16 @@ class Frame(NamedTuple):
     micro: int
     sections: tuple[Section, ...]
     """In the order of the cluster's pools."""
+    num_chips: int
+    """Used, of all kinds."""
+    num_meshes: int
+    """Of all kinds."""
 
-    @property
-    def num_chips(self) -> int:
-        """Used, of all kinds."""
-        return sum(section.num_chips for section in self.sections)
-
-    @property
-    def num_meshes(self) -> int:
-        """Of all kinds."""
-        return sum(section.meshes for section in self.sections)
+    @staticmethod
+    def of(per_sample_s: float, micro: int, sections: tuple[Section, ...]) -> Frame:
+        """Counted once, for it is asked often."""
+        chips = sum(section.num_chips for section in sections)
+        return Frame(per_sample_s, micro, sections, chips, sum(s.meshes for s in sections))
 
 
 class Rate(NamedTuple):
@@ -123,7 +123,7 @@ class Space:
                     continue
                 if self.most_layers(section, b, micro) < self.num_layers:
                     slowest = inf
-                yield Frame(slowest / micro, micro, (section,))
+                yield Frame.of(slowest / micro, micro, (section,))
 
     def mixed(self, pools: Sequence[int], per_sample_s: float) -> list[Frame]:
         """Pipelines through several kinds, of which the bound is below ``per_sample_s``."""
@@ -206,7 +206,7 @@ class Space:
         meshes = sum(section.meshes for section in sections)
         if meshes > min(self.num_layers + 2, self.options.max_stages or meshes):
             slowest = inf
-        return Frame(slowest / micro, micro, sections)
+        return Frame.of(slowest / micro, micro, sections)
 
     def _either(self, placed: Section) -> Iterator[Section]:
         """With and without recomputation."""

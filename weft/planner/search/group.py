@@ -50,7 +50,7 @@ class Ledger:
         self.patterns.update(route.played)
 
 
-LOOKING = 20
+LOOKING = 100
 """Actions that could be played in the time in which a mesh is bounded."""
 MAKING = 15
 """Actions that could be played in the time in which one is made."""
@@ -95,6 +95,8 @@ class Group:
         self.pools = pools
         self.ledger = ledger
         self._kept: dict[object, list[ZeroLevel]] = {}
+        self._levels_alone = zero_levels(1, costs, options)
+        self._levels_shared = zero_levels(2, costs, options)
         self._known: Known | None = None
         self.words = " + ".join(costs.cluster.pools[pool].chip.name for pool in pools)
         self.found: list[Timed] = []
@@ -248,8 +250,10 @@ class Group:
 
     def _children(self, frame: Frame, schedules: Sequence[ScheduleName]) -> int:
         """Candidates in a frame: orders, schedules, levels of ZeRO."""
-        orders = factorial(len(frame.sections))
-        return orders * len(schedules) * len(self._levels(frame.sections))
+        number = factorial(len(frame.sections)) * len(schedules)
+        for section in frame.sections:
+            number *= len(self._zero_levels(section))
+        return number
 
     def _schedules(self, frame: Frame, *, first: bool) -> tuple[ScheduleName, ...]:
         """The first, which is quickly made; and the others."""
@@ -257,21 +261,17 @@ class Group:
         return every[:1] if first else every[1:]
 
     def _levels(self, sections: Sequence[Section]) -> list[tuple[ZeroLevel, ...]]:
-        pipelines = self.costs.num_pipelines
-        return list(
-            product(
-                *(
-                    zero_levels(section.dp * pipelines, self.costs, self.options)
-                    for section in sections
-                )
-            )
-        )
+        return list(product(*map(self._zero_levels, sections)))
+
+    def _zero_levels(self, section: Section) -> tuple[ZeroLevel, ...]:
+        alone = section.dp * self.costs.num_pipelines == 1
+        return self._levels_alone if alone else self._levels_shared
 
     def _useful(self, section: Section) -> list[ZeroLevel]:
         """Levels that no other one beats in time and in memory."""
         key = section.pool, section.tp, section.dp
         if key not in self._kept:
-            every = zero_levels(section.dp * self.costs.num_pipelines, self.costs, self.options)
+            every = self._zero_levels(section)
             self._kept[key] = [
                 level
                 for level in every

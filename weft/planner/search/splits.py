@@ -15,6 +15,8 @@ MOST_SPLITS = 400
 """Where there are more, only a few are tried."""
 MOST_ACTIONS = 150_000
 """Of all splits of a route that are played."""
+QUICK = 2000
+"""Actions that are played sooner than bounded."""
 _FEW = 4
 
 
@@ -55,7 +57,9 @@ def explore(route: Route, cutoff: float) -> Explored:
     bearable = max(_FEW, min(MOST_SPLITS, MOST_ACTIONS // route.actions))
     few = count_splits(route.least, most, total) <= bearable
     for layers in islice(splits(route.least, most, total), bearable if few else _FEW):
-        if layers in played or route.shortest(layers) >= min(best.seconds, cutoff):
+        if layers in played:
+            continue
+        if route.actions > QUICK and route.shortest(layers) >= min(best.seconds, cutoff):
             continue
         played.add(layers)
         best = min(best, Split(route.seconds(layers), layers), key=lambda split: split.seconds)
