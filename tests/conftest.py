@@ -7,7 +7,6 @@ import pytest
 
 from weft.elastic.pool import WorkerPool
 
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so; commands under test must hear Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -33,7 +33,7 @@ class Options:
     """Of each chip's memory that may be planned."""
     leave_idle: bool = True
     """Pools and nodes may stay unused where that is faster."""
-    effort: int = 120_000
+    effort: int = 130_000
     """Actions of schedules that may be made or played for each combination of chips, the most
     promising plans first; what is left counts as pruned by this limit. Small clusters need less."""
 

@@ -55,7 +55,7 @@ LOOKING = 100
 MAKING = 15
 """Actions that could be played in the time in which one is made."""
 UNCUT = 2
-"""Frames of every group that are explored whatever else is known, for plans to compare with."""
+"""Frames of every group that are explored, with the first schedule, whatever else is known."""
 
 
 SLOWER_TO_SHOW = 2.0
@@ -111,10 +111,10 @@ class Group:
         frames = self._frames(samples, cutoff)
         state = _State(cutoff)
         for first in (True, False):
-            enough = self.ledger.effort + self.options.effort // 2
+            enough = self.ledger.effort + self.options.effort // (2 * len(self.pools))
             for number, frame in enumerate(frames):
                 schedules = self._schedules(frame, first=first)
-                free = number < UNCUT and frame.per_sample_s < inf
+                free = first and number < UNCUT and frame.per_sample_s < inf
                 if not free and samples * frame.per_sample_s >= state.cutoff / self.stretch(frame):
                     self._rule_out(frame, samples, state.cutoff, schedules)
                 elif self.ledger.effort > enough:
@@ -297,14 +297,14 @@ class Group:
         self, frame: Frame, samples: int, cutoff: float, schedules: Sequence[ScheduleName]
     ) -> None:
         """A frame's bound, or its memory, says so."""
-        number = self._children(frame, schedules)
-        if frame.per_sample_s == inf:
-            words = f"{frame.num_meshes} meshes do not hold the model"
-            self.ledger.pruned.add("memory", f"{self.words}: {words}", number)
-        else:
+        kind: Kind = "memory" if frame.per_sample_s == inf else "bound"
+        words = ""
+        if self.ledger.pruned.wants(kind):
             shortest = samples * frame.per_sample_s * self.stretch(frame)
             words = f"{self.words}: at best {shortest:.4g} s, another takes {cutoff:.4g} s"
-            self.ledger.pruned.add("bound", words, number)
+            if kind == "memory":
+                words = f"{self.words}: {frame.num_meshes} meshes do not hold the model"
+        self.ledger.pruned.add(kind, words, self._children(frame, schedules))
 
     def _explain(self, route: Route, limit: float, *, fits: bool) -> None:
         """Why a route is out: memory, or a bound."""
