@@ -38,10 +38,9 @@ class Options:
     promising plans first; what is left counts as pruned by this limit. Small clusters need less."""
 
     def __post_init__(self) -> None:
-        for name in ("schedules", "recompute", "zero"):
-            if not {"schedules": self.schedules, "recompute": self.recompute, "zero": self.zero}[
-                name
-            ]:
+        choices = {"schedules": self.schedules, "recompute": self.recompute, "zero": self.zero}
+        for name, choice in choices.items():
+            if not choice:
                 raise ConfigError(f"options.{name}", [], "at least one choice")
         if not 0 < self.memory_part <= 1:
             raise ConfigError("options.memory_part", self.memory_part, "above 0, at most 1")

@@ -1,4 +1,4 @@
-"""The best pipeline through some kinds of chip: branch and bound over frames, best bound first."""
+"""The best pipeline through some kinds of chip: branch and bound, most promising frames first."""
 
 from __future__ import annotations
 
@@ -39,14 +39,10 @@ class Ledger:
     patterns: set[Pattern] = field(default_factory=set)
     """Schedules that were made."""
 
-    def new_actions(self, route: Route) -> int:
-        """Of schedules that would have to be made to time a route."""
-        new = set(route.played) - self.patterns
-        return route.actions if new else 0
-
     def count(self, route: Route, played: int) -> None:
-        """Splits of a route were played."""
-        self.effort += MAKING * self.new_actions(route) + played * route.actions
+        """Splits of a route were played, after its schedules were made if nobody had."""
+        made = not self.patterns.issuperset(route.played)
+        self.effort += (MAKING * made + played) * route.actions
         self.patterns.update(route.played)
 
 
@@ -141,12 +137,12 @@ class Group:
         return 1 + self.costs.knowledge.software.straggle * log2(frame.num_chips)
 
     def _frames(self, samples: int, cutoff: float) -> list[Frame]:
-        """Best bound first. Those of a like share will do."""
+        """Most promising first. Those of a like share will do."""
         known = self._known
         if (
             known is None
             or not NEAR * known.samples <= samples <= known.samples / NEAR
-            or cutoff / samples > known.per_sample_s * (1 + 1e-12)
+            or cutoff / samples > known.per_sample_s
         ):
             fewest = samples if self.costs.num_pipelines == 1 else round(NEAR * samples)
             space = Space(self.costs, self.options, samples, fewest)
@@ -209,8 +205,9 @@ class Group:
         useful = list(self._worth_trying(line, level))
         if not useful:
             return None
-        self.ledger.effort += LOOKING * len(useful) * self._route(line).num_meshes
-        if too_slow(self._route(line), limit):
+        route = self._route(line)
+        self.ledger.effort += LOOKING * len(useful) * route.num_meshes
+        if too_slow(route, limit):
             words = f"{self.words}, {line.schedule}: at best more than {limit:.4g} s"
             self.ledger.pruned.add("bound", words, len(useful))
             return None
