@@ -156,6 +156,7 @@ class Costs:
             tp=spot.tp,
             recompute="full" if spot.recompute == "full" else "off",
             dtype="bf16" if self.workload.precision == "bf16" else "fp32",
+            eager=device_of(self.cluster.pools[spot.pool]) == "cpu",
         )
 
     def _replicas(self, spot: Spot) -> Replicas:

@@ -96,7 +96,8 @@ class Route:
         sides = [self.costs.place(spot.pool, spot.per_node).fabric for spot in spots]
         senders = min(spot.dp * spot.tp for spot in spots)
         workload = self.costs.workload
-        num_bytes = 2 * self.micro * workload.seq_len * workload.spec.d_model / senders
+        wide = 2 if workload.precision == "bf16" else 4
+        num_bytes = wide * self.micro * workload.seq_len * workload.spec.d_model / senders
         rates = [side.inside_bytes_s if inside else side.across_bytes_s for side in sides]
         late = sides[0].inside_latency_s if inside else sides[0].across_latency_s
         return SeamTimes(transfer_s=num_bytes / min(rates), latency_s=late)

@@ -1,0 +1,97 @@
+"""What the search asks of one pipeline says the same as what users see, and its bounds hold."""
+
+from random import Random
+
+import pytest
+from planner.lines import CORE, H100, Drawn, drawn
+
+from weft.cost.memory import memory_of_plan
+from weft.planner.search.choice import plan_of
+from weft.planner.search.splits import has_place
+
+KINDS = {
+    "bf16": {},
+    "fp32": {"precision": "fp32"},
+    "cores": {"chips": (CORE,), "precision": "fp32"},
+    "cores with a GPU": {"chips": (CORE, H100)},
+    "long": {"most_meshes": 7, "most_micros": 16},
+}
+DRAWS = 150
+ROUNDING = 1e-12
+"""Relative; the same sums in another order."""
+
+
+def draws(kind: str, number: int = DRAWS) -> list[Drawn]:
+    return [drawn(Random(seed), **KINDS[kind]) for seed in range(number)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_takes_what_the_plan_takes(kind: str) -> None:
+    for each in draws(kind):
+        assert each.route.seconds(each.line.layers) == pytest.approx(each.step_s(), rel=ROUNDING)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_hold_what_the_plan_holds(kind: str) -> None:
+    for each in draws(kind):
+        workload = each.costs.workload
+        plan = plan_of([each.line], workload, each.costs.cluster)
+        memory = memory_of_plan(plan, workload.spec, workload.seq_len)
+        for mesh, stages in enumerate(plan.pipelines[0].positions()):
+            rank = plan.pipelines[0].stages[stages[0]].mesh.ranks[0]
+            counted = each.route.bytes(mesh, each.line.layers[mesh])
+            assert counted == pytest.approx(memory[rank].total, rel=ROUNDING)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_split_is_faster_than_its_bound(kind: str) -> None:
+    for each in draws(kind, 4 * DRAWS):
+        layers = each.line.layers
+        assert each.route.shortest(layers) <= each.route.seconds(layers) * (1 + ROUNDING), each
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_split_has_its_place_within_the_time_it_takes(kind: str) -> None:
+    """The limits on each mesh's layers, with which whole routes are ruled out."""
+    for each in draws(kind, 2 * DRAWS):
+        route, layers = each.route, each.line.layers
+        seconds = route.seconds(layers) * (1 + ROUNDING)
+        free = [sum(layers)] * len(layers)
+        for most in (route.most_within(seconds, free), _where_it_fits(each, seconds)):
+            held = zip(layers, most, strict=True)
+            assert all(n <= limit for n, limit in held), (each, most)
+            assert has_place(route.least, most, sum(layers))
+
+
+def _where_it_fits(each: Drawn, seconds: float) -> list[int]:
+    """Limits that count memory too; as if there were none where the split does not fit."""
+    room = zip(each.line.layers, each.route.room, strict=True)
+    if all(n <= limit for n, limit in room):
+        return each.route.most_within(seconds)
+    return list(each.line.layers)
+
+
+def test_bounds_are_of_use() -> None:
+    """A bound of nothing would hold too: most say at least so much of a long step."""
+    near = []
+    for each in draws("long"):
+        if each.line.samples >= 8 * each.line.micro and each.line.num_meshes > 1:
+            layers = each.line.layers
+            near.append(each.route.shortest(layers) / each.route.seconds(layers))
+    assert len(near) > 50
+    assert sorted(near)[len(near) // 2] > 0.85
+
+
+def test_room_is_what_fits() -> None:
+    """The most layers with which a rank's bytes are within the budget, and not one more."""
+    tight = 0
+    for each in draws("bf16") + draws("cores"):
+        route, total = each.route, each.costs.workload.spec.num_layers
+        for mesh, most in enumerate(route.room):
+            budget = each.costs.budget(route.spots[mesh].pool, route.memory_part)
+            assert most < 0 or route.bytes(mesh, most) <= budget
+            if most < total:
+                tight += 1
+                assert route.bytes(mesh, most + 1) > budget
+            assert route.room_at_best[mesh] >= most
+    assert tight > 50
