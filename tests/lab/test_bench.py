@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 from lab.lab_cases import hosts
 
+from weft.cli.main import run
 from weft.cluster.cluster_file import ClusterFile
+from weft.cluster.detect import detect
+from weft.lab.bench_job import load_job, resolved_alone, target_of_trials, work_of
 from weft.lab.busy import Moment
 from weft.lab.measure import Bench, Effort
 from weft.lab.mix import MixReport
@@ -196,17 +199,64 @@ def test_ctrl_c_ends_the_bench_and_not_one_trial(tmp_path: Path) -> None:
     assert "mix:" not in said
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["plan.shares=[1]"], "A bench makes its own plans."),
-        (["--steps", "0,2"], "--steps = '0,2': expected two numbers above 0, such as 5,10."),
-    ],
-)
-@needs_lab
-def test_what_a_bench_does_not_take(tmp_path: Path, words: list[str], says: str) -> None:
-    process = bench(tmp_path, *words)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert words[0].partition("=")[0] in said
-    assert says in said
+REFUSED = {
+    "plan.shares=[1]": "plan.shares has no effect on a bench. A bench makes its own plans.",
+    "plan=auto": "plan has no effect on a bench. A bench makes its own plans.",
+    "--compute.threads 2": "compute.threads has no effect on a bench. Every chip has one.",
+    "train.steps=3": "train.steps has no effect on a bench. --steps says how many steps",
+    "batch.samples=1": "batch.samples = 1: expected at least 2, a sample for each chip",
+    "model.num_layers=0": "model.num_layers = 0: expected an integer >= 1",
+    "--steps 0,2": "--steps = '0,2': expected two numbers above 0, such as 5,10.",
+    "--html nowhere/x.html": "a file in a folder that is there. There is no folder nowhere.",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_a_bench_does_not_take(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before any work, with or without root."""
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text(CLUSTER)
+    assert run(["bench", "mix", "c.yaml", "debug", *words.split()]) == 2
+    assert REFUSED[words] in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+
+
+def test_one_kind_of_chip_is_no_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = tmp_path / "c.yaml"
+    cluster.write_text(CLUSTER.replace("small", "big"))
+    assert run(["bench", "mix", str(cluster), "debug"]) == 2
+    assert "['big']: expected at least two kinds of chips" in capsys.readouterr().err
+
+
+MINE = """\
+extends: debug
+batch: {samples: null, micro: 3, accumulation: 2}
+"""
+
+
+def test_any_batch_will_do_whatever_the_plan_of_the_recipe(tmp_path: Path) -> None:
+    """`debug` alone wants a multiple of 12; a file may have a plan of its own."""
+    machine = detect()
+    for given in (["debug", "batch.samples=25"], ["demo", "batch.samples=25"]):
+        loaded = load_job(given[0], given[1:])
+        work = work_of(loaded, resolved_alone(loaded, machine), 3)
+        assert (work.samples, work.micro) == (25, (2, 4))
+    mine = tmp_path / "mine.yaml"
+    for plan, samples in (("plan: {shares: [4, 1]}", 30), ("compute: {device: cuda}", 18)):
+        mine.write_text(f"{MINE}{plan}\n")
+        loaded = load_job(str(mine), ["batch.micro=3"])
+        work = work_of(loaded, resolved_alone(loaded, machine), 3)
+        assert (work.samples, work.micro) == (samples, (3,))
+    mine.write_text("extends: debug\nplan: auto\nbatch: {samples: 7}\n")
+    loaded = load_job(str(mine), [])
+    assert work_of(loaded, resolved_alone(loaded, machine), 3).samples == 7
+
+
+def test_a_trial_may_be_longer_than_the_recipe_trains() -> None:
+    pairs = ["batch.micro=8", "compute.precision=fp32", "optim.lr=1e-3"]
+    loaded = load_job("debug", pairs)
+    assert target_of_trials("debug", pairs, loaded.config, 30) == ["debug", "optim.lr=1e-3"]
+    longer = target_of_trials("debug", pairs, loaded.config, 31)
+    assert longer == ["debug", "optim.lr=1e-3", "train.steps=31"]

@@ -61,15 +61,18 @@ def test_kinds_and_the_part_of_a_cluster_that_has_one() -> None:
         kinds_of(part)
 
 
-def test_every_trial_is_a_valid_plan_for_all_ranks() -> None:
+@pytest.mark.parametrize("samples", [28, 25, 3])
+def test_every_trial_is_a_valid_plan_for_all_ranks(samples: int) -> None:
+    work = replace(WORK, samples=samples)
     for kind in (BIG, SMALL):
-        for trial in part_trials(kind, WORK):
-            validate_plan(trial.plan, num_layers=SPEC.num_layers, global_batch=28)
+        for trial in part_trials(kind, work):
+            validate_plan(trial.plan, num_layers=SPEC.num_layers, global_batch=samples)
             assert trial.plan.world_size == len(kind.ranks)
-    trials = mix_trials([BIG, SMALL], ALONE, WORK)
+    alone = {kind.name: Alone(part_trials(kind, work)[0].plan, 4.0) for kind in (BIG, SMALL)}
+    trials = mix_trials([BIG, SMALL], alone, work)
     assert len({trial.name for trial in trials}) == len(trials)
     for trial in trials:
-        validate_plan(trial.plan, num_layers=SPEC.num_layers, global_batch=28)
+        validate_plan(trial.plan, num_layers=SPEC.num_layers, global_batch=samples)
         assert trial.plan.world_size == 3
     generations = {trial.name[0] for trial in trials}
     assert generations == {"u", "1", "2", "3"}
@@ -259,4 +262,4 @@ def test_tuning_runs_do_not_beat_what_was_repeated() -> None:
     report = MixReport(MEASURED, [lucky, pooled])
     assert report.best is pooled
     assert [rates.trial.generation for rates in report.best_of_generations()] == ["pooled", "1"]
-    assert [row["note"] for row in in_rows(report)] == [*["1 repeats"] * 3, "tuning run"]
+    assert [row["note"] for row in in_rows(report)] == [*["1 repeat"] * 3, "tuning run"]

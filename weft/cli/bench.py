@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_format
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,23 +11,17 @@ import typer
 from rich.table import Table
 
 from weft.cli.output import err, out, print_json
-from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
+from weft.cli.target import OVERRIDES, Json, Overrides, Target, named
 from weft.cluster.cluster_file import read_cluster
 from weft.cluster.detect import detect, detect_node
-from weft.config.check import flat
 from weft.config.errors import ConfigError
-from weft.config.load import Loaded
-from weft.config.tree import COMMAND_LINE
+from weft.lab.bench_job import load_job, resolved_alone, target_of_trials, work_of
 from weft.lab.lab import refuse_too_much
 from weft.lab.measure import Bench, Effort, kinds_of
 from weft.lab.mix import MixReport, in_rows, uncertainty
 from weft.lab.mix_picture import page
-from weft.lab.mix_plans import Work
 from weft.lab.tools import why_not_here
-from weft.train.resolve import DECIDED_BY_PLAN, resolve
 
-DECIDED_HERE = ("batch.accumulation", "compute.device", "compute.recompute", "compute.compile")
-"""What the bench itself chooses or leaves out."""
 NUMBERS = ("tokens/s", "+-", "of sum")
 
 app = typer.Typer(help="Measure clusters.", no_args_is_help=True)
@@ -62,29 +55,22 @@ def mix(
     effort = _effort(steps, repeats)
     described = read_cluster(Path(cluster))
     kinds = kinds_of(described)
-    loaded = load(target, overrides)
+    recipe, pairs = named(target, overrides)
+    loaded = load_job(recipe, pairs)
+    alone = resolved_alone(loaded, detect())
+    work = work_of(loaded, alone, described.world_size)
+    _refuse_no_folder(html)
     if reason := why_not_here():
         raise ConfigError("CLUSTER", cluster, "to be root on Linux", f"No lab here: {reason}.")
     refuse_too_much(described, detect_node())
-    _refuse_plans(loaded)
-    resolved = resolve(loaded, detect())
-    _, _, stage = next(iter(resolved.plan.stages()))
-    asked = resolved.config.batch.micro
-    work = Work(
-        spec=resolved.spec,
-        seq_len=resolved.config.data.seq_len,
-        samples=resolved.plan.global_batch,
-        precision=stage.precision,
-        micro=(asked,) if asked and "batch.micro" in " ".join(overrides or []) else (2, 4),
-    )
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as temporary:
         from weft.data.prepare import prepare
 
-        prepare(resolved.config.data, resolved.config.seed, report=lambda *_: None)
+        prepare(alone.config.data, alone.config.seed, report=lambda *_: None)
         report = Bench(
             cluster=described,
             work=work,
-            target=_for_ranks(target, overrides or []),
+            target=target_of_trials(recipe, pairs, loaded.config, effort.most),
             out=out_dir or Path(temporary),
             effort=effort,
             say=lambda text: err.print(f"[bench] {text}", markup=False),
@@ -104,21 +90,11 @@ def _effort(steps: str, repeats: int) -> Effort:
     return Effort(steps=int(final), repeats=repeats, tune_steps=int(tune))
 
 
-def _for_ranks(target: str, overrides: Sequence[str]) -> list[str]:
-    """Without what is in the plan of each trial."""
-    return [target, *(o for o in overrides if o.partition("=")[0] not in DECIDED_BY_PLAN)]
-
-
-def _refuse_plans(loaded: Loaded) -> None:
-    """Raises ConfigErrors for a plan on the command line: it would have no effect."""
-    values = dict(flat(loaded.config))
-    given = [key for key, origin in loaded.origins.items() if origin == COMMAND_LINE]
-    given = [key for key in given if key.startswith("plan.") or key in DECIDED_HERE]
-    if given:
-        hint = "A bench makes its own plans."
-        raise loaded.place(
-            *(ConfigError(key, values[key], "nothing beside a bench", hint) for key in given)
-        )
+def _refuse_no_folder(html: Path | None) -> None:
+    """Before an hour of measuring, not after it."""
+    if html is not None and not html.resolve().parent.is_dir():
+        hint = f"There is no folder {html.parent}."
+        raise ConfigError("--html", str(html), "a file in a folder that is there", hint)
 
 
 def _show(report: MixReport) -> None:

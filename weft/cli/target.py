@@ -34,11 +34,16 @@ OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def load(target: str, overrides: Sequence[str] | None) -> Loaded:
-    """Load what the user named. Without a recipe's name, values alone apply to the demo."""
+    """Load what the user named."""
+    return load_config(*named(target, overrides))
+
+
+def named(target: str, overrides: Sequence[str] | None) -> tuple[str, list[str]]:
+    """Recipe or file, and ``key=value`` each. Values without a recipe's name are of the demo."""
     words = list(overrides or [])
     if "=" in target or target.startswith("--"):
         words, target = [target, *words], DEFAULT_RECIPE
-    return load_config(target, _pairs(words))
+    return target, _pairs(words)
 
 
 def _pairs(words: Sequence[str]) -> list[str]:

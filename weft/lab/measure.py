@@ -66,6 +66,11 @@ class Effort:
     tune_steps: int
     """Counted steps of a trial that is only compared with others."""
 
+    @property
+    def most(self) -> int:
+        """Steps of the longest run."""
+        return WARM_UP + max(self.steps, self.tune_steps)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:

@@ -167,5 +167,5 @@ def _row(of: str, rates: Rates, upper: float) -> dict[str, str]:
         "+-": "" if within is None else f"{within / rates.middle:.1%}",
         "of sum": f"{rates.middle / upper:.3f}",
         "busy": " ".join(f"{part:.0%}" for part in rates.busy),
-        "note": f"{number} repeats" if rates.is_final else "tuning run",
+        "note": f"{number} repeat{'s' * (number > 1)}" if rates.is_final else "tuning run",
     }
