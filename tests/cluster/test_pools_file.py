@@ -128,7 +128,7 @@ def test_hosts_of_a_lab_become_pools(tmp_path: Path) -> None:
             "pools = '1 pools': expected no pools beside hosts. "
             "A lab has hosts; what is only planned for has pools.",
         ),
-        ("links: {}\n", "hosts = null: expected hosts that a lab plays, or pools of chips."),
+        ("links: {}\n", "pools = null: expected pools of chips, or hosts that a lab plays."),
         (
             "hosts:\n  - {name: h1, chips: [{kind: a}]}\n" + OWN.partition("pools")[0],
             "chips = '1 chips': expected no chips beside hosts. "
@@ -181,8 +181,37 @@ def test_hosts_of_a_lab_become_pools(tmp_path: Path) -> None:
         (
             POOL.replace("8}", "8, network_gbit: 4.0e11}"),
             "pools[0].network_gbit = 400000000000.0: "
-            "expected a number > 0 and <= 100000, or null.\n      at c.yaml:2",
+            "expected a number from 0.01 to 10000, or null.\n      at c.yaml:2",
         ),
+        (
+            POOL.replace("8}", "8, network_gbit: 50000}"),  # 10^6 bytes/s
+            "pools[0].network_gbit = 50000: expected a number from 0.01 to 10000, or null.",
+        ),
+        (
+            POOL.replace("8}", "8, link_gb_s: 3600}"),
+            "pools[0].link_gb_s = 3600.0: expected at most memory_gb_s (3350). "
+            "Are these 10^9 bits/s?\n      at c.yaml:2",
+        ),
+        (
+            POOL.replace("8}", "8, nodes: 10000000}"),
+            "pools[0].nodes = 10000000: expected an integer from 1 to 1000000.",
+        ),
+        (
+            POOL.replace("8}", "4096, nodes: 1000000}"),
+            "pools = '4,096,000,000 chips': expected at most 10,000,000 chips.",
+        ),
+        (POOL.replace("8}", "0}"), "pools[0].chips_per_node = 0: expected an integer from 1 to "),
+        (
+            POOL.replace("8}", "8, price_per_hour: -2}"),
+            "pools[0].price_per_hour = -2: expected a number >= 0, or null.\n      at c.yaml:2",
+        ),
+        (
+            "[1, 2]\n",
+            "CLUSTER = 'c.yaml': expected a section with keys of hosts, links (a lab), "
+            "or of pools, chips (to plan for). It is a list.\n      at c.yaml:1",
+        ),
+        ("H100\n", "chips (to plan for). It is one value.\n      at c.yaml:1"),
+        ("pools: []\n", "pools = []: expected a list of one or more sections with keys of chip, "),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -194,6 +223,27 @@ def test_what_cannot_be_meant_is_refused(
         read_view(Path("c.yaml"))
     assert message in str(caught.value)
     assert "c.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("no.yaml", None, "expected a YAML file that describes a cluster. No such file"),
+        (".", None, "expected a YAML file that describes a cluster. Is a directory"),
+        ("c.yaml", b"\xff\xfe\x00\x81", "expected a YAML file. It is not UTF-8 text."),
+        ("c.yaml", b"", "or of pools, chips (to plan for). It is empty."),
+    ],
+)
+def test_what_is_no_cluster_file(
+    name: str, content: bytes | None, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read_view(file)
+    assert str(caught.value).startswith(f"CLUSTER = '{file}': expected ")
+    assert message in str(caught.value)
 
 
 def test_a_lab_plays_no_pools(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -78,7 +79,7 @@ class ClusterFile(Section):
     @model_validator(mode="after")
     def _one_kind_of_cluster(self) -> Self:
         if not self.hosts and not self.pools:
-            raise ConfigError("hosts", None, "hosts that a lab plays, or pools of chips")
+            raise ConfigError("pools", None, "pools of chips, or hosts that a lab plays")
         if self.hosts and self.pools:
             hint = "A lab has hosts; what is only planned for has pools."
             raise ConfigError("pools", f"{len(self.pools)} pools", "no pools beside hosts", hint)
@@ -237,11 +238,18 @@ def _read(path: Path) -> ClusterFile:
     if reading.errors:
         raise _named(ConfigErrors(reading.errors), path)
     if entry is None or entry.value is None:
-        raise ConfigError("CLUSTER", str(path), "a file with keys of hosts, links", "It is empty.")
+        raise ConfigError("CLUSTER", str(path), KEYS, "It is empty.")
+    if not isinstance(entry.value, Mapping):
+        hint = "It is a list." if isinstance(entry.value, list) else "It is one value."
+        where = str(entry.origin)
+        raise ConfigErrors([ConfigError("CLUSTER", str(path), KEYS, hint, where=where)])
     try:
         return check_file(entry, ClusterFile)
     except ConfigErrors as errors:
         raise _named(errors, path) from None
+
+
+KEYS = "a section with keys of hosts, links (a lab), or of pools, chips (to plan for)"
 
 
 def _named(errors: ConfigErrors, path: Path) -> ConfigErrors:

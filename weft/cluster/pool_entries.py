@@ -23,6 +23,8 @@ FLOPS_PER_BYTE = (0.5, 5000.0)
 
 Tflops = Annotated[Positive, Field(le=100_000)]
 Gigabytes = Annotated[Positive, Field(le=100_000)]
+MOST_CHIPS = 10_000_000
+"""Of a cluster; more than anybody has, and a number with a digit too many is found."""
 
 
 class PeakEntry(Section):
@@ -55,7 +57,7 @@ class OwnChip(Section):
     """Bandwidth of its memory, 10^9 bytes/s."""
     link_gb_s: Gigabytes | None = None
     """One chip to the others of its node, one way, 10^9 bytes/s; null for a chip alone."""
-    power_w: Positive | None = None
+    power_w: Annotated[Positive, Field(ge=1, le=100_000)] | None = None
     """At full load."""
 
     def chip(self) -> Chip:
@@ -78,17 +80,17 @@ class PoolEntry(Section):
 
     chip: Text
     """Name of a chip in the catalogue (`weft chips`) or in `chips`."""
-    nodes: Count = 1
+    nodes: Annotated[Count, Field(le=1_000_000)] = 1
     """How many nodes."""
     chips_per_node: Annotated[Count, Field(le=4096)]
     """Chips of each node: one rank a chip."""
-    network_gbit: Annotated[Positive, Field(le=100_000)] | None = None
+    network_gbit: Annotated[Positive, Field(ge=0.01, le=10_000)] | None = None
     """One chip's part of its node's network, 10^9 bits/s; null is the chip's usual adapter."""
     link_gb_s: Gigabytes | None = None
     """One chip to the others of its node, one way, 10^9 bytes/s; null is the chip's own link."""
     oversubscription: Annotated[Positive, Field(ge=1)] = 1.0
     """How many times the nodes' adapters exceed what the switches above them carry."""
-    latency_us: Number = 10.0
+    latency_us: Annotated[Number, Field(le=1_000_000)] = 10.0
     """Of a message between nodes, 10^-6 s."""
     node: Text | None = None
     """Pools that name the same node are in one machine."""
@@ -104,7 +106,10 @@ def view_of(pools: Sequence[PoolEntry], own: Sequence[OwnChip]) -> ClusterView:
     """
     for number, chip in enumerate(own):
         _refuse_own(chip, f"chips[{number}]", own[:number])
-    return ClusterView(tuple(_pool(pools, number, own) for number in range(len(pools))))
+    view = ClusterView(tuple(_pool(pools, number, own) for number in range(len(pools))))
+    if view.world_size > MOST_CHIPS:
+        raise ConfigError("pools", f"{view.world_size:,} chips", f"at most {MOST_CHIPS:,} chips")
+    return view
 
 
 def _refuse_own(own: OwnChip, key: str, before: Sequence[OwnChip]) -> None:
@@ -122,9 +127,14 @@ def _refuse_own(own: OwnChip, key: str, before: Sequence[OwnChip]) -> None:
         hint = f"With {peak:g} TFLOP/s that is {per_byte:,.3g} FLOP for each byte of memory moved."
         expected = f"10^9 bytes/s, {peak * 1e3 / high:,.3g} to {peak * 1e3 / low:,.3g}"
         raise ConfigError(f"{key}.memory_gb_s", own.memory_gb_s, expected, hint)
-    if own.link_gb_s is not None and own.link_gb_s > own.memory_gb_s:
-        expected = f"at most memory_gb_s ({own.memory_gb_s:g})"
-        raise ConfigError(f"{key}.link_gb_s", own.link_gb_s, expected, "Are these 10^9 bits/s?")
+    _refuse_fast_link(own.link_gb_s, own.memory_gb_s, f"{key}.link_gb_s")
+
+
+def _refuse_fast_link(link_gb_s: float | None, memory_gb_s: float | None, key: str) -> None:
+    """No link is faster than the memory that it reads."""
+    if link_gb_s is not None and memory_gb_s is not None and link_gb_s > memory_gb_s:
+        expected = f"at most memory_gb_s ({memory_gb_s:g})"
+        raise ConfigError(key, link_gb_s, expected, "Are these 10^9 bits/s?")
 
 
 def _chip_named(name: str, key: str, own: Iterable[OwnChip] = ()) -> Chip:
@@ -151,6 +161,7 @@ def _pool(pools: Sequence[PoolEntry], number: int, own: Sequence[OwnChip]) -> Ch
     _refuse_gaps(entry, chip, key, alone=one_machine and entry.nodes == 1)
     if entry.node is not None and entry.nodes > 1:
         raise ConfigError(f"{key}.nodes", entry.nodes, "1 beside node, which names one machine")
+    _refuse_fast_link(entry.link_gb_s, chip.memory_gb_s, f"{key}.link_gb_s")
     if entry.link_gb_s is not None:
         chip = replace(chip, link_gb_s=entry.link_gb_s)
     return ChipPool(
