@@ -1,5 +1,6 @@
 """Plans of parts and mixes, and the arithmetic of efficiency; without a lab."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,8 @@ from weft.lab.busy import Moment, busy
 from weft.lab.cores import part
 from weft.lab.measure import kinds_of, only
 from weft.lab.mix import MixReport, Rates, in_rows, uncertainty
-from weft.lab.mix_picture import page, timelines
+from weft.lab.mix_page import page
+from weft.lab.mix_picture import timelines
 from weft.lab.mix_plans import (
     POOLED,
     Alone,
@@ -247,13 +249,41 @@ def test_timelines_of_balanced_plans_use_every_chip() -> None:
     assert line.step_s == pytest.approx(28 * SPEC.seq_len / 1000)
 
 
-def test_the_page_shows_every_trial_and_two_kinds_of_timeline() -> None:
+def test_the_page_shows_every_trial_and_a_step_of_each_generation() -> None:
     trials = mix_trials([BIG, SMALL], ALONE, WORK)
-    mixes = [Rates(trial, [1300.0 + n]) for n, trial in enumerate(trials)]
-    text = page(MixReport(MEASURED, mixes), [BIG, SMALL], WORK)
+    mixes = [Rates(trial, [1300.0 + n], step_s=5.0) for n, trial in enumerate(trials)]
+    mixes[-1].is_final = True
+    report = MixReport(MEASURED, mixes)
+    text = page(report, [BIG, SMALL], WORK)
     assert all(trial.name in text for trial in trials)
-    assert text.count("<svg") == 1 + 2 + 3 + len(mixes[-1].trial.plan.pipelines)
+    fastest = {rates.trial.generation: rates.trial.plan for rates in mixes}  # the last of each
+    pictures = 1 + 2 + sum(len(plan.pipelines) for plan in fastest.values())
+    assert len(fastest) == 4
+    assert text.count("<svg") == pictures
+    assert text.count("measured 5 s a step, drawn ") == 4
+    assert text.count("rank 1 small: ") == 4, "alone it keeps its number; in 3 of 4 mixes"
+    assert text.count("ranks 1, 2 small: ") == 1, "generation 3"
+    assert f"Pooling &times; {1300 / 1000:.3f}" in text
+    assert f"Re-planning &times; {mixes[-1].middle / 1300:.3f}" in text
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_all_steps_on_a_page_have_one_scale() -> None:
+    """The large chip alone does 28 samples in the time of 10/28 of them on both."""
+    shared = first(mix_trials([BIG, SMALL], ALONE, WORK), "1")
+    mixes = [Rates(shared, [1700.0]), Rates(replace(shared, generation="pooled"), [1700.0])]
+    text = page(MixReport(MEASURED, mixes), [BIG, SMALL], WORK)
+    widths = [int(width) for width in re.findall(r'" width="(\d+)" height', text)]
+    samples = [28 / 1000, 14 / 400, 14 / 400, *[16 / 1000, 6 / 400, 6 / 400] * 2]
+    assert widths == pytest.approx([max(widths) * s / max(samples) for s in samples], abs=1)
+
+
+def test_plans_of_parts_that_do_not_run_together() -> None:
+    pooled, best = (Rates(t) for t in mix_trials([BIG, SMALL], ALONE, WORK)[:2])
+    pooled.problem, best.values = "rank 1 was killed", [1500.0]
+    report = MixReport(MEASURED, [pooled, best])
+    assert report.to_json()["pooling_gain"] is None
+    assert "do not run side by side" in page(report, [BIG, SMALL], WORK)
 
 
 def test_tuning_runs_do_not_beat_what_was_repeated() -> None:

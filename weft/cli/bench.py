@@ -19,7 +19,7 @@ from weft.lab.bench_job import load_job, resolved_alone, target_of_trials, work_
 from weft.lab.lab import refuse_too_much
 from weft.lab.measure import Bench, Effort, kinds_of
 from weft.lab.mix import MixReport, in_rows, uncertainty
-from weft.lab.mix_picture import page
+from weft.lab.mix_page import page
 from weft.lab.tools import why_not_here
 
 NUMBERS = ("tokens/s", "+-", "of sum")
@@ -111,9 +111,12 @@ def _show(report: MixReport) -> None:
     within = uncertainty(report.efficiencies)
     sure = "" if within is None else f", +- {within:.3f} over {len(report.efficiencies)} repeats"
     out.print(f"efficiency   {report.efficiency:.3f} of the upper bound{sure}")
-    pooling = report.pooled.middle / report.lower
-    out.print(f"  pooling     x {pooling:.3f} over the fastest part, plans unchanged")
-    if report.replanning_gain is not None:
+    if report.pooling_gain is None:
+        out.print("  the parts' own plans do not run side by side")
+    else:
+        out.print(
+            f"  pooling     x {report.pooling_gain:.3f} over the fastest part, plans unchanged"
+        )
         out.print(f"  re-planning x {report.replanning_gain:.3f} over that")
     for reason in report.reasons:
         out.print(f"unlike work: {reason}", markup=False)

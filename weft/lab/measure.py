@@ -95,6 +95,7 @@ class Bench:
         parts = {name: _best(trials) for name, trials in found.items()}
         alone = {name: self._alone(best) for name, best in parts.items()}
         mixes = self._tune("mix", self.cluster, mix_trials(kinds, alone, self.work))
+        _best(mixes)
         for rates in MixReport(parts, mixes).best_of_generations():
             mixes += self._tune("mix", self.cluster, self._again(rates, kinds))
         report = MixReport(parts, mixes)
@@ -207,10 +208,15 @@ def _figures(
 
 
 def _best(trials: Sequence[Rates]) -> Rates:
+    """The fastest.
+
+    Raises:
+        ConfigError: none runs.
+    """
     best = max(trials, key=lambda rates: rates.middle)
     if not best.values:
         hint = f"The last one: {trials[-1].problem}."
-        expected = "a kind of chip on which some plan runs"
+        expected = "chips on which some plan runs"
         raise ConfigError("CLUSTER", trials[-1].trial.name, expected, hint)
     return best
 

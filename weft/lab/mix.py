@@ -105,6 +105,11 @@ class MixReport:
         return [mixed / sum(alone) for mixed, alone in both]
 
     @property
+    def pooling_gain(self) -> float | None:
+        """None where the parts' own plans do not run side by side."""
+        return self.pooled.middle / self.lower if self.pooled.values else None
+
+    @property
     def replanning_gain(self) -> float | None:
         """None where the parts' own plans do not run side by side."""
         return self.best.middle / self.pooled.middle if self.pooled.values else None
@@ -121,7 +126,7 @@ class MixReport:
             "efficiencies": each,
             "efficiency_mean": mean(each),
             "efficiency_uncertainty": uncertainty(each),
-            "pooling_gain": self.pooled.middle / self.lower,
+            "pooling_gain": self.pooling_gain,
             "replanning_gain": self.replanning_gain,
             "repeats": len(self.best.values),
             "spread": max(spreads),
