@@ -73,6 +73,61 @@ def test_people_read_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert "8 of 8 chips: 1 x 8 H100-SXM5-80GB" in text
 
 
+def _lines(cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    file = tmp_path / "c.yaml"
+    file.write_text(cluster)
+    stages = "plan.stages=[{dp: 8, zero: 1, recompute: full, layers: 20}, {dp: 4, zero: 1, recompute: full, layers: 12}]"  # noqa: E501
+    words = ["batch.micro=16", "plan.schedule=1f1b", stages, "--cluster", str(file)]
+    assert run(["plan", "demo", *MODEL, *words]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+OWN = """\
+chips:
+  - {name: N1, peak_tflops: {bf16: 320}, memory_gib: 96, memory_gb_s: 1600, link_gb_s: 200}
+pools:
+  - {chip: H100-SXM5-80GB, chips_per_node: 8, network_gbit: 400, price_per_hour: 2.5}
+  - {chip: N1, chips_per_node: 4, network_gbit: 200}
+"""
+
+
+def test_what_is_not_known_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _lines(OWN, tmp_path, capsys)
+    assert "energy: not known, for N1 has no power_w" in lines
+    assert "price: not known, for N1 has no price_per_hour" in lines
+    assert "plan: dp 8 on 8 H100-SXM5-80GB, then dp 4 on 4 N1" in lines
+
+
+def test_what_is_assumed_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = OWN.replace("link_gb_s: 200}", "link_gb_s: 200, power_w: 300}")
+    known = known.replace("network_gbit: 200}", "network_gbit: 200, price_per_hour: 1}")
+    (energy,) = [line for line in _lines(known, tmp_path, capsys) if line.startswith("energy: ")]
+    assert energy.endswith(
+        " J a token; assumed: 35% of the power while chips wait, 10 and 100 pJ a bit sent "
+        "inside and between nodes; hosts and cooling are left out"
+    )
+
+
+def test_a_row_of_memory_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Categories make the total, as far as they are rounded; numbers stand right-aligned."""
+    lines = _lines(OWN, tmp_path, capsys)
+    start = next(n for n, line in enumerate(lines) if line.startswith("pipeline  stage  ranks  "))
+    start = next(n for n in range(start + 1, len(lines)) if lines[n].startswith("pipeline "))
+    heading, *rows = lines[start : start + 3]
+    assert heading.split() == [
+        "pipeline", "stage", "ranks", "GiB", "of", "weights", "grads", "optimizer",
+        "activations", "working", "logits", "other",
+    ]  # fmt: skip
+    assert [row.split()[:5] for row in rows] == [
+        ["0", "0", "8", "x", "H100-SXM5-80GB"],
+        ["0", "1", "4", "x", "N1"],
+    ]
+    for row in rows:
+        total, room, *parts = map(float, row.split()[5:])
+        assert sum(parts) == pytest.approx(total, abs=0.36)
+        assert 0 < total < room and len(row) == len(heading)
+
+
 def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "plan.html"
     command = ["plan", "demo", *MODEL, "batch.micro=4", *GIVEN, *BOX, "--html", str(page)]

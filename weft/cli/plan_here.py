@@ -5,6 +5,7 @@ from __future__ import annotations
 from weft.config.errors import ConfigError
 from weft.planner.forecast import forecast
 from weft.planner.limits import limits_of
+from weft.planner.naming import name_of
 from weft.planner.outlook import Outlook
 from weft.planner.workload import Workload
 from weft.train.predict import UNMEASURED, chips_here
@@ -28,4 +29,5 @@ def outlook_here(resolved: Resolved) -> tuple[Outlook | None, str]:
         cast = forecast(plan, workload, chips.view, chips.knowledge)
     except ConfigError as error:
         return None, str(error)
-    return Outlook(name="here", cluster=chips.view, forecast=cast, limits=limits_of(cast)), ""
+    name = name_of(plan, chips.view)
+    return Outlook(name=name, cluster=chips.view, forecast=cast, limits=limits_of(cast)), ""

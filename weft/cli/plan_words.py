@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from weft.cli.output import count, out
 from weft.cluster.view import ClusterView
+from weft.cost.energy import JOULES_PER_BYTE, WAITING
 from weft.planner.explain import pruned_in_words, settings
 from weft.planner.forecast import Forecast, PositionForecast
 from weft.planner.outlook import Outlook
+from weft.report.plan_picture import ranges
 from weft.simulate.picture import draw
 
 MOST_ROWS = 24
@@ -38,13 +40,34 @@ def in_words(outlook: Outlook) -> Iterator[str]:
             for way, num_bytes in sorted(cast.sent.items(), key=lambda item: -item[1])
         ]
         yield f"sent in a step, GB: {', '.join(parts)}"
-    if cast.joules_per_token is not None:
-        yield f"energy: {cast.joules_per_token:.3g} J a token, hosts and cooling left out"
-    if cast.price_per_million_tokens is not None:
-        yield f"price: {cast.price_per_million_tokens:.3g} for a million tokens"
+    yield from _energy_and_price(outlook)
     yield "what limits it:"
     yield from (f"  {sentence}" for sentence in outlook.limits.sentences())
     yield from (f"  try {words}" for words in outlook.advice)
+
+
+def _energy_and_price(outlook: Outlook) -> Iterator[str]:
+    """What each token costs; where only some chips' values are known, what is missing."""
+    cast = outlook.forecast
+    powers = {p.chip.name: p.chip.power_w for p in cast.positions}
+    prices = {pool.chip.name: pool.price_per_hour for pool in outlook.cluster.pools}
+    if cast.joules_per_token is not None:
+        node, across = (JOULES_PER_BYTE[reach] / 8 * 1e12 for reach in ("node", "across"))
+        yield (
+            f"energy: {cast.joules_per_token:.3g} J a token; assumed: {WAITING:.0%} of the power "
+            f"while chips wait, {node:g} and {across:g} pJ a bit sent inside and between nodes; "
+            "hosts and cooling are left out"
+        )
+    elif any(powers.values()):
+        yield f"energy: not known, for {_lacking(powers)} has no power_w"
+    if cast.price_per_million_tokens is not None:
+        yield f"price: {cast.price_per_million_tokens:.3g} for a million tokens"
+    elif any(price is not None for price in prices.values()):
+        yield f"price: not known, for {_lacking(prices)} has no price_per_hour"
+
+
+def _lacking(values: Mapping[str, float | None]) -> str:
+    return ", ".join(name for name, value in values.items() if value is None)
 
 
 def why_in_words(outlook: Outlook) -> Iterator[str]:
@@ -79,38 +102,51 @@ def cluster_in_words(cluster: ClusterView) -> str:
 
 
 def memory_table(cast: Forecast) -> Iterator[str]:
-    """Memory of a rank of every mesh; neighbours that are alike share a row."""
-    rows: list[tuple[str, ...]] = [("meshes", "chip", "GiB", "of", *_CATEGORIES, "other")]
+    """Memory of a rank of every mesh, GiB; neighbours that are alike share a row."""
     alike: list[list[PositionForecast]] = []
     for position in cast.positions:
-        if alike and _cells(alike[-1][0]) == _cells(position):
+        if alike and _figures(alike[-1][0]) == _figures(position):
             alike[-1].append(position)
         else:
             alike.append([position])
-    number = 0
+    decimals = _decimals(max(position.memory.total for position in cast.positions) / 2**30)
+    rows: list[tuple[str, ...]] = [
+        ("pipeline", "stage", "ranks", "GiB", "of", *_CATEGORIES, "other")
+    ]
     for group in alike:
-        last = number + len(group) - 1
-        name = f"{number}" if last == number else f"{number}-{last}"
-        rows.append((name, *_cells(group[0])))
-        number = last + 1
+        chip, figures = _figures(group[0])
+        rows.append(
+            (
+                ranges(sorted({position.pipeline for position in group}), dash="-"),
+                ranges(sorted({s for position in group for s in position.stages}), dash="-"),
+                chip,
+                *(f"{figure:.{decimals}f}" for figure in figures),
+            )
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        first, *rest = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        yield "  ".join((first, *rest)).rstrip()
+        cells = list(zip(row, widths, strict=True))
+        words = [f"{cell:<{width}}" for cell, width in cells[:_NUM_WORDS]]
+        numbers = [f"{cell:>{width}}" for cell, width in cells[_NUM_WORDS:]]
+        yield "  ".join((*words, *numbers))
 
 
-def _cells(position: PositionForecast) -> tuple[str, ...]:
+_NUM_WORDS = 3
+"""Columns of a memory table that hold no numbers."""
+
+
+def _figures(position: PositionForecast) -> tuple[str, tuple[float, ...]]:
+    """How many of which chip, and GiB of each."""
     parts = position.memory.by_category()
     named = [parts[name] / 2**30 for name in _CATEGORIES]
     total = position.memory.total / 2**30
-    figures = [total, position.chip.memory_gib, *named, total - sum(named)]
     chip = f"{len(position.ranks)} x {position.chip.name}"
-    return chip, *(_short(figure) for figure in figures)
+    return chip, (total, position.chip.memory_gib, *named, total - sum(named))
 
 
-def _short(figure: float) -> str:
-    """Three digits, and nothing below a hundredth."""
-    return f"{figure:.0f}" if figure >= 99.95 else f"{float(f'{figure:.3g}'):.2f}"
+def _decimals(largest: float) -> int:
+    """Three digits of the largest number of a table, or about that."""
+    return 1 if largest >= 10 else 2 if largest >= 1 else 3
 
 
 def folded(lines: Sequence[str], most: int = MOST_ROWS) -> Iterator[str]:

@@ -73,20 +73,16 @@ def alternatives(
 
 
 def settings(plan: Plan) -> str:
-    """How the pipelines of a plan are set up, so that plans of the same name can be told apart."""
-    return " | ".join(_settings(pipeline) for pipeline in plan.pipelines[:4])
+    """How the pipelines of a plan are set up, besides what its name says."""
+    return " | ".join(dict.fromkeys(_settings(pipeline) for pipeline in plan.pipelines[:4]))
 
 
 def _settings(pipeline: PipelinePlan) -> str:
-    meshes = dict.fromkeys(
-        " x ".join(f"{axis} {size}" for axis, size in stage.mesh.axes if size > 1) or "alone"
-        for stage in pipeline.stages
-    )
-    words = [", ".join(meshes)]
-    words += [pipeline.schedule] if len(pipeline.stages) > 1 else []
+    words: list[str] = [pipeline.schedule] if len(pipeline.stages) > 1 else []
     words += ["recompute"] * any(stage.recompute == "full" for stage in pipeline.stages)
     words += [f"ZeRO {max(stage.zero for stage in pipeline.stages)}"]
-    return f"{', '.join(words)}, {pipeline.num_microbatches} x {pipeline.microbatch}"
+    words += [f"{pipeline.num_microbatches} microbatches of {pipeline.microbatch}"]
+    return ", ".join(words)
 
 
 def _why(best: Forecast, other: Forecast) -> str:

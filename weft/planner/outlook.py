@@ -13,6 +13,7 @@ from weft.planner.explain import SEARCH_AGAIN_S, Alternative, Help, alternatives
 from weft.planner.fit import MEMORY_PART, shortages, smallest_change
 from weft.planner.forecast import Forecast, forecast
 from weft.planner.limits import Limits, advice, limits_of
+from weft.planner.naming import name_of
 from weft.planner.options import Options
 from weft.planner.search import Candidate, Found
 from weft.planner.workload import Workload
@@ -99,7 +100,8 @@ def outlook_of_plan(
     """
     refuse_too_large(plan, workload, cluster, knowledge)
     cast = forecast(plan, workload, cluster, knowledge)
-    return Outlook(name="as given", cluster=cluster, forecast=cast, limits=limits_of(cast))
+    name = name_of(plan, cluster)
+    return Outlook(name=name, cluster=cluster, forecast=cast, limits=limits_of(cast))
 
 
 def refuse_too_large(

@@ -12,6 +12,7 @@ from weft.cluster.view import ClusterView
 from weft.cost.memory import memory_of_plan
 from weft.plan.plan import ZeroLevel
 from weft.plan.tiling import split_by_weight
+from weft.planner.naming import name_of
 from weft.planner.options import Options
 from weft.planner.search.choice import Line, plan_of, used_cluster
 from weft.planner.search.costs import Costs
@@ -173,7 +174,7 @@ class Hunt:
         spec, seq_len = self.workload.spec, self.workload.seq_len
         time = time_of_plan(plan, spec, used, seq_len=seq_len, knowledge=self.knowledge)
         memory = memory_of_plan(plan, spec, seq_len, self.knowledge.overheads)
-        name = in_words(lines.lines, self.cluster)
+        name = name_of(plan, used)
         return Candidate(name=name, plan=plan, cluster=used, time=time, memory=memory)
 
     def _add(self, chosen: Sequence[Timed]) -> None:
@@ -243,16 +244,3 @@ def _likeness(lines: Sequence[Line]) -> object:
     return tuple(
         (tuple((s.pool, s.tp, s.meshes) for s in line.sections), line.schedule) for line in lines
     )
-
-
-def in_words(lines: Sequence[Line], cluster: ClusterView) -> str:
-    """What kind of plan it is."""
-    parts = []
-    for line in lines:
-        sections = [
-            f"{section.meshes} x {cluster.pools[section.pool].chip.name}"
-            for section in line.sections
-        ]
-        parts.append(" then ".join(sections))
-    head = f"{len(lines)} pipelines side by side" if len(lines) > 1 else "one pipeline"
-    return f"{head}: {' | '.join(parts)}"

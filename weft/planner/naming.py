@@ -1,0 +1,41 @@
+"""What to call a plan: how many stages, split how, on which chips."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from weft.cluster.view import ClusterView
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan
+
+
+def name_of(plan: Plan, cluster: ClusterView) -> str:
+    """``pp 4 x (dp 2 x tp 8) on 64 H100-SXM5-80GB``; pipelines that are called alike are counted.
+
+    ``pp`` counts meshes: each is one position of the pipeline, with one stage or several.
+    """
+    names = [_pipeline(pipeline, cluster) for pipeline in plan.pipelines]
+    if len(names) == 1:
+        return names[0]
+    runs = [(name, len(list(same))) for name, same in groupby(names)]
+    parts = [f"{number} x [{name}]" if number > 1 else f"[{name}]" for name, number in runs]
+    return f"{len(names)} pipelines side by side: {' + '.join(parts)}"
+
+
+def axes_of(mesh: Mesh) -> str:
+    """``dp 2 x tp 8``; nothing of a rank alone."""
+    return " x ".join(f"{axis} {size}" for axis, size in mesh.axes if size > 1)
+
+
+def _pipeline(pipeline: PipelinePlan, cluster: ClusterView) -> str:
+    meshes = [pipeline.stages[stages[0]].mesh for stages in pipeline.positions()]
+    kinds = [(axes_of(mesh), cluster.pool_of(mesh.ranks[0]).chip.name) for mesh in meshes]
+    parts = []
+    first = 0
+    for (axes, chip), same in groupby(kinds):
+        many = len(list(same))
+        ranks = sum(len(mesh.ranks) for mesh in meshes[first : first + many])
+        first += many
+        how = axes if many == 1 else f"pp {many} x ({axes})" if axes else f"pp {many}"
+        parts.append(f"{how} on {ranks} {chip}" if how else f"{ranks} {chip}")
+    return ", then ".join(parts)
