@@ -71,6 +71,8 @@ MEMORY = {
 }
 """Bytes of the runtime, free pieces, and factors on three kinds of bytes: what microbatches keep,
 parameters that every rank keeps, state that ranks may share."""
+ROOM = 0.96
+"""Part of a chip's memory up to which its allocator leaves free pieces free."""
 OWN_SPREAD = 0.6
 """Spread of one generation around all, as a part of the spread of all around what is known."""
 
@@ -161,27 +163,55 @@ def place_of(run: Run, made_by: Chip, constants: Constants) -> Place:
 
 def memory_of(run: Run, constants: Constants) -> float:
     """Predicted bytes on the rank that was looked at: mostly the one that needs most."""
-    made = f"memory.{run.generation.name}"
+    made, job = f"memory.{run.generation.name}", run.job
 
     def of(name: str) -> float:
         return constant(constants, f"{made}.{name}")
 
-    rest, shared = of("rest"), of("shared")
-    state = StateBytes(
-        weight=2 * rest,
-        grad=run.generation.main_grad * rest,
-        optimizer=run.generation.optimizer * shared,
-    )
-    if run.generation.fp32_weights:
-        state = StateBytes(weight=4 * rest, grad=4 * rest, optimizer=8 * shared)
-    overheads = Overheads(runtime_bytes=0.0, fragments=of("fragments"))
-    parts = memory_of_job(run.job, state, overheads)
+    parts = memory_of_job(job, _state(run, of("rest"), of("shared")), Overheads())
     parts = parts[:1] if run.first_alone else parts
-    flat = 4 * min(run.generation.flat_elements, run.job.shape.params / run.job.tp)
-    flat *= run.job.pp == 1 and run.job.zero > 0  # two bytes in each of two buffers
-    moving = [part.activations * (of("kept") - 1) for part in parts]
-    most = max(part.total + more for part, more in zip(parts, moving, strict=True))
-    return most + flat + of("runtime_gib") * 2**30
+    always = _buckets(run) + of("runtime_gib") * 2**30 * (run.counted == "driver")
+    room = min(chip.memory_gib for chip in run.chips) * ROOM * 2**30
+    fragments = of("fragments") * (run.counted != "allocated")
+    most = 0.0
+    for position, part in enumerate(parts):
+        kept = (part.activations + _kept_besides(run, position)) * of("kept")
+        needed = part.total - part.activations + kept + always
+        free = fragments * (kept + part.working + part.logits)
+        most = max(most, needed + min(free, max(room - needed, 0.0)))
+    return most
+
+
+def _state(run: Run, rest: float, shared: float) -> StateBytes:
+    """Of one parameter; what ranks may share comes last."""
+    made = run.generation
+    if run.job.frozen:
+        return StateBytes(weight=2 * rest, grad=0.0, optimizer=0.0)
+    if made.fp32_weights or run.job.dtype == "fp32":
+        return StateBytes(weight=4 * rest, grad=4 * rest, optimizer=8 * shared)
+    optimizer = made.optimizer - 6 * run.byte_moments  # two moments, of one byte instead of four
+    return StateBytes(weight=2 * rest, grad=made.main_grad * rest, optimizer=optimizer * shared)
+
+
+def _buckets(run: Run) -> float:
+    """Of gradients and of parameters, in two bytes; two of each where no pipeline paces them."""
+    job = run.job
+    if not job.zero:
+        return 0.0
+    elements = min(run.generation.flat_elements, job.shape.params / (job.tp * job.pp))
+    return 2 * elements * (2 if job.pp > 1 else 4)
+
+
+def _kept_besides(run: Run, position: int) -> float:
+    """What this software keeps of each microbatch and others do not."""
+    job, made = run.job, run.generation
+    work = job.works()[position]
+    rows = work.tokens / (job.tp if job.sequence_parallel else 1)
+    outputs = rows * job.shape.d_model * (made.keeps_outputs and job.pp > 1)
+    again = {"full": 0.0, "half": 0.5}.get(job.recompute, 1.0)
+    gate = made.keeps_gate and job.shape.gated
+    gates = again * work.num_layers * work.tokens * job.shape.d_ff / job.tp * gate
+    return job.held(position) * work.wide * (outputs + gates)
 
 
 def names_for(runs: Sequence[Run], *, memory: bool) -> list[str]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from benchmarks.published_chips import Shelf, UnknownRecordError, find_chip, shelf_of
 from benchmarks.software import Generation, generation_of
@@ -25,6 +25,8 @@ from weft.cost.work import Keep
 from weft.plan.plan import ZeroLevel
 
 Record = Mapping[str, Any]
+Counted = Literal["driver", "reserved", "allocated"]
+"""What a program calls its memory: with the runtime, what the allocator took, or tensors alone."""
 
 TYPICAL_ASPECT = 128
 """Channels per layer of GPT-3's family (arXiv 2005.14165), where only a size is printed."""
@@ -51,6 +53,10 @@ class Run:
     """Seconds of a step, or bytes."""
     first_alone: bool = False
     """Memory was read on the first position, not where it is highest."""
+    counted: Counted = "driver"
+    """What its memory is."""
+    byte_moments: bool = False
+    """Its optimizer keeps moments in 8 bits."""
     narrow: float = 1.0
     """How many times as fast as in fp8 its narrow products are."""
 
@@ -60,7 +66,7 @@ def read_times(folder: Path) -> Iterator[Run | tuple[str, str]]:
     shelf = shelf_of(folder)
     for record in read_records(folder / "throughput.json"):
         if (record.get("status") or "ok") == "ok":
-            yield attempt(record, lambda record: _run(record, _step_seconds(record), shelf))
+            yield attempt(record, lambda record: run_of(record, _step_seconds(record), shelf))
 
 
 def read_memory(folder: Path) -> Iterator[Run | tuple[str, str]]:
@@ -72,7 +78,7 @@ def read_memory(folder: Path) -> Iterator[Run | tuple[str, str]]:
             twin = twins.get(record.get("throughput_id") or "", {})
             said = {key: value for key, value in record.items() if value is not None}
             whole = {"group": _family(record), **twin, **said}
-            yield attempt(whole, lambda record: _run(record, _peak_bytes(record), shelf))
+            yield attempt(whole, lambda record: run_of(record, _peak_bytes(record), shelf))
 
 
 def _family(record: Record) -> str:
@@ -128,7 +134,8 @@ def with_numbers(record: Record) -> Record:
     return plain
 
 
-def _run(record: Record, measured: float, shelf: Shelf) -> Run:
+def run_of(record: Record, measured: float, shelf: Shelf) -> Run:
+    """The run that a record describes, its numbers as numbers."""
     generation = generation_of(_made_with(record))
     num_chips = _num_chips(record)
     network = record.get("inter_gbps_per_gpu")
@@ -144,8 +151,18 @@ def _run(record: Record, measured: float, shelf: Shelf) -> Run:
         network_gbit_s=float(network) if network else None,
         measured=measured,
         first_alone="nvidia-smi" in unit and "max" not in unit,
+        counted=_counted(unit),
+        byte_moments=bool(
+            re.search(r"8.?bit|\bbnb", f"{record.get('notes')} {record.get('id')}", re.I)
+        ),
         narrow=FP4 if "fp4" in str(record.get("precision")).lower() else 1.0,
     )
+
+
+def _counted(unit: str) -> Counted:
+    if "nvidia-smi" in unit:
+        return "driver"
+    return "reserved" if "reserved" in unit else "allocated"
 
 
 def _num_chips(record: Record) -> int:

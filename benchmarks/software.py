@@ -36,7 +36,11 @@ class Generation:
     """Of one message of gradients, or more: so many bytes for each rank that has a part."""
     bucket_each: float = 0.0
     flat_elements: float = 0.0
-    """Of a buffer for gradients and one for parameters, where ranks share state without stages."""
+    """Of a bucket of gradients and one of parameters, where ranks share state."""
+    keeps_outputs: bool = False
+    """A stage keeps what it sent until that microbatch's backward."""
+    keeps_gate: bool = False
+    """A gate is kept before and after its activation, where no compiler computes it again."""
     main_grad: float = 4.0
     """Bytes of one parameter's gradients at rest."""
     optimizer: float = 12.0
@@ -47,6 +51,8 @@ class Generation:
     """Parameters are kept in fp32 alone and cast where they are used."""
 
 
+DEEPSPEED = 18.0
+"""Bytes of one parameter's state: master copy, moments, its gradient in four bytes and in two."""
 GENERATIONS = (
     Generation(
         name="megatron-2020",
@@ -63,19 +69,31 @@ GENERATIONS = (
         fused_attention=False,
         sequence_parallel=False,
         dropout=True,
-        optimizer=16.0,
+        optimizer=DEEPSPEED,
+        keeps_outputs=True,
     ),
     Generation(
         name="megatron-deepspeed",
         overlaps=False,
-        marks="Megatron-DeepSpeed|Megatron-LM 2021$|Alpa",
+        marks="Megatron-DeepSpeed|Megatron-LM 2021$",
         flat_elements=5e8,
         fused_attention=False,
         sequence_parallel=False,
         dropout=True,
         grad_bytes=2.0,
         main_grad=2.0,
-        optimizer=16.0,
+        optimizer=DEEPSPEED,
+        keeps_outputs=True,
+    ),
+    Generation(
+        name="megatron-deepspeed",
+        overlaps=False,
+        marks="Alpa",
+        fused_attention=False,
+        sequence_parallel=False,
+        dropout=True,
+        grad_bytes=2.0,
+        main_grad=2.0,
     ),
     Generation(
         name="megatron-2021",
@@ -127,7 +145,11 @@ GENERATIONS = (
         selective="half",
     ),
     Generation(
-        name="torch-eager", marks="torchtitan|PyTorch FSDP", fp32_weights=True, selective="half"
+        name="torch-eager",
+        marks="torchtitan|PyTorch FSDP",
+        fp32_weights=True,
+        selective="half",
+        keeps_gate=True,
     ),
     Generation(name="jax", marks="JAX|PAX|MaxText|Paxml", fused=0.6),
     Generation(name="other", marks=""),

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.prediction import Scored, measure, read, show, spearman
 from benchmarks.prediction_fit import fit, models, problem, worth_having
-from benchmarks.prediction_model import constant, memory_of, names_for, time_of
+from benchmarks.prediction_model import constant, names_for, time_of
 from benchmarks.published import Run, read_memory, read_times
 from weft.cost.work import StageWork
 
@@ -178,20 +178,6 @@ def test_a_generation_is_a_factor_on_all() -> None:
     known = {"software.all.slowdown": 1.5, "software.jax.slowdown": 0.8}
     assert constant(known, "software.jax.slowdown") == pytest.approx(1.2)
     assert constant(known, "software.habana.slowdown") == pytest.approx(1.5)
-
-
-def test_flat_buffers_are_held_where_no_stages_are(tmp_path) -> None:
-    """Two of 5e8 elements in two bytes, or of the rank's parameters."""
-    peak = {**RECORD, "kind": "measured_peak", "mem_gib": 30.0, "framework": "Megatron-DeepSpeed"}
-    peak |= {"pp": 1, "dp": 8, "dp_sharding": "zero1"}
-    write(tmp_path, peak, {**peak, "pp": 2, "dp": 4}, name="memory.json")
-    alone, staged = (run for run in read_memory(tmp_path) if isinstance(run, Run))
-
-    def without(run: Run) -> float:
-        return memory_of(replace(run, generation=replace(run.generation, flat_elements=0)), {})
-
-    assert memory_of(alone, {}) - without(alone) == pytest.approx(4 * 5e8)
-    assert memory_of(staged, {}) == without(staged)
 
 
 def test_constants_that_help_nobody_are_dropped(tmp_path) -> None:

@@ -87,8 +87,8 @@ class Job:
     def held(self, position: int) -> float:
         """Microbatches whose results a position keeps at its peak."""
         many = self.num_microbatches
-        if self.schedule == "zb-h2":
-            return min(many, 2 * self.pp - 1 - position)
+        if self.schedule == "zb-h2":  # its limit, which every position uses (arXiv 2401.10241)
+            return min(many, 2 * self.pp)
         if self.schedule == "zb-h1":
             return min(many, self.pp)
         if self.chunks == 1:
