@@ -161,6 +161,11 @@ def test_a_lab_can_be_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--cluster", "no.yaml"], "CLUSTER = 'no.yaml': expected a YAML file that describes"),
         (["--need", "2PF"], "--need = '2PF': expected --cluster beside it. It says what there is."),
+        ([*BOX, "--html", "."], "--html = '.': expected a file to write. This is a folder."),
+        (
+            [*BOX, "--html", "no/plan.html"],
+            "--html = 'no/plan.html': expected a file in a folder that exists.",
+        ),
         ([*BOX, "--need", "2"], "--need = '2': expected a number and a unit: TF, PF or EF"),
         ([*BOX, "--need", "1EF"], "--need = '1 EF': expected at most "),
         (

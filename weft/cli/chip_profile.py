@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.table import Table
 
 from weft.cli.output import err, gib, out, print_json
-from weft.cli.target import Json
+from weft.cli.target import Json, file_to_write
 from weft.cluster.detect import detect_node
 from weft.config.errors import ConfigError
-from weft.cost.profile import Profile
+from weft.cost.profile import Corrections, Profile
 from weft.cost.profile_file import (
     file_name,
     load_profile,
@@ -56,17 +56,19 @@ def profile(
     chosen = device if device != "auto" else ("cuda" if node.chips else "cpu")
     if chosen == "cuda" and not node.chips:
         raise ConfigError("--device", chosen, "a device of this machine (cpu)")
+    path = file_to_write("--out", out_file) if out_file else None
     from weft.elastic.chip_profile import profile_chip
 
     found = profile_chip(
         node, device=chosen, quick=quick, say=lambda text: err.print(f"{text} ...")
     )
-    path = out_file or profiles_folder() / file_name(found)
+    path = path or profiles_folder() / file_name(found)
     save_profile(found, path)
     if json:
         print_json({"file": str(path), **asdict(found)})
         return
-    out.print(_table([found]))
+    for line in _in_words(found):
+        out.print(line, markup=False)
     out.print(f"saved: {path}", markup=False)
 
 
@@ -103,24 +105,27 @@ def _show(*, json: bool) -> None:
     if json:
         print_json({"profiles": [{"file": str(path), **asdict(each)} for path, each in saved]})
     elif saved:
-        out.print(_table([each for _, each in saved]))
-        for path, _ in saved:
-            out.print(f"{path}", markup=False)
+        for path, each in saved:
+            for line in _in_words(each):
+                out.print(line, markup=False)
+            out.print(f"  {path}", markup=False)
     else:
         out.print(f"no profiles in {profiles_folder()}: measure with `weft chips profile`")
 
 
-def _table(profiles: list[Profile]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("chip", "host", "measured", "torch"):
-        table.add_column(column, no_wrap=True)
-    for column in ("fp32 TFLOP/s", "bf16", "memory GB/s", "link GB/s", "rank"):
-        table.add_column(column, justify="right")
-    for each in profiles:
-        rates = (each.peak_flops("fp32") / 1e12, each.peak_flops("bf16") / 1e12)
-        numbers = (*rates, each.memory_bytes_s / 1e9, each.link_bytes_s / 1e9)
-        cells = [f"{number:.3g}" if number else "-" for number in numbers]
-        machine = each.machine
-        memory = gib(each.overheads.runtime_bytes)
-        table.add_row(each.name, machine.host, machine.date[:16], machine.torch, *cells, memory)
-    return table
+def _in_words(profile: Profile) -> Iterator[str]:
+    """What was measured, one kind of figure a line."""
+    machine, made = profile.machine, profile.corrections
+    yield f"{profile.name} of {machine.host}, measured {machine.date} with torch {machine.torch}"
+    known = ((dtype, profile.peak_flops(dtype) / 1e12) for dtype in ("fp32", "bf16"))
+    rates = [f"{rate:.3g} TFLOP/s in {dtype}" for dtype, rate in known if rate]
+    yield f"  matrix products  at best {', '.join(rates)}"
+    yield f"  memory           {profile.memory_bytes_s / 1e9:.3g} GB/s"
+    if profile.links:
+        yield f"  links            {profile.link_bytes_s / 1e9:.3g} GB/s between two ranks"
+    yield f"  a rank that holds nothing yet  {gib(profile.runtime_bytes)}"
+    if made != Corrections():
+        yield (
+            f"  corrected by a run: computing x {made.compute:.3f}, "
+            f"{made.step_s * 1000:+.1f} ms a step, {made.runtime_bytes / 2**20:+.0f} MiB a rank"
+        )

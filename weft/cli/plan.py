@@ -11,7 +11,7 @@ import typer
 from weft.cli.output import count, err, out, print_json
 from weft.cli.plan_table import table
 from weft.cli.resolved import resolved_here
-from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
+from weft.cli.target import OVERRIDES, Json, Overrides, Target, file_to_write, load
 from weft.config.errors import ConfigError
 from weft.train.resolve import Resolved, refuse_without_effect
 
@@ -65,6 +65,8 @@ def plan(
     `weft plan demo model.size=llama3-70b data.seq_len=8192 batch.samples=512
     --cluster examples/clusters/nodes-64.yaml --explain`
     """
+    if html is not None:
+        file_to_write("--html", html)
     if cluster is not None:
         from weft.cli.plan_elsewhere import answer, as_data, load_elsewhere, show_answer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -68,3 +69,16 @@ def _pairs(words: Sequence[str]) -> list[str]:
     if waiting:
         raise ConfigError(waiting, None, "a value after it", f"Write {waiting}=VALUE.")
     return result
+
+
+def file_to_write(option: str, path: Path) -> Path:
+    """The file, if it can be one: asked before time is spent on what goes into it.
+
+    Raises:
+        ConfigError: it is a folder, or its folder is none.
+    """
+    if path.is_dir():
+        raise ConfigError(option, str(path), "a file to write", "This is a folder.")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(option, str(path), "a file in a folder that exists")
+    return path
