@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 from random import Random
 
 from weft.cluster.cluster import Chip, catalogue
@@ -15,6 +16,7 @@ from weft.planner.options import Options
 from weft.planner.search.choice import Line, Section, plan_of, used_cluster
 from weft.planner.search.costs import Costs
 from weft.planner.search.route import Route
+from weft.planner.search.splits import filled
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge, time_of_plan
 
@@ -118,3 +120,24 @@ def split_at_random(random: Random, total: int, least: Sequence[int]) -> tuple[i
     cuts = sorted(random.randint(0, free) for _ in least[1:])
     parts = [b - a for a, b in pairwise([0, *cuts, free])]
     return tuple(low + more for low, more in zip(least, parts, strict=True))
+
+
+def long_drawn(random: Random, schedule: ScheduleName) -> Drawn:
+    """A pipeline with many more microbatches than meshes, over borders of any rate."""
+    meshes = [random.randint(2, 5) for _ in range(random.randint(1, 2))]
+    pools, sections = [], []
+    for number, (chip, many) in enumerate(zip((H100, A100), meshes, strict=False)):
+        gbit = random.choice([None, SLOW_GBIT, 10 * SLOW_GBIT])
+        pools.append(ChipPool(chip=chip, num_nodes=many, chips_per_node=1, network_gbit_s=gbit))
+        sections.append(Section(number, 1, 1, many, random.choice(["off", "full"])))
+    total = sum(meshes)
+    spec = replace(SIZES["llama2-7b"], num_layers=random.randint(total, 4 * total))
+    samples = total * random.randint(20, 25) + random.randint(0, total)
+    workload = Workload(spec=spec, seq_len=512, samples=samples)
+    costs = Costs(workload, ClusterView(tuple(pools)), Knowledge(), 1)
+    made = Drawn(costs=costs, line=Line(tuple(sections), 1, schedule, (), samples))
+    if random.random() < 0.5:
+        layers = split_at_random(random, spec.num_layers, made.route.least)
+    else:
+        layers = filled(replace(made.route, memory_part=inf), spec.num_layers)
+    return replace(made, line=replace(made.line, layers=layers))

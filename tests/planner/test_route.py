@@ -1,13 +1,17 @@
 """What the search asks of one pipeline says the same as what users see, and its bounds hold."""
 
+from collections import Counter
 from random import Random
 
 import pytest
-from planner.lines import CORE, H100, Drawn, drawn
+from planner.lines import CORE, H100, SCHEDULES, Drawn, drawn, long_drawn
 
 from weft.cost.memory import memory_of_plan
+from weft.plan.plan import ScheduleName
+from weft.planner.search import route as route_module
 from weft.planner.search.choice import plan_of
 from weft.planner.search.splits import has_place
+from weft.schedules.known import Pattern, held_at_peak, known
 
 KINDS = {
     "bf16": {},
@@ -95,3 +99,64 @@ def test_room_is_what_fits() -> None:
                 assert route.bytes(mesh, most + 1) > budget
             assert route.room_at_best[mesh] >= most
     assert tight > 50
+
+
+FAR = {"gpipe": (ROUNDING, ROUNDING), "1f1b": (0.005, 0.02), "zb-h1": (0.005, 0.02)}
+"""What is played in part: relative errors of nine in ten, and of all. Wires that are busier than
+meshes make schedules of several stages a mesh repeat themselves after more than one round."""
+OTHERS_FAR = 0.04, 0.1
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_long_step_grows_as_a_part_of_it_does(
+    schedule: ScheduleName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against every microbatch played, with unlike meshes and borders of any rate."""
+    monkeypatch.setattr(route_module, "PLAYED_WHOLE", 0)
+    off = []
+    for seed in range(30):
+        each = long_drawn(Random(seed), schedule)
+        assert each.route.played[-1] != each.route.pattern
+        off.append(abs(each.route.seconds(each.line.layers) / each.step_s() - 1))
+    most, worst = FAR.get(schedule, OTHERS_FAR)
+    off.sort()
+    assert off[len(off) * 9 // 10] < most
+    assert off[-1] < worst
+
+
+def test_a_step_is_played_whole_where_that_is_quick() -> None:
+    for schedule in SCHEDULES:
+        each = long_drawn(Random(1), schedule)
+        assert each.route.played == (each.route.pattern,)
+        assert each.route.actions <= route_module.PLAYED_WHOLE
+
+
+PATTERNS = [
+    Pattern(
+        name, meshes, meshes * (2 if name in ("interleaved", "zb-v", "dualpipe-v") else 1), many
+    )
+    for name in SCHEDULES
+    for meshes in (1, 2, 3, 5, 8)
+    for many in (1, 2, meshes, 2 * meshes + 1, 4 * meshes, 7 * meshes + 3)
+    if meshes > 1 or name in ("1f1b", "gpipe", "zb-h1")
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_more_microbatches_hold_no_more(pattern: Pattern) -> None:
+    """What a mesh holds at its peak, against all of the schedule counted action by action."""
+    for mesh, counts in enumerate(held_at_peak(pattern)):
+        now: Counter[int] = Counter()
+        peak = 0
+        for action in known(pattern).schedule[mesh]:
+            now[action.stage] += {"F": 1, "I": 0}.get(action.kind, -1)
+            peak = max(peak, now.total())
+        assert sum(counts) == peak
+
+
+def test_no_schedule_holds_less_than_the_least() -> None:
+    """``room_at_best`` rules out routes before their schedule is made."""
+    for seed in range(200):
+        each = drawn(Random(seed))
+        least = zip(each.route.room, each.route.room_at_best, strict=True)
+        assert all(room <= best for room, best in least), each

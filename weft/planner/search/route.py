@@ -15,11 +15,14 @@ from weft.planner.search.costs import Costs, Held, Spot
 from weft.schedules.known import Pattern, held_at_peak
 from weft.schedules.registry import positions_of, splits_backward
 from weft.simulate.play import last_size
+from weft.simulate.rhythm import seconds_each
 from weft.simulate.tape import tape_of
 from weft.simulate.times import SeamTimes, StageTimes
 
 FULL_AFTER = 3
-"""Microbatches for each mesh, after which a long pipeline grows evenly."""
+"""Microbatches for each mesh, after which the next for each is taken for all that follow."""
+RHYTHMIC = ("1f1b", "zb-h1")
+"""Schedules that repeat themselves after fewer microbatches than meshes, which is looked for."""
 PLAYED_WHOLE = 6000
 """Actions up to which a step is played to its end."""
 _NOTHING = SeamTimes()
@@ -126,25 +129,37 @@ class Route:
 
     @cached_property
     def played(self) -> tuple[Pattern, ...]:
-        """What is played to time a step: all of it, or a round less and a round more when full."""
+        """What is played to time a step: all of it, or what shows how a long one grows."""
         many, meshes = self.pattern.num_microbatches, self.num_meshes
-        full = FULL_AFTER * meshes + (many % meshes if self.schedule == "interleaved" else 0)
+        rhythm = self.schedule in RHYTHMIC
+        full = (rhythm + FULL_AFTER) * meshes
+        full += many % meshes if self.schedule == "interleaved" else 0
         if many <= full or self._actions(many) <= PLAYED_WHOLE:
             return (self.pattern,)
-        return tuple(replace(self.pattern, num_microbatches=n) for n in (full - meshes, full))
+        numbers = (full,) if rhythm else (full - meshes, full)
+        return tuple(replace(self.pattern, num_microbatches=n) for n in numbers)
 
     def _actions(self, microbatches: int) -> int:
         kinds = 3 if splits_backward(self.schedule) else 2
         return kinds * self.pattern.num_stages * microbatches
 
     def _until_last_backward(self, times: Sequence[StageTimes]) -> float:
-        """A long step grows evenly with its microbatches, once the pipeline is full."""
+        """A long step grows with its microbatches, and no less than its busiest mesh or border."""
         sizes = 1.0, last_size(self.samples, self.micro)
-        ends = [max(tape_of(part).play(times, self.seams, sizes)[1]) for part in self.played]
-        rounds = (
-            self.pattern.num_microbatches - self.played[-1].num_microbatches
-        ) / self.num_meshes
-        return ends[-1] + rounds * (ends[-1] - ends[0])
+        plays = [tape_of(part).play(times, self.seams, sizes)[1] for part in self.played]
+        end = max(plays[-1])
+        more = self.pattern.num_microbatches - self.played[-1].num_microbatches
+        if not more:
+            return end
+        if len(plays) > 1:
+            each = (end - max(plays[0])) / self.num_meshes
+        else:
+            each = seconds_each(self.played[0], plays[0])
+        busy = max(
+            sum(times[s].of("F") + times[s].of("B") for s in held) for held in self.positions
+        )
+        carrying = max((seam.transfer_s for seam in self.seams), default=0.0)
+        return end + more * max(each, busy, carrying)
 
     def bytes(self, mesh: int, layers: int, peak: Sequence[int] | None = None) -> float:
         """Memory of one rank of a mesh that holds so many layers.
