@@ -104,7 +104,7 @@ def test_room_is_what_fits() -> None:
 FAR = {"gpipe": (ROUNDING, ROUNDING), "1f1b": (0.005, 0.02), "zb-h1": (0.005, 0.02)}
 """What is played in part: relative errors of nine in ten, and of all. Wires that are busier than
 meshes make schedules of several stages a mesh repeat themselves after more than one round."""
-OTHERS_FAR = 0.04, 0.1
+OTHERS_FAR = 0.05, 0.1
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
