@@ -1,6 +1,7 @@
 """``weft plan --cluster``: what it prints, what its JSON holds, and what it refuses."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,6 +149,18 @@ def test_need_takes_enough_of_the_pool(capsys: pytest.CaptureFixture[str]) -> No
     assert data["predicted"]["tokens_per_s"] * per_token >= 3e15  # type: ignore[index]
     assert mix["flops_s"] >= 3e15
     assert 0 < sum(pool["nodes"] for pool in mix["nodes"]) < 8
+
+
+def test_need_says_what_the_plan_reaches(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = ["--cluster", str(CLUSTERS / "nodes-64.yaml"), "--need", "3PF"]
+    assert run(["plan", "demo", *MODEL, *NARROW, *cluster]) == 0
+    text = capsys.readouterr().out
+    found = re.search(r"  the plan reaches ([0-9.]+) PF of it\n", text)
+    assert found is not None and float(found[1]) >= 3
+    rate = re.search(r"predicted: .*, ([0-9.]+) k tokens/s", text)
+    assert rate is not None
+    per_token = train_flops_per_token(replace(SIZES["llama3-8b"], seq_len=8192), 8192)
+    assert float(rate[1]) * 1e3 * per_token == pytest.approx(float(found[1]) * 1e15, rel=0.01)
 
 
 def test_a_lab_can_be_planned_for(capsys: pytest.CaptureFixture[str]) -> None:

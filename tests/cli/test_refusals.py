@@ -66,6 +66,11 @@ CONFIGURATION = [
         "a file of your own ends in .yaml.\n      on the command line",
     ),
     Case(
+        "a size is no recipe",
+        "plan llama3-8b batch.samples=64",
+        "error: 'llama3-8b' is the size of a model. Write: demo model.size=llama3-8b",
+    ),
+    Case(
         "no such file",
         "train my.yaml",
         "there is no file 'my.yaml'.\n      on the command line",

@@ -115,7 +115,18 @@ def test_the_nodes_taken_are_the_cluster() -> None:
     taken = {part.pool.chip.name: part.num_nodes for part in found.parts if part.num_nodes}
     assert {p.chip.name: p.num_nodes for p in found.cluster.pools} == taken
     assert found.by_price and not mix(pool(None), 3e15).by_price
-    assert sum("nodes of" in line for line in found.sentences()) == 2
+    first, _, total = found.sentences()
+    assert first.startswith(f"takes {found.parts[0].num_nodes} of 6 nodes of 8 x H100-SXM5-80GB: ")
+    price = 2.5 / found.parts[0].flops_s * 1e15
+    assert first.endswith(f" a chip for this workload, {price:.3g} an hour for each PF")
+    assert total.endswith(f", at the lowest price: {found.cost:.4g} an hour")
+
+
+def test_what_has_no_price_is_named() -> None:
+    *_, some = mix(pool(None), 3e15).sentences()
+    assert some.endswith(", with the fewest chips, for H100-SXM5-80GB has no price_per_hour")
+    *_, none = mix(pool(None, None), 3e15).sentences()
+    assert none.endswith(", with the fewest chips, for no pool has a price_per_hour")
 
 
 def test_more_than_there_is() -> None:

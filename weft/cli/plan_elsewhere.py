@@ -48,6 +48,11 @@ class Answer:
         return f"{self.model} on {cluster_in_words(self.outlook.cluster)}"
 
     @property
+    def flops_s(self) -> float:
+        """Model FLOP/s that the plan reaches."""
+        return model_flops_s(self.asked.workload, self.outlook.forecast.step_s)
+
+    @property
     def num_parameters(self) -> int:
         return int(ModelShape.of(self.asked.workload.spec).params)
 
@@ -111,7 +116,7 @@ def _enough(asked: Elsewhere, chips: RankChips, need: float) -> tuple[Mix, Found
     for _ in range(ROUNDS):
         mix = choose_mix(chips.view, asked.workload, chips.knowledge, wanted)
         found = _search(asked, chips, mix.cluster)
-        reached = reached_by(found, asked.workload)
+        reached = model_flops_s(asked.workload, found.best.time.step_s)
         if reached >= need:
             return mix, found
         if mix.cluster.world_size == chips.view.world_size:
@@ -126,10 +131,10 @@ def _all_of(asked: Elsewhere, chips: RankChips) -> float:
     return choose_mix(chips.view, asked.workload, chips.knowledge, 0.0).most_flops
 
 
-def reached_by(found: Found, workload: Workload) -> float:
-    """Model FLOP/s of the best plan."""
+def model_flops_s(workload: Workload, step_s: float) -> float:
+    """Model FLOP/s where a step takes so long."""
     flops = train_flops_per_token(workload.spec, workload.seq_len)
-    return flops * workload.seq_len * workload.samples / found.best.time.step_s
+    return flops * workload.seq_len * workload.samples / step_s
 
 
 def _progress() -> Callable[[int, float], None]:
@@ -165,8 +170,10 @@ def show_answer(answer: Answer, *, explain: bool) -> None:
         f"{workload.spec.num_layers} layers; {workload.samples} samples = "
         f"{count(workload.samples * workload.seq_len)} tokens a step"
     )
-    for line in answer.mix.sentences() if answer.mix else ():
-        out.print(f"  {line}", markup=False)
+    if answer.mix is not None:
+        for line in answer.mix.sentences():
+            out.print(f"  {line}", markup=False)
+        out.print(f"  the plan reaches {in_units(answer.flops_s)} of it", markup=False)
     chips = f"{outlook.cluster.world_size:,} of {answer.chips.view.world_size:,} chips"
     out.print(f"{chips}: {cluster_in_words(outlook.cluster)}", markup=False)
     out.print(f"plan: {outlook.name}", markup=False)

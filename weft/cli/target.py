@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.load import Loaded, load_config
 
 DEFAULT_RECIPE = "demo"
@@ -36,7 +36,20 @@ OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 def load(target: str, overrides: Sequence[str] | None) -> Loaded:
     """Load what the user named."""
-    return load_config(*named(target, overrides))
+    recipe, pairs = named(target, overrides)
+    try:
+        return load_config(recipe, pairs)
+    except ConfigErrors as errors:
+        if any(error.value == recipe for error in errors.errors) and _is_size(recipe):
+            hint = f"'{recipe}' is the size of a model. Write: {DEFAULT_RECIPE} model.size={recipe}"
+            raise ConfigError("RECIPE", recipe, "", hint) from errors
+        raise
+
+
+def _is_size(word: str) -> bool:
+    from weft.models.registry import FAMILIES
+
+    return any(word in family.sizes for family in FAMILIES.values())
 
 
 def named(target: str, overrides: Sequence[str] | None) -> tuple[str, list[str]]:

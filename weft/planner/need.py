@@ -115,13 +115,21 @@ class Mix:
         """For people."""
         for part in self.parts:
             pool = part.pool
-            cost = f", {part.cost / part.flops_s * 1e15:.3g} a PF-hour" if self.by_price else ""
+            cost = part.cost / part.flops_s * 1e15
+            price = f", {cost:.3g} an hour for each PF" if self.by_price else ""
             yield (
-                f"{part.num_nodes} of {pool.num_nodes} nodes of {pool.chips_per_node} x "
-                f"{pool.chip.name}: {in_units(part.flops_s)} a chip for this workload{cost}"
+                f"takes {part.num_nodes} of {pool.num_nodes} nodes of {pool.chips_per_node} x "
+                f"{pool.chip.name}: {in_units(part.flops_s)} a chip for this workload{price}"
             )
-        aim = "at the lowest price an hour" if self.by_price else "with the fewest chips"
-        yield f"{in_units(self.flops_s)} of computing in all, {aim}"
+        yield f"{in_units(self.flops_s)} of computing in all, {self._aim()}"
+
+    def _aim(self) -> str:
+        if self.by_price:
+            return f"at the lowest price: {self.cost:.4g} an hour"
+        unpriced = [p.pool.chip.name for p in self.parts if not p.pool.price_per_hour]
+        if len(unpriced) == len(self.parts):
+            return "with the fewest chips, for no pool has a price_per_hour"
+        return f"with the fewest chips, for {', '.join(unpriced)} has no price_per_hour"
 
     def as_json(self) -> dict[str, object]:
         """What ``--json`` prints."""

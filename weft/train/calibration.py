@@ -180,9 +180,10 @@ def _factor(error: Callable[[float], float], now: float) -> float:
     """Where the error vanishes; it rises with the factor."""
     low, high = now / FARTHEST, now * FARTHEST
     if error(low) > 0 or error(high) < 0:
+        ratio = 1 / (1 + error(now))
         expected = f"within {FARTHEST:g} times what the profile says"
         hint = "Something else ran beside it, or the profile is of another machine."
-        raise ConfigError("RUN: step time", f"{-error(now):+.0%} off", expected, hint)
+        raise ConfigError("RUN: step time", f"{ratio:.2g} times as predicted", expected, hint)
     for _ in range(ROUNDS):
         middle = sqrt(low * high)
         low, high = (middle, high) if error(middle) < 0 else (low, middle)
