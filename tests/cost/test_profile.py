@@ -290,6 +290,32 @@ def test_a_vendors_package_brings_its_chip(monkeypatch, tmp_path) -> None:
         knowledge_of(wrong, tmp_path)
 
 
+class Negative(FromVendor):
+    def moving_seconds(self, num_bytes: float) -> float:
+        return -1.0
+
+
+class Unhashable(FromVendor):
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("absent", r"weft.chips: X1 = '.*:absent': expected something that can be imported"),
+        ("Negative", r"weft.chips: X1: moving_seconds = -1.0: expected seconds > 0"),
+        ("Unhashable", r"weft.chips: X1 = 'Unhashable': expected .* and is hashable"),
+    ],
+)
+def test_a_vendors_package_that_is_broken(value, problem, monkeypatch, tmp_path) -> None:
+    entries = EntryPoints([EntryPoint("X1", f"{__name__}:{value}", known.VENDORS)])
+    monkeypatch.setattr(known, "entry_points", lambda group: entries.select(group=group))
+    chip = replace(catalogue()["H100-SXM5-80GB"], name="X1")
+    view = ClusterView((ChipPool(chip=chip, num_nodes=1, chips_per_node=8),))
+    with pytest.raises(ConfigError, match=problem):
+        knowledge_of(view, tmp_path)
+
+
 def test_a_measured_chip_comes_before_its_vendors(monkeypatch, tmp_path) -> None:
     entries = EntryPoints([EntryPoint(PROFILE.name, f"{__name__}:FromVendor", known.VENDORS)])
     monkeypatch.setattr(known, "entry_points", lambda group: entries.select(group=group))

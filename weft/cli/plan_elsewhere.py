@@ -181,6 +181,6 @@ def show_answer(answer: Answer, *, explain: bool) -> None:
     out.print(heading, style="dim", markup=False)
     for line in folded(lines):
         out.print(line, markup=False)
-    for note in (*answer.asked.notes, *answer.chips.basis):
+    for note in (*answer.asked.notes, f"goes by {', '.join(answer.chips.basis)}"):
         out.print(f"  {note}", markup=False)
     show_outlook(outlook, explain=explain)

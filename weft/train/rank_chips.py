@@ -92,7 +92,10 @@ def chips_of_file(path: Path, node: Node, ranks: int) -> RankChips:
         expected = f"a file that describes {ranks} chips, one for each process"
         raise ConfigError("cluster", str(path), expected, f"It has {view.world_size}.")
     if not all(pool.chip.vendor == "CPU" for pool in view.pools):
-        return RankChips(view=view, knowledge=knowledge_of(view), basis=(f"{path}",))
+        own = knowledge_of(view)
+        names = dict.fromkeys(pool.chip.name for pool in view.pools)
+        told = (_source(name, own) for name in names if name in own.places or name in own.chips)
+        return RankChips(view=view, knowledge=own, basis=(f"{path}", *told))
     if profile is None:
         basis = (f"{path}", _average(node))
         return RankChips(view=view, knowledge=Knowledge(), basis=basis, is_guess=True)
@@ -148,7 +151,7 @@ def _part(machine: Machine, devices: Sequence[str]) -> RankChips:
         elif device == "cuda":
             pools += _cards(machine, list(islice(cards, count)), count)
             own = knowledge_of(ClusterView(tuple(pools)))
-            basis += [_source(pool, own) for pool in pools if pool.chip.vendor != "CPU"]
+            basis += [_source(pool.chip.name, own) for pool in pools if pool.chip.vendor != "CPU"]
         else:
             expected = "cpu or cuda"
             raise ConfigError("device", device, expected, "Nothing is known of its chips here.")
@@ -205,8 +208,9 @@ def _core(profile: Profile) -> Core:
     )
 
 
-def _source(pool: ChipPool, knowledge: Knowledge) -> str:
-    name = pool.chip.name
+def _source(name: str, knowledge: Knowledge) -> str:
+    if name in knowledge.chips:
+        return f"the cost function of {name}, from its vendor's package"
     return f"{'a profile' if name in knowledge.places else 'the catalogue'} of {name}"
 
 
