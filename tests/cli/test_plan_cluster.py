@@ -109,6 +109,14 @@ def test_what_is_assumed_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     )
 
 
+def test_traffic_has_units(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Residuals of 64 samples in two bytes, over the border between the stages and back."""
+    (sent,) = [line for line in _lines(OWN, tmp_path, capsys) if line.startswith("sent in a ste")]
+    assert 2 * 64 * 8192 * 4096 * 2 == 8_589_934_592
+    assert "activations 8.59 GB (between nodes)" in sent
+    assert sent.startswith("sent in a step by all ranks: ")
+
+
 def test_a_row_of_memory_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Categories make the total, as far as they are rounded; numbers stand right-aligned."""
     lines = _lines(OWN, tmp_path, capsys)

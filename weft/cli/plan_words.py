@@ -36,10 +36,10 @@ def in_words(outlook: Outlook) -> Iterator[str]:
     yield from folded(list(memory_table(cast)))
     if cast.sent:
         parts = [
-            f"{way.name} {num_bytes / 1e9:,.3g} ({_reach(way.reach)})"
+            f"{way.name} {_amount(num_bytes)} ({_reach(way.reach)})"
             for way, num_bytes in sorted(cast.sent.items(), key=lambda item: -item[1])
         ]
-        yield f"sent in a step, GB: {', '.join(parts)}"
+        yield f"sent in a step by all ranks: {', '.join(parts)}"
     yield from _energy_and_price(outlook)
     yield "what limits it:"
     yield from (f"  {sentence}" for sentence in outlook.limits.sentences())
@@ -164,6 +164,15 @@ def folded(lines: Sequence[str], most: int = MOST_ROWS) -> Iterator[str]:
 def seconds(number: float) -> str:
     """``12.3 s`` or ``4.56 ms``."""
     return f"{number:.3g} s" if number >= 1 else f"{number * 1e3:.3g} ms"
+
+
+def _amount(num_bytes: float) -> str:
+    """``1.86 TB``: powers of ten, as links are printed."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} PB"
 
 
 def _reach(reach: str) -> str:
