@@ -143,13 +143,15 @@ def place_of(run: Run, made_by: Chip, constants: Constants) -> Place:
     )
     software = Software(
         slowdown=of(f"{made}.slowdown"),
-        tensor_hidden=1 - of(f"{made}.tensor"),
+        tensor_hidden=1 - of(f"{made}.tensor") if run.generation.hides_tensor else 0.0,
         data_hidden=1 - of(f"{made}.data") if run.generation.overlaps else 0.0,
         seam_hidden=1 - of("links.all.seam"),
         expert_hidden=1 - of("links.all.expert"),
         context_hidden=1 - of("links.all.context"),
         grad_bytes=run.generation.grad_bytes,
         bucket_bytes=max(run.generation.bucket_bytes, run.generation.bucket_each * run.job.dp),
+        publishes_alone=run.generation.publishes_alone,
+        layer_messages=run.generation.layer_messages,
         straggle=of("links.all.straggle"),
         step_s=of("links.all.step_s"),
     )

@@ -31,6 +31,7 @@ Counted = Literal["driver", "reserved", "allocated"]
 TYPICAL_ASPECT = 128
 """Channels per layer of GPT-3's family (arXiv 2005.14165), where only a size is printed."""
 MOST_LAYERS = 10_000
+DGX2_CHIPS = 16
 FP4 = 1.5
 """Of the twofold rate that data sheets promise over fp8; some layers stay wider."""
 
@@ -144,7 +145,7 @@ def run_of(record: Record, measured: float, shelf: Shelf) -> Run:
         name=str(record.get("id", "?")),
         group=str(record.get("group") or _family(record)),
         job=_job(record, generation, num_chips),
-        chips=(find_chip(_need(record, "gpu"), shelf),),
+        chips=(find_chip(_chip_name(record), shelf),),
         generation=generation,
         num_chips=num_chips,
         chips_per_node=int(record.get("gpus_per_node") or 8),
@@ -157,6 +158,13 @@ def run_of(record: Record, measured: float, shelf: Shelf) -> Run:
         ),
         narrow=FP4 if "fp4" in str(record.get("precision")).lower() else 1.0,
     )
+
+
+def _chip_name(record: Record) -> object:
+    """As the record says; a node of 16 V100 is a DGX-2, whose chips get 350 watts, not 300."""
+    name = _need(record, "gpu")
+    crowded = str(name).startswith("V100") and record.get("gpus_per_node") == DGX2_CHIPS
+    return "V100-SXM3-32GB" if crowded else name
 
 
 def _counted(unit: str) -> Counted:

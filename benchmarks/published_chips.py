@@ -71,6 +71,8 @@ def _bare(
 
 
 _H100 = catalogue()["H100-SXM5-80GB"]
+_V100 = catalogue()["V100-SXM2-32GB"]
+_350_WATTS = {dtype: 1.07 * rate for dtype, rate in _V100.peak_tflops.items() if rate}
 _500_WATTS = {dtype: 0.86 * rate for dtype, rate in _H100.peak_tflops.items() if rate}
 BESIDES = {
     "GH200": replace(_H100, name="GH200", memory_gib=96, memory_gb_s=4000),
@@ -81,6 +83,7 @@ BESIDES = {
         memory_gb_s=2400,
         peak_tflops=_500_WATTS,  # clocks follow about the 0.45th power of the watts
     ),
+    "V100-SXM3-32GB": replace(_V100, name="V100-SXM3-32GB", peak_tflops=_350_WATTS),
     "A10G": _bare("A10G", 70, 24, 600, "PCIe4 x16", 32),
     "P100": _bare("P100", 21.2, 16, 732, "NVLink1", 80),
     "TitanRTX": _bare("TitanRTX", 65, 24, 672, "PCIe3 x16", 16),

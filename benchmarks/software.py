@@ -28,6 +28,12 @@ class Generation:
     """Stages of a position where a record does not say: at most so many, all alike."""
     overlaps: bool = True
     """Gradients are reduced while backward goes on; else after it, with nothing to hide behind."""
+    publishes_alone: bool = False
+    """Updated parameters go out before the next step."""
+    layer_messages: int = 0
+    """Tensors of a layer, where each goes out alone because one rank updated it."""
+    hides_tensor: bool = True
+    """Some of what tensor-parallel ranks say hides behind products."""
     fused: float = 1.0
     """Memory traffic beside products, as a part of what separate kernels make."""
     grad_bytes: float = 4.0
@@ -60,6 +66,8 @@ GENERATIONS = (
         fused_attention=False,
         sequence_parallel=False,
         dropout=True,
+        hides_tensor=False,
+        grad_bytes=2.0,
     ),
     Generation(name="habana", marks="Habana"),
     Generation(
@@ -120,7 +128,14 @@ GENERATIONS = (
         sequence_parallel=False,
         dropout=True,
     ),
-    Generation(name="internevo", marks="InternEvo"),
+    Generation(
+        name="internevo",
+        marks="InternEvo",
+        grad_bytes=2.0,
+        bucket_bytes=512e6,
+        publishes_alone=True,
+        layer_messages=9,
+    ),
     Generation(
         name="megatron-core",
         marks="NeMo|Megatron-Core|Megatron-Bridge|NVIDIA|MXNet|NGC|CUDA",

@@ -147,6 +147,14 @@ def test_a_chip_may_come_with_the_records(tmp_path) -> None:
     assert time_of(slow, {}) > 3 * time_of(fast, {})
 
 
+def test_sixteen_v100_a_node_are_a_dgx2(tmp_path) -> None:
+    record = {**RECORD, "gpu": "V100-SXM2-32GB", "precision": "fp16"}
+    write(tmp_path, record, {**record, "id": "dgx2", "gpus_per_node": 16})
+    usual, dgx2 = (run.chips[0] for run in read_times(tmp_path) if isinstance(run, Run))
+    assert (usual.name, dgx2.name) == ("V100-SXM2-32GB", "V100-SXM3-32GB")
+    assert dgx2.peak_flops("fp16") == pytest.approx(1.07 * usual.peak_flops("fp16"))
+
+
 def test_rows_say_errors_ranks_and_what_is_missing(tmp_path, capsys) -> None:
     records = [
         {**RECORD, "id": f"r{n}", "gbs": 64 * n, "iter_time_s": 2.0 * n} for n in range(1, 5)

@@ -7,6 +7,7 @@ import pytest
 from weft.cluster.cluster import Chip, Dtype, catalogue
 from weft.config.errors import ConfigError
 from weft.cost.job import Job, step_seconds_of_job
+from weft.cost.memory import stage_params
 from weft.cost.operators import Op, Phase
 from weft.cost.rates import CLASSES, Roofline, compute_seconds, efficiency_of
 from weft.cost.shape import ExpertShape, ModelShape
@@ -299,3 +300,22 @@ def test_hosts_and_adding_gradients_take_time_too() -> None:
     assert full.input_grad - bare.input_grad == pytest.approx(34e15)
     added = 1e36 * SHAPE.params / roofline().bytes_s
     assert full.weight_grad - bare.weight_grad == pytest.approx(34e15 + added, rel=1e-3)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_parameters_may_go_out_with_nothing_beside_them(alone) -> None:
+    """Half of the rest hides; a tensor of a layer each makes more messages of the same bytes."""
+    replicas = Replicas(size=16, stride=1, zero=1)
+    software = Software(data_hidden=0.0, optimizer_bytes=0.0, bucket_bytes=1e18)
+    fabric = replace(FABRIC, across_latency_s=1e6)
+    place = Place(chip=roofline(), fabric=fabric, software=software)
+    whole = once_a_step(SHAPE, WORK, place, replicas)
+    params = sum(stage_params(SHAPE, WORK))
+    publish = fabric.seconds("all_gather", 2 * params, Group(16))
+    half = replace(place, software=replace(software, data_hidden=0.5, publishes_alone=alone))
+    hidden = whole - publish if alone else whole
+    got = once_a_step(SHAPE, WORK, half, replicas)
+    assert got == pytest.approx(whole - hidden / 2)
+    tensors = replace(place, software=replace(software, layer_messages=9))
+    many = fabric.seconds("all_gather", 2 * params, Group(16), messages=9 * WORK.num_layers)
+    assert once_a_step(SHAPE, WORK, tensors, replicas) - whole == pytest.approx(many - publish)

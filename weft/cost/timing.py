@@ -32,6 +32,10 @@ class Software:
     """Read and written for each parameter that a rank updates."""
     bucket_bytes: float = 256e6
     """Of one message of gradients or parameters."""
+    publishes_alone: bool = False
+    """Updated parameters go out while nothing computes."""
+    layer_messages: int = 0
+    """In which a layer's parameters go out at least: one for each tensor that one rank updates."""
     straggle: float = 0.0
     """How much later the last of twice as many ranks is, as a part of the step."""
     step_s: float = 0.0
@@ -152,30 +156,34 @@ def once_a_step(
         return place.software.step_s
     dense, experts = stage_params(shape, work)
     software = place.software
-    talk = _exchange(dense, replicas, place)
+    least = software.layer_messages * work.num_layers
+    reduce, publish = _exchange(dense, replicas, place, least)
     if experts:
         others = replace(
             replicas, size=max(replicas.size // work.ep, 1), stride=replicas.stride * work.ep
         )
-        talk += _exchange(experts, others, place)
+        more = _exchange(experts, others, place, least)
+        reduce, publish = reduce + more[0], publish + more[1]
     updated = dense / replicas.sharing + experts / max(replicas.sharing // work.ep, 1)
     update = place.chip.moving_seconds(software.optimizer_bytes * updated)
-    seen = talk - min(talk, beside_s) * software.data_hidden
+    beside = reduce if software.publishes_alone else reduce + publish
+    seen = reduce + publish - min(beside, beside_s) * software.data_hidden
     return seen + update + software.step_s
 
 
-def _exchange(params: float, replicas: Replicas, place: Place) -> float:
-    """Gradients to those who update, their sums between the groups that share, and weights back."""
+def _exchange(params: float, replicas: Replicas, place: Place, least: float) -> tuple[float, float]:
+    """Seconds of gradients to those who update and of their sums between the groups that share,
+    and of the weights' way back, in so many messages at least."""
     fabric, software, ways = place.fabric, place.software, replicas.sharing
     near, grads = Group(ways, replicas.stride), software.grad_bytes * params
     weights = software.weight_bytes * params
     far = Group(replicas.size // ways, replicas.stride * ways)
     many = max(grads / software.bucket_bytes, 1.0)
-    talk = fabric.seconds("all_reduce", grads / ways, far, messages=many)
-    if replicas.zero in (1, 2):
-        talk += fabric.seconds("reduce_scatter", grads, near, messages=many)
-        talk += fabric.seconds("all_gather", weights, near, messages=many)
-    return talk
+    reduce = fabric.seconds("all_reduce", grads / ways, far, messages=many)
+    if replicas.zero not in (1, 2):
+        return reduce, 0.0
+    reduce += fabric.seconds("reduce_scatter", grads, near, messages=many)
+    return reduce, fabric.seconds("all_gather", weights, near, messages=max(many, least))
 
 
 def seam_seconds(
