@@ -1,5 +1,6 @@
 """The finder names what is wrong on one rank, and says nothing of plans that only split unlike."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,9 +19,11 @@ from weft.train.build import Built
 from weft.train.trace_divergence import (
     Bisection,
     Divergence,
+    RankRecords,
     bisect,
     in_words,
     microbatch_of,
+    to_json,
     without_compiling,
 )
 from weft.train.verify import one_process
@@ -186,25 +189,46 @@ class Fault:
     ranks: tuple[int, ...]
     pipeline: int | None = None
     microbatch: int | None = None
+    op: str = ""
+    """Part of what says where to look."""
 
 
 # Samples 1 and 3 are of one document each, so where rank 1 takes every other sample the mask
 # matters from sample 5 on, in microbatch 2.
+ACTIVATION = "the activation function in layers.2.ff"
+ATTENTION = "attention in layers.2.attn: mask"
+STALE = "the update of step 2, and how it reached the rank"
+FIRST = "which part of it the rank holds"
+BORDER = "a border between stages"
 FAULTS = {
-    "gelu-dp": Fault("pipelines-2-1-zero2-gpt2", wrong_gelu, 1, "input", "ff.down", (1,), 1, 0),
-    "silu-tp": Fault("dp2-tp2", wrong_silu, 1, "input", "ff.down", (3,), 0, 0),
-    "mask-pp": Fault("pp2-1f1b", dropped_mask, 1, "input", "attn.o", (1,), 0, 0),
-    "mask-zero3": Fault("zero3", dropped_mask, 1, "input", "attn.o", (1,), 0, 2),
-    "mask-recompute": Fault("pp2-recompute", dropped_mask, 1, "input", "attn.o", (1,), 0, 0),
-    "stale-dp": Fault("mesh-dp2", stale_weight, 3, "parameter", "ff.up.weight", (1,)),
-    "stale-pipelines": Fault("pipelines-2-1", stale_weight, 3, "parameter", "ff.up.weight", (1,)),
-    "stale-tp": Fault("tp2", stale_weight, 3, "parameter", "ff.up.weight", (1,)),
-    "shard-tp": Fault("tp2", swapped_shard, 1, "parameter", "attn.v.weight", (1,)),
-    "samples-seam": Fault("pp2-1f1b", swapped_samples, 1, "input", "attn_norm", (1,), 0, 0),
-    "gradient-dp": Fault(
-        "mesh-dp2", no_gradient, 1, "parameter gradient", "ff.gate.weight", (0, 1)
+    "gelu-dp": Fault(
+        "pipelines-2-1-zero2-gpt2", wrong_gelu, 1, "input", "ff.down", (1,), 1, 0, ACTIVATION
     ),
-    "backward-tp": Fault("tp2", wrong_backward, 1, "gradient", "ff.up", (1,), 0, 0),
+    "silu-tp": Fault("dp2-tp2", wrong_silu, 1, "input", "ff.down", (3,), 0, 0, ACTIVATION),
+    "mask-pp": Fault("pp2-1f1b", dropped_mask, 1, "input", "attn.o", (1,), 0, 0, ATTENTION),
+    "mask-zero3": Fault("zero3", dropped_mask, 1, "input", "attn.o", (1,), 0, 2, ATTENTION),
+    "mask-recompute": Fault(
+        "pp2-recompute", dropped_mask, 1, "input", "attn.o", (1,), 0, 0, ATTENTION
+    ),
+    "stale-dp": Fault("mesh-dp2", stale_weight, 3, "parameter", "ff.up.weight", (1,), op=STALE),
+    "stale-pipelines": Fault(
+        "pipelines-2-1", stale_weight, 3, "parameter", "ff.up.weight", (1,), op=STALE
+    ),
+    "stale-tp": Fault("tp2", stale_weight, 3, "parameter", "ff.up.weight", (1,), op=STALE),
+    "shard-tp": Fault("tp2", swapped_shard, 1, "parameter", "attn.v.weight", (1,), op=FIRST),
+    "samples-seam": Fault("pp2-1f1b", swapped_samples, 1, "input", "attn_norm", (1,), 0, 0, BORDER),
+    "gradient-dp": Fault(
+        "mesh-dp2",
+        no_gradient,
+        1,
+        "parameter gradient",
+        "ff.gate.weight",
+        (0, 1),
+        op="its reduction over ranks",
+    ),
+    "backward-tp": Fault(
+        "tp2", wrong_backward, 1, "gradient", "ff.up", (1,), 0, 0, f"the backward of {ACTIVATION}"
+    ),
 }
 
 
@@ -225,6 +249,12 @@ def test_the_first_wrong_thing_is_named(fault: Fault, pool: WorkerPool) -> None:
         assert microbatch_of(found.plans[1], first.sample) == (fault.pipeline, fault.microbatch)
     assert f"step {fault.step}" in in_words(found)
     assert f"layers.{LAYER}.{fault.name}" in in_words(found)
+    assert fault.op in in_words(found)
+    said = to_json(found)["divergence"]
+    assert (said["step"], said["layer"]) == (fault.step, LAYER)
+    assert fault.op in said["op"] and said["op"]
+    if fault.pipeline is not None:
+        assert said["microbatch"]["b"] == [fault.pipeline, fault.microbatch]
 
 
 def test_two_plans_that_are_both_split_are_compared_cell_by_cell(pool: WorkerPool) -> None:
@@ -265,6 +295,24 @@ def test_words_of_every_kind_say_where_to_look() -> None:
                           divergence=first)  # fmt: skip
         said.add(in_words(found).rpartition("Look at")[2])
     assert len(said) == len(kinds)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_loss_that_is_no_number_is_named(side: int) -> None:
+    """Every tensor agrees, for there is none; the loss of step 2 is NaN in one plan."""
+    case = CASES["pp2-1f1b"]
+    losses = [[3.0, 2.0, 1.0] for _ in range(2)]
+    losses[side][1] = math.nan
+    coming = iter(losses)
+
+    def run(*_: Any, **__: Any) -> list[RankRecords]:
+        return [RankRecords([], next(coming))]
+
+    found = bisect(run, (case.plan(),) * 2, (case.rehearsal(),) * 2)
+    assert found.divergence is not None
+    assert (found.divergence.step, found.divergence.kind) == (2, None)
+    assert "the loss is not a number" in in_words(found)
+    assert to_json(found)["divergence"]["difference"] is None
 
 
 def nudged(built: Built, rank: int) -> None:

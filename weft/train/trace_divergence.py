@@ -63,7 +63,8 @@ class Divergence:
     sample: int | None
     """Position inside the global batch."""
     difference: float
-    """Relative to the norm of what is compared."""
+    """Relative to the norm of what is compared; NaN: something is not a number; infinite: one
+    plan has nothing there."""
     band: float
     agrees: str
     """The last thing before it that agrees everywhere; empty where it is the first of all."""
@@ -261,7 +262,7 @@ class _Finder:
                     side=side,
                     ranks=held,
                     sample=None if len(reference.values) == 1 and "parameter" in kind else sample,
-                    difference=float(found_difference[s].max()),
+                    difference=_size(found_difference[s]),
                     band=band,
                     agrees="",
                 )
@@ -357,6 +358,12 @@ def _relative(values: Array, reference: Array, scale: Array) -> Array:
     return np.where(np.isnan(relative), np.inf, relative)
 
 
+def _size(relative: Array) -> float:
+    """The largest; what is not a number was counted as infinite."""
+    largest = float(relative.max())
+    return largest if np.isfinite(largest) else np.nan
+
+
 _PHASES: Mapping[Kind, int] = {
     "parameter": 0, "input": 1, "output": 1, "gradient": 3, "parameter gradient": 4
 }  # fmt: skip
@@ -438,34 +445,43 @@ def in_words(found: Bisection) -> str:
         place += f", pipeline {pipeline}, microbatch {microbatch} (sample {first.sample})"
     ranks = f" on rank {', '.join(map(str, first.ranks))} of {first.side}" if first.ranks else ""
     size = f"differs by {first.difference:.2g} of its norm, and rounding explains {first.band:.2g}"
+    if first.difference == np.inf:
+        size = "is there in one plan and not in the other"
+    elif np.isnan(first.difference):
+        size = "is not a number"
     agrees = f" Before it, the {first.agrees} agrees." if first.agrees else ""
-    return f"first divergence: {place}: the {what}{ranks} {size}.{agrees} {suspect(first)}"
+    return (
+        f"first divergence: {place}: the {what}{ranks} {size}.{agrees} Look at {operation(first)}."
+    )
 
 
-def suspect(found: Divergence) -> str:
+def operation(found: Divergence) -> str:
     """What lies between the last that agrees and the first that does not."""
-    leaf = found.name.rpartition(".")[2]
+    module, _, leaf = found.name.rpartition(".")
+    attention, activation = f"attention in {module}", f"the activation function in {module}"
     match found.kind:
         case None:
-            return "Look at the head and the loss: every hidden state agrees."
+            return "the head and the loss: every hidden state agrees"
+        case "parameter" if found.step == 1:
+            return "its first values, and which part of it the rank holds"
         case "parameter":
-            start = "its first values, and which part of it the rank holds"
-            later = f"the update of step {found.step - 1}, and how it reached the rank"
-            return f"Look at {start if found.step == 1 else later}."
+            return f"the update of step {found.step - 1}, and how it reached the rank"
         case "input" if leaf == "o":
-            return "Look at attention itself: mask, softmax, positions."
+            return f"{attention}: mask, softmax, positions"
         case "input" if leaf == "down":
-            return "Look at the activation function of the feed-forward block."
+            return activation
         case "input":
-            return "Look at how it came here: a border between stages, a gather, an addition."
+            return "how it came here: a border between stages, a gather, an addition"
         case "output" if _inside(found.name) == "the block":
-            return "Look at the addition at the end of the block."
+            return "the addition at the end of the block"
         case "output":
-            return f"Look at the operation of {found.name} itself."
+            return f"the operation of {found.name} itself"
         case "gradient":
-            return f"Look at the backward of what comes after {found.name}."
+            after = dict.fromkeys(("q", "k", "v", "q_norm", "k_norm"), attention)
+            after |= dict.fromkeys(("gate", "up"), activation)
+            return f"the backward of {after.get(leaf, f'what comes after {found.name}')}"
         case "parameter gradient":
-            return "Look at the backward of its module, and at its reduction over ranks."
+            return "the backward of its module, and its reduction over ranks"
 
 
 def to_json(found: Bisection) -> dict[str, Any]:
@@ -483,6 +499,7 @@ def to_json(found: Bisection) -> dict[str, Any]:
             "layer": _layer_or_none(first.name),
             "sample": first.sample,
             "microbatch": dict(zip(("a", "b"), places, strict=True)),
+            "op": operation(first),
             "side": first.side,
             "ranks": list(first.ranks),
             "difference": _finite(first.difference),
