@@ -17,9 +17,11 @@ from benchmarks.prediction_model import Constants, memory_of, place_of
 from benchmarks.published import Record, Run, attempt, read_records, shape_of, with_numbers
 from benchmarks.published_chips import Shelf, UnknownRecordError, cluster_from, shelf_of
 from benchmarks.software import generation_of
-from weft.cluster.cluster import Chip
+from weft.cluster.cluster import Chip, Dtype
 from weft.cluster.view import ClusterView
 from weft.cost.job import Job
+from weft.cost.operators import Op, Phase, softmax_op
+from weft.cost.rates import CostFunction
 from weft.models.gpt2.sizes import SIZES
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
@@ -201,14 +203,41 @@ def by_cluster(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
     return names
 
 
+@dataclass(frozen=True, slots=True)
+class ScoresInMemory:
+    """A chip on which software writes attention's scores to memory: plans of ours never do."""
+
+    chip: CostFunction
+    dropout: bool
+
+    def seconds(self, op: Op, phase: Phase, dtype: Dtype) -> float:
+        """Attention as two products over all pairs of positions, and a softmax between them."""
+        if op.kind != "attention":
+            return self.chip.seconds(op, phase, dtype)
+        seen, width = 2 * op.n, op.k / 2
+        parts = (
+            Op("scores", "batched", op.m, seen, width, op.repeat),
+            Op("values", "batched", op.m, width, seen, op.repeat),
+            softmax_op(op.m * seen * op.repeat, dropout=self.dropout),
+        )
+        return sum(self.chip.seconds(part, phase, dtype) for part in parts)
+
+    def moving_seconds(self, num_bytes: float) -> float:
+        """As the chip does."""
+        return self.chip.moving_seconds(num_bytes)
+
+
 def _knowledge(trial: Trial, constants: Constants) -> Knowledge:
-    """What the runs are predicted with, for plans on the same chips."""
-    places = {
-        pool.chip.name: place_of(trial.run, pool.chip, constants) for pool in trial.cluster.pools
-    }
-    first = next(iter(places.values()))
-    chips = {name: place.chip for name, place in places.items()}
-    return Knowledge(chips=chips, software=first.software)
+    """What the runs are predicted with, for plans on the same chips and links."""
+    places = {}
+    for pool in sorted(trial.cluster.pools, key=lambda pool: -pool.network_bytes_s):
+        chip = replace(pool.chip, network_gbit_s=pool.network_bytes_s * 8 / 1e9)
+        place = place_of(trial.run, chip, constants)
+        if not trial.run.job.fused_attention:
+            slow = ScoresInMemory(place.chip, trial.run.job.shape.dropout)
+            place = replace(place, chip=slow)
+        places[pool.chip.name] = place
+    return Knowledge(places=places)
 
 
 def planned_seconds(trial: Trial, constants: Constants) -> float:

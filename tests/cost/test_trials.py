@@ -1,12 +1,14 @@
 """Plans that others tried: read, laid over their cluster, compared with the planner's."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.prediction import measure
+from benchmarks.prediction_model import time_of
 from benchmarks.published_chips import UnknownRecordError, cluster_from, find_chip, shelf_of
 from benchmarks.trials import Trial, by_cluster, fits, planned_seconds, read_trials
 
@@ -20,6 +22,8 @@ TRIAL: dict[str, Any] = {
     "unit": "s",
     "value": 2.0,
 }
+ALIKE = 0.05
+"""Between the closed form of a pipeline with norms on every rank, and the simulator without."""
 SHELF = shelf_of(Path("nowhere"))
 
 
@@ -134,3 +138,12 @@ def test_jobs_on_unlike_clusters_are_apart(tmp_path) -> None:
     assert list(by_cluster(trials)) == ["mix", "mix#2"]
     slow, fast = (planned_seconds(trial, {}) for trial in trials)
     assert slow > fast
+
+
+def test_a_trial_and_its_plan_take_the_same_time(tmp_path) -> None:
+    """Chips, links and software of one; attention keeps its scores in memory in both."""
+    trial = only(write(tmp_path, {**TRIAL, "cluster": "3x g4dn.12xlarge"}))
+    as_run, as_plan = time_of(trial.run, {}), planned_seconds(trial, {})
+    assert as_plan == pytest.approx(as_run, rel=ALIKE)
+    fused = replace(trial, run=replace(trial.run, job=replace(trial.run.job, fused_attention=True)))
+    assert planned_seconds(fused, {}) < as_plan * (1 - ALIKE)

@@ -103,9 +103,12 @@ def _core_ops(shape: ModelShape, work: StageWork, heads: float) -> Iterator[Op]:
         return
     yield Op("scores", "batched", per_rank, work.seq_len, shape.key_width, count)
     yield Op("values", "batched", per_rank, shape.value_width, work.seq_len, count)
-    elements = count * per_rank * work.seq_len
-    moved = (4 + 5 * shape.dropout) * elements  # read and write two bytes; dropout's mask is one
-    yield Op("softmax", "elementwise", num_bytes=moved)
+    yield softmax_op(count * per_rank * work.seq_len, dropout=shape.dropout)
+
+
+def softmax_op(elements: float, *, dropout: bool) -> Op:
+    """Of scores in memory: two bytes read and written; dropout's mask is one."""
+    return Op("softmax", "elementwise", num_bytes=(4 + 5 * dropout) * elements)
 
 
 def _feed_forward_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
