@@ -102,7 +102,8 @@ def _bisect(a: str, b: str, *, steps: int, full: bool, json: bool) -> None:
         print_json(to_json(found))
     else:
         ranks = " and ".join(str(plan.world_size) for plan in found.plans)
-        out.print(f"{ranks} rank(s), {steps} steps, {found.precision}")
+        model = "" if full else ", a small model of the same kind; --full takes it as it is"
+        out.print(f"{ranks} rank(s), {steps} steps, {found.precision}{model}")
         out.print(in_words(found), markup=False)
     finish(0 if found.divergence is None else 1)
 
