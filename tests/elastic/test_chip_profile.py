@@ -1,12 +1,39 @@
 """Measuring a chip: a few shapes for real, in processes, and what is made of them."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import pytest
 
 from weft.cluster.detect import detect_node
+from weft.cost.profile import AttentionTime, LinkTime, Machine, MovingTime, Product, Profile
 from weft.cost.profile_file import from_data, to_json
 from weft.elastic import chip_profile
 from weft.elastic.chip_profile import KINDS, SHORT, measure_links, profile_chip, real_steps
+from weft.plan.mesh import Mesh
+
+PROFILE = Profile(
+    name="C1 core",
+    machine=Machine(
+        host="here",
+        cpu="C1",
+        cores=2,
+        memory_gib=16,
+        device="cpu",
+        threads=1,
+        torch="2.13.0",
+        date="2026-01-02T03:04:05Z",
+    ),
+    products=(Product("fp32", 1024, 1024, 1024, 0.02, 0.02, 0.02),),
+    attention=(AttentionTime("fp32", 256, 128, 1e-11, 2e-11),),
+    moving=(MovingTime("activation", "fp32", 1e6, 1e-3, 2e-3),),
+    links=(LinkTime("send", 1e6, 1e-3), LinkTime("exchange", 1e6, 1e-3)),
+    launch_s=1e-6,
+    memory_bytes_s=1e10,
+    update_bytes_s=5e9,
+    accumulate_bytes_s=5e9,
+    runtime_bytes=3e8,
+)
 
 
 def test_a_quick_profile_of_this_machine() -> None:
@@ -28,6 +55,36 @@ def test_links_are_measured_between_two_ranks(pool) -> None:
     assert {link.kind for link in links} == set(KINDS)
     assert all(link.seconds > 0 for link in links)
     assert len(links) == len(KINDS) * len(chip_profile.LINK_BYTES)
+
+
+def test_ranks_side_by_side_are_predicted_as_they_were_measured() -> None:
+    """Two replicas, and two halves of a tensor, of the sample that the profile was fitted with."""
+    node = replace(detect_node(), cores=2, cpu_bf16=False)
+    taken = {"dp": 0.9, "tp": 1.4}
+    fitted = chip_profile._in_company(PROFILE, node, Taking(taken), 2, rounds=1)
+    for axis, seconds in taken.items():
+        sample = replace(chip_profile.WHOLE, mesh=Mesh.of((0, 1), **{axis: 2}))
+        assert chip_profile._predicted(PROFILE, node, sample) < seconds
+        assert chip_profile._predicted(fitted, node, sample) == pytest.approx(seconds)
+    alone = chip_profile._predicted(PROFILE, node, chip_profile.WHOLE)
+    assert chip_profile._predicted(fitted, node, chip_profile.WHOLE) == alone
+
+
+@dataclass
+class Taking:
+    """A pool whose jobs take the given seconds, by the axis of the sample's mesh."""
+
+    seconds: dict[str, float]
+
+    def run(self, _job, _device, sample, _rounds, *, world_size: int) -> list[float]:
+        axis = next(axis for axis in self.seconds if sample.mesh.size(axis) == world_size)
+        return [self.seconds[axis]] * world_size
+
+
+@pytest.mark.parametrize("axis", ["dp", "tp"])
+def test_real_steps_of_ranks_that_talk(pool, axis: str) -> None:
+    sample = replace(SHORT, mesh=Mesh.of((0, 1), **{axis: 2}))
+    assert all(0 < took < 60 for took in pool.run(real_steps, "cpu", sample, 1, world_size=2))
 
 
 def test_real_steps_take_time(pool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
@@ -40,17 +40,20 @@ HEAD_WIDTH = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """A small real job of one rank."""
+    """A small real job of one stage."""
 
     spec: ModelSpec
     micro: int
+    """Samples of a microbatch, for each replica."""
     microbatches: int
+    mesh: Mesh = field(default_factory=lambda: Mesh.of((0,)))
 
     def plan(self, device: str) -> Plan:
-        """Everything on rank 0."""
-        stage = StagePlan(mesh=Mesh.of((0,)), layers=(0, self.spec.num_layers), device=device)
-        samples = self.micro * self.microbatches
-        pipeline = PipelinePlan(stages=(stage,), samples=samples, microbatch=self.micro)
+        """All of it on the mesh."""
+        stage = StagePlan(mesh=self.mesh, layers=(0, self.spec.num_layers), device=device)
+        micro = self.micro * self.mesh.size("dp")
+        samples = micro * self.microbatches
+        pipeline = PipelinePlan(stages=(stage,), samples=samples, microbatch=micro)
         return Plan(num_layers=self.spec.num_layers, pipelines=(pipeline,))
 
 
@@ -64,7 +67,7 @@ DEEP = Sample(spec=replace(_NARROW, num_layers=12), micro=1, microbatches=8)
 WHOLE = Sample(
     spec=replace(SIZES["demo-5m"], vocab_size=2048, num_layers=3), micro=2, microbatches=4
 )
-"""Tells how much longer operations take one after another than by themselves."""
+"""Tells how much longer operations take one after another than by themselves, and beside others."""
 
 
 def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
@@ -87,10 +90,12 @@ def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
         say("real steps of small models")
         profile = _fitted(profile, node, pool, rounds=3 if quick else 10)
         if ranks > 1:
-            say("ranks that compute at once, and their links")
-            profile = replace(profile, together=tuple(_together(pool, device, ranks, quick)))
+            say("links between ranks")
             links = pool.run(measure_links, device, quick, world_size=2, timeout_s=300)[0]
             profile = replace(profile, links=tuple(links))
+        if ranks > 1 and device == "cpu":  # they share memory, and who sends computes less
+            say("real steps of ranks that compute and talk at once")
+            profile = _in_company(profile, node, pool, ranks, rounds=6 if quick else 15)
     return profile
 
 
@@ -172,18 +177,18 @@ def _fitted(profile: Profile, node: Node, pool: WorkerPool, *, rounds: int) -> P
 
 
 def _predicted(profile: Profile, node: Node, sample: Sample) -> float:
-    view = local_view(node, profile, 1)
     plan = sample.plan(profile.machine.device)
-    known = knowledge_of_local(profile, 1)
+    view = local_view(node, profile, plan.world_size)
+    known = knowledge_of_local(profile, plan.world_size)
     spec = sample.spec
     return time_of_plan(plan, spec, view, seq_len=spec.seq_len, knowledge=known).step_s
 
 
 def real_steps(place: Place, device: str, sample: Sample, rounds: int) -> float:
-    """Seconds of one step of training: on a processor those that this process computed."""
+    """Seconds of one step of training: of a rank alone on a processor those that it computed."""
     import torch
 
-    from weft.comm.comm import Comm
+    from weft.comm.join import join
     from weft.nn.context import Context
     from weft.parallel.pipeline.executor import MicroBatch
     from weft.platform.registry import platform_named
@@ -191,31 +196,55 @@ def real_steps(place: Place, device: str, sample: Sample, rounds: int) -> float:
 
     platform = platform_named(device)
     where = platform.device(place.local_rank)
-    clock = time.thread_time if device == "cpu" else time.perf_counter
+    alone = device == "cpu" and place.world_size == 1
+    clock = time.thread_time if alone else time.perf_counter
     spec, shape = sample.spec, (sample.micro, sample.spec.seq_len)
-    built = build(
-        sample.plan(device), spec, Comm(device=where), optim=OptimConfig(), seq_len=shape[1]
-    )
+    comm = join(place, backend=platform.collective_backend, device=where, timeout_s=60)
+    built = build(sample.plan(device), spec, comm, optim=OptimConfig(), seq_len=shape[1])
     fill(built.gradients, initial(0))
     tokens = torch.arange(shape[0] * shape[1], device=where).view(shape) % spec.vocab_size
-    batch = MicroBatch(tokens, tokens, torch.ones(shape, device=where), Context())
+    places = Context(positions=torch.arange(shape[1], device=where)[None])
+    batch = MicroBatch(tokens, tokens, torch.ones(shape, device=where), places)
     found = []
     for _ in range(rounds + 2):
         start = clock()
         built.engine.step([batch] * sample.microbatches)
         platform.synchronize()
         found.append(clock() - start)
+    comm.close()
     return median(found[2:])
 
 
-def _together(pool: WorkerPool, device: str, ranks: int, quick: bool) -> Iterator[Together]:
-    """How much longer a step takes each rank when others compute beside it."""
-    rounds = 4 if quick else 12
-    alone = pool.run(real_steps, device, WHOLE, rounds, world_size=1)[0]
-    yield Together(1, 1.0)
+def _in_company(
+    profile: Profile, node: Node, pool: WorkerPool, ranks: int, *, rounds: int
+) -> Profile:
+    """How much longer computing takes each rank beside others, and an exchange in a real step."""
+    device = profile.machine.device
+
+    def company(sample: Sample, changed: Callable[[float], Profile]) -> float:
+        """How many times as long, so that a real step of the sample is predicted right."""
+        many = len(sample.mesh.ranks)
+        took = max(pool.run(real_steps, device, sample, rounds, world_size=many))
+        once, twice = (_predicted(changed(times), node, sample) for times in (1.0, 2.0))
+        return max(1 + (took - once) / (twice - once), 1.0)
+
+    found = [Together(1, 1.0)]
     for many in sorted({2, ranks}):
-        slowest = max(pool.run(real_steps, device, WHOLE, rounds, world_size=many))
-        yield Together(many, max(slowest / alone, 1.0))
+        replicas = replace(WHOLE, mesh=Mesh.of(tuple(range(many)), dp=many))
+        slower = company(replicas, lambda times: replace(profile, together=(Together(1, times),)))
+        found.append(Together(many, slower))
+    profile = replace(profile, together=tuple(found))
+    halves = replace(WHOLE, mesh=Mesh.of((0, 1), tp=2))
+    return _exchanging(profile, company(halves, lambda times: _exchanging(profile, times)))
+
+
+def _exchanging(profile: Profile, times: float) -> Profile:
+    """The same where exchanges take so many times as long."""
+    links = (
+        link._replace(seconds=link.seconds * times) if link.kind == "exchange" else link
+        for link in profile.links
+    )
+    return replace(profile, links=tuple(links))
 
 
 def measure_links(place: Place, device: str, quick: bool) -> list[LinkTime]:
