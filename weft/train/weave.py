@@ -64,9 +64,9 @@ def weave(
         optimizer: Built over ``model.parameters()``, not yet stepped. With ``bf16`` it updates
             fp32 master copies.
         loss: How to get losses from the model and a batch; None: ``model(*batch)`` returns them.
-        plan: "auto" gives every process an equal part of each batch; a ``Plan`` of single-stage
-            pipelines gives unequal parts and microbatches; it names the model's precision and
-            device.
+        plan: "auto" gives every process an equal part of each batch, however fast it is: only
+            ``weft train`` searches. A ``Plan`` of single-stage pipelines gives unequal parts and
+            microbatches; it names the model's precision and device.
         precision: Dtype of the model; None leaves it as it is.
         max_grad_norm: Clip gradients to this norm.
 

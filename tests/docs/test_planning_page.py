@@ -1,0 +1,26 @@
+"""What the page on planning shows is what commands take and print."""
+
+from pathlib import Path
+
+from docs.conftest import Weft
+from docs.pages import ROOT, blocks, calls
+
+from weft.cluster.cluster_file import read_view
+
+PAGE = ROOT / "docs" / "planning.md"
+
+
+def test_the_cluster_that_is_shown_can_be_read(here: Path) -> None:
+    (shown,) = [block.text for block in blocks(PAGE) if block.text.startswith("chips:\n")]
+    (here / "my.yaml").write_text(shown)
+    view = read_view(here / "my.yaml")
+    assert [pool.chip.name for pool in view.pools] == ["H100-SXM5-80GB", "N1"]
+    assert view.world_size == 500 * 8 + 32 * 16
+
+
+def test_need_prints_what_is_shown(here: Path, weft: Weft) -> None:
+    (here / "examples").symlink_to(ROOT / "examples")
+    found = blocks(PAGE)
+    number = next(n for n, block in enumerate(found) if "--need" in block.text)
+    (call,) = calls(found[number])
+    assert found[number + 1].text in weft(*call.arguments)
