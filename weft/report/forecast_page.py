@@ -13,8 +13,10 @@ from itertools import groupby
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from weft.cost.energy import WAITING
 from weft.planner.explain import pruned_in_words, settings
-from weft.planner.forecast import Forecast, PositionForecast
+from weft.planner.forecast import Forecast
+from weft.planner.limits import where
 from weft.planner.outlook import Outlook
 from weft.report.page import Table, Tile
 from weft.report.plan_picture import picture
@@ -94,7 +96,8 @@ def _tiles(cast: Forecast) -> Iterator[Tile]:
     yield Tile(label="fullest memory", value=f"{full.memory.total / 2**30:.1f} GiB", note=note)
     yield Tile(label="sent in a step", value=f"{sum(cast.sent.values()) / 1e9:,.4g} GB")
     if cast.joules_per_token is not None:
-        yield Tile(label="energy of a token", value=f"{cast.joules_per_token:.3g} J")
+        note = f"assumed: {WAITING:.0%} of the power while chips wait, and what links take"
+        yield Tile(label="energy of a token", value=f"{cast.joules_per_token:.3g} J", note=note)
     if cast.price_per_million_tokens is not None:
         yield Tile(label="a million tokens", value=f"{cast.price_per_million_tokens:.3g}")
 
@@ -126,15 +129,15 @@ def _beginning(timeline: Timeline) -> Timeline:
 def _bars(cast: Forecast) -> Iterator[Bar]:
     """Neighbouring positions with the same memory share a bar."""
     widest = max(max(p.chip.memory_gib * 2**30, p.memory.total) for p in cast.positions)
-    numbered = list(enumerate(cast.positions))
-    for _, run in groupby(numbered, key=lambda item: (item[1].chip.name, item[1].memory.total)):
+    for _, run in groupby(cast.positions, key=lambda each: (each.chip.name, each.memory.total)):
         members = list(run)
-        position: PositionForecast = members[0][1]
-        first, last = members[0][0], members[-1][0]
-        name = f"mesh {first}" if first == last else f"meshes {first} to {last}"
+        position = members[0]
+        name = where(position)
+        if len(members) > 1:
+            name += f" to {where(members[-1])}, {len(members)} that are alike"
         parts = position.memory.by_category()
         yield Bar(
-            name=f"{name}, {len(position.ranks)} x {position.chip.name} each",
+            name=name[:1].upper() + name[1:],
             words=f"{position.memory.total / 2**30:.1f} of {position.chip.memory_gib:g} GiB",
             pieces=tuple(
                 (COLOURS[part], 100 * num_bytes / widest) for part, num_bytes in parts.items()
