@@ -165,8 +165,8 @@ def test_what_was_pruned() -> None:
 
 
 def test_settings_tell_plans_apart() -> None:
-    assert settings(plan(meshes=2, tp=4, micro=8)) == "dp 2 x tp 4, 1f1b, ZeRO 1, 8 x 8"
-    assert settings(plan(recompute="full")) == "dp 16, recompute, ZeRO 1, 4 x 16"
+    assert settings(plan(meshes=2, tp=4, micro=8)) == "1f1b, ZeRO 1, 8 microbatches of 8"
+    assert settings(plan(recompute="full")) == "recompute, ZeRO 1, 4 microbatches of 16"
 
 
 def test_more_memory_spares_recomputation() -> None:
