@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from math import inf, log2
+from itertools import combinations, pairwise
+from math import comb, inf, log2
 from time import perf_counter
 
 from weft.cluster.view import ClusterView
@@ -186,7 +186,7 @@ class Hunt:
         self.cutoff = min(self.cutoff, seconds)
 
     def _side_by_side(self, groups: Sequence[Group], level: ZeroLevel) -> None:
-        """Shares by speed, until no group would give a sample to another."""
+        """Shares by speed, until no group would give a sample to another; if few, all of them."""
         total = self.workload.samples
         known: dict[tuple[int, int], Timed | None] = {}
         cutoff = self.cutoff * WORTH_SHOWING
@@ -200,13 +200,25 @@ class Hunt:
         shares = [max(1, share) for share in shares]
         shares[shares.index(max(shares))] -= sum(shares) - total
         tried: set[tuple[int, ...]] = set()
-        while tuple(shares) not in tried and len(tried) < MOST_ROUNDS:
+
+        def attempt(shares: Sequence[int]) -> list[Timed]:
             tried.add(tuple(shares))
             chosen = [best(number, share) for number, share in enumerate(shares)]
-            if any(timed is None for timed in chosen):
-                return
-            self._add([timed for timed in chosen if timed is not None])
-            shares = self._balanced([timed for timed in chosen if timed is not None])
+            timed = [each for each in chosen if each is not None]
+            if len(timed) < len(groups):
+                return []
+            self._add(timed)
+            return timed
+
+        while tuple(shares) not in tried and len(tried) < MOST_ROUNDS:
+            timed = attempt(shares)
+            if not timed:
+                break
+            shares = self._balanced(timed)
+        if comb(total - 1, len(groups) - 1) <= FEW_SHARES:
+            for each in every_share(total, len(groups)):
+                if each not in tried:
+                    attempt(each)
 
     def _balanced(self, chosen: Sequence[Timed]) -> list[int]:
         """Shares with which pipelines that are otherwise decided would take the least time.
@@ -234,7 +246,16 @@ class Hunt:
         return max(1, round(tflops))
 
 
+def every_share(total: int, groups: int) -> Iterator[tuple[int, ...]]:
+    """Every way to divide samples, with one at least for each."""
+    for cuts in combinations(range(1, total), groups - 1):
+        ends = (0, *cuts, total)
+        yield tuple(high - low for low, high in pairwise(ends))
+
+
 MOST_ROUNDS = 3
+FEW_SHARES = 40
+"""Ways to divide the samples among pipelines up to which all are tried."""
 WORTH_SHOWING = 1.25
 """Pipelines side by side are looked for up to this many times the best step."""
 
