@@ -21,6 +21,9 @@ class Action(NamedTuple):
         return f"{self.kind}{self.stage}.{self.microbatch}"
 
 
+Key = tuple[Kind, int, int]
+"""An action without names: equal to it, and quicker to make where millions are looked up."""
+
 Schedule = Sequence[Sequence[Action]]
 """For every pipeline position, first to last, its actions in order."""
 
@@ -33,18 +36,24 @@ class Need(NamedTuple):
     """Its result comes from another stage."""
 
 
-def needs(action: Action, num_stages: int, *, split: bool) -> list[Need]:
+def awaited(action: Action, num_stages: int, *, split: bool) -> tuple[Key, ...]:
     """What must come before ``action``, in a pipeline of ``num_stages`` stages.
 
     ``split``: backward of this pipeline comes in halves, I and W.
     """
     kind, stage, microbatch = action
-    back: Kind = "I" if split else "B"
     if kind == "F":
-        return [Need(Action("F", stage - 1, microbatch), travels=True)] if stage else []
+        return (("F", stage - 1, microbatch),) if stage else ()
     if kind == "W":
-        return [Need(Action("I", stage, microbatch), travels=False)]
-    own = Need(Action("F", stage, microbatch), travels=False)
+        return (("I", stage, microbatch),)
     if stage == num_stages - 1:
-        return [own]
-    return [own, Need(Action(back, stage + 1, microbatch), travels=True)]
+        return (("F", stage, microbatch),)
+    return ("F", stage, microbatch), ("I" if split else "B", stage + 1, microbatch)
+
+
+def needs(action: Action, num_stages: int, *, split: bool) -> list[Need]:
+    """``awaited``, with what comes from where."""
+    return [
+        Need(Action(*key), travels=key[1] != action.stage)
+        for key in awaited(action, num_stages, split=split)
+    ]

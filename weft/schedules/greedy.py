@@ -7,12 +7,12 @@ ended. Policies differ in the order of their wishes and in how many activations 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from weft.schedules.action import Action, Kind, needs
+from weft.schedules.action import Action, Key, Kind, awaited
 
-Wishes = Callable[["Position"], Sequence[Action]]
+Wishes = Callable[["Position"], Iterable[Action]]
 """What a position would like to do next, best first. Actions that cannot begin are passed over."""
 
 
@@ -68,7 +68,7 @@ def play(
     """
     positions = [Position(p, held, num_microbatches) for p, held in enumerate(stages_of)]
     num_stages = sum(len(held) for held in stages_of)
-    ended: dict[Action, int] = {}
+    ended: dict[Key, int] = {}
     free_at = [0] * len(positions)
     moments = [0]
     total = num_stages * num_microbatches * (3 if split else 2)
@@ -89,10 +89,13 @@ def play(
 
 
 def _first_ready(
-    wished: Sequence[Action], ended: dict[Action, int], now: int, num_stages: int, *, split: bool
+    wished: Iterable[Action], ended: dict[Key, int], now: int, num_stages: int, *, split: bool
 ) -> Action | None:
+    later = now + 1
     for action in wished:
-        before = needs(action, num_stages, split=split)
-        if all(ended.get(need.action, now + 1) <= now for need in before):
+        for need in awaited(action, num_stages, split=split):
+            if ended.get(need, later) > now:
+                break
+        else:
             return action
     return None

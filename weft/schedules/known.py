@@ -42,11 +42,17 @@ class Known:
 
 
 @lru_cache(maxsize=8)
-def known(pattern: Pattern) -> Known:
-    """The lists of a pattern, after the proof. Few are kept: long ones hold 10^5 actions."""
-    schedule = schedule_named(
+def _listed(pattern: Pattern) -> Schedule:
+    """Kept for a moment: what is held at its peak is asked before it is played."""
+    return schedule_named(
         pattern.name, pattern.num_positions, pattern.num_stages, pattern.num_microbatches
     )
+
+
+@lru_cache(maxsize=8)
+def known(pattern: Pattern) -> Known:
+    """The lists of a pattern, after the proof. Few are kept: long ones hold 10^5 actions."""
+    schedule = _listed(pattern)
     positions = positions_of(pattern.name, pattern.num_positions, pattern.num_stages)
     return Known(schedule, prove(schedule, positions, pattern.num_microbatches).order)
 
@@ -64,7 +70,7 @@ def held_at_peak(pattern: Pattern) -> tuple[tuple[int, ...], ...]:
     if pattern.num_microbatches > full:
         return held_at_peak(replace(pattern, num_microbatches=full))
     positions = positions_of(pattern.name, pattern.num_positions, pattern.num_stages)
-    lists = known(pattern).schedule
+    lists = _listed(pattern)
     return tuple(_peak(actions, held) for actions, held in zip(lists, positions, strict=True))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 
-from weft.schedules.action import Action, Kind, Schedule, needs
+from weft.schedules.action import Action, Key, Kind, Schedule, awaited
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,18 @@ def prove(schedule: Schedule, stages_of: Sequence[Sequence[int]], num_microbatch
     split = any(action.kind in "IW" for actions in schedule for action in actions)
     kinds: tuple[Kind, ...] = ("F", "I", "W") if split else ("F", "B")
     for number, (actions, held) in enumerate(zip(schedule, stages_of, strict=True)):
-        wanted = product(kinds, held, range(num_microbatches))
-        _check_once(number, actions, {Action(*action) for action in wanted})
+        _check_once(number, actions, set(product(kinds, held, range(num_microbatches))))
     num_stages = sum(len(held) for held in stages_of)
     return Proof(tuple(_held(actions) for actions in schedule), _in_order(schedule, num_stages))
 
 
-def _check_once(number: int, actions: Sequence[Action], wanted: set[Action]) -> None:
+def _check_once(number: int, actions: Sequence[Action], wanted: set[Key]) -> None:
+    there: set[Key] = set(actions)
+    if there == wanted and len(there) == len(actions):
+        return
     twice = [action for action, count in Counter(actions).items() if count > 1]
-    wrong = sorted(wanted ^ set(actions)) or twice
-    if wrong:
-        raise ValueError(f"position {number}: {wrong[0]} is not done exactly once")
+    wrong = sorted(wanted ^ there) or twice
+    raise ValueError(f"position {number}: {Action(*wrong[0])} is not done exactly once")
 
 
 def _held(actions: Sequence[Action]) -> int:
@@ -72,8 +73,9 @@ def _advance(
     """Do the actions of one position until one has to wait; where that is."""
     while at < len(actions):
         action = actions[at]
-        if any(need.action not in done for need in needs(action, num_stages, split=split)):
-            break
+        for need in awaited(action, num_stages, split=split):
+            if need not in done:
+                return at
         done[action] = None
         at += 1
     return at

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from weft.schedules.action import Action
 from weft.schedules.greedy import Position, play
 
@@ -19,18 +21,20 @@ def zero_bubble_v(num_positions: int, num_microbatches: int) -> list[list[Action
     V does not wait for those that begin later.
     """
 
-    def wishes(position: Position) -> list[Action]:
+    def wishes(position: Position) -> Iterator[Action]:
         down, up = position.stages
         held = position.total("F") - position.total("W")
         # Room is kept for the way back up of everything on its way down.
         turning = position.count("F", down) - position.count("W", up)
         has_room = held < 2 * num_positions
-        wanted = position.next("F", up) if has_room else []
-        wanted += position.next("I", up)
+        if has_room:
+            yield from position.next("F", up)
+        yield from position.next("I", up)
         if has_room and turning < num_positions:
-            wanted += position.next("F", down)
-        wanted += position.next("I", down)
-        return wanted + position.next("W", up) + position.next("W", down)
+            yield from position.next("F", down)
+        yield from position.next("I", down)
+        yield from position.next("W", up)
+        yield from position.next("W", down)
 
     stages_of = v_stages(num_positions)
     return play(stages_of, num_microbatches, wishes, split=True)
