@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from weft.schedules.action import Action, Kind, needs
+from weft.schedules.action import Action, Key, Kind, awaited
 from weft.schedules.known import Pattern, known
 from weft.schedules.registry import positions_of
 from weft.simulate.times import SeamTimes, StageTimes
 
 _KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 _NONE = -1
+_NOWHERE = SeamTimes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +37,12 @@ class Tape:
 
         ``sizes``: the unlike sizes of microbatches, 1 for a full one, that the codes refer to.
         """
-        takes = _durations(stages, sizes)
-        both = [seam for seam in seams for _ in range(2)]
-        carry = [[seam.transfer_s * size for size in sizes] * 4 * len(stages) for seam in both]
-        late = [seam.latency_s for seam in both]
-        free, sent = [0.0] * self.num_positions, [0.0] * len(both)
+        takes, carry, late = _durations(stages, seams, sizes)
+        free, sent = [0.0] * self.num_positions, [0.0] * (2 * len(seams))
         began: list[float] = []
         ended: list[float] = []
         arrived: list[float] = []
-        rows = zip(self.position, self.code, self.before, self.wire, strict=True)
-        for place, code, before, wire in rows:
+        for place, code, before, wire in self._rows():
             start = free[place]
             if before >= 0 and arrived[before] > start:
                 start = arrived[before]
@@ -54,17 +51,52 @@ class Tape:
             ended.append(end)
             if wire >= 0:
                 leaves = sent[wire] if sent[wire] > end else end
-                sent[wire] = leaves + carry[wire][code]
-                arrived.append(sent[wire] + late[wire])
-            else:
-                arrived.append(end)
+                sent[wire] = leaves + carry[code]
+                end = sent[wire] + late[code]
+            arrived.append(end)
         return began, ended
 
+    def end(
+        self, stages: Sequence[StageTimes], seams: Sequence[SeamTimes], sizes: Sequence[float]
+    ) -> float:
+        """When the last action of ``play`` has ended, sooner said than when each has."""
+        takes, carry, late = _durations(stages, seams, sizes)
+        free, sent = [0.0] * self.num_positions, [0.0] * (2 * len(seams))
+        arrived: list[float] = []
+        note = arrived.append
+        for place, code, before, wire in self._rows():
+            start = free[place]
+            if before >= 0 and arrived[before] > start:
+                start = arrived[before]
+            end = start + takes[code]
+            free[place] = end
+            if wire >= 0:
+                leaves = sent[wire]
+                leaves = (leaves if leaves > end else end) + carry[code]
+                sent[wire] = leaves
+                end = leaves + late[code]
+            note(end)
+        return max(free)
 
-def _durations(stages: Sequence[StageTimes], sizes: Sequence[float]) -> list[float]:
-    """By code."""
-    whole = [stage.of(kind) for stage in stages for kind in _KINDS]
-    return [seconds * size for seconds in whole for size in sizes]
+    def _rows(self) -> Iterable[tuple[int, int, int, int]]:
+        return zip(self.position, self.code, self.before, self.wire, strict=True)
+
+
+def _durations(
+    stages: Sequence[StageTimes], seams: Sequence[SeamTimes], sizes: Sequence[float]
+) -> tuple[list[float], list[float], list[float]]:
+    """By code: of the action; how long its result occupies the wire; how much later it is there."""
+    takes: list[float] = []
+    carry: list[float] = []
+    late: list[float] = []
+    ends = _NOWHERE, *seams, _NOWHERE
+    for stage, up, down in zip(stages, ends, ends[1:], strict=False):
+        for kind in _KINDS:
+            seconds, seam = stage.of(kind), down if kind == "F" else up
+            takes += [seconds * size for size in sizes]
+            carry += [seam.transfer_s * size for size in sizes]
+            late += [seam.latency_s] * len(sizes)
+    return takes, carry, late
 
 
 def write_tape(
@@ -78,20 +110,21 @@ def write_tape(
     split = any(action.kind == "I" for action in order)
     num_sizes = max(size_of, default=0) + 1
     tape = Tape(len(positions), array("i"), array("i"), array("i"), array("i"))
-    number: dict[Action, int] = {}
+    number: dict[Key, int] = {}
+    num_stages = len(place_of)
     for action in order:
         kind, stage, microbatch = action
         place = place_of[stage]
         travels = [
-            need.action
-            for need in needs(action, len(place_of), split=split)
-            if need.travels and place_of[need.action.stage] != place
+            number[need]
+            for need in awaited(action, num_stages, split=split)
+            if place_of[need[1]] != place
         ]
         target = {"F": stage + 1, "W": stage}.get(kind, stage - 1)
         stays = place_of.get(target, place) == place
         tape.position.append(place)
         tape.code.append((4 * stage + _KINDS.index(kind)) * num_sizes + size_of[microbatch])
-        tape.before.append(number[travels[0]] if travels else _NONE)
+        tape.before.append(travels[0] if travels else _NONE)
         tape.wire.append(_NONE if stays else 2 * min(stage, target) + (kind != "F"))
         number[action] = len(number)
     return tape
