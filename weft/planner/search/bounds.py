@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import floor
 from typing import TYPE_CHECKING, NamedTuple
 
 from weft.planner.search.choice import chunks_of
-from weft.planner.search.costs import Held
+from weft.planner.search.costs import Costs, Held, Spot
 from weft.schedules.registry import splits_backward
 from weft.simulate.play import last_size
 
@@ -56,16 +55,16 @@ class Bounds:
         return max(floor(min(most, MANY)), -1)
 
 
-class _Mesh(NamedTuple):
+class MeshTimes(NamedTuple):
     """Seconds of a full microbatch on one mesh, all its stages together."""
 
     forward: Slope
     back: Slope
     """Of the input's gradient, where backward is in halves; else all of it."""
     whole: Slope
-    down: float
-    """Its first stage's forward, with the fewest layers; and its backward."""
-    up: float
+    first_forward: float
+    """Of its first stage without layers; and the backward."""
+    first_back: float
 
 
 def bounds_of(route: Route, least: Sequence[int]) -> Bounds:
@@ -73,39 +72,49 @@ def bounds_of(route: Route, least: Sequence[int]) -> Bounds:
 
     With a smaller last microbatch there are two of each: with all of it, and without it.
     """
-    meshes = list(_meshes(route, least))
+    meshes = route.mesh_times
     last = last_size(route.samples, route.micro)
     amounts = [(route.samples / route.micro, last)]
     if last < 1:
         amounts.append((float(route.pattern.num_microbatches - 1), 1.0))
     slopes: list[list[Slope]] = [[] for _ in meshes]
     for many, size in amounts:
-        way = _Way(route, meshes, size)
+        way = _Way(route, least, size)
         for p, mesh in enumerate(meshes):
             slopes[p] += _alone(way, p, mesh, many)
-            if route.schedule in ("1f1b", "gpipe"):
-                slopes[p] += _with_others(way, p, mesh, many, least)
+            if way.through is not None:
+                slopes[p] += _with_others(way, p, mesh, many)
     return Bounds(slopes)
 
 
 class _Way:
     """How long microbatches are on their way down to each mesh, and from it back up."""
 
-    def __init__(self, route: Route, meshes: Sequence[_Mesh], size: float) -> None:
-        there = [0.0, *accumulate(seam.transfer_s + seam.latency_s for seam in route.seams)]
-        back = [0.0, *accumulate(seam.transfer_s * size + seam.latency_s for seam in route.seams)]
-        ahead = [0.0, *accumulate(mesh.down for mesh in meshes)]
-        behind = [0.0, *accumulate(mesh.up * size for mesh in meshes)]
-        self.route, self.meshes, self.size = route, meshes, size
-        self.down = [ahead[p] + there[p] for p in range(len(meshes))]
-        self.up = [behind[p] + back[p] for p in range(len(meshes))]
-        self.seams = there[-1] + back[-1]
+    def __init__(self, route: Route, least: Sequence[int], size: float) -> None:
+        meshes, chunks = route.mesh_times, chunks_of(route.schedule)
+        self.route, self.size, self.num_meshes = route, size, len(meshes)
+        self.splits = splits_backward(route.schedule)
+        self.down, self.up = [0.0], [0.0]
+        for mesh, layers, seam in zip(meshes, least, route.seams, strict=False):
+            early = -(-layers // chunks)
+            forward = mesh.first_forward + early * mesh.forward.each
+            back = mesh.first_back + early * mesh.back.each
+            self.down.append(self.down[-1] + forward + seam.transfer_s + seam.latency_s)
+            self.up.append(self.up[-1] + (back + seam.transfer_s) * size + seam.latency_s)
+        self.through: float | None = None
+        """Seconds of a microbatch through all meshes and back, where none overtakes another."""
+        if route.schedule in ("1f1b", "gpipe"):
+            seams = sum(s.transfer_s * (1 + size) + 2 * s.latency_s for s in route.seams)
+            fewest = route.costs.workload.spec.num_layers * min(m.whole.each for m in meshes)
+            known = sum(m.whole.each * n for m, n in zip(meshes, least, strict=True))
+            base = sum(m.whole.base for m in meshes)
+            self.through = size * (base + max(fewest, known)) + seams
 
 
-def _alone(way: _Way, p: int, mesh: _Mesh, many: float) -> Iterator[Slope]:
+def _alone(way: _Way, p: int, mesh: MeshTimes, many: float) -> Iterator[Slope]:
     """All that a mesh does itself, between the way down and the way up."""
     there, back = way.down[p], way.up[p]
-    if not splits_backward(way.route.schedule):
+    if not way.splits:
         yield Slope(there + back + many * mesh.whole.base, many * mesh.whole.each)
         return
     yield Slope(there + many * mesh.whole.base, many * mesh.whole.each)
@@ -113,42 +122,48 @@ def _alone(way: _Way, p: int, mesh: _Mesh, many: float) -> Iterator[Slope]:
     yield Slope(there + back + many * base, many * each)
 
 
-def _with_others(
-    way: _Way, p: int, mesh: _Mesh, many: float, least: Sequence[int]
-) -> Iterator[Slope]:
+def _with_others(way: _Way, p: int, mesh: MeshTimes, many: float) -> Iterator[Slope]:
     """A microbatch through all other meshes, and what a mesh does of the others meanwhile.
 
     Under 1F1B a mesh can do no more than its first few forwards until the first one is back.
     """
-    total = way.route.costs.workload.spec.num_layers
-    fewest = total * min(other.whole.each for other in way.meshes)
-    known = sum(other.whole.each * n for other, n in zip(way.meshes, least, strict=True))
-    through = way.size * (sum(other.whole.base for other in way.meshes) + max(fewest, known))
-    waiting = len(way.meshes) - 1 - p if way.route.schedule == "1f1b" else 0
+    assert way.through is not None, way.route.schedule
+    waiting = way.num_meshes - 1 - p if way.route.schedule == "1f1b" else 0
     rest = many - way.size
-    base = through + way.seams + rest * mesh.whole.base - waiting * mesh.forward.base
+    base = way.through + rest * mesh.whole.base - waiting * mesh.forward.base
     each = rest * mesh.whole.each - waiting * mesh.forward.each
     if many > waiting and each > 0:
         yield Slope(base, each)
 
 
-def _meshes(route: Route, least: Sequence[int]) -> Iterator[_Mesh]:
-    split, chunks = splits_backward(route.schedule), chunks_of(route.schedule)
-    final = route.pattern.num_stages - 1
-    for spot, stages, layers in zip(route.spots, route.positions, least, strict=True):
-        plain = spot._replace(zero=0)
-        one = route.costs.times(plain, Held(1, False, False))
-        ends = [route.costs.times(plain, Held(0, stage == 0, stage == final)) for stage in stages]
-        backs = [times.of("I" if split else "B") for times in (one, *ends)]
-        whole = [times.of("F") + times.of("B") for times in (one, *ends)]
-        early = -(-layers // chunks)
-        yield _Mesh(
-            forward=Slope(sum(end.forward_s for end in ends), one.forward_s),
-            back=Slope(sum(backs[1:]), backs[0]),
-            whole=Slope(sum(whole[1:]), whole[0]),
-            down=ends[0].forward_s + early * one.forward_s,
-            up=backs[1] + early * backs[0],
-        )
+def mesh_times(route: Route) -> list[MeshTimes]:
+    """Of every mesh, with ZeRO that costs nothing."""
+    split, final = splits_backward(route.schedule), route.pattern.num_stages - 1
+    known: dict[object, MeshTimes] = {}
+    result = []
+    for spot, stages in zip(route.spots, route.positions, strict=True):
+        ends = tuple((stage == 0, stage == final) for stage in stages)
+        if (spot, ends) not in known:
+            known[spot, ends] = _mesh_times(route.costs, spot._replace(zero=0), ends, split=split)
+        result.append(known[spot, ends])
+    return result
+
+
+def _mesh_times(
+    costs: Costs, spot: Spot, ends: Sequence[tuple[bool, bool]], *, split: bool
+) -> MeshTimes:
+    held = Held(1, False, False), *(Held(0, first, last) for first, last in ends)
+    times = [costs.times(spot, each) for each in held]
+    forward = [time.of("F") for time in times]
+    back = [time.of("I" if split else "B") for time in times]
+    whole = [time.of("F") + time.of("B") for time in times]
+    return MeshTimes(
+        forward=Slope(sum(forward[1:]), forward[0]),
+        back=Slope(sum(back[1:]), back[0]),
+        whole=Slope(sum(whole[1:]), whole[0]),
+        first_forward=forward[1],
+        first_back=back[1],
+    )
 
 
 def least_once(route: Route) -> float:

@@ -74,9 +74,12 @@ class Costs:
         self.knowledge = knowledge
         self.num_pipelines = num_pipelines
         self.shape = ModelShape.of(workload.spec)
+        self.rooms: dict[object, int] = {}
+        """Most layers of a mesh, by all that decides; of the routes that ask."""
         self._times: dict[object, StageTimes] = {}
         self._once: dict[object, float] = {}
         self._bytes: dict[object, Bytes] = {}
+        self._memories: dict[object, Memory] = {}
         self._places: dict[tuple[int, int], Place] = {}
 
     def place(self, pool: int, per_node: int) -> Place:
@@ -117,25 +120,39 @@ class Costs:
         """Memory of a stage, apart from how many microbatches it holds."""
         key = (spot, held)
         if key not in self._bytes:
-            one, two = (self._memory(spot, held, number) for number in (1, 2))
-            kept = two.total - one.total
+            resting = self._kept_memory(spot._replace(per_node=0, samples=1, recompute="off"), held)
+            few = min(spot.dp, 2)
+            moving = self._kept_memory(spot._replace(per_node=0, dp=few), held)
+            fragments = 1 + self._overheads(spot.pool).fragments
+            still = moving.working + moving.logits
             self._bytes[key] = Bytes(
-                state=one.total - kept - one.working - one.buffers - one.runtime,
-                kept=kept,
-                working=one.working,
-                buffers=one.buffers,
-                runtime=one.runtime,
+                state=resting.weights
+                + resting.grads
+                + resting.optimizer
+                + still * fragments
+                - moving.working,
+                kept=moving.activations * fragments,
+                working=moving.working,
+                buffers=moving.buffers,
+                runtime=moving.runtime,
             )
         return self._bytes[key]
 
-    def _memory(self, spot: Spot, held: Held, number: int) -> Memory:
+    def _kept_memory(self, spot: Spot, held: Held) -> Memory:
+        """Of one microbatch. What rests and what moves have little to do with each other."""
+        key = (spot, held)
+        if key not in self._memories:
+            self._memories[key] = self._memory(spot, held)
+        return self._memories[key]
+
+    def _memory(self, spot: Spot, held: Held) -> Memory:
         work, state = self._work(spot, held), STATES[self.workload.precision]
         gathered = gathered_layers(self.shape, work, state.weight) if spot.zero == 3 else 0.0
         holders = spot.dp * (self.num_pipelines if spot.zero < 3 else 1)
         return stage_memory(
             self.shape,
             work,
-            held=number,
+            held=1,
             state=state,
             sharing=Sharing(zero=spot.zero, num_holders=holders, gathered=gathered),
             overheads=self._overheads(spot.pool),

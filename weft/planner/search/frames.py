@@ -6,12 +6,15 @@ still open. Its bound knows how many layers each kind has memory for, and how fa
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import product
-from math import inf, prod
+from functools import lru_cache
+from itertools import pairwise, product
+from math import factorial, inf, log2, prod
+from operator import attrgetter
 from typing import NamedTuple
 
-from weft.plan.plan import ZeroLevel
+from weft.plan.plan import Recompute, ZeroLevel
 from weft.planner.options import Options
 from weft.planner.search.choice import Section, nodes_for
 from weft.planner.search.costs import Costs, Held, Spot
@@ -34,26 +37,40 @@ class Frame(NamedTuple):
     micro: int
     sections: tuple[Section, ...]
     """In the order of the cluster's pools."""
-    num_chips: int
-    """Used, of all kinds."""
     num_meshes: int
     """Of all kinds."""
+    ways: int
+    """Orders and levels of ZeRO that are open."""
+    stretch: float
+    """How many times longer a step takes because the last of its ranks is late."""
+    late_s: float
+    """``per_sample_s`` with that."""
 
-    @staticmethod
-    def of(per_sample_s: float, micro: int, sections: tuple[Section, ...]) -> Frame:
-        """Counted once, for it is asked often."""
-        chips = sum(section.num_chips for section in sections)
-        return Frame(per_sample_s, micro, sections, chips, sum(s.meshes for s in sections))
+
+class Speed(NamedTuple):
+    """What a section could do for a given microbatch, if there were memory for it."""
+
+    layers_per_s: float
+    """Each mesh working on a microbatch of its own."""
+    tp: int
+    dp: int
+    meshes: int
+    recompute: Recompute
 
 
 class Rate(NamedTuple):
     """What one kind of chip could do for a given microbatch."""
 
     layers_per_s: float
-    """Each mesh working on a microbatch of its own."""
     most: float
     """Layers that there is memory for, at best."""
     section: Section
+    full_s: float
+    """After how long all that there is memory for is done."""
+
+
+_LAYERS_PER_S = attrgetter("layers_per_s")
+_FULL_AFTER = attrgetter("full_s")
 
 
 class Unit(NamedTuple):
@@ -75,16 +92,20 @@ class Space:
         self.fewest = fewest
         self.num_layers = costs.workload.spec.num_layers
         self.misshapen = 0
-        """Meshes that do not fill nodes evenly."""
+        """Meshes that do not fill nodes evenly, or are more than there may be."""
+        self.too_large = 0
+        """Combinations that do not hold the model."""
         self.left_out = 0
         """Combinations that were too many to look at."""
         self.too_slow = 0
         """Combinations of which the bound says that something faster is known."""
+        self._levels = [len(zero_levels(holders, costs, options)) for holders in (1, 2)]
         self._units: dict[object, Unit] = {}
         self._kept: dict[object, tuple[float, float, float]] = {}
-        self._rest: dict[object, tuple[float, float]] = {}
+        self._rest: dict[object, tuple[float, float, float]] = {}
         self._rates: dict[tuple[int, int], list[Rate]] = {}
-        self._speeds: dict[tuple[int, int], list[tuple[float, Section]]] = {}
+        self._speeds: dict[tuple[int, int], list[Speed]] = {}
+        self._counts: dict[int, list[int]] = {}
         self._sections: dict[int, list[Section]] = {}
 
     def sections(self, pool: int) -> list[Section]:
@@ -109,21 +130,22 @@ class Space:
         Every rank has as many samples.
         """
         each = self.options.micros or powers(self.samples)
-        for placed, b in product(self.sections(pool), each):
+        for placed, b, recompute in product(self.sections(pool), each, self.options.recompute):
             micro = placed.dp * b
             if micro > self.samples:
                 continue
-            for section in self._either(placed):
-                unit = self.unit(section, b)
-                whole = self.num_layers * unit.layer_s + unit.embed_s + unit.head_s
-                most = -(-self.num_layers // placed.meshes) * unit.layer_s
-                slowest = max(most, whole / placed.meshes)
-                if slowest / micro >= per_sample_s:
-                    self.too_slow += 1
-                    continue
-                if self.most_layers(section, b, micro) < self.num_layers:
-                    slowest = inf
-                yield Frame.of(slowest / micro, micro, (section,))
+            unit = self.unit(pool, placed.tp, recompute, b)
+            whole = self.num_layers * unit.layer_s + unit.embed_s + unit.head_s
+            most = -(-self.num_layers // placed.meshes) * unit.layer_s
+            slowest = max(most, whole / placed.meshes)
+            if slowest / micro >= per_sample_s:
+                self.too_slow += 1
+                continue
+            section = Section(pool, placed.tp, placed.dp, placed.meshes, recompute)
+            if self.most_layers(section, b, micro) < self.num_layers:
+                self.too_large += 1
+                continue
+            yield self._frame(slowest / micro, micro, (section,))
 
     def mixed(self, pools: Sequence[int], per_sample_s: float) -> list[Frame]:
         """Pipelines through several kinds, of which the bound is below ``per_sample_s``."""
@@ -141,30 +163,46 @@ class Space:
             if all(len(some) < keep for some in tops):
                 number = prod(map(len, tops))
             self.left_out += number - prod(map(len, tops))
-            frames = [self._together(chosen, micro) for chosen in product(*tops)]
-            fast = [frame for frame in frames if frame.per_sample_s < per_sample_s]
-            self.too_slow += len(frames) - len(fast)
-            found += fast
+            found += self._fast(tops, micro, micro * per_sample_s)
         return found
+
+    def _fast(self, tops: Sequence[list[Rate]], micro: int, seconds: float) -> Iterator[Frame]:
+        """Sections of each kind that together may take less than so long for a microbatch.
+
+        Each kind's are in the order of their speed, so that all after one that is too slow are.
+        """
+        most_meshes = min(self.num_layers + 2, self.options.max_stages or self.num_layers + 2)
+        least, speeds = self.num_layers / seconds, [-rate.layers_per_s for rate in tops[-1]]
+        for chosen in product(*tops[:-1]):
+            fast = bisect_left(speeds, sum(rate.layers_per_s for rate in chosen) - least)
+            self.too_slow += len(speeds) - fast
+            room = most_meshes - sum(rate.section.meshes for rate in chosen)
+            for last in tops[-1][:fast]:
+                slowest = self._slowest((*chosen, last)) if last.section.meshes <= room else inf
+                if slowest < seconds:
+                    sections = tuple(rate.section for rate in (*chosen, last))
+                    yield self._frame(slowest / micro, micro, sections)
+                elif last.section.meshes > room:
+                    self.misshapen += 1
+                elif slowest == inf:
+                    self.too_large += 1
+                else:
+                    self.too_slow += 1
 
     def _by_bound(self, pools: Sequence[int]) -> Iterator[tuple[float, int]]:
         """What a sample takes at least, by microbatch."""
         for micro in self.micros(pools):
             speeds = [self.speeds(pool, micro) for pool in pools]
             if all(speeds):
-                best = sum(some[0][0] for some in speeds)
+                best = sum(some[0].layers_per_s for some in speeds)
                 yield self.num_layers / (micro * best), micro
 
-    def speeds(self, pool: int, micro: int) -> list[tuple[float, Section]]:
+    def speeds(self, pool: int, micro: int) -> list[Speed]:
         """Layers a second of the sections for a microbatch in which no smaller ``dp`` would serve
         as well; best first."""
         if (pool, micro) not in self._speeds:
-            found = [
-                (section.meshes / self.unit(section, -(-micro // section.dp)).layer_s, section)
-                for placed in self._for_micro(pool, micro)
-                for section in self._either(placed)
-            ]
-            found.sort(key=lambda pair: -pair[0])
+            found = list(self._for_micro(pool, micro))
+            found.sort(key=_LAYERS_PER_S, reverse=True)
             self._speeds[pool, micro] = found
         return self._speeds[pool, micro]
 
@@ -172,46 +210,50 @@ class Space:
         """The fastest sections that have memory for anything."""
         if (pool, micro) not in self._rates:
             found: list[Rate] = []
-            for speed, section in self.speeds(pool, micro):
-                most = self.most_layers(section, -(-micro // section.dp), micro)
+            for speed, tp, dp, meshes, recompute in self.speeds(pool, micro):
+                section = Section(pool, tp, dp, meshes, recompute)
+                most = self.most_layers(section, -(-micro // dp), micro)
                 if most >= 0:
-                    found.append(Rate(speed, most, section))
+                    found.append(Rate(speed, most, section, most / speed))
                 if len(found) == number:
                     break
             self._rates[pool, micro] = found
         return self._rates[pool, micro]
 
-    def unit(self, section: Section, b: int) -> Unit:
+    def unit(self, pool: int, tp: int, recompute: Recompute, b: int) -> Unit:
         """Seconds of a microbatch of ``b`` samples a rank, with ZeRO that costs nothing."""
-        key = section.pool, section.tp, section.recompute, b
+        key = pool, tp, recompute, b
         if key not in self._units:
-            per_node = self.costs.cluster.pools[section.pool].chips_per_node
-            spot = Spot(section.pool, per_node, section.tp, 1, b, section.recompute, 0)
+            per_node = self.costs.cluster.pools[pool].chips_per_node
+            spot = Spot(pool, per_node, tp, 1, b, recompute, 0)
             parts = Held(1, False, False), Held(0, True, False), Held(0, False, True)
             times = [self.costs.times(spot, held) for held in parts]
             self._units[key] = Unit(*(time.of("F") + time.of("B") for time in times))
         return self._units[key]
 
-    def _together(self, chosen: Sequence[Rate], micro: int) -> Frame:
+    def _slowest(self, chosen: Sequence[Rate]) -> float:
         """The bound: what the fullest cannot hold, others do; all in the same time."""
-        sections = tuple(rate.section for rate in chosen)
-        rates = sorted(chosen, key=lambda rate: rate.most / rate.layers_per_s)
-        left, slowest = float(self.num_layers), inf
+        seconds = self.num_layers / sum(rate.layers_per_s for rate in chosen)
+        if all(seconds <= rate.full_s for rate in chosen):
+            return seconds
+        rates, left = sorted(chosen, key=_FULL_AFTER), float(self.num_layers)
         for number, rate in enumerate(rates):
             seconds = left / sum(other.layers_per_s for other in rates[number:])
-            if seconds <= rate.most / rate.layers_per_s:
-                slowest = seconds
-                break
+            if seconds <= rate.full_s:
+                return seconds
             left -= rate.most
-        meshes = sum(section.meshes for section in sections)
-        if meshes > min(self.num_layers + 2, self.options.max_stages or meshes):
-            slowest = inf
-        return Frame.of(slowest / micro, micro, sections)
+        return inf
 
-    def _either(self, placed: Section) -> Iterator[Section]:
-        """With and without recomputation."""
-        for recompute in self.options.recompute:
-            yield Section(placed.pool, placed.tp, placed.dp, placed.meshes, recompute)
+    def _frame(self, per_sample_s: float, micro: int, sections: tuple[Section, ...]) -> Frame:
+        """Counted once, for it is asked often."""
+        chips = sum(section.num_chips for section in sections)
+        stretch = 1 + self.costs.knowledge.software.straggle * log2(chips)
+        meshes = sum(section.meshes for section in sections)
+        ways = factorial(len(sections))
+        for section in sections:
+            ways *= self._levels[section.dp * self.costs.num_pipelines > 1]
+        late_s = per_sample_s * stretch
+        return Frame(per_sample_s, micro, sections, meshes, ways, stretch, late_s)
 
     def most_layers(self, section: Section, b: int, micro: int) -> float:
         """That fit at best, with the levels of ZeRO that save most."""
@@ -227,10 +269,10 @@ class Space:
         resting, state = self._state(section, zero)
         free = self.costs.budget(section.pool, self.options.memory_part) - busy - resting
         many, meshes, total = max(self.fewest // micro, 1), section.meshes, 0.0
-        for block in range(4) if meshes > 1 else (3,):
-            first, end = meshes * block // 4, meshes * (block + 1) // 4
+        for first, end in _blocks(meshes):
             held = min(first + 1, many)
-            fits = (free - held * other) // (state + held * kept) if free > held * other else -1
+            room = free - held * other
+            fits = room // (state + held * kept) if room > 0 else -1
             total += (end - first) * min(fits, self.num_layers)
         return total
 
@@ -245,22 +287,33 @@ class Space:
         return self._kept[key]
 
     def _state(self, section: Section, zero: ZeroLevel) -> tuple[float, float]:
-        """Bytes at rest: of no layer, and of each."""
-        key = section.pool, section.tp, section.dp, zero
+        """Bytes at rest: of no layer, and of each; part of them is divided among replicas."""
+        key = section.pool, section.tp, zero
         if key not in self._rest:
-            spot = Spot(section.pool, section.tp, section.tp, section.dp, 1, "full", zero)
-            one, two = (self.costs.bytes(spot, Held(n, False, False)) for n in (1, 2))
-            each = (two.state - one.state) * (1 - 1e-12)
-            self._rest[key] = one.runtime, each
-        return self._rest[key]
+            spots = [Spot(section.pool, 0, section.tp, dp, 1, "full", zero) for dp in (2, 4)]
+            two, four = (
+                self.costs.bytes(spot, Held(2, False, False)).state
+                - self.costs.bytes(spot, Held(1, False, False)).state
+                for spot in spots
+            )
+            runtime = self.costs.bytes(spots[0], Held(1, False, False)).runtime
+            self._rest[key] = runtime, 2 * four - two, 4 * (two - four)
+        runtime, whole, divided = self._rest[key]
+        return runtime, (whole + divided / section.dp) * (1 - 1e-12)
 
-    def _for_micro(self, pool: int, micro: int) -> Iterator[Section]:
+    def _for_micro(self, pool: int, micro: int) -> Iterator[Speed]:
+        recompute = self.options.recompute
         part = self.costs.cluster.pools[pool]
         ways = sorted({-(-micro // b) for b in _some_parts(micro)})
         for tp, dp in product(self._degrees(pool), ways):
-            for meshes in self._mesh_counts(part.num_chips // (tp * dp)):
-                if self._fills(pool, tp * dp * meshes, tp):
-                    yield Section(pool, tp, dp, meshes)
+            counts = self._mesh_counts(part.num_chips // (tp * dp))
+            counts = [meshes for meshes in counts if self._fills(pool, tp * dp * meshes, tp)]
+            if not counts:
+                continue
+            layer_s = [self.unit(pool, tp, r, -(-micro // dp)).layer_s for r in recompute]
+            for meshes in counts:
+                for how, seconds in zip(recompute, layer_s, strict=True):
+                    yield Speed(meshes / seconds, tp, dp, meshes, how)
 
     def _placed(self, pool: int) -> Iterator[Section]:
         chips = self.costs.cluster.pools[pool].num_chips
@@ -282,8 +335,12 @@ class Space:
         """Above a dozen, those with which the fullest mesh has fewer layers, and one more."""
         layers = self.num_layers
         most = min(most, layers, self.options.max_stages or most)
-        few = {-(-layers // n) + more for n in range(1, layers + 1) for more in (0, 1)}
-        return [n for n in range(1, most + 1) if n <= ALL_UP_TO or n in few or n == most]
+        if most not in self._counts:
+            few = {-(-layers // n) + more for n in range(1, layers + 1) for more in (0, 1)}
+            self._counts[most] = [
+                n for n in range(1, most + 1) if n <= ALL_UP_TO or n in few or n == most
+            ]
+        return self._counts[most]
 
     def _ways(self, most: int) -> list[int]:
         """Above a dozen, the most, powers of two, and the largest divisor of the samples."""
@@ -316,3 +373,12 @@ def _some_parts(micro: int) -> list[int]:
     if micro <= 2 * ALL_UP_TO:
         return list(range(1, micro + 1))
     return sorted({part * n for n in powers(micro) for part in (1, 3) if part * n <= micro})
+
+
+@lru_cache(maxsize=1 << 10)
+def _blocks(meshes: int) -> tuple[tuple[int, int], ...]:
+    """Four of like length, those that are not empty; of one mesh, that one."""
+    if meshes == 1:
+        return ((0, 1),)
+    cuts = [meshes * block // 4 for block in range(5)]
+    return tuple((first, end) for first, end in pairwise(cuts) if first < end)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations, product
-from math import factorial, inf, log2
+from math import inf
 
 from weft.plan.plan import ScheduleName, ZeroLevel
 from weft.planner.options import Options
@@ -77,7 +77,8 @@ class _State:
     cutoff: float
     """What the best takes so far, the lateness of many ranks included."""
     best: Timed | None = None
-    took: dict[Frame, float] = field(default_factory=dict)
+    took: dict[int, float] = field(default_factory=dict)
+    """By the place of a frame among all."""
 
 
 class Group:
@@ -108,33 +109,32 @@ class Group:
         state = _State(cutoff)
         for first in (True, False):
             enough = self.ledger.effort + self.options.effort // (2 * len(self.pools))
+            slow, left = [], []
             for number, frame in enumerate(frames):
-                schedules = self._schedules(frame, first=first)
-                free = first and number < UNCUT and frame.per_sample_s < inf
-                if not free and samples * frame.per_sample_s >= state.cutoff / self.stretch(frame):
-                    self._rule_out(frame, samples, state.cutoff, schedules)
+                free = first and number < UNCUT
+                if not free and samples * frame.late_s >= state.cutoff:
+                    slow.append(frame)
                 elif self.ledger.effort > enough:
-                    words = f"{self.words}: less promising than the many that were looked at"
-                    self.ledger.pruned.add("limit", words, self._children(frame, schedules))
+                    left.append(frame)
                 else:
-                    limit = inf if free else state.cutoff / self.stretch(frame)
+                    limit = inf if free else state.cutoff / frame.stretch
+                    schedules = self._schedules(frame, first=first)
                     explored = self._explored(frame, samples, limit, level, schedules)
-                    self._keep(frame, explored, state)
-            frames = sorted(frames, key=lambda frame: state.took.get(frame, inf))
+                    self._keep(frame, number, explored, state)
+            self._rule_out(slow, samples, state.cutoff, first=first)
+            words = f"{self.words}: less promising than the many that were looked at"
+            self.ledger.pruned.add("limit", words, self._children(left, first=first))
+            frames = _by_time(frames, state.took)
         return state.best
 
-    def _keep(self, frame: Frame, explored: Iterator[Timed], state: _State) -> None:
-        """Note what a frame's pipelines take."""
+    def _keep(self, frame: Frame, number: int, explored: Iterator[Timed], state: _State) -> None:
+        """Note what the pipelines of a frame take."""
         for timed in explored:
             self.found.append(timed)
-            whole = timed.seconds * self.stretch(frame)
-            state.took[frame] = min(whole, state.took.get(frame, inf))
+            whole = timed.seconds * frame.stretch
+            state.took[number] = min(whole, state.took.get(number, inf))
             if whole < state.cutoff:
                 state.best, state.cutoff = timed, whole
-
-    def stretch(self, frame: Frame) -> float:
-        """How many times longer a step takes because the last of its ranks is late."""
-        return 1 + self.costs.knowledge.software.straggle * log2(frame.num_chips)
 
     def _frames(self, samples: int, cutoff: float) -> list[Frame]:
         """Most promising first. Those of a like share will do."""
@@ -156,17 +156,15 @@ class Group:
             frames.sort(key=lambda frame: self._guess(frame, samples))
             self._known = known = Known(samples, slowest, frames)
         frames = [frame for frame in known.frames if frame.micro <= samples]
-        for first in (True, False):
-            for frame in frames:
-                schedules = self._schedules(frame, first=first)
-                self.ledger.considered += self._children(frame, schedules)
+        self.ledger.considered += sum(self._children(frames, first=f) for f in (True, False))
         return frames
 
     def _count_unmade(self, space: Space) -> None:
         counts: tuple[tuple[Kind, str, int], ...] = (
             ("bound", "at best slower than what is known", space.too_slow),
             ("limit", "less promising than the many that were looked at", space.left_out),
-            ("shape", "do not fill nodes evenly", space.misshapen),
+            ("memory", "do not hold the model", space.too_large),
+            ("shape", "do not fill nodes evenly, or are too many", space.misshapen),
         )
         for kind, words, number in counts:
             self.ledger.considered += number
@@ -176,7 +174,7 @@ class Group:
         """About what a step takes: only the order in which frames are looked at goes by it."""
         microbatches = -(-samples // frame.micro)
         idle = (frame.num_meshes - 1) / microbatches / 2
-        return frame.per_sample_s * self.stretch(frame) * (1 + idle)
+        return frame.late_s * (1 + idle)
 
     def _explored(
         self,
@@ -189,7 +187,7 @@ class Group:
         """The best of each order and schedule of a frame that takes less than ``limit``."""
         if level is not None and any(level not in self._useful(s) for s in frame.sections):
             words = "ZeRO: another level takes no longer and needs less memory"
-            self.ledger.pruned.add("slower", words, self._children(frame, schedules))
+            self.ledger.pruned.add("slower", words, frame.ways * len(schedules))
             return
         for order in permutations(frame.sections):
             for schedule in schedules:
@@ -245,12 +243,11 @@ class Group:
             self.options.memory_part,
         )
 
-    def _children(self, frame: Frame, schedules: Sequence[ScheduleName]) -> int:
-        """Candidates in a frame: orders, schedules, levels of ZeRO."""
-        number = factorial(len(frame.sections)) * len(schedules)
-        for section in frame.sections:
-            number *= len(self._zero_levels(section))
-        return number
+    def _children(self, frames: Sequence[Frame], *, first: bool) -> int:
+        """Candidates in frames: orders, schedules, levels of ZeRO."""
+        many = 1 if first else len(self.options.schedules) - 1
+        alone = 1 if first else 0
+        return sum(frame.ways * (many if frame.num_meshes > 1 else alone) for frame in frames)
 
     def _schedules(self, frame: Frame, *, first: bool) -> tuple[ScheduleName, ...]:
         """The first, which is quickly made; and the others."""
@@ -291,17 +288,13 @@ class Group:
         )
 
     def _rule_out(
-        self, frame: Frame, samples: int, cutoff: float, schedules: Sequence[ScheduleName]
+        self, frames: Sequence[Frame], samples: int, cutoff: float, *, first: bool
     ) -> None:
-        """A frame's bound, or its memory, says so."""
-        kind: Kind = "memory" if frame.per_sample_s == inf else "bound"
-        words = ""
-        if self.ledger.pruned.wants(kind):
-            shortest = samples * frame.per_sample_s * self.stretch(frame)
+        """Their bounds say so."""
+        if frames:
+            shortest = samples * frames[0].late_s
             words = f"{self.words}: at best {shortest:.4g} s, another takes {cutoff:.4g} s"
-            if kind == "memory":
-                words = f"{self.words}: {frame.num_meshes} meshes do not hold the model"
-        self.ledger.pruned.add(kind, words, self._children(frame, schedules))
+            self.ledger.pruned.add("bound", words, self._children(frames, first=first))
 
     def _explain(self, route: Route, limit: float, *, fits: bool) -> None:
         """Why a route is out: memory, or a bound."""
@@ -320,3 +313,9 @@ class Group:
         chip = self.costs.cluster.pools[spot.pool].chip.name
         words = f"mesh {mesh} on {chip} needs {gib:.1f} GiB of {budget:.1f}"
         self.ledger.pruned.add("memory", f"{self.words}, {route.schedule}: {words}")
+
+
+def _by_time(frames: Sequence[Frame], took: Mapping[int, float]) -> list[Frame]:
+    """Those that were explored first, by what they took."""
+    others = (frame for number, frame in enumerate(frames) if number not in took)
+    return [*(frames[number] for number in sorted(took, key=took.__getitem__)), *others]

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 
 from weft.cluster.view import ChipPool, ClusterView
 from weft.plan.plan import ScheduleName
-from weft.planner.search.bounds import bounds_of, least_once
+from weft.planner.search.bounds import MeshTimes, bounds_of, least_once, mesh_times
 from weft.planner.search.choice import Line, Section, chunks_of, stage_layers, used_part
 from weft.planner.search.costs import Costs, Held, Spot
 from weft.schedules.known import Pattern, held_at_peak
@@ -146,15 +146,16 @@ class Route:
     def _until_last_backward(self, times: Sequence[StageTimes]) -> float:
         """A long step grows with its microbatches, and no less than its busiest mesh or border."""
         sizes = 1.0, last_size(self.samples, self.micro)
-        plays = [tape_of(part).play(times, self.seams, sizes)[1] for part in self.played]
-        end = max(plays[-1])
-        more = self.pattern.num_microbatches - self.played[-1].num_microbatches
+        first, last = self.played[0], self.played[-1]
+        more = self.pattern.num_microbatches - last.num_microbatches
         if not more:
-            return end
-        if len(plays) > 1:
-            each = (end - max(plays[0])) / self.num_meshes
+            return tape_of(last).end(times, self.seams, sizes)
+        if last is first:
+            ended = tape_of(last).play(times, self.seams, sizes)[1]
+            end, each = max(ended), seconds_each(last, ended)
         else:
-            each = seconds_each(self.played[0], plays[0])
+            ends = [tape_of(part).end(times, self.seams, sizes) for part in self.played]
+            end, each = ends[-1], (ends[-1] - ends[0]) / self.num_meshes
         busy = max(
             sum(times[s].of("F") + times[s].of("B") for s in held) for held in self.positions
         )
@@ -194,16 +195,15 @@ class Route:
     def _room(self, peaks: Sequence[tuple[int, ...]]) -> list[int]:
         most = self.costs.workload.spec.num_layers
         last = self.pattern.num_stages - 1
-        found: dict[object, int] = {}
         result = []
         for mesh, (spot, peak) in enumerate(zip(self.spots, peaks, strict=True)):
             ends = tuple((stage == 0, stage == last) for stage in self.positions[mesh])
-            key = (spot, peak, ends)
-            if key not in found:
+            key = spot, peak, ends, self.memory_part
+            if key not in self.costs.rooms:
                 budget = self.costs.budget(spot.pool, self.memory_part)
                 needed = partial(self.bytes, mesh, peak=peak)
-                found[key] = bisect_right(range(most + 1), budget, key=needed) - 1
-            result.append(found[key])
+                self.costs.rooms[key] = bisect_right(range(most + 1), budget, key=needed) - 1
+            result.append(self.costs.rooms[key])
         return result
 
     @cached_property
@@ -234,6 +234,11 @@ class Route:
         """An admissible bound on ``seconds`` of a split."""
         bounds = bounds_of(self, layers)
         return max(bounds.of(mesh, number) for mesh, number in enumerate(layers)) + self.once
+
+    @cached_property
+    def mesh_times(self) -> list[MeshTimes]:
+        """Of each, apart from how many layers it has."""
+        return mesh_times(self)
 
     @cached_property
     def once(self) -> float:
