@@ -235,6 +235,24 @@ def test_the_command_plays_what_it_predicted(
     assert [path.name for path in here.iterdir()] == ["c.yaml"]
 
 
+def test_the_planner_plans_for_virtual_chips(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fast chip comes second here, and still gets more."""
+    text = Path("c.yaml").read_text().replace("speed: 0.4", "speed: 1")
+    Path("c.yaml").write_text(text.replace("kind: a", "kind: a, speed: 0.2"))
+    words = ["lab", "c.yaml", "--predict", "--json", "--", "weft", "train", "debug", "plan=auto"]
+    assert run(words) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["efficiency"][1] > 0.8, "equal shares would reach 0.33"
+    assert "plan.auto chose" in printed.err
+    assert "plan.auto goes by c.yaml" in printed.err
+    assert run([*words, "plan.auto.ranks=3"]) == 2
+    assert "plan.auto.ranks = 3: expected" in capsys.readouterr().err
+    assert run([*words, "plan.auto.cluster=x.yaml"]) == 2
+    assert "plan.auto.cluster = 'x.yaml': expected null in a lab" in capsys.readouterr().err
+
+
 def test_more_chips_than_processes_make_sense(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

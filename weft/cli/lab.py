@@ -82,7 +82,7 @@ def lab(
     described = read_cluster(Path(cluster))
     faults = tuple(parse_fault(text, described) for text in fault or ())
     if virtual is not None:
-        asked_for = virtual_chips(described, command or [], faults, gflops)
+        asked_for = virtual_chips(Path(cluster), command or [], faults, gflops)
         if not json:
             _tell_start(described)
         run_virtual(asked_for, plays=virtual, json=json)

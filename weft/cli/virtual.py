@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from weft.cli import train
 from weft.cli.output import err, out, print_json
-from weft.cluster.cluster_file import ClusterFile
+from weft.cluster.cluster_file import read_cluster
 from weft.cluster.detect import detect
 from weft.config.errors import ConfigError
+from weft.config.load import Loaded
 from weft.lab.faults import Fault
 from weft.lab.virtual import Prediction, VirtualCluster
+from weft.plan.plan import Plan
 from weft.train.resolve import read_plan, resolve
 
 MOST_RANKS = 64
@@ -18,9 +21,9 @@ MOST_RANKS = 64
 
 
 def virtual_chips(
-    cluster: ClusterFile, words: Sequence[str], faults: Sequence[Fault], gflops: float
+    file: Path, words: Sequence[str], faults: Sequence[Fault], gflops: float
 ) -> VirtualCluster:
-    """The plan that ``weft train`` would run, on this cluster.
+    """The plan that ``weft train`` would run, on the cluster of a file.
 
     Raises:
         ConfigError: it is another command, or something that virtual chips cannot do.
@@ -32,16 +35,39 @@ def virtual_chips(
     if list(words[:2]) != ["weft", "train"]:
         hint = "Virtual chips run a plan of Weft's, not a program."
         raise ConfigError("COMMAND", list(words), "weft train ... with --virtual", hint)
+    cluster = read_cluster(file)
     loaded = train.loaded(words[2:])
+    plan, why = _plan(loaded, file, cluster.world_size)
     resolved = resolve(
         loaded,
         detect(),
         world_size=cluster.world_size,
         ranks_here=max(len(host.chips) for host in cluster.hosts),
-        plan=read_plan(loaded),
+        plan=plan,
+        why=why,
     )
+    for note in why:
+        err.print(f"[lab] {note}", markup=False)
     seq_len = resolved.config.data.seq_len
     return VirtualCluster(resolved.plan, resolved.spec, seq_len, cluster, gflops)
+
+
+def _plan(loaded: Loaded, file: Path, num_ranks: int) -> tuple[Plan | None, Sequence[str]]:
+    """What ``plan.file`` or the planner says, and why; None: the configuration says it."""
+    auto = loaded.config.plan.auto
+    if auto is None:
+        return read_plan(loaded), ()
+    if auto.cluster is not None:
+        hint = "The planner is told of the lab's own chips."
+        error = ConfigError("plan.auto.cluster", auto.cluster, "null in a lab", hint)
+        raise loaded.place(error)
+    from weft.train.auto import choose, ground_of_file
+
+    try:
+        chosen = choose(loaded.config, ground_of_file(loaded.config, file, detect(), num_ranks))
+    except ConfigError as error:
+        raise loaded.place(error) from error
+    return chosen.plan, chosen.notes
 
 
 def run_virtual(virtual: VirtualCluster, *, plays: bool, json: bool) -> None:
