@@ -52,6 +52,7 @@ from benchmarks.prediction_model import (
     write_constants,
 )
 from benchmarks.published import Run, read_memory, read_times
+from benchmarks.published_chips import broken
 from benchmarks.trials import Trial, by_cluster, chosen_seconds, fits, planned_seconds, read_trials
 
 FEWEST_TO_RANK = 4
@@ -197,7 +198,7 @@ def read(folder: Path) -> Records:
         Task("memory", [one for one in memory if isinstance(one, Run)], memory_of, memory=True),
     ]
     lacking = [one for one in [*found, *memory] if not isinstance(one, Run | Trial)]
-    return Records(tasks, trials, lacking)
+    return Records(tasks, trials, [*broken(folder), *lacking])
 
 
 def measure(folder: Path, *, rounds: int, validate: bool) -> list[dict[str, Any]]:

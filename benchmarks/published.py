@@ -6,15 +6,21 @@ from what its software did then, never from what it measured; what cannot be tol
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from benchmarks.published_chips import Shelf, UnknownRecordError, find_chip, shelf_of
+from benchmarks.published_chips import (
+    Shelf,
+    UnknownRecordError,
+    find_chip,
+    read_records,
+    shelf_of,
+)
 from benchmarks.software import Generation, generation_of
 from weft.cluster.cluster import Chip, Dtype
 from weft.config.errors import ConfigError
@@ -31,6 +37,8 @@ Counted = Literal["driver", "reserved", "allocated"]
 TYPICAL_ASPECT = 128
 """Channels per layer of GPT-3's family (arXiv 2005.14165), where only a size is printed."""
 MOST_LAYERS = 10_000
+TUNED_MICROBATCH = 4
+"""Products of more rows are hardly faster."""
 DGX2_CHIPS = 16
 FP4 = 1.5
 """Of the twofold rate that data sheets promise over fp8; some layers stay wider."""
@@ -73,10 +81,10 @@ def read_times(folder: Path) -> Iterator[Run | tuple[str, str]]:
 def read_memory(folder: Path) -> Iterator[Run | tuple[str, str]]:
     """Every measured peak of ``memory.json``."""
     shelf = shelf_of(folder)
-    twins = {record.get("id"): record for record in read_records(folder / "throughput.json")}
+    twins = {str(record.get("id")): record for record in read_records(folder / "throughput.json")}
     for record in read_records(folder / "memory.json"):
         if record.get("kind") == "measured_peak" and (record.get("status") or "ok") == "ok":
-            twin = twins.get(record.get("throughput_id") or "", {})
+            twin = twins.get(str(record.get("throughput_id")), {})
             said = {key: value for key, value in record.items() if value is not None}
             whole = {"group": _family(record), **twin, **said}
             yield attempt(whole, lambda record: run_of(record, _peak_bytes(record), shelf))
@@ -85,14 +93,6 @@ def read_memory(folder: Path) -> Iterator[Run | tuple[str, str]]:
 def _family(record: Record) -> str:
     """Of a record without a group: the second word of its name."""
     return [*str(record.get("id")).split("_"), "?"][1]
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """What a file of records holds; nothing where there is none."""
-    if not path.exists():
-        return []
-    found = json.loads(path.read_text("utf-8"))
-    return [record for record in found if isinstance(record, dict)]
 
 
 def attempt(record: Record, understand: Callable[[Record], Run]) -> Run | tuple[str, str]:
@@ -121,10 +121,10 @@ NUMBERS = (
 )
 
 
-def with_numbers(record: Record) -> Record:
+def with_numbers(record: Record, keys: Sequence[str] = NUMBERS) -> Record:
     """Numbers as numbers, whole ones as integers; none of them may be 0, so that means unsaid."""
     plain = dict(record)
-    for key in NUMBERS:
+    for key in keys:
         value = record.get(key)
         try:
             number = float(value) if value is not None else 0.0
@@ -270,27 +270,30 @@ def _size_in(model: str) -> float:
     return float(found[1]) * (1.0 if found[2] == "B" else 1e-3) if found else 0.0
 
 
+MIXTURE = ("n_experts", "topk", "moe_ffn", "shared_ffn", "dense_layers")
+LATENT = ("q_lora", "kv_lora", "nope", "rope", "v")
+
+
 def _mixture(data: Any) -> tuple[ExpertShape | None, LatentAttention | None]:
     if not data:
         return None, None
     if not isinstance(data, dict):
         raise UnknownRecordError(f"moe = {data!r} describes no experts")
-    low = data.get("mla")
+    said, low = with_numbers(data, MIXTURE), data.get("mla")
     latent = None
     if low:
+        if not isinstance(low, dict):
+            raise UnknownRecordError(f"moe.mla = {low!r} describes no attention")
+        ranks = [_need(with_numbers(low, LATENT), key) for key in LATENT]
         latent = LatentAttention(
-            q_rank=low["q_lora"],
-            kv_rank=low["kv_lora"],
-            d_nope=low["nope"],
-            d_rope=low["rope"],
-            d_value=low["v"],
+            q_rank=ranks[0], kv_rank=ranks[1], d_nope=ranks[2], d_rope=ranks[3], d_value=ranks[4]
         )
     experts = ExpertShape(
-        num_experts=data["n_experts"],
-        top_k=data["topk"],
-        d_ff=data["moe_ffn"],
-        shared_d_ff=data.get("shared_ffn") or 0,
-        dense_layers=data.get("dense_layers") or 0,
+        num_experts=_need(said, "n_experts"),
+        top_k=_need(said, "topk"),
+        d_ff=_need(said, "moe_ffn"),
+        shared_d_ff=said["shared_ffn"] or 0,
+        dense_layers=said["dense_layers"] or 0,
         once_a_node=latent is not None,  # DeepSeek's dispatch (arXiv 2412.19437, 3.2.2)
     )
     return experts, latent
@@ -309,7 +312,7 @@ def _job(record: Record, generation: Generation, num_chips: int) -> Job:
     zero, ways = _sharing(str(record.get("dp_sharding") or "none"))
     steps = record.get("grad_accum")
     batch = int(record.get("gbs") or dp * (record.get("mbs") or 1) * (steps or 1))
-    usual = max(batch // (dp * steps), 1) if steps else 1
+    usual = max(batch // (dp * steps), 1) if steps else _tuned(batch // dp, degrees["pp"])
     split = record.get("sp")
     return Job(
         shape=shape,
@@ -328,6 +331,11 @@ def _job(record: Record, generation: Generation, num_chips: int) -> Job:
         frozen="lora" in f"{record.get('id')} {record.get('model')}".lower(),
         **degrees,
     )
+
+
+def _tuned(samples: int, stages: int) -> int:
+    """A microbatch of which a record says nothing: pipelines want small ones, others large ones."""
+    return 1 if stages > 1 else max(gcd(samples, TUNED_MICROBATCH), 1)
 
 
 def _chunks(record: Record, shape: ModelShape, generation: Generation) -> int:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +97,48 @@ BESIDES = {
 (GeForce: half of what they print for sums in fp16)."""
 
 
+RECORDS = ("throughput.json", "memory.json", "hetero.json", "chips.json")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """What a file of records holds; nothing where there is none, or something else."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [record for record in found if isinstance(record, dict)] if _listed(found) else []
+
+
+def broken(folder: Path) -> Iterator[tuple[str, str]]:
+    """Names of a folder's files that hold no list of records, and why."""
+    for path in (folder / name for name in RECORDS):
+        try:
+            found = json.loads(path.read_text("utf-8")) if path.exists() else []
+        except (OSError, ValueError) as error:
+            yield path.name, f"cannot be read: {error}"
+        else:
+            if not _listed(found):
+                yield path.name, "is no list of records"
+
+
+def _listed(found: object) -> bool:
+    return isinstance(found, list)
+
+
 def shelf_of(folder: Path) -> Shelf:
     """The catalogue, its additions, and what the folder's own ``chips.json`` describes."""
-    path = folder / "chips.json"
-    found = json.loads(path.read_text("utf-8")) if path.exists() else []
     known = {**catalogue(), **BESIDES}
-    named = {str(one["id"]): one for one in found if isinstance(one, dict) and one.get("id")}
-    return known | {name: chip_from(one) for name, one in named.items() if name not in known}
+    named = {str(one["id"]): one for one in read_records(folder / "chips.json") if one.get("id")}
+    return known | dict(_described({name: named[name] for name in named if name not in known}))
+
+
+def _described(named: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Chip]]:
+    """The chips whose numbers are numbers; others are not known."""
+    for name, one in named.items():
+        try:
+            yield name, chip_from(one)
+        except ValueError:
+            continue
 
 
 def chip_from(data: Mapping[str, Any]) -> Chip:
@@ -125,7 +161,8 @@ def chip_from(data: Mapping[str, Any]) -> Chip:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float | str) and value else None
+    number = float(value) if isinstance(value, int | float | str) and value else 0.0
+    return number if number > 0 and isfinite(number) else None
 
 
 def find_chip(named: object, shelf: Shelf) -> Chip:

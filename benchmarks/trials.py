@@ -10,12 +10,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from benchmarks.prediction_model import Constants, memory_of, place_of
-from benchmarks.published import Record, Run, attempt, read_records, shape_of, with_numbers
-from benchmarks.published_chips import Shelf, UnknownRecordError, cluster_from, shelf_of
+from benchmarks.published import Record, Run, attempt, shape_of, with_numbers
+from benchmarks.published_chips import (
+    Shelf,
+    UnknownRecordError,
+    cluster_from,
+    read_records,
+    shelf_of,
+)
 from benchmarks.software import generation_of
 from weft.cluster.cluster import Chip, Dtype
 from weft.cluster.view import ClusterView
@@ -94,7 +101,7 @@ def read_trials(folder: Path) -> Iterator[Trial | tuple[str, str]]:
         run = attempt(record, partial(_trial, shelf=shelf))
         if isinstance(run, Run):
             cluster = cluster_from(str(record.get("cluster")), shelf)
-            yield Trial(run=run, cluster=cluster, failed=not record.get("value"))
+            yield Trial(run=run, cluster=cluster, failed=run.measured == inf)
         else:
             yield run
 
@@ -180,12 +187,14 @@ def _slowest(ranks: Sequence[int], cluster: ClusterView) -> Chip:
 
 def _seconds(record: Record, job: Job) -> float:
     """Of a step; infinite where the trial failed."""
-    value, unit = record.get("value"), str(record.get("unit") or "s").lower()
-    if not value:
-        return float("inf")
+    unit, value = str(record.get("unit") or "s").lower(), float(record.get("value") or inf)
+    if not value > 0:
+        raise UnknownRecordError(f"value = {record.get('value')!r} is no measure of speed")
+    if value == inf:
+        return inf
     if "sample" in unit:
-        return job.global_batch / float(value)
-    return job.global_batch * job.seq_len / float(value) if "token" in unit else float(value)
+        return job.global_batch / value
+    return job.global_batch * job.seq_len / value if "token" in unit else value
 
 
 def by_cluster(trials: Sequence[Trial]) -> dict[str, list[Trial]]:

@@ -95,7 +95,9 @@ def test_seconds_from_what_was_printed(tmp_path, measured, seconds) -> None:
         ({"n_gpus": 8}, "tp x pp x cp x dp is 16, on 8 chips"),
         ({"hidden": None, "model": "?"}, "no hidden, and no size to tell it from"),
         ({"seq_len": None}, "no seq_len"),
-        ({"moe": {"experts": 8}}, "malformed: KeyError 'n_experts'"),
+        ({"moe": {"experts": 8}}, "no n_experts"),
+        ({"moe": {"n_experts": 8, "topk": 2, "moe_ffn": "x"}}, "moe_ffn = 'x' is no number"),
+        ({"moe": {"n_experts": 8, "mla": 3}}, "moe.mla = 3 describes no attention"),
         ({"tp": "two"}, "tp = 'two' is no number"),
         ({"n_layers": 1}, "1 layers in 2 positions"),
     ],
@@ -111,6 +113,15 @@ def test_failed_runs_are_no_records(tmp_path) -> None:
 def test_sizes_stand_in_for_layers(tmp_path) -> None:
     record = {**RECORD, "n_layers": None, "model": "GPT 52B", "hidden": 8192, "gated_mlp": False}
     assert only(read_times(write(tmp_path, record))).job.shape.num_layers == 64
+
+
+@pytest.mark.parametrize(("pp", "batch", "microbatch"), [(1, 64, 4), (1, 24, 2), (2, 64, 1)])
+def test_an_unsaid_microbatch_is_large_where_no_pipeline_is(
+    tmp_path, pp, batch, microbatch
+) -> None:
+    """Of 16, 6 and 16 samples a rank."""
+    record = {**RECORD, "pp": pp, "vpp": None, "gbs": batch, "mbs": None}
+    assert only(read_times(write(tmp_path, record))).job.microbatch == microbatch
 
 
 def test_memory_of_a_twin_takes_its_group(tmp_path) -> None:
@@ -136,6 +147,24 @@ def test_no_odd_value_stops_the_rest(tmp_path, key) -> None:
         if isinstance(run, Run):
             assert 0 < time_of(run, {}) < float("inf"), run
     assert isinstance(runs[-1], Run)
+
+
+def test_broken_files_cost_nothing_but_themselves(tmp_path) -> None:
+    write(tmp_path, RECORD)
+    (tmp_path / "memory.json").write_text("[{", "utf-8")
+    (tmp_path / "hetero.json").write_text("{}", "utf-8")
+    chips = [{"id": "Abacus 9", "mem_bw_gbs": "much"}, "no chip"]
+    (tmp_path / "chips.json").write_text(json.dumps(chips), "utf-8")
+    *_, unpredicted = measure(tmp_path, rounds=0, validate=False)
+    names = [reason["record"] for reason in unpredicted["reasons"]]
+    assert names == ["memory.json", "hetero.json"]
+
+
+def test_names_that_are_no_names_stop_nobody(tmp_path) -> None:
+    peak = {**RECORD, "kind": "measured_peak", "mem_gib": 30.0}
+    records = [{**peak, "throughput_id": odd, "id": odd} for odd in ODD]
+    write(write(tmp_path, *records), *records, name="memory.json")
+    assert len(list(read_memory(tmp_path))) == len(ODD)
 
 
 def test_a_chip_may_come_with_the_records(tmp_path) -> None:

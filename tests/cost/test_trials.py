@@ -113,6 +113,8 @@ def test_plans_in_words_and_other_units(tmp_path) -> None:
         ({"model": "?"}, "no sizes of the model"),
         ({"parallel": {**PLAN, "dp": 99}}, "tp x pp x dp is 297, on 12 chips"),
         ({"parallel": {**PLAN, "tp": "x"}}, "tp = 'x' is no number"),
+        ({"value": -1}, "value = -1 is no measure of speed"),
+        ({"value": float("nan")}, "value = nan is no measure of speed"),
     ],
 )
 def test_what_a_trial_lacks_is_said(tmp_path, change, reason) -> None:
