@@ -62,14 +62,14 @@ DEEPSPEED = 18.0
 GENERATIONS = (
     Generation(
         name="megatron-2020",
-        marks="Megatron-LM 2020",
+        marks="Megatron-LM (2019|2020)",
         fused_attention=False,
         sequence_parallel=False,
         dropout=True,
         hides_tensor=False,
         grad_bytes=2.0,
     ),
-    Generation(name="habana", marks="Habana"),
+    Generation(name="habana", marks="Habana|Gaudi"),
     Generation(
         name="megatron-deepspeed",
         marks="DeepSpeed pipeline",
@@ -83,7 +83,7 @@ GENERATIONS = (
     Generation(
         name="megatron-deepspeed",
         overlaps=False,
-        marks="Megatron-DeepSpeed|Megatron-LM 2021$",
+        marks="Megatron-DeepSpeed|Megatron-LM 2021$|NeoX",
         flat_elements=5e8,
         fused_attention=False,
         sequence_parallel=False,
@@ -106,7 +106,7 @@ GENERATIONS = (
     Generation(
         name="megatron-2021",
         overlaps=False,
-        marks=r"Megatron-LM Jan 2021",
+        marks=r"Megatron-LM (Jan 2021|2021-)",
         fused_attention=False,
         sequence_parallel=False,
         dropout=True,
@@ -138,12 +138,12 @@ GENERATIONS = (
     ),
     Generation(
         name="megatron-core",
-        marks="NeMo|Megatron-Core|Megatron-Bridge|NVIDIA|MXNet|NGC|CUDA",
+        marks=r"NeMo|Megatron-Core|Megatron-Bridge|Megatron-LM|MCore|NVIDIA|MXNet|NGC|CUDA",
         usual_chunks=6,
         bucket_bytes=160e6,
         bucket_each=4e6,
     ),
-    Generation(name="composer", marks="Composer|llm-foundry", grad_bytes=2.0),
+    Generation(name="composer", marks="Composer|llm-foundry|MosaicML", grad_bytes=2.0),
     Generation(
         name="torch-compiled",
         marks=r"PyTorch FSDP \+",
@@ -161,12 +161,18 @@ GENERATIONS = (
     ),
     Generation(
         name="torch-eager",
-        marks="torchtitan|PyTorch FSDP",
+        marks="torchtitan|FSDP",
         fp32_weights=True,
         selective="half",
         keeps_gate=True,
     ),
-    Generation(name="jax", marks="JAX|PAX|MaxText|Paxml", fused=0.6),
+    Generation(name="jax", marks="JAX|PAX|MaxText|Paxml|T5X", fused=0.6),
+    Generation(
+        name="other",
+        marks=r"\b20(1\d|2[012])\b",  # before fused attention was usual
+        fused_attention=False,
+        sequence_parallel=False,
+    ),
     Generation(name="other", marks=""),
 )
 """In the order in which they are tried; the last fits all."""

@@ -11,6 +11,7 @@ from benchmarks.prediction import Scored, measure, read, show, spearman
 from benchmarks.prediction_fit import fit, models, problem, worth_having
 from benchmarks.prediction_model import constant, names_for, time_of
 from benchmarks.published import Run, read_memory, read_times
+from benchmarks.software import generation_of
 from weft.cost.work import StageWork
 
 RECORD: dict[str, Any] = {
@@ -209,6 +210,24 @@ def test_fitting_moves_towards_the_records(tmp_path) -> None:
     before = time_of(runs[0], {})
     fitted = fit(runs, time_of, {}, names_for(runs, memory=False), rounds=3)
     assert abs(time_of(runs[0], fitted) / 3 - 1) < 0.2 * abs(before / 3 - 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "fused"),
+    [
+        ("Megatron-LM 2019-09", "megatron-2020", False),
+        ("Megatron-LM 2021-06", "megatron-2021", False),
+        ("Megatron-LM 2022-05", "megatron-2022", False),
+        ("Megatron-LM 2024-03", "megatron-core", True),
+        ("GPT-NeoX 2022-02", "megatron-deepspeed", False),
+        ("PyTorch FSDP2 2025", "torch-eager", True),
+        ("metaseq 2022-05", "other", False),
+        ("nanotron 2024", "other", True),
+    ],
+)
+def test_software_is_told_by_its_name_and_year(words, name, fused) -> None:
+    made = generation_of(words)
+    assert (made.name, made.fused_attention) == (name, fused)
 
 
 def test_a_generation_is_a_factor_on_all() -> None:
