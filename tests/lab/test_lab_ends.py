@@ -73,7 +73,8 @@ def test_a_lab_that_is_asked_to_stop_asks_its_ranks(number: signal.Signals, tmp_
 def test_a_killed_lab_takes_its_ranks_along_and_clean_removes_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """While it runs, `clean` leaves it alone; what its disk held is in the folder at the end."""
+    """While it runs, `clean` leaves it alone and no other lab has its folder; what its disk held
+    is in the folder at the end."""
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/old").write_text("old")
     with lab_of_two(tmp_path, "--fault", "at=10min disk full") as process:
@@ -83,6 +84,11 @@ def test_a_killed_lab_takes_its_ranks_along_and_clean_removes_the_rest(
             capsys.readouterr().out
         )
         assert all(alive(pid) for pid in pids)
+        again = ["lab", str(tmp_path / "two.yaml"), "--out", str(tmp_path), "--", "true"]
+        assert run(again) == 2
+        said = capsys.readouterr().err
+        assert "expected a run folder in which no other lab runs. Choose another." in said
+        assert "another lab runs: its chips share the cores" in said
         (tmp_path / "checkpoints/new").write_text("new")
         process.kill()
         process.wait(TIMEOUT_S)

@@ -17,6 +17,7 @@ from weft.cluster.detect import detect, detect_node
 from weft.config.errors import ConfigError
 from weft.lab.bench_job import load_job, resolved_alone, target_of_trials, work_of
 from weft.lab.lab import refuse_too_much
+from weft.lab.leftovers import find_labs, remarks
 from weft.lab.measure import Bench, Effort, kinds_of
 from weft.lab.mix import MixReport, in_rows, uncertainty
 from weft.lab.mix_page import page
@@ -63,6 +64,8 @@ def mix(
     if reason := why_not_here():
         raise ConfigError("CLUSTER", cluster, "to be root on Linux", f"No lab here: {reason}.")
     refuse_too_much(described, detect_node())
+    for remark in remarks(find_labs()):
+        err.print(f"[bench] {remark}", markup=False)
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as temporary:
         from weft.data.prepare import prepare
 

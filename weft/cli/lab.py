@@ -19,7 +19,7 @@ from weft.lab.busy import busy
 from weft.lab.cores import GFLOPS
 from weft.lab.faults import EXAMPLES, parse_fault
 from weft.lab.lab import LOGS, refuse_too_much
-from weft.lab.leftovers import clean, dead, find_labs
+from weft.lab.leftovers import clean, dead, find_labs, remarks
 from weft.lab.rehearsal import RECORD, Outcome, Rehearsal, rehearse
 from weft.lab.tools import why_not_here
 
@@ -100,8 +100,8 @@ def lab(
         grace_s=grace,
         quiet=json,
     )
-    for left in dead(find_labs()):
-        say(f"an earlier lab was killed and left things {left.in_words()}; run `weft lab clean`")
+    for remark in remarks(find_labs()):
+        say(remark)
     asked.out.mkdir(parents=True, exist_ok=True)
     _tell_start(described)
     outcome = rehearse(asked, say)

@@ -58,6 +58,18 @@ def dead(labs: Sequence[Leftovers]) -> list[Leftovers]:
     return [lab for lab in labs if not lab.identity.is_alive()]
 
 
+def remarks(labs: Sequence[Leftovers]) -> list[str]:
+    """What to say of other labs before one begins."""
+    gone = dead(labs)
+    said = [
+        f"an earlier lab was killed and left things {lab.in_words()}; run `weft lab clean`"
+        for lab in gone
+    ]
+    if len(gone) < len(labs):
+        said.append("another lab runs: its chips share the cores, so that speeds may not hold")
+    return said
+
+
 def clean(lab: Leftovers) -> None:
     """End the lab's processes and remove what it made. What its disk holds stays in the folder.
 

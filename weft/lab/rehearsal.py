@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from weft.cluster.cluster_file import ClusterFile
+from weft.config.errors import ConfigError
 from weft.elastic.signals import Asked, Handlers
 from weft.lab.appointments import Appointments, Say
 from weft.lab.busy import Moment
 from weft.lab.faults import Fault
-from weft.lab.lab import Lab
+from weft.lab.lab import LOGS, Lab
 from weft.lab.ranks import RankProcess
 from weft.lab.steps import Steps
 from weft.train.run_folder import write_text
@@ -63,7 +67,8 @@ def rehearse(asked: Rehearsal, say: Say) -> Outcome:
     Ctrl-C, SIGTERM or SIGHUP asks the ranks to stop; a second one ends them.
 
     Raises:
-        ConfigError: something that was asked for cannot be had on this machine.
+        ConfigError: something that was asked for cannot be had on this machine, or another lab
+            has the run folder.
         RunError: the kernel refused something.
     """
     interrupts = Asked()
@@ -72,7 +77,7 @@ def rehearse(asked: Rehearsal, say: Say) -> Outcome:
     lab = Lab(asked.cluster, disk=asked.out / "checkpoints" if wants_disk else None)
     steps = Steps(asked.out / "metrics.jsonl")
     faults = Appointments(asked.faults, lab, say)
-    with interrupts.handlers(), hang_up, lab:
+    with _alone_in(asked.out / LOGS), interrupts.handlers(), hang_up, lab:
         lab.start(asked.command, asked.out, quiet=asked.quiet)
         begun = time.monotonic()
         _record(asked, lab, faults, None)
@@ -95,6 +100,28 @@ def rehearse(asked: Rehearsal, say: Say) -> Outcome:
         was_stopped=interrupts.times > 0,
         moments=moments,
     )
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """One lab at a time writes into a run folder, and replaces its disk. Ends with the process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _lock(handle, folder.parent)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, out: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        expected = "a run folder in which no other lab runs"
+        raise ConfigError("--out", str(out), expected, "Choose another.") from None
+    except OSError:
+        return  # a network file system without locks
 
 
 def _count(interrupts: Asked) -> None:
