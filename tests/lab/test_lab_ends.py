@@ -75,7 +75,7 @@ def test_a_killed_lab_takes_its_ranks_along_and_clean_removes_the_rest(
 ) -> None:
     """While it runs, `clean` leaves it alone and no other lab has its folder; what its disk held
     is in the folder at the end."""
-    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints").mkdir(mode=0o750)
     (tmp_path / "checkpoints/old").write_text("old")
     with lab_of_two(tmp_path, "--fault", "at=10min disk full") as process:
         pids = processes(tmp_path)
@@ -105,6 +105,7 @@ def test_a_killed_lab_takes_its_ranks_along_and_clean_removes_the_rest(
     assert own_labs(process.pid) == []
     assert not [path for path in groups_of_labs() if f"-{process.pid}-" in path.name]
     assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"old", "new"}
+    assert (tmp_path / "checkpoints").stat().st_mode & 0o7777 == 0o750
     assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
     assert not list(tmp_path.glob(".checkpoints*"))
 

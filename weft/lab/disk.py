@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +35,9 @@ class SmallDisk:
         if self._folder.exists():
             self._folder.rename(before)
         self._folder.mkdir(parents=True)
-        call(["mount", "-t", "tmpfs", "-o", f"size={_WHOLE}", self._name, str(self._folder)])
+        mode = stat.S_IMODE((before if before.exists() else self._folder).stat().st_mode)
+        options = f"size={_WHOLE},mode={mode:o}"
+        call(["mount", "-t", "tmpfs", "-o", options, self._name, str(self._folder)])
         self._is_mounted = True
         if before.exists():
             shutil.copytree(before, self._folder, symlinks=True, dirs_exist_ok=True)
