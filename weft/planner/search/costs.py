@@ -123,8 +123,8 @@ class Costs:
             resting = self._kept_memory(spot._replace(per_node=0, samples=1, recompute="off"), held)
             few = min(spot.dp, 2)
             moving = self._kept_memory(spot._replace(per_node=0, dp=few), held)
-            fragments = 1 + self._overheads(spot.pool).fragments
             still = moving.working + moving.logits
+            fragments = 1 + moving.fragments / (moving.activations + still or 1.0)
             self._bytes[key] = Bytes(
                 state=resting.weights
                 + resting.grads
