@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,7 +49,10 @@ def sample_s(layers: int = SPEC.num_layers, *, again: bool = False) -> float:
 
 
 SAMPLE_S = sample_s()
-GRADIENT_BITS = 32 * sum(param.numel for param in FAMILY.param_specs(SPEC))
+PARAMS = sum(param.numel for param in FAMILY.param_specs(SPEC))
+GRADIENT_BITS = 32 * PARAMS
+UPDATE_S = 32 * PARAMS / 10e9
+"""Of AdamW on a chip of speed 1: 32 bytes a parameter, of which a core moves 10 GB a second."""
 
 
 def shares(*samples: int, micro: int = 1) -> Plan:
@@ -76,14 +80,18 @@ def cluster(*speeds: float, node: str | None = None, gbit: float | None = 1) -> 
     return ClusterFile.model_validate({"hosts": chips, "links": links})
 
 
-def test_shares_as_the_speeds_are_waste_nothing() -> None:
+def test_shares_as_the_speeds_are_waste_nothing_but_updates() -> None:
+    """Both compute equally long, and then each updates the whole model."""
     found = predicted(shares(5, 2), SPEC, SEQ_LEN, cluster(1.0, 0.4))
     assert found.compute_s == pytest.approx(5 * SAMPLE_S)
-    assert found.busy == pytest.approx((1, 1))
+    assert found.update_s == pytest.approx(UPDATE_S / 0.4)
+    step = 5 * SAMPLE_S + UPDATE_S / 0.4
+    assert found.busy == pytest.approx(((5 * SAMPLE_S + UPDATE_S) / step, 1))
     assert found.exchange_s == pytest.approx(GRADIENT_BITS / 1e9)
+    alone = (7 * SAMPLE_S + UPDATE_S) / 1.4
     low, high = found.efficiency
-    assert high == pytest.approx(1)
-    assert low == pytest.approx(5 * SAMPLE_S / (5 * SAMPLE_S + GRADIENT_BITS / 1e9))
+    assert high == pytest.approx(alone / step)
+    assert low == pytest.approx(alone / (step + GRADIENT_BITS / 1e9))
 
 
 def test_equal_shares_wait_for_the_slow_chip() -> None:
@@ -91,7 +99,57 @@ def test_equal_shares_wait_for_the_slow_chip() -> None:
     assert found.compute_s == pytest.approx(3 * SAMPLE_S / 0.4)
     assert found.busy == pytest.approx((0.4, 1))
     assert found.exchange_s == pytest.approx(GRADIENT_BITS / 8e9)
-    assert found.efficiency[1] == pytest.approx((6 / 1.4) / (3 / 0.4))
+    step = (3 * SAMPLE_S + UPDATE_S) / 0.4
+    assert found.efficiency[1] == pytest.approx((6 * SAMPLE_S + UPDATE_S) / 1.4 / step)
+
+
+def one_stage(mesh: Mesh, **more: Any) -> Plan:
+    stage = StagePlan(mesh=mesh, layers=(0, SPEC.num_layers), **more)
+    pipeline = PipelinePlan(stages=(stage,), samples=4, microbatch=4)
+    return Plan(num_layers=SPEC.num_layers, pipelines=(pipeline,))
+
+
+def test_tensor_parallel_ranks_wait_for_each_other() -> None:
+    """Two sums a layer, forward and back: each sends half of [4, 100, d_model] out and in."""
+    plan = one_stage(Mesh.of((0, 1), tp=2))
+    near = predicted(plan, SPEC, SEQ_LEN, cluster(1.0, 1.0, gbit=None, node="n"))
+    apart = predicted(plan, SPEC, SEQ_LEN, cluster(1.0, 1.0))
+    bits = 32 * 4 * SEQ_LEN * SPEC.d_model
+
+    def said(gbit: float, late_s: float) -> float:
+        one_sum = 2 * (bits / 2 / (gbit * 1e9) + late_s)
+        return 2 * 2 * SPEC.num_layers * one_sum
+
+    waits = said(1, 1e-3) - said(8, 0)
+    assert apart.compute_s - near.compute_s == pytest.approx(waits)
+    computing = apart.compute_s - said(1, 1e-3)
+    assert apart.exchange_s == 0
+    assert apart.update_s == pytest.approx(UPDATE_S / 2), "each has half of the parameters"
+    whole = apart.compute_s + UPDATE_S / 2
+    assert apart.busy == pytest.approx(((computing + UPDATE_S / 2) / whole,) * 2)
+    again = predicted(one_stage(Mesh.of((0, 1), tp=2), recompute="full"), SPEC, SEQ_LEN,
+                      cluster(1.0, 1.0))  # fmt: skip
+    near_again = predicted(one_stage(Mesh.of((0, 1), tp=2), recompute="full"), SPEC, SEQ_LEN,
+                           cluster(1.0, 1.0, node="n"))  # fmt: skip
+    assert again.compute_s - near_again.compute_s == pytest.approx(1.5 * waits)
+
+
+def test_owners_update_what_they_own() -> None:
+    on = cluster(1.0, 0.4)
+    for zero, part in ((0, 1), (1, 1 / 2), (3, 1 / 2)):
+        found = predicted(one_stage(Mesh.of((0, 1), dp=2), zero=zero), SPEC, SEQ_LEN, on)
+        assert found.update_s == pytest.approx(part * UPDATE_S / 0.4)
+
+
+def test_ranks_play_waiting_and_updates() -> None:
+    """What the processes are told is what was predicted."""
+    virtual = VirtualCluster(one_stage(Mesh.of((0, 1), tp=2)), SPEC, SEQ_LEN, cluster(1.0, 0.5))
+    job = virtual_job(virtual, slower=2.0)
+    assert job.update_s == pytest.approx({0: UPDATE_S, 1: 2 * UPDATE_S})
+    waits = sum(4 * (layer.forward_s + layer.input_grad_s) for layer in job.said[0, 0])
+    (slow,) = (4 * sum(t.of("F") + t.of("B") for t in job.times[0, 0][rank]) for rank in (1,))
+    assert waits + slow == pytest.approx(2 * virtual.predict().compute_s)
+    assert len(job.said[0, 0]) == len(job.times[0, 0][0]) == SPEC.num_layers + 2
 
 
 def test_a_pipeline_waits_for_its_seams() -> None:
@@ -149,7 +207,7 @@ def test_played_steps_take_the_modelled_time(pool: WorkerPool) -> None:
     slower = 0.05 / prediction.compute_s
     ranks = pool.run(run_steps, [virtual_job(virtual, slower)], 1, world_size=2)
     for (times,), busy in zip((rank[0] for rank in ranks), prediction.busy, strict=True):
-        assert times.busy_s == pytest.approx(busy * 0.05)
+        assert times.busy_s == pytest.approx(busy * prediction.least_s * slower)
         assert times.step_s > 0.05
         assert times.carried_s["gradients"] == pytest.approx(
             prediction.exchange_s * slower, rel=0.01
@@ -206,12 +264,14 @@ def test_the_command_predicts_without_root_and_starts_nothing(
     words = ["lab", "c.yaml", "--predict"]
     assert run([*words, "--json", "--", *job]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["busy"] == pytest.approx([1, 1])
-    assert found["efficiency"] == pytest.approx([1, 1])
+    assert found["busy"] == pytest.approx([1, 1], abs=0.02)
+    assert found["efficiency"] == pytest.approx([1, 1], abs=0.03)
+    assert 0 < found["update_s"] < 0.05 * found["compute_s"]
     assert run([*words, "--", *job]) == 0
     printed = capsys.readouterr()
     assert "rank 1 (h2, b 0.4): computes 100% of the step" in printed.out
-    assert "100% to 100% of what the chips' speeds add up to" in printed.out
+    assert "update: " in printed.out
+    assert "98% to 98% of what the chips' speeds add up to" in printed.out
     assert [path.name for path in here.iterdir()] == ["c.yaml"]
 
 
@@ -226,11 +286,10 @@ def test_the_command_plays_what_it_predicted(
     played = found["played"]
     assert not found["predicted"]
     assert played["step_s"] >= found["compute_s"]
-    assert played["efficiency"] == pytest.approx(
-        found["efficiency"][1] * found["compute_s"] / played["step_s"]
-    )
+    least = found["compute_s"] + found["update_s"]
+    assert played["efficiency"] == pytest.approx(found["efficiency"][1] * least / played["step_s"])
     assert played["busy"] == pytest.approx(
-        [part * found["compute_s"] / played["step_s"] for part in found["busy"]], rel=1e-2
+        [part * least / played["step_s"] for part in found["busy"]], rel=1e-2
     )
     assert [path.name for path in here.iterdir()] == ["c.yaml"]
 

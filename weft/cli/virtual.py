@@ -94,7 +94,7 @@ def run_virtual(virtual: VirtualCluster, *, plays: bool, json: bool) -> None:
     if json:
         print_json({**prediction.as_json(), "predicted": False, "played": played.as_json()})
         return
-    low, high = prediction.compute_s, prediction.compute_s + prediction.exchange_s
+    low, high = prediction.least_s, prediction.most_s
     out.print(
         f"played {played.step_s:.3g} s a step (spread {played.spread:.1%}); "
         f"{played.step_s / low:.3f} of the least and {played.step_s / high:.3f} of the most "
@@ -119,7 +119,8 @@ def _tell(virtual: VirtualCluster, prediction: Prediction) -> None:
         out.print(f"{name}: computes {prediction.busy[rank]:.0%} of the step", markup=False)
     gradients = f"gradients: {prediction.exchange_s:.3g} s a step on the slowest link"
     out.print(f"{gradients}, if nothing hides it")
+    out.print(f"update: {prediction.update_s:.3g} s a step on the slowest rank")
     worst, best = prediction.efficiency
-    least, most = prediction.compute_s, prediction.compute_s + prediction.exchange_s
+    least, most = prediction.least_s, prediction.most_s
     sum_ = "of what the chips' speeds add up to"
     out.print(f"step: {least:.3g} to {most:.3g} s; {worst:.0%} to {best:.0%} {sum_}")

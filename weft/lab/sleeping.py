@@ -28,6 +28,9 @@ LEAST_NUMEL = 128
 for the time at which each rank called."""
 
 
+NOTHING = StageTimes(forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0)
+
+
 def now() -> float:
     """Seconds on a clock that all processes of a machine share."""
     return time.monotonic()
@@ -46,9 +49,10 @@ class Chip:
         self.worked_s = 0.0
         """In all."""
 
-    def work(self, seconds: float) -> None:
+    def work(self, seconds: float, waiting_s: float = 0.0) -> None:
+        """Compute, and wait for peers as long as given."""
         self.worked_s += seconds
-        end = now() + seconds - self._late_s
+        end = now() + seconds + waiting_s - self._late_s
         sleep_until(end)
         self._late_s = max(0.0, now() - end)
 
@@ -56,16 +60,24 @@ class Chip:
 class VirtualLayer(nn.Module):
     """Takes time forward and backward. Its one parameter fills a gradient bucket."""
 
-    def __init__(self, times: StageTimes, numel: int, chip: Chip, work: WeightWork | None) -> None:
-        """``times``: of one sample."""
+    def __init__(
+        self,
+        times: StageTimes,
+        numel: int,
+        chip: Chip,
+        work: WeightWork | None,
+        *,
+        said: StageTimes = NOTHING,
+    ) -> None:
+        """``times``: of one sample; ``said``: how long it waits for its peers in each of them."""
         super().__init__()
-        self._times = times
+        self._times, self._said = times, said
         self._chip = chip
         self._work = work
         self.weight = nn.Parameter(torch.zeros(numel, dtype=torch.float64))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:  # noqa: ARG002 - as blocks take it
-        times = self._times.scaled(len(x))
+        times = self._times.scaled(len(x)), self._said.scaled(len(x))
         result: Tensor = _Sleep.apply(  # type: ignore[no-untyped-call]
             x, self.weight, times, self._chip, self._work
         )
@@ -102,22 +114,24 @@ class _Sleep(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weight: nn.Parameter,
-        times: StageTimes,
+        times: tuple[StageTimes, StageTimes],
         chip: Chip,
         work: WeightWork | None,
     ) -> Tensor:
-        chip.work(times.forward_s)
+        chip.work(times[0].forward_s, times[1].forward_s)
         ctx.weight, ctx.times, ctx.chip, ctx.work = weight, times, chip, work
         return x.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        times, said = ctx.times
+
         def weight_grad() -> Tensor:
-            ctx.chip.work(ctx.times.weight_grad_s)
+            ctx.chip.work(times.weight_grad_s)
             return torch.ones_like(ctx.weight)
 
-        ctx.chip.work(ctx.times.input_grad_s)
+        ctx.chip.work(times.input_grad_s, said.input_grad_s)
         if ctx.work is None or not ctx.work.is_deferring:
             return grad, weight_grad(), None, None, None
         ctx.work.add(ctx.weight, weight_grad)

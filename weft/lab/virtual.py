@@ -1,18 +1,20 @@
 """Virtual chips: what a step would take on a cluster, computed and not run.
 
-Chips compute as fast as their speed says, and links carry what they are said to carry. Data, the
-optimizer's update, what tensor-parallel ranks tell each other and what several messages on one link
-do to each other are left out: good for comparing plans and shares, not for a promise in seconds.
+Chips compute as fast as their speed says, and links carry what they are said to carry. Data, what
+several messages on one link do to each other, and the second holder of a tied table are left out:
+good for comparing plans and shares, not for a promise in seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 from weft.cluster.cluster_file import ClusterFile, LinkEntry
 from weft.config.errors import ConfigError
+from weft.cost.timing import WEFT
 from weft.lab.cores import GFLOPS, core, layer_times, sample_s
 from weft.models.registry import FAMILIES
 from weft.plan.model import ModelSpec, Part
@@ -34,18 +36,30 @@ class Prediction:
     """By rank: part of the step in which it computes."""
     exchange_s: float
     """How long gradients travel where no computation hides them."""
+    update_s: float
+    """How long the slowest rank's optimizer takes."""
     alone_s: float
     """What the step would take if the chips shared the work as their speeds are, for nothing."""
 
     @property
     def compute_s(self) -> float:
-        """Until the slowest pipeline has ended: the step, where gradients cost nothing."""
+        """Until the slowest pipeline has ended."""
         return max(timeline.step_s for timeline in self.pipelines)
+
+    @property
+    def least_s(self) -> float:
+        """The step, where gradients cost nothing."""
+        return self.compute_s + self.update_s
+
+    @property
+    def most_s(self) -> float:
+        """The step, where nothing hides them."""
+        return self.least_s + self.exchange_s
 
     @property
     def efficiency(self) -> tuple[float, float]:
         """Part of the sum of the chips' speeds that is used, at worst and at best."""
-        return self.alone_s / (self.compute_s + self.exchange_s), self.alone_s / self.compute_s
+        return self.alone_s / self.most_s, self.alone_s / self.least_s
 
     def as_json(self) -> dict[str, Any]:
         """What ``--json`` prints."""
@@ -53,6 +67,7 @@ class Prediction:
             "predicted": True,
             "compute_s": self.compute_s,
             "exchange_s": self.exchange_s,
+            "update_s": self.update_s,
             "pipeline_s": [timeline.step_s for timeline in self.pipelines],
             "bubble": [timeline.bubble for timeline in self.pipelines],
             "busy": list(self.busy),
@@ -81,17 +96,20 @@ class VirtualCluster:
         """Play one step."""
         plan = self.plan
         timelines = [self._play(pipeline) for pipeline in plan.pipelines]
-        step = max(timeline.step_s for timeline in timelines)
-        busy: dict[int, float] = {}
+        updates = self.update_s()
+        step = max(timeline.step_s for timeline in timelines) + max(updates)
+        busy = list(updates)
         for pipeline, timeline in zip(plan.pipelines, timelines, strict=True):
             for stages, seconds in zip(pipeline.positions(), timeline.busy_s, strict=True):
+                computes = seconds * self._computing(pipeline, stages)
                 slowest = min(map(self._speed, pipeline.stages[stages[0]].mesh.ranks))
                 for rank in pipeline.stages[stages[0]].mesh.ranks:
-                    busy[rank] = seconds * slowest / self._speed(rank) / step
+                    busy[rank] += computes * slowest / self._speed(rank)
         return Prediction(
             pipelines=tuple(timelines),
-            busy=tuple(busy[rank] for rank in range(plan.world_size)),
+            busy=tuple(seconds / step for seconds in busy),
             exchange_s=self._exchange_s(),
+            update_s=max(updates),
             alone_s=self._alone_s(),
         )
 
@@ -99,6 +117,24 @@ class VirtualCluster:
         """Of a full microbatch on one rank of a stage: each layer, and the ends it has."""
         chip = core(self.gflops * self._speed(rank))
         return layer_times(pipeline, number, self.spec, self.seq_len, chip)
+
+    def said(self, pipeline: PipelinePlan, number: int) -> list[StageTimes]:
+        """Of a full microbatch: what a stage's tensor-parallel ranks wait for, layer by layer.
+
+        Two sums of ``[tokens, d_model]`` a layer and direction, round a ring; the ends say little.
+        """
+        stage = pipeline.stages[number]
+        ways, link = stage.mesh.size("tp"), self.link(next(stage.mesh.groups("tp")))
+        samples = ceil(pipeline.microbatch / stage.mesh.size("dp"))
+        sent = samples * self.seq_len * self.spec.d_model * _WIDTH[stage.precision] / ways
+        round_s = (ways - 1) * (sent * byte_s(link) + link.latency_ms / 1e3)
+        both = 2 * 2 * round_s  # a reduce-scatter and a gather, twice
+        again = both if stage.recompute == "full" else 0.0
+        layer = StageTimes(forward_s=both, input_grad_s=both + again, weight_grad_s=0.0)
+        nothing = StageTimes(forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0)
+        found = [layer] * (stage.layers[1] - stage.layers[0])
+        before = [nothing] * (number == 0)
+        return before + found + [nothing] * (number == len(pipeline.stages) - 1)
 
     def seam(self, pipeline: PipelinePlan, number: int) -> SeamTimes:
         """Between a stage and the next; each sender carries its part of a microbatch."""
@@ -111,12 +147,29 @@ class VirtualCluster:
 
     def gradient_bytes(self) -> list[int]:
         """Of the embedding, every layer and the head, in the format in which they are summed."""
+        width = max(4, *(_WIDTH[stage.precision] for _, _, stage in self.plan.stages()))
+        return [width * numel for numel in self._numels()]
+
+    def _numels(self) -> list[int]:
+        """Parameters of the embedding, every layer and the head."""
         sizes: dict[Part, int] = {}
         for param in FAMILIES[self.spec.family].param_specs(self.spec):
             sizes[param.part] = sizes.get(param.part, 0) + param.numel
         parts: list[Part] = ["embed", *range(self.spec.num_layers), "head"]
-        width = max(4, *(_WIDTH[stage.precision] for _, _, stage in self.plan.stages()))
-        return [width * sizes.get(part, 0) for part in parts]
+        return [sizes.get(part, 0) for part in parts]
+
+    def update_s(self) -> list[float]:
+        """By rank: how long its optimizer takes, for what it owns."""
+        spent = [0.0] * self.plan.world_size
+        for layer, numel in enumerate(self._numels()):
+            held = [s for _, _, s in self.with_ends().stages() if layer in range(*s.layers)]
+            ways = sum(stage.mesh.size("dp") for stage in held)
+            for stage in held:
+                owned = numel / stage.mesh.size("tp") / (ways if stage.zero else 1)
+                for rank in stage.mesh.ranks:
+                    chip = core(self.gflops * self._speed(rank))
+                    spent[rank] += chip.moving_seconds(WEFT.optimizer_bytes * owned)
+        return spent
 
     def with_ends(self) -> Plan:
         """The plan of a model whose first and last layer are the embedding and the head."""
@@ -140,20 +193,28 @@ class VirtualCluster:
         slowest = min(map(self._speed, pipeline.stages[number].mesh.ranks))
         chip = core(self.gflops * slowest)
         each = layer_times(pipeline, number, self.spec, self.seq_len, chip)
+        each += self.said(pipeline, number)
         return StageTimes(
             forward_s=sum(times.forward_s for times in each),
             input_grad_s=sum(times.input_grad_s for times in each),
             weight_grad_s=sum(times.weight_grad_s for times in each),
         )
 
+    def _computing(self, pipeline: PipelinePlan, stages: Sequence[int]) -> float:
+        """Part of a position's time in which it computes, and does not wait for its peers."""
+        whole = sum(_whole(self._stage(pipeline, number)) for number in stages)
+        said = sum(_whole(times) for number in stages for times in self.said(pipeline, number))
+        return 1 - said / whole if whole else 0.0
+
     def _alone_s(self) -> float:
-        """The whole batch on one chip as fast as all together."""
+        """The whole batch, and one update, on one chip as fast as all together."""
         speeds = sum(chip.speed for _, chip in self.cluster.seats)
         chip = core(self.gflops * speeds)
-        return sum(
+        samples = sum(
             pipeline.samples * sample_s(pipeline, self.spec, self.seq_len, chip)
             for pipeline in self.plan.pipelines
         )
+        return samples + chip.moving_seconds(WEFT.optimizer_bytes * sum(self._numels()))
 
     def _exchange_s(self) -> float:
         """Gradients of one layer after another, around a ring of all that hold the layer."""
@@ -182,6 +243,10 @@ class VirtualCluster:
         rates = [link.gbit for link in (inside, between) if link.gbit is not None]
         late = inside.latency_ms + between.latency_ms
         return LinkEntry(gbit=min(rates, default=None), latency_ms=late)
+
+
+def _whole(times: StageTimes) -> float:
+    return times.of("F") + times.of("B")
 
 
 def byte_s(link: LinkEntry) -> float:

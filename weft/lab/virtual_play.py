@@ -66,7 +66,7 @@ def play(virtual: VirtualCluster, prediction: Prediction) -> Played:
     most = max(_sleeps(virtual, rank) for rank in range(plan.world_size))
     slower = max(_STEP_S, most * _SLEEP_S) / prediction.compute_s
     job = virtual_job(virtual, slower)
-    real_s = (STEPS + 1) * 2 * (prediction.compute_s + prediction.exchange_s) * slower
+    real_s = (STEPS + 1) * 2 * prediction.most_s * slower
     with WorkerPool() as pool:
         ranks = pool.run(
             run_steps, [job], STEPS, world_size=plan.world_size, timeout_s=120 + real_s
@@ -103,9 +103,12 @@ def virtual_job(virtual: VirtualCluster, slower: float = 1.0) -> VirtualJob:
     tp = max(stage.mesh.size("tp") for _, _, stage in plan.stages())
     least = LEAST_NUMEL * tp
     numels = [max(least, _GRAIN * ceil(size / 8 / shrink / _GRAIN)) for size in sizes]
+    updates = dict(enumerate(slower * seconds for seconds in virtual.update_s()))
     return VirtualJob(
         plan=plan,
         times=_times(virtual, slower),
+        said=_said(virtual, slower),
+        update_s=updates,
         numels=numels,
         bucket_bytes=max(8 * least, int(BUCKET_BYTES / shrink)),
         links=_links(virtual, slower, shrink),
@@ -134,6 +137,15 @@ def _times(virtual: VirtualCluster, slower: float) -> dict[StageKey, dict[int, l
             rank: [times.scaled(slower / samples) for times in virtual.layers(pipeline, s, rank)]
             for rank in stage.mesh.ranks
         }
+    return found
+
+
+def _said(virtual: VirtualCluster, slower: float) -> dict[StageKey, list[StageTimes]]:
+    found: dict[StageKey, list[StageTimes]] = {}
+    for p, s, stage in virtual.plan.stages():
+        pipeline = virtual.plan.pipelines[p]
+        samples = ceil(pipeline.microbatch / stage.mesh.size("dp"))
+        found[p, s] = [times.scaled(slower / samples) for times in virtual.said(pipeline, s)]
     return found
 
 

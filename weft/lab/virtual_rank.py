@@ -6,14 +6,23 @@ Only stages and links are not real (``weft/lab/sleeping.py``): they take modelle
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 
 from weft.comm.join import join
 from weft.comm.place import Place
-from weft.lab.sleeping import Chip, Links, VirtualComm, VirtualLayer, VirtualStage, now, sleep_until
+from weft.lab.sleeping import (
+    NOTHING,
+    Chip,
+    Links,
+    VirtualComm,
+    VirtualLayer,
+    VirtualStage,
+    now,
+    sleep_until,
+)
 from weft.models.decoder import Decoder
 from weft.nn.context import Context
 from weft.parallel.gradients import Gradients
@@ -51,6 +60,10 @@ class VirtualJob:
     """Elements of each layer's parameter as they really travel."""
     bucket_bytes: int
     links: Links
+    said: Mapping[StageKey, Sequence[StageTimes]] = field(default_factory=dict)
+    """How long tensor-parallel ranks wait for each other in each layer, likewise."""
+    update_s: Mapping[int, float] = field(default_factory=dict)
+    """By rank: what its chip does once a step, when gradients are reduced."""
     width: int = 1
     """Of what crosses a seam, for one sample; tensor-parallel ranks share it."""
 
@@ -62,7 +75,7 @@ class Times:
     passes_s: float
     """Until its last backward ended."""
     step_s: float
-    """Until its gradients were those of the whole job."""
+    """Until its gradients were those of the whole job, and its update made."""
     starting_s: float
     """How long the process was busy with starting to send parameters."""
     busy_s: float
@@ -79,6 +92,7 @@ class VirtualRank:
     def __init__(self, job: VirtualJob, comm: VirtualComm) -> None:
         self._comm = comm
         self._chip = Chip()
+        self._update_s = job.update_s.get(comm.rank, 0.0)
         seat = job.plan.seat(comm.rank)
         pipeline = seat.pipeline_plan
         work = WeightWork() if splits_backward(pipeline.schedule) else None
@@ -115,6 +129,7 @@ class VirtualRank:
         self._executor.train(self._batch)
         passes = now()
         self._gradients.finish()
+        self._chip.work(self._update_s)
         return Times(
             passes_s=passes - begun,
             step_s=now() - begun,
@@ -131,11 +146,13 @@ def _stage(
     stage = seat.pipeline_plan.stages[number]
     tp = stage.mesh.size("tp")
     times_of = job.times[seat.pipeline, number][seat.rank]
-    each = zip(range(*stage.layers), times_of, strict=True)
+    said = job.said.get((seat.pipeline, number), [NOTHING] * len(times_of))
     mine = stage.mesh.coordinate(seat.rank)["tp"]
     layers = {
-        layer: VirtualLayer(times, len(part_of(job.numels[layer], tp, mine)), chip, work)
-        for layer, times in each
+        layer: VirtualLayer(
+            times, len(part_of(job.numels[layer], tp, mine)), chip, work, said=waits
+        )
+        for layer, times, waits in zip(range(*stage.layers), times_of, said, strict=True)
     }
     return VirtualStage(layers, len(part_of(job.width, tp, mine)))
 
