@@ -214,6 +214,20 @@ def test_played_steps_take_the_modelled_time(pool: WorkerPool) -> None:
         )
 
 
+def test_played_peers_wait_without_computing(pool: WorkerPool) -> None:
+    """Over a slow link more than half of the step is waiting, which no chip is busy with."""
+    plan, on = one_stage(Mesh.of((0, 1), tp=2)), cluster(1.0, 1.0, gbit=0.1)
+    virtual = VirtualCluster(plan, SPEC, SEQ_LEN, on)
+    prediction = virtual.predict()
+    assert prediction.busy[0] < 0.5
+    slower = 0.1 / prediction.compute_s
+    for (times,) in (
+        rank[0] for rank in pool.run(run_steps, [virtual_job(virtual, slower)], 1, world_size=2)
+    ):
+        assert times.step_s > 0.99 * prediction.least_s * slower
+        assert times.busy_s == pytest.approx(prediction.busy[0] * prediction.least_s * slower)
+
+
 ROAD = Channel((0, 1), 0)
 TRANSFER_S = 0.2
 
