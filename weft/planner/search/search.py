@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from math import comb, inf, log2
 from time import perf_counter
@@ -18,11 +18,15 @@ from weft.planner.search.choice import Line, plan_of, used_cluster
 from weft.planner.search.costs import Costs
 from weft.planner.search.found import Candidate, Found, Pruned
 from weft.planner.search.group import Group, Ledger, Timed
-from weft.planner.search.short import no_plan
+from weft.planner.search.short import leanest, no_plan
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge, time_of_plan
 
 DEFAULTS = Options()
+ALONE = 8
+"""Times as much effort where all chips are alike: there is no other combination to look at."""
+LONGER = 8
+"""Times as much effort where it ended before anything that fits was looked at."""
 MOST_OTHERS = 5
 
 Progress = Callable[[int, float], None]
@@ -58,7 +62,11 @@ def search(
         def attempt(other: ClusterView, lean: Options) -> Candidate | None:
             return any_fit(workload, other, hunt.knowledge, lean)
 
-        raise no_plan(attempt, cluster, options)
+        if attempt(cluster, leanest(options)) is None:
+            raise no_plan(attempt, cluster, options)
+        # Something fits, and the effort ended before it was looked at.
+        more = replace(options, effort=LONGER * options.effort)
+        return search(workload, cluster, knowledge=knowledge, options=more, progress=progress)
     candidates = [hunt.candidate(lines) for lines in found]
     candidates.sort(key=lambda candidate: candidate.time.step_s)
     return Found(
@@ -124,7 +132,8 @@ class Hunt:
         self.workload = workload
         self.cluster = cluster
         self.knowledge = knowledge
-        self.options = options
+        alone = len(cluster.pools) == 1
+        self.options = replace(options, effort=options.effort * (ALONE if alone else 1))
         self.ledger = Ledger(Pruned())
         self.cutoff = inf
         self._costs: dict[int, Costs] = {}
@@ -196,9 +205,7 @@ class Hunt:
                 known[number, samples] = groups[number].best(samples, cutoff, level)
             return known[number, samples]
 
-        shares = split_by_weight(total, [self._speed(group.pools) for group in groups])
-        shares = [max(1, share) for share in shares]
-        shares[shares.index(max(shares))] -= sum(shares) - total
+        shares = self._by_speed(groups)
         tried: set[tuple[int, ...]] = set()
 
         def attempt(shares: Sequence[int]) -> list[Timed]:
@@ -219,6 +226,14 @@ class Hunt:
             for each in every_share(total, len(groups)):
                 if each not in tried:
                     attempt(each)
+
+    def _by_speed(self, groups: Sequence[Group]) -> list[int]:
+        """Shares to begin with."""
+        total = self.workload.samples
+        shares = split_by_weight(total, [self._speed(group.pools) for group in groups])
+        shares = [max(1, share) for share in shares]
+        shares[shares.index(max(shares))] -= sum(shares) - total
+        return shares
 
     def _balanced(self, chosen: Sequence[Timed]) -> list[int]:
         """Shares with which pipelines that are otherwise decided would take the least time.
