@@ -50,6 +50,14 @@ def plan(
             "--explain", help="Say why: the next best plans, what was pruned, what would help."
         ),
     ] = False,
+    why: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLAN",
+            help="With --cluster: say what became of this plan, beside the one that is found: a "
+            'plan.json, "pp=2 dp=4 tp=2 micro=8", or values of plan and batch.',
+        ),
+    ] = None,
     html: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a page with the plan, timelines and memory."),
@@ -68,16 +76,27 @@ def plan(
     if html is not None:
         file_to_write("--html", html)
     if cluster is not None:
-        from weft.cli.plan_elsewhere import answer, as_data, load_elsewhere, show_answer
-
-        loaded = load_elsewhere(target, overrides or [])
-        found = answer(loaded, cluster, need, explain=explain)
-        if html is not None:
-            _write(html, found.outlook, found.title)
-        print_json(as_data(found)) if json else show_answer(found, explain=explain)
+        _plan_there(
+            target,
+            overrides or [],
+            cluster,
+            need=need,
+            why=why,
+            explain=explain,
+            html=html,
+            json=json,
+        )
         return
-    if need is not None:
-        raise ConfigError("--need", need, "--cluster beside it", "It says what there is.")
+    for option, value in (("--need", need), ("--why", why)):
+        if value is not None:
+            raise ConfigError(option, value, "--cluster beside it", "It says what there is.")
+    _plan_here(target, overrides, explain=explain, html=html, json=json)
+
+
+def _plan_here(
+    target: str, overrides: list[str] | None, *, explain: bool, html: Path | None, json: bool
+) -> None:
+    """For this machine."""
     loaded = load(target, overrides)
     resolved = resolved_here(loaded).resolved
     refuse_without_effect(loaded)
@@ -97,6 +116,29 @@ def plan(
         err.print(f"no forecast: {problem}", markup=False)
         return
     show_outlook(outlook, explain=explain)
+
+
+def _plan_there(
+    target: str,
+    overrides: list[str],
+    cluster: Path,
+    *,
+    need: str | None,
+    why: str | None,
+    explain: bool,
+    html: Path | None,
+    json: bool,
+) -> None:
+    """For the chips of a file."""
+    from weft.cli.plan_elsewhere import answer, as_data, load_elsewhere, show_answer
+    from weft.cli.plan_why import load_rival
+
+    loaded = load_elsewhere(target, overrides)
+    rival = None if why is None else load_rival(target, overrides, why)
+    found = answer(loaded, cluster, need, explain=explain, why=rival)
+    if html is not None:
+        _write(html, found.outlook, found.title)
+    print_json(as_data(found)) if json else show_answer(found, explain=explain)
 
 
 def _write(path: Path, outlook: Outlook, title: str) -> None:

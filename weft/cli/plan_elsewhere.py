@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from weft.cli.output import count, err, out
 from weft.cli.plan_table import table
+from weft.cli.plan_why import rival_in_words
 from weft.cli.plan_words import cluster_in_words, folded, show_outlook
 from weft.cli.target import load
 from weft.cluster.cluster_file import read_view
@@ -21,6 +22,7 @@ from weft.cost.flops import train_flops_per_token
 from weft.cost.shape import ModelShape
 from weft.planner.need import Mix, choose_mix, in_units, parse_need
 from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
+from weft.planner.rival import Rival, rival_of
 from weft.planner.search import Found, search
 from weft.planner.workload import Workload
 from weft.train.elsewhere import Elsewhere, elsewhere, says_a_plan
@@ -41,6 +43,8 @@ class Answer:
     chips: RankChips
     outlook: Outlook
     mix: Mix | None = None
+    rival: Rival | None = None
+    """A plan that was asked about."""
 
     @property
     def title(self) -> str:
@@ -69,8 +73,13 @@ def load_elsewhere(target: str, overrides: Sequence[str]) -> Loaded:
     return load(target, [*overrides, "plan=auto"])
 
 
-def answer(loaded: Loaded, file: Path, need: str | None, *, explain: bool) -> Answer:
+def answer(
+    loaded: Loaded, file: Path, need: str | None, *, explain: bool, why: Loaded | None = None
+) -> Answer:
     """Plan, or forecast the plan that was given.
+
+    Args:
+        why: With a plan in it to put beside the one that is found.
 
     Raises:
         ConfigError: nothing fits, or something is not known.
@@ -82,6 +91,8 @@ def answer(loaded: Loaded, file: Path, need: str | None, *, explain: bool) -> An
     if asked.plan is not None:
         if need is not None:
             raise ConfigError("--need", need, "no plan beside it", "The planner makes one.")
+        if why is not None:
+            raise ConfigError("--why", "a plan", "no other plan beside it", "One is to be found.")
         outlook = outlook_of_plan(asked.plan, asked.workload, chips.view, chips.knowledge)
         return Answer(model=model, asked=asked, chips=chips, outlook=outlook)
     if need is None:
@@ -97,7 +108,21 @@ def answer(loaded: Loaded, file: Path, need: str | None, *, explain: bool) -> An
         everything=cluster,
         explain=explain,
     )
-    return Answer(model=model, asked=asked, chips=chips, outlook=outlook, mix=mix)
+    rival = None
+    if why is not None:
+        theirs = replace(elsewhere(why, cluster), options=asked.options)
+        rival = _rival(theirs, outlook, chips, cluster)
+    return Answer(model=model, asked=asked, chips=chips, outlook=outlook, mix=mix, rival=rival)
+
+
+def _rival(asked: Elsewhere, outlook: Outlook, chips: RankChips, cluster: ClusterView) -> Rival:
+    assert asked.plan is not None, "a plan was given"
+    best = outlook.forecast
+    samples = asked.plan.global_batch
+    if samples != best.plan.global_batch:
+        raise ConfigError("--why", {"samples": samples}, f"{best.plan.global_batch} samples a step")
+    knowledge = chips.knowledge
+    return rival_of(asked.plan, best, asked.workload, cluster, knowledge, asked.options)
 
 
 def _search(asked: Elsewhere, chips: RankChips, cluster: ClusterView) -> Found:
@@ -159,7 +184,8 @@ def as_data(answer: Answer) -> dict[str, Any]:
         "notes": list(answer.asked.notes),
     }
     mix = {} if answer.mix is None else {"mix": answer.mix.as_json()}
-    return about | answer.outlook.as_json() | mix
+    why = {} if answer.rival is None else {"why": answer.rival.as_json()}
+    return about | answer.outlook.as_json() | mix | why
 
 
 def show_answer(answer: Answer, *, explain: bool) -> None:
@@ -184,3 +210,5 @@ def show_answer(answer: Answer, *, explain: bool) -> None:
     for note in (*answer.asked.notes, f"goes by {', '.join(answer.chips.basis)}"):
         out.print(f"  {note}", markup=False)
     show_outlook(outlook, explain=explain)
+    for line in rival_in_words(answer.rival) if answer.rival else ():
+        out.print(line, markup=False)

@@ -11,6 +11,7 @@ from weft.planner.fit import shortages, without_recompute
 from weft.planner.forecast import Forecast, forecast, with_links
 from weft.planner.options import Options
 from weft.planner.search import Candidate, Found, search
+from weft.planner.search.found import MEANING, Kind
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge, time_of_plan
 
@@ -186,6 +187,42 @@ def pruned_in_words(found: Found) -> Iterator[str]:
         f"{found.considered:,} plans considered in {found.seconds:.2g} s, "
         f"{found.pruned.total:,} of them pruned, each for a reason"
     )
-    for kind, count in sorted(found.pruned.counts.items(), key=lambda item: -item[1]):
-        examples = found.pruned.examples.get(kind, [])
-        yield f"  {kind}: {count:,}" + (f", such as {examples[0]}" if examples else "")
+    for row in reasons(found):
+        bounds = "" if row.bounds is None else " (frames of {:.3g} to {:.3g} s)".format(*row.bounds)
+        example = f", such as {row.examples[0]}" if row.examples else ""
+        yield f"  {row.kind}: {row.count:,}{bounds}{example}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReasonRow:
+    """What all candidates that are out for one reason have in common."""
+
+    kind: Kind
+    count: int
+    bounds: tuple[float, float] | None
+    """Seconds that they take at least, from the least to the most, where that was told."""
+    examples: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """What ``--json`` prints."""
+        return {
+            "kind": self.kind,
+            "means": MEANING[self.kind],
+            "count": self.count,
+            "bounds_s": self.bounds and list(self.bounds),
+            "examples": list(self.examples),
+        }
+
+
+def reasons(found: Found) -> list[ReasonRow]:
+    """The most frequent first."""
+    pruned = found.pruned
+    return [
+        ReasonRow(
+            kind=kind,
+            count=count,
+            bounds=pruned.bounds.get(kind),
+            examples=tuple(pruned.examples.get(kind, ())),
+        )
+        for kind, count in sorted(pruned.counts.items(), key=lambda item: -item[1])
+    ]

@@ -9,7 +9,14 @@ from typing import Any
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.plan.plan import Plan
-from weft.planner.explain import SEARCH_AGAIN_S, Alternative, Help, alternatives, what_would_help
+from weft.planner.explain import (
+    SEARCH_AGAIN_S,
+    Alternative,
+    Help,
+    alternatives,
+    reasons,
+    what_would_help,
+)
 from weft.planner.fit import MEMORY_PART, shortages, smallest_change
 from weft.planner.forecast import Forecast, forecast
 from weft.planner.limits import Limits, advice, limits_of
@@ -85,6 +92,7 @@ class Outlook:
                 "seconds": found.seconds,
                 "considered": found.considered,
                 "pruned": dict(found.pruned.counts),
+                "reasons": [row.as_json() for row in reasons(found)],
             },
         }
         return result | ({"would_help": [h.as_json() for h in self.helps]} if self.helps else {})

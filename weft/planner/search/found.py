@@ -47,6 +47,8 @@ class Pruned:
     counts: dict[Kind, int] = field(default_factory=dict)
     examples: dict[Kind, list[str]] = field(default_factory=dict)
     """Kind -> the first few, each with its candidate."""
+    bounds: dict[Kind, tuple[float, float]] = field(default_factory=dict)
+    """Kind -> seconds that candidates would take at least, where told: the least and the most."""
 
     @property
     def total(self) -> int:
@@ -60,12 +62,25 @@ class Pruned:
         if self.wants(kind):
             self.examples.setdefault(kind, []).append(words)
 
+    def bounded(self, kind: Kind, seconds: float) -> None:
+        """So long candidates that are out for a reason would take at least."""
+        low, high = self.bounds.get(kind, (seconds, seconds))
+        self.bounds[kind] = min(low, seconds), max(high, seconds)
+
     def wants(self, kind: Kind) -> bool:
         """Another example would be kept."""
         return len(self.examples.get(kind, ())) < MOST_EXAMPLES
 
 
 MOST_EXAMPLES = 5
+
+MEANING: dict[Kind, str] = {
+    "shape": "cannot be laid out: nodes not filled evenly, or unlike levels of ZeRO side by side",
+    "memory": "does not fit the chips' memory, with any layers on its meshes",
+    "bound": "takes at least as long as a plan that is known, whatever is still open",
+    "slower": "another level of ZeRO takes no longer and needs no more memory",
+    "limit": "not looked at: its bound is not among the most promising of a space too large",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -295,6 +295,9 @@ class Group:
             shortest = samples * frames[0].late_s
             words = f"{self.words}: at best {shortest:.4g} s, another takes {cutoff:.4g} s"
             self.ledger.pruned.add("bound", words, self._children(frames, first=first))
+            late = [frame.late_s for frame in frames]
+            for seconds in (min(late), max(late)):
+                self.ledger.pruned.bounded("bound", samples * seconds)
 
     def _explain(self, route: Route, limit: float, *, fits: bool) -> None:
         """Why a route is out: memory, or a bound."""

@@ -1,0 +1,94 @@
+"""``weft plan --why``: a plan in mind beside the one that is found."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.cli.main import run
+
+CLUSTERS = Path(__file__).parents[2] / "examples/clusters"
+COMMAND = [
+    *("plan", "demo", "model.size=llama3-8b", "data.seq_len=8192", "batch.samples=64"),
+    *("--cluster", str(CLUSTERS / "box-8.yaml")),
+]
+
+
+def why(words: str, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, object]:
+    assert run([*COMMAND, *more, "--why", words, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert isinstance(data["why"], dict)
+    return data["why"]
+
+
+def test_one_line_says_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    told = why("pp=2 dp=2 tp=2 micro=4 recompute=full schedule=zb-h1", capsys)
+    assert told["name"] == "pp 2 x (dp 2 x tp 2) on 8 H100-SXM5-80GB"
+    assert told["settings"] == "zb-h1, recompute, ZeRO 0, 16 microbatches of 4"
+    assert told["fits"] and told["reason"] == "bound"
+    assert isinstance(told["slower"], float) and told["slower"] > 0.1
+    parts = {part["name"]: part for part in told["parts"]}  # type: ignore[attr-defined]
+    assert parts["whole step"]["rival"] == told["step_time_s"]
+    assert parts["computing"]["rival"] > parts["computing"]["best"]
+
+
+def test_a_plan_that_does_not_fit_is_judged_too(capsys: pytest.CaptureFixture[str]) -> None:
+    told = why("dp=8", capsys)
+    assert told["reason"] == "memory" and not told["fits"]
+    assert "needs 182.4 GiB of 73.6 that may be planned. Compute layers" in str(told["words"])
+
+
+def test_values_of_the_configuration_say_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "plan.stages=[{tp: 2, recompute: full}, {tp: 4}] plan.schedule=1f1b batch.micro=2"
+    told = why(text, capsys)
+    assert told["name"] == "tp 2 on 2 H100-SXM5-80GB, then tp 4 on 4 H100-SXM5-80GB"
+    assert told["reason"] == "shape" and "all meshes on one pool" in str(told["words"])
+
+
+def test_the_best_plan_from_its_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What ``--json`` gave comes back as the plan to beat."""
+    assert run([*COMMAND, "--json"]) == 0
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(json.loads(capsys.readouterr().out)["plan"]))
+    told = why(str(file), capsys)
+    assert told["slower"] == 0 and told["reason"] in ("slower", "bound")
+
+
+def test_people_read_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*COMMAND, "--why", "dp=4 tp=2 zero=1 micro=4 recompute=full"]) == 0
+    text = capsys.readouterr().out
+    assert "why not dp 4 x tp 2 on 8 H100-SXM5-80GB (recompute, ZeRO 1, " in text
+    assert "of a step: ruled out by its bound: no plan of these meshes" in text
+    assert "\n  fullest rank, GiB" in text
+
+
+def test_reasons_are_all_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*COMMAND, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["search"]
+    assert {row["kind"]: row["count"] for row in found["reasons"]} == found["pruned"]
+    for row in found["reasons"]:
+        assert row["means"] and row["examples"] and row["count"] > 0
+    (bounds,) = [row["bounds_s"] for row in found["reasons"] if row["kind"] == "bound"]
+    assert 0 < bounds[0] <= bounds[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["plan", "demo", "--why", "dp=2"], "--why = 'dp=2': expected --cluster beside it."),
+        ([*COMMAND, "--why", "ways=2"], "--why = 'ways=2': expected a plan.json, values of plan"),
+        ([*COMMAND, "--why", "pp=two"], "--why = 'two': expected a number of meshes for pp."),
+        ([*COMMAND, "--why", "no.json"], "plan.file = 'no.json': expected a plan.json as Weft"),
+        ([*COMMAND, "--why", "dp=16"], "plan = {ranks: 16}: expected at most 8 ranks"),
+        (
+            [*COMMAND, "plan.stages=[{dp: 8, zero: 2, recompute: full}]", "plan.schedule=null",
+             "batch.micro=8", "--why", "dp=4"],
+            "--why = 'a plan': expected no other plan beside it. One is to be found.",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    assert problem in capsys.readouterr().err

@@ -1,0 +1,83 @@
+"""``weft plan --why``: a plan that a person has in mind, beside the one that was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from weft.cli.target import load
+from weft.config.errors import ConfigError
+from weft.config.load import Loaded
+from weft.planner.rival import Part, Rival
+
+SHORT = ("pp", "dp", "tp", "zero", "recompute", "schedule", "micro")
+"""What may be said without the name of a section: all meshes alike, in one pipeline."""
+_REPLACED = ("plan.", "plan=", "batch.micro=")
+
+
+def load_rival(target: str, overrides: Sequence[str], why: str) -> Loaded:
+    """The configuration with the plan in mind instead of its own.
+
+    Raises:
+        ConfigError: ``why`` is neither a file nor values of a plan.
+    """
+    kept = [word for word in overrides if not word.removeprefix("--").startswith(_REPLACED)]
+    return load(target, [*kept, *_values(why)])
+
+
+def _values(why: str) -> list[str]:
+    if Path(why).suffix == ".json":
+        return [f"plan.file={why}", "plan.schedule=null"]
+    words = why.split() if "." not in why else _at_keys(why)
+    pairs = dict(word.partition("=")[::2] for word in words)
+    if all("." in key for key in pairs) and pairs:
+        return list(words)
+    unknown = [key for key in pairs if key not in SHORT]
+    if unknown or not pairs or not all(pairs.values()):
+        expected = f"a plan.json, values of plan and batch, or some of {', '.join(SHORT)}"
+        raise ConfigError("--why", why, expected, 'Such as --why "pp=2 dp=4 tp=2 micro=8".')
+    return list(_alike(pairs))
+
+
+def _at_keys(why: str) -> list[str]:
+    """``plan.stages=[{dp: 2}, {dp: 2}] batch.micro=4``: cut before each ``section.key=``."""
+    words: list[str] = []
+    for word in why.split():
+        key = word.partition("=")[0]
+        if "=" in word and ("." in key or key in SHORT) and key.replace(".", "").isidentifier():
+            words.append(word)
+        elif words:
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+    return words
+
+
+def _alike(pairs: dict[str, str]) -> Iterator[str]:
+    """One pipeline of meshes that are alike; one sample a rank where nothing is said."""
+    stage = {key: pairs[key] for key in ("dp", "tp", "zero", "recompute") if key in pairs}
+    inside = ", ".join(f"{key}: {value}" for key, value in stage.items())
+    try:
+        many = int(pairs.get("pp", "1"))
+    except ValueError:
+        raise ConfigError("--why", pairs["pp"], "a number of meshes for pp") from None
+    schedule = pairs.get("schedule", "1f1b") if many > 1 else "null"
+    yield f"plan.stages=[{', '.join([f'{{{inside}}}'] * many)}]"
+    yield f"plan.schedule={schedule}"
+    yield f"batch.micro={pairs.get('micro', pairs.get('dp', '1'))}"
+
+
+def rival_in_words(rival: Rival) -> Iterator[str]:
+    """By how much it loses, why, and where."""
+    yield f"why not {rival.name} ({rival.settings})?"
+    yield f"  {rival.slower:+.1%} of a step: {rival.words}"
+    rows = [("", "best", "this", ""), *map(_row, rival.parts)]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for name, *cells in rows:
+        shown = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        yield f"  {name:<{widths[0]}}  {'  '.join(shown)}".rstrip()
+
+
+def _row(part: Part) -> tuple[str, str, str, str]:
+    more = f"{part.rival - part.best:+.3g}"
+    return f"{part.name}, {part.unit}", f"{part.best:.4g}", f"{part.rival:.4g}", more

@@ -1,0 +1,153 @@
+"""What the search makes of one given plan: where it lies in the space, and what rules it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import inf, log2
+
+from weft.cluster.view import ClusterView
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.planner.options import Options
+from weft.planner.search.choice import Line, Section, stage_layers, used_part
+from weft.planner.search.costs import Costs
+from weft.planner.search.found import Reason
+from weft.planner.search.frames import Space, powers
+from weft.planner.search.route import Route
+from weft.planner.search.splits import explore, too_slow
+from weft.planner.workload import Workload
+from weft.simulate.step import Knowledge
+
+_FINE = 1e-4
+"""Relative; bounds are told that exactly."""
+
+
+class OutsideError(ValueError):
+    """The search does not look there; says why."""
+
+
+def fate(
+    plan: Plan,
+    workload: Workload,
+    cluster: ClusterView,
+    knowledge: Knowledge,
+    options: Options,
+    *,
+    best_s: float,
+) -> Reason:
+    """Why a plan that fits is not the one that was found.
+
+    Args:
+        cluster: Whose ranks the plan's are.
+        best_s: A step of the plan that was found.
+    """
+    costs = Costs(workload, cluster, knowledge, len(plan.pipelines))
+    try:
+        lines = lines_of(plan, cluster)
+        for line in lines:
+            _refuse_outside(line, costs, options)
+    except OutsideError as outside:
+        return Reason("shape", f"the search does not look there: {outside}")
+    stretch = 1 + knowledge.software.straggle * log2(plan.world_size)
+    routes = [_route(line, costs, options) for line in lines]
+    bound = max(map(least_seconds, routes)) * stretch
+    if bound >= best_s:
+        words = "no plan of these meshes, order, schedule and shares takes less than"
+        return Reason("bound", f"ruled out by its bound: {words} {bound:.4g} s")
+    return Reason(
+        "slower", " and ".join(_best_split(line) for line in zip(lines, routes, strict=True))
+    )
+
+
+def least_seconds(route: Route) -> float:
+    """The bound with which the search rules out a route, whatever its layers and levels of ZeRO."""
+    low, high = 0.0, 1.0
+    while too_slow(route, high):
+        low, high = high, 2 * high
+    while high - low > _FINE * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if too_slow(route, middle) else (low, middle)
+    return low
+
+
+def lines_of(plan: Plan, cluster: ClusterView) -> list[Line]:
+    """The plan as the search would write it down; the opposite of ``plan_of``.
+
+    Raises:
+        OutsideError: it cannot.
+    """
+    lines = [_line(pipeline, cluster) for pipeline in plan.pipelines]
+    pools = [section.pool for line in lines for section in line.sections]
+    if len(set(pools)) < len(pools):
+        raise OutsideError("all meshes on one pool of chips are alike there, and in one pipeline")
+    levels = {section.zero for line in lines for section in line.sections}
+    if len(lines) > 1 and (len(levels) > 1 or 3 in levels):
+        raise OutsideError("pipelines side by side have one level of ZeRO there, and not 3")
+    return lines
+
+
+def _line(pipeline: PipelinePlan, cluster: ClusterView) -> Line:
+    positions = pipeline.positions()
+    meshes = [_section(pipeline.stages[stages[0]], cluster) for stages in positions]
+    sections = tuple(
+        Section(first.pool, first.tp, first.dp, len(list(same)), first.recompute, first.zero)
+        for first, same in groupby(meshes)
+    )
+    counts = [stage.layers[1] - stage.layers[0] for stage in pipeline.stages]
+    layers = tuple(sum(counts[stage] for stage in stages) for stages in positions)
+    chunks = {len(stages) for stages in positions}
+    several = pipeline.schedule in ("interleaved", "zb-v", "dualpipe-v")
+    if chunks != {1 + several} or stage_layers(pipeline.schedule, layers) != tuple(counts):
+        raise OutsideError("stages of one mesh are two at most there, and share its layers evenly")
+    return Line(sections, pipeline.microbatch, pipeline.schedule, layers, pipeline.samples)
+
+
+def _section(stage: StagePlan, cluster: ClusterView) -> Section:
+    """One mesh."""
+    if stage.passes > 1 or stage.compile:
+        raise OutsideError("it tries neither passes nor compiled layers")
+    first = 0
+    for number, pool in enumerate(cluster.pools):
+        if stage.mesh.ranks[0] < first + pool.num_chips:
+            mesh = stage.mesh
+            return Section(number, mesh.size("tp"), mesh.size("dp"), 1, stage.recompute, stage.zero)
+        first += pool.num_chips
+    raise AssertionError(f"rank {stage.mesh.ranks[0]} of {cluster.world_size}")
+
+
+def _refuse_outside(line: Line, costs: Costs, options: Options) -> None:
+    if line.schedule not in options.schedules and line.num_meshes > 1:
+        raise OutsideError(f"the schedule was kept to {', '.join(options.schedules)}")
+    for section in line.sections:
+        if section.recompute not in options.recompute:
+            raise OutsideError(f"recomputation was kept to {', '.join(options.recompute)}")
+        if used_part(costs.cluster.pools[section.pool], section.num_chips, section.tp) is None:
+            raise OutsideError(f"{section.num_chips} chips do not fill nodes evenly")
+    if line.micro not in _micros(line, costs, options):
+        words = "a rank has a power of two of samples there" if options.micros is None else ""
+        raise OutsideError(words or f"ranks were kept to {options.micros} samples")
+
+
+def _micros(line: Line, costs: Costs, options: Options) -> Sequence[int]:
+    """Microbatches that are tried with its chips."""
+    if len(line.sections) == 1:
+        each = options.micros or powers(line.samples)
+        return [line.sections[0].dp * samples for samples in each]
+    space = Space(costs, options, line.samples, line.samples)
+    return space.micros([section.pool for section in line.sections])
+
+
+def _route(line: Line, costs: Costs, options: Options) -> Route:
+    return Route(costs, line.sections, line.micro, line.schedule, line.samples, options.memory_part)
+
+
+def _best_split(both: tuple[Line, Route]) -> str:
+    """What the search finds for the same pipeline with layers of its choice."""
+    line, route = both
+    best = explore(route, inf).best
+    assert best is not None, f"{line} fits, and its route does not"
+    split = "+".join(map(str, best.layers))
+    if best.layers == line.layers or best.seconds >= route.seconds(line.layers):
+        return f"it was weighed as it is, {split} layers"
+    gain = 1 - best.seconds / route.seconds(line.layers)
+    return f"with {split} layers its pipeline takes {gain:.1%} less, and was weighed with those"
