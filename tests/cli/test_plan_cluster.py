@@ -189,6 +189,11 @@ def test_a_lab_can_be_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
             [*BOX, "--html", "no/plan.html"],
             "--html = 'no/plan.html': expected a file in a folder that exists.",
         ),
+        (
+            [*BOX, "batch.samples=1000000000"],
+            "batch.samples = 1000000000: expected at most 262144, to plan for.\n"
+            "      on the command line",
+        ),
         ([*BOX, "--need", "2"], "--need = '2': expected a number and a unit: TF, PF or EF"),
         ([*BOX, "--need", "1EF"], "--need = '1 EF': expected at most "),
         (

@@ -25,6 +25,10 @@ from weft.train.auto import options_asked
 from weft.train.resolve import read_plan, resolve, vocab_size_asked
 
 
+MOST_SAMPLES = 1 << 18
+"""Of one step; steps are played microbatch by microbatch, which takes minutes beyond that."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Elsewhere:
     """What is asked of the planner."""
@@ -78,6 +82,8 @@ def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workloa
     samples = config.batch.samples
     if samples is None and not _ways(loaded):
         raise ConfigError("batch.samples", None, "samples of one step, to plan for")
+    if samples is not None and samples > MOST_SAMPLES:
+        raise ConfigError("batch.samples", samples, f"at most {MOST_SAMPLES}, to plan for")
     return Workload(
         spec=model_spec(config.model, vocab_size, config.data.seq_len),
         seq_len=config.data.seq_len,
