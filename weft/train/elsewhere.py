@@ -24,7 +24,6 @@ from weft.planner.workload import Workload
 from weft.train.auto import options_asked
 from weft.train.resolve import read_plan, resolve, vocab_size_asked
 
-
 MOST_SAMPLES = 1 << 18
 """Of one step; steps are played microbatch by microbatch, which takes minutes beyond that."""
 
