@@ -1,0 +1,71 @@
+"""Frames: every plan that fits is in one, and takes no less than its frame says."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from benchmarks.every_plan import CASES, WITHOUT_LIMIT, Case, every_pipeline, fits
+from weft.cluster.view import ChipPool, ClusterView
+from weft.planner.options import Options
+from weft.planner.search.choice import Line
+from weft.planner.search.costs import Costs
+from weft.planner.search.fate import lines_of
+from weft.planner.search.frames import Frame, Space
+from weft.planner.search.route import Route
+from weft.simulate.step import Knowledge
+
+OPTIONS = Options(effort=WITHOUT_LIMIT)
+EVERYTHING = 1e9
+"""Seconds of a sample, slower than anything."""
+
+
+def frames_of(space: Space, num_pools: int) -> dict[object, Frame]:
+    pools = range(num_pools)
+    made = space.alone(0, EVERYTHING) if num_pools == 1 else space.mixed(pools, EVERYTHING)
+    return {(frame.micro, frozenset(frame.sections)): frame for frame in made}
+
+
+def key_of(line: Line) -> object:
+    return line.micro, frozenset(replace(section, zero=0) for section in line.sections)
+
+
+@pytest.mark.parametrize(
+    "name", ["small-memory", "odd-layers", "short-side-by-side", "two-and-two"]
+)
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "side by side"])
+def test_every_plan_that_fits_is_in_a_frame_that_promises_less(name: str, shared: bool) -> None:
+    case = CASES[name]
+    seen = sum(check_group(case, pools, shared=shared) for pools in groups_of(case))
+    assert seen > 50
+
+
+def groups_of(case: Case) -> Iterator[tuple[ChipPool, ...]]:
+    yield from ((pool,) for pool in case.pools)
+    yield case.pools
+
+
+def check_group(case: Case, pools: Sequence[ChipPool], *, shared: bool) -> int:
+    """How many of its pipelines fit."""
+    cluster = ClusterView(tuple(pools))
+    costs = Costs(case.workload, cluster, Knowledge(), 1 + shared)
+    space = Space(costs, OPTIONS, case.samples, case.samples)
+    frames = frames_of(space, len(pools))
+    seen = 0
+    every = every_pipeline(pools, case.num_layers, case.samples, shared=shared)
+    for plan, used in islice(every, 0, None, 7):
+        (line,) = lines_of(plan, used)
+        kinds = [pool.chip for pool in pools]
+        sections = tuple(
+            replace(section, pool=kinds.index(used.pools[section.pool].chip))
+            for section in line.sections
+        )
+        route = Route(costs, sections, line.micro, line.schedule, line.samples, OPTIONS.memory_part)
+        if any(n > most for n, most in zip(line.layers, route.room, strict=True)):
+            assert shared or not fits(plan, case.workload.spec, used, case.seq_len, used.world_size)
+            continue
+        seen += 1
+        frame = frames[key_of(route.line(line.layers))]
+        assert case.samples * frame.per_sample_s <= route.seconds(line.layers) * (1 + 1e-12)
+    return seen
