@@ -224,7 +224,7 @@ def test_played_peers_wait_without_computing(pool: WorkerPool) -> None:
     for (times,) in (
         rank[0] for rank in pool.run(run_steps, [virtual_job(virtual, slower)], 1, world_size=2)
     ):
-        assert times.step_s > 0.99 * prediction.least_s * slower
+        assert times.step_s > 0.95 * prediction.least_s * slower
         assert times.busy_s == pytest.approx(prediction.busy[0] * prediction.least_s * slower)
 
 

@@ -47,7 +47,11 @@ class Chip:
     def __init__(self) -> None:
         self._late_s = 0.0
         self.worked_s = 0.0
-        """In all."""
+        """Since the step began."""
+
+    def begin(self) -> None:
+        """A step of its own: how late the one before was does not shorten it."""
+        self._late_s = self.worked_s = 0.0
 
     def work(self, seconds: float, waiting_s: float = 0.0) -> None:
         """Compute, and wait for peers as long as given."""

@@ -121,7 +121,7 @@ class VirtualRank:
         self._comm.all_reduce(start, name="start", largest=True)
         self._comm.carried_s.clear()
         self._comm.waited_s.clear()
-        self._chip.worked_s = 0.0
+        self._chip.begin()
         begun = float(start)
         sleep_until(begun)
         self._gradients.publish()
