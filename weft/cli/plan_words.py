@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 from weft.cli.output import count, out
 from weft.cluster.view import ClusterView
@@ -103,32 +104,26 @@ def cluster_in_words(cluster: ClusterView) -> str:
 
 def memory_table(cast: Forecast) -> Iterator[str]:
     """Memory of a rank of every mesh, GiB; neighbours that are alike share a row."""
-    alike: list[list[PositionForecast]] = []
-    for position in cast.positions:
-        if alike and _figures(alike[-1][0]) == _figures(position):
-            alike[-1].append(position)
-        else:
-            alike.append([position])
+    alike = [list(same) for _, same in groupby(cast.positions, key=_figures)]
     decimals = _decimals(max(position.memory.total for position in cast.positions) / 2**30)
-    rows: list[tuple[str, ...]] = [
-        ("pipeline", "stage", "ranks", "GiB", "of", *_CATEGORIES, "other")
-    ]
-    for group in alike:
-        chip, figures = _figures(group[0])
-        rows.append(
-            (
-                ranges(sorted({position.pipeline for position in group}), dash="-"),
-                ranges(sorted({s for position in group for s in position.stages}), dash="-"),
-                chip,
-                *(f"{figure:.{decimals}f}" for figure in figures),
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    heading = ("pipeline", "stage", "ranks", "GiB", "of", *_CATEGORIES, "other")
+    rows = [heading, *(_memory_row(positions, decimals) for positions in alike)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = list(zip(row, widths, strict=True))
         words = [f"{cell:<{width}}" for cell, width in cells[:_NUM_WORDS]]
         numbers = [f"{cell:>{width}}" for cell, width in cells[_NUM_WORDS:]]
         yield "  ".join((*words, *numbers))
+
+
+def _memory_row(alike: Sequence[PositionForecast], decimals: int) -> tuple[str, ...]:
+    chip, figures = _figures(alike[0])
+    return (
+        ranges(sorted({position.pipeline for position in alike}), dash="-"),
+        ranges(sorted({stage for position in alike for stage in position.stages}), dash="-"),
+        chip,
+        *(f"{figure:.{decimals}f}" for figure in figures),
+    )
 
 
 _NUM_WORDS = 3

@@ -78,17 +78,23 @@ def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workloa
         on_cores = any(pool.chip.vendor == "CPU" for pool in cluster.pools)
         precision = "fp32" if on_cores else "bf16"
         notes.append(f"compute.precision = {precision}, from the cluster's chips")
-    samples = config.batch.samples
+    samples = _samples(loaded)
+    return Workload(
+        spec=model_spec(config.model, vocab_size, config.data.seq_len),
+        seq_len=config.data.seq_len,
+        samples=samples,
+        precision=precision,
+    )
+
+
+def _samples(loaded: Loaded) -> int:
+    """Of one step; a plan that is given says it itself."""
+    samples = loaded.config.batch.samples
     if samples is None and not _ways(loaded):
         raise ConfigError("batch.samples", None, "samples of one step, to plan for")
     if samples is not None and samples > MOST_SAMPLES:
         raise ConfigError("batch.samples", samples, f"at most {MOST_SAMPLES}, to plan for")
-    return Workload(
-        spec=model_spec(config.model, vocab_size, config.data.seq_len),
-        seq_len=config.data.seq_len,
-        samples=samples or 1,
-        precision=precision,
-    )
+    return samples or 1
 
 
 def _by_person(origin: Origin) -> bool:
