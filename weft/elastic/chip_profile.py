@@ -224,7 +224,7 @@ def _in_company(
     def company(sample: Sample, changed: Callable[[float], Profile]) -> float:
         """How many times as long, so that a real step of the sample is predicted right."""
         many = len(sample.mesh.ranks)
-        took = max(pool.run(real_steps, device, sample, rounds, world_size=many))
+        took: float = max(pool.run(real_steps, device, sample, rounds, world_size=many))
         once, twice = (_predicted(changed(times), node, sample) for times in (1.0, 2.0))
         return max(1 + (took - once) / (twice - once), 1.0)
 
