@@ -125,10 +125,6 @@ def stage_memory(
     if work.eager and sharing.zero == 1:  # its own segment of the sums, beside all gradients
         parts["grad"] += state.grad * dense / (sharing.ways or sharing.num_holders)
     seams = 2 * work.wide * work.tokens * shape.d_model / (work.tp if work.sequence_parallel else 1)
-    many = (
-        5 if work.eager and sharing.zero >= 2 else 2
-    )  # two on their way, with what came; one more
-    buckets = many * BUCKET_BYTES * (sharing.num_holders > 1)
     moving = held * kept + working + logits(shape, work)
     arriving = ARRIVING * (work.eager and (work.tp > 1 or sharing.zero == 3))
     return Memory(
@@ -138,10 +134,16 @@ def stage_memory(
         activations=held * kept,
         working=working,
         logits=logits(shape, work),
-        buffers=seams + buckets + sharing.gathered,
+        buffers=seams + _buckets(work, sharing) + sharing.gathered,
         fragments=(overheads.fragments + arriving) * moving,
         runtime=overheads.runtime_bytes,
     )
+
+
+def _buckets(work: StageWork, sharing: Sharing) -> float:
+    """Two on their way; on a processor from level 2 on with what came, and one more."""
+    many = 5 if work.eager and sharing.zero >= 2 else 2
+    return many * BUCKET_BYTES * (sharing.num_holders > 1)
 
 
 def gathered_layers(shape: ModelShape, work: StageWork, weight_bytes: float) -> float:
