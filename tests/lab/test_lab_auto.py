@@ -14,8 +14,8 @@ pytestmark = needs_root
 
 CLUSTER = """\
 hosts:
-  - {name: h1, chips: [{kind: small, speed: 0.3, memory_gib: 3}]}
-  - {name: h2, chips: [{kind: big, speed: 0.9, memory_gib: 3}]}
+  - {name: h1, chips: [{kind: small, speed: 0.5, memory_gib: 3}]}
+  - {name: h2, chips: [{kind: big, speed: 1.0, memory_gib: 3}]}
 links: {between: {gbit: 1}}
 """
 
@@ -24,7 +24,7 @@ def test_the_faster_chip_gets_more(tmp_path: Path, capfd: pytest.CaptureFixture[
     """The slow one is the first rank, and is not taken for the fast one."""
     commands.write_inputs(tmp_path)
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
-    job = ["weft", "train", "tiny.yaml", "plan=auto", "train.steps=3", "--out", "mixed"]
+    job = ["weft", "train", "tiny.yaml", "plan=auto", "train.steps=1", "--out", "mixed"]
     with chdir(tmp_path):
         assert run(["lab", "cluster.yaml", "--", *job]) == 0
     assert "plan.auto goes by " in capfd.readouterr().out
