@@ -2,7 +2,7 @@
 
 The fit is a least-squares one on logarithms around the priors (Gauss-Newton; a record far off
 counts less, for it was probably not what it says). A constant is kept where it helps records that
-it was not fitted to: families left out whole, and models left out of their families.
+it was not fitted to: families left out whole, models left out of their families, runs of models.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def plans(runs: Sequence[Run]) -> np.ndarray:
 
 def worth_having(runs: Sequence[Run], around: Fit) -> list[str]:
     """Names of the constants that are left when none can go without loss to records left out."""
-    folds = [families(runs), models(runs)]
+    folds = [families(runs), models(runs), plans(runs)]
     groups = Counter(run.group for run in runs)
     weights = np.array([groups[run.group] ** -0.5 for run in runs])
 
