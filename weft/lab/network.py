@@ -66,7 +66,7 @@ class Network:
         there = set(namespaces())
         for name in wanted:
             if name in there:
-                hint = "Delete it with: ip netns del NAME"
+                hint = f"Delete it with: ip netns del {name}"
                 raise ConfigError("CLUSTER", name, "a network namespace that is not there", hint)
         for name in wanted:
             call(["ip", "netns", "add", name])
