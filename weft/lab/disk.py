@@ -37,10 +37,15 @@ class SmallDisk:
         self._folder.mkdir(parents=True)
         mode = stat.S_IMODE((before if before.exists() else self._folder).stat().st_mode)
         options = f"size={_WHOLE},mode={mode:o}"
-        call(["mount", "-t", "tmpfs", "-o", options, self._name, str(self._folder)])
+        try:
+            call(["mount", "-t", "tmpfs", "-o", options, self._name, str(self._folder)])
+        except RunError:
+            _restore(self._folder, before)
+            raise
         self._is_mounted = True
         if before.exists():
             shutil.copytree(before, self._folder, symlinks=True, dirs_exist_ok=True)
+            before.rename(_aside(self._folder, self._name, "copied"))
 
     def fill(self) -> None:
         """From now on, no byte more."""
@@ -79,14 +84,28 @@ def mounted(text: str) -> Iterator[tuple[str, Path]]:
 
 
 def put_back(folder: Path, name: str) -> None:
-    """Turn the disk of the lab ``name`` at ``folder`` into a folder with the same content."""
-    before, after = (_aside(folder, name, when) for when in ("before", "after"))
+    """Turn the disk of the lab ``name`` at ``folder`` into a folder with the same content.
+
+    Where the disk had not yet taken over all that the folder held, the folder is as it was.
+    """
+    before, copied, after = (_aside(folder, name, when) for when in ("before", "copied", "after"))
+    if before.exists():
+        call(["umount", str(folder)])
+        _restore(folder, before)
+        return
     shutil.rmtree(after, ignore_errors=True)
     shutil.copytree(folder, after, symlinks=True)
     call(["umount", str(folder)])
     folder.rmdir()
     after.rename(folder)
-    shutil.rmtree(before, ignore_errors=True)
+    shutil.rmtree(copied, ignore_errors=True)
+
+
+def _restore(folder: Path, before: Path) -> None:
+    """Put what was there in the place of an empty folder."""
+    folder.rmdir()
+    if before.exists():
+        before.rename(folder)
 
 
 def _aside(folder: Path, name: str, when: str) -> Path:
