@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from itertools import accumulate, islice
+from itertools import accumulate
 from math import inf
 
 from weft.planner.search.bounds import bounds_of
 from weft.planner.search.route import Route
 
 MOST_SPLITS = 400
-"""Where there are more, only a few are tried."""
+"""Where there are more, only that is played which balances the meshes best."""
 MOST_ACTIONS = 150_000
 """Of all splits of a route that are played."""
 QUICK = 2000
@@ -55,15 +55,16 @@ def explore(route: Route, cutoff: float) -> Explored:
     played = {first}
     most = route.most_within(min(best.seconds, cutoff))
     bearable = max(_FEW, min(MOST_SPLITS, MOST_ACTIONS // route.actions))
-    few = count_splits(route.least, most, total) <= bearable
-    for layers in islice(splits(route.least, most, total), bearable if few else _FEW):
+    if count_splits(route.least, most, total) > bearable:
+        return Explored(best, 1, False)
+    for layers in splits(route.least, most, total):
         if layers in played:
             continue
         if route.actions > QUICK and route.shortest(layers) >= min(best.seconds, cutoff):
             continue
         played.add(layers)
         best = min(best, Split(route.seconds(layers), layers), key=lambda split: split.seconds)
-    return Explored(best, len(played), few)
+    return Explored(best, len(played), True)
 
 
 def too_slow(route: Route, cutoff: float) -> bool:
