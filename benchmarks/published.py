@@ -270,6 +270,8 @@ def _size_in(model: str) -> float:
     return float(found[1]) * (1.0 if found[2] == "B" else 1e-3) if found else 0.0
 
 
+DEEPSEEK_NODES = 4
+"""That a token's experts are on, and it crosses to each once (arXiv 2412.19437, 2.1.2, 3.2.2)."""
 MIXTURE = ("n_experts", "topk", "moe_ffn", "shared_ffn", "dense_layers")
 LATENT = ("q_lora", "kv_lora", "nope", "rope", "v")
 
@@ -294,7 +296,7 @@ def _mixture(data: Any) -> tuple[ExpertShape | None, LatentAttention | None]:
         d_ff=_need(said, "moe_ffn"),
         shared_d_ff=said["shared_ffn"] or 0,
         dense_layers=said["dense_layers"] or 0,
-        once_a_node=latent is not None,  # DeepSeek's dispatch (arXiv 2412.19437, 3.2.2)
+        most_nodes=DEEPSEEK_NODES if latent else 0,
     )
     return experts, latent
 

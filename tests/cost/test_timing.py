@@ -115,8 +115,10 @@ def test_tokens_may_cross_to_a_node_once() -> None:
     group = Group(16)
     assert FABRIC.dispatch_seconds(1000, 8, group) == pytest.approx(8 * 1000 / 2 / 10)
     visited = 2 * (1 - 0.5**2)
-    once = FABRIC.dispatch_seconds(1000, 2, group, once_a_node=True)
+    once = FABRIC.dispatch_seconds(1000, 2, group, most_nodes=4)
     assert once == pytest.approx(visited * 1000 / 2 / 10)
+    few = FABRIC.dispatch_seconds(1000, 8, Group(128), most_nodes=4)
+    assert few == pytest.approx(4 * 1000 * 15 / 16 / 10)  # of 16 nodes, not 6.5
     assert FABRIC.dispatch_seconds(1000, 2, Group(1)) == 0.0
 
 

@@ -23,9 +23,10 @@ class ExpertShape:
     shared_d_ff: int = 0
     """Of an expert that every token visits besides."""
     dense_layers: int = 0
-    once_a_node: bool = False
-    """A token crosses to a node once, however many of its experts there take it."""
     """The first so many layers have an ordinary feed-forward."""
+    most_nodes: int = 0
+    """A token crosses to so many nodes at most, to each once, however many of its experts there
+    take it; 0: to every expert by itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

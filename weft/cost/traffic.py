@@ -87,18 +87,21 @@ class Fabric:
         return min(self.inside_bytes_s, self.across_bytes_s * self.members_on_node(group))
 
     def dispatch_seconds(
-        self, num_bytes: float, copies: int, group: Group, *, once_a_node: bool = False
+        self, num_bytes: float, copies: int, group: Group, *, most_nodes: int = 0
     ) -> float:
         """Of sending each token to so many of the group's ranks, chosen evenly.
 
-        ``once_a_node``: it crosses to a node once, and those who take it copy it there.
+        ``most_nodes``: it crosses to so many nodes at most, to each once, and those who take it
+        copy it there; 0: to every rank by itself.
         ``num_bytes``: of all tokens, one copy each.
         """
         if group.size <= 1 or num_bytes <= 0:
             return 0.0
         here = self.members_on_node(group)
         nodes = group.size / here
-        visited = nodes * (1 - (1 - 1 / nodes) ** copies) if once_a_node else copies
+        visited: float = copies
+        if most_nodes:
+            visited = min(nodes * (1 - (1 - 1 / nodes) ** copies), most_nodes)
         inner = num_bytes * copies * (here - 1) / here / self.inside_bytes_s
         outer = num_bytes * visited * (nodes - 1) / nodes / self.across_bytes_s
         latency = self.inside_latency_s if nodes == 1 else self.across_latency_s
@@ -133,6 +136,6 @@ def layer_traffic(
     if experts and shape.experts is not None:
         mixture, group = shape.experts, Group(work.ep, work.tp)
         expert = 2 * fabric.dispatch_seconds(
-            residual / work.tp, mixture.top_k, group, once_a_node=mixture.once_a_node
+            residual / work.tp, mixture.top_k, group, most_nodes=mixture.most_nodes
         )
     return LayerTraffic(tensor, context, expert)
