@@ -16,6 +16,7 @@ from weft.planner.naming import name_of
 from weft.planner.options import Options
 from weft.planner.search.choice import Line, plan_of, used_cluster
 from weft.planner.search.costs import Costs
+from weft.planner.search.cuts import cut_in_two
 from weft.planner.search.found import Candidate, Found, Pruned
 from weft.planner.search.group import Group, Ledger, Timed
 from weft.planner.search.short import leanest, no_plan
@@ -56,6 +57,8 @@ def search(
         hunt.look_at(arrangement)
         if progress is not None:
             progress(hunt.ledger.considered, hunt.cutoff)
+    for other, first in cut_in_two(cluster):
+        hunt.look_at_cut(other, first)
     found = hunt.distinct()
     if not found:
 
@@ -121,6 +124,8 @@ class Lines:
 
     seconds: float
     lines: tuple[Line, ...]
+    cluster: ClusterView
+    """Whose pools the lines number."""
 
 
 class Hunt:
@@ -154,6 +159,16 @@ class Hunt:
             if level < 3:
                 self._side_by_side(groups, level)
 
+    def look_at_cut(self, cluster: ClusterView, first: int) -> None:
+        """The same chips with a pool in two parts, ``first`` and the next, where both are used."""
+        other = Hunt(self.workload, cluster, self.knowledge, self.options)
+        other.ledger, other.cutoff = self.ledger, self.cutoff
+        for arrangement in arrangements(len(cluster.pools), self.options):
+            if {first, first + 1} <= {pool for group in arrangement for pool in group}:
+                other.look_at(arrangement)
+        self._found += other._found
+        self.cutoff = other.cutoff
+
     def _group(self, num_pipelines: int, pools: tuple[int, ...]) -> Group:
         """Kept, for it stands beside several others."""
         if (num_pipelines, pools) not in self._groups:
@@ -178,8 +193,8 @@ class Hunt:
 
     def candidate(self, lines: Lines) -> Candidate:
         """With the plan, and its time and memory as users see them."""
-        plan = plan_of(lines.lines, self.workload, self.cluster)
-        used = used_cluster(lines.lines, self.cluster)
+        plan = plan_of(lines.lines, self.workload, lines.cluster)
+        used = used_cluster(lines.lines, lines.cluster)
         spec, seq_len = self.workload.spec, self.workload.seq_len
         time = time_of_plan(plan, spec, used, seq_len=seq_len, knowledge=self.knowledge)
         memory = memory_of_plan(plan, spec, seq_len, self.knowledge.overheads)
@@ -191,7 +206,7 @@ class Hunt:
         chips = sum(section.num_chips for line in lines for section in line.sections)
         stretch = 1 + self.knowledge.software.straggle * log2(chips)
         seconds = stretch * max(timed.seconds for timed in chosen)
-        self._found.append(Lines(seconds, lines))
+        self._found.append(Lines(seconds, lines, self.cluster))
         self.cutoff = min(self.cutoff, seconds)
 
     def _side_by_side(self, groups: Sequence[Group], level: ZeroLevel) -> None:
