@@ -99,7 +99,9 @@ class Space:
         """Combinations that were too many to look at."""
         self.too_slow = 0
         """Combinations of which the bound says that something faster is known."""
-        self._levels = [len(zero_levels(holders, costs, options)) for holders in (1, 2)]
+        self._levels = [zero_levels(holders, costs, options) for holders in (1, 2)]
+        part = options.memory_part
+        self._budgets = [costs.budget(pool, part) for pool in range(len(costs.cluster.pools))]
         self._units: dict[object, Unit] = {}
         self._kept: dict[object, tuple[float, float, float]] = {}
         self._rest: dict[object, tuple[float, float, float]] = {}
@@ -142,7 +144,7 @@ class Space:
                 self.too_slow += 1
                 continue
             section = Section(pool, placed.tp, placed.dp, placed.meshes, recompute)
-            if self.most_layers(section, b, micro) < self.num_layers:
+            if not self._holds(section, b, micro):
                 self.too_large += 1
                 continue
             yield self._frame(slowest / micro, micro, (section,))
@@ -251,23 +253,39 @@ class Space:
         meshes = sum(section.meshes for section in sections)
         ways = factorial(len(sections))
         for section in sections:
-            ways *= self._levels[section.dp * self.costs.num_pipelines > 1]
+            ways *= len(self._levels[section.dp * self.costs.num_pipelines > 1])
         late_s = per_sample_s * stretch
         return Frame(per_sample_s, micro, sections, meshes, ways, stretch, late_s)
 
     def most_layers(self, section: Section, b: int, micro: int) -> float:
         """That fit at best, with the levels of ZeRO that save most."""
-        levels = zero_levels(section.dp * self.costs.num_pipelines, self.costs, self.options)
-        return max(self._capacity(section, b, micro, level) for level in levels[-2:])
+        return max(self._capacity(section, b, micro, level) for level in self._leanest(section))
 
-    def _capacity(self, section: Section, b: int, micro: int, zero: ZeroLevel) -> float:
+    def _holds(self, section: Section, b: int, micro: int) -> bool:
+        """There may be memory for the whole model."""
+        for level in self._leanest(section):
+            capacity = self._capacity(section, b, micro, level, enough=self.num_layers)
+            if capacity >= self.num_layers:
+                return True
+        return False
+
+    def _leanest(self, section: Section) -> tuple[ZeroLevel, ...]:
+        """Two levels of ZeRO, of which one saves most."""
+        return self._levels[section.dp * self.costs.num_pipelines > 1][:-3:-1]
+
+    def _capacity(
+        self, section: Section, b: int, micro: int, zero: ZeroLevel, *, enough: float = 0.0
+    ) -> float:
         """Layers that fit at best: a mesh holds a microbatch for each mesh behind it, and its own.
 
         Meshes are taken in four blocks, each as if it held what the last of the block does.
+        ``enough``: where each with a single microbatch cannot have that many, less is said.
         """
         busy, other, kept = self._activations(section, b)
         resting, state = self._state(section, zero)
-        free = self.costs.budget(section.pool, self.options.memory_part) - busy - resting
+        free = self._budgets[section.pool] - busy - resting
+        if section.meshes * (free - other) < enough * (state + kept):
+            return -1.0
         many, meshes, total = max(self.fewest // micro, 1), section.meshes, 0.0
         for first, end in _blocks(meshes):
             held = min(first + 1, many)
