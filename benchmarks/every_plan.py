@@ -83,11 +83,8 @@ CASES = {
         seq_len=4096,
     ),
     "six-chips": Case(pools=(pool(H, 16, 2), pool(A, 12, 1, 4)), samples=5),
-    "six-chips-of-three-kinds": Case(
-        pools=(pool(H, 13, 1, 2), pool(A, 20, 2), pool(L, 20, 1, 2)), samples=4
-    ),
 }
-"""The last two are listed by the benchmark alone."""
+"""The last is listed by the benchmark alone."""
 
 
 class Section(NamedTuple):
