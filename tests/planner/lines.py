@@ -28,7 +28,9 @@ SCHEDULES: tuple[ScheduleName, ...] = (
     "zb-v",
     "dualpipe-v",
 )
-H100, A100 = catalogue()["H100-SXM5-80GB"], catalogue()["A100-SXM4-80GB"]
+H100 = catalogue()["H100-SXM5-80GB"]
+A100 = replace(catalogue()["A100-SXM4-80GB"], memory_gib=24)
+"""With less memory, so that a budget is not mistaken for another's."""
 CORE = Chip(
     name="core",
     vendor="CPU",

@@ -1,6 +1,7 @@
 """What the search asks of one pipeline says the same as what users see, and its bounds hold."""
 
 from collections import Counter
+from math import inf
 from random import Random
 
 import pytest
@@ -10,7 +11,7 @@ from weft.cost.memory import memory_of_plan
 from weft.plan.plan import ScheduleName
 from weft.planner.search import route as route_module
 from weft.planner.search.choice import plan_of
-from weft.planner.search.splits import has_place
+from weft.planner.search.splits import explore, has_place, splits
 from weft.schedules.known import Pattern, held_at_peak, known
 
 KINDS = {
@@ -160,3 +161,18 @@ def test_no_schedule_holds_less_than_the_least() -> None:
         each = drawn(Random(seed))
         least = zip(each.route.room, each.route.room_at_best, strict=True)
         assert all(room <= best for room, best in least), each
+
+
+def test_the_best_split_of_all_is_found() -> None:
+    """Against every split that fits, one by one."""
+    several = 0
+    for each in draws("bf16", 100):
+        route, total = each.route, each.costs.workload.spec.num_layers
+        every = list(splits(route.least, route.room, total))
+        if not 4 < len(every) < 200:
+            continue
+        several += 1
+        best = explore(route, inf).best
+        assert best is not None
+        assert best.seconds == pytest.approx(min(map(route.seconds, every)), rel=ROUNDING)
+    assert several > 20
