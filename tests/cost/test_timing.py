@@ -230,6 +230,22 @@ def test_level_3_takes_the_longer_of_computing_and_gathering(hidden) -> None:
         assert both == pytest.approx(expected)
 
 
+def test_level_2_reduces_in_each_backward_and_not_once_a_step() -> None:
+    """Where several pipelines share the gradients it cannot, and talks as level 1 does."""
+    place = Place(chip=roofline(), fabric=FABRIC, software=Software(data_hidden=0.0))
+    once = Replicas(size=8, stride=1, zero=2)
+    each = replace(once, each_backward=True)
+    reduce = 4 * SHAPE.params * 7 / 8 / 100
+    unchanged, longer = (stage_seconds(SHAPE, WORK, place, those) for those in (once, each))
+    assert unchanged == stage_seconds(SHAPE, WORK, place, replace(once, zero=1))
+    assert longer.forward == unchanged.forward
+    assert longer.input_grad + longer.weight_grad == pytest.approx(
+        unchanged.input_grad + unchanged.weight_grad + reduce
+    )
+    less = once_a_step(SHAPE, WORK, place, once) - once_a_step(SHAPE, WORK, place, each)
+    assert less == pytest.approx(reduce)
+
+
 def test_experts_are_updated_by_those_who_share_them() -> None:
     mixed = replace(SHAPE, experts=ExpertShape(num_experts=8, top_k=2, d_ff=512))
     software = Software(data_hidden=1.0, optimizer_bytes=1.0)

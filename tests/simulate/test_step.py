@@ -92,6 +92,12 @@ def test_recomputation_and_level_3_cost_time() -> None:
     assert seconds(plan([0, 32], dp=8, tp=1, zero=3), ALIKE) > 1.01 * base
 
 
+def test_level_2_talks_more_often_than_level_1() -> None:
+    """In a pipeline alone; side by side with others it talks once a step, like level 1."""
+    once, each = plan([0, 32], dp=8, tp=1, zero=1), plan([0, 32], dp=8, tp=1, zero=2)
+    assert seconds(each, ALIKE) > seconds(once, ALIKE)
+
+
 def test_passes_take_their_turns() -> None:
     base = plan([0, 32], dp=8, tp=1)
     pipeline = replace(base.pipelines[0], microbatch=16)

@@ -60,6 +60,8 @@ class Replicas:
     zero: int
     shard_ways: int = 0
     """Ranks, next to each other, that share what ``zero`` names; 0 is all of them."""
+    each_backward: bool = False
+    """Level 2 reduces gradients in each backward, not once a step."""
 
     @property
     def sharing(self) -> int:
@@ -92,7 +94,7 @@ def stage_seconds(
         computed.input_grad * slow + said + again + idle * twice,
         computed.weight_grad * slow + idle + place.chip.moving_seconds(added),
     )
-    if replicas.zero < 3 or replicas.size == 1:
+    if replicas.size == 1 or not (replicas.zero == 3 or replicas.each_backward):
         return times
     return _gathering(times, shape, work, place, replicas, software.data_hidden)
 
@@ -121,13 +123,16 @@ def _gathering(
     replicas: Replicas,
     hidden: float,
 ) -> PhaseSeconds:
-    """Level 3: parameters are gathered before each forward and backward, gradients reduced."""
+    """Gradients are reduced in each backward; at level 3 parameters are gathered before each
+    forward and backward."""
     dense, experts = stage_params(shape, work)
     group = Group(replicas.sharing, replicas.stride)
     weights = place.software.weight_bytes * (dense + experts)
     grads = place.software.grad_bytes * (dense + experts) * (not work.frozen)
     many = max(work.num_layers, 1)
-    gather = place.fabric.seconds("all_gather", weights, group, messages=many)
+    gather = 0.0
+    if replicas.zero == 3:
+        gather = place.fabric.seconds("all_gather", weights, group, messages=many)
     reduce = place.fabric.seconds("reduce_scatter", grads, group, messages=many)
     forward = _beside(times.forward, gather, hidden)
     both = times.input_grad + times.weight_grad
@@ -182,7 +187,8 @@ def _exchange(params: float, replicas: Replicas, place: Place, least: float) -> 
     reduce = fabric.seconds("all_reduce", grads / ways, far, messages=many)
     if replicas.zero not in (1, 2):
         return reduce, 0.0
-    reduce += fabric.seconds("reduce_scatter", grads, near, messages=many)
+    if not replicas.each_backward:
+        reduce += fabric.seconds("reduce_scatter", grads, near, messages=many)
     return reduce, fabric.seconds("all_gather", weights, near, messages=max(many, least))
 
 

@@ -132,7 +132,8 @@ class _Asked:
         if self.num_pipelines > 1 and stage.zero < 3:
             pool = self.cluster.pool_of(stage.mesh.ranks[0])
             size, stride = size * self.num_pipelines, max(stride, pool.chips_per_node)
-        return Replicas(size=size, stride=stride, zero=stage.zero)
+        each = stage.zero == 2 and self.num_pipelines == 1
+        return Replicas(size=size, stride=stride, zero=stage.zero, each_backward=each)
 
     def stage(self, pipeline: PipelinePlan, number: int) -> StageTimes:
         """One full microbatch, in all its passes."""

@@ -95,7 +95,8 @@ class Costs:
 
     def times(self, spot: Spot, held: Held) -> StageTimes:
         """One full microbatch."""
-        gathers = (spot.dp, spot.per_node) if spot.zero == 3 and spot.dp > 1 else ()
+        talks = spot.dp > 1 and (spot.zero == 3 or (spot.zero == 2 and self.num_pipelines == 1))
+        gathers = (spot.dp, spot.per_node, spot.zero) if talks else ()
         key = (spot.pool, spot.tp, spot.samples, spot.recompute, gathers, held)
         if key not in self._times:
             place = self.place(spot.pool, spot.per_node)
@@ -180,4 +181,5 @@ class Costs:
         size, stride = spot.dp, spot.tp
         if self.num_pipelines > 1 and spot.zero < 3:
             size, stride = size * self.num_pipelines, max(stride, spot.per_node)
-        return Replicas(size=size, stride=stride, zero=spot.zero)
+        each = spot.zero == 2 and self.num_pipelines == 1
+        return Replicas(size=size, stride=stride, zero=spot.zero, each_backward=each)

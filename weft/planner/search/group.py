@@ -277,6 +277,8 @@ class Group:
         return self._kept[key]
 
     def _no_slower(self, section: Section, other: ZeroLevel, level: ZeroLevel) -> bool:
+        if other == 2 and self.costs.num_pipelines == 1:  # it reduces gradients in each backward
+            return False
         node = self.costs.cluster.pools[section.pool].chips_per_node
         whole = self.costs.workload.spec.num_layers
         return all(

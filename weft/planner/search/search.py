@@ -24,7 +24,7 @@ from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge, time_of_plan
 
 DEFAULTS = Options()
-ALONE = 8
+ALONE = 32
 """Times as much effort where all chips are alike: there is no other combination to look at."""
 LONGER = 8
 """Times as much effort where it ended before anything that fits was looked at."""
