@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 KINDS: tuple[LinkKind, ...] = ("send", "all_reduce", "reduce_scatter", "all_gather", "exchange")
 LINK_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
-HEADS = ((512, 2048), (2048, 4096))
+HEADS = ((512, 2048), (512, 4096), (2048, 4096))
 """Tokens and vocabulary of the heads that are measured, at a width of ``HEAD_WIDTH``."""
 HEAD_WIDTH = 256
 
