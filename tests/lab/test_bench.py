@@ -207,7 +207,7 @@ REFUSED = {
     "batch.samples=1": "batch.samples = 1: expected at least 2, a sample for each chip",
     "model.num_layers=0": "model.num_layers = 0: expected an integer >= 1",
     "--steps 0,2": "--steps = '0,2': expected two numbers above 0, such as 5,10.",
-    "--html nowhere/x.html": "a file in a folder that is there. There is no folder nowhere.",
+    "--html nowhere/x.html": "a file in a folder that exists",
 }
 
 

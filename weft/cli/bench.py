@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from weft.cli.output import err, out, print_json
-from weft.cli.target import OVERRIDES, Json, Overrides, Target, named
+from weft.cli.target import OVERRIDES, Json, Overrides, Target, file_to_write, named
 from weft.cluster.cluster_file import read_cluster
 from weft.cluster.detect import detect, detect_node
 from weft.config.errors import ConfigError
@@ -60,7 +60,8 @@ def mix(
     loaded = load_job(recipe, pairs)
     alone = resolved_alone(loaded, detect())
     work = work_of(loaded, alone, described.world_size)
-    _refuse_no_folder(html)
+    if html is not None:
+        file_to_write("--html", html)
     if reason := why_not_here():
         raise ConfigError("CLUSTER", cluster, "to be root on Linux", f"No lab here: {reason}.")
     refuse_too_much(described, detect_node())
@@ -91,13 +92,6 @@ def _effort(steps: str, repeats: int) -> Effort:
         expected = "two numbers above 0, such as 5,10"
         raise ConfigError("--steps", steps, expected, "Of a tuning run, and of a repeat.")
     return Effort(steps=int(final), repeats=repeats, tune_steps=int(tune))
-
-
-def _refuse_no_folder(html: Path | None) -> None:
-    """Before an hour of measuring, not after it."""
-    if html is not None and not html.resolve().parent.is_dir():
-        hint = f"There is no folder {html.parent}."
-        raise ConfigError("--html", str(html), "a file in a folder that is there", hint)
 
 
 def _show(report: MixReport) -> None:
