@@ -255,6 +255,8 @@ class Comm:
         """Leave the job."""
         if self._host_copies is not None:
             self._host_copies.close()
+        for known in (self._transports, self._gathering, self._roads):
+            known.clear()  # a group's threads and sockets end with the last that holds it
         if dist.is_initialized():
             dist.destroy_process_group()
 

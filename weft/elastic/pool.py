@@ -6,6 +6,7 @@ rank's result. Processes that failed or hung are replaced before the next job.
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import time
@@ -113,15 +114,21 @@ def _serve(pipe: Connection, threads: int) -> None:
 
     end_with_parent()
     torch.set_num_threads(threads)
+    gc.freeze()  # what was imported before the first job stays: nobody needs to look through it
     while True:
         try:
             job, place, args = pipe.recv()
         except EOFError:
             os._exit(0)
-        try:
-            answer = job(place, *args)
-        except Exception as error:  # noqa: BLE001 - reported to the parent
-            cause: Cause = "peer" if isinstance(error, CommError) else "error"
-            text = f"{type(error).__name__}: {error}"
-            answer = Failure(place.rank, cause, text, traceback.format_exc(), time.time())
-        pipe.send(answer)
+        pipe.send(_answer(job, place, args))
+        del job, args
+        gc.collect()  # models hold themselves in circles; their groups' threads end with them
+
+
+def _answer(job: Job, place: Place, args: tuple[Any, ...]) -> Any:
+    try:
+        return job(place, *args)
+    except Exception as error:  # noqa: BLE001 - reported to the parent
+        cause: Cause = "peer" if isinstance(error, CommError) else "error"
+        text = f"{type(error).__name__}: {error}"
+        return Failure(place.rank, cause, text, traceback.format_exc(), time.time())

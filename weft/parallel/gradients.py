@@ -8,9 +8,9 @@ gradient is used and nothing is copied.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from inspect import ismethod
 from typing import NamedTuple
 
 import torch
@@ -203,10 +203,19 @@ class Gradients:
             line = self._lines[sums.bucket.ranks]
             for slot in sums.slots:
                 self._slots.setdefault(slot.param, []).append((sums, slot, line))
-        for param in self._slots:
-            param.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
+        hook = _Take(self)
+        self._hooks = [
+            param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            for param in self._slots
+        ]
         self._num_backwards = 0
         self._in_flight: list[_Reduction] = []
+
+    def close(self) -> None:
+        """Leave gradients on the parameters from now on, as autograd does."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     def begin(self, num_backwards: int) -> None:
         """Forget the last step's gradients.
@@ -310,15 +319,15 @@ class Gradients:
         """A gradient that autograd did not make, of one backward pass."""
         if param in self._slots:
             param.grad = grad
-            self._take(param)
+            self.take(param)
         elif param.grad is None:
             param.grad = grad
         else:
             param.grad += grad
 
     @torch.no_grad()
-    def _take(self, param: Tensor) -> None:
-        """Autograd hook: a gradient is complete for this microbatch."""
+    def take(self, param: Tensor) -> None:
+        """A gradient is complete for this microbatch: move it into its buckets."""
         grad = param.grad
         if grad is None:  # put off: it comes through ``add``
             return
@@ -358,10 +367,30 @@ class Gradients:
             oldest.finish()
 
 
+class _Take:
+    """Autograd's hook on each parameter. It does not keep its ``Gradients`` alive.
+
+    Part of the way from a parameter to its hook lies in autograd's own nodes, where Python's
+    collector cannot see it: a hook that held them would keep model, buffers and groups for ever.
+    """
+
+    def __init__(self, gradients: Gradients) -> None:
+        self._gradients = weakref.ref(gradients)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._gradients() is not None
+
+    def __call__(self, param: Tensor) -> None:
+        gradients = self._gradients()
+        if gradients is not None:
+            gradients.take(param)
+
+
 def takes_gradients_of(param: nn.Parameter) -> bool:
     """Some ``Gradients`` moves each gradient of this parameter away as it comes."""
     hooks = param._post_accumulate_grad_hooks or {}
-    return any(ismethod(hook) and isinstance(hook.__self__, Gradients) for hook in hooks.values())
+    return any(isinstance(hook, _Take) and hook.is_alive for hook in hooks.values())
 
 
 def _whole_or_packed(

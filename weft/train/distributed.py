@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import math
 from typing import Any, Literal, get_args
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -156,8 +157,15 @@ class _Reduction:
             self._add, self._gradients, torch.optim.SGD([torch.zeros(0)]), comm,
             max_grad_norm=max_grad_norm,
         )  # fmt: skip
+        note = WeakMethod(self._note)  # a parameter's hook is never collected with what it holds
+
+        def seen(param: Tensor) -> None:
+            live = note()
+            if live is not None:
+                live(param)
+
         for param in params.values():
-            param.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
+            param.register_post_accumulate_grad_hook(seen)  # type: ignore[no-untyped-call]
 
     def __call__(
         self, _optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -35,6 +35,7 @@ from weft.train.woven import (
     Parts,
     WovenEngine,
     num_samples,
+    own,
     point_at_mains,
     refuse_batch_statistics,
     refuse_woven,
@@ -119,7 +120,9 @@ def woven(
         parts = _parts(num_samples(batch), settings.plan, comm)
         return [rows(batch, part) for part in parts if part]
 
-    return WovenEngine(engine, comm, Parts(cut, passes.evaluate, {0: model}))
+    result = WovenEngine(engine, comm, Parts(cut, passes.evaluate, {0: model}))
+    own(model, result)
+    return result
 
 
 def _parts(count: int, plan: Plan | None, comm: Comm) -> list[range]:

@@ -99,6 +99,24 @@ class WovenEngine:
         return torch.where(totals[1] > 0, totals[0] / totals[1], 0.0)
 
 
+class _Owned:
+    """A model's engine, which lives as long as the model. A copy of the model has none."""
+
+    def __init__(self, engine: WovenEngine | None) -> None:
+        self.engine = engine
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> _Owned:
+        return _Owned(None)
+
+    def __reduce__(self) -> tuple[type[_Owned], tuple[None]]:
+        return _Owned, (None,)
+
+
+def own(model: nn.Module, engine: WovenEngine) -> None:
+    """Let a model keep its engine alive: gradients come to it even where nobody else holds it."""
+    vars(model)["_weft"] = _Owned(engine)
+
+
 class _Outside:
     """What the user does to parameters between steps, where the optimizer updates others."""
 

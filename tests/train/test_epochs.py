@@ -1,0 +1,65 @@
+"""A process that does one job after another keeps no thread, socket or file of those it left."""
+
+import gc
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from parity.cases import Case
+
+from weft.comm.place import Place
+from weft.elastic.pool import WorkerPool
+from weft.plan.plan import Plan
+from weft.train.build import build, fill, initial
+from weft.train.meet import meet
+from weft.train.verify import Rehearsal, synthetic_microbatches
+
+EPOCHS = 200
+PLANS = [
+    Case("zero1", shares=(4,), dp=((2,),), zero=1),
+    Case("zero3", shares=(4,), dp=((2,),), zero=3),
+    Case("tp2", shares=(4,), dp=((1,),), tp=((2,),)),
+    Case("pipelines", shares=(3, 1), zero=2),
+]
+SETTLED_S = 60.0
+"""A thread that was told to end may take a while on a busy machine."""
+
+
+def counts() -> tuple[int, int]:
+    """Threads and open files of this process."""
+    gc.collect()
+    threads, files = (len(list(Path("/proc/self", what).iterdir())) for what in ("task", "fd"))
+    return threads, files
+
+
+def one_job(place: Place, number: int, plan: Plan, rehearsal: Rehearsal) -> None:
+    assert place.store_file is not None
+    meeting = place.store_file.with_name(f"meet-{number}")
+    comm, _ = meet(replace(place, store_file=meeting), plan, timeout_s=60)
+    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    fill(built.gradients, initial(rehearsal.seed))
+    built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))
+    comm.close()
+
+
+def many_jobs(
+    place: Place, plans: list[Plan], rehearsal: Rehearsal
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """What is open after each plan was met once, and after all jobs."""
+    for number in range(EPOCHS):
+        one_job(place, number, plans[number % len(plans)], rehearsal)
+        gc.collect()
+        if number + 1 == len(plans):
+            first = counts()
+    deadline = time.monotonic() + SETTLED_S
+    while (last := counts()) > first and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return first, last
+
+
+def test_two_hundred_jobs_in_one_process_leave_nothing_open(pool: WorkerPool) -> None:
+    rehearsal = replace(PLANS[0].rehearsal(), seq_len=8)
+    plans = [case.plan() for case in PLANS]
+    for first, last in pool.run(many_jobs, plans, rehearsal, world_size=2, timeout_s=280):
+        assert last[0] <= first[0], f"threads: {first[0]} at first, {last[0]} after {EPOCHS} jobs"
+        assert last[1] <= first[1], f"files: {first[1]} at first, {last[1]} after {EPOCHS} jobs"
