@@ -3,7 +3,7 @@
     python -m benchmarks.virtual [--rounds N] [--schedule NAME ...] [--json]
 
 Eight processes run the real executor, seams, gradient buckets and collectives with stages that
-sleep instead of computing (``weft/lab/sleeping.py``), on chips and links of unlike speed.
+sleep instead of computing (``weft/virtual/sleeping.py``), on chips and links of unlike speed.
 
 - Every schedule, eight unlike chips in one pipeline: measured time of a step against the timeline
   that ``weft.simulate`` plays from the same list.
@@ -22,13 +22,13 @@ from itertools import combinations
 from typing import Any, get_args
 
 from weft.elastic.pool import WorkerPool
-from weft.lab.sleeping import LEAST_NUMEL, Links
-from weft.lab.virtual_rank import Times, VirtualJob, run_steps
 from weft.parallel.pipeline.seam import channels
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, ScheduleName, StagePlan, ZeroLevel
 from weft.simulate.play import simulate_plan
 from weft.simulate.times import SeamTimes, StageTimes
+from weft.virtual.rank import Times, VirtualJob, run_steps
+from weft.virtual.sleeping import LEAST_NUMEL, Links
 
 WORLD_SIZE = 8
 SPEEDS = (1.0, 0.9, 0.7, 1.0, 0.8, 0.6, 0.9, 1.0)

@@ -10,7 +10,7 @@ from weft.cluster.cluster import Cluster, Node, catalogue
 from weft.config.errors import ConfigErrors
 from weft.config.load import load_config
 from weft.plan.plan import ScheduleName
-from weft.train.resolve import Resolved, resolve
+from weft.resolve.resolve import Resolved, resolve
 
 GPU = catalogue()["H100-SXM5-80GB"]
 GPUS = Cluster(

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 from weft.version import __version__
 
 if TYPE_CHECKING:
-    from weft.train.distributed import distributed_model as distributed_model
-    from weft.train.distributed import distributed_optimizer as distributed_optimizer
-    from weft.train.layer_engine import weave_layers as weave_layers
-    from weft.train.layer_list import Layer as Layer
-    from weft.train.layer_list import shared as shared
-    from weft.train.layer_list import split as split
-    from weft.train.weave import weave as weave
+    from weft.api.distributed import distributed_model as distributed_model
+    from weft.api.distributed import distributed_optimizer as distributed_optimizer
+    from weft.api.layer_list import Layer as Layer
+    from weft.api.layer_list import shared as shared
+    from weft.api.layer_list import split as split
+    from weft.api.weave import weave as weave
+    from weft.api.weave_layers import weave_layers as weave_layers
 
 _MODULES = {
-    "Layer": "weft.train.layer_list",
-    "distributed_model": "weft.train.distributed",
-    "distributed_optimizer": "weft.train.distributed",
-    "shared": "weft.train.layer_list",
-    "split": "weft.train.layer_list",
-    "weave": "weft.train.weave",
-    "weave_layers": "weft.train.layer_engine",
+    "Layer": "weft.api.layer_list",
+    "distributed_model": "weft.api.distributed",
+    "distributed_optimizer": "weft.api.distributed",
+    "shared": "weft.api.layer_list",
+    "split": "weft.api.layer_list",
+    "weave": "weft.api.weave",
+    "weave_layers": "weft.api.weave_layers",
 }
 __all__ = [
     "Layer",

@@ -6,9 +6,9 @@ import pytest
 from chipb.chip import with_chips
 from parity.cases import Case
 
+from weft.diagnose.verify import Rehearsal, Trace, difference, one_process, rehearse
 from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Plan
-from weft.train.verify import Rehearsal, Trace, difference, one_process, rehearse
 
 TOLERANCE = 1e-10
 """As in the parity table: the families compute in other orders, both in fp64."""

@@ -8,14 +8,14 @@ from chipb.chip import with_chips
 from chipb.test_chipb_jobs import on
 from torch import Tensor, nn
 
+from weft.api.layer_list import Layer
+from weft.api.weave import Settings, woven
+from weft.api.weave_layers import LayerJob, build_layers
 from weft.comm.place import Place
 from weft.elastic.pool import WorkerPool
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.train.layer_engine import LayerJob, build_layers
-from weft.train.layer_list import Layer
 from weft.train.meet import meet
-from weft.train.weave import Settings, woven
 
 STEPS, TOLERANCE = 3, 1e-10
 LAYERS = [Layer(nn.Linear, 5, 7), Layer(nn.Tanh), Layer(nn.Linear, 7, 4), Layer(nn.Linear, 4, 3)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli import commands
-from train import profiles
+from resolve import profiles
 
 from weft.cli.main import run
 from weft.cluster.detect import detect_node

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli import commands
 from cli.test_torchrun import free_port
-from train import profiles
+from resolve import profiles
 
 from weft.cli.main import run
 from weft.cluster.detect import detect_node

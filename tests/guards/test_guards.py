@@ -64,7 +64,13 @@ def test_each_budget_can_be_exceeded(tmp_path: Path, code: str, what: str) -> No
 
 
 def test_torch_is_not_imported_by_what_plans_and_commands_need() -> None:
-    modules = ["weft", "weft.cli.main", "weft.train.resolve", "weft.data.prepare", "weft.plan.plan"]
+    modules = [
+        "weft",
+        "weft.cli.main",
+        "weft.resolve.resolve",
+        "weft.data.prepare",
+        "weft.plan.plan",
+    ]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -8,11 +8,11 @@ from parity.cases import Case
 from weft.comm.channel import Channel
 from weft.comm.comm import Comm, Finish, Parts
 from weft.comm.place import Place
+from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Plan
 from weft.train.build import build, fill, initial
 from weft.train.meet import meet
-from weft.train.verify import Rehearsal, synthetic_microbatches
 
 
 class Ledger:

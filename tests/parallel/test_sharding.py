@@ -9,13 +9,13 @@ from torch import Tensor
 
 from weft.comm.comm import Comm, Finish
 from weft.comm.place import Place
+from weft.diagnose.verify import Rehearsal, difference, rehearse, shrink, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
 from weft.parallel.mains import FlatParams
 from weft.plan.plan import Plan, Precision
 from weft.train.build import Built, build, fill, initial
 from weft.train.meet import meet
-from weft.train.verify import Rehearsal, difference, rehearse, shrink, synthetic_microbatches
 
 FP64 = 8
 MIXED: tuple[Precision, Precision] = ("bf16", "fp32")

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from weft.config.sections import CosineSchedule, OptimConfig
+from weft.diagnose.verify import REHEARSAL_EPS, Rehearsal, small
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
-from weft.train.verify import REHEARSAL_EPS, Rehearsal, small
 
 NUM_LAYERS = 4
 OPTIM = OptimConfig(

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft
+from weft.api.weave_layers import LayerJob, build_layers
 from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.comm.place import Place
 from weft.elastic.pool import WorkerPool
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.train.layer_engine import LayerJob, build_layers
 
 TOLERANCE = 1e-10
 """fp64 rounding is 1e-16; Adam's division leaves 1e-12."""

@@ -7,11 +7,11 @@ import pytest
 from parity.cases import Case
 
 from weft.comm.place import Place
+from weft.diagnose.verify import RankTrace, Rehearsal, run_rank
 from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Plan
 from weft.platform.cpu import CpuPlatform
 from weft.platform.registry import PLATFORMS
-from weft.train.verify import RankTrace, Rehearsal, run_rank
 
 
 class OtherPlatform(CpuPlatform):

@@ -3,8 +3,8 @@
 import pytest
 from parity.cases import PARITY, Case
 
+from weft.diagnose.verify import Rehearsal, Trace, difference, one_process, rehearse
 from weft.elastic.pool import WorkerPool
-from weft.train.verify import Rehearsal, Trace, difference, one_process, rehearse
 
 TOLERANCE = 1e-10
 """fp64 rounding is 1e-16; sums over a few thousand terms and Adam's division leave 1e-12."""

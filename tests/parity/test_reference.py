@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from weft.data.synthetic import SyntheticDataset
+from weft.diagnose.verify import Rehearsal, Trace, difference, rehearse
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES, build_model
 from weft.nn.context import Context
 from weft.nn.dropout import dropout_keys
 from weft.nn.init import initial_values
 from weft.plan.box import Box
-from weft.train.verify import Rehearsal, Trace, difference, rehearse
 
 
 def by_hand(rehearsal: Rehearsal, samples: int) -> Trace:

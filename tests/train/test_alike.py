@@ -12,10 +12,10 @@ from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.config.load import load_config
 from weft.elastic.pool import WorkerPool
+from weft.resolve.resolve import resolve
 from weft.train import alike
 from weft.train.alike import refuse_unlike_ranks
 from weft.train.job import Job
-from weft.train.resolve import resolve
 
 LAPTOP = Node(
     host="laptop", cpu="some", cores=2, memory_gib=16, cpu_bf16=False, chips=(), problems=()

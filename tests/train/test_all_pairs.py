@@ -9,6 +9,7 @@ from weft.checkpoint.reader import open_checkpoint
 from weft.comm.comm import Comm
 from weft.comm.place import Place
 from weft.config.sections import BatchConfig, CheckpointConfig, Config, DataConfig
+from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Plan
 from weft.platform.cpu import CpuPlatform
@@ -16,7 +17,6 @@ from weft.train.build import Built, build, fill, initial
 from weft.train.loop import Run
 from weft.train.meet import meet
 from weft.train.saving import restore, save
-from weft.train.verify import Rehearsal, synthetic_microbatches
 
 SAVED_AFTER = 2
 PLANS = [

@@ -13,13 +13,13 @@ from torch import nn
 from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.comm.place import Place
+from weft.diagnose.verify import difference, rehearse
 from weft.elastic.pool import WorkerPool
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import Held, LocalParam, assign_owners
 from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
 from weft.plan.tiling import Tiling, refine
-from weft.train.verify import difference, rehearse
 
 BUCKET_BYTES = 4 * (64 + 16 * 16)
 """One layer in fp32: 16 biases, as long as 64 by alignment, and 16 x 16 weights."""

@@ -23,6 +23,7 @@ from weft.config.sections import (
     TrainConfig,
 )
 from weft.data.synthetic import SyntheticDataset
+from weft.diagnose.verify import small
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
 from weft.optim.adamw import num_updates
@@ -33,7 +34,6 @@ from weft.train.build import build, fill, initial
 from weft.train.loop import Run, StepRecord, train
 from weft.train.microbatch import cut
 from weft.train.saving import restore, save
-from weft.train.verify import small
 
 SPEC = replace(small(SIZES["debug-1m"]), num_layers=2)
 CONFIG = Config(

@@ -7,12 +7,12 @@ import pytest
 from parity.cases import NUM_LAYERS, Case
 
 from weft.comm.place import Place
+from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
 from weft.plan.plan import Plan
 from weft.train.build import build, fill, initial
 from weft.train.meet import meet
-from weft.train.verify import Rehearsal, synthetic_microbatches
 
 Rows = dict[str, tuple[int, int, float, list[int]]]
 """Collective name -> calls, messages, bytes, peers."""

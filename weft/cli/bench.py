@@ -15,13 +15,13 @@ from weft.cli.target import OVERRIDES, Json, Overrides, Target, file_to_write, n
 from weft.cluster.cluster_file import read_cluster
 from weft.cluster.detect import detect, detect_node
 from weft.config.errors import ConfigError
-from weft.lab.bench_job import load_job, resolved_alone, target_of_trials, work_of
 from weft.lab.lab import refuse_too_much
 from weft.lab.leftovers import find_labs, remarks
-from weft.lab.measure import Bench, Effort, kinds_of
-from weft.lab.mix import MixReport, in_rows, uncertainty
-from weft.lab.mix_page import page
 from weft.lab.tools import why_not_here
+from weft.mix.job import load_job, resolved_alone, target_of_trials, work_of
+from weft.mix.measure import Bench, Effort, kinds_of
+from weft.mix.mix import MixReport, in_rows, uncertainty
+from weft.mix.page import page
 
 NUMBERS = ("tokens/s", "+-", "of sum")
 

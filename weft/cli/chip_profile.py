@@ -85,7 +85,7 @@ def calibrate(
     Compares predicted with measured seconds and memory, and writes the difference into the profile:
     a factor for computing, and memory besides the plan's.
     """
-    from weft.train.calibration import calibrated
+    from weft.diagnose.calibration import calibrated
 
     node = detect_node()
     saved = [(profile_file, load_profile(profile_file))] if profile_file else saved_profiles()

@@ -13,7 +13,7 @@ from weft.cli.output import finish, out, print_json
 from weft.cli.resolved import resolved_here
 from weft.cli.target import Json, load
 from weft.config.errors import ConfigError
-from weft.train.resolve import Resolved
+from weft.resolve.resolve import Resolved
 
 
 def register(app: typer.Typer) -> None:
@@ -91,9 +91,9 @@ def _refuse_beside_bisect(html: Path | None, noise: tuple[Path, Path] | None) ->
 
 def _bisect(a: str, b: str, *, steps: int, full: bool, json: bool) -> None:
     sides = (_resolved("A", a), _resolved("B", b))
+    from weft.diagnose.divergence import in_words, to_json
+    from weft.diagnose.sides import bisect_sides
     from weft.elastic.pool import WorkerPool
-    from weft.train.trace_divergence import in_words, to_json
-    from weft.train.trace_sides import bisect_sides
 
     start = _checkpoints(a) if full else None
     with WorkerPool() as pool:

@@ -16,12 +16,12 @@ from weft.cluster.cluster_file import ClusterFile, LinkEntry, read_cluster
 from weft.cluster.detect import detect_node
 from weft.config.errors import ConfigError
 from weft.lab.busy import busy
-from weft.lab.cores import GFLOPS
 from weft.lab.faults import EXAMPLES, parse_fault
 from weft.lab.lab import LOGS, refuse_too_much
 from weft.lab.leftovers import clean, dead, find_labs, remarks
 from weft.lab.rehearsal import RECORD, Outcome, Rehearsal, rehearse
 from weft.lab.tools import why_not_here
+from weft.virtual.cores import GFLOPS
 
 CLEAN = "clean"
 

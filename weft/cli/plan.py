@@ -13,7 +13,7 @@ from weft.cli.plan_table import table
 from weft.cli.resolved import resolved_here
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, file_to_write, load
 from weft.config.errors import ConfigError
-from weft.train.resolve import Resolved, refuse_without_effect
+from weft.resolve.resolve import Resolved, refuse_without_effect
 
 if TYPE_CHECKING:
     from weft.planner.outlook import Outlook

@@ -25,8 +25,8 @@ from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
 from weft.planner.rival import Rival, rival_of
 from weft.planner.search import Found, search
 from weft.planner.workload import Workload
-from weft.train.elsewhere import Elsewhere, elsewhere, says_a_plan
-from weft.train.rank_chips import RankChips, chips_of_file
+from weft.resolve.cluster_plan import Elsewhere, elsewhere, says_a_plan
+from weft.resolve.rank_chips import RankChips, chips_of_file
 
 ROUNDS = 6
 """Times that a mix is made larger because plans lose what chips compute."""

@@ -8,8 +8,8 @@ from weft.planner.limits import limits_of
 from weft.planner.naming import name_of
 from weft.planner.outlook import Outlook
 from weft.planner.workload import Workload
-from weft.train.predict import UNMEASURED, chips_here
-from weft.train.resolve import Resolved
+from weft.resolve.predict import UNMEASURED, chips_here
+from weft.resolve.resolve import Resolved
 
 
 def outlook_here(resolved: Resolved) -> tuple[Outlook | None, str]:

@@ -16,11 +16,11 @@ from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.plan.plan import Plan
-from weft.train.resolve import Resolved, read_plan, resolve
+from weft.resolve.resolve import Resolved, read_plan, resolve
 
 if TYPE_CHECKING:
-    from weft.train.auto import Chosen, Ground
-    from weft.train.rank_chips import RankChips
+    from weft.resolve.automatic import Chosen, Ground
+    from weft.resolve.rank_chips import RankChips
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ def resolved_here(loaded: Loaded, *, out: Path | None = None) -> Outset:
     cluster = detect()
     if loaded.config.plan.auto is None:
         return Outset(resolved=resolve(loaded, cluster, plan=read_plan(loaded)))
-    from weft.train.auto import choose, ground_here
+    from weft.resolve.automatic import choose, ground_here
 
     try:
         chosen = choose(loaded.config, ground_here(loaded.config, cluster), out)
@@ -77,7 +77,7 @@ def resolved_among(
     if loaded.config.plan.auto is None:
         return Outset(resolved=resolved(read_plan(loaded)))
     from weft.comm.council import council
-    from weft.train.auto import Chosen, choose, facts
+    from weft.resolve.automatic import Chosen, choose, facts
 
     grounds: list[Ground] = []
 
@@ -108,8 +108,8 @@ def ranks_here() -> int | None:
 
 def _ground(loaded: Loaded, cluster: Cluster, everyone: Sequence[Mapping[str, Any]]) -> Ground:
     """What rank 0 plans for."""
-    from weft.train.auto import ground_of_facts, ground_of_file
-    from weft.train.rank_chips import CLUSTER_VARIABLE
+    from weft.resolve.automatic import ground_of_facts, ground_of_file
+    from weft.resolve.rank_chips import CLUSTER_VARIABLE
 
     auto = loaded.config.plan.auto
     file = (auto and auto.cluster) or os.environ.get(CLUSTER_VARIABLE)

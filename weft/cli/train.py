@@ -27,9 +27,9 @@ from weft.config.load import Loaded, explain, to_yaml
 from weft.elastic.processes import RanksFailedError, run_rank, run_ranks, warm_context
 from weft.elastic.signals import sigterm_interrupts
 from weft.report.progress import Preparing, choose_mode
+from weft.resolve.prediction import AUTO_FILE, PREDICTION_FILE, Prediction
+from weft.resolve.resolve import Resolved, refuse_without_effect
 from weft.train.job import Job
-from weft.train.prediction import AUTO_FILE, PREDICTION_FILE, Prediction
-from weft.train.resolve import Resolved, refuse_without_effect
 from weft.train.resume import CONFIG_FILE, changes, saved_step, saved_summary
 from weft.train.run_folder import RunFolder
 
@@ -115,7 +115,7 @@ def _predict(outset: Outset, place: Place | None) -> Prediction:
     """Of the whole job. Only the rank that writes it down needs it."""
     if place is not None and place.rank > 0:
         return Prediction()
-    from weft.train.predict import predict_run
+    from weft.resolve.predict import predict_run
 
     here = ranks_here() if place is not None else None
     return predict_run(outset.resolved, ranks_here=here, chips=outset.chips)

@@ -31,8 +31,8 @@ def verify(
     """
     loaded = load(target, overrides)
     resolved = resolved_here(loaded).resolved
+    from weft.diagnose.verify import verify_plan
     from weft.elastic.pool import WorkerPool
-    from weft.train.verify import verify_plan
 
     with WorkerPool() as pool:
         found = verify_plan(pool.run, resolved.plan, resolved.spec, resolved.config, steps=steps)

@@ -12,9 +12,9 @@ from weft.cluster.detect import detect
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.lab.faults import Fault
-from weft.lab.virtual import Prediction, VirtualCluster
 from weft.plan.plan import Plan
-from weft.train.resolve import read_plan, resolve
+from weft.resolve.resolve import read_plan, resolve
+from weft.virtual.predicted import Prediction, VirtualCluster
 
 MOST_RANKS = 64
 """Processes of some 150 MiB each."""
@@ -61,7 +61,7 @@ def _plan(loaded: Loaded, file: Path, num_ranks: int) -> tuple[Plan | None, Sequ
         hint = "The planner is told of the lab's own chips."
         error = ConfigError("plan.auto.cluster", auto.cluster, "null in a lab", hint)
         raise loaded.place(error)
-    from weft.train.auto import choose, ground_of_file
+    from weft.resolve.automatic import choose, ground_of_file
 
     try:
         chosen = choose(loaded.config, ground_of_file(loaded.config, file, detect(), num_ranks))
@@ -88,7 +88,7 @@ def run_virtual(virtual: VirtualCluster, *, plays: bool, json: bool) -> None:
             "[lab] playing it: a process a chip, which sleeps instead of computing",
             markup=False,
         )
-    from weft.lab.virtual_play import play
+    from weft.virtual.play import play
 
     played = play(virtual, prediction)
     if json:

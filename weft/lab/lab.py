@@ -16,7 +16,7 @@ from weft.lab.disk import SmallDisk
 from weft.lab.identity import Identity
 from weft.lab.network import Network
 from weft.lab.ranks import RankProcess, Where, environment, start
-from weft.train.rank_chips import CLUSTER_VARIABLE
+from weft.resolve.rank_chips import CLUSTER_VARIABLE
 
 LOGS = "lab"
 """In the run folder: what ranks above 0 print, and what they run on."""

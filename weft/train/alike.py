@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-import weft
+from weft import version
 from weft.comm.comm import Comm
 from weft.config.check import flat
 from weft.config.errors import ConfigError, RunError, show
 from weft.train.job import Job
 
-_FOLDER = Path(weft.__file__).parent
+_FOLDER = Path(version.__file__).parent
 
 
 def refuse_unlike_ranks(comm: Comm, job: Job) -> None:
@@ -37,7 +37,7 @@ def refuse_unlike_ranks(comm: Comm, job: Job) -> None:
 def _facts(job: Job) -> Mapping[str, object]:
     """What must be the same, by the name that a message gives it; the likeliest cause first."""
     facts: dict[str, object] = {
-        "weft version": weft.__version__,
+        "weft version": version.__version__,
         "torch version": torch.__version__,
         "weft's source": _source(),
     }

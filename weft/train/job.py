@@ -9,7 +9,7 @@ from pathlib import Path
 from weft.config.sections import Config
 from weft.plan.plan import Plan
 from weft.report.progress import Mode
-from weft.train.prediction import Prediction
+from weft.resolve.prediction import Prediction
 
 SUMMARY_FILE = "summary.json"
 """In the run folder, written after the last step: what ``report`` and commands show."""

@@ -26,10 +26,10 @@ from weft.models.decoder import Decoder
 from weft.models.generate import generate
 from weft.report.metrics import perplexity, read_metrics
 from weft.report.page import write_report
+from weft.resolve.prediction import WARM_UP_STEPS, Quantities, beside, measured
 from weft.train.evaluate import Evaluation
 from weft.train.job import SUMMARY_FILE, Job
 from weft.train.loop import Run
-from weft.train.prediction import WARM_UP_STEPS, Quantities, beside, measured
 from weft.train.run_folder import write_text
 from weft.train.traffic import Traffic
 from weft.version import __version__

@@ -1,0 +1,52 @@
+"""``weft compare --bisect`` from the command line: recipes with values, and run folders."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.cli.main import run
+from weft.cluster.detect import detect
+from weft.config.load import load_config, to_yaml
+from weft.resolve.resolve import resolve
+
+SMALL = "compute.device=cpu model.num_layers=2"
+
+
+def run_folder(parent: Path, *overrides: str) -> str:
+    """What of a run folder says what was run."""
+    loaded = load_config("debug", ["compute.device=cpu", "model.num_layers=2", *overrides])
+    parent.mkdir()
+    (parent / "config.yaml").write_text(to_yaml(loaded.config))
+    (parent / "plan.json").write_text(resolve(loaded, detect()).plan.to_json())
+    return str(parent)
+
+
+def test_two_plans_of_one_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    one = f"debug {SMALL} plan.shares=[1] batch.micro=24"
+    assert run(["compare", "--bisect", f"debug {SMALL}", one, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["divergence"] is None and found["precision"] == "fp64" and found["steps"] == 3
+
+
+def test_a_setting_that_matters_shows_in_the_update_of_step_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_folder(tmp_path / "run")
+    other = f"debug {SMALL} optim.lr=1e-2"
+    assert run(["compare", "--bisect", folder, other, "--json", "--steps", "2"]) == 1
+    first = json.loads(capsys.readouterr().out)["divergence"]
+    assert (first["step"], first["kind"], first["name"]) == (2, "parameter", "embed.weight")
+    assert (first["sample"], first["layer"]) == (None, None)
+
+
+def test_unlike_models_and_batches_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = "debug model.num_layers=3 batch.samples=48"
+    assert run(["compare", "--bisect", f"debug {SMALL}", other]) == 2
+    said = capsys.readouterr().err
+    assert "model: num_layers of B = 3: expected that of A (2)" in said
+    assert "batch.samples of B = 48: expected that of A (24)" in said
+    assert run(["compare", "--bisect", str(tmp_path), "debug"]) == 2
+    assert "There is no config.yaml in it" in capsys.readouterr().err

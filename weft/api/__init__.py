@@ -1,0 +1,1 @@
+"""Weft around a training loop of one's own, from Python."""

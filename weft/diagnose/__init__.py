@@ -1,0 +1,1 @@
+"""Where numbers or times differ, and from what: verify, compare, calibrate."""

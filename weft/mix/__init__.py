@@ -1,0 +1,1 @@
+"""What mixing chips costs, measured in the lab: the parts alone, then together."""

@@ -1,0 +1,276 @@
+"""``plan.auto``: what the planner may use, what it is asked, and what it chose. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from weft.cluster.cluster import Cluster, Node
+from weft.cluster.view import ChipPool
+from weft.config.errors import ConfigError, show
+from weft.config.sections import Config
+from weft.cost.profile_file import from_data, to_json
+from weft.models.registry import model_spec
+from weft.plan.plan import Plan, Precision
+from weft.planner.options import Options
+from weft.planner.search import Found, search
+from weft.planner.seating import seated
+from weft.planner.workload import Workload
+from weft.resolve.prediction import AUTO_FILE
+from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
+from weft.resolve.resolve import vocab_size_asked
+from weft.simulate.known import local_profile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ground:
+    """What the planner may use."""
+
+    chips: RankChips
+    precision: Precision
+    """For ``compute.precision: auto``."""
+    may_idle: bool
+    """Chips may be left alone; not where a process waits on each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """A plan, in words why, and what was asked."""
+
+    plan: Plan
+    notes: tuple[str, ...]
+    asked: Mapping[str, Any]
+
+    def to_json(self) -> str:
+        """Text that ``from_json`` reads back equal: for ``auto.json``, and for other ranks."""
+        plan = json.loads(self.plan.to_json())
+        return json.dumps({"asked": self.asked, "notes": self.notes, "plan": plan}, indent=2)
+
+    @staticmethod
+    def from_json(text: str) -> Chosen:
+        """Read what ``to_json`` wrote."""
+        data = json.loads(text)
+        plan = Plan.from_json(json.dumps(data["plan"]))
+        return Chosen(plan=plan, notes=tuple(data["notes"]), asked=data["asked"])
+
+
+def ground_here(config: Config, cluster: Cluster) -> Ground:
+    """This machine: its GPUs, or its cores where there is none or they are asked for.
+
+    Raises:
+        ConfigError: a GPU is asked for and not there, or a cluster that ranks do not run on.
+    """
+    (node,) = cluster.nodes
+    auto = config.plan.auto
+    assert auto is not None, "nobody asked for a plan"
+    if auto.cluster is not None:
+        hint = "`weft plan` plans for any file; `weft lab FILE -- weft train ...` plays it here."
+        expected = "null, unless another launcher starts a process on each of its chips"
+        raise ConfigError("plan.auto.cluster", auto.cluster, expected, hint)
+    device = _device(config, node, 1)
+    threads = config.compute.threads or 1
+    most = len(node.chips) if device == "cuda" else node.cores // threads
+    ranks = auto.ranks or max(1, most)
+    machine = Machine(node=node, ranks=ranks, profile=local_profile(node), threads=threads)
+    chips = chips_of_machines([machine], [device] * ranks)
+    return Ground(
+        chips=chips,
+        precision=_precision([node], [device]),
+        may_idle=auto.ranks is None and len(chips.view.pools) == 1,
+    )
+
+
+def ground_of_file(config: Config, file: Path, cluster: Cluster, world_size: int) -> Ground:
+    """The chips of processes that somebody has started, as a file describes them.
+
+    Raises:
+        ConfigError: the file has other chips than there are processes.
+    """
+    _refuse_other_number(config, world_size)
+    (node,) = cluster.nodes
+    chips = chips_of_file(file, node, world_size)
+    on_cores = all(pool.chip.vendor == "CPU" for pool in chips.view.pools)
+    precision = _precision([node], ["cpu" if on_cores else "cuda"])
+    return Ground(chips=chips, precision=precision, may_idle=False)
+
+
+def facts(cluster: Cluster, host: str) -> dict[str, Any]:
+    """What rank 0 has to know of every other rank: its machine, and what was measured of it."""
+    (node,) = cluster.nodes
+    profile = local_profile(node)
+    known = None if profile is None else json.loads(to_json(profile))
+    return {"host": host, "cluster": json.loads(cluster.to_json()), "profile": known}
+
+
+def ground_of_facts(config: Config, everyone: Sequence[Mapping[str, Any]]) -> Ground:
+    """The machines of ranks that told rank 0 about them, in the order of ranks.
+
+    Raises:
+        ConfigError: a machine lacks the GPUs that are asked for.
+    """
+    _refuse_other_number(config, len(everyone))
+    machines: list[Machine] = []
+    hosts: list[str] = []
+    for each in everyone:
+        if hosts[-1:] == [each["host"]]:
+            machines[-1] = replace(machines[-1], ranks=machines[-1].ranks + 1)
+            continue
+        (node,) = Cluster.from_json(json.dumps(each["cluster"])).nodes
+        profile = None if each["profile"] is None else from_data(each["profile"])
+        hosts.append(each["host"])
+        machines.append(Machine(node=node, ranks=1, profile=profile))
+    threads = config.compute.threads
+    machines = [
+        replace(machine, threads=threads or max(1, machine.node.cores // machine.ranks))
+        for machine in machines
+    ]
+    devices = [_device(config, machine.node, machine.ranks) for machine in machines]
+    by_rank = [device for m, device in zip(machines, devices, strict=True) for _ in range(m.ranks)]
+    return Ground(
+        chips=chips_of_machines(machines, by_rank),
+        precision=_precision([machine.node for machine in machines], devices),
+        may_idle=False,
+    )
+
+
+def choose(config: Config, ground: Ground, folder: Path | None = None) -> Chosen:
+    """The plan that the planner chooses.
+
+    Args:
+        folder: Of the run; where it holds what was chosen for the same question, that is kept.
+
+    Raises:
+        NoPlan: nothing fits.
+        ConfigError: a rate that it needs is not known.
+    """
+    asked = _asked(config, ground)
+    saved = None if folder is None else _saved(folder)
+    if saved is not None and saved.asked == asked:
+        return replace(saved, notes=("plan.auto keeps the plan of the run's last start",))
+    precision = config.compute.precision
+    workload = Workload(
+        spec=model_spec(config.model, vocab_size_asked(config), config.data.seq_len),
+        seq_len=config.data.seq_len,
+        samples=config.batch.samples or 0,
+        precision=ground.precision if precision == "auto" else precision,
+    )
+    options, chips = _options(config, ground), ground.chips
+    found = search(workload, chips.view, knowledge=chips.knowledge, options=options)
+    plan = found.best.plan
+    if not ground.may_idle:
+        idle = chips.view.world_size - plan.world_size
+        assert not idle, f"{idle} of {chips.view.world_size} processes have nothing to do"
+        plan = seated(plan, found.best.cluster, chips.view)
+    if config.compute.compile:
+        plan = _compiled(plan)
+    again = () if saved is None else (_changed(saved.asked, asked),)
+    return Chosen(plan=plan, notes=(*again, *_why(found, chips)), asked=asked)
+
+
+def _asked(config: Config, ground: Ground) -> dict[str, Any]:
+    """All that a plan depends on, as JSON has it; rates apart, which a profile may refine."""
+    compute, batch = config.compute, config.batch
+    return {
+        "chips": [_in_words(pool) for pool in ground.chips.view.pools],
+        "may_idle": ground.may_idle,
+        "model": config.model.model_dump(mode="json"),
+        "seq_len": config.data.seq_len,
+        "samples": batch.samples,
+        "micro": batch.micro,
+        "schedule": config.plan.schedule,
+        "precision": ground.precision if compute.precision == "auto" else compute.precision,
+        "recompute": compute.recompute,
+        "compile": compute.compile,
+    }
+
+
+def _in_words(pool: ChipPool) -> str:
+    per_node = f"{pool.num_nodes} x {pool.chips_per_node}" if pool.num_nodes > 1 else ""
+    part = f" at {pool.speed:g}" if pool.speed != 1 else ""
+    number = per_node or pool.chips_per_node
+    return f"{number} {pool.chip.name}{part} of {pool.chip.memory_gib:.1f} GiB"
+
+
+def _options(config: Config, ground: Ground) -> Options:
+    """What the configuration leaves open, and this version can run."""
+    gpus = sum(pool.num_chips for pool in ground.chips.view.pools if pool.chip.vendor != "CPU")
+    options = replace(options_asked(config), leave_idle=ground.may_idle)
+    return replace(options, max_stages=1) if gpus > 1 else options
+
+
+def options_asked(config: Config) -> Options:
+    """What a configuration leaves to the planner."""
+    recompute, schedule = config.compute.recompute, config.plan.schedule
+    options = Options()
+    if recompute != "auto":
+        options = replace(options, recompute=(recompute,))
+    if schedule is not None:
+        options = replace(options, schedules=(schedule,))
+    if config.batch.micro is not None:
+        options = replace(options, micros=(config.batch.micro,))
+    return options
+
+
+def _why(found: Found, chips: RankChips) -> tuple[str, ...]:
+    """What was chosen, among how much, and how well the chips are known."""
+    best = found.best
+    what = (
+        f"plan.auto chose {best.name} out of {found.considered:,} candidates in "
+        f"{found.seconds:.1f} s, at {best.time.step_s:.3g} s a step"
+    )
+    basis = "; ".join(chips.basis)
+    way_out = ", which `weft chips profile` measures" if chips.is_guess else ""
+    return what, f"plan.auto goes by {basis}{way_out}"
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Why a plan is not kept."""
+    differing = [key for key in now if before.get(key) != now[key]]
+    words = (f"{key} was {show(before.get(key))}, is {show(now[key])}" for key in differing)
+    return f"plan.auto plans again: {'; '.join(words)}"
+
+
+def _saved(folder: Path) -> Chosen | None:
+    """What the run's last start chose; None where that is not there, or no longer whole."""
+    try:
+        return Chosen.from_json((folder / AUTO_FILE).read_text("utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        return None
+
+
+def _compiled(plan: Plan) -> Plan:
+    """With ``torch.compile`` wherever there are layers."""
+    pipelines = (
+        replace(
+            pipeline,
+            stages=tuple(
+                replace(stage, compile=stage.layers[1] > stage.layers[0])
+                for stage in pipeline.stages
+            ),
+        )
+        for pipeline in plan.pipelines
+    )
+    return replace(plan, pipelines=tuple(pipelines))
+
+
+def _device(config: Config, node: Node, ranks: int) -> str:
+    """What ranks of a machine compute on."""
+    if config.compute.device != "auto":
+        return config.compute.device
+    return "cuda" if len(node.chips) >= ranks else "cpu"
+
+
+def _precision(nodes: Sequence[Node], devices: Sequence[str]) -> Precision:
+    """bf16 where every chip is fast at it."""
+    fast = (d != "cpu" or n.cpu_bf16 for n, d in zip(nodes, devices, strict=True))
+    return "bf16" if all(fast) else "fp32"
+
+
+def _refuse_other_number(config: Config, world_size: int) -> None:
+    auto = config.plan.auto
+    if auto is not None and auto.ranks not in (None, world_size):
+        expected = f"null or {world_size}, the processes that were started"
+        raise ConfigError("plan.auto.ranks", auto.ranks, expected)

@@ -1,0 +1,157 @@
+"""A configuration and a cluster that is somewhere else: what is to be planned, on its terms.
+
+Nothing of this machine enters: devices and precision follow from the cluster's chips, and the
+vocabulary of a published size is its own, for no tokenizer has to exist yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from weft.cluster.cluster import Cluster, Node
+from weft.cluster.view import ClusterView
+from weft.config.errors import ConfigError
+from weft.config.load import Loaded
+from weft.config.sections import PLAN_WAYS
+from weft.config.tree import Origin, origin_of
+from weft.models.registry import FAMILIES, model_spec
+from weft.parallel.tensor.split import check_tp
+from weft.plan.plan import Plan
+from weft.planner.options import Options
+from weft.planner.search.choice import device_of
+from weft.planner.validate import validate_plan
+from weft.planner.workload import Workload
+from weft.resolve.automatic import options_asked
+from weft.resolve.resolve import read_plan, resolve, vocab_size_asked
+
+MOST_SAMPLES = 1 << 18
+"""Of one step; steps are played microbatch by microbatch, which takes minutes beyond that."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Elsewhere:
+    """What is asked of the planner."""
+
+    workload: Workload
+    options: Options
+    plan: Plan | None
+    """One that a person gave; None: the planner's to find."""
+    notes: tuple[str, ...]
+
+
+def elsewhere(loaded: Loaded, cluster: ClusterView) -> Elsewhere:
+    """What a configuration asks for on these chips.
+
+    Raises:
+        ConfigErrors: a value that cannot work there, with the place where it was given.
+    """
+    notes: list[str] = []
+    try:
+        if loaded.config.compute.device != "auto":
+            hint = "The chips of the cluster say it."
+            device = loaded.config.compute.device
+            raise ConfigError("compute.device", device, "auto beside --cluster", hint)
+        workload = _workload(loaded, cluster, notes)
+        plan = _given(loaded, cluster, workload)
+    except ConfigError as error:
+        if error.key.startswith("pipelines["):
+            error.where = "in the plan that was given"
+        raise loaded.place(error) from error
+    if plan is not None:
+        workload = replace(workload, samples=plan.global_batch)
+    return Elsewhere(
+        workload=workload, options=options_asked(loaded.config), plan=plan, notes=tuple(notes)
+    )
+
+
+def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workload:
+    config = loaded.config
+    vocab_size = vocab_size_asked(config)
+    row = FAMILIES[config.model.family].sizes.get(config.model.size)
+    keys = ("data.vocab_size", "data.tokenizer")
+    said = any(_by_person(origin_of(loaded.tree, key)) for key in keys)
+    if row is not None and not said and row.vocab_size != vocab_size:
+        vocab_size = row.vocab_size
+        notes.append(f"the vocabulary is that of {config.model.size}: {vocab_size} tokens")
+    precision = config.compute.precision
+    if precision == "auto":
+        on_cores = any(pool.chip.vendor == "CPU" for pool in cluster.pools)
+        precision = "fp32" if on_cores else "bf16"
+        notes.append(f"compute.precision = {precision}, from the cluster's chips")
+    samples = _samples(loaded)
+    return Workload(
+        spec=model_spec(config.model, vocab_size, config.data.seq_len),
+        seq_len=config.data.seq_len,
+        samples=samples,
+        precision=precision,
+    )
+
+
+def _samples(loaded: Loaded) -> int:
+    """Of one step; a plan that is given says it itself."""
+    samples = loaded.config.batch.samples
+    if samples is None and not _ways(loaded):
+        raise ConfigError("batch.samples", None, "samples of one step, to plan for")
+    if samples is not None and samples > MOST_SAMPLES:
+        raise ConfigError("batch.samples", samples, f"at most {MOST_SAMPLES}, to plan for")
+    return samples or 1
+
+
+def _by_person(origin: Origin) -> bool:
+    return origin.kind in ("file", "command line")
+
+
+def _ways(loaded: Loaded) -> list[str]:
+    """How a person says the plan; a recipe's own is for another machine."""
+    plan = dict(loaded.config.plan)
+    return [
+        way
+        for way in PLAN_WAYS
+        if way != "auto"
+        and plan[way] is not None
+        and _by_person(origin_of(loaded.tree, f"plan.{way}"))
+    ]
+
+
+def says_a_plan(loaded: Loaded) -> bool:
+    """A person gave a plan, which is to be forecast as it is."""
+    return bool(_ways(loaded))
+
+
+def _given(loaded: Loaded, cluster: ClusterView, workload: Workload) -> Plan | None:
+    if not _ways(loaded):
+        return None
+    plan = read_plan(loaded)
+    if plan is None:
+        bf16 = workload.precision == "bf16"
+        machine = Node(host="", cpu="", cores=1, memory_gib=1.0, cpu_bf16=bf16)
+        plan = resolve(loaded, Cluster(nodes=(machine,))).plan
+    if plan.world_size > cluster.world_size:
+        expected = f"at most {cluster.world_size} ranks, one for each chip of the cluster"
+        raise ConfigError("plan", {"ranks": plan.world_size}, expected)
+    samples = loaded.config.batch.samples or plan.global_batch
+    num_layers = workload.spec.num_layers
+    validate_plan(plan, num_layers=num_layers, global_batch=samples, elsewhere=True)
+    for p, s, stage in plan.stages():
+        where = f"pipelines[{p}].stages[{s}]"
+        check_tp(workload.spec, stage.mesh.size("tp"), f"{where}.mesh.tp")
+        names = sorted({cluster.pool_of(rank).chip.name for rank in stage.mesh.ranks})
+        if len(names) > 1:
+            hint = "Cut stages where the cluster's kinds of chips meet."
+            raise ConfigError(f"{where}.mesh.ranks", names, "ranks on chips of one kind", hint)
+    return _on_chips(plan, cluster)
+
+
+def _on_chips(plan: Plan, cluster: ClusterView) -> Plan:
+    """The plan with the devices of the cluster's chips."""
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(
+                replace(stage, device=device_of(cluster.pool_of(stage.mesh.ranks[0])))
+                for stage in pipeline.stages
+            ),
+        )
+        for pipeline in plan.pipelines
+    )
+    return replace(plan, pipelines=pipelines)

@@ -1,0 +1,264 @@
+"""Virtual chips: what a step would take on a cluster, computed and not run.
+
+Chips compute as fast as their speed says, and links carry what they are said to carry. Data, what
+several messages on one link do to each other, and the second holder of a tied table are left out:
+good for comparing plans and shares, not for a promise in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+from weft.cluster.cluster_file import ClusterFile, LinkEntry
+from weft.config.errors import ConfigError
+from weft.cost.timing import WEFT
+from weft.models.registry import FAMILIES
+from weft.plan.model import ModelSpec, Part
+from weft.plan.plan import PipelinePlan, Plan
+from weft.simulate.play import simulate_plan
+from weft.simulate.timeline import Timeline
+from weft.simulate.times import SeamTimes, StageTimes
+from weft.virtual.cores import GFLOPS, core, layer_times, sample_s
+
+_WIDTH = {"fp64": 8, "fp32": 4, "bf16": 2}
+"""Bytes of a number that crosses a seam."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One step."""
+
+    pipelines: tuple[Timeline, ...]
+    busy: tuple[float, ...]
+    """By rank: part of the step in which it computes."""
+    exchange_s: float
+    """How long gradients travel where no computation hides them."""
+    update_s: float
+    """How long the slowest rank's optimizer takes."""
+    alone_s: float
+    """What the step would take if the chips shared the work as their speeds are, for nothing."""
+
+    @property
+    def compute_s(self) -> float:
+        """Until the slowest pipeline has ended."""
+        return max(timeline.step_s for timeline in self.pipelines)
+
+    @property
+    def least_s(self) -> float:
+        """The step, where gradients cost nothing."""
+        return self.compute_s + self.update_s
+
+    @property
+    def most_s(self) -> float:
+        """The step, where nothing hides them."""
+        return self.least_s + self.exchange_s
+
+    @property
+    def efficiency(self) -> tuple[float, float]:
+        """Part of the sum of the chips' speeds that is used, at worst and at best."""
+        return self.alone_s / self.most_s, self.alone_s / self.least_s
+
+    def as_json(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return {
+            "predicted": True,
+            "compute_s": self.compute_s,
+            "exchange_s": self.exchange_s,
+            "update_s": self.update_s,
+            "pipeline_s": [timeline.step_s for timeline in self.pipelines],
+            "bubble": [timeline.bubble for timeline in self.pipelines],
+            "busy": list(self.busy),
+            "efficiency": list(self.efficiency),
+        }
+
+
+@dataclass(frozen=True)
+class VirtualCluster:
+    """A job on a cluster: how long each part of it takes."""
+
+    plan: Plan
+    spec: ModelSpec
+    seq_len: int
+    cluster: ClusterFile
+    gflops: float = GFLOPS
+    """10^9 floating-point operations a second of a chip of speed 1."""
+
+    def __post_init__(self) -> None:
+        if self.plan.world_size != self.cluster.world_size:
+            expected = f"{self.cluster.world_size} ranks, one a chip of the cluster"
+            hint = "Change its shares or stages."
+            raise ConfigError("plan", self.plan.world_size, expected, hint)
+
+    def predict(self) -> Prediction:
+        """Play one step."""
+        plan = self.plan
+        timelines = [self._play(pipeline) for pipeline in plan.pipelines]
+        updates = self.update_s()
+        step = max(timeline.step_s for timeline in timelines) + max(updates)
+        busy = list(updates)
+        for pipeline, timeline in zip(plan.pipelines, timelines, strict=True):
+            for stages, seconds in zip(pipeline.positions(), timeline.busy_s, strict=True):
+                computes = seconds * self._computing(pipeline, stages)
+                slowest = min(map(self._speed, pipeline.stages[stages[0]].mesh.ranks))
+                for rank in pipeline.stages[stages[0]].mesh.ranks:
+                    busy[rank] += computes * slowest / self._speed(rank)
+        return Prediction(
+            pipelines=tuple(timelines),
+            busy=tuple(seconds / step for seconds in busy),
+            exchange_s=self._exchange_s(),
+            update_s=max(updates),
+            alone_s=self._alone_s(),
+        )
+
+    def layers(self, pipeline: PipelinePlan, number: int, rank: int) -> list[StageTimes]:
+        """Of a full microbatch on one rank of a stage: each layer, and the ends it has."""
+        chip = core(self.gflops * self._speed(rank))
+        return layer_times(pipeline, number, self.spec, self.seq_len, chip)
+
+    def said(self, pipeline: PipelinePlan, number: int) -> list[StageTimes]:
+        """Of a full microbatch: what a stage's tensor-parallel ranks wait for, layer by layer.
+
+        Two sums of ``[tokens, d_model]`` a layer and direction, round a ring; the ends say little.
+        """
+        stage = pipeline.stages[number]
+        ways, link = stage.mesh.size("tp"), self.link(next(stage.mesh.groups("tp")))
+        samples = ceil(pipeline.microbatch / stage.mesh.size("dp"))
+        sent = samples * self.seq_len * self.spec.d_model * _WIDTH[stage.precision] / ways
+        round_s = (ways - 1) * (sent * byte_s(link) + link.latency_ms / 1e3)
+        both = 2 * 2 * round_s  # a reduce-scatter and a gather, twice
+        again = both if stage.recompute == "full" else 0.0
+        layer = StageTimes(forward_s=both, input_grad_s=both + again, weight_grad_s=0.0)
+        nothing = StageTimes(forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0)
+        found = [layer] * (stage.layers[1] - stage.layers[0])
+        before = [nothing] * (number == 0)
+        return before + found + [nothing] * (number == len(pipeline.stages) - 1)
+
+    def seam(self, pipeline: PipelinePlan, number: int) -> SeamTimes:
+        """Between a stage and the next; each sender carries its part of a microbatch."""
+        one, other = pipeline.stages[number], pipeline.stages[number + 1]
+        link = self.link((one.mesh.ranks[-1], other.mesh.ranks[0]))
+        numbers = pipeline.microbatch * self.seq_len * self.spec.d_model
+        senders = min(len(one.mesh.ranks), len(other.mesh.ranks))
+        sent = numbers * _WIDTH[one.precision] / senders
+        return SeamTimes(transfer_s=sent * byte_s(link), latency_s=link.latency_ms / 1e3)
+
+    def gradient_bytes(self) -> list[int]:
+        """Of the embedding, every layer and the head, in the format in which they are summed."""
+        width = max(4, *(_WIDTH[stage.precision] for _, _, stage in self.plan.stages()))
+        return [width * numel for numel in self._numels()]
+
+    def _numels(self) -> list[int]:
+        """Parameters of the embedding, every layer and the head."""
+        sizes: dict[Part, int] = {}
+        for param in FAMILIES[self.spec.family].param_specs(self.spec):
+            sizes[param.part] = sizes.get(param.part, 0) + param.numel
+        parts: list[Part] = ["embed", *range(self.spec.num_layers), "head"]
+        return [sizes.get(part, 0) for part in parts]
+
+    def update_s(self) -> list[float]:
+        """By rank: how long its optimizer takes, for what it owns."""
+        spent = [0.0] * self.plan.world_size
+        for layer, numel in enumerate(self._numels()):
+            held = [s for _, _, s in self.with_ends().stages() if layer in range(*s.layers)]
+            ways = sum(stage.mesh.size("dp") for stage in held)
+            for stage in held:
+                owned = numel / stage.mesh.size("tp") / (ways if stage.zero else 1)
+                for rank in stage.mesh.ranks:
+                    chip = core(self.gflops * self._speed(rank))
+                    spent[rank] += chip.moving_seconds(WEFT.optimizer_bytes * owned)
+        return spent
+
+    def with_ends(self) -> Plan:
+        """The plan of a model whose first and last layer are the embedding and the head."""
+        pipelines = tuple(_with_ends(pipeline) for pipeline in self.plan.pipelines)
+        return Plan(num_layers=self.plan.num_layers + 2, pipelines=pipelines)
+
+    def link(self, ranks: Sequence[int]) -> LinkEntry:
+        """The slowest link on the way among ranks, and how late it is."""
+        links = [self._link(one, other) for one in ranks for other in ranks if one < other]
+        rates = [link.gbit for link in links if link.gbit is not None]
+        late = max((link.latency_ms for link in links), default=0.0)
+        return LinkEntry(gbit=min(rates, default=None), latency_ms=late)
+
+    def _play(self, pipeline: PipelinePlan) -> Timeline:
+        numbers = range(len(pipeline.stages))
+        stages = [self._stage(pipeline, number) for number in numbers]
+        return simulate_plan(pipeline, stages, [self.seam(pipeline, n) for n in numbers[:-1]])
+
+    def _stage(self, pipeline: PipelinePlan, number: int) -> StageTimes:
+        """As slow as the slowest of its ranks."""
+        slowest = min(map(self._speed, pipeline.stages[number].mesh.ranks))
+        chip = core(self.gflops * slowest)
+        each = layer_times(pipeline, number, self.spec, self.seq_len, chip)
+        each += self.said(pipeline, number)
+        return StageTimes(
+            forward_s=sum(times.forward_s for times in each),
+            input_grad_s=sum(times.input_grad_s for times in each),
+            weight_grad_s=sum(times.weight_grad_s for times in each),
+        )
+
+    def _computing(self, pipeline: PipelinePlan, stages: Sequence[int]) -> float:
+        """Part of a position's time in which it computes, and does not wait for its peers."""
+        whole = sum(_whole(self._stage(pipeline, number)) for number in stages)
+        said = sum(_whole(times) for number in stages for times in self.said(pipeline, number))
+        return 1 - said / whole if whole else 0.0
+
+    def _alone_s(self) -> float:
+        """The whole batch, and one update, on one chip as fast as all together."""
+        speeds = sum(chip.speed for _, chip in self.cluster.seats)
+        chip = core(self.gflops * speeds)
+        samples = sum(
+            pipeline.samples * sample_s(pipeline, self.spec, self.seq_len, chip)
+            for pipeline in self.plan.pipelines
+        )
+        return samples + chip.moving_seconds(WEFT.optimizer_bytes * sum(self._numels()))
+
+    def _exchange_s(self) -> float:
+        """Gradients of one layer after another, around a ring of all that hold the layer."""
+        spent = [0.0] * self.plan.world_size
+        for layer, num_bytes in enumerate(self.gradient_bytes()):
+            held = [s.mesh for _, _, s in self.with_ends().stages() if layer in range(*s.layers)]
+            ways = sum(mesh.size("dp") for mesh in held)
+            ranks = sorted({rank for mesh in held for rank in mesh.ranks})
+            tp = min(mesh.size("tp") for mesh in held)
+            seconds = 2 * (ways - 1) / ways * num_bytes / tp * byte_s(self.link(ranks))
+            for rank in ranks:
+                spent[rank] += seconds
+        return max(spent)
+
+    def _speed(self, rank: int) -> float:
+        return self.cluster.seats[rank][1].speed
+
+    def _link(self, one: int, other: int) -> LinkEntry:
+        """The slowest link on the way from one rank to another."""
+        here, there = (self.cluster.seats[rank][0] for rank in (one, other))
+        if here == there:
+            return LinkEntry()
+        inside, between = self.cluster.links.inside, self.cluster.links.between
+        if any(here in node and there in node for node in self.cluster.nodes):
+            return inside
+        rates = [link.gbit for link in (inside, between) if link.gbit is not None]
+        late = inside.latency_ms + between.latency_ms
+        return LinkEntry(gbit=min(rates, default=None), latency_ms=late)
+
+
+def _whole(times: StageTimes) -> float:
+    return times.of("F") + times.of("B")
+
+
+def byte_s(link: LinkEntry) -> float:
+    """Seconds that a link takes for a byte."""
+    return 0.0 if link.gbit is None else 8 / (link.gbit * 1e9)
+
+
+def _with_ends(pipeline: PipelinePlan) -> PipelinePlan:
+    last = len(pipeline.stages) - 1
+    stages = []
+    for number, stage in enumerate(pipeline.stages):
+        first, end = stage.layers
+        layers = (first + (number > 0), end + 1 + (number == last))
+        stages.append(replace(stage, layers=layers))
+    return replace(pipeline, stages=tuple(stages))
