@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.job import memory_of_job, step_seconds_of_job
 from benchmarks.published import Run
 from weft.cluster.cluster import Chip
-from weft.cost.job import memory_of_job, step_seconds_of_job
 from weft.cost.memory import Overheads
 from weft.cost.rates import Efficiency, Roofline, chip_class
 from weft.cost.timing import Place, Software

@@ -14,6 +14,7 @@ from math import gcd
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from benchmarks.job import Job, JobSchedule
 from benchmarks.published_chips import (
     Shelf,
     UnknownRecordError,
@@ -24,7 +25,6 @@ from benchmarks.published_chips import (
 from benchmarks.software import Generation, generation_of
 from weft.cluster.cluster import Chip, Dtype
 from weft.config.errors import ConfigError
-from weft.cost.job import Job, JobSchedule
 from weft.cost.rates import Roofline
 from weft.cost.shape import ExpertShape, LatentAttention, ModelShape
 from weft.cost.work import Keep

@@ -14,6 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from benchmarks.job import Job
 from benchmarks.prediction_model import Constants, memory_of, place_of
 from benchmarks.published import Record, Run, attempt, shape_of, with_numbers
 from benchmarks.published_chips import (
@@ -26,7 +27,6 @@ from benchmarks.published_chips import (
 from benchmarks.software import generation_of
 from weft.cluster.cluster import Chip, Dtype
 from weft.cluster.view import ClusterView
-from weft.cost.job import Job
 from weft.cost.operators import Op, Phase, softmax_op
 from weft.cost.rates import CostFunction
 from weft.models.gpt2.sizes import SIZES

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft.cost.job import Job, pipeline_seconds
+from benchmarks.job import Job, pipeline_seconds
 from weft.cost.rates import PhaseSeconds
 from weft.cost.shape import ModelShape
 from weft.models.llama.sizes import SIZES

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.job import Job, memory_of_job
 from weft.cost.activations import logits, stage_kept
-from weft.cost.job import Job, memory_of_job
 from weft.cost.memory import ACCELERATOR, Overheads, held_by_stage, memory_of_plan, work_of
 from weft.cost.shape import ModelShape
 from weft.cost.work import STATES

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from benchmarks.job import Job, step_seconds_of_job
 from weft.cluster.cluster import Chip, Dtype, catalogue
 from weft.config.errors import ConfigError
-from weft.cost.job import Job, step_seconds_of_job
 from weft.cost.memory import stage_params
 from weft.cost.operators import Op, Phase
 from weft.cost.rates import CLASSES, Roofline, compute_seconds, efficiency_of

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cost.tracing import trace
 from torch import Tensor, nn
 
 from weft.config.errors import ConfigError
 from weft.cost.operators import stage_ops
 from weft.cost.shape import ModelShape
-from weft.cost.trace import trace
 from weft.cost.work import StageWork
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import build_model

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
+from benchmarks.job import Job, step_seconds_of_job
 from weft.cluster.cluster import Dtype, catalogue
 from weft.cluster.view import ChipPool, ClusterView
-from weft.cost.job import Job, step_seconds_of_job
 from weft.cost.operators import Op, Phase
 from weft.cost.shape import ModelShape
 from weft.models.llama.sizes import SIZES

@@ -190,14 +190,3 @@ def _exchange(params: float, replicas: Replicas, place: Place, least: float) -> 
     if not replicas.each_backward:
         reduce += fabric.seconds("reduce_scatter", grads, near, messages=many)
     return reduce, fabric.seconds("all_gather", weights, near, messages=max(many, least))
-
-
-def seam_seconds(
-    shape: ModelShape, work: StageWork, fabric: Fabric, *, stride: int
-) -> tuple[float, float]:
-    """(transfer, latency) of one microbatch between two stages: the residual, split over ``tp``."""
-    group = Group(2, stride)
-    inside = fabric.stays_inside(group)
-    latency = fabric.inside_latency_s if inside else fabric.across_latency_s
-    part = 2 * work.tokens * shape.d_model / (work.tp if work.sequence_parallel else 1)
-    return fabric.seconds("send", part, group) - latency, latency

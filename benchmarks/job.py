@@ -15,7 +15,8 @@ from weft.cluster.cluster import Dtype
 from weft.cost.memory import Memory, Overheads, Sharing, gathered_layers, stage_memory
 from weft.cost.rates import PhaseSeconds
 from weft.cost.shape import ModelShape
-from weft.cost.timing import Place, Replicas, once_a_step, seam_seconds, stage_seconds
+from weft.cost.timing import Place, Replicas, once_a_step, stage_seconds
+from weft.cost.traffic import Fabric, Group
 from weft.cost.work import Keep, StageWork, StateBytes
 from weft.plan.plan import ZeroLevel
 
@@ -164,6 +165,17 @@ def step_seconds_of_job(job: Job, places: Sequence[Place]) -> float:
     )
     ranks = job.dp * job.tp * job.pp * job.cp
     return (pipeline + tail) * (1 + places[0].software.straggle * log2(ranks))
+
+
+def seam_seconds(
+    shape: ModelShape, work: StageWork, fabric: Fabric, *, stride: int
+) -> tuple[float, float]:
+    """(transfer, latency) of one microbatch between two stages: the residual, split over ``tp``."""
+    group = Group(2, stride)
+    inside = fabric.stays_inside(group)
+    latency = fabric.inside_latency_s if inside else fabric.across_latency_s
+    part = 2 * work.tokens * shape.d_model / (work.tp if work.sequence_parallel else 1)
+    return fabric.seconds("send", part, group) - latency, latency
 
 
 def pipeline_seconds(
