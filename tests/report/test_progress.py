@@ -197,6 +197,18 @@ def test_live_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.rstrip().endswith("corpus: ready in 4s")
 
 
+def test_live_preparation_of_unknown_size_has_no_percentage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    stream = io.StringIO()
+    with Preparing("corpus", mode="live", stream=stream) as report:
+        report(3_000_000, 12_000_000, "reading")
+        report(3_500_000, 0, "tokenizing")
+        wait_for("tokenizing, 3.5 MB", stream)
+    assert "%" not in stream.getvalue()[stream.getvalue().index("tokenizing") - 40 :]
+
+
 @pytest.mark.parametrize("mode", ["plain", "live", "quiet"])
 def test_a_preparation_that_fails_is_not_called_ready(mode: Mode) -> None:
     stream = io.StringIO()
@@ -217,7 +229,8 @@ def test_live_draws_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     text = stream.getvalue()
     assert COLOUR.search(text)
     last = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", text)[-1200:]
-    shown = ("step 150/300", "50%", "1m15s, 1m15s left", "6.0000", "4.5678", "1.02", "3.0e-04")
+    shown = ("step 150/300", "50%", "1m15s, 1m15s left", "6.0000", "1.02", "3.0e-04")
+    assert "held-out loss 4.5678 " in last[last.index("1m15s left") :]  # before the next step
     for part in (*shown, "8,123", "31%", "0.8 GiB", "loss so far", "█", "▁", "[bold]as it is"):
         assert part in last, part
 

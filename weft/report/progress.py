@@ -1,8 +1,8 @@
 """What a person sees while a run prepares and trains; made on rank 0 only.
 
 On a terminal a live bar with the current numbers, in a pipe or a file plain lines that a script can
-read, and on request nothing but what must be said. Training goes on while the screen is drawn:
-``step`` only hands over numbers.
+read, and on request nothing but what must be said. Training goes on while a thread of ``rich``
+draws: ``step`` only hands over numbers.
 """
 
 from __future__ import annotations
@@ -11,17 +11,13 @@ import math
 import os
 import signal
 import time
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import TracebackType
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TextIO
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich import progress
+from rich.columns import Columns
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from weft.report.metrics import EvalMetrics, StepMetrics, perplexity
@@ -33,7 +29,6 @@ Report = Callable[[int, int, str], None]
 _SECONDS_BETWEEN_LINES = 10.0
 _REFRESHES_PER_SECOND = 4
 _STEPS_FOR_PACE = 100
-_CELL_WIDTH = 26
 
 
 def choose_mode(stream: TextIO, *, quiet: bool) -> Mode:
@@ -53,52 +48,67 @@ class Progress:
             first and the last step always have one.
     """
 
-    def __init__(
-        self,
-        total_steps: int,
-        *,
-        log_every: int,
-        mode: Mode,
-        stream: TextIO,
-    ) -> None:
+    def __init__(self, total_steps: int, *, log_every: int, mode: Mode, stream: TextIO) -> None:
         self._total_steps = total_steps
+        self._log_every = log_every
+        self._screen = _Screen(mode, stream)
         self._pace = Pace()
-        self._display = _display(mode, stream, log_every)
+        self._curve = Curve()
+        self._step: StepMetrics | None = None
+        self._held_out: EvalMetrics | None = None
+        self._line_at: float | None = None
 
     def __enter__(self) -> Progress:
-        self._display.start()
+        self._screen.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._display.stop()
+    def __exit__(self, *_: object) -> None:
+        self._screen.stop()
 
     def message(self, text: str) -> None:
         """Something worth knowing that asks for nothing; not shown when quiet."""
-        self._display.message(text)
+        self._screen.message(text)
 
     def warn(self, text: str) -> None:
         """Something that a person should act on; shown in every mode."""
-        self._display.warn(text)
+        self._screen.warn(text)
 
     def end(self, text: str) -> None:
         """The last words of a run, below everything else; shown in every mode."""
-        self._display.stop()
-        self._display.warn(text)
+        self._screen.stop()
+        self._screen.warn(text)
 
     def step(self, metrics: StepMetrics) -> None:
         """One step was done."""
+        self._step = metrics
         self._pace.add(metrics)
-        eta_s = self._pace.seconds_for(self._total_steps - metrics.step)
-        self._display.step(Status(metrics, self._total_steps, eta_s))
+        self._curve.add(metrics.loss)
+        self._draw()
+        is_edge = self._line_at is None or metrics.step == self._total_steps
+        is_round = metrics.step % self._log_every == 0
+        now = metrics.elapsed_s
+        if not self._screen.bar and (is_edge or (is_round and _is_due(self._line_at, now))):
+            self._line_at = now
+            eta = self._eta(metrics)
+            self._screen.message(f"{step_line(metrics, self._total_steps)}  eta {eta}")
 
     def eval(self, metrics: EvalMetrics) -> None:
         """An evaluation was done."""
-        self._display.eval(metrics, self._total_steps)
+        self._held_out = metrics
+        self._draw()
+        self._screen.message(eval_line(metrics, self._total_steps))
+
+    def _draw(self) -> None:
+        metrics, bar = self._step, self._screen.bar
+        if bar is None or metrics is None:
+            return
+        label = f"step {metrics.step}/{self._total_steps}"
+        words = f"{duration(metrics.elapsed_s)}, {self._eta(metrics)} left"
+        bar.show(label, metrics.step, self._total_steps, words)
+        bar.show_numbers(_cells(metrics, self._held_out), self._curve)
+
+    def _eta(self, metrics: StepMetrics) -> str:
+        return duration(self._pace.seconds_for(self._total_steps - metrics.step))
 
 
 class Preparing:
@@ -123,57 +133,95 @@ class Preparing:
         self._label = label
         self._clock = clock
         self._started = clock()
-        self._display = _display(mode, stream, log_every=1)
+        self._screen = _Screen(mode, stream, transient=True)
+        self._line_at: float | None = None
 
     def __enter__(self) -> Report:
-        self._display.start()
+        self._screen.start()
         self._report(0, 0, "")
         return self._report
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        took = duration(self._clock() - self._started)
-        self._display.task_ended(None if error else f"{self._label}: ready in {took}")
-        self._display.stop()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self._screen.stop()
+        if error is None:
+            took = duration(self._clock() - self._started)
+            self._screen.message(f"{self._label}: ready in {took}")
 
     def _report(self, done_bytes: int, total_bytes: int, text: str) -> None:
-        elapsed_s = self._clock() - self._started
-        self._display.task(Task(self._label, done_bytes, total_bytes, text, elapsed_s))
+        now = self._clock() - self._started
+        words = _bytes_done(done_bytes, total_bytes, text)
+        if self._screen.bar is not None:
+            self._screen.bar.show(self._label, done_bytes, total_bytes, words)
+        elif _is_due(self._line_at, now):
+            started = self._line_at is None
+            self._line_at = now
+            self._screen.message(f"{self._label} ..." if started else f"{self._label}: {words}")
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    """The numbers to show after a step."""
+class _Screen:
+    """Lines on a stream and, when live, a bar below them. Nothing in a line is markup."""
 
-    metrics: StepMetrics
-    total_steps: int
-    eta_s: float
+    def __init__(self, mode: Mode, stream: TextIO, *, transient: bool = False) -> None:
+        self._mode = mode
+        self._stream = stream
+        self.bar = _Bar(stream, transient=transient) if mode == "live" else None
+
+    def start(self) -> None:
+        """Before anything is shown."""
+        if self.bar is not None:
+            self.bar.start()
+
+    def stop(self) -> None:
+        """Draw the bar for the last time, or take a transient one away; may be called twice."""
+        if self.bar is not None:
+            self.bar.stop()
+
+    def message(self, text: str) -> None:
+        """A line, unless quiet."""
+        if self._mode != "quiet":
+            self.warn(text)
+
+    def warn(self, text: str) -> None:
+        """A line in every mode."""
+        if self.bar is None:
+            _write_line(self._stream, text)
+        else:
+            self.bar.console.print(Text(_encodable(text, self._stream)), soft_wrap=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """How far a preparation is."""
+class _Bar(progress.Progress):
+    """What is done and how far it is; below it, while training, numbers and a curve."""
 
-    label: str
-    done_bytes: int
-    total_bytes: int
-    """0: not known."""
-    text: str
-    elapsed_s: float
+    def __init__(self, stream: TextIO, *, transient: bool) -> None:
+        super().__init__(
+            progress.TextColumn("{task.description}", style="bold", markup=False),
+            progress.BarColumn(bar_width=None),
+            progress.TaskProgressColumn(),
+            progress.TextColumn("{task.fields[words]}", markup=False),
+            console=Console(file=stream, force_terminal=True, highlight=False),
+            refresh_per_second=_REFRESHES_PER_SECOND,
+            expand=True,
+            transient=transient,
+        )
+        self._id = self.add_task("", total=None, visible=False, words="", cells=(), curve=None)
 
-    def words(self) -> str:
-        """How far, in words."""
-        size = f"{self.done_bytes / 1e6:.1f}"
-        parts = [self.text] if self.text else []
-        if self.total_bytes:
-            parts.append(f"{size} of {self.total_bytes / 1e6:.1f} MB")
-        elif self.done_bytes:
-            parts.append(f"{size} MB")
-        return ", ".join(parts)
+    def show(self, label: str, done: int, total: int, words: str) -> None:
+        """Soon, as a thread draws. ``total`` 0: not known."""
+        self.tasks[0].total = total or None  # ``update`` would keep the last one
+        self.update(self._id, description=label, completed=done, visible=True, words=words)
+
+    def show_numbers(self, cells: Sequence[tuple[str, str]], curve: Curve) -> None:
+        """Below the bar: (name, value) each, and how the loss went."""
+        self.update(self._id, cells=cells, curve=curve)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """What ``rich`` draws: the bar, the numbers, the curve."""
+        yield from super().get_renderables()
+        for fields in (task.fields for task in self.tasks if task.fields["curve"]):
+            cells = (Text.assemble((f"{k} ", "dim"), (v, "bold")) for k, v in fields["cells"])
+            yield Columns(cells, equal=True, padding=(0, 3))
+            curve = fields["curve"].text(ascii_only=self.console.options.ascii_only)
+            yield Text.assemble(("loss so far ", "dim"), (curve, "cyan"), no_wrap=True)
 
 
 class Pace:
@@ -236,193 +284,6 @@ class Curve:
         return "".join(levels[round((v - low) / span * top) if span else 0] for v in means)
 
 
-class _Display(ABC):
-    """One way of showing. Texts are shown as they are: nothing in them is markup."""
-
-    def start(self) -> None:  # noqa: B027 - only a live display starts and stops
-        """Before anything is shown."""
-
-    def stop(self) -> None:  # noqa: B027
-        """After everything was shown; may be called twice."""
-
-    @abstractmethod
-    def message(self, text: str) -> None: ...
-
-    @abstractmethod
-    def warn(self, text: str) -> None: ...
-
-    @abstractmethod
-    def step(self, status: Status) -> None: ...
-
-    @abstractmethod
-    def eval(self, metrics: EvalMetrics, total_steps: int) -> None: ...
-
-    @abstractmethod
-    def task(self, task: Task) -> None: ...
-
-    @abstractmethod
-    def task_ended(self, text: str | None) -> None:
-        """``text`` says how it went; None: it failed, and whoever raised will say why."""
-
-
-class _Quiet(_Display):
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def message(self, text: str) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        _write_line(self._stream, text)
-
-    def step(self, status: Status) -> None:
-        pass
-
-    def eval(self, metrics: EvalMetrics, total_steps: int) -> None:
-        pass
-
-    def task(self, task: Task) -> None:
-        pass
-
-    def task_ended(self, text: str | None) -> None:
-        pass
-
-
-class _Plain(_Display):
-    """A line where something happened, flushed at once."""
-
-    def __init__(self, stream: TextIO, log_every: int) -> None:
-        self._stream = stream
-        self._log_every = log_every
-        self._step_shown_at: float | None = None
-        self._task_shown_at: float | None = None
-
-    def message(self, text: str) -> None:
-        _write_line(self._stream, text)
-
-    def warn(self, text: str) -> None:
-        _write_line(self._stream, text)
-
-    def step(self, status: Status) -> None:
-        metrics, shown_at = status.metrics, self._step_shown_at
-        is_edge = shown_at is None or metrics.step == status.total_steps
-        is_round = metrics.step % self._log_every == 0
-        if is_edge or (is_round and _is_due(shown_at, metrics.elapsed_s)):
-            self._step_shown_at = metrics.elapsed_s
-            _write_line(self._stream, step_line(status))
-
-    def eval(self, metrics: EvalMetrics, total_steps: int) -> None:
-        _write_line(self._stream, eval_line(metrics, total_steps))
-
-    def task(self, task: Task) -> None:
-        if self._task_shown_at is None:
-            _write_line(self._stream, f"{task.label} ...")
-        elif not _is_due(self._task_shown_at, task.elapsed_s):
-            return
-        else:
-            _write_line(self._stream, f"{task.label}: {task.words()}")
-        self._task_shown_at = task.elapsed_s
-
-    def task_ended(self, text: str | None) -> None:
-        self._task_shown_at = None
-        if text is not None:
-            _write_line(self._stream, text)
-
-
-class _Live(_Display):
-    """A few lines at the bottom of a terminal, drawn again four times a second."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        console = Console(file=stream, force_terminal=True, highlight=False)
-        self._screen = _Screen()
-        self._live = Live(self._screen, console=console, refresh_per_second=_REFRESHES_PER_SECOND)
-
-    def start(self) -> None:
-        self._live.start()
-
-    def stop(self) -> None:
-        self._live.stop()
-
-    def message(self, text: str) -> None:
-        printable = _encodable(text, self._stream)
-        self._live.console.print(Text(printable), soft_wrap=True)
-
-    def warn(self, text: str) -> None:
-        self.message(text)
-
-    def step(self, status: Status) -> None:
-        self._screen.show_step(status)
-
-    def eval(self, metrics: EvalMetrics, total_steps: int) -> None:
-        self._screen.show_eval(metrics)
-        self.message(eval_line(metrics, total_steps))
-
-    def task(self, task: Task) -> None:
-        self._screen.show_task(task)
-
-    def task_ended(self, text: str | None) -> None:
-        self._screen.show_task(None)
-        if text is not None:
-            self.message(text)
-
-
-def _display(mode: Mode, stream: TextIO, log_every: int) -> _Display:
-    if mode == "live":
-        return _Live(stream)
-    return _Plain(stream, log_every) if mode == "plain" else _Quiet(stream)
-
-
-class _Screen:
-    """What a live display draws: the task at hand, or the step and its numbers.
-
-    Written by the training thread and read by the drawing thread: every attribute is replaced as
-    a whole and never changed.
-    """
-
-    def __init__(self) -> None:
-        self._task: Task | None = None
-        self._status: Status | None = None
-        self._eval: EvalMetrics | None = None
-        self._curve = Curve()
-
-    def show_step(self, status: Status) -> None:
-        self._curve.add(status.metrics.loss)
-        self._status = status
-
-    def show_eval(self, metrics: EvalMetrics) -> None:
-        self._eval = metrics
-
-    def show_task(self, task: Task | None) -> None:
-        self._task = task
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        task, status = self._task, self._status
-        if task is not None:
-            yield _bar(task.label, task.done_bytes, task.total_bytes, task.words())
-        elif status is not None:
-            metrics = status.metrics
-            label = f"step {metrics.step}/{status.total_steps}"
-            times = f"{duration(metrics.elapsed_s)}, {duration(status.eta_s)} left"
-            yield _bar(label, metrics.step, status.total_steps, times)
-            yield _grid(_cells(metrics, self._eval), options.max_width)
-            curve = self._curve.text(ascii_only=options.ascii_only)
-            yield Text.assemble(("loss so far ", "dim"), (curve, "cyan"), no_wrap=True)
-
-
-def _bar(label: str, done: int, total: int, text: str) -> Table:
-    row = Table.grid(expand=True, padding=(0, 1))
-    row.add_column(no_wrap=True)
-    row.add_column(ratio=1)
-    row.add_column(no_wrap=True, justify="right")
-    row.add_column(no_wrap=True)
-    bar = ProgressBar(total=total or None, completed=done, pulse=not total)
-    percent = f"{done / total:.0%}" if total else ""
-    cells: list[RenderableType] = [Text(label, style="bold"), bar, Text(percent), Text(text)]
-    row.add_row(*cells)
-    return row
-
-
 def _cells(metrics: StepMetrics, held_out: EvalMetrics | None) -> list[tuple[str, str]]:
     """(name, value) of everything that a person watches."""
     return [
@@ -437,38 +298,17 @@ def _cells(metrics: StepMetrics, held_out: EvalMetrics | None) -> list[tuple[str
     ]
 
 
-def _grid(cells: list[tuple[str, str]], width: int) -> Table:
-    """Cells in as many columns as fit, names dim and values bold."""
-    most = max(1, width // _CELL_WIDTH)
-    num_rows = -(-len(cells) // most)
-    per_row = -(-len(cells) // num_rows)
-    table = Table.grid(padding=(0, 3, 0, 0))
-    for _ in range(per_row):
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-    for start in range(0, len(cells), per_row):
-        row = [
-            text
-            for name, value in cells[start : start + per_row]
-            for text in (Text(name, style="dim"), Text(value, style="bold"))
-        ]
-        table.add_row(*row)
-    return table
-
-
-def step_line(status: Status) -> str:
+def step_line(metrics: StepMetrics, total_steps: int) -> str:
     """The plain line of a step."""
-    metrics = status.metrics
     return "  ".join(
         (
-            f"step {metrics.step}/{status.total_steps}",
+            f"step {metrics.step}/{total_steps}",
             f"loss {metrics.loss:.4f}",
             f"grad_norm {metrics.grad_norm:.2f}",
             f"lr {metrics.lr:.1e}",
             f"tokens/s {metrics.tokens_per_s:.0f}",
             f"mfu {percent_or_na(metrics.mfu)}",
             f"memory {metrics.memory_gib:.1f} GiB",
-            f"eta {duration(status.eta_s)}",
         )
     )
 
@@ -478,6 +318,14 @@ def eval_line(metrics: EvalMetrics, total_steps: int) -> str:
     loss = f"{metrics.eval_loss:.4f}"
     shown = f"{perplexity(metrics.eval_loss):.4g}"
     return f"step {metrics.step}/{total_steps}  held-out loss {loss}  perplexity {shown}"
+
+
+def _bytes_done(done_bytes: int, total_bytes: int, text: str) -> str:
+    size = f"{done_bytes / 1e6:.1f}"
+    if total_bytes:
+        size += f" of {total_bytes / 1e6:.1f}"
+    sizes = [f"{size} MB"] if total_bytes or done_bytes else []
+    return ", ".join([text, *sizes] if text else sizes)
 
 
 def percent_or_na(part: float | None) -> str:
