@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
 
 from weft.config.errors import ConfigError
 from weft.plan.plan import Recompute, ScheduleName, ZeroLevel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """How the chips of a pool are laid out; only layers and samples are left open."""
+
+    axes: Mapping[str, int]
+    """Of each mesh."""
+    meshes: int
+    micro: int
+    """Samples of a microbatch, over all ranks of a mesh."""
+    recompute: Recompute
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +43,14 @@ class Options:
     zero: tuple[ZeroLevel, ...] = (0, 1, 2, 3)
     max_stages: int | None = None
     """Most meshes of one pipeline."""
+    max_ranks: int | None = None
+    """Most ranks of one mesh."""
+    max_pipelines: int | None = None
+    """Most pipelines side by side."""
+    unlike_stages: bool = True
+    """A pipeline may go through several kinds of chip."""
+    shapes: Mapping[str, tuple[Shape, ...]] = field(default_factory=dict)
+    """By chip: how its pools may be laid out; a chip that is not named is free."""
     memory_part: float = 0.92
     """Of each chip's memory that may be planned."""
     leave_idle: bool = True
@@ -44,3 +66,14 @@ class Options:
                 raise ConfigError(f"options.{name}", [], "at least one choice")
         if not 0 < self.memory_part <= 1:
             raise ConfigError("options.memory_part", self.memory_part, "above 0, at most 1")
+
+    @property
+    def any_shape(self) -> bool:
+        """No chip is told how it is laid out."""
+        return self.max_ranks is None and not self.shapes
+
+    def allows(self, chip: str, shape: Shape) -> bool:
+        """A pool of such chips may be laid out like that."""
+        if self.max_ranks is not None and prod(shape.axes.values()) > self.max_ranks:
+            return False
+        return chip not in self.shapes or shape in self.shapes[chip]

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from weft.plan.plan import Recompute, ZeroLevel
-from weft.planner.options import Options
+from weft.planner.options import Options, Shape
 from weft.planner.search.choice import Section, nodes_for
 from weft.planner.search.costs import Costs, Held, Spot
 
@@ -144,6 +144,9 @@ class Space:
                 self.too_slow += 1
                 continue
             section = Section(pool, placed.tp, placed.dp, placed.meshes, recompute)
+            if not (self.options.any_shape or self._allowed(section, micro)):
+                self.misshapen += 1
+                continue
             if not self._holds(section, b, micro):
                 self.too_large += 1
                 continue
@@ -204,6 +207,8 @@ class Space:
         as well; best first."""
         if (pool, micro) not in self._speeds:
             found = list(self._for_micro(pool, micro))
+            if not self.options.any_shape:
+                found = [rate for rate in found if self._allowed(Section(pool, *rate[1:]), micro)]
             found.sort(key=_LAYERS_PER_S, reverse=True)
             self._speeds[pool, micro] = found
         return self._speeds[pool, micro]
@@ -332,6 +337,16 @@ class Space:
             for meshes in counts:
                 for how, seconds in zip(recompute, layer_s, strict=True):
                     yield Speed(meshes / seconds, tp, dp, meshes, how)
+
+    def _allowed(self, section: Section, micro: int) -> bool:
+        """Options leave that shape open."""
+        shape = Shape(
+            axes={"dp": section.dp, "tp": section.tp},
+            meshes=section.meshes,
+            micro=micro,
+            recompute=section.recompute,
+        )
+        return self.options.allows(self.costs.cluster.pools[section.pool].chip.name, shape)
 
     def _placed(self, pool: int) -> Iterator[Section]:
         chips = self.costs.cluster.pools[pool].num_chips

@@ -147,7 +147,7 @@ class Hunt:
 
     def look_at(self, arrangement: Arrangement) -> None:
         """Find the best of an arrangement, as far as it can be better than what is known."""
-        if len(arrangement) > self.workload.samples:
+        if len(arrangement) > self.workload.samples or not self._allowed(arrangement):
             return
         groups = [self._group(len(arrangement), pools) for pools in arrangement]
         if len(groups) == 1:
@@ -158,6 +158,14 @@ class Hunt:
         for level in sorted(self.options.zero, reverse=True):
             if level < 3:
                 self._side_by_side(groups, level)
+
+    def _allowed(self, arrangement: Arrangement) -> bool:
+        """Options leave it open which pools go together so."""
+        options = self.options
+        if options.max_pipelines is not None and len(arrangement) > options.max_pipelines:
+            return False
+        kinds = ({self.cluster.pools[pool].chip.name for pool in pools} for pools in arrangement)
+        return options.unlike_stages or all(len(names) == 1 for names in kinds)
 
     def look_at_cut(self, cluster: ClusterView, first: int) -> None:
         """The same chips with a pool in two parts, ``first`` and the next, where both are used."""
