@@ -19,7 +19,9 @@ from weft.parallel.gradients import Gradients
 from weft.parallel.params import Held, LocalParam, assign_owners
 from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
+from weft.plan.plan import ZeroLevel
 from weft.plan.tiling import Tiling, refine
+from weft.precision.roles import PRECISIONS, Role, Roles
 
 BUCKET_BYTES = 4 * (64 + 16 * 16)
 """One layer in fp32: 16 biases, as long as 64 by alignment, and 16 x 16 weights."""
@@ -40,10 +42,48 @@ def gradients_of(
         params,
         pieces,
         comm,
-        main_dtype=torch.float32,
+        precision=PRECISIONS["fp32"],
         bucket_bytes=bucket_bytes,
         **settings,
     )
+
+
+UNLIKE = replace(
+    Roles.of("unlike", torch.float32, torch.float64),
+    accumulation=Role(torch.float32),
+    reduction=Role(torch.bfloat16),
+)
+"""A dtype of its own for adding up, for travelling and for updating."""
+
+
+def reduce_in(place: Place, level: ZeroLevel, gives: float) -> tuple[list[str], float, float]:
+    """Dtypes of the gradient and of what is updated; a gradient's least and largest element."""
+    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    comm.open_groups([comm.world])
+    comm.open_gathering([comm.world])
+    model = nn.Linear(16, 16, bias=False)
+    params = [local(name, param) for name, param in model.named_parameters()]
+    pieces = {p.spec.name: [Held(p.spec, p.box, comm.world, level)] for p in params}
+    gradients = Gradients(params, pieces, comm, precision=UNLIKE, rounds=2)
+    for flat in gradients.sharded:
+        flat.wait()
+    gradients.begin(2)
+    for _ in range(2):
+        (model.weight * (gives if place.rank else 1.0)).sum().backward()
+    gradients.finish()
+    (main,) = gradients.mains
+    assert main.grad is not None
+    comm.close()
+    dtypes = [str(tensor.dtype) for tensor in (main.grad, main.value)]
+    return dtypes, float(main.grad.min()), float(main.grad.max())
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_each_role_has_a_dtype_of_its_own(pool: WorkerPool, level: ZeroLevel) -> None:
+    """2 x (1 + 2^-9) survives fp32 and loses its last bit on the way in bf16."""
+    found = pool.run(reduce_in, level, 1 + 2**-9, world_size=2)
+    travels_each_round = 2.0 + 2.0
+    assert found == [(["torch.float64"] * 2, travels_each_round, travels_each_round)] * 2
 
 
 def reduce_once(place: Place, overlap: bool) -> dict[str, Any]:
@@ -60,7 +100,7 @@ def reduce_once(place: Place, overlap: bool) -> dict[str, Any]:
         x = torch.full((3, 16), float(place.rank + 1)).requires_grad_()
         model(x).square().sum().backward()
     gradients.finish()
-    grads = [m.value.grad.numpy().copy() for m in gradients.mains if m.value.grad is not None]
+    grads = [m.grad.numpy().copy() for m in gradients.mains if m.grad is not None]
     count = comm.counters["gradients"]
     comm.close()
     return {
@@ -115,7 +155,7 @@ def test_a_parameter_that_no_microbatch_used_has_a_zero_gradient_or_none(
         gradients.begin(1)
         model["used"](torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
         gradients.finish()
-        by_name = {main.spec.name: main.value.grad for main in gradients.mains}
+        by_name = {main.spec.name: main.grad for main in gradients.mains}
         idle = by_name["idle.weight"]
         assert idle is None if may_be_absent else idle is not None and not idle.any()
         assert by_name["used.weight"] is not None
@@ -170,6 +210,8 @@ def many_small(place: Place, bucket_bytes: int) -> tuple[list[list[float]], int]
     scale = float(place.rank + 1)
     sum((param * scale).sin().sum() for param in model).backward()
     gradients.finish()
+    for main in gradients.mains:
+        main.value.grad = main.grad
     optimizer.step()
     comm.close()
     return [param.tolist() for param in model], comm.counters["gradients"].calls

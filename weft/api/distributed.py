@@ -24,6 +24,7 @@ from weft.parallel.params import Held, LocalParam, reduction_groups
 from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
 from weft.platform.registry import platform_named
+from weft.precision.roles import PRECISIONS
 from weft.train.engine import Engine
 
 Unweighted = Literal["refuse", "equal"]
@@ -143,7 +144,8 @@ class _Reduction:
         """Samples that the model was given up to the last step of this optimizer."""
         comm = membership.comm
         dtypes = {param.dtype for param in params.values()}
-        main = torch.float64 if torch.float64 in dtypes else torch.float32
+        roles = PRECISIONS["fp64" if torch.float64 in dtypes else "fp32"]
+        main = roles.master.dtype
         self._places = {
             # Gradients go by a parameter without memory: autograd never meets it.
             name: nn.Parameter(torch.zeros((), dtype=main, device=comm.device).expand(p.shape))
@@ -152,7 +154,8 @@ class _Reduction:
         local = [LocalParam(_spec(n, p), Box.whole(p.shape), p) for n, p in self._places.items()]
         pieces = {p.spec.name: [Held(p.spec, p.box, comm.world)] for p in local}
         comm.open_groups(reduction_groups(pieces))
-        self._gradients = Gradients(local, pieces, comm, main_dtype=main)
+        self._gradients = Gradients(local, pieces, comm, precision=roles)
+        self._sums = {main.spec.name: main for main in self._gradients.mains}
         self._engine: Engine[float] = Engine(
             self._add, self._gradients, torch.optim.SGD([torch.zeros(0)]), comm,
             max_grad_norm=max_grad_norm,
@@ -199,7 +202,7 @@ class _Reduction:
             if is_empty or not used:
                 param.grad = None
                 continue
-            total = self._places[name].grad
+            total = self._sums[name].grad
             assert total is not None, name
             if param.grad is None:
                 param.grad = torch.empty_like(param)

@@ -40,7 +40,7 @@ from weft.plan.tiling import split_evenly
 from weft.planner.sharing import refuse_idle_zero
 from weft.planner.validate import validate_plan
 from weft.platform.registry import platform_named
-from weft.precision.dtypes import MODEL_DTYPE
+from weft.precision.roles import PRECISIONS
 from weft.train.engine import Engine
 
 ModelPrecision = Literal["fp64", "fp32", "bf16"]
@@ -192,13 +192,13 @@ def _refuse_unlike(
     devices = sorted({param.device.type for param in params})
     dtypes = {param.dtype for param in params}
     if precision is not None:
-        dtypes = {MODEL_DTYPE[precision]}
+        dtypes = {PRECISIONS[precision].compute.dtype}
     for p, s, stage in plan.stages():
         where = f"plan.pipelines[{p}].stages[{s}]"
         if [stage.device] != devices:
             expected = f"that of the model ({', '.join(devices)})"
             raise ConfigError(f"{where}.device", stage.device, expected)
-        if {MODEL_DTYPE[stage.precision]} != dtypes:
+        if {PRECISIONS[stage.precision].compute.dtype} != dtypes:
             hint = "Give weave the same precision as the plan."
             expected = f"that of the model ({', '.join(sorted(map(str, dtypes)))})"
             raise ConfigError(f"{where}.precision", stage.precision, expected, hint)
@@ -212,9 +212,9 @@ def _gradients(model: nn.Module, comm: Comm, settings: Settings) -> Gradients:
     exact = {}
     if settings.precision is not None:
         exact = {name: param.detach().clone() for name, param in params}
-        model.to(MODEL_DTYPE[settings.precision])
+        model.to(PRECISIONS[settings.precision].parameters.dtype)
     dtypes = {param.dtype for _, param in params}
-    main = torch.float64 if torch.float64 in dtypes else torch.float32
+    roles = PRECISIONS["fp64" if torch.float64 in dtypes else "fp32"]
     local = [LocalParam(_spec(n, p), Box.whole(tuple(p.shape)), p) for n, p in params]
     sharing = _sharing(settings.plan, comm.world_size)
     pieces = {
@@ -224,7 +224,7 @@ def _gradients(model: nn.Module, comm: Comm, settings: Settings) -> Gradients:
     comm.open_groups(reduction_groups(pieces))
     comm.open_gathering(reduction_groups(pieces, sharded=True))
     gradients = Gradients(
-        local, pieces, comm, main_dtype=main, rounds=sharing.rounds, may_be_absent=True
+        local, pieces, comm, precision=roles, rounds=sharing.rounds, may_be_absent=True
     )
     set_exact(gradients, exact)
     return gradients

@@ -38,7 +38,7 @@ from weft.plan.plan import Plan, Seat
 from weft.plan.tiling import Tiling
 from weft.planner.sharing import refuse_idle_zero
 from weft.planner.validate import validate_plan
-from weft.precision.dtypes import MAIN_DTYPE, MODEL_DTYPE
+from weft.precision.roles import PRECISIONS
 from weft.schedules.registry import splits_backward
 from weft.train.engine import Engine
 from weft.train.meet import meet
@@ -151,7 +151,7 @@ def _modules(
 ) -> tuple[dict[int, nn.Module], dict[str, Tensor]]:
     """This process's modules by the first number that uses them, and their exact values."""
     modules, exact = {}, {}
-    dtype = MODEL_DTYPE[seat.stage_plan.precision]
+    dtype = PRECISIONS[seat.stage_plan.precision].parameters.dtype
     for home in sorted({skeleton.homes[n] for s in seat.stages for n in _numbers(seat, s)}):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_layer_seed(job.seed, home))
@@ -207,7 +207,7 @@ def _gradients(
         local,
         pieces,
         comm,
-        main_dtype=MAIN_DTYPE[seat.stage_plan.precision],
+        precision=PRECISIONS[seat.stage_plan.precision],
         rounds=seat.pipeline_plan.num_microbatches,
         may_be_absent=True,
     )
@@ -306,7 +306,7 @@ class _Passes:
         count = _checked_samples(batch, self._job.plan.global_batch)
         inputs, targets = (tensor.to(self._comm.device) for tensor in batch[:2])
         if inputs.is_floating_point():
-            inputs = inputs.to(MODEL_DTYPE[self._seat.stage_plan.precision])
+            inputs = inputs.to(PRECISIONS[self._seat.stage_plan.precision].compute.dtype)
         shape = _Shape(
             tuple(inputs.shape[1:]),
             batch[0].dtype,

@@ -67,9 +67,9 @@ class Recorder:
         ``factor`` makes them those of the mean loss; before clipping, which mixes them all.
         """
         for main in built.gradients.mains:
-            if main.owned and main.value.grad is not None:
+            if main.owned and main.grad is not None:
                 offset = (*main.box.offset, 0)[:2]
-                grad = _as_matrix(main.value.grad.double() * factor)
+                grad = _as_matrix(main.grad.double() * factor)
                 self._add("parameter gradient", main.spec.name, grad, offset, (0,))
 
     def watch(self, stages: Mapping[int, Decoder]) -> None:

@@ -212,7 +212,7 @@ def _train(comm: Comm, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
     losses, norms, parts = [], [], []
     for step in range(rehearsal.steps):
         result, factor = built.engine.backward(synthetic_microbatches(comm, plan, rehearsal, step))
-        grads = {id(m): _array(m.value.grad) * float(factor) for m in built.gradients.mains}
+        grads = {id(m): _array(m.grad) * float(factor) for m in built.gradients.mains}
         built.engine.update(factor)
         losses.append(float(result.loss))
         norms.append(float(result.grad_norm))

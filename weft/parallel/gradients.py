@@ -1,9 +1,9 @@
 """The gradient path: accumulate, reduce by name and box, hand to the optimizer.
 
-Autograd leaves a gradient on a parameter; a hook moves it into a bucket of the main dtype. During
-the last backward of a step a bucket is reduced as soon as it is full, while backward goes on; from
-ZeRO level 2 on during every backward. Where nothing needs reducing or converting, autograd's own
-gradient is used and nothing is copied.
+Autograd leaves a gradient on a parameter; a hook moves it into a bucket of the accumulation dtype.
+During the last backward of a step a bucket is reduced as soon as it is full, while backward goes
+on; from ZeRO level 2 on during every backward. Where nothing needs reducing or converting,
+autograd's own gradient is used and nothing is copied.
 """
 
 from __future__ import annotations
@@ -17,132 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm.comm import Comm, Finish
-from weft.parallel.buckets import BUCKET_BYTES, Bucket, fill_buckets
-from weft.parallel.mains import FlatParams, MainParam, kept_views, whole_main
+from weft.parallel.accumulate import Accumulator, Slot
+from weft.parallel.buckets import BUCKET_BYTES, fill_buckets
+from weft.parallel.mains import FlatParams, MainParam, whole_main
 from weft.parallel.params import Held, LocalParam, assign_owners
+from weft.precision.roles import Roles
 
 MAX_IN_FLIGHT = 2
 """Reductions under way of gradients that are not kept whole: each holds a buffer."""
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """Room for one piece's gradient inside a bucket."""
-
-    param: nn.Parameter
-    index: tuple[slice, ...]
-    """The piece inside the parameter."""
-    place: slice
-    """The piece inside the bucket."""
-    uses: int
-    """Stages of this rank that compute with the parameter: 2 for a tied one on a V's ends."""
-    is_fresh: bool = True
-    """Nothing was added yet: overwrite, do not add."""
-    received: int = 0
-    """Gradients that came in this step."""
-
-
-class _Accumulator:
-    """The gradients of one bucket, from the first that comes to their sum over all holders."""
-
-    def __init__(
-        self,
-        bucket: Bucket,
-        params: Mapping[str, LocalParam],
-        comm: Comm,
-        dtype: torch.dtype,
-        rounds: int,
-    ) -> None:
-        self.bucket = bucket
-        self.rounds = rounds if bucket.reduces_each_backward else 1
-        self._comm = comm
-        self._dtype = dtype
-        self._device = next(iter(params.values())).param.device
-        self._flat: Tensor | None = None
-        """Persistent up to level 1; above from the first gradient to the reduction."""
-        self._own = self._empty(bucket.segment if bucket.level else 0)
-        self.slots = []
-        for entry in bucket.entries:
-            local = params[entry.held.spec.name]
-            index = entry.held.box.within(local.box).slices()
-            place = slice(entry.start, entry.stop)
-            self.slots.append(_Slot(local.param, index, place, local.uses))
-        self._num_reduced = 0
-
-    @property
-    def kept_bytes(self) -> int:
-        return self._own.nbytes + (0 if self._flat is None else self._flat.nbytes)
-
-    def begin(self) -> None:
-        for slot in self.slots:
-            slot.is_fresh, slot.received = True, 0
-        self._num_reduced = 0
-
-    def add(self, slot: _Slot, grad: Tensor) -> None:
-        part = grad[slot.index]
-        view = self._whole()[slot.place].view(part.shape)
-        if slot.is_fresh:
-            view.copy_(part)
-        else:
-            view.add_(part)
-        slot.is_fresh, slot.received = False, slot.received + 1
-
-    def is_full(self, round_: int, num_backwards: int) -> bool:
-        """Everything that has to travel in this round is here."""
-        wanted = num_backwards if round_ == self.rounds - 1 else min(round_ + 1, num_backwards)
-        return all(slot.received >= wanted * slot.uses for slot in self.slots)
-
-    def check(self, num_backwards: int) -> None:
-        """A gradient that came in two parts of one backward may have missed its reduction."""
-        for slot, entry in zip(self.slots, self.bucket.entries, strict=True):
-            assert slot.received <= num_backwards * slot.uses, (
-                f"{entry.held.spec.name}: {slot.received} gradients in {num_backwards} backwards; "
-                "a linear layer whose weight is also used directly cannot wait for its gradient"
-            )
-
-    def reduce(self) -> Finish:
-        """Start to sum what came since the last round over all holders."""
-        flat, ranks = self._whole(), self.bucket.ranks
-        for slot in self.slots:
-            if slot.is_fresh:  # no part of this rank's batch used the parameter
-                flat[slot.place].zero_()
-            slot.is_fresh = True
-        if self.bucket.level == 0:
-            return self._comm.all_reduce(flat, name="gradients", group=ranks, wait=False)
-        is_first = self._num_reduced == 0
-        self._num_reduced += 1
-        if self.bucket.level >= 2:
-            self._flat = None
-        own = self._own if is_first else torch.empty_like(self._own)
-        arrived = self._comm.reduce_scatter(flat, own, name="gradients", group=ranks)
-
-        def finish() -> None:
-            arrived()
-            if not is_first:
-                self._own.add_(own)
-
-        return finish
-
-    def pieces(self, rank: int) -> list[Held]:
-        """The piece that each of ``sums`` is a part of."""
-        if self.bucket.level:
-            return [stretch.held for stretch in self.bucket.kept(rank)]
-        return [entry.held for entry in self.bucket.entries]
-
-    def sums(self, rank: int) -> list[Tensor]:
-        """What the optimizer of ``rank`` needs: all pieces whole, or what its segment has."""
-        if self.bucket.level:
-            return [view for _, view in kept_views(self.bucket, rank, self._own)]
-        flat = self._whole()
-        return [flat[e.start : e.stop].view(e.held.box.size) for e in self.bucket.entries]
-
-    def _whole(self) -> Tensor:
-        if self._flat is None:
-            self._flat = self._empty(self.bucket.numel)
-        return self._flat
-
-    def _empty(self, numel: int) -> Tensor:
-        return torch.empty(numel, dtype=self._dtype, device=self._device)
 
 
 class _Reduction(NamedTuple):
@@ -157,7 +39,7 @@ class _Reduction(NamedTuple):
 class _Line:
     """The reductions of one group of ranks in the order that all of them keep."""
 
-    rounds: list[tuple[_Accumulator, int]]
+    rounds: list[tuple[Accumulator, int]]
     next: int = 0
 
 
@@ -167,7 +49,7 @@ class Gradients:
     Args:
         params: What this rank holds, in forward order.
         pieces: The common refinement of every parameter's tiling, of the whole job.
-        main_dtype: Dtype of accumulation, reduction and update.
+        precision: Dtypes of accumulation, reduction and update, and where each is kept.
         overlap: Reduce during backward, and gather updated parameters during what comes after;
             off: wait for each. The numbers do not depend on it.
         rounds: Microbatches of a step, those without samples for this rank included.
@@ -181,7 +63,7 @@ class Gradients:
         pieces: Mapping[str, Sequence[Held]],
         comm: Comm,
         *,
-        main_dtype: torch.dtype,
+        precision: Roles,
         overlap: bool = True,
         rounds: int = 1,
         bucket_bytes: int = BUCKET_BYTES,
@@ -191,14 +73,14 @@ class Gradients:
         self._overlap = overlap
         self._may_be_absent = may_be_absent
         by_name = {local.spec.name: local for local in params}
-        whole, packed = _whole_or_packed(params, pieces, comm.rank, main_dtype)
-        buckets = fill_buckets(packed, main_dtype.itemsize, bucket_bytes)
-        self.sharded = [FlatParams(b, by_name, comm, main_dtype) for b in buckets if b.level]
+        whole, packed = _whole_or_packed(params, pieces, comm.rank, precision)
+        buckets = fill_buckets(packed, precision.reduction.dtype.itemsize, bucket_bytes)
+        self.sharded = [FlatParams(b, by_name, comm, precision.master) for b in buckets if b.level]
         self.mains = whole + [main for flat in self.sharded for main in flat.mains]
-        self._sums = [_Accumulator(b, by_name, comm, main_dtype, rounds) for b in buckets]
+        self._sums = [Accumulator(b, by_name, comm, precision, rounds) for b in buckets]
         self._mains_of = _by_bucket(self.mains, self._sums, comm.rank)
         self._lines = _lines(self._sums)
-        self._slots: dict[nn.Parameter, list[tuple[_Accumulator, _Slot, _Line]]] = {}
+        self._slots: dict[nn.Parameter, list[tuple[Accumulator, Slot, _Line]]] = {}
         for sums in self._sums:
             line = self._lines[sums.bucket.ranks]
             for slot in sums.slots:
@@ -226,7 +108,7 @@ class Gradients:
         """
         self._num_backwards = num_backwards
         for main in self.mains:
-            main.value.grad = None
+            main.value.grad = main.grad = None
         for sums in self._sums:
             sums.begin()
         for line in self._lines.values():
@@ -235,7 +117,7 @@ class Gradients:
                 self._reduce_full(line)
 
     def finish(self) -> None:
-        """Wait until every gradient is the sum over all ranks, and set ``value.grad``."""
+        """Wait until every gradient is the sum over all ranks, and set each ``grad``."""
         for line in self._lines.values():
             self._reduce(line, len(line.rounds))
         present = self._count_present() if self._may_be_absent else None
@@ -244,13 +126,15 @@ class Gradients:
         self._in_flight.clear()
         for sums in self._sums:
             sums.check(self._num_backwards)
+        for main in self.mains:  # what needs no bucket is where autograd left it
+            main.grad = main.value.grad
         for sums, mains in zip(self._sums, self._mains_of, strict=True):
             for main, view in zip(mains, sums.sums(self._comm.rank), strict=True):
-                main.value.grad = view
+                main.grad = view.to(main.value)
         if present is None:
             for main in self.mains:
-                if main.value.grad is None:
-                    main.value.grad = torch.zeros_like(main.value)
+                if main.grad is None:
+                    main.grad = torch.zeros_like(main.value)
         else:
             self._forget_absent(present)
 
@@ -276,7 +160,7 @@ class Gradients:
         for sums, mains in zip(self._sums, self._mains_of, strict=True):
             for main, held in zip(mains, sums.pieces(self._comm.rank), strict=True):
                 if (held.spec.name, held.box) in absent:
-                    main.value.grad = None
+                    main.grad = None
 
     @property
     def kept_bytes(self) -> int:
@@ -285,7 +169,7 @@ class Gradients:
 
     def squared_norm(self) -> Tensor:
         """Sum of squares of the gradients this rank owns, fp64 scalar on the device."""
-        grads = [m.value.grad for m in self.mains if m.owned and m.value.grad is not None]
+        grads = [m.grad for m in self.mains if m.owned and m.grad is not None]
         if not grads:
             return torch.zeros((), dtype=torch.float64, device=self._comm.device)
         norms = torch.stack(torch._foreach_norm(grads)).double()
@@ -293,7 +177,7 @@ class Gradients:
 
     def scale(self, factor: Tensor) -> None:
         """Multiply every gradient by a scalar of the device."""
-        grads = [m.value.grad for m in self.mains if m.value.grad is not None]
+        grads = [m.grad for m in self.mains if m.grad is not None]
         if grads:
             torch._foreach_mul_(grads, factor.to(grads[0].dtype))
 
@@ -397,7 +281,7 @@ def _whole_or_packed(
     params: Sequence[LocalParam],
     pieces: Mapping[str, Sequence[Held]],
     rank: int,
-    main_dtype: torch.dtype,
+    precision: Roles,
 ) -> tuple[list[MainParam], list[Held]]:
     """The pieces that this rank updates as a whole, and those whose gradients go into buckets."""
     owners = assign_owners(pieces)
@@ -409,13 +293,15 @@ def _whole_or_packed(
         for held in mine:
             if not held.level:
                 owned = owners[local.spec.name, held.box] == rank
-                whole.append(whole_main(local, held, main_dtype, owned=owned))
-            if held.level or len(held.ranks) > 1 or whole[-1].target is not None:
+                whole.append(whole_main(local, held, precision.master, owned=owned))
+            is_converted = local.param.dtype != precision.accumulation.dtype
+            is_copied = is_converted or (not held.level and whole[-1].target is not None)
+            if held.level or len(held.ranks) > 1 or is_copied:
                 packed.append(held)
     return whole, packed
 
 
-def _lines(sums: Sequence[_Accumulator]) -> dict[tuple[int, ...], _Line]:
+def _lines(sums: Sequence[Accumulator]) -> dict[tuple[int, ...], _Line]:
     """Round after round, and in each round bucket after bucket; what has one round goes last."""
     lines: dict[tuple[int, ...], _Line] = {}
     rounds = max((each.rounds for each in sums), default=1)
@@ -430,7 +316,7 @@ def _lines(sums: Sequence[_Accumulator]) -> dict[tuple[int, ...], _Line]:
 
 
 def _by_bucket(
-    mains: Sequence[MainParam], sums: Sequence[_Accumulator], rank: int
+    mains: Sequence[MainParam], sums: Sequence[Accumulator], rank: int
 ) -> list[list[MainParam]]:
     """For each bucket the main parameters that its sums are for, in the same order."""
     by_box = {(main.spec.name, main.box): main for main in mains}

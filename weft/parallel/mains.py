@@ -13,6 +13,7 @@ from weft.parallel.buckets import Bucket, Stretch
 from weft.parallel.params import Held, LocalParam
 from weft.plan.box import Box
 from weft.plan.model import ParamSpec
+from weft.precision.roles import Role
 
 
 @dataclass(slots=True, eq=False)
@@ -20,8 +21,7 @@ class MainParam:
     """One box of a parameter as the optimizer sees it.
 
     ``value`` is memory that the model computes with, or a master copy of it where the model
-    computes in a lower precision. ``value.grad`` is valid between ``Gradients.finish`` and the
-    next ``begin``.
+    computes in a lower precision.
     """
 
     spec: ParamSpec
@@ -33,14 +33,19 @@ class MainParam:
     """This rank counts the box in norms and writes it to checkpoints."""
     target: Tensor | None = None
     """What a master copy is copied into after an update; None where something else does it."""
+    grad: Tensor | None = None
+    """In the dtype of ``value``; valid between ``Gradients.finish`` and the next ``begin``."""
 
 
-def whole_main(local: LocalParam, held: Held, dtype: torch.dtype, *, owned: bool) -> MainParam:
+def whole_main(local: LocalParam, held: Held, master: Role, *, owned: bool) -> MainParam:
     """A piece that each of its holders updates itself: the parameter, or a master of the piece."""
-    if held.box == local.box and local.param.dtype == dtype:
+    place = master.place(local.param.device)
+    is_same = (local.param.dtype, local.param.device) == (master.dtype, place)
+    if held.box == local.box and is_same:
         return MainParam(held.spec, held.box, local.param, local.param, owned)
     target = local.param.detach()[held.box.within(local.box).slices()]
-    return MainParam(held.spec, held.box, target.to(dtype, copy=True), local.param, owned, target)
+    value = target.to(place, master.dtype, copy=True)
+    return MainParam(held.spec, held.box, value, local.param, owned, target)
 
 
 class FlatParams:
@@ -57,12 +62,12 @@ class FlatParams:
         bucket: Bucket,
         params: Mapping[str, LocalParam],
         comm: Comm,
-        main_dtype: torch.dtype,
+        master: Role,
     ) -> None:
         self.bucket = bucket
         self._comm = comm
         first = params[bucket.entries[0].held.spec.name].param
-        dtype = first.dtype if bucket.in_one_precision else main_dtype
+        dtype = first.dtype if bucket.in_one_precision else master.dtype
         self._flat = torch.zeros(bucket.numel, dtype=dtype, device=first.device)
         self._copies: list[tuple[Tensor, Tensor]] = []
         for entry in bucket.entries:
@@ -76,8 +81,12 @@ class FlatParams:
             else:
                 self._copies.append((part, view))
         self._own = self._flat.view(len(bucket.ranks), -1)[bucket.ranks.index(comm.rank)]
-        self._is_in_place = bucket.level < 3 and self._flat.dtype == main_dtype
-        self._share = self._own if self._is_in_place else self._own.to(main_dtype, copy=True)
+        place = master.place(first.device)
+        is_same = (self._flat.dtype, self._flat.device) == (master.dtype, place)
+        self._is_in_place = bucket.level < 3 and is_same
+        self._share = (
+            self._own if self._is_in_place else self._own.to(place, master.dtype, copy=True)
+        )
         self.mains = [
             MainParam(
                 stretch.held.spec, stretch.box, view, params[stretch.held.spec.name].param, True

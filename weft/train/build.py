@@ -33,7 +33,7 @@ from weft.parallel.tensor.sequence import TensorGroup
 from weft.plan.box import Box
 from weft.plan.model import ModelSpec, ParamSpec
 from weft.plan.plan import Plan, Seat, StagePlan
-from weft.precision.dtypes import MAIN_DTYPE, MODEL_DTYPE
+from weft.precision.roles import PRECISIONS
 from weft.schedules.registry import splits_backward
 from weft.train.engine import Engine
 
@@ -84,7 +84,7 @@ def build(
         local_params(list(stages.values()), specs, boxes),
         pieces,
         comm,
-        main_dtype=MAIN_DTYPE[seat.stage_plan.precision],
+        precision=PRECISIONS[seat.stage_plan.precision],
         overlap=overlap,
         rounds=seat.pipeline_plan.num_microbatches,
     )
@@ -141,7 +141,8 @@ def _stage(
     assert not buffers, f"a buffer would be left without values: {buffers}"
     for name, param in list(model.named_parameters()):
         owner, _, leaf = name.rpartition(".")
-        empty = torch.empty(param.shape, dtype=MODEL_DTYPE[stage.precision], device=device)
+        role = PRECISIONS[stage.precision].parameters
+        empty = torch.empty(param.shape, dtype=role.dtype, device=role.place(device))
         if name in hollow:
             empty.untyped_storage().resize_(0)
         model.get_submodule(owner).register_parameter(leaf, nn.Parameter(empty))

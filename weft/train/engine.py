@@ -100,5 +100,7 @@ class Engine(Generic[M]):
             return
         if value != 1.0:
             self.gradients.scale(factor)
+        for main in self.gradients.mains:
+            main.value.grad = main.grad
         self.optimizer.step()
         self.gradients.publish()

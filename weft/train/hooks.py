@@ -13,7 +13,7 @@ import torch
 from weft.checkpoint.entry import CheckpointError
 from weft.cost.flops import train_flops_per_token
 from weft.data.batch import Dataset
-from weft.precision.dtypes import MODEL_DTYPE
+from weft.precision.roles import PRECISIONS
 from weft.report.metrics import EvalMetrics, StepMetrics, Writer
 from weft.report.progress import Progress
 from weft.train.evaluate import Evaluation, evaluate
@@ -23,7 +23,7 @@ from weft.train.saving import save
 
 def measure_peak(run: Run) -> float:
     """FLOP/s that all ranks together reach in a large matrix product of their dtype. Collective."""
-    dtype = MODEL_DTYPE[run.plan.seat(run.comm.rank).stage_plan.precision]
+    dtype = PRECISIONS[run.plan.seat(run.comm.rank).stage_plan.precision].compute.dtype
     run.comm.barrier(name="measure peak")
     mine = run.platform.matmul_flops(dtype, run.comm.device)
     total = torch.tensor(mine, dtype=torch.float64, device=run.comm.device)

@@ -27,6 +27,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import Plan, Seat
 from weft.plan.tiling import Tiling
+from weft.precision.roles import PRECISIONS
 from weft.schedules.registry import splits_backward
 from weft.simulate.times import StageTimes
 from weft.train.build import local_params
@@ -183,7 +184,7 @@ def _gradients(job: VirtualJob, stages: Mapping[int, VirtualStage], comm: Virtua
         local_params(list(stages.values()), specs, mine),
         pieces,
         comm,
-        main_dtype=torch.float64,
+        precision=PRECISIONS["fp64"],
         bucket_bytes=job.bucket_bytes,
         rounds=job.plan.seat(comm.rank).pipeline_plan.num_microbatches,
     )

@@ -19,7 +19,7 @@ from weft.parallel.pipeline.releases import releases
 from weft.parallel.pipeline.seam import Seam, Way
 from weft.parallel.sharding import Attendance
 from weft.plan.plan import Seat
-from weft.precision.dtypes import MODEL_DTYPE
+from weft.precision.roles import PRECISIONS
 from weft.schedules.action import Action, Schedule
 from weft.schedules.registry import schedule_of
 
@@ -110,7 +110,7 @@ class Executor:
         forwards = [[action for action in each if action.kind == "F"] for each in schedule]
         self._training = _Work.of(schedule, seat.position)
         self._evaluation = _Work.of(forwards, seat.position)
-        self._dtype = MODEL_DTYPE[seat.stage_plan.precision]
+        self._dtype = PRECISIONS[seat.stage_plan.precision].compute.dtype
         self._counts_loss = seat.stage_plan.mesh.coordinate(seat.rank)["tp"] == 0
         last = len(seat.pipeline_plan.stages) - 1
         self._seams: dict[int, Seam] = {}

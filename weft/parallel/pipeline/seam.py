@@ -15,7 +15,7 @@ from weft.parallel.tensor.split import part_of
 from weft.plan.box import Box
 from weft.plan.plan import PipelinePlan, Plan
 from weft.plan.tiling import Move, Tiling, moves
-from weft.precision.dtypes import MODEL_DTYPE
+from weft.precision.roles import PRECISIONS
 
 Way = Literal["F", "B"]
 """Activations go forward, their gradients backward."""
@@ -90,7 +90,7 @@ class Seam:
         self._pipeline = pipeline
         self._stage = stage
         self._shape = shape
-        self._dtype = MODEL_DTYPE[pipeline.stages[stage].precision]
+        self._dtype = PRECISIONS[pipeline.stages[stage].precision].compute.dtype
         ways: tuple[Way, Way] = ("F", "B")
         self._channels = {way: channel(pipeline, stage, way) for way in ways}
         self._routes: dict[tuple[Way, int], _Route] = {}

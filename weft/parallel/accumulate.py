@@ -1,0 +1,151 @@
+"""The gradients of one bucket: added up over micro-batches, then summed over all holders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from weft.comm.comm import Comm, Finish
+from weft.parallel.buckets import Bucket
+from weft.parallel.mains import kept_views
+from weft.parallel.params import Held, LocalParam
+from weft.precision.roles import Roles
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """Room for one piece's gradient inside a bucket."""
+
+    param: nn.Parameter
+    index: tuple[slice, ...]
+    """The piece inside the parameter."""
+    place: slice
+    """The piece inside the bucket."""
+    uses: int
+    """Stages of this rank that compute with the parameter: 2 for a tied one on a V's ends."""
+    is_fresh: bool = True
+    """Nothing was added yet: overwrite, do not add."""
+    received: int = 0
+    """Gradients that came in this step."""
+
+
+class Accumulator:
+    """The gradients of one bucket, from the first that comes to their sum over all holders."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        params: Mapping[str, LocalParam],
+        comm: Comm,
+        precision: Roles,
+        rounds: int,
+    ) -> None:
+        self.bucket = bucket
+        self.rounds = rounds if bucket.reduces_each_backward else 1
+        self._comm = comm
+        self._dtype = precision.accumulation.dtype
+        self._device = precision.accumulation.place(next(iter(params.values())).param.device)
+        self._travel_dtype = precision.reduction.dtype
+        self._flat: Tensor | None = None
+        """Persistent up to level 1; above from the first gradient to the reduction."""
+        self._own = self._empty(bucket.segment if bucket.level else 0)
+        self.slots = []
+        for entry in bucket.entries:
+            local = params[entry.held.spec.name]
+            index = entry.held.box.within(local.box).slices()
+            place = slice(entry.start, entry.stop)
+            self.slots.append(Slot(local.param, index, place, local.uses))
+        self._num_reduced = 0
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._own.nbytes + (0 if self._flat is None else self._flat.nbytes)
+
+    def begin(self) -> None:
+        for slot in self.slots:
+            slot.is_fresh, slot.received = True, 0
+        self._num_reduced = 0
+
+    def add(self, slot: Slot, grad: Tensor) -> None:
+        part = grad[slot.index]
+        view = self._whole()[slot.place].view(part.shape)
+        if slot.is_fresh:
+            view.copy_(part)
+        else:
+            view.add_(part)
+        slot.is_fresh, slot.received = False, slot.received + 1
+
+    def is_full(self, round_: int, num_backwards: int) -> bool:
+        """Everything that has to travel in this round is here."""
+        wanted = num_backwards if round_ == self.rounds - 1 else min(round_ + 1, num_backwards)
+        return all(slot.received >= wanted * slot.uses for slot in self.slots)
+
+    def check(self, num_backwards: int) -> None:
+        """A gradient that came in two parts of one backward may have missed its reduction."""
+        for slot, entry in zip(self.slots, self.bucket.entries, strict=True):
+            assert slot.received <= num_backwards * slot.uses, (
+                f"{entry.held.spec.name}: {slot.received} gradients in {num_backwards} backwards; "
+                "a linear layer whose weight is also used directly cannot wait for its gradient"
+            )
+
+    def reduce(self) -> Finish:
+        """Start to sum what came since the last round over all holders."""
+        flat, ranks = self._whole(), self.bucket.ranks
+        for slot in self.slots:
+            if slot.is_fresh:  # no part of this rank's batch used the parameter
+                flat[slot.place].zero_()
+            slot.is_fresh = True
+        sent = flat.to(self._travel_dtype)  # the same tensor where the dtypes agree
+        if self.bucket.level == 0:
+            return self._all_reduce(flat, sent)
+        is_first = self._num_reduced == 0
+        self._num_reduced += 1
+        if self.bucket.level >= 2:
+            self._flat = None
+        is_in_place = is_first and sent is flat
+        own = self._own if is_in_place else torch.empty_like(self._own, dtype=sent.dtype)
+        arrived = self._comm.reduce_scatter(sent, own, name="gradients", group=ranks)
+
+        def finish() -> None:
+            arrived()
+            if is_first and not is_in_place:
+                self._own.copy_(own)
+            elif not is_in_place:
+                self._own.add_(own)
+
+        return finish
+
+    def _all_reduce(self, flat: Tensor, sent: Tensor) -> Finish:
+        ranks = self.bucket.ranks
+        arrived = self._comm.all_reduce(sent, name="gradients", group=ranks, wait=False)
+
+        def finish() -> None:
+            arrived()
+            if sent is not flat:
+                flat.copy_(sent)
+
+        return finish
+
+    def pieces(self, rank: int) -> list[Held]:
+        """The piece that each of ``sums`` is a part of."""
+        if self.bucket.level:
+            return [stretch.held for stretch in self.bucket.kept(rank)]
+        return [entry.held for entry in self.bucket.entries]
+
+    def sums(self, rank: int) -> list[Tensor]:
+        """What the optimizer of ``rank`` needs: all pieces whole, or what its segment has."""
+        if self.bucket.level:
+            return [view for _, view in kept_views(self.bucket, rank, self._own)]
+        flat = self._whole()
+        return [flat[e.start : e.stop].view(e.held.box.size) for e in self.bucket.entries]
+
+    def _whole(self) -> Tensor:
+        if self._flat is None:
+            self._flat = self._empty(self.bucket.numel)
+        return self._flat
+
+    def _empty(self, numel: int) -> Tensor:
+        return torch.empty(numel, dtype=self._dtype, device=self._device)
