@@ -14,10 +14,10 @@ from typing import Literal
 from weft.cluster.cluster import Dtype
 from weft.cost.memory import Memory, Overheads, Sharing, gathered_layers, stage_memory
 from weft.cost.rates import PhaseSeconds
-from weft.cost.shape import ModelShape
 from weft.cost.timing import Place, Replicas, once_a_step, stage_seconds
 from weft.cost.traffic import Fabric, Group
 from weft.cost.work import Keep, StageWork, StateBytes
+from weft.models.shape import ModelShape
 from weft.plan.plan import ZeroLevel
 
 JobSchedule = Literal["1f1b", "zb-h1", "zb-h2"]

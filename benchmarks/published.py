@@ -26,8 +26,8 @@ from benchmarks.software import Generation, generation_of
 from weft.cluster.cluster import Chip, Dtype
 from weft.config.errors import ConfigError
 from weft.cost.rates import Roofline
-from weft.cost.shape import ExpertShape, LatentAttention, ModelShape
 from weft.cost.work import Keep
+from weft.models.shape import ExpertShape, LatentAttention, ModelShape
 from weft.plan.plan import ZeroLevel
 
 Record = Mapping[str, Any]

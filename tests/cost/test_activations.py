@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from weft.cost.activations import layer_kept, layer_working, logits, stage_kept
-from weft.cost.shape import ExpertShape, ModelShape
 from weft.cost.work import StageWork
+from weft.models.shape import ExpertShape, ModelShape
 
 S, B, H, A, T = 2048, 4, 6144, 64, 8
 GPT = ModelShape(

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.job import Job, pipeline_seconds
 from weft.cost.rates import PhaseSeconds
-from weft.cost.shape import ModelShape
 from weft.models.llama.sizes import SIZES
+from weft.models.registry import shape_of
 from weft.schedules.interleaved import interleaved
 from weft.schedules.one_forward_one_backward import one_forward_one_backward
 from weft.schedules.validity import prove
@@ -15,7 +15,7 @@ from weft.schedules.zero_bubble import zero_bubble_h1
 from weft.simulate.play import simulate
 from weft.simulate.times import SeamTimes, StageTimes
 
-JOB = Job(shape=ModelShape.of(SIZES["debug-1m"]), seq_len=8, global_batch=1)
+JOB = Job(shape=shape_of(SIZES["debug-1m"]), seq_len=8, global_batch=1)
 CLOSE = 0.02
 
 

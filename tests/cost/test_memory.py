@@ -7,14 +7,14 @@ import pytest
 from benchmarks.job import Job, memory_of_job
 from weft.cost.activations import logits, stage_kept
 from weft.cost.memory import ACCELERATOR, Overheads, held_by_stage, memory_of_plan, work_of
-from weft.cost.shape import ModelShape
 from weft.cost.work import STATES
 from weft.models.llama.sizes import SIZES
+from weft.models.registry import shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
 SPEC = replace(SIZES["debug-1m"], num_layers=4)
-SHAPE = ModelShape.of(SPEC)
+SHAPE = shape_of(SPEC)
 SEQ = 64
 
 

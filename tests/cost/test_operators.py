@@ -6,9 +6,9 @@ import pytest
 
 from weft.cost.flops import forward_flops_per_token
 from weft.cost.operators import Op, layer_ops, stage_ops
-from weft.cost.shape import ExpertShape, ModelShape
 from weft.cost.work import StageWork
-from weft.models.registry import FAMILIES
+from weft.models.registry import FAMILIES, shape_of
+from weft.models.shape import ExpertShape, ModelShape
 
 SMALL = ModelShape(
     num_layers=2,
@@ -32,7 +32,7 @@ def test_whole_model_computes_what_the_formula_says(family) -> None:
     for spec in family.sizes.values():
         work = replace(WORK, layers=(0, spec.num_layers), seq_len=64)
         expected = forward_flops_per_token(spec, 64) * 3 * 64
-        assert flops(ModelShape.of(spec), work) == pytest.approx(expected)
+        assert flops(shape_of(spec), work) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("split", [{"tp": 2}, {"cp": 2}])

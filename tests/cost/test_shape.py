@@ -2,8 +2,8 @@
 
 import pytest
 
-from weft.cost.shape import ExpertShape, LatentAttention, ModelShape
-from weft.models.registry import FAMILIES
+from weft.models.registry import FAMILIES, shape_of
+from weft.models.shape import ExpertShape, LatentAttention, ModelShape
 
 SIZES = [
     pytest.param(family, spec, id=f"{name}-{size}")
@@ -15,7 +15,7 @@ SIZES = [
 @pytest.mark.parametrize(("family", "spec"), SIZES)
 def test_parameters_are_those_of_the_model(family, spec) -> None:
     listed = sum(param.numel for param in family.param_specs(spec))
-    assert ModelShape.of(spec).params == pytest.approx(listed, abs=0.01)
+    assert shape_of(spec).params == pytest.approx(listed, abs=0.01)
 
 
 def test_experts_and_latent_attention_give_the_published_size() -> None:

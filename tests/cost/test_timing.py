@@ -10,11 +10,12 @@ from weft.config.errors import ConfigError
 from weft.cost.memory import stage_params
 from weft.cost.operators import Op, Phase
 from weft.cost.rates import CLASSES, Roofline, compute_seconds, efficiency_of
-from weft.cost.shape import ExpertShape, ModelShape
 from weft.cost.timing import Place, Replicas, Software, once_a_step, stage_seconds
 from weft.cost.traffic import Fabric, Group, layer_traffic
 from weft.cost.work import StageWork
 from weft.models.llama.sizes import SIZES
+from weft.models.registry import shape_of
+from weft.models.shape import ExpertShape
 
 FABRIC = Fabric(
     piece_bytes=0.0,
@@ -24,7 +25,7 @@ FABRIC = Fabric(
     inside_latency_s=0.0,
     across_latency_s=0.0,
 )
-SHAPE = ModelShape.of(SIZES["llama2-7b"])
+SHAPE = shape_of(SIZES["llama2-7b"])
 WORK = StageWork(layers=(0, 32), embeds=True, predicts=True, samples=1, seq_len=4096)
 ALONE = Replicas(size=1, stride=1, zero=0)
 

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from weft.config.errors import ConfigError
 from weft.cost.operators import stage_ops
-from weft.cost.shape import ModelShape
 from weft.cost.work import StageWork
 from weft.models.llama.sizes import SIZES
-from weft.models.registry import build_model
+from weft.models.registry import build_model, shape_of
 from weft.nn.context import Context
 
 
@@ -41,7 +40,7 @@ class Logits(nn.Module):
 def test_a_known_model_has_the_products_of_its_shape() -> None:
     spec = replace(SIZES["debug-1m"], seq_len=16)
     traced = trace(Logits(build_model(spec)), lambda: (torch.zeros(2, 16, dtype=torch.long),))
-    shape = ModelShape.of(spec)
+    shape = shape_of(spec)
     work = StageWork(layers=(0, 3), embeds=True, predicts=True, samples=2, seq_len=16)
     ops = [(op, n) for op, n in stage_ops(shape, work) if op.kind == "matmul"]
     assert traced.params == shape.params

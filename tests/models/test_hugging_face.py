@@ -24,12 +24,13 @@ from transformers import (
 
 from weft.config.errors import ConfigError
 from weft.data.tokenizer import END, end_token_config, train_bpe
+from weft.models.decoder_spec import DecoderSpec
 from weft.models.hugging_face import INDEX, WEIGHTS, export_hf, import_hf
 from weft.models.registry import FAMILIES, build_model
 from weft.nn.context import Context
 from weft.nn.init import initial_values
 from weft.plan.box import Box
-from weft.plan.model import Init, ModelSpec, ParamSpec, RopeScaling
+from weft.plan.model import Init, ParamSpec, RopeScaling
 
 TOKENS = torch.randint(0, 96, (2, 40), generator=torch.Generator().manual_seed(2))
 ATOL = 1e-5  # fp32 logits of about 1 in size; the two add in different orders
@@ -79,7 +80,7 @@ def _their_model(config: PreTrainedConfig) -> torch.nn.Module:
     return model
 
 
-def _logits(spec: ModelSpec, tensors: dict[str, Tensor]) -> Tensor:
+def _logits(spec: DecoderSpec, tensors: dict[str, Tensor]) -> Tensor:
     model = build_model(spec)
     model.load_state_dict(tensors)
     with torch.no_grad():
@@ -102,7 +103,7 @@ def test_import_gives_their_logits(name: str, size: str, tmp_path: Path) -> None
     torch.testing.assert_close(_logits(spec, tensors), _their_logits(theirs), rtol=0, atol=ATOL)
 
 
-def _ours(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def _ours(spec: DecoderSpec, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     def values(param: ParamSpec) -> Tensor:
         drawn = replace(param, init=Init("normal", 0.2))
         offset = 1.0 if param.init.kind == "ones" else 0.0
@@ -111,7 +112,7 @@ def _ours(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str, Tens
     return {param.name: values(param) for param in FAMILIES[spec.family].param_specs(spec)}
 
 
-LLAMA = ModelSpec(
+LLAMA = DecoderSpec(
     family="llama",
     d_model=32,
     d_ff=56,

@@ -15,15 +15,15 @@ import weft.nn
 from weft.config.errors import ConfigError
 from weft.config.sections import ModelConfig
 from weft.models.decoder import Decoder
+from weft.models.decoder_spec import DecoderSpec
 from weft.models.registry import FAMILIES, build_model, model_spec
 from weft.nn.context import Context
 from weft.nn.dropout import Dropout, dropout_keys
 from weft.nn.init import initial_values
 from weft.plan.box import Box
-from weft.plan.model import ModelSpec
 
 SPECS = {
-    "llama": ModelSpec(
+    "llama": DecoderSpec(
         family="llama",
         d_model=16,
         d_ff=24,
@@ -48,7 +48,7 @@ TARGETS = torch.randint(0, 31, (2, 9), generator=generator)
 WEIGHTS = torch.rand(2, 9, generator=generator, dtype=torch.float64)
 
 
-def _build(spec: ModelSpec, *stage: range, embed: bool = True, head: bool = True) -> Decoder:
+def _build(spec: DecoderSpec, *stage: range, embed: bool = True, head: bool = True) -> Decoder:
     model = build_model(spec, *stage, embed=embed, head=head).double()
     specs = {p.name: p for p in FAMILIES[spec.family].param_specs(spec)}
     with torch.no_grad():
@@ -58,7 +58,7 @@ def _build(spec: ModelSpec, *stage: range, embed: bool = True, head: bool = True
     return model
 
 
-def _context(spec: ModelSpec) -> Context:
+def _context(spec: DecoderSpec) -> Context:
     keys = dropout_keys(1, 2, torch.tensor([5, 6])) if spec.dropout else None
     return Context(dropout_keys=keys)
 

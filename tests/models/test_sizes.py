@@ -9,7 +9,6 @@ import torch
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from weft.models.hugging_face import CONVERTERS
 from weft.models.registry import FAMILIES, build_model
 from weft.plan.model import ModelSpec
 
@@ -84,7 +83,7 @@ def test_published_number_of_parameters(row: tuple[str, str]) -> None:
 @pytest.mark.parametrize("row", ROWS, ids=" ".join)
 def test_transformers_counts_the_same(row: tuple[str, str]) -> None:
     """The shape as a config.json makes a module of as many parameters there."""
-    fields = CONVERTERS[row[0]].to_fields(_spec(row))
+    fields = FAMILIES[row[0]].converter.to_fields(_spec(row))
     config = CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(config)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from weft.config.sections import CosineSchedule, OptimConfig
-from weft.diagnose.verify import REHEARSAL_EPS, Rehearsal, small
+from weft.diagnose.verify import REHEARSAL_EPS, Rehearsal
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
@@ -86,7 +86,7 @@ class Case:
         family = FAMILIES[self.family]
         row = next(iter(family.sizes.values()))
         heads = {"num_heads": 8, "num_kv_heads": 4 if self.family == "llama" else 8}
-        spec = small(replace(row, **heads))
+        spec = replace(row, **heads).reduced()
         spec = replace(spec, num_layers=NUM_LAYERS, dropout=self.dropout)
         if self.family == "llama":
             spec = replace(spec, tied=self.tied)

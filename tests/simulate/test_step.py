@@ -9,8 +9,8 @@ from benchmarks.job import Job, step_seconds_of_job
 from weft.cluster.cluster import Dtype, catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.cost.operators import Op, Phase
-from weft.cost.shape import ModelShape
 from weft.models.llama.sizes import SIZES
+from weft.models.registry import shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.simulate.step import Knowledge, time_of_plan
@@ -52,9 +52,7 @@ def seconds(what: Plan, where: ClusterView, **options: object) -> float:
 def test_plans_of_like_stages_take_what_their_job_takes(dp, tp, pp, zero) -> None:
     bounds = [32 * p // pp for p in range(pp + 1)]
     planned = seconds(plan(bounds, dp=dp, tp=tp, zero=zero), ALIKE)
-    job = Job(
-        shape=ModelShape.of(SPEC), seq_len=SEQ, global_batch=64, dp=dp, tp=tp, pp=pp, zero=zero
-    )
+    job = Job(shape=shape_of(SPEC), seq_len=SEQ, global_batch=64, dp=dp, tp=tp, pp=pp, zero=zero)
     expected = step_seconds_of_job(job, [Knowledge().place(ALIKE.pools[0])])
     assert planned == pytest.approx(expected, rel=0.03)
 

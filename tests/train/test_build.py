@@ -8,14 +8,13 @@ import torch
 from weft.comm.comm import Comm
 from weft.config.sections import OptimConfig
 from weft.data.synthetic import SyntheticDataset
-from weft.diagnose.verify import small
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.train.build import Built, build, fill, initial
 from weft.train.microbatch import cut
 
-SPEC = replace(small(FAMILIES["llama"].sizes["debug-1m"]), num_layers=2)
+SPEC = replace(FAMILIES["llama"].sizes["debug-1m"].reduced(), num_layers=2)
 
 
 def built_with(**settings: object) -> Built:

@@ -23,7 +23,6 @@ from weft.config.sections import (
     TrainConfig,
 )
 from weft.data.synthetic import SyntheticDataset
-from weft.diagnose.verify import small
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
 from weft.optim.adamw import num_updates
@@ -35,7 +34,7 @@ from weft.train.loop import Run, StepRecord, train
 from weft.train.microbatch import cut
 from weft.train.saving import restore, save
 
-SPEC = replace(small(SIZES["debug-1m"]), num_layers=2)
+SPEC = replace(SIZES["debug-1m"].reduced(), num_layers=2)
 CONFIG = Config(
     data=DataConfig(path="none", seq_len=16),
     batch=BatchConfig(samples=6, micro=1),

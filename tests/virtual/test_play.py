@@ -15,10 +15,9 @@ from weft.comm.join import join
 from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.cost.rates import compute_seconds
-from weft.cost.shape import ModelShape
 from weft.cost.work import StageWork
 from weft.elastic.pool import WorkerPool
-from weft.models.registry import FAMILIES
+from weft.models.registry import FAMILIES, shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
@@ -45,7 +44,7 @@ def sample_s(layers: int = SPEC.num_layers, *, again: bool = False) -> float:
         recompute="full" if again else "off",
         dtype="fp32",
     )
-    return compute_seconds(ModelShape.of(SPEC), work, core()).whole
+    return compute_seconds(shape_of(SPEC), work, core()).whole
 
 
 SAMPLE_S = sample_s()

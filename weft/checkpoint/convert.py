@@ -15,7 +15,7 @@ from weft.checkpoint.rank_file import write_rank
 from weft.checkpoint.reader import Checkpoint
 from weft.checkpoint.store import begin, candidates, commit
 from weft.models import hugging_face
-from weft.models.registry import FAMILIES, check_spec
+from weft.models.registry import FAMILIES, check_spec, spec_from_dict
 from weft.plan.box import Box
 from weft.plan.model import ModelSpec
 
@@ -54,7 +54,7 @@ def saved_model(checkpoint: Checkpoint) -> ModelSpec:
     if not isinstance(saved, Mapping):
         raise CheckpointError("does not say which model it is of", file=checkpoint.folder)
     try:
-        spec = ModelSpec.from_dict(saved)
+        spec = spec_from_dict(saved)
         check_spec(spec)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         problem = f"is of a model that cannot be built: {error}"

@@ -12,8 +12,7 @@ from weft.checkpoint.reader import Checkpoint
 from weft.data.cache import TOKENIZER_FILE
 from weft.data.tokenizer import Tokenizer, load_tokenizer
 from weft.models.decoder import Decoder
-from weft.models.registry import build_model
-from weft.plan.model import ModelSpec
+from weft.models.registry import build_model, spec_from_dict
 
 
 def load_model(checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Decoder:
@@ -26,7 +25,7 @@ def load_model(checkpoint: Checkpoint, device: str | torch.device = "cpu") -> De
     if not isinstance(saved, Mapping):
         raise CheckpointError("does not say which model it is of", file=checkpoint.folder)
     try:
-        spec = ModelSpec.from_dict(saved)
+        spec = spec_from_dict(saved)
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"names no model: {error}", file=checkpoint.folder) from error
     with torch.device("meta"):

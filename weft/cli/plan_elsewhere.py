@@ -19,7 +19,7 @@ from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded, recipe_names
 from weft.cost.flops import train_flops_per_token
-from weft.cost.shape import ModelShape
+from weft.models.registry import shape_of
 from weft.planner.need import Mix, choose_mix, in_units, parse_need
 from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
 from weft.planner.rival import Rival, rival_of
@@ -58,7 +58,7 @@ class Answer:
 
     @property
     def num_parameters(self) -> int:
-        return int(ModelShape.of(self.asked.workload.spec).params)
+        return int(shape_of(self.asked.workload.spec).params)
 
 
 def load_elsewhere(target: str, overrides: Sequence[str]) -> Loaded:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from weft.cost.shape import ModelShape
 from weft.cost.work import StageWork
+from weft.models.shape import ModelShape
 
 BLOCK_QUERIES = 64
 """Of attention on a processor, as in ``weft/nn/causal_attention.py``; likewise the next one."""

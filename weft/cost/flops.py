@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.models.registry import shape_of
 from weft.plan.model import ModelSpec
 
 
@@ -11,12 +12,11 @@ def forward_flops_per_token(spec: ModelSpec, seq_len: int) -> float:
     Matrix products alone, a multiply and an add counted apart; attention looks back at half the
     sequence on average. The head counts, embedding look-ups do not.
     """
-    attention = spec.d_head * (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.d_model
-    num_matrices = 2 if spec.family == "gpt2" else 3
-    feed_forward = num_matrices * spec.d_model * spec.d_ff
-    scores = 2 * (seq_len / 2) * spec.num_heads * spec.d_head
-    per_layer = 2 * (attention + feed_forward + scores)
-    return spec.num_layers * per_layer + 2 * spec.d_model * spec.vocab_size
+    shape = shape_of(spec)
+    feed_forward = shape.num_matrices * shape.d_model * shape.d_ff
+    scores = 2 * (seq_len / 2) * shape.num_heads * shape.d_head
+    per_layer = 2 * (shape.attention_params + feed_forward + scores)
+    return shape.num_layers * per_layer + 2 * shape.table_params
 
 
 def train_flops_per_token(spec: ModelSpec, seq_len: int) -> float:

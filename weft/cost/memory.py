@@ -12,8 +12,9 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from weft.cost.activations import logits, stage_kept, stage_working
-from weft.cost.shape import ModelShape
 from weft.cost.work import SHARED_FROM, STATES, StageWork, StateBytes
+from weft.models.registry import shape_of
+from weft.models.shape import ModelShape
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan
 from weft.schedules.known import Pattern, held_at_peak
@@ -192,7 +193,7 @@ def memory_of_plan(
 
     ``overheads``: by device family, where they were measured.
     """
-    shape = ModelShape.of(spec)
+    shape = shape_of(spec)
     result: dict[int, Memory] = {}
     for pipeline in plan.pipelines:
         counts = held_by_stage(pipeline)

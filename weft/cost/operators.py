@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from weft.cost.shape import ModelShape
 from weft.cost.work import StageWork
+from weft.models.shape import ModelShape
 
 Phase = Literal["forward", "input_grad", "weight_grad"]
 Kind = Literal["matmul", "batched", "attention", "elementwise"]

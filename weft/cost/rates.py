@@ -15,8 +15,8 @@ from typing import Protocol
 from weft.cluster.cluster import Chip, Dtype
 from weft.config.errors import ConfigError
 from weft.cost.operators import Op, Phase, stage_ops
-from weft.cost.shape import ModelShape
 from weft.cost.work import StageWork
+from weft.models.shape import ModelShape
 
 PHASES: tuple[Phase, ...] = ("forward", "input_grad", "weight_grad")
 

@@ -12,8 +12,9 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from weft.cluster.view import ClusterView
-from weft.cost.shape import ModelShape
 from weft.cost.work import STATES
+from weft.models.registry import shape_of
+from weft.models.shape import ModelShape
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
@@ -36,7 +37,7 @@ def sent_by_plan(
     plan: Plan, spec: ModelSpec, cluster: ClusterView, *, seq_len: int
 ) -> Mapping[Way, float]:
     """Bytes of one step, of all ranks together."""
-    shape = ModelShape.of(spec)
+    shape = shape_of(spec)
     total: defaultdict[Way, float] = defaultdict(float)
     for pipeline in plan.pipelines:
         for number, stage in enumerate(pipeline.stages):

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from weft.cost.memory import stage_params
 from weft.cost.rates import CostFunction, PhaseSeconds, compute_seconds
-from weft.cost.shape import ModelShape
 from weft.cost.traffic import Fabric, Group, layer_traffic
 from weft.cost.work import StageWork
+from weft.models.shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

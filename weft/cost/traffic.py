@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import Literal, NamedTuple
 
-from weft.cost.shape import ModelShape
 from weft.cost.work import StageWork
+from weft.models.shape import ModelShape
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]
 

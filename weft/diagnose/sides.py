@@ -8,7 +8,8 @@ from pathlib import Path
 from weft.checkpoint.reader import open_checkpoint
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.diagnose.divergence import Bisection, bisect
-from weft.diagnose.verify import REHEARSAL_EPS, Rehearsal, RunsRanks, shrink, small
+from weft.diagnose.verify import REHEARSAL_EPS, Rehearsal, RunsRanks, shrink
+from weft.models.registry import spec_from_dict
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
 from weft.resolve.resolve import Resolved
@@ -39,7 +40,7 @@ def bisect_sides(
         seq_len = a.config.data.seq_len
         rehearsals = (_rehearsal(a, spec, seq_len, steps), _rehearsal(b, spec, seq_len, steps))
         return bisect(run, (a.plan, b.plan), _same_seed(rehearsals), start=start)
-    spec = small(a.spec)
+    spec = a.spec.reduced()
     rehearsals = (_rehearsal(a, spec, 16, steps), _rehearsal(b, spec, 16, steps))
     plans = (_small_plan(a, spec), _small_plan(b, spec))
     return bisect(run, plans, _same_seed(rehearsals))
@@ -79,4 +80,4 @@ def _saved(start: Path) -> ModelSpec:
     """The model of a checkpoint: its vocabulary may be smaller than what was asked for."""
     model = open_checkpoint(start).state["model"]
     assert isinstance(model, dict), f"model = {model!r} in {start}"
-    return ModelSpec.from_dict(model)
+    return spec_from_dict(model)

@@ -164,7 +164,7 @@ def verify_plan(
     """
     asked = config.compute.precision
     dtype: Precision = "fp64" if asked == "auto" else asked
-    little = small(spec)
+    little = spec.reduced()
     plan = shrink(plan, little.num_layers, dtype)
     optim = config.optim.model_copy(update={"eps": REHEARSAL_EPS})
     rehearsal = Rehearsal(spec=little, optim=optim, seq_len=16, seed=config.seed, steps=steps)
@@ -270,17 +270,3 @@ def _relative(reference: Array, other: Array, floor: float = 0.0) -> float:
     scale = max(float(np.abs(reference).max()), floor) or 1.0
     worst = float(np.abs(reference - other).max()) / scale
     return float("inf") if np.isnan(worst) else worst
-
-
-def small(spec: ModelSpec) -> ModelSpec:
-    """A model of the same kind, heads and all, that a rehearsal runs in a moment."""
-    d_head = 4
-    return replace(
-        spec,
-        d_model=spec.num_heads * d_head,
-        d_ff=2 * spec.num_heads * d_head,
-        d_head=d_head,
-        num_layers=min(spec.num_layers, 4),
-        vocab_size=97,
-        seq_len=32,
-    )

@@ -17,7 +17,7 @@ from weft.cost.operators import Op
 from weft.cost.profile import LinkKind, LinkTime, Machine, MovingTime, Profile, Together
 from weft.cost.rates import PHASES
 from weft.elastic.pool import WorkerPool
-from weft.models.llama.sizes import SIZES
+from weft.models.registry import default_family
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
@@ -57,15 +57,16 @@ class Sample:
         return Plan(num_layers=self.spec.num_layers, pipelines=(pipeline,))
 
 
+_SIZES = default_family().sizes
 _NARROW = replace(
-    SIZES["debug-1m"], d_model=32, d_ff=64, d_head=16, num_heads=2, vocab_size=64, seq_len=32
+    _SIZES["debug-1m"], d_model=32, d_ff=64, d_head=16, num_heads=2, vocab_size=64, seq_len=32
 )
 SHORT = Sample(spec=replace(_NARROW, num_layers=1), micro=1, microbatches=1)
 """Tells what every step takes."""
 DEEP = Sample(spec=replace(_NARROW, num_layers=12), micro=1, microbatches=8)
 """Tells what every layer takes."""
 WHOLE = Sample(
-    spec=replace(SIZES["demo-5m"], vocab_size=2048, num_layers=3), micro=2, microbatches=4
+    spec=replace(_SIZES["demo-5m"], vocab_size=2048, num_layers=3), micro=2, microbatches=4
 )
 """Tells how much longer operations take one after another than by themselves, and beside others."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from weft.config.errors import ConfigError, show
 from weft.plan.model import ModelSpec
+
+Spec = TypeVar("Spec", bound=ModelSpec)
 
 HARMLESS = frozenset(
     {
@@ -105,17 +107,17 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Converter:
+class Converter(Generic[Spec]):
     """How one family is written in Hugging Face's files."""
 
     architectures: tuple[str, ...]
     """Values of ``architectures`` that this family can read."""
     prefix: str
     """Which older files leave out of every name but the head's."""
-    from_fields: Callable[[str, Fields], ModelSpec]
+    from_fields: Callable[[str, Fields], Spec]
     """(architecture, fields) -> shape. Raises ConfigError for what is not implemented."""
-    to_fields: Callable[[ModelSpec], dict[str, Any]]
+    to_fields: Callable[[Spec], dict[str, Any]]
     """Raises ConfigError for a shape that no architecture has."""
-    entries: Callable[[ModelSpec], list[Entry]]
+    entries: Callable[[Spec], list[Entry]]
     ignored: tuple[str, ...]
     """Ends of names of tensors that hold nothing learned."""

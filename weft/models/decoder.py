@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from weft.models.decoder_spec import DecoderSpec
 from weft.nn.context import Context
 from weft.nn.losses import linear_cross_entropy
-from weft.plan.model import ModelSpec
 
 CrossEntropy = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(hidden, head weight, targets, weights) -> weighted sum of losses."""
@@ -24,7 +24,7 @@ class Decoder(nn.Module, ABC):
     its own ``embed.weight``.
     """
 
-    spec: ModelSpec
+    spec: DecoderSpec
     """Of the whole model."""
     takes_tokens: bool
     """The stage embeds: its input is tokens."""

@@ -15,12 +15,9 @@ from torch import Tensor
 
 from weft.config.errors import ConfigError
 from weft.models.config_json import Converter, Entry, Fields
-from weft.models.gpt2 import convert as gpt2
-from weft.models.llama import convert as llama
-from weft.models.registry import FAMILIES, check_spec
+from weft.models.registry import FAMILIES, check_spec, param_specs
 from weft.plan.model import ModelSpec
 
-CONVERTERS: dict[str, Converter] = {"llama": llama.CONVERTER, "gpt2": gpt2.CONVERTER}
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 4 << 30
@@ -44,7 +41,9 @@ def export_hf(
     Raises:
         ConfigError: no Hugging Face architecture has this shape.
     """
-    converter = CONVERTERS[spec.family]
+    converter = FAMILIES[spec.family].converter
+    if converter is None:
+        raise ConfigError("model.family", spec.family, f"one of {', '.join(_converters())}")
     fields = converter.to_fields(spec)
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
@@ -59,6 +58,12 @@ def export_hf(
     end_id = None if tokenizer_file is None else _copy_tokenizer(tokenizer_file, folder)
     known = {"torch_dtype": str(dtype).removeprefix("torch."), "eos_token_id": end_id}
     _write_json(folder / "config.json", {**fields, "bos_token_id": None, **known})
+
+
+def _converters() -> dict[str, Converter[Any]]:
+    """Of the families that Hugging Face has, by name."""
+    found = {name: family.converter for name, family in FAMILIES.items()}
+    return {name: converter for name, converter in found.items() if converter is not None}
 
 
 def _shards(
@@ -119,7 +124,7 @@ def import_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
     """
     spec, converter = _read_spec(folder)
     files = _prefixed(_tensor_files(folder), converter)
-    shapes = {param.name: param.shape for param in FAMILIES[spec.family].param_specs(spec)}
+    shapes = {param.name: param.shape for param in param_specs(spec)}
     entries = converter.entries(spec)
     wanted = {entry.theirs for entry in entries}
     for name in files:
@@ -130,7 +135,7 @@ def import_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
         if entry.theirs not in files:
             raise ConfigError("tensor", entry.theirs, "to be in the folder", _where(folder))
         result |= _split(entry, _read_tensor(*files[entry.theirs]), shapes)
-    if spec.tied and "lm_head.weight" in files:
+    if "lm_head.weight" in files.keys() - wanted:
         head = _read_tensor(*files["lm_head.weight"])
         if not torch.equal(head, result["embed.weight"]):
             expected = "the embedding's values where tie_word_embeddings is true"
@@ -138,20 +143,20 @@ def import_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
     return spec, result
 
 
-def _read_spec(folder: Path) -> tuple[ModelSpec, Converter]:
+def _read_spec(folder: Path) -> tuple[ModelSpec, Converter[Any]]:
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError("folder", str(folder), "a Hugging Face folder with a config.json")
     fields = Fields(_read_json(path))
     named = fields.take("architectures", [None])
-    for converter in CONVERTERS.values():
+    for converter in _converters().values():
         if isinstance(named, list) and named and named[0] in converter.architectures:
             fields.take("model_type")
-            spec = converter.from_fields(named[0], fields)
+            spec: ModelSpec = converter.from_fields(named[0], fields)
             fields.finish()
             check_spec(spec)
             return spec, converter
-    known = [name for converter in CONVERTERS.values() for name in converter.architectures]
+    known = [name for converter in _converters().values() for name in converter.architectures]
     raise fields.refusal("architectures", named, f"one of {', '.join(known)}")
 
 
@@ -186,7 +191,7 @@ def _way_out(pickles: list[str]) -> str:
 
 
 def _prefixed(
-    files: dict[str, tuple[Path, str]], converter: Converter
+    files: dict[str, tuple[Path, str]], converter: Converter[Any]
 ) -> dict[str, tuple[Path, str]]:
     """Full names for a file of the bare model, which leaves the prefix out."""
     if any(name.startswith(converter.prefix) for name in files):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from weft.models.decoder_spec import DecoderSpec
 from weft.plan.model import Init, ModelSpec, ParamSpec, Part
 
 
@@ -13,7 +14,7 @@ def initial_std(spec: ModelSpec) -> float:
     return math.sqrt(2 / (5 * spec.d_model))
 
 
-def embedding_std(spec: ModelSpec) -> float:
+def embedding_std(spec: DecoderSpec) -> float:
     """Of the vocabulary's table. A tied one starts like the head it is; one of its own at unit
     size, so that the first blocks add to something: a small model learns faster then."""
     return initial_std(spec) if spec.tied else 1.0
@@ -46,7 +47,7 @@ def table(name: str, rows: int, spec: ModelSpec, *, std: float, tied: bool = Fal
     )
 
 
-def head(spec: ModelSpec) -> list[ParamSpec]:
+def head(spec: DecoderSpec) -> list[ParamSpec]:
     """The head's own weight, where it is not the embedding's."""
     shape = (spec.vocab_size, spec.d_model)
     return [] if spec.tied else [matrix("head.weight", shape, "head", initial_std(spec))]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,44 +24,36 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSpec:
-    """Sizes of a decoder-only transformer; one row of a family's sizes table."""
+class ModelSpec(ABC):
+    """What the description of every model offers; a family's own has the fields that it needs."""
 
     family: str
-    """Folder under ``weft.models``."""
+    """Folder under ``weft.models``, or the name under which a family was added."""
     d_model: int
-    d_ff: int
+    """Channels of what goes from one layer to the next."""
     d_head: int
     num_layers: int
+    """Blocks, which a plan gives to its stages."""
     num_heads: int
     num_kv_heads: int
     vocab_size: int
+    """Tokens that samples are made of."""
     seq_len: int
-    """Longest sequence the model is meant for; the size of a learned position table."""
-    norm_eps: float
-    tied: bool
-    """The head multiplies by the embedding's weight."""
-    rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
-    qkv_bias: bool = False
-    qk_norm: bool = False
+    """Longest sequence the model is meant for."""
     dropout: float = 0.0
 
+    @abstractmethod
     def splits_over(self, tp: int) -> bool:
-        """Every tensor-parallel rank gets work: a key head, or equal numbers of queries of one."""
-        most = min(self.num_heads, self.seq_len, self.vocab_size, self.d_ff)
-        per_key = self.num_heads // self.num_kv_heads
-        whole_keys = tp <= self.num_kv_heads
-        shared = tp % self.num_kv_heads == 0 and per_key % (tp // self.num_kv_heads) == 0
-        return 1 <= tp <= most and (whole_keys or shared)
+        """Every one of ``tp`` tensor-parallel ranks gets work."""
 
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> ModelSpec:
+    @abstractmethod
+    def reduced(self) -> Self:
+        """A model of the same kind, heads and all, that a rehearsal runs in a moment."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """What ``dataclasses.asdict`` gave. Raises TypeError for fields that do not fit."""
-        scaling = data.get("rope_scaling")
-        return ModelSpec(
-            **{**data, "rope_scaling": None if scaling is None else RopeScaling(**scaling)}
-        )
+        return cls(**data)
 
 
 @dataclass(frozen=True, slots=True)

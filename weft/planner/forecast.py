@@ -20,8 +20,8 @@ from weft.cost.memory import Memory, memory_of_plan, work_of
 from weft.cost.operators import stage_ops
 from weft.cost.rates import PHASES, CostFunction
 from weft.cost.sent import Way, sent_by_plan
-from weft.cost.shape import ModelShape
 from weft.cost.traffic import Fabric
+from weft.models.registry import shape_of
 from weft.plan.plan import PipelinePlan, Plan, Precision
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge, StepTime, time_of_plan
@@ -232,7 +232,7 @@ def _by_memory(
     pipeline: PipelinePlan, stages: tuple[int, ...], workload: Workload, chip: CostFunction
 ) -> float:
     """A kernel whose bytes take longer than its arithmetic counts as memory's, as a whole."""
-    shape = ModelShape.of(workload.spec)
+    shape = shape_of(workload.spec)
     total = bound = 0.0
     for number in stages:
         work = work_of(pipeline, number, workload.seq_len)

@@ -16,8 +16,8 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.cost.flops import train_flops_per_token
 from weft.cost.rates import compute_seconds
-from weft.cost.shape import ModelShape
 from weft.cost.work import StageWork
+from weft.models.registry import shape_of
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge
 
@@ -58,7 +58,7 @@ def reached_flops(pool: ChipPool, workload: Workload, knowledge: Knowledge) -> f
         dtype="bf16" if workload.precision == "bf16" else "fp32",
     )
     place = knowledge.place(pool)
-    seconds = compute_seconds(ModelShape.of(spec), work, place.chip).whole
+    seconds = compute_seconds(shape_of(spec), work, place.chip).whole
     flops = train_flops_per_token(spec, workload.seq_len) * workload.seq_len
     return flops / (seconds * place.software.slowdown)
 

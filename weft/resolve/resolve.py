@@ -17,7 +17,7 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import Config, PipelineConfig, PlanConfig, StageConfig
 from weft.config.tree import COMMAND_LINE
-from weft.models.registry import FAMILIES, model_spec
+from weft.models.registry import model_spec, param_specs
 from weft.parallel.tensor.split import check_tp
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, StagePlan
@@ -45,7 +45,7 @@ class Resolved:
 
     @property
     def num_parameters(self) -> int:
-        return sum(p.numel for p in FAMILIES[self.spec.family].param_specs(self.spec))
+        return sum(p.numel for p in param_specs(self.spec))
 
 
 def resolve(
@@ -188,7 +188,7 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     """A plan from wherever is for this model and this batch."""
     samples = config.batch.samples or plan.global_batch
     validate_plan(plan, num_layers=spec.num_layers, global_batch=samples)
-    refuse_idle_zero(plan, tied=spec.tied)
+    refuse_idle_zero(plan, tied=any(param.also for param in param_specs(spec)))
     for p, s, stage in plan.stages():
         check_tp(spec, stage.mesh.size("tp"), f"pipelines[{p}].stages[{s}].mesh.tp")
 

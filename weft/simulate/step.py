@@ -13,9 +13,10 @@ from math import log2
 from weft.cluster.view import ChipPool, ClusterView
 from weft.cost.memory import Overheads, work_of
 from weft.cost.rates import CostFunction, Roofline
-from weft.cost.shape import ModelShape
 from weft.cost.timing import WEFT, Place, Replicas, Software, once_a_step, stage_seconds
 from weft.cost.traffic import Fabric
+from weft.models.registry import shape_of
+from weft.models.shape import ModelShape
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan
 from weft.simulate.play import simulate_plan
@@ -91,7 +92,7 @@ def time_of_plan(
         ConfigError: the plan needs a rank, or a rate, that is not known.
     """
     known = knowledge or Knowledge()
-    asked = _Asked(ModelShape.of(spec), cluster, known, seq_len, len(plan.pipelines))
+    asked = _Asked(shape_of(spec), cluster, known, seq_len, len(plan.pipelines))
     timelines, once = [], []
     for pipeline in plan.pipelines:
         numbers = range(len(pipeline.stages))

@@ -11,8 +11,8 @@ from functools import lru_cache
 
 from weft.cost.memory import work_of
 from weft.cost.rates import Roofline, compute_seconds
-from weft.cost.shape import ModelShape
 from weft.cost.work import StageWork
+from weft.models.registry import shape_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan
 from weft.simulate.times import StageTimes
@@ -54,7 +54,7 @@ def layer_times(
         parts.insert(0, replace(work, layers=(0, 0), predicts=False))
     if work.predicts:
         parts.append(replace(work, layers=(0, 0), embeds=False))
-    shape = ModelShape.of(spec)
+    shape = shape_of(spec)
     found = []
     for each in parts:
         times = compute_seconds(shape, each, chip)
@@ -78,7 +78,7 @@ def sample_s(pipeline: PipelinePlan, spec: ModelSpec, seq_len: int, chip: Roofli
         seq_len=seq_len,
         dtype="bf16" if pipeline.stages[0].precision == "bf16" else "fp32",
     )
-    return compute_seconds(ModelShape.of(spec), work, chip).whole / pipeline.microbatch
+    return compute_seconds(shape_of(spec), work, chip).whole / pipeline.microbatch
 
 
 def part(spec: ModelSpec, seq_len: int, num_layers: int, *, embeds: bool, predicts: bool) -> float:
@@ -92,5 +92,5 @@ def part(spec: ModelSpec, seq_len: int, num_layers: int, *, embeds: bool, predic
         dtype="fp32",
     )
     some = replace(whole, layers=(0, num_layers), embeds=embeds, predicts=predicts)
-    shape = ModelShape.of(spec)
+    shape = shape_of(spec)
     return compute_seconds(shape, some, core()).whole / compute_seconds(shape, whole, core()).whole

@@ -6,7 +6,7 @@ from typing import Any
 
 from weft.config.errors import ConfigError
 from weft.models.config_json import Converter, Entry, Fields
-from weft.plan.model import ModelSpec
+from weft.models.decoder_spec import DecoderSpec
 
 _NORMS = {"attn_norm": "ln_1", "ff_norm": "ln_2"}
 _LINEARS = {
@@ -17,7 +17,7 @@ _LINEARS = {
 }
 
 
-def entries(spec: ModelSpec) -> list[Entry]:
+def entries(spec: DecoderSpec) -> list[Entry]:
     """Their names of our parameters."""
     result = [
         Entry("transformer.wte.weight", ("embed.weight",)),
@@ -40,7 +40,7 @@ def _block_entries(ours: str, theirs: str) -> list[Entry]:
     return result
 
 
-def to_fields(spec: ModelSpec) -> dict[str, Any]:
+def to_fields(spec: DecoderSpec) -> dict[str, Any]:
     """The ``config.json`` of a shape."""
     if spec.num_heads * spec.d_head != spec.d_model:
         expected = f"d_model / num_heads ({spec.d_model // spec.num_heads}) in an export"
@@ -63,7 +63,7 @@ def to_fields(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def from_fields(_architecture: str, fields: Fields) -> ModelSpec:
+def from_fields(_architecture: str, fields: Fields) -> DecoderSpec:
     """The shape that a ``config.json`` describes."""
     fields.must("activation_function", "gelu_new", "gelu_pytorch_tanh")
     fields.must("scale_attn_weights", True)
@@ -72,7 +72,7 @@ def from_fields(_architecture: str, fields: Fields) -> ModelSpec:
     d_model, heads = fields.whole("n_embd"), fields.whole("n_head")
     dropout = fields.number("resid_pdrop", 0.1)
     fields.must("embd_pdrop", dropout)
-    return ModelSpec(
+    return DecoderSpec(
         family="gpt2",
         d_model=d_model,
         d_ff=fields.whole("n_inner", 4 * d_model),

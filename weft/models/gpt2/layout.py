@@ -7,11 +7,11 @@ on every holder and added once, to the holder's own part of the sequence.
 
 from __future__ import annotations
 
+from weft.models.decoder_spec import DecoderSpec
 from weft.plan.layout import Layout, Replicate, Shard
-from weft.plan.model import ModelSpec
 
 
-def layout(spec: ModelSpec) -> dict[str, Layout]:
+def layout(spec: DecoderSpec) -> dict[str, Layout]:
     """Module name -> layout, for every module that holds parameters or changes activations."""
     seq, whole = Shard(1), Replicate()
     result = {

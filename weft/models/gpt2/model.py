@@ -5,17 +5,17 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from weft.models.decoder import Decoder
+from weft.models.decoder_spec import DecoderSpec
 from weft.nn.attention import Attention
 from weft.nn.context import Context, attention_mask
 from weft.nn.dropout import Dropout
 from weft.nn.feed_forward import GeluMLP
-from weft.plan.model import ModelSpec
 
 
 class GPT2Block(nn.Module):
     """Pre-norm attention and feed-forward, each dropped and added to the residual stream."""
 
-    def __init__(self, spec: ModelSpec, layer: int) -> None:
+    def __init__(self, spec: DecoderSpec, layer: int) -> None:
         super().__init__()
         self.attn_norm = nn.LayerNorm(spec.d_model, spec.norm_eps)
         self.attn = Attention(
@@ -48,7 +48,7 @@ class GPT2(Decoder):
 
     def __init__(
         self,
-        spec: ModelSpec,
+        spec: DecoderSpec,
         layers: range | None = None,
         *,
         embed: bool = True,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.config.errors import ConfigError
+from weft.models.decoder_spec import DecoderSpec, check_decoder
 from weft.models.params import branch_std, embedding_std, head, initial_std, matrix, table, vector
-from weft.plan.model import ModelSpec, ParamSpec, Part
+from weft.plan.model import ParamSpec, Part
 
-_SMALL = ModelSpec(
+_SMALL = DecoderSpec(
     family="gpt2",
     d_model=768,
     d_ff=3072,
@@ -24,7 +25,7 @@ _SMALL = ModelSpec(
 )
 
 
-def _row(d_model: int, num_layers: int, *, d_head: int = 64) -> ModelSpec:
+def _row(d_model: int, num_layers: int, *, d_head: int = 64) -> DecoderSpec:
     heads = d_model // d_head
     return replace(
         _SMALL,
@@ -37,7 +38,7 @@ def _row(d_model: int, num_layers: int, *, d_head: int = 64) -> ModelSpec:
     )
 
 
-SIZES: dict[str, ModelSpec] = {
+SIZES: dict[str, DecoderSpec] = {
     "debug-1m": replace(_row(128, 4, d_head=32), vocab_size=2048, seq_len=128, dropout=0.0),
     "demo-5m": replace(_row(256, 5), vocab_size=4096, seq_len=256, dropout=0.0),
     "small": _SMALL,
@@ -48,7 +49,7 @@ SIZES: dict[str, ModelSpec] = {
 """Rows by name. The published ones: Radford et al. 2019, table 2."""
 
 
-def param_specs(spec: ModelSpec) -> list[ParamSpec]:
+def param_specs(spec: DecoderSpec) -> list[ParamSpec]:
     """Every parameter of the unsplit model, in the order of the forward pass."""
     specs = [
         table("embed.weight", spec.vocab_size, spec, std=embedding_std(spec), tied=spec.tied),
@@ -59,14 +60,15 @@ def param_specs(spec: ModelSpec) -> list[ParamSpec]:
     return [*specs, *_norm("norm.", spec.d_model, "head"), *head(spec)]
 
 
-def check(spec: ModelSpec) -> None:
+def check(spec: DecoderSpec) -> None:
     """Refuse what a GPT-2 cannot be."""
+    check_decoder(spec)
     if spec.num_kv_heads != spec.num_heads:
         expected = f"{spec.num_heads} (num_heads), as this family shares no key heads"
         raise ConfigError("model.num_kv_heads", spec.num_kv_heads, expected)
 
 
-def _block_specs(spec: ModelSpec, layer: int) -> list[ParamSpec]:
+def _block_specs(spec: DecoderSpec, layer: int) -> list[ParamSpec]:
     d_model, width = spec.d_model, spec.num_heads * spec.d_head
     prefix, std, out_std = f"layers.{layer}.", initial_std(spec), branch_std(spec)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from weft.config.errors import ConfigError
 from weft.models.config_json import Converter, Entry, Fields
-from weft.plan.model import ModelSpec, RopeScaling
+from weft.models.decoder_spec import DecoderSpec
+from weft.plan.model import RopeScaling
 
 _BLOCK = {
     "attn_norm.weight": "input_layernorm.weight",
@@ -23,7 +24,7 @@ _QKV_BIAS = {f"attn.{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
 _QK_NORM = {f"attn.{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}
 
 
-def entries(spec: ModelSpec) -> list[Entry]:
+def entries(spec: DecoderSpec) -> list[Entry]:
     """Their names of our parameters."""
     block = _BLOCK | (_QKV_BIAS if spec.qkv_bias else {}) | (_QK_NORM if spec.qk_norm else {})
     names = {"embed.weight": "model.embed_tokens.weight"}
@@ -35,7 +36,7 @@ def entries(spec: ModelSpec) -> list[Entry]:
     return [Entry(theirs, (ours,)) for ours, theirs in names.items()]
 
 
-def to_fields(spec: ModelSpec) -> dict[str, Any]:
+def to_fields(spec: DecoderSpec) -> dict[str, Any]:
     """The ``config.json`` of a shape, in the form that every version of transformers reads."""
     if spec.qkv_bias and spec.qk_norm:
         raise ConfigError(
@@ -77,7 +78,7 @@ def _scaling_fields(scaling: RopeScaling | None) -> dict[str, Any] | None:
     }
 
 
-def from_fields(architecture: str, fields: Fields) -> ModelSpec:
+def from_fields(architecture: str, fields: Fields) -> DecoderSpec:
     """The shape that a ``config.json`` describes."""
     fields.must("hidden_act", "silu")
     fields.must("attention_bias", False)
@@ -91,7 +92,7 @@ def from_fields(architecture: str, fields: Fields) -> ModelSpec:
     heads, d_model = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     theta, scaling = _rope(fields)
     d_head = 128 if architecture == "Qwen3ForCausalLM" else d_model // heads
-    return ModelSpec(
+    return DecoderSpec(
         family="llama",
         d_model=d_model,
         d_ff=fields.whole("intermediate_size"),

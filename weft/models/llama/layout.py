@@ -6,11 +6,11 @@ heads or hidden channels, and scatters its sum back.
 
 from __future__ import annotations
 
+from weft.models.decoder_spec import DecoderSpec
 from weft.plan.layout import Layout, Replicate, Shard
-from weft.plan.model import ModelSpec
 
 
-def layout(spec: ModelSpec) -> dict[str, Layout]:
+def layout(spec: DecoderSpec) -> dict[str, Layout]:
     """Module name -> layout, for every module that holds parameters or changes activations."""
     seq, whole = Shard(1), Replicate()
     result = {"embed": Layout(params={"weight": Shard(0)}, takes=whole, gives=seq)}
@@ -23,7 +23,7 @@ def layout(spec: ModelSpec) -> dict[str, Layout]:
     return result
 
 
-def _block_layout(spec: ModelSpec) -> dict[str, Layout]:
+def _block_layout(spec: DecoderSpec) -> dict[str, Layout]:
     seq, whole = Shard(1), Replicate()
     names = ("weight", "bias") if spec.qkv_bias else ("weight",)
     queries = dict.fromkeys(names, Shard(0, "head"))

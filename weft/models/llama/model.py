@@ -5,18 +5,18 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from weft.models.decoder import Decoder
+from weft.models.decoder_spec import DecoderSpec
 from weft.nn.attention import Attention
 from weft.nn.context import Context, attention_mask
 from weft.nn.feed_forward import SwiGLU
 from weft.nn.norm import RMSNorm
 from weft.nn.rope import Rotation, rotation
-from weft.plan.model import ModelSpec
 
 
 class LlamaBlock(nn.Module):
     """Pre-norm attention and feed-forward, each added to the residual stream."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
         self.attn_norm = RMSNorm(spec.d_model, spec.norm_eps)
         self.attn = Attention(
@@ -45,7 +45,7 @@ class Llama(Decoder):
 
     def __init__(
         self,
-        spec: ModelSpec,
+        spec: DecoderSpec,
         layers: range | None = None,
         *,
         embed: bool = True,

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.config.errors import ConfigError
+from weft.models.decoder_spec import DecoderSpec, check_decoder
 from weft.models.params import branch_std, embedding_std, head, initial_std, matrix, table, vector
-from weft.plan.model import ModelSpec, ParamSpec, RopeScaling
+from weft.plan.model import ParamSpec, RopeScaling
 
-_LLAMA_2 = ModelSpec(
+_LLAMA_2 = DecoderSpec(
     family="llama",
     d_model=4096,
     d_ff=11008,
@@ -41,7 +42,7 @@ _QWEN_3 = replace(
 _AQUILA_2 = replace(_LLAMA_2, vocab_size=100_008, num_kv_heads=8)
 
 
-def _small() -> dict[str, ModelSpec]:
+def _small() -> dict[str, DecoderSpec]:
     """Ours, to learn something in seconds or minutes on a laptop."""
     debug = replace(
         _LLAMA_2,
@@ -69,7 +70,7 @@ def _small() -> dict[str, ModelSpec]:
 
 
 def _sized(
-    base: ModelSpec,
+    base: DecoderSpec,
     d_model: int,
     *,
     d_ff: int,
@@ -77,7 +78,7 @@ def _sized(
     heads: int,
     kv_heads: int,
     d_head: int = 128,
-) -> ModelSpec:
+) -> DecoderSpec:
     return replace(
         base,
         d_model=d_model,
@@ -89,7 +90,7 @@ def _sized(
     )
 
 
-def _llamas() -> dict[str, ModelSpec]:
+def _llamas() -> dict[str, DecoderSpec]:
     """arXiv 2307.09288, 2407.21783 table 3, 2401.02385; the config.json files of Llama 3.2."""
     tiny = _sized(_LLAMA_2, 2048, d_ff=5632, layers=22, heads=32, kv_heads=4, d_head=64)
     huge = _sized(_LLAMA_3, 16_384, d_ff=53_248, layers=126, heads=128, kv_heads=8)
@@ -107,7 +108,7 @@ def _llamas() -> dict[str, ModelSpec]:
     }
 
 
-def _stretched(base: ModelSpec, factor: float) -> ModelSpec:
+def _stretched(base: DecoderSpec, factor: float) -> DecoderSpec:
     """Llama 3.1 and 3.2: 131072 tokens, by rotary positions stretched from 8192."""
     scaling = RopeScaling(
         factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_seq_len=8192
@@ -115,7 +116,7 @@ def _stretched(base: ModelSpec, factor: float) -> ModelSpec:
     return replace(base, seq_len=131_072, rope_scaling=scaling)
 
 
-def _qwens() -> dict[str, ModelSpec]:
+def _qwens() -> dict[str, DecoderSpec]:
     """arXiv 2412.15115 table 1, 2505.09388 table 1; widths from their config.json files."""
     small, large = _QWEN_2_5_SMALL, _QWEN_2_5
     tied = replace(_QWEN_3, tied=True)
@@ -137,7 +138,7 @@ def _qwens() -> dict[str, ModelSpec]:
     }
 
 
-def _aquilas() -> dict[str, ModelSpec]:
+def _aquilas() -> dict[str, DecoderSpec]:
     """arXiv 2408.07410; the training files of FlagScale, examples/aquila/conf/train."""
     seven = _sized(_AQUILA_2, 4096, d_ff=11_008, layers=32, heads=32, kv_heads=32)
     return {
@@ -147,11 +148,11 @@ def _aquilas() -> dict[str, ModelSpec]:
     }
 
 
-SIZES: dict[str, ModelSpec] = {**_small(), **_llamas(), **_qwens(), **_aquilas()}
+SIZES: dict[str, DecoderSpec] = {**_small(), **_llamas(), **_qwens(), **_aquilas()}
 """Rows by name; ``vocab_size`` and ``seq_len`` as published."""
 
 
-def param_specs(spec: ModelSpec) -> list[ParamSpec]:
+def param_specs(spec: DecoderSpec) -> list[ParamSpec]:
     """Every parameter of the unsplit model, in the order of the forward pass."""
     specs = [table("embed.weight", spec.vocab_size, spec, std=embedding_std(spec), tied=spec.tied)]
     for layer in range(spec.num_layers):
@@ -159,15 +160,16 @@ def param_specs(spec: ModelSpec) -> list[ParamSpec]:
     return [*specs, vector("norm.weight", spec.d_model, "head", "ones"), *head(spec)]
 
 
-def check(spec: ModelSpec) -> None:
+def check(spec: DecoderSpec) -> None:
     """Refuse what a Llama cannot be."""
+    check_decoder(spec)
     if spec.d_head % 2:
         raise ConfigError("model.d_head", spec.d_head, "an even number (rotary positions)")
     if spec.dropout:
         raise ConfigError("model.dropout", spec.dropout, "0, as this family has no dropout")
 
 
-def _block_specs(spec: ModelSpec, layer: int) -> list[ParamSpec]:
+def _block_specs(spec: DecoderSpec, layer: int) -> list[ParamSpec]:
     d_model, d_ff, std = spec.d_model, spec.d_ff, initial_std(spec)
     d_q, d_kv = spec.num_heads * spec.d_head, spec.num_kv_heads * spec.d_head
     prefix = f"layers.{layer}."

@@ -15,9 +15,9 @@ from weft.cost.memory import (
     gathered_layers,
     stage_memory,
 )
-from weft.cost.shape import ModelShape
 from weft.cost.timing import Place, Replicas, once_a_step, stage_seconds
 from weft.cost.work import STATES, StageWork
+from weft.models.registry import shape_of
 from weft.plan.plan import Recompute, ZeroLevel
 from weft.planner.search.choice import device_of
 from weft.planner.workload import Workload
@@ -73,7 +73,7 @@ class Costs:
         self.cluster = cluster
         self.knowledge = knowledge
         self.num_pipelines = num_pipelines
-        self.shape = ModelShape.of(workload.spec)
+        self.shape = shape_of(workload.spec)
         self.rooms: dict[object, int] = {}
         """Most layers of a mesh, by all that decides; of the routes that ask."""
         self._times: dict[object, StageTimes] = {}

@@ -1,14 +1,17 @@
-"""What a decoder-only transformer is made of, as far as its cost goes: sizes and parameters.
+"""What a transformer is made of, as far as its cost goes: sizes and parameters. No torch.
 
-``ModelSpec`` describes the models that Weft trains; a shape also describes models that others
-trained: mixtures of experts, latent attention, any biases. No torch.
+A family gives the shape of each of its models (``Family.shape``), and the packages above, which
+compute costs, ask for it by ``registry.shape_of`` and know no family. A shape also describes
+models that others trained: mixtures of experts, latent attention, any biases.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.plan.model import ModelSpec
+from weft.models.decoder_spec import DecoderSpec
+from weft.plan.model import ParamSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,32 +68,6 @@ class ModelShape:
     dropout: bool = False
     experts: ExpertShape | None = None
     latent: LatentAttention | None = None
-
-    @staticmethod
-    def of(spec: ModelSpec) -> ModelShape:
-        """The shape of a model that Weft can train."""
-        gpt2 = spec.family == "gpt2"
-        kv = spec.num_kv_heads * spec.d_head
-        heads = spec.num_heads * spec.d_head
-        vectors = 4 * spec.d_model + heads + 2 * kv + spec.d_ff + 2 * spec.d_model
-        if not gpt2:
-            vectors = 2 * spec.d_model + (heads + 2 * kv) * spec.qkv_bias
-            vectors += 2 * spec.d_head * spec.qk_norm
-        return ModelShape(
-            num_layers=spec.num_layers,
-            d_model=spec.d_model,
-            d_ff=spec.d_ff,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            d_head=spec.d_head,
-            vocab_size=spec.vocab_size,
-            gated=not gpt2,
-            tied=spec.tied,
-            num_positions=spec.seq_len if gpt2 else 0,
-            num_vectors=vectors / spec.d_model,
-            norm_bias=gpt2,
-            dropout=spec.dropout > 0,
-        )
 
     @property
     def attention_params(self) -> int:
@@ -155,3 +132,28 @@ class ModelShape:
         )
         tables = self.table_params * (1 if self.tied else 2)
         return layers + tables + self.num_positions * self.d_model + self.norm_params
+
+
+def decoder_shape(spec: DecoderSpec, params: Sequence[ParamSpec], *, gated: bool) -> ModelShape:
+    """The shape of a decoder, of its sizes and its parameters.
+
+    Args:
+        params: Of this model, or of one that differs in its number of layers.
+    """
+    vectors = [param for param in params if len(param.shape) == 1]
+    embedded = sum(param.numel for param in params if param.part == "embed")
+    return ModelShape(
+        num_layers=spec.num_layers,
+        d_model=spec.d_model,
+        d_ff=spec.d_ff,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        d_head=spec.d_head,
+        vocab_size=spec.vocab_size,
+        gated=gated,
+        tied=spec.tied,
+        num_positions=embedded // spec.d_model - spec.vocab_size,
+        num_vectors=sum(param.numel for param in vectors if param.part == 0) / spec.d_model,
+        norm_bias=sum(param.part == "head" for param in vectors) > 1,
+        dropout=spec.dropout > 0,
+    )

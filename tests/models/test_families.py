@@ -1,0 +1,77 @@
+"""A family from outside: one object, and no line of Weft that knows it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+from weft.config import names
+from weft.config.errors import ConfigError
+from weft.config.names import Registry
+from weft.cost.flops import forward_flops_per_token
+from weft.models.family import Family
+from weft.models.hugging_face import export_hf
+from weft.models.registry import (
+    FAMILIES,
+    build_model,
+    default_family,
+    param_specs,
+    register_family,
+    shape_of,
+    spec_from_dict,
+)
+
+NAME = "outsider"
+OURS = FAMILIES["llama"]
+ROW = replace(OURS.sizes["debug-1m"], family=NAME)
+OUTSIDER = replace(OURS, name=NAME, order=9, sizes={"one": ROW}, converter=None)
+
+
+@pytest.fixture
+def family() -> Iterator[Family]:
+    register_family(OUTSIDER)
+    yield OUTSIDER
+    FAMILIES.remove(NAME)
+
+
+def test_ours_are_found_in_their_order() -> None:
+    assert list(FAMILIES) == ["llama", "gpt2"]
+    assert default_family() is OURS
+    assert all(family.name == name for name, family in FAMILIES.items())
+
+
+def test_a_family_from_outside_is_one_like_ours(family: Family, tmp_path) -> None:
+    assert list(FAMILIES) == ["llama", "gpt2", NAME]
+    assert param_specs(ROW) == param_specs(OURS.sizes["debug-1m"])
+    assert shape_of(ROW) == shape_of(OURS.sizes["debug-1m"])
+    assert forward_flops_per_token(ROW, 8) == forward_flops_per_token(OURS.sizes["debug-1m"], 8)
+    assert build_model(ROW).spec is ROW
+    with pytest.raises(
+        ConfigError, match=r"model.family = 'outsider': expected one of llama, gpt2"
+    ):
+        export_hf(tmp_path, ROW, {}, None)
+
+
+def test_it_cannot_be_added_twice(family: Family) -> None:
+    with pytest.raises(AssertionError, match="outsider is there already"):
+        register_family(family)
+
+
+def test_a_saved_model_of_an_unknown_family_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        spec_from_dict({"family": "lama"})
+    message = "model.family = 'lama': expected one of llama, gpt2. Did you mean llama?"
+    assert str(caught.value) == message
+
+
+def test_an_installed_package_brings_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = EntryPoints([EntryPoint(NAME, f"{__name__}:OUTSIDER", "weft.families")])
+    monkeypatch.setattr(names, "entry_points", lambda group: points.select(group=group))
+    registry: Registry[Family] = Registry(
+        "weft.models", folder="family", entry="FAMILY", group="weft.families"
+    )
+    assert list(registry) == ["llama", "gpt2", NAME]
+    assert len(registry) == 3 and NAME in registry
+    assert registry[NAME] is OUTSIDER
+    assert list(registry) == ["llama", "gpt2", NAME]

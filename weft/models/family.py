@@ -1,0 +1,41 @@
+"""What a model family says, all of it in its own folder. No torch until a model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from weft.models.config_json import Converter
+from weft.models.shape import ModelShape
+from weft.plan.layout import Layout
+from weft.plan.model import ModelSpec, ParamSpec
+
+if TYPE_CHECKING:
+    from weft.models.decoder import Decoder
+
+Spec = TypeVar("Spec", bound=ModelSpec)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family(Generic[Spec]):
+    """One folder under ``weft.models``: its module ``family`` holds one of these as ``FAMILY``."""
+
+    name: str
+    order: int
+    """Place where families are listed; the first is what a configuration names none of."""
+    spec: type[Spec]
+    sizes: Mapping[str, Spec]
+    """Rows by name; vocabulary and length as published."""
+    param_specs: Callable[[Spec], list[ParamSpec]]
+    """Every parameter of the unsplit model, in the order of the forward pass."""
+    layout: Callable[[Spec], dict[str, Layout]]
+    """Tensor-parallel layout by module name."""
+    check: Callable[[Spec], None]
+    """Raises ConfigError for a shape the family cannot have."""
+    shape: Callable[[Spec], ModelShape]
+    """What it computes, for the cost model."""
+    model: Callable[[], type[Decoder]]
+    """The model class; called as ``model()(spec, layers, embed=..., head=...)``."""
+    converter: Converter[Spec] | None = None
+    """To and from Hugging Face; None where nothing there is like it."""
