@@ -36,9 +36,9 @@ from benchmarks.parallel_peers import (
     tensor_step,
     zero1_step,
 )
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.comm.place import Place
 from weft.config.sections import OptimConfig
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
@@ -156,11 +156,11 @@ class Times:
     losses: list[float]
 
 
-def measure(place: Place, number: int, rounds: int, steps: int) -> dict[str, Times]:
+def measure(address: RankAddress, number: int, rounds: int, steps: int) -> dict[str, Times]:
     """All contenders of a case in turns; a round of warm-up is not counted."""
     warnings.filterwarnings("ignore")  # of PyTorch, about its own calls
     case = cases()[number]
-    comm = join(place, backend="gloo", device=torch.device("cpu"))
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
     ours, settle = weft_step(case.plan, comm)
     contenders = {"weft": ours} | {n: make(spec(), OPTIM) for n, make in case.peers.items()}
     times = {name: Times([], [], []) for name in contenders}

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.plain_llama import PlainLlama, token_loss
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.comm.place import Place
 from weft.config.sections import OptimConfig
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
@@ -181,23 +181,23 @@ def take_turns(steps: dict[str, Step], rounds: int, rank: int) -> dict[str, list
     return seconds
 
 
-def one_process(place: Place, precision: Precision, rounds: int) -> dict[str, list[float]]:
+def one_process(address: RankAddress, precision: Precision, rounds: int) -> dict[str, list[float]]:
     """Weft and the plain loop, alone."""
     steps = {"weft": weft_step(Comm(), precision), "plain PyTorch": plain_step(precision)}
-    return take_turns(steps, rounds, place.rank)
+    return take_turns(steps, rounds, address.rank)
 
 
-def two_processes(place: Place, rounds: int) -> dict[str, list[float]]:
+def two_processes(address: RankAddress, rounds: int) -> dict[str, list[float]]:
     """Weft and what people use for data parallelism."""
     os.environ |= {
-        "RANK": str(place.rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_RANK": str(place.local_rank),
+        "RANK": str(address.rank),
+        "WORLD_SIZE": str(address.world_size),
+        "LOCAL_RANK": str(address.local_rank),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29511",
         "ACCELERATE_USE_CPU": "true",
     }
-    comm = join(place, backend="gloo", device=torch.device("cpu"))
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
     steps = {
         "weft": weft_step(comm, "fp32"),
         "DDP": ddp_step(bucket_view=False),
@@ -205,7 +205,7 @@ def two_processes(place: Place, rounds: int) -> dict[str, list[float]]:
     }
     if importlib.util.find_spec("accelerate"):
         steps["accelerate"] = accelerate_step()
-    seconds = take_turns(steps, rounds, place.rank)
+    seconds = take_turns(steps, rounds, address.rank)
     if importlib.util.find_spec("accelerate"):
         from benchmarks.trainer import trainer_seconds
 

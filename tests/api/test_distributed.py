@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import weft
 from weft.api.distributed import join_model
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
 
@@ -98,8 +98,8 @@ def own_loop(
     return values(model)
 
 
-def own_loop_rank(place: Place, *args: Any) -> dict[str, np.ndarray]:
-    comm = join(place, backend="gloo", device=torch.device("cpu"))
+def own_loop_rank(address: RankAddress, *args: Any) -> dict[str, np.ndarray]:
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
     try:
         return own_loop(comm, args[0], args[1], **args[2])
     finally:
@@ -186,8 +186,8 @@ def test_on_one_process_the_bits_are_those_of_the_plain_loop(way: str) -> None:
     assert all(np.array_equal(found[name], value) for name, value in expected.items())
 
 
-def zero_weights(place: Place) -> list[bool]:
-    comm = join(place, backend="gloo", device=torch.device("cpu"))
+def zero_weights(address: RankAddress) -> list[bool]:
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
     model, adamw = model_and_optimizer()
     join_model(model, comm)
     before = values(model)
@@ -198,8 +198,8 @@ def zero_weights(place: Place) -> list[bool]:
     return [np.array_equal(before[name], value) for name, value in values(model).items()]
 
 
-def two_optimizers(place: Place) -> list[bool]:
-    comm = join(place, backend="gloo", device=torch.device("cpu"))
+def two_optimizers(address: RankAddress) -> list[bool]:
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
     model = join_model(Branches().double(), comm)
     before = values(model)
     halves = [model.get_submodule("trunk"), model.get_submodule("head")]
@@ -210,7 +210,7 @@ def two_optimizers(place: Place) -> list[bool]:
         for half in halves
     ]
     for _ in range(2):
-        squares(model, *batch(place.rank, 3), branch=True).mean().backward()
+        squares(model, *batch(address.rank, 3), branch=True).mean().backward()
         for optimizer in optimizers:
             optimizer.step()
         model.zero_grad()

@@ -15,9 +15,9 @@ import weft
 from weft.api.engine import WovenEngine
 from weft.api.layer_list import Layer, balanced
 from weft.api.weave_layers import LayerJob, build_layers, check_layer_plan
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
 from weft.plan.mesh import Mesh
@@ -264,8 +264,8 @@ def transposed(linear: nn.Linear, x: Tensor) -> Tensor:
     return x @ linear.weight
 
 
-def train_odd(place: Place, middle: list[Layer], schedule: str) -> list[float]:
-    comm = join(place, backend="gloo", device=torch.device("cpu"))
+def train_odd(address: RankAddress, middle: list[Layer], schedule: str) -> list[float]:
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
     layers = [LAYERS[0], *middle, LAYERS[3]]
     counts = [1, len(middle) + 1]
     plan = alone(layers, by=counts, schedule=schedule, dp=2) if schedule == "zb-v" else None

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import weft
 from weft.api.engine import WovenEngine
 from weft.api.weave import Settings, woven
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
 from weft.plan.mesh import Mesh
@@ -74,8 +74,10 @@ def values(model: nn.Module) -> list[np.ndarray]:
     return [param.detach().numpy().copy() for param in model.parameters()]
 
 
-def train_woven(place: Place, plan: Plan) -> tuple[list[float], list[np.ndarray], list[int]]:
-    comm = join(place, backend="gloo", device=torch.device("cpu"))
+def train_woven(
+    address: RankAddress, plan: Plan
+) -> tuple[list[float], list[np.ndarray], list[int]]:
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
     model, adamw = model_and_optimizer()
     engine = woven(model, adamw, comm, Settings(squares, plan, max_grad_norm=0.5))
     losses = [float(engine.train_batch(batch(step))) for step in range(STEPS)]
@@ -149,8 +151,8 @@ def train_sometimes(comm: Comm | None, plan: Plan | None = None) -> list[np.ndar
     return values(model)
 
 
-def train_sometimes_rank(place: Place, plan: Plan) -> list[np.ndarray]:
-    comm = join(place, backend="gloo", device=torch.device("cpu"))
+def train_sometimes_rank(address: RankAddress, plan: Plan) -> list[np.ndarray]:
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
     found = train_sometimes(comm, plan)
     comm.close()
     return found
@@ -246,9 +248,9 @@ LOADED = {
 }
 
 
-def load_between(place: Place, plan: Plan) -> tuple[list[bool], list[np.ndarray]]:
+def load_between(address: RankAddress, plan: Plan) -> tuple[list[bool], list[np.ndarray]]:
     """Values written after a step, of all parameters and then of one element, and two steps."""
-    comm = join(place, backend="gloo", device=torch.device("cpu"))
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3))
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from chipb.build import built
 
-from weft.comm.place import Place
+from weft.comm.address import RankAddress
 from weft.platform.base import Platform
 from weft.platform.registry import PLATFORMS, register
 
@@ -57,8 +57,8 @@ class ChipbPlatform(Platform):
         return super().matmul_flops(dtype, device, size)
 
 
-def with_chips(place: Place, job: Callable[..., Any], *args: Any) -> Any:
-    """``job(place, *args)`` in a process that knows the device.
+def with_chips(address: RankAddress, job: Callable[..., Any], *args: Any) -> Any:
+    """``job(address, *args)`` in a process that knows the device.
 
     On every rank, for the next job may give the process another device, and PyTorch looks only
     once how many there are.
@@ -66,4 +66,4 @@ def with_chips(place: Place, job: Callable[..., Any], *args: Any) -> Any:
     load()
     if NAME not in PLATFORMS:
         register(ChipbPlatform())
-    return job(place, *args)
+    return job(address, *args)

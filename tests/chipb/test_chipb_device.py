@@ -8,12 +8,12 @@ import pytest
 import torch
 from chipb.chip import NAME, with_chips
 
-from weft.comm.place import Place
+from weft.comm.address import RankAddress
 from weft.comm.transport import HostCopies
 from weft.elastic.pool import WorkerPool
 
 
-def on_the_device(place: Place, name: str) -> Any:
+def on_the_device(address: RankAddress, name: str) -> Any:
     return FACTS[name](torch.device(NAME, 1))
 
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from weft.api.layer_list import Layer
 from weft.api.weave import Settings, woven
 from weft.api.weave_layers import LayerJob, build_layers
-from weft.comm.place import Place
+from weft.comm.address import RankAddress
 from weft.elastic.pool import WorkerPool
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.train.meet import meet
+from weft.train.joining import join_plan
 
 STEPS, TOLERANCE = 3, 1e-10
 LAYERS = [Layer(nn.Linear, 5, 7), Layer(nn.Tanh), Layer(nn.Linear, 7, 4), Layer(nn.Linear, 4, 3)]
@@ -45,17 +45,17 @@ def plan_of(shares: tuple[int, ...], layers: tuple[int, ...]) -> Plan:
     return Plan(num_layers=sum(layers), pipelines=tuple(pipelines))
 
 
-def listed(place: Place, plan: Plan) -> list[float]:
-    comm, _ = meet(place, plan)
+def listed(address: RankAddress, plan: Plan) -> list[float]:
+    comm, _ = join_plan(address, plan)
     engine = build_layers(LayerJob(LAYERS, OPTIMIZER, squares, plan, 3, 0.5), comm)
     losses = [float(engine.train_batch(batch(step))) for step in range(STEPS)]
     comm.close()
     return losses
 
 
-def plain(place: Place, plan: Plan) -> list[float]:
-    comm, _ = meet(place, plan)
-    torch.manual_seed(place.rank)  # all start from rank 0's values
+def plain(address: RankAddress, plan: Plan) -> list[float]:
+    comm, _ = join_plan(address, plan)
+    torch.manual_seed(address.rank)  # all start from rank 0's values
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double().to(comm.device)
     settings = Settings(lambda m, b: squares(m(b[0]), b[1]), plan, None, 0.5)
     engine = woven(model, OPTIMIZER(model.parameters()), comm, settings)

@@ -4,25 +4,25 @@ from typing import Any
 
 import torch
 
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.comm.place import Place
 from weft.elastic.pool import WorkerPool
 
 
-def collectives(place: Place) -> dict[str, Any]:
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+def collectives(address: RankAddress) -> dict[str, Any]:
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
     comm.open_groups([(0, 2), (1, 2)], timeout_s=30)
     comm.all_reduce(torch.ones(6), name="world")
-    pair = torch.full((5,), float(place.rank), dtype=torch.float64)
+    pair = torch.full((5,), float(address.rank), dtype=torch.float64)
     for group in ((0, 2), (1, 2)):
-        if place.rank in group:
+        if address.rank in group:
             comm.all_reduce(pair, name="pair", group=group)
-    received = torch.tensor([float(place.rank)])
+    received = torch.tensor([float(address.rank)])
     comm.broadcast(received, src=1, name="copy")
-    largest = torch.tensor([float(place.rank)])
+    largest = torch.tensor([float(address.rank)])
     comm.all_reduce(largest, name="largest", largest=True)
-    everyone = comm.gather_json({"rank": place.rank, "text": "é" * place.rank}, name="facts")
+    everyone = comm.gather_json({"rank": address.rank, "text": "é" * address.rank}, name="facts")
     comm.close()
     counts = {n: (comm.counters[n].calls, comm.counters[n].bytes) for n in comm.counters}
     return {
@@ -61,12 +61,12 @@ def test_a_job_of_one_process_sends_nothing() -> None:
     assert tensor.tolist() == [1, 1, 1]
 
 
-def exchanged(place: Place, group: tuple[int, ...]) -> list[list[float]]:
+def exchanged(address: RankAddress, group: tuple[int, ...]) -> list[list[float]]:
     """Rank r gives the group's i-th rank ``i + 1`` elements of value ``10 r + i``."""
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
     comm.open_groups([group], timeout_s=30)
-    own = group.index(place.rank)
-    parts = [torch.full((i + 1,), 10.0 * place.rank + i) for i in range(len(group))]
+    own = group.index(address.rank)
+    parts = [torch.full((i + 1,), 10.0 * address.rank + i) for i in range(len(group))]
     sizes = [(own + 1,)] * len(group)
     received = comm.exchange(parts, sizes, name="exchange", group=group)
     comm.close()
@@ -80,15 +80,17 @@ def test_an_exchange_follows_the_order_in_which_a_group_names_its_ranks(pool: Wo
     assert ranks[1] == [[22.0] * 3, [2.0] * 3, [12.0] * 3]
 
 
-def segments(place: Place) -> tuple[list[float], list[float], tuple[int, float], tuple[int, float]]:
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
-    flat = torch.arange(6.0) * (place.rank + 1)
+def segments(
+    address: RankAddress,
+) -> tuple[list[float], list[float], tuple[int, float], tuple[int, float]]:
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    flat = torch.arange(6.0) * (address.rank + 1)
     own = torch.empty(2)
     finish = comm.reduce_scatter(flat, own, name="scatter", group=comm.world)
     finish()
     comm.open_gathering([comm.world])
     whole = torch.full((6,), -1.0)
-    whole[2 * place.rank : 2 * place.rank + 2] = own
+    whole[2 * address.rank : 2 * address.rank + 2] = own
     comm.all_gather(whole, name="gather", group=comm.world)()
     comm.close()
     scatter, gather = comm.counters["scatter"], comm.counters["gather"]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from weft.comm.address import RankAddress
 from weft.comm.channel import Channel
 from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.comm.members import Member, choose, farthest, in_words
-from weft.comm.place import Place
 from weft.comm.transport import DirectGroup, HostCopies, NativeGroup, StagedGroup
 from weft.elastic.pool import WorkerPool
 
@@ -114,16 +114,16 @@ def ring(comm: Comm, group: tuple[int, ...]) -> list[Tensor]:
 
 
 def run(
-    place: Place, backends: tuple[str, ...], group: tuple[int, ...]
+    address: RankAddress, backends: tuple[str, ...], group: tuple[int, ...]
 ) -> tuple[dict[str, list[list[float]]], list[str], str]:
-    comm = join(place, backend=backends[place.rank], device=torch.device("cpu"), timeout_s=30)
+    comm = join(address, backend=backends[address.rank], device=torch.device("cpu"), timeout_s=30)
     comm.open_groups([group])
     comm.open_gathering([group])
     comm.open_channels([Channel(tuple(sorted(group)), number) for number in (4, 5)])
-    found = collectives(comm, group) if place.rank in group else {}
-    if place.rank not in group:
-        comm.all_reduce(numbers(place.rank, 5), name="world")
-    assert comm.gather_json(place.rank, name="ranks") == [0, 1, 2]
+    found = collectives(comm, group) if address.rank in group else {}
+    if address.rank not in group:
+        comm.all_reduce(numbers(address.rank, 5), name="world")
+    assert comm.gather_json(address.rank, name="ranks") == [0, 1, 2]
     comm.barrier(name="end")
     kind = type(comm._group(group)).__name__
     comm.close()
@@ -173,14 +173,14 @@ def test_a_copy_that_is_late_holds_up_no_caller() -> None:
     copies.close()
 
 
-def direct(place: Place) -> tuple[list[float], list[float]]:
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+def direct(address: RankAddress) -> tuple[list[float], list[float]]:
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
     group = DirectGroup(None)
     own = torch.empty(2)
-    group.reduce_scatter(torch.arange(6.0) * (place.rank + 1), own, 3)()
+    group.reduce_scatter(torch.arange(6.0) * (address.rank + 1), own, 3)()
     whole = torch.full((6,), -1.0)
-    whole[2 * place.rank : 2 * place.rank + 2] = own
-    group.all_gather(whole, (0, 1, 2), place.rank)()
+    whole[2 * address.rank : 2 * address.rank + 2] = own
+    group.all_gather(whole, (0, 1, 2), address.rank)()
     comm.close()
     return own.tolist(), whole.tolist()
 

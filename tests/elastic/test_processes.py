@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from weft.comm.address import RankAddress
 from weft.comm.channel import Channel
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
 from weft.elastic.processes import RanksFailedError, run_ranks
@@ -20,23 +20,23 @@ QUICK_S = 12.0
 """Time to notice a failure, on a machine that may be busy."""
 
 
-def meet(place: Place) -> Comm:
+def meet(address: RankAddress) -> Comm:
     torch.set_num_threads(1)
-    return join(place, backend="gloo", device=torch.device("cpu"), timeout_s=60)
+    return join(address, backend="gloo", device=torch.device("cpu"), timeout_s=60)
 
 
-def works(place: Place, out: Path) -> None:
-    total = torch.tensor(float(place.rank + 1))
-    meet(place).all_reduce(total, name="sum")
-    print(f"rank {place.rank} saw {total.item()}")  # noqa: T201
-    (out / f"{place.rank}.txt").write_text(str(total.item()))
+def works(address: RankAddress, out: Path) -> None:
+    total = torch.tensor(float(address.rank + 1))
+    meet(address).all_reduce(total, name="sum")
+    print(f"rank {address.rank} saw {total.item()}")  # noqa: T201
+    (out / f"{address.rank}.txt").write_text(str(total.item()))
 
 
-def fails(place: Place, how: str) -> None:
+def fails(address: RankAddress, how: str) -> None:
     """Rank 1 fails while the others wait for it."""
-    comm = meet(place)
+    comm = meet(address)
     comm.barrier(name="all here")
-    if place.rank == 1:
+    if address.rank == 1:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "config":
@@ -77,13 +77,13 @@ def test_the_first_failure_is_named(tmp_path: Path, how: str, cause: str, messag
     assert any("gradients with rank(s)" in f.message for f in peers), peers
 
 
-def fails_on(place: Place, rank: int) -> int:
-    if place.rank == rank:
+def fails_on(address: RankAddress, rank: int) -> int:
+    if address.rank == rank:
         raise ValueError("once")
-    return place.rank
+    return address.rank
 
 
-def process_id(place: Place) -> int:
+def process_id(address: RankAddress) -> int:
     return os.getpid()
 
 
@@ -95,8 +95,8 @@ def test_pool_reuses_processes_and_replaces_failed_ones(pool: WorkerPool) -> Non
     assert not set(pool.run(process_id, world_size=2)) & set(first)
 
 
-def hangs(place: Place) -> None:
-    if place.rank == 0:
+def hangs(address: RankAddress) -> None:
+    if address.rank == 0:
         time.sleep(60)
 
 
@@ -105,22 +105,22 @@ def test_pool_ends_a_rank_that_hangs(pool: WorkerPool) -> None:
         pool.run(hangs, world_size=2, timeout_s=1)
 
 
-def trains_until_stopped(place: Place, folder: Path) -> None:
+def trains_until_stopped(address: RankAddress, folder: Path) -> None:
     """Three steps of a pipeline 0 -> 1 -> 2; then rank 2 is stopped, as by a debugger."""
     torch.set_num_threads(1)
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=4)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=4)
     comm.flight.keep_in(folder / "logs", patience_s=2)
     while True:
-        if place.rank == 2 and comm.flight.step == 3:
+        if address.rank == 2 and comm.flight.step == 3:
             os.kill(os.getpid(), signal.SIGSTOP)
         roads = [Channel((r, r + 1), r) for r in range(2)]
-        if place.rank < 2:
-            road = roads[place.rank]
+        if address.rank < 2:
+            road = roads[address.rank]
             part = torch.zeros(2)
-            comm.send([(place.rank + 1, part)], channel=road, name="activations")()
-        if place.rank > 0:
-            road = roads[place.rank - 1]
-            comm.receive([(place.rank - 1, torch.zeros(2))], channel=road, name="activations")()
+            comm.send([(address.rank + 1, part)], channel=road, name="activations")()
+        if address.rank > 0:
+            road = roads[address.rank - 1]
+            comm.receive([(address.rank - 1, torch.zeros(2))], channel=road, name="activations")()
         comm.all_reduce(torch.zeros(1), name="step totals")
         comm.flight.step += 1
 

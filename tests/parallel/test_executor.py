@@ -5,14 +5,14 @@ from collections.abc import Callable
 import pytest
 from parity.cases import Case
 
+from weft.comm.address import RankAddress
 from weft.comm.channel import Channel
 from weft.comm.comm import Comm, Finish, Parts
-from weft.comm.place import Place
 from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Plan
 from weft.train.build import build, fill, initial
-from weft.train.meet import meet
+from weft.train.joining import join_plan
 
 
 class Ledger:
@@ -50,8 +50,8 @@ class Ledger:
         return finish
 
 
-def one_step(place: Place, plan: Plan, rehearsal: Rehearsal) -> tuple[int, int]:
-    comm, _ = meet(place, plan, timeout_s=60)
+def one_step(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> tuple[int, int]:
+    comm, _ = join_plan(address, plan, timeout_s=60)
     ledger = Ledger(comm)
     built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
     fill(built.gradients, initial(rehearsal.seed))

@@ -7,23 +7,23 @@ import pytest
 from parity.cases import NUM_LAYERS, Case
 from torch import Tensor
 
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm, Finish
-from weft.comm.place import Place
 from weft.diagnose.verify import Rehearsal, difference, rehearse, shrink, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
 from weft.parallel.mains import FlatParams
 from weft.plan.plan import Plan, Precision
 from weft.train.build import Built, build, fill, initial
-from weft.train.meet import meet
+from weft.train.joining import join_plan
 
 FP64 = 8
 MIXED: tuple[Precision, Precision] = ("bf16", "fp32")
 DP2 = Case("dp2", shares=(6,), dp=((2,),), microbatch=2)
 
 
-def built_on(place: Place, plan: Plan, rehearsal: Rehearsal) -> tuple[Built, Comm]:
-    comm, _ = meet(place, plan, timeout_s=60)
+def built_on(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> tuple[Built, Comm]:
+    comm, _ = join_plan(address, plan, timeout_s=60)
     built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
     fill(built.gradients, initial(rehearsal.seed))
     return built, comm
@@ -33,9 +33,9 @@ def memory(flats: list[FlatParams]) -> int:
     return sum(flat.memory for flat in flats)
 
 
-def kept(place: Place, plan: Plan, rehearsal: Rehearsal) -> dict[str, int]:
+def kept(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> dict[str, int]:
     """Bytes that a rank keeps between steps, by kind, and the most parameters at once."""
-    built, comm = built_on(place, plan, rehearsal)
+    built, comm = built_on(address, plan, rehearsal)
     flats = built.gradients.sharded
     largest = [0]
 
@@ -108,9 +108,9 @@ def late(comm: Comm) -> None:
     comm.all_gather = all_gather  # type: ignore[method-assign]
 
 
-def readings(place: Place, plan: Plan, rehearsal: Rehearsal, is_late: bool) -> list[Any]:
+def readings(address: RankAddress, plan: Plan, rehearsal: Rehearsal, is_late: bool) -> list[Any]:
     """What every reader of parameters sees right after an update."""
-    comm, _ = meet(place, plan, timeout_s=60)
+    comm, _ = join_plan(address, plan, timeout_s=60)
     if is_late:
         late(comm)
     built = build(
@@ -175,8 +175,8 @@ def test_overlap_and_recompute_change_no_bit(case: Case, pool: WorkerPool) -> No
     assert difference(on, again).largest == 0
 
 
-def counts(place: Place, plan: Plan, rehearsal: Rehearsal) -> dict[str, tuple[int, float]]:
-    built, comm = built_on(place, plan, rehearsal)
+def counts(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> dict[str, tuple[int, float]]:
+    built, comm = built_on(address, plan, rehearsal)
     built.gradients.fence()
     comm.counters.take()
     built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))

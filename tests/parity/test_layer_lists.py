@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import weft
 from weft.api.weave_layers import LayerJob, build_layers
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.comm.place import Place
 from weft.elastic.pool import WorkerPool
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
@@ -138,8 +138,8 @@ def train(comm: Comm, plan: Plan) -> dict[str, Any]:
     return found
 
 
-def train_rank(place: Place, plan: Plan) -> dict[str, Any]:
-    comm = join(place, backend="gloo", device=torch.device("cpu"))
+def train_rank(address: RankAddress, plan: Plan) -> dict[str, Any]:
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
     try:
         return train(comm, plan)
     finally:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from parity.cases import Case
 
-from weft.comm.place import Place
+from weft.comm.address import RankAddress
 from weft.diagnose.verify import RankTrace, Rehearsal, run_rank
 from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Plan
@@ -21,10 +21,10 @@ class OtherPlatform(CpuPlatform):
     collective_backend = "none"
 
 
-def with_another_family(place: Place, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
+def with_another_family(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
     PLATFORMS[OtherPlatform.name] = OtherPlatform()
     try:
-        return run_rank(place, plan, rehearsal)
+        return run_rank(address, plan, rehearsal)
     finally:
         del PLATFORMS[OtherPlatform.name]
 

@@ -6,16 +6,16 @@ import pytest
 from parity.cases import Case
 
 from weft.checkpoint.reader import open_checkpoint
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.comm.place import Place
 from weft.config.sections import BatchConfig, CheckpointConfig, Config, DataConfig
 from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Plan
 from weft.platform.cpu import CpuPlatform
 from weft.train.build import Built, build, fill, initial
+from weft.train.joining import join_plan
 from weft.train.loop import Run
-from weft.train.meet import meet
 from weft.train.saving import restore, save
 
 SAVED_AFTER = 2
@@ -51,8 +51,10 @@ def losses(built: Built, comm: Comm, plan: Plan, rehearsal: Rehearsal) -> list[f
     ]
 
 
-def save_and_go_on(place: Place, plan: Plan, rehearsal: Rehearsal, root: Path) -> list[float]:
-    comm, _ = meet(place, plan, timeout_s=60)
+def save_and_go_on(
+    address: RankAddress, plan: Plan, rehearsal: Rehearsal, root: Path
+) -> list[float]:
+    comm, _ = join_plan(address, plan, timeout_s=60)
     built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
     fill(built.gradients, initial(rehearsal.seed))
     for step in range(SAVED_AFTER):
@@ -75,10 +77,10 @@ def save_and_go_on(place: Place, plan: Plan, rehearsal: Rehearsal, root: Path) -
 
 
 def load_each(
-    place: Place, plan: Plan, rehearsal: Rehearsal, roots: list[Path]
+    address: RankAddress, plan: Plan, rehearsal: Rehearsal, roots: list[Path]
 ) -> list[list[float]]:
     """Also into a run that has gone on: nothing of it may stay."""
-    comm, _ = meet(place, plan, timeout_s=60)
+    comm, _ = join_plan(address, plan, timeout_s=60)
     built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
     found = []
     for root in roots:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from parity.cases import Case
 
-from weft.comm.place import Place
+from weft.comm.address import RankAddress
 from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Plan
 from weft.train.build import build, fill, initial
-from weft.train.meet import meet
+from weft.train.joining import join_plan
 
 EPOCHS = 200
 PLANS = [
@@ -32,10 +32,10 @@ def counts() -> tuple[int, int]:
     return threads, files
 
 
-def one_job(place: Place, number: int, plan: Plan, rehearsal: Rehearsal) -> None:
-    assert place.store_file is not None
-    meeting = place.store_file.with_name(f"meet-{number}")
-    comm, _ = meet(replace(place, store_file=meeting), plan, timeout_s=60)
+def one_job(address: RankAddress, number: int, plan: Plan, rehearsal: Rehearsal) -> None:
+    assert address.store_file is not None
+    meeting = address.store_file.with_name(f"meet-{number}")
+    comm, _ = join_plan(replace(address, store_file=meeting), plan, timeout_s=60)
     built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
     fill(built.gradients, initial(rehearsal.seed))
     built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))
@@ -43,11 +43,11 @@ def one_job(place: Place, number: int, plan: Plan, rehearsal: Rehearsal) -> None
 
 
 def many_jobs(
-    place: Place, plans: list[Plan], rehearsal: Rehearsal
+    address: RankAddress, plans: list[Plan], rehearsal: Rehearsal
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """What is open after each plan was met once, and after all jobs."""
     for number in range(EPOCHS):
-        one_job(place, number, plans[number % len(plans)], rehearsal)
+        one_job(address, number, plans[number % len(plans)], rehearsal)
         gc.collect()
         if number + 1 == len(plans):
             first = counts()

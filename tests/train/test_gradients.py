@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from parity.cases import Case
 from torch import nn
 
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.comm.place import Place
 from weft.diagnose.verify import difference, rehearse
 from weft.elastic.pool import WorkerPool
 from weft.parallel.gradients import Gradients
@@ -56,9 +56,11 @@ UNLIKE = replace(
 """A dtype of its own for adding up, for travelling and for updating."""
 
 
-def reduce_in(place: Place, level: ZeroLevel, gives: float) -> tuple[list[str], float, float]:
+def reduce_in(
+    address: RankAddress, level: ZeroLevel, gives: float
+) -> tuple[list[str], float, float]:
     """Dtypes of the gradient and of what is updated; a gradient's least and largest element."""
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
     comm.open_groups([comm.world])
     comm.open_gathering([comm.world])
     model = nn.Linear(16, 16, bias=False)
@@ -69,7 +71,7 @@ def reduce_in(place: Place, level: ZeroLevel, gives: float) -> tuple[list[str], 
         flat.wait()
     gradients.begin(2)
     for _ in range(2):
-        (model.weight * (gives if place.rank else 1.0)).sum().backward()
+        (model.weight * (gives if address.rank else 1.0)).sum().backward()
     gradients.finish()
     (main,) = gradients.mains
     assert main.grad is not None
@@ -86,8 +88,8 @@ def test_each_role_has_a_dtype_of_its_own(pool: WorkerPool, level: ZeroLevel) ->
     assert found == [(["torch.float64"] * 2, travels_each_round, travels_each_round)] * 2
 
 
-def reduce_once(place: Place, overlap: bool) -> dict[str, Any]:
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+def reduce_once(address: RankAddress, overlap: bool) -> dict[str, Any]:
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)])
     gradients = gradients_of(model, comm, overlap=overlap)
@@ -97,7 +99,7 @@ def reduce_once(place: Place, overlap: bool) -> dict[str, Any]:
     )
     gradients.begin(2)
     for _ in range(2):
-        x = torch.full((3, 16), float(place.rank + 1)).requires_grad_()
+        x = torch.full((3, 16), float(address.rank + 1)).requires_grad_()
         model(x).square().sum().backward()
     gradients.finish()
     grads = [m.grad.numpy().copy() for m in gradients.mains if m.grad is not None]
@@ -199,15 +201,15 @@ def test_overlap_off_is_the_same_run(pool: WorkerPool) -> None:
     assert difference(on, off).largest == 0
 
 
-def many_small(place: Place, bucket_bytes: int) -> tuple[list[list[float]], int]:
+def many_small(address: RankAddress, bucket_bytes: int) -> tuple[list[list[float]], int]:
     """One AdamW step of two hundred small tensors."""
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
     torch.manual_seed(0)
     model = nn.ParameterList([nn.Parameter(torch.randn(7)) for _ in range(200)])
     gradients = gradients_of(model, comm, bucket_bytes=bucket_bytes)
     optimizer = torch.optim.AdamW([main.value for main in gradients.mains], fused=True)
     gradients.begin(1)
-    scale = float(place.rank + 1)
+    scale = float(address.rank + 1)
     sum((param * scale).sin().sum() for param in model).backward()
     gradients.finish()
     for main in gradients.mains:

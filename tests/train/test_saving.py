@@ -10,9 +10,9 @@ import torch
 
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import open_checkpoint
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.comm.place import Place
 from weft.config.sections import (
     BatchConfig,
     CheckpointConfig,
@@ -62,16 +62,16 @@ def split_plan() -> Plan:
     return Plan(num_layers=2, pipelines=(pipeline,))
 
 
-def run_part(place: Place, plan: Plan, root: Path, first: int, last: int) -> dict[str, Any]:
+def run_part(address: RankAddress, plan: Plan, root: Path, first: int, last: int) -> dict[str, Any]:
     """Train from step ``first`` (restored if it is not 0) to ``last`` and save there."""
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
     built = build(plan, SPEC, comm, optim=CONFIG.optim, seq_len=16)
     if first:
         restore(built, open_checkpoint(root))
     else:
         fill(built.gradients, initial(CONFIG.seed))
     data = SyntheticDataset(vocab_size=SPEC.vocab_size, seq_len=16, seed=3)
-    mine = [i for part in plan.seat(place.rank).microbatches() for i in part]
+    mine = [i for part in plan.seat(address.rank).microbatches() for i in part]
     batches = (
         data.batch([step * plan.global_batch + i for i in mine]) for step in range(first, 99)
     )
@@ -148,9 +148,9 @@ def test_resume_across_stages_and_tensor_parallel_ranks(
     np.testing.assert_allclose(moved["losses"], whole["losses"], rtol=1e-10)
 
 
-def save_to(place: Place, plan: Plan, root: Path, forbidden: Path) -> str:
+def save_to(address: RankAddress, plan: Plan, root: Path, forbidden: Path) -> str:
     """Save where rank 1 cannot write its file; every rank must fail in the same words."""
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
     built = build(plan, SPEC, comm, optim=CONFIG.optim, seq_len=16)
     fill(built.gradients, initial(0))
     run = Run(
@@ -165,7 +165,7 @@ def save_to(place: Place, plan: Plan, root: Path, forbidden: Path) -> str:
         last_step=0,
     )
     try:
-        save(run, root if place.rank == 0 else forbidden, 1, fingerprint="same")
+        save(run, root if address.rank == 0 else forbidden, 1, fingerprint="same")
     except CheckpointError as error:
         return str(error)
     finally:

@@ -6,20 +6,20 @@ from math import prod
 import pytest
 from parity.cases import NUM_LAYERS, Case
 
-from weft.comm.place import Place
+from weft.comm.address import RankAddress
 from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
 from weft.plan.plan import Plan
 from weft.train.build import build, fill, initial
-from weft.train.meet import meet
+from weft.train.joining import join_plan
 
 Rows = dict[str, tuple[int, int, float, list[int]]]
 """Collective name -> calls, messages, bytes, peers."""
 
 
-def one_step(place: Place, plan: Plan, rehearsal: Rehearsal) -> Rows:
-    comm, _ = meet(place, plan, timeout_s=60)
+def one_step(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> Rows:
+    comm, _ = join_plan(address, plan, timeout_s=60)
     built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
     fill(built.gradients, initial(rehearsal.seed))
     comm.counters.take()
@@ -93,11 +93,13 @@ def test_tensor_parallel_with_sequence_parallel(pool: WorkerPool) -> None:
         assert rows["step totals"] == (1, 2, TOTALS, [1 - rank])
 
 
-def on_machines(place: Place, plan: Plan, rehearsal: Rehearsal) -> list[tuple[str, str, float]]:
+def on_machines(
+    address: RankAddress, plan: Plan, rehearsal: Rehearsal
+) -> list[tuple[str, str, float]]:
     """As two machines of two processes each; what crosses a link, by name."""
-    os.environ["GROUP_RANK"] = str(place.rank // 2)
+    os.environ["GROUP_RANK"] = str(address.rank // 2)
     try:
-        comm, _ = meet(place, plan, timeout_s=60)
+        comm, _ = join_plan(address, plan, timeout_s=60)
     finally:
         del os.environ["GROUP_RANK"]
     built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)

@@ -10,9 +10,9 @@ from lab.lab_cases import hosts
 
 from weft.cli.main import run
 from weft.cluster.cluster_file import ClusterFile
+from weft.comm.address import RankAddress
 from weft.comm.channel import Channel
 from weft.comm.join import join
-from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.cost.rates import compute_seconds
 from weft.cost.work import StageWork
@@ -231,15 +231,15 @@ ROAD = Channel((0, 1), 0)
 TRANSFER_S = 0.2
 
 
-def carry(place: Place) -> tuple[float, float]:
+def carry(address: RankAddress) -> tuple[float, float]:
     """Two messages sent at one moment: when this rank begins, and when it is done."""
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=60)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=60)
     seam = SeamTimes(transfer_s=TRANSFER_S, latency_s=0.1)
     virtual = VirtualComm(comm, Links(seams={ROAD: seam}, pairs={}))
     parts = [torch.zeros(1, dtype=torch.float64) for _ in range(2)]
     comm.barrier(name="start")
     begun = now()
-    if place.rank == 0:
+    if address.rank == 0:
         sent = [virtual.send([(1, part)], channel=ROAD, name="m") for part in parts]
     else:
         sent = [virtual.receive([(0, part)], channel=ROAD, name="m") for part in parts]

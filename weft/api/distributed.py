@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from weft.api.engine import refuse_batch_statistics, refuse_woven
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import Held, LocalParam, reduction_groups
@@ -40,14 +40,14 @@ def distributed_model(model: nn.Module) -> nn.Module:
     """
     if membership_of(model) is not None:
         return model
-    place = Place.from_environment() or Place()
+    address = RankAddress.from_environment() or RankAddress()
     refuse_woven("model", model)
     first = next(model.parameters(), None)
     if first is None:
         raise ConfigError("model", type(model).__name__, "a module with parameters")
     platform = platform_named(first.device.type)
-    device = platform.device(place.local_rank)
-    comm = join(place, backend=platform.collective_backend, device=device)
+    device = platform.device(address.local_rank)
+    comm = join(address, backend=platform.collective_backend, device=device)
     atexit.register(comm.close)
     return join_model(model.to(device), comm)
 

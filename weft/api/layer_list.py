@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.api.engine import refuse_batch_statistics
-from weft.comm.place import Place
+from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError
 from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
@@ -188,7 +188,7 @@ def split(
         ConfigError: there are fewer layers than stages, or counts that do not fit.
     """
     if meshes is None:
-        meshes = max(1, (Place.from_environment() or Place()).world_size // dp)
+        meshes = max(1, (RankAddress.from_environment() or RankAddress()).world_size // dp)
     grid = [Mesh.of(range(m * dp, m * dp + dp), dp=dp) for m in range(meshes)]
     if schedule in _STAGES_A_MESH:
         grid += grid if schedule == "interleaved" else grid[::-1]

@@ -27,9 +27,9 @@ from weft.api.engine import (
     rows,
     set_exact,
 )
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import Held, LocalParam, reduction_groups
@@ -74,19 +74,19 @@ def weave(
     Raises:
         ConfigError: something about the model, optimizer or plan cannot work.
     """
-    place = Place.from_environment() or Place()
+    address = RankAddress.from_environment() or RankAddress()
     parameters = dict(model.named_parameters())
-    _check(model, optimizer, parameters, place.world_size)
+    _check(model, optimizer, parameters, address.world_size)
     if precision is not None and precision not in get_args(ModelPrecision):
         raise ConfigError("precision", precision, f"None or one of {get_args(ModelPrecision)}")
     if isinstance(plan, Plan):
-        _check_plan(plan, place.world_size)
+        _check_plan(plan, address.world_size)
         _refuse_unlike(plan, parameters.values(), precision)
     elif plan != "auto":
         raise ConfigError("plan", plan, '"auto" or a weft.plan.plan.Plan')
     platform = platform_named(next(iter(parameters.values())).device.type)
-    device = platform.device(place.local_rank)
-    comm = join(place, backend=platform.collective_backend, device=device)
+    device = platform.device(address.local_rank)
+    comm = join(address, backend=platform.collective_backend, device=device)
     atexit.register(comm.close)
     given = plan if isinstance(plan, Plan) else None
     model.to(device)

@@ -22,8 +22,8 @@ from weft.api.engine import (
     set_exact,
 )
 from weft.api.layer_list import CANNOT, PROBE, ElementLoss, Layer, Skeleton, in_words
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.nn.context import Context
 from weft.parallel.gradients import Gradients
@@ -41,7 +41,7 @@ from weft.planner.validate import validate_plan
 from weft.precision.roles import PRECISIONS
 from weft.schedules.registry import splits_backward
 from weft.train.engine import Engine
-from weft.train.meet import meet
+from weft.train.joining import join_plan
 
 MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
 """(name, parameter) pairs of this process -> what updates them."""
@@ -86,11 +86,11 @@ def weave_layers(
     Raises:
         ConfigError: something about the layers or the plan cannot work.
     """
-    place = Place.from_environment() or Place()
+    address = RankAddress.from_environment() or RankAddress()
     check_layer_plan(plan, layers)
-    if plan.world_size != place.world_size:
-        raise ConfigError("plan", f"{plan.world_size} ranks", f"{place.world_size} ranks")
-    comm, _ = meet(place, plan)
+    if plan.world_size != address.world_size:
+        raise ConfigError("plan", f"{plan.world_size} ranks", f"{address.world_size} ranks")
+    comm, _ = join_plan(address, plan)
     atexit.register(comm.close)
     return build_layers(LayerJob(layers, optimizer, loss, plan, seed, max_grad_norm), comm)
 

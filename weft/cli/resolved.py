@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.cluster.cluster import Cluster
 from weft.cluster.detect import detect
-from weft.comm.place import Place
+from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.plan.plan import Plan
@@ -57,7 +57,7 @@ def resolved_here(loaded: Loaded, *, out: Path | None = None) -> Outset:
 
 
 def resolved_among(
-    loaded: Loaded, place: Place, until_joined: ExitStack, *, out: Path | None = None
+    loaded: Loaded, address: RankAddress, until_joined: ExitStack, *, out: Path | None = None
 ) -> Outset:
     """As one rank of a job that another launcher started: rank 0 plans, and tells the others.
 
@@ -71,12 +71,12 @@ def resolved_among(
 
     def resolved(plan: Plan | None, why: Sequence[str] = ()) -> Resolved:
         here = ranks_here()
-        world_size = place.world_size
+        world_size = address.world_size
         return resolve(loaded, cluster, world_size=world_size, ranks_here=here, plan=plan, why=why)
 
     if loaded.config.plan.auto is None:
         return Outset(resolved=resolved(read_plan(loaded)))
-    from weft.comm.council import council
+    from weft.comm.agreement import agreement
     from weft.resolve.automatic import Chosen, choose, facts
 
     grounds: list[Ground] = []
@@ -88,10 +88,10 @@ def resolved_among(
     host = f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}"
     try:
         mine = facts(cluster, host)
-        if place.world_size == 1:
+        if address.world_size == 1:
             said = decide([mine])
         else:
-            meeting = council(place, loaded.config.train.timeout_s)
+            meeting = agreement(address, loaded.config.train.timeout_s)
             said = until_joined.enter_context(meeting).agree(mine, decide)
         chosen = Chosen.from_json(said)
     except ConfigError as error:

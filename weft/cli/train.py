@@ -21,7 +21,7 @@ from weft.cli.resolved import Outset, ranks_here, resolved_among, resolved_here
 from weft.cli.summary import print_summary
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
 from weft.cli.traffic import print_traffic
-from weft.comm.place import Place
+from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.config.load import Loaded, explain, to_yaml
 from weft.elastic.processes import RanksFailedError, run_rank, run_ranks, warm_context
@@ -70,21 +70,21 @@ def train(
     if explain_config:
         _explain(loaded, json=json)
         return
-    place = Place.from_environment()
+    address = RankAddress.from_environment()
     with ExitStack() as until_joined:
-        if place is None:
+        if address is None:
             outset = resolved_here(loaded, out=out_dir)
         else:
-            outset = resolved_among(loaded, place, until_joined, out=out_dir)
+            outset = resolved_among(loaded, address, until_joined, out=out_dir)
         refuse_without_effect(loaded)
         _refuse_missing_packages(loaded)
         resolved = outset.resolved
         stream = sys.stderr if json else sys.stdout
-        prediction = _predict(outset, place)
+        prediction = _predict(outset, address)
         job = Job(
             config=resolved.config,
             plan=resolved.plan,
-            out=out_dir or _new_folder(resolved.config.name, place),
+            out=out_dir or _new_folder(resolved.config.name, address),
             last_step=min(steps or resolved.config.train.steps, resolved.config.train.steps),
             threads=resolved.threads,
             console=choose_mode(stream, quiet=quiet),
@@ -93,7 +93,7 @@ def train(
             prediction=prediction,
             files=_files(outset, prediction),
         )
-        finish(_start(job, resolved) if place is None else _join(place, job, resolved))
+        finish(_start(job, resolved) if address is None else _join(address, job, resolved))
 
 
 def _files(outset: Outset, prediction: Prediction) -> dict[str, str]:
@@ -111,13 +111,13 @@ def _files(outset: Outset, prediction: Prediction) -> dict[str, str]:
     return files
 
 
-def _predict(outset: Outset, place: Place | None) -> Prediction:
+def _predict(outset: Outset, address: RankAddress | None) -> Prediction:
     """Of the whole job. Only the rank that writes it down needs it."""
-    if place is not None and place.rank > 0:
+    if address is not None and address.rank > 0:
         return Prediction()
     from weft.resolve.predict import predict_run
 
-    here = ranks_here() if place is not None else None
+    here = ranks_here() if address is not None else None
     return predict_run(outset.resolved, ranks_here=here, chips=outset.chips)
 
 
@@ -148,9 +148,9 @@ def _refuse_missing_packages(loaded: Loaded) -> None:
         raise loaded.place(ConfigError("metrics.wandb", project, expected, hint))
 
 
-def _new_folder(name: str, place: Place | None) -> Path:
+def _new_folder(name: str, address: RankAddress | None) -> Path:
     """A folder that is not there yet: runs that begin in the same second have one each."""
-    if place is not None:
+    if address is not None:
         hint = "All processes write to one folder: give its path."
         raise ConfigError("--out", None, "a folder that every machine of the job sees", hint)
     wanted = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -203,17 +203,17 @@ def _is_done(job: Job) -> bool:
     return saved_step(job.out) >= job.last_step and saved_summary(job.out) is not None
 
 
-def _join(place: Place, job: Job, resolved: Resolved) -> int:
+def _join(address: RankAddress, job: Job, resolved: Resolved) -> int:
     """Be one rank of a job that another launcher started."""
     differing = changes(job.out, job.config)  # on every rank, so that every rank refuses
-    if place.rank > 0:
+    if address.rank > 0:
         with _refusals_on_the_terminal():
-            run_rank(WORKER, place, (job,), folder=job.out)
+            run_rank(WORKER, address, (job,), folder=job.out)
         return 0
     with RunFolder(job.out) as folder:
         _show_start(job, resolved, differing)
         try:
-            run_rank(WORKER, place, (job,), folder=job.out)
+            run_rank(WORKER, address, (job,), folder=job.out)
         except (ConfigError, ConfigErrors):
             folder.drop_new_logs()
             raise

@@ -11,17 +11,19 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
+from weft.comm.address import RankAddress
 from weft.comm.arrival import await_ranks
 from weft.comm.comm import Comm
 from weft.comm.members import Member
-from weft.comm.place import Place
 from weft.config.errors import ConfigError
 
 ARRIVAL_S = 120.0
 """How long ranks may come one after another."""
 
 
-def join(place: Place, *, backend: str, device: torch.device, timeout_s: float = 600.0) -> Comm:
+def join(
+    address: RankAddress, *, backend: str, device: torch.device, timeout_s: float = 600.0
+) -> Comm:
     """Meet the other ranks. One process needs nobody and opens no socket.
 
     All ranks are joined by gloo, and those whose devices share another ``backend`` by that too.
@@ -30,18 +32,18 @@ def join(place: Place, *, backend: str, device: torch.device, timeout_s: float =
     Raises:
         ConfigError: a rank has not come, with its number.
     """
-    if place.world_size == 1:
+    if address.world_size == 1:
         return Comm(device=device, timeout_s=timeout_s)
-    if place.store_file is not None:
+    if address.store_file is not None:
         # On one machine nothing needs to leave it.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
-    store = meeting_store(place, timeout_s)
-    await_ranks(store, place.rank, place.world_size, min(timeout_s, ARRIVAL_S))
+    store = meeting_store(address, timeout_s)
+    await_ranks(store, address.rank, address.world_size, min(timeout_s, ARRIVAL_S))
     dist.init_process_group(
         "gloo",
         store=store,
-        rank=place.rank,
-        world_size=place.world_size,
+        rank=address.rank,
+        world_size=address.world_size,
         timeout=timedelta(seconds=timeout_s),
     )
     member = Member(
@@ -50,22 +52,22 @@ def join(place: Place, *, backend: str, device: torch.device, timeout_s: float =
         node=f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}",
         chip="" if device.type == "cpu" else str(device),
     )
-    everyone = Comm(place.rank, place.world_size).gather_json(asdict(member), name="meet")
+    everyone = Comm(address.rank, address.world_size).gather_json(asdict(member), name="meet")
     members = [Member(**each) for each in everyone]
-    comm = Comm(place.rank, place.world_size, device, members=members, timeout_s=timeout_s)
+    comm = Comm(address.rank, address.world_size, device, members=members, timeout_s=timeout_s)
     comm.open_groups([])
     return comm
 
 
-def meeting_store(place: Place, timeout_s: float) -> Store:
+def meeting_store(address: RankAddress, timeout_s: float) -> Store:
     """The meeting point, with a prefix of its own for every restart.
 
     Rank 0 may ask again as long as it holds what it got before.
     Without the prefix the ranks of a restarted job would read the addresses of dead processes.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if place.store_file is not None:
-        return PrefixStore(attempt, FileStore(str(place.store_file), place.world_size))
+    if address.store_file is not None:
+        return PrefixStore(attempt, FileStore(str(address.store_file), address.world_size))
     agent_hosts_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     wait_s = min(timeout_s, ARRIVAL_S)
@@ -73,7 +75,7 @@ def meeting_store(place: Place, timeout_s: float) -> Store:
         store = TCPStore(
             host,
             port,
-            is_master=place.rank == 0 and not agent_hosts_it,
+            is_master=address.rank == 0 and not agent_hosts_it,
             multi_tenant=True,
             wait_for_workers=False,  # ``await_ranks`` does, and knows them by number
             timeout=timedelta(seconds=wait_s),

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from weft.checkpoint.reader import open_checkpoint
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.comm.place import Place
 from weft.diagnose.recorder import Recorder
 from weft.diagnose.trace import PROJECTIONS, Array, Grid, Kind, Record
 from weft.diagnose.verify import Rehearsal, RunsRanks, synthetic_microbatches
 from weft.plan.plan import Plan, Precision
 from weft.report.compare_band import coarser, tensor_band
 from weft.train.build import Built, build, fill, initial
-from weft.train.meet import meet
+from weft.train.joining import join_plan
 from weft.train.saving import restore
 
 SIDES = ("A", "B")
@@ -133,7 +133,7 @@ def without_compiling(plan: Plan) -> Plan:
 
 
 def trace_rank(
-    place: Place,
+    address: RankAddress,
     plan: Plan,
     rehearsal: Rehearsal,
     grid: Grid,
@@ -141,7 +141,7 @@ def trace_rank(
     meddle: Meddle | None,
 ) -> RankRecords:
     """One rank: train and record."""
-    comm, _ = meet(place, plan, timeout_s=60)
+    comm, _ = join_plan(address, plan, timeout_s=60)
     try:
         return _trace(comm, plan, rehearsal, grid, start, meddle)
     finally:

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.comm.place import Place
 from weft.config.sections import Config, OptimConfig
 from weft.data.synthetic import SyntheticDataset
 from weft.parallel.mains import MainParam
@@ -24,7 +24,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
 from weft.train.build import build, fill, initial
-from weft.train.meet import meet
+from weft.train.joining import join_plan
 from weft.train.microbatch import cut
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-3, "bf16": 0.1}
@@ -190,9 +190,9 @@ def shrink(plan: Plan, num_layers: int, precision: Precision) -> Plan:
     return Plan(num_layers=num_layers, pipelines=tuple(pipelines))
 
 
-def run_rank(place: Place, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
+def run_rank(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
     """One rank of a rehearsal."""
-    comm, _ = meet(place, plan, timeout_s=60)
+    comm, _ = join_plan(address, plan, timeout_s=60)
     try:
         return _train(comm, plan, rehearsal)
     finally:

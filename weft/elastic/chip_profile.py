@@ -10,8 +10,8 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from weft.cluster.cluster import Dtype, Node
+from weft.comm.address import RankAddress
 from weft.comm.channel import Channel
-from weft.comm.place import Place
 from weft.config.sections import OptimConfig
 from weft.cost.operators import Op
 from weft.cost.profile import LinkKind, LinkTime, Machine, MovingTime, Profile, Together
@@ -100,11 +100,11 @@ def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
     return profile
 
 
-def measure_runtime(place: Place, device: str) -> float:
+def measure_runtime(address: RankAddress, device: str) -> float:
     """Most memory of a rank that trains next to nothing."""
     from weft.platform.registry import platform_named
 
-    real_steps(place, device, SHORT, 2)
+    real_steps(address, device, SHORT, 2)
     return platform_named(device).peak_memory_gib() * 2**30
 
 
@@ -124,7 +124,7 @@ def _machine(node: Node, device: str) -> Machine:
 
 
 def measure_alone(
-    place: Place, device: str, dtypes: Sequence[Dtype], quick: bool
+    address: RankAddress, device: str, dtypes: Sequence[Dtype], quick: bool
 ) -> dict[str, Any]:
     """What one rank finds out by itself, as fields of a profile, and ``heads``."""
     from weft.platform import measure
@@ -133,7 +133,7 @@ def measure_alone(
     platform = platform_named(device)
     extent = measure.FULL if device == "cpu" else measure.ACCELERATED
     extent = measure.QUICK if quick else extent
-    watch = measure.Stopwatch(platform, platform.device(place.local_rank), extent.least_s)
+    watch = measure.Stopwatch(platform, platform.device(address.local_rank), extent.least_s)
     found: dict[str, Any] = {"products": (), "attention": (), "moving": (), "heads": ()}
     for dtype in dtypes:
         found["products"] += tuple(measure.products(watch, dtype, extent))
@@ -185,7 +185,7 @@ def _predicted(profile: Profile, node: Node, sample: Sample) -> float:
     return time_of_plan(plan, spec, view, seq_len=spec.seq_len, knowledge=known).step_s
 
 
-def real_steps(place: Place, device: str, sample: Sample, rounds: int) -> float:
+def real_steps(address: RankAddress, device: str, sample: Sample, rounds: int) -> float:
     """Seconds of one step of training: of a rank alone on a processor those that it computed."""
     import torch
 
@@ -196,11 +196,11 @@ def real_steps(place: Place, device: str, sample: Sample, rounds: int) -> float:
     from weft.train.build import build, fill, initial
 
     platform = platform_named(device)
-    where = platform.device(place.local_rank)
-    alone = device == "cpu" and place.world_size == 1
+    where = platform.device(address.local_rank)
+    alone = device == "cpu" and address.world_size == 1
     clock = time.thread_time if alone else time.perf_counter
     spec, shape = sample.spec, (sample.micro, sample.spec.seq_len)
-    comm = join(place, backend=platform.collective_backend, device=where, timeout_s=60)
+    comm = join(address, backend=platform.collective_backend, device=where, timeout_s=60)
     built = build(sample.plan(device), spec, comm, optim=OptimConfig(), seq_len=shape[1])
     fill(built.gradients, initial(0))
     tokens = torch.arange(shape[0] * shape[1], device=where).view(shape) % spec.vocab_size
@@ -248,7 +248,7 @@ def _exchanging(profile: Profile, times: float) -> Profile:
     return replace(profile, links=tuple(links))
 
 
-def measure_links(place: Place, device: str, quick: bool) -> list[LinkTime]:
+def measure_links(address: RankAddress, device: str, quick: bool) -> list[LinkTime]:
     """Collectives between two ranks; the lower quartile, for others may use the machine."""
     import torch
 
@@ -256,8 +256,8 @@ def measure_links(place: Place, device: str, quick: bool) -> list[LinkTime]:
     from weft.platform.registry import platform_named
 
     platform = platform_named(device)
-    where = platform.device(place.local_rank)
-    comm = join(place, backend=platform.collective_backend, device=where, timeout_s=60)
+    where = platform.device(address.local_rank)
+    comm = join(address, backend=platform.collective_backend, device=where, timeout_s=60)
     comm.open_gathering([comm.world])
     found = []
     for kind in KINDS:

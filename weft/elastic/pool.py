@@ -17,13 +17,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from weft.comm.address import RankAddress
 from weft.comm.errors import CommError
-from weft.comm.place import Place
 from weft.elastic.parent import end_with_parent
 from weft.elastic.processes import Cause, Failure, RanksFailedError, warm_context
 
 Job = Callable[..., Any]
-"""Called as ``job(place, *args)``; its result must be plain data or arrays."""
+"""Called as ``job(address, *args)``; its result must be plain data or arrays."""
 
 
 class WorkerPool:
@@ -41,7 +41,7 @@ class WorkerPool:
         self.close()
 
     def run(self, job: Job, *args: Any, world_size: int, timeout_s: float = 120.0) -> list[Any]:
-        """Results of ``job(place, *args)`` on ``world_size`` ranks, in rank order.
+        """Results of ``job(address, *args)`` on ``world_size`` ranks, in rank order.
 
         Raises:
             RanksFailedError: a rank raised, died or did not answer within ``timeout_s``.
@@ -51,13 +51,13 @@ class WorkerPool:
         workers = self._workers[:world_size]
         with tempfile.TemporaryDirectory(prefix="weft-pool-") as folder:
             for rank, (_, pipe) in enumerate(workers):
-                place = Place(
+                address = RankAddress(
                     rank=rank,
                     world_size=world_size,
                     local_rank=rank,
                     store_file=Path(folder) / "meet",
                 )
-                pipe.send((job, place, args))
+                pipe.send((job, address, args))
             answers = self._collect(world_size, time.monotonic() + timeout_s)
         failures = [answer for answer in answers if isinstance(answer, Failure)]
         if failures:
@@ -117,18 +117,18 @@ def _serve(pipe: Connection, threads: int) -> None:
     gc.freeze()  # what was imported before the first job stays: nobody needs to look through it
     while True:
         try:
-            job, place, args = pipe.recv()
+            job, address, args = pipe.recv()
         except EOFError:
             os._exit(0)
-        pipe.send(_answer(job, place, args))
+        pipe.send(_answer(job, address, args))
         del job, args
         gc.collect()  # models hold themselves in circles; their groups' threads end with them
 
 
-def _answer(job: Job, place: Place, args: tuple[Any, ...]) -> Any:
+def _answer(job: Job, address: RankAddress, args: tuple[Any, ...]) -> Any:
     try:
-        return job(place, *args)
+        return job(address, *args)
     except Exception as error:  # noqa: BLE001 - reported to the parent
         cause: Cause = "peer" if isinstance(error, CommError) else "error"
         text = f"{type(error).__name__}: {error}"
-        return Failure(place.rank, cause, text, traceback.format_exc(), time.time())
+        return Failure(address.rank, cause, text, traceback.format_exc(), time.time())

@@ -24,9 +24,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
+from weft.comm.address import RankAddress
 from weft.comm.errors import CommError
 from weft.comm.flight import read_flights, remove_flights, who_waits
-from weft.comm.place import Place
 from weft.config.errors import ConfigError, ConfigErrors, RunError
 from weft.elastic.parent import end_with_parent
 from weft.elastic.signals import Asked
@@ -72,7 +72,7 @@ _MEETING = ".meet-"
 _REPORT = ".failed-"
 
 Target = Callable[..., None] | str
-"""Called as ``target(place, *args)`` in every rank; ``"module:name"`` is imported there alone."""
+"""Called as ``target(address, *args)`` in every rank; ``"module:name"`` is imported there alone."""
 
 
 def warm_context(preload: Sequence[str] = ("weft.train.worker",)) -> ForkServerContext:
@@ -120,12 +120,12 @@ def run_ranks(
     with asked.handlers():
         try:
             for rank in range(world_size):
-                place = Place(
+                address = RankAddress(
                     rank=rank, world_size=world_size, local_rank=rank, store_file=store_file
                 )
                 process = context.Process(
                     target=_rank_main,
-                    args=(target, place, args, logs, reports[rank]),
+                    args=(target, address, args, logs, reports[rank]),
                     name=f"rank{rank}",
                 )
                 process.start()
@@ -140,21 +140,21 @@ def run_ranks(
         raise RanksFailedError(failures, who_waits(read_flights(logs)))
 
 
-def run_rank(target: Target, place: Place, args: tuple[Any, ...], *, folder: Path) -> None:
+def run_rank(target: Target, address: RankAddress, args: tuple[Any, ...], *, folder: Path) -> None:
     """Be one rank of a job that torchrun, srun or another launcher started and watches.
 
     Ends the process with one line where another rank failed: that rank's error is the one to read.
     """
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    if place.rank > 0:
-        _redirect(logs / f"rank{place.rank}.log")
+    if address.rank > 0:
+        _redirect(logs / f"rank{address.rank}.log")
     try:
-        _find(target)(place, *args)
+        _find(target)(address, *args)
     except CommError as error:
-        sys.stderr.write(f"rank {place.rank} gave up, because another rank did: {error}\n")
+        sys.stderr.write(f"rank {address.rank} gave up, because another rank did: {error}\n")
         stuck = read_flights(logs)
-        if place.rank == min(stuck, default=None):
+        if address.rank == min(stuck, default=None):
             sys.stderr.write(f"{who_waits(stuck)}\n")
         sys.stderr.flush()
         os._exit(1)
@@ -209,20 +209,20 @@ def _failure(rank: int, process: BaseProcess, report: Path) -> Failure | None:
 
 
 def _rank_main(
-    target: Target, place: Place, args: tuple[Any, ...], logs: Path, report: Path
+    target: Target, address: RankAddress, args: tuple[Any, ...], logs: Path, report: Path
 ) -> None:
     """First code of a rank: output to its log, exceptions to a report that the parent reads."""
     end_with_parent()
-    if place.rank > 0:
-        _redirect(logs / f"rank{place.rank}.log")
+    if address.rank > 0:
+        _redirect(logs / f"rank{address.rank}.log")
     try:
-        _find(target)(place, *args)
+        _find(target)(address, *args)
     except KeyboardInterrupt:
         os._exit(1)
     except Exception as error:  # noqa: BLE001 - reported in full to the parent
-        failure = _described(place.rank, error)
+        failure = _described(address.rank, error)
         if failure.detail:
-            (logs / f"rank{place.rank}.error").write_text(failure.detail)
+            (logs / f"rank{address.rank}.error").write_text(failure.detail)
         temporary = report.with_suffix(".tmp")
         temporary.write_text(json.dumps(asdict(failure)))
         temporary.replace(report)

@@ -15,9 +15,9 @@ import torch
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.checkpoint.store import LATEST, candidates
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.comm.place import Place
-from weft.comm.together import together
+from weft.comm.heartbeat import with_heartbeat
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.data.batch import Batch
 from weft.data.loader import Loader
@@ -28,8 +28,8 @@ from weft.plan.model import ModelSpec
 from weft.platform.base import Platform
 from weft.report.metrics import JsonlWriter, Writer, optional_writers, read_metrics
 from weft.report.progress import Progress
-from weft.train.alike import refuse_unlike_files, refuse_unlike_ranks
 from weft.train.build import Built, build, fill, initial
+from weft.train.consistency import refuse_unlike_files, refuse_unlike_ranks
 from weft.train.evaluate import evaluate, held_out_positions
 from weft.train.hooks import (
     evaluate_now_and_then,
@@ -40,8 +40,8 @@ from weft.train.hooks import (
     save_now_and_then,
 )
 from weft.train.job import Job
+from weft.train.joining import join_plan
 from weft.train.loop import Run, train
-from weft.train.meet import meet
 from weft.train.run_folder import LOGS, write_text
 from weft.train.saving import restore
 from weft.train.stop import StopSignal, interrupts_held
@@ -49,18 +49,18 @@ from weft.train.summary import finish_run, used_by_ranks
 from weft.train.traffic import Traffic
 
 
-def main(place: Place, job: Job) -> None:
+def main(address: RankAddress, job: Job) -> None:
     """Train. The same in a rank that Weft started and in one that torchrun started."""
     stop = StopSignal()
     stop.listen()
     torch.set_num_threads(job.threads)
     timeout_s = job.config.train.timeout_s
-    comm, platform = meet(place, job.plan, timeout_s=timeout_s)
+    comm, platform = join_plan(address, job.plan, timeout_s=timeout_s)
     comm.flight.keep_in(job.out / LOGS, patience_s=timeout_s / 2)
     with ExitStack() as stack:
         stack.callback(comm.close)
         refuse_unlike_ranks(comm, job)
-        _Rank(comm, place.local_rank, platform, job, stack, stop).run()
+        _Rank(comm, address.local_rank, platform, job, stack, stop).run()
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class _Rank:
             ConfigError: on every rank, where any machine cannot use the data.
         """
         config = self.job.config
-        prepared, refusal = together(self.comm, self._prepare_here, name="data preparation")
+        prepared, refusal = with_heartbeat(self.comm, self._prepare_here, name="data preparation")
         refusals = self.comm.gather_json(refusal, name="data prepared")
         for text in filter(None, refusals):
             raise ConfigError("data", None, "", text)

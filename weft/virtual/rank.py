@@ -11,8 +11,8 @@ from typing import cast
 
 import torch
 
+from weft.comm.address import RankAddress
 from weft.comm.join import join
-from weft.comm.place import Place
 from weft.models.decoder import Decoder
 from weft.nn.context import Context
 from weft.parallel.gradients import Gradients
@@ -196,12 +196,12 @@ def _part(mesh: Mesh, rank: int, numel: int) -> Box:
     return Box((part.start,), (len(part),))
 
 
-def run_steps(place: Place, jobs: Sequence[VirtualJob], rounds: int) -> list[list[Times]]:
+def run_steps(address: RankAddress, jobs: Sequence[VirtualJob], rounds: int) -> list[list[Times]]:
     """Every job's steps, after one to warm up.
 
     Jobs take turns, so that what disturbs a round disturbs all of them.
     """
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=60)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=60)
     try:
         ranks = [VirtualRank(job, VirtualComm(comm, job.links)) for job in jobs]
         turns = [[rank.step() for rank in ranks] for _ in range(rounds + 1)]

@@ -12,7 +12,7 @@ from weft.comm.errors import CommError
 T = TypeVar("T")
 
 
-def together(comm: Comm, work: Callable[[], T], *, name: str) -> T:
+def with_heartbeat(comm: Comm, work: Callable[[], T], *, name: str) -> T:
     """Do ``work``; return when every rank's is done. Collective.
 
     Ranks show one another that they are alive, so that only a lost one meets the limit of a

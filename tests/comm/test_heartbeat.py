@@ -5,25 +5,25 @@ import time
 import pytest
 import torch
 
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
+from weft.comm.heartbeat import with_heartbeat
 from weft.comm.join import join
-from weft.comm.place import Place
-from weft.comm.together import together
 from weft.elastic.pool import WorkerPool
 from weft.elastic.processes import RanksFailedError
 
 TIMEOUT_S = 1.5
 
 
-def works_for_long(place: Place) -> str:
+def works_for_long(address: RankAddress) -> str:
     """Rank 1 works for longer than a collective may take."""
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=TIMEOUT_S)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=TIMEOUT_S)
 
     def work() -> str:
-        time.sleep(2 * TIMEOUT_S if place.rank == 1 else 0)
-        return f"done by {place.rank}"
+        time.sleep(2 * TIMEOUT_S if address.rank == 1 else 0)
+        return f"done by {address.rank}"
 
-    result = together(comm, work, name="work")
+    result = with_heartbeat(comm, work, name="work")
     comm.close()
     return result
 
@@ -32,12 +32,12 @@ def test_work_may_last_longer_than_a_collective(pool: WorkerPool) -> None:
     assert pool.run(works_for_long, world_size=3) == [f"done by {r}" for r in range(3)]
 
 
-def fails_at_work(place: Place) -> None:
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=TIMEOUT_S)
-    if place.rank == 0:
+def fails_at_work(address: RankAddress) -> None:
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=TIMEOUT_S)
+    if address.rank == 0:
         comm.close()
         return
-    together(comm, lambda: None, name="work")
+    with_heartbeat(comm, lambda: None, name="work")
 
 
 def test_a_lost_rank_is_not_waited_for(pool: WorkerPool) -> None:
@@ -46,4 +46,4 @@ def test_a_lost_rank_is_not_waited_for(pool: WorkerPool) -> None:
 
 
 def test_alone() -> None:
-    assert together(Comm(), lambda: 3, name="work") == 3
+    assert with_heartbeat(Comm(), lambda: 3, name="work") == 3

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from weft.comm.address import RankAddress
 from weft.comm.arrival import await_ranks
 from weft.comm.join import ARRIVAL_S, meeting_store
-from weft.comm.place import Place
 from weft.config.errors import ConfigError, ConfigErrors, RunError
 
 DECISION_S = 600.0
@@ -30,17 +30,17 @@ Decide = Callable[[Sequence[Any]], str]
 
 
 @contextmanager
-def council(place: Place, timeout_s: float) -> Iterator[Council]:
-    """A council of all ranks. Stay in it until they have joined: rank 0 may host their store."""
-    store = meeting_store(place, timeout_s)
-    yield Council(place, PrefixStore("council", store), min(timeout_s, ARRIVAL_S))
+def agreement(address: RankAddress, timeout_s: float) -> Iterator[Agreement]:
+    """An agreement of all ranks. Stay in it until they have joined: rank 0 may host their store."""
+    store = meeting_store(address, timeout_s)
+    yield Agreement(address, PrefixStore("agreement", store), min(timeout_s, ARRIVAL_S))
 
 
-class Council:
-    """One round of questions; made by ``council``."""
+class Agreement:
+    """One round of questions; made by ``agreement``."""
 
-    def __init__(self, place: Place, store: Store, arrival_s: float) -> None:
-        self._place = place
+    def __init__(self, address: RankAddress, store: Store, arrival_s: float) -> None:
+        self._address = address
         self._store = store
         self._arrival_s = arrival_s
 
@@ -51,12 +51,12 @@ class Council:
             ConfigError: a rank has not come, or rank 0 refused; on every rank.
             RunError: nothing was heard of rank 0.
         """
-        place, store = self._place, self._store
-        store.set(f"knows/{place.rank}", json.dumps(mine))
-        await_ranks(store, place.rank, place.world_size, self._arrival_s)
-        if place.rank > 0:
+        address, store = self._address, self._store
+        store.set(f"knows/{address.rank}", json.dumps(mine))
+        await_ranks(store, address.rank, address.world_size, self._arrival_s)
+        if address.rank > 0:
             return self._hear()
-        everyone = [json.loads(store.get(f"knows/{r}")) for r in range(place.world_size)]
+        everyone = [json.loads(store.get(f"knows/{r}")) for r in range(address.world_size)]
         try:
             decision = decide(everyone)
         except (ConfigError, ConfigErrors) as error:
@@ -68,7 +68,7 @@ class Council:
     def _tell(self, verdict: Mapping[str, str]) -> None:
         """All others, and stay until they have heard: the store may end with this rank."""
         self._store.set(VERDICT, json.dumps(verdict))
-        heard = [f"heard/{rank}" for rank in range(1, self._place.world_size)]
+        heard = [f"heard/{rank}" for rank in range(1, self._address.world_size)]
         if heard:
             with suppress(RuntimeError):
                 self._store.wait(heard, timedelta(seconds=GRACE_S))
@@ -77,7 +77,7 @@ class Council:
         try:
             self._store.wait([VERDICT], timedelta(seconds=DECISION_S))
             verdict: Mapping[str, str] = json.loads(self._store.get(VERDICT))
-            self._store.set(f"heard/{self._place.rank}", "1")
+            self._store.set(f"heard/{self._address.rank}", "1")
         except RuntimeError as error:
             raise RunError("rank 0 has not said what it decided") from error
         if "refused" in verdict:

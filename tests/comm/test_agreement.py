@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from weft.comm.council import council
-from weft.comm.place import Place
+from weft.comm.address import RankAddress
+from weft.comm.agreement import agreement
 from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
 
@@ -22,15 +22,15 @@ def refusing(everyone: Sequence[str]) -> str:
     raise ConfigError("plan.auto", list(everyone), "something else")
 
 
-def ask(place: Place) -> str:
-    with council(place, TIMEOUT_S) as meeting:
-        return meeting.agree(f"rank{place.rank}", joined)
+def ask(address: RankAddress) -> str:
+    with agreement(address, TIMEOUT_S) as meeting:
+        return meeting.agree(f"rank{address.rank}", joined)
 
 
-def ask_in_vain(place: Place) -> str:
-    with council(place, TIMEOUT_S) as meeting:
+def ask_in_vain(address: RankAddress) -> str:
+    with agreement(address, TIMEOUT_S) as meeting:
         try:
-            return meeting.agree(place.rank, refusing)
+            return meeting.agree(address.rank, refusing)
         except ConfigError as error:
             return str(error)
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from weft.cluster.cluster import Cluster, Node
+from weft.comm.address import RankAddress
 from weft.comm.join import join
-from weft.comm.place import Place
 from weft.config.errors import ConfigError
 from weft.config.load import load_config
 from weft.elastic.pool import WorkerPool
 from weft.resolve.resolve import resolve
-from weft.train import alike
-from weft.train.alike import refuse_unlike_ranks
+from weft.train import consistency
+from weft.train.consistency import refuse_unlike_ranks
 from weft.train.job import Job
 
 LAPTOP = Node(
@@ -36,18 +36,18 @@ def job(overrides: list[str], last_step: int = 30) -> Job:
     )
 
 
-def told(place: Place, jobs: list[Job], source: str) -> str:
+def told(address: RankAddress, jobs: list[Job], source: str) -> str:
     """What a rank says to its job; the last rank runs the Weft in ``source``, if any."""
-    if source and place.rank == len(jobs) - 1:
-        alike._FOLDER = Path(source)
-    comm = join(place, backend="gloo", device=torch.device("cpu"), timeout_s=60)
+    if source and address.rank == len(jobs) - 1:
+        consistency._FOLDER = Path(source)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=60)
     try:
-        refuse_unlike_ranks(comm, jobs[place.rank])
+        refuse_unlike_ranks(comm, jobs[address.rank])
     except ConfigError as error:
         return str(error)
     finally:
         comm.close()
-        alike._FOLDER = Path(alike.weft.__file__).parent
+        consistency._FOLDER = Path(consistency.weft.__file__).parent
     return ""
 
 
@@ -83,7 +83,7 @@ def test_all_ranks_say_the_same(pool: WorkerPool, jobs: list[Job], message: str)
 
 
 def test_another_source_is_noticed(pool: WorkerPool, tmp_path: Path) -> None:
-    shutil.copytree(Path(alike.__file__).parents[1], tmp_path / "weft")
+    shutil.copytree(Path(consistency.__file__).parents[1], tmp_path / "weft")
     both = [job([]), job([])]
     assert pool.run(told, both, str(tmp_path / "weft"), world_size=2) == ["", ""]
     (tmp_path / "weft/optim/adamw.py").write_text("# nothing\n")

@@ -11,7 +11,7 @@ from weft.config.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RankAddress:
     """Which process of which job this is."""
 
     rank: int = 0
@@ -21,14 +21,14 @@ class Place:
     """Where the ranks of one machine meet; None: ``MASTER_ADDR`` and ``MASTER_PORT``."""
 
     @staticmethod
-    def from_environment(environment: Mapping[str, str] = os.environ) -> Place | None:
-        """The place that torchrun, srun or a job system gave this process; None: it gave none."""
+    def from_environment(environment: Mapping[str, str] = os.environ) -> RankAddress | None:
+        """The address that torchrun, srun or a job system gave this process; None: it gave none."""
         if "RANK" not in environment or "WORLD_SIZE" not in environment:
             return None
         for key in ("MASTER_ADDR", "MASTER_PORT"):
             if key not in environment:
                 raise ConfigError(key, None, "the address and port of rank 0 beside RANK")
-        return Place(
+        return RankAddress(
             rank=int(environment["RANK"]),
             world_size=int(environment["WORLD_SIZE"]),
             local_rank=int(environment.get("LOCAL_RANK", "0")),
