@@ -47,7 +47,7 @@ def told(address: RankAddress, jobs: list[Job], source: str) -> str:
         return str(error)
     finally:
         comm.close()
-        consistency._FOLDER = Path(consistency.weft.__file__).parent
+        consistency._FOLDER = Path(consistency.version.__file__).parent
     return ""
 
 
