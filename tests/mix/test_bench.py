@@ -4,13 +4,14 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from lab.lab_cases import hosts
+from mix.mix_cases import MACHINE
 
 from weft.cli.main import run
 from weft.cluster.cluster_file import ClusterFile
@@ -18,12 +19,12 @@ from weft.cluster.detect import detect
 from weft.lab.busy import Moment
 from weft.lab.rehearsal import Outcome, Rehearsal
 from weft.lab.tools import why_not_here
-from weft.mix.job import load_job, resolved_alone, target_of_trials, work_of
+from weft.mix.job import Work, load_job, resolved_alone, target_of_trials, work_of
 from weft.mix.measure import Bench, Effort
 from weft.mix.mix import MixReport
-from weft.mix.plans import Work
 from weft.models.registry import FAMILIES
 from weft.plan.plan import Plan
+from weft.planner.workload import Workload
 
 needs_lab = pytest.mark.skipif(why_not_here() != "", reason=why_not_here() or "here")
 
@@ -32,10 +33,11 @@ TWO_KINDS = ClusterFile.model_validate(
     {
         "hosts": hosts(
             {"kind": "big", "speed": 1.0},
-            {"kind": "small", "speed": 0.4, "memory_gib": 0.5},
+            {"kind": "small", "speed": 0.4, "memory_gib": 2.0},
         )
     }
 )
+WORKLOAD = Workload(spec=SPEC, seq_len=SPEC.seq_len, samples=140, precision="fp32")
 OVERHEAD = 0.1
 """Part of the small chip's time that no measurement of it alone shows."""
 
@@ -69,7 +71,7 @@ class FakeLab:
             "step_time_s": step_s,
             "tokens": plan.global_batch * SPEC.seq_len,
             "loss": 1.0,
-            "memory_gib": 0.75,
+            "memory_gib": 2.25,
         }
         lines = [json.dumps({"step": n, **line}) for n in range(1, steps + 1)]
         (asked.out / "metrics.jsonl").write_text("\n".join(lines))
@@ -94,14 +96,23 @@ class FakeLab:
 
 
 def measured(
-    out: Path, monkeypatch: pytest.MonkeyPatch, lab: FakeLab, **effort: int
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lab: FakeLab,
+    workload: Workload = WORKLOAD,
+    **effort: int,
 ) -> tuple[MixReport, list[str]]:
     monkeypatch.setattr("weft.mix.measure.rehearse", lab.rehearse)
     said: list[str] = []
     asked = Effort(**{"steps": 2, "repeats": 2, "tune_steps": 1, **effort})
-    work = Work(spec=SPEC, seq_len=SPEC.seq_len, samples=140, precision="fp32", micro=(4,))
     bench = Bench(
-        cluster=TWO_KINDS, work=work, target=["demo"], out=out, effort=asked, say=said.append
+        cluster=TWO_KINDS,
+        machine=MACHINE,
+        work=Work(workload=workload, micro=(4,)),
+        target=["demo"],
+        out=out,
+        effort=asked,
+        say=said.append,
     )
     return bench.run(), said
 
@@ -130,14 +141,16 @@ def test_parts_and_mixes_are_measured(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_chip_that_recomputes_alone_and_not_in_the_mix_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report, said = measured(tmp_path, monkeypatch, FakeLab(kills="off"))
+    """Beside another copy the optimizer's state is divided, which is room enough."""
+    deep = replace(WORKLOAD, spec=replace(SPEC, num_layers=15))
+    report, said = measured(tmp_path, monkeypatch, FakeLab(kills="off"), deep)
     assert any("failed, rank 0 was ended by SIGKILL, out of memory" in line for line in said)
     assert report.parts["small"].middle == pytest.approx(102.4 * 3 / 4)
     assert report.efficiency > 1
     (reason,) = report.reasons
     assert reason == (
-        "small alone recomputes, as without that 768 MiB are needed and it has 512; "
-        "in the mix it holds 4 of 4 layers and does not"
+        "small alone recomputes, as without that 2304 MiB are needed and it has 2048; "
+        "in the mix it holds 15 of 15 layers and does not"
     )
 
 
@@ -242,16 +255,16 @@ def test_any_batch_will_do_whatever_the_plan_of_the_recipe(tmp_path: Path) -> No
     for given in (["debug", "batch.samples=25"], ["demo", "batch.samples=25"]):
         loaded = load_job(given[0], given[1:])
         work = work_of(loaded, resolved_alone(loaded, machine), 3)
-        assert (work.samples, work.micro) == (25, (2, 4))
+        assert (work.workload.samples, work.micro) == (25, (2, 4))
     mine = tmp_path / "mine.yaml"
     for plan, samples in (("plan: {shares: [4, 1]}", 30), ("compute: {device: cuda}", 18)):
         mine.write_text(f"{MINE}{plan}\n")
         loaded = load_job(str(mine), ["batch.micro=3"])
         work = work_of(loaded, resolved_alone(loaded, machine), 3)
-        assert (work.samples, work.micro) == (samples, (3,))
+        assert (work.workload.samples, work.micro) == (samples, (3,))
     mine.write_text("extends: debug\nplan: auto\nbatch: {samples: 7}\n")
     loaded = load_job(str(mine), [])
-    assert work_of(loaded, resolved_alone(loaded, machine), 3).samples == 7
+    assert work_of(loaded, resolved_alone(loaded, machine), 3).workload.samples == 7
 
 
 def test_a_trial_may_be_longer_than_the_recipe_trains() -> None:

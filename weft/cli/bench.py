@@ -18,8 +18,9 @@ from weft.config.errors import ConfigError
 from weft.lab.lab import refuse_too_much
 from weft.lab.leftovers import find_labs, remarks
 from weft.lab.tools import why_not_here
+from weft.mix.chips import kinds_of
 from weft.mix.job import load_job, resolved_alone, target_of_trials, work_of
-from weft.mix.measure import Bench, Effort, kinds_of
+from weft.mix.measure import Bench, Effort
 from weft.mix.mix import MixReport, in_rows, uncertainty
 from weft.mix.page import page
 
@@ -64,7 +65,8 @@ def mix(
         file_to_write("--html", html)
     if reason := why_not_here():
         raise ConfigError("CLUSTER", cluster, "to be root on Linux", f"No lab here: {reason}.")
-    refuse_too_much(described, detect_node())
+    machine = detect_node()
+    refuse_too_much(described, machine)
     for remark in remarks(find_labs()):
         err.print(f"[bench] {remark}", markup=False)
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as temporary:
@@ -73,6 +75,7 @@ def mix(
         prepare(alone.config.data, alone.config.seed, report=lambda *_: None)
         report = Bench(
             cluster=described,
+            machine=machine,
             work=work,
             target=target_of_trials(recipe, pairs, loaded.config, effort.most),
             out=out_dir or Path(temporary),
@@ -80,7 +83,7 @@ def mix(
             say=lambda text: err.print(f"[bench] {text}", markup=False),
         ).run()
     if html is not None:
-        html.write_text(page(report, kinds, work))
+        html.write_text(page(report, kinds))
     if out_dir is not None:
         (out_dir / "mix.json").write_text(json_format.dumps(report.to_json(), indent=2))
     print_json(report.to_json()) if json else _show(report)

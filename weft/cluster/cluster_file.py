@@ -155,7 +155,7 @@ def read_view(path: Path, *, core: Core | None = None) -> ClusterView:
     cluster = _read(path)
     if cluster.pools:
         return view_of(cluster.pools, cluster.chips)
-    return _lab_view(cluster, core or Core())
+    return lab_view(cluster, core or Core())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,7 +185,7 @@ class Core:
         )
 
 
-def _lab_view(cluster: ClusterFile, core: Core) -> ClusterView:
+def lab_view(cluster: ClusterFile, core: Core) -> ClusterView:
     """Hosts that share a switch are one node; neighbouring nodes that are alike are one pool."""
     node_of = {host: n for n, hosts in enumerate(cluster.nodes) for host in hosts}
     alike = groupby((node_of[host], chip) for host, chip in cluster.seats)

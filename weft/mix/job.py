@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from weft.cluster.cluster import Cluster
 from weft.config.batch import derive_batch
@@ -11,7 +11,7 @@ from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.load import Loaded, load_config
 from weft.config.sections import BatchConfig, Config, PlanConfig, Section
 from weft.config.tree import COMMAND_LINE
-from weft.mix.plans import Work
+from weft.planner.workload import Workload
 from weft.resolve.resolve import DECIDED_BY_PLAN, Resolved, resolve
 
 _PLANS = "A bench makes its own plans."
@@ -24,6 +24,15 @@ _DECIDED_HERE = {
     "train.steps": "--steps says how many steps a bench takes.",
 }
 """What a bench itself chooses or leaves out, and why it cannot be asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """The job that every trial does."""
+
+    workload: Workload
+    micro: tuple[int, ...] = (2, 4)
+    """Samples of a microbatch that a rank may have: sizes to try."""
 
 
 def load_job(recipe: str, pairs: Sequence[str]) -> Loaded:
@@ -91,13 +100,13 @@ def work_of(loaded: Loaded, alone: Resolved, num_chips: int) -> Work:
     _, _, stage = next(iter(alone.plan.stages()))
     micro = loaded.config.batch.micro
     asked = micro if loaded.origins["batch.micro"] == COMMAND_LINE else None
-    return Work(
+    workload = Workload(
         spec=alone.spec,
         seq_len=alone.config.data.seq_len,
         samples=samples,
         precision=stage.precision,
-        micro=(asked,) if asked else (2, 4),
     )
+    return Work(workload=workload, micro=(asked,)) if asked else Work(workload=workload)
 
 
 def target_of_trials(name: str, pairs: Sequence[str], config: Config, steps: int) -> list[str]:

@@ -5,24 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from weft.cluster.cluster import Node
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import ConfigError, RunError
 from weft.lab.busy import busy
 from weft.lab.rehearsal import Outcome, Rehearsal, rehearse
+from weft.mix.chips import Chips, Kind, Shown, after_run, after_shortage, kinds_of, only
+from weft.mix.job import Work
 from weft.mix.mix import MixReport, Rates
-from weft.mix.plans import Alone, Kind, Trial, Work, mix_trials, part_trials, tuned_again
+from weft.mix.questions import NAMES, Question, Trial, ask
 from weft.mix.reasons import reasons
+from weft.planner.fit import MEMORY_PART, without_recompute
+from weft.planner.search import NoPlan
 from weft.report.metrics import StepMetrics, read_metrics
 from weft.train.run_folder import write_text
 
 WARM_UP = 1
 """First steps of a run, which are not counted."""
+LESS_MEMORY = (0.01, 0.1, 0.2, 0.4)
+"""By which part less than a plan that ran out of memory the next one may need."""
 REFUSED = 2
 """Exit code of a job whose configuration cannot work."""
 RESULT = "bench.json"
@@ -30,30 +37,6 @@ RESULT = "bench.json"
 QUICKLY = ("train.eval_samples=1", "metrics.report=false", "metrics.tensorboard=false")
 
 Say = Callable[[str], None]
-
-
-def kinds_of(cluster: ClusterFile) -> list[Kind]:
-    """The kinds of chips, each with its ranks, in the order of the file.
-
-    Raises:
-        ConfigError: there is one kind: nothing is mixed.
-    """
-    found: dict[str, list[int]] = {}
-    for rank, (_, chip) in enumerate(cluster.seats):
-        found.setdefault(chip.kind, []).append(rank)
-    if len(found) < 2:
-        raise ConfigError("hosts.chips.kind", sorted(found), "at least two kinds of chips")
-    return [Kind(name, tuple(ranks)) for name, ranks in found.items()]
-
-
-def only(cluster: ClusterFile, kind: Kind) -> ClusterFile:
-    """The part of a cluster that has one kind of chip, with its links."""
-    hosts = []
-    for host in cluster.hosts:
-        chips = tuple(chip for chip in host.chips if chip.kind == kind.name)
-        if chips:
-            hosts.append(host.model_copy(update={"chips": chips}))
-    return cluster.model_copy(update={"hosts": tuple(hosts)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +60,8 @@ class Bench:
     """What is measured, and where its run folders go."""
 
     cluster: ClusterFile
+    machine: Node
+    """That plays it."""
     work: Work
     target: Sequence[str]
     """Recipe and overrides of ``weft train``."""
@@ -88,58 +73,52 @@ class Bench:
     def run(self) -> MixReport:
         """Tune each part, then the mix, then repeat the best of all in turn."""
         kinds = kinds_of(self.cluster)
-        found: dict[str, list[Rates]] = {}
+        shown, found = Shown(), dict[str, list[Rates]]()
         for kind in kinds:
-            part = only(self.cluster, kind)
-            found[kind.name] = self._tune(kind.name, part, part_trials(kind, self.work))
+            tuning = _Tuning(self, kind.name, only(self.cluster, kind.name), shown)
+            tuning.try_all(Question("alone", micro) for micro in self.work.micro)
+            found[kind.name] = tuning.found
+            shown = tuning.learn_from(_best(tuning.found))
         parts = {name: _best(trials) for name, trials in found.items()}
-        alone = {name: self._alone(best) for name, best in parts.items()}
-        mixes = self._tune("mix", self.cluster, mix_trials(kinds, alone, self.work))
+        tuning = _Tuning(self, "mix", self.cluster, shown)
+        tuning.try_all(self._questions(kinds, parts))
+        mixes = tuning.found
         _best(mixes)
         for rates in MixReport(parts, mixes).best_of_generations():
-            mixes += self._tune("mix", self.cluster, self._again(rates, kinds))
+            tuning.try_again(rates)
         report = MixReport(parts, mixes)
-        final = [(kind.name, only(self.cluster, kind), parts[kind.name]) for kind in kinds]
+        final = [(kind.name, only(self.cluster, kind.name), parts[kind.name]) for kind in kinds]
         final += [("mix", self.cluster, rates) for rates in report.best_of_generations()]
-        for _, _, rates in final:
+        for _, cluster, rates in final:
             rates.values.clear()
             rates.is_final = True
+            chips, plan = Chips.of(cluster, self.machine, shown), rates.trial.plan
+            rates.timelines = chips.time(plan, self.work.workload).timelines
+            rates.kept_gib = max(chips.memory_gib(without_recompute(plan), self.work.workload))
         for repeat in range(1, self.effort.repeats + 1):
             for name, cluster, rates in final:
                 where = f"{name}, repeat {repeat} of {self.effort.repeats}"
-                self._measure(where, cluster, rates, repeat)
+                self.measure(where, cluster, rates, repeat)
         limits = {chip.kind: chip.memory_gib for _, chip in self.cluster.seats}
-        said = reasons(report.best.trial.plan, found, limits, kinds, self.work)
+        said = reasons(report.best.trial.plan, found, limits, kinds)
         return MixReport(parts, mixes, said)
 
-    def _alone(self, best: Rates) -> Alone:
-        return Alone(best.trial.plan, best.middle / self.work.seq_len)
+    def _questions(self, kinds: Sequence[Kind], parts: Mapping[str, Rates]) -> Iterator[Question]:
+        """Every generation over the whole cluster."""
+        shapes = {name: own for best in parts.values() for name, own in best.trial.shapes.items()}
+        yield Question("pooled", max(self.work.micro), shapes)
+        for micro in self.work.micro:
+            yield Question("1", micro)
+            yield Question("2", micro)
+            if any(len(kind.ranks) > 1 for kind in kinds):
+                yield Question("3", micro)
 
-    def _again(self, rates: Rates, kinds: Sequence[Kind]) -> list[Trial]:
-        """The same with shares and layers by how long each rank was busy, if that differs.
-
-        What is pooled stays as its parts were alone.
-        """
-        if rates.trial.generation == "pooled" or not rates.busy or min(rates.busy) <= 0:
-            return []
-        seconds = [part * rates.step_s for part in rates.busy]
-        return tuned_again(rates.trial, kinds, seconds, self.work)
-
-    def _tune(self, name: str, cluster: ClusterFile, trials: Sequence[Trial]) -> list[Rates]:
-        found: dict[str, Rates] = {}
-        for trial in trials:
-            before = found.get(trial.instead_of)
-            if not trial.instead_of or (before is not None and before.problem):
-                found[trial.name] = Rates(trial)
-                self._measure(name, cluster, found[trial.name], repeat=0)
-        return list(found.values())
-
-    def _measure(self, name: str, cluster: ClusterFile, rates: Rates, repeat: int) -> None:
+    def measure(self, name: str, cluster: ClusterFile, rates: Rates, repeat: int) -> None:
         """One run of a trial, or what such a run came to before. Repeat 0 is for tuning."""
         steps = self.effort.steps if repeat else self.effort.tune_steps
         asked = {
             "target": list(self.target),
-            "samples": self.work.samples,
+            "samples": self.work.workload.samples,
             "cluster": cluster.model_dump(mode="json"),
             "plan": json.loads(rates.trial.plan.to_json()),
             "steps": [WARM_UP, steps],
@@ -154,7 +133,7 @@ class Bench:
             record = {"key": key, "of": name, "name": rates.trial.name, **asked, "result": result}
             write_text(folder / RESULT, json.dumps(record, indent=2))
         if result["problem"]:
-            rates.problem = result["problem"]
+            rates.problem, rates.short = result["problem"], result["short"]
             self.say(f"{name}: {rates.trial.name}: failed, {rates.problem}{again}")
             return
         rates.step_s = result["step_s"]
@@ -176,7 +155,7 @@ class Bench:
         plan_file = folder / "asked-plan.json"
         folder.mkdir(parents=True)
         write_text(plan_file, trial.plan.to_json())
-        samples = f"batch.samples={self.work.samples}"
+        samples = f"batch.samples={self.work.workload.samples}"
         settings = [*self.target, *QUICKLY, samples, f"plan.file={plan_file}", "compute.threads=1"]
         command = [sys.executable, "-m", "weft", "train", *settings, "--out", str(folder)]
         command += ["--steps", str(WARM_UP + steps), "--quiet"]
@@ -189,9 +168,87 @@ class Bench:
         if outcome.exit_code:
             failed = [rank for rank in outcome.ranks if rank.code != 0]
             first = max(failed, key=lambda rank: rank.killed_for_memory)
-            return {"folder": folder, "problem": f"rank {first.rank} {first.in_words()}"}
+            short = first.rank if first.killed_for_memory else None
+            problem = f"rank {first.rank} {first.in_words()}"
+            return {"folder": folder, "problem": problem, "short": short}
         records, _ = read_metrics(folder / "metrics.jsonl")
         return {"folder": folder, "problem": "", **_figures(cluster, outcome, records)}
+
+
+class _Tuning:
+    """Some chips, and what the runs on them have shown while the planner is asked about them."""
+
+    def __init__(self, bench: Bench, name: str, cluster: ClusterFile, shown: Shown) -> None:
+        self._bench = bench
+        self._name = name
+        self._cluster = cluster
+        self._shown = shown
+        self.found: list[Rates] = []
+        """Of every plan that was tried."""
+
+    def try_all(self, questions: Iterable[Question]) -> None:
+        """Measure the planner's answers; what has none is named.
+
+        Raises:
+            NoPlan: to any of them.
+        """
+        refused: NoPlan | None = None
+        for question in questions:
+            try:
+                self._try(question)
+            except NoPlan as error:
+                refused = error
+                generation = NAMES.get(question.generation, "alone")
+                self._bench.say(f"{self._name}: {generation}: no plan. {error.hint}")
+        if refused is not None and not self.found:
+            raise refused
+
+    def try_again(self, rates: Rates) -> None:
+        """Ask the same with how long each rank was busy, and measure what is answered anew.
+
+        What is pooled stays as its parts were alone.
+        """
+        if rates.trial.generation == "pooled" or not rates.busy or min(rates.busy) <= 0:
+            return
+        self.learn_from(rates)
+        trial = ask(rates.trial.question, self._bench.work.workload, self._chips)
+        self._measure(replace(trial, name=f"{rates.trial.name}, again"))
+
+    def learn_from(self, rates: Rates) -> Shown:
+        """How fast the chips are, as a run has shown; of all that was shown before too."""
+        plan = rates.trial.plan
+        busy = rates.busy or (1.0,) * plan.world_size
+        seconds = [part * rates.step_s for part in busy]
+        work = self._bench.work.workload
+        self._shown = after_run(self._shown, self._chips, plan, work, seconds)
+        return self._shown
+
+    @property
+    def _chips(self) -> Chips:
+        return Chips.of(self._cluster, self._bench.machine, self._shown)
+
+    def _try(self, question: Question) -> None:
+        """The planner's answer; where that runs out of memory, its next one that needs less."""
+        work = self._bench.work.workload
+        for less in LESS_MEMORY:
+            chips = self._chips
+            rates = self._measure(ask(question, work, chips))
+            if rates is None or rates.short is None:
+                return
+            gib = (1 - less) * chips.memory_gib(rates.trial.plan, work)[rates.short] / MEMORY_PART
+            self._shown = after_shortage(self._shown, chips, rank=rates.short, gib=gib)
+
+    def _measure(self, trial: Trial) -> Rates | None:
+        """None where its plan was measured before."""
+        same = [rates for rates in self.found if rates.trial.generation == trial.generation]
+        if any(rates.trial.plan == trial.plan for rates in same):
+            return None
+        while any(rates.trial.name == trial.name for rates in same):
+            trial = replace(trial, name=f"{trial.name}, less memory")
+        rates = Rates(trial)
+        self.found.append(rates)
+        self._bench.measure(self._name, self._cluster, rates, repeat=0)
+        return rates
 
 
 def _figures(

@@ -14,7 +14,8 @@ from math import sqrt
 from statistics import mean, median, stdev
 from typing import Any
 
-from weft.mix.plans import Trial
+from weft.mix.questions import Trial
+from weft.simulate.timeline import Timeline
 
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """95 % of Student's distribution lies within so many deviations, for 2, 3, ... values."""
@@ -28,11 +29,17 @@ class Rates:
     trial: Trial
     values: list[float] = field(default_factory=list)
     problem: str = ""
+    short: int | None = None
+    """The rank that ran out of memory, where one did."""
     busy: Sequence[float] = ()
     """By rank: part of a step, in its last run, in which its chip computed."""
     step_s: float = 0.0
     memory_gib: float = 0.0
     """Most that any rank held."""
+    kept_gib: float = 0.0
+    """Most that a rank is predicted to hold where nothing is recomputed."""
+    timelines: Sequence[Timeline] = ()
+    """Of each pipeline: a step as the planner predicts it from the rate of each kind alone."""
     is_final: bool = False
     """Repeated, and not only run to compare plans."""
 
@@ -80,10 +87,10 @@ class MixReport:
         return max(self.mixes, key=lambda rates: (rates.is_final, rates.middle))
 
     @property
-    def pooled(self) -> Rates:
-        """The parts' own plans side by side, their shares tuned."""
-        of_it = [rates for rates in self.mixes if rates.trial.generation == "pooled"]
-        return max(of_it, key=lambda rates: (rates.is_final, rates.middle))
+    def pooled(self) -> Rates | None:
+        """The parts' own plans side by side, their shares tuned; None where they do not run."""
+        of_it = [r for r in self.mixes if r.trial.generation == "pooled" and r.values]
+        return max(of_it, key=lambda rates: (rates.is_final, rates.middle), default=None)
 
     def best_of_generations(self) -> list[Rates]:
         """The fastest trial of each generation that ran."""
@@ -107,12 +114,12 @@ class MixReport:
     @property
     def pooling_gain(self) -> float | None:
         """None where the parts' own plans do not run side by side."""
-        return self.pooled.middle / self.lower if self.pooled.values else None
+        return self.pooled.middle / self.lower if self.pooled else None
 
     @property
     def replanning_gain(self) -> float | None:
         """None where the parts' own plans do not run side by side."""
-        return self.best.middle / self.pooled.middle if self.pooled.values else None
+        return self.best.middle / self.pooled.middle if self.pooled else None
 
     def to_json(self) -> dict[str, Any]:
         spreads = [rates.spread for rates in [*self.parts.values(), self.best]]

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from weft.mix.chips import Kind
 from weft.mix.mix import MixReport, Rates, in_rows, uncertainty
-from weft.mix.picture import timelines
-from weft.mix.plans import NAMES, Kind, Work
+from weft.mix.questions import NAMES
 from weft.plan.plan import PipelinePlan, Plan
 from weft.simulate.picture import COLOURS, ROW_HEIGHT, to_svg
-from weft.simulate.timeline import Timeline
 
 _WIDTH = 620
 """Of the longest step, in units of the page."""
@@ -36,16 +35,15 @@ class _Picture:
     rates: Rates
     ranks: Sequence[int]
     """Of the cluster, for each rank of the plan."""
-    lines: Sequence[Timeline]
 
     @property
     def step_s(self) -> float:
-        return max(line.step_s for line in self.lines)
+        return max(line.step_s for line in self.rates.timelines)
 
 
-def page(report: MixReport, kinds: Sequence[Kind], work: Work) -> str:
+def page(report: MixReport, kinds: Sequence[Kind]) -> str:
     """One self-contained HTML page."""
-    alone, mixes = _pictures(report, kinds, work)
+    alone, mixes = _pictures(report, kinds)
     longest = max(picture.step_s for picture in [*alone, *mixes])
     names = {rank: kind.name for kind in kinds for rank in kind.ranks}
     keys = (
@@ -61,9 +59,9 @@ def page(report: MixReport, kinds: Sequence[Kind], work: Work) -> str:
             "<h2>Generations</h2>",
             _table(_generation_rows(report)),
             "<h2>One step</h2>",
-            f"<p>All on one scale: the longest takes {longest:.3g} s. Drawn from the measured rate "
-            "of each kind alone, as if links, waiting for gradients and the update cost nothing; "
-            "beside it what was measured.</p>",
+            f"<p>All on one scale: the longest takes {longest:.3g} s. Drawn as the planner "
+            "predicts it from the measured rate of each kind alone, as if waiting for gradients "
+            "and the update cost nothing; beside it what was measured.</p>",
             f"<p>{''.join(keys)}</p>",
             "<h3>The parts alone</h3>",
             *(_section(picture, names, longest) for picture in alone),
@@ -76,28 +74,18 @@ def page(report: MixReport, kinds: Sequence[Kind], work: Work) -> str:
     )
 
 
-def _pictures(
-    report: MixReport, kinds: Sequence[Kind], work: Work
-) -> tuple[list[_Picture], list[_Picture]]:
+def _pictures(report: MixReport, kinds: Sequence[Kind]) -> tuple[list[_Picture], list[_Picture]]:
     """Of the parts, and of the best plan of each generation, the best of all first."""
-    speed = {
-        rank: report.parts[kind.name].middle / len(kind.ranks)
-        for kind in kinds
-        for rank in kind.ranks
-    }
-
-    def drawn(title: str, rates: Rates, ranks: Sequence[int]) -> _Picture:
-        own = {number: speed[rank] for number, rank in enumerate(ranks)}
-        lines = timelines(rates.trial.plan, own, work)
-        return _Picture(title=title, rates=rates, ranks=ranks, lines=lines)
-
     alone = [
-        drawn(f"{kind.name}: {report.parts[kind.name].trial.name}", rates, kind.ranks)
+        _Picture(title=f"{kind.name}: {rates.trial.name}", rates=rates, ranks=kind.ranks)
         for kind in kinds
         for rates in [report.parts[kind.name]]
     ]
-    everyone = range(len(speed))
-    return alone, [drawn(rates.trial.name, rates, everyone) for rates in _generations(report)]
+    everyone = range(sum(len(kind.ranks) for kind in kinds))
+    return alone, [
+        _Picture(title=rates.trial.name, rates=rates, ranks=everyone)
+        for rates in _generations(report)
+    ]
 
 
 def _generations(report: MixReport) -> list[Rates]:
@@ -166,7 +154,7 @@ def _section(picture: _Picture, names: Mapping[int, str], longest: float) -> str
     lines = "".join(
         f'<div class="line"><div class="ranks">{_seats(pipeline, plan, picture.ranks, names)}'
         f"</div>{to_svg(line, max(1, round(_WIDTH * line.step_s / longest)))}</div>"
-        for pipeline, line in zip(plan.pipelines, picture.lines, strict=True)
+        for pipeline, line in zip(plan.pipelines, picture.rates.timelines, strict=True)
     )
     return (
         f"<p><b>{escape(picture.title)}</b>: measured {measured:.3g} s a step, "

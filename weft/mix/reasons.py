@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from weft.mix.chips import Kind
 from weft.mix.mix import Rates
-from weft.mix.plans import Kind, Work, recomputes
+from weft.mix.questions import recomputes
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
 _MIB = 1024
@@ -22,7 +23,6 @@ def reasons(
     alone: Mapping[str, Sequence[Rates]],
     limits: Mapping[str, float | None],
     kinds: Sequence[Kind],
-    work: Work,
 ) -> list[str]:
     """Sentences on each kind whose plan alone computes in another way than in the best mix.
 
@@ -32,7 +32,8 @@ def reasons(
     """
     found = []
     for kind in kinds:
-        chosen = max(alone[kind.name], key=lambda rates: rates.middle).trial.plan
+        fastest = max(alone[kind.name], key=lambda rates: rates.middle)
+        chosen = fastest.trial.plan
         here = list(_of(best, kind))
         again = any(stage.recompute != "off" for _, stage in here)
         sizes = {pipeline.microbatch for pipeline, _ in here}
@@ -41,8 +42,8 @@ def reasons(
             found.append(f"{kind.name} recomputes in the mix and not alone")
         elif recomputes(chosen) and not again:
             layers = sum(stage.layers[1] - stage.layers[0] for _, stage in here)
-            mixed = f"in the mix it holds {layers} of {work.spec.num_layers} layers and does not"
-            need = _needed(kind, alone, limits[kind.name])
+            mixed = f"in the mix it holds {layers} of {best.num_layers} layers and does not"
+            need = _needed(kind, fastest, alone, limits[kind.name])
             found.append(f"{kind.name} alone recomputes{need}; {mixed}")
         if sizes != usual:
             one, other = (", ".join(map(str, sorted(each))) for each in (usual, sizes))
@@ -57,19 +58,25 @@ def _of(plan: Plan, kind: Kind) -> Iterator[tuple[PipelinePlan, StagePlan]]:
             yield plan.pipelines[number], stage
 
 
-def _needed(kind: Kind, alone: Mapping[str, Sequence[Rates]], limit: float | None) -> str:
-    """What the plans that failed here without recomputation take on chips where they run."""
-    failed = {
-        rates.trial.name
+def _needed(
+    kind: Kind, chosen: Rates, alone: Mapping[str, Sequence[Rates]], limit: float | None
+) -> str:
+    """What the plans that failed here without recomputation take on chips where they run.
+
+    Where none was tried, what is predicted.
+    """
+    failed = [
+        rates.trial.plan
         for rates in alone[kind.name]
         if rates.problem and not recomputes(rates.trial.plan)
-    }
+    ]
     taken = [
         rates.memory_gib
         for trials in alone.values()
         for rates in trials
-        if rates.values and rates.trial.name in failed
+        if rates.values and rates.trial.plan in failed
     ]
-    if not taken or limit is None:
+    if limit is None:
         return ""
-    return f", as without that {min(taken) * _MIB:.0f} MiB are needed and it has {limit * _MIB:.0f}"
+    gib = min(taken, default=chosen.kept_gib)
+    return f", as without that {gib * _MIB:.0f} MiB are needed and it has {limit * _MIB:.0f}"

@@ -12,7 +12,7 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 
 from weft.cluster.cluster import Chip, Node
-from weft.cluster.cluster_file import Core, read_view
+from weft.cluster.cluster_file import ClusterFile, Core, lab_view, read_view
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.cost.profile import Profile
@@ -86,8 +86,7 @@ def chips_of_file(path: Path, node: Node, ranks: int) -> RankChips:
         ConfigError: it describes more or fewer chips than there are ranks.
     """
     profile = local_profile(node)
-    core = Core() if profile is None else _core(profile)
-    view = _told_apart(read_view(path, core=core))
+    view = _told_apart(read_view(path, core=_core(profile)))
     if view.world_size != ranks:
         expected = f"a file that describes {ranks} chips, one for each process"
         raise ConfigError("cluster", str(path), expected, f"It has {view.world_size}.")
@@ -96,8 +95,21 @@ def chips_of_file(path: Path, node: Node, ranks: int) -> RankChips:
         names = dict.fromkeys(pool.chip.name for pool in view.pools)
         told = (_source(name, own) for name in names if name in own.places or name in own.chips)
         return RankChips(view=view, knowledge=own, basis=(f"{path}", *told))
+    return _parts_of_cores(view, profile, node, f"{path}")
+
+
+def chips_of_lab(cluster: ClusterFile, node: Node) -> RankChips:
+    """The chips that a lab plays: parts of this machine's cores."""
+    profile = local_profile(node)
+    view = _told_apart(lab_view(cluster, _core(profile)))
+    return _parts_of_cores(view, profile, node, "the lab's cluster")
+
+
+def _parts_of_cores(
+    view: ClusterView, profile: Profile | None, node: Node, source: str
+) -> RankChips:
     if profile is None:
-        basis = (f"{path}", _average(node))
+        basis = (source, _average(node))
         return RankChips(view=view, knowledge=Knowledge(), basis=basis, is_guess=True)
     parts = {
         pool.chip.name: profile.scaled(pool.speed).shared(view.world_size) for pool in view.pools
@@ -108,7 +120,7 @@ def chips_of_file(path: Path, node: Node, ranks: int) -> RankChips:
         chips=parts,
         software=profile.software,
     )
-    return RankChips(view=view, knowledge=knowledge, basis=(f"{path}", _measured(profile)))
+    return RankChips(view=view, knowledge=knowledge, basis=(source, _measured(profile)))
 
 
 def _told_apart(view: ClusterView) -> ClusterView:
@@ -199,8 +211,10 @@ def _merged(pools: Sequence[ChipPool]) -> Iterator[ChipPool]:
             yield replace(pool, num_nodes=count)
 
 
-def _core(profile: Profile) -> Core:
+def _core(profile: Profile | None) -> Core:
     """What a lab's chips are parts of."""
+    if profile is None:
+        return Core()
     return Core(
         tflops=profile.peak_flops("fp32") / 1e12,
         memory_gb_s=profile.memory_bytes_s / 1e9,

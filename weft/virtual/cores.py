@@ -79,18 +79,3 @@ def sample_s(pipeline: PipelinePlan, spec: ModelSpec, seq_len: int, chip: Roofli
         dtype="bf16" if pipeline.stages[0].precision == "bf16" else "fp32",
     )
     return compute_seconds(shape_of(spec), work, chip).whole / pipeline.microbatch
-
-
-def part(spec: ModelSpec, seq_len: int, num_layers: int, *, embeds: bool, predicts: bool) -> float:
-    """What so many layers, with or without the model's ends, cost of the whole model: 0 to 1."""
-    whole = StageWork(
-        layers=(0, spec.num_layers),
-        embeds=True,
-        predicts=True,
-        samples=1,
-        seq_len=seq_len,
-        dtype="fp32",
-    )
-    some = replace(whole, layers=(0, num_layers), embeds=embeds, predicts=predicts)
-    shape = shape_of(spec)
-    return compute_seconds(shape, some, core()).whole / compute_seconds(shape, whole, core()).whole
