@@ -1,25 +1,30 @@
-"""Layouts name every parameter, cut where heads and channels end, and fit every published size."""
+"""Every family's layout names every parameter and what belongs together, at all published sizes."""
 
 from dataclasses import replace
 
 import pytest
 
-from weft.models.registry import FAMILIES
-from weft.plan.layout import Layout, Replicate, Shard
+from weft.axes.held import placement
+from weft.axes.tp.axis import TensorParallel
+from weft.models.registry import FAMILIES, module_names
+from weft.parallel.params import dims_of_param
+from weft.plan.layout import Dim, Edge, Layout
 from weft.plan.model import ModelSpec, ParamSpec
+from weft.plan.placement import Partial, Replicate, Shard
 
 ROWS = [(family, size) for family in FAMILIES for size in FAMILIES[family].sizes]
+TP = TensorParallel()
 
 
 def _two_layers(row: tuple[str, str]) -> ModelSpec:
     return replace(FAMILIES[row[0]].sizes[row[1]], num_layers=2)
 
 
-def _placement(layouts: dict[str, Layout], param: ParamSpec) -> Shard | Replicate:
-    module, _, own = param.name.rpartition(".")
-    placement = layouts[module].params[own]
-    assert isinstance(placement, Shard | Replicate)
-    return placement
+def _divided(layouts: dict[str, Layout], param: ParamSpec) -> Dim | None:
+    """The dimension of a parameter that tensor parallelism divides."""
+    dims = dims_of_param(param, layouts)
+    found = placement(dims, "param", TP)
+    return dims[found.dim] if isinstance(found, Shard) else None
 
 
 @pytest.mark.parametrize("row", ROWS, ids=" ".join)
@@ -33,6 +38,12 @@ def test_layout_names_each_parameter_and_no_other(row: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=" ".join)
+def test_layout_names_only_modules_of_the_model(row: tuple[str, str]) -> None:
+    spec = _two_layers(row)
+    assert FAMILIES[spec.family].layout(spec).keys() <= module_names(spec)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=" ".join)
 def test_only_small_vectors_and_the_positions_are_whole(row: tuple[str, str]) -> None:
     """Norms, and biases that are added after the sum; nothing whole by mistake."""
     spec = _two_layers(row)
@@ -42,12 +53,12 @@ def test_only_small_vectors_and_the_positions_are_whole(row: tuple[str, str]) ->
         norm = "norm." in param.name
         after_sum = param.name.endswith(("attn.o.bias", "ff.down.bias"))
         whole = norm or after_sum or param.name == "positions.weight"
-        assert isinstance(_placement(layouts, param), Replicate) == whole, param.name
+        assert (_divided(layouts, param) is None) == whole, param.name
 
 
 @pytest.mark.parametrize("row", ROWS, ids=" ".join)
 def test_parts_of_one_product_are_cut_alike(row: tuple[str, str]) -> None:
-    """A row-split matrix takes what column-split ones give; a bias goes with its rows."""
+    """A matrix that sums over a dimension takes what others give; a bias goes with its rows."""
     spec = _two_layers(row)
     family = FAMILIES[spec.family]
     layouts = family.layout(spec)
@@ -55,24 +66,25 @@ def test_parts_of_one_product_are_cut_alike(row: tuple[str, str]) -> None:
     for layer in range(2):
         block = f"layers.{layer}."
         joints = {
-            "attn.o": (["attn.q"], Shard(1, "head")),
-            "ff.down": ([x for x in ("ff.gate", "ff.up") if block + x in layouts], Shard(1)),
-            "attn.v": (["attn.k"], Shard(0, "kv_head")),
+            "attn.o": (["attn.q"], "heads"),
+            "ff.down": ([x for x in ("ff.gate", "ff.up") if block + x in layouts], "d_ff"),
         }
-        for name, (others, placement) in joints.items():
-            size = params[f"{block}{name}.weight"].shape[placement.dim]
-            assert layouts[block + name].params["weight"] == placement
+        for name, (others, dim) in joints.items():
+            sums = layouts[block + name].sums
+            assert sums is not None and sums.name == dim
+            assert layouts[block + name].params["weight"][1] == sums
             for other in others:
-                assert layouts[block + other].params["weight"] == Shard(0, placement.by)
-                assert params[f"{block}{other}.weight"].shape[0] == size
+                assert layouts[block + other].params["weight"][0] == sums
+        keys, values = (layouts[f"{block}attn.{name}"].params["weight"] for name in "kv")
+        assert keys == values and keys[0].name == "kv_heads"
     for param in params.values():
-        found = _placement(layouts, param)
-        if isinstance(found, Shard) and param.name.endswith("bias"):
-            assert layouts[param.name.removesuffix(".bias")].params["weight"] == found
+        divided = _divided(layouts, param)
+        if divided is not None and param.name.endswith("bias"):
+            assert layouts[param.name.removesuffix(".bias")].params["weight"][0] == divided
 
 
 @pytest.mark.parametrize("row", ROWS, ids=" ".join)
-def test_sharded_sizes_divide(row: tuple[str, str]) -> None:
+def test_divided_sizes_divide(row: tuple[str, str]) -> None:
     """By whole heads as far as there are key heads, by two at least; tables by two unless the
     published vocabulary is odd."""
     spec = _two_layers(row)
@@ -80,28 +92,35 @@ def test_sharded_sizes_divide(row: tuple[str, str]) -> None:
     layouts = family.layout(spec)
     ways = next(w for w in (8, 4, 2, 1) if spec.num_kv_heads % w == 0 and spec.num_heads % w == 0)
     for param in family.param_specs(spec):
-        placement = _placement(layouts, param)
-        if isinstance(placement, Replicate):
+        divided = _divided(layouts, param)
+        if divided is None:
             continue
-        size = param.shape[placement.dim]
         if "attn." in param.name:
-            assert size % (ways * spec.d_head) == 0, (param.name, ways)
+            assert divided.size % (ways * spec.d_head) == 0, (param.name, ways)
         elif "ff." in param.name:
-            assert size % 8 == 0, param.name
+            assert divided.size % 8 == 0, param.name
         else:
-            assert size == spec.vocab_size, param.name
+            assert divided.size == spec.vocab_size, param.name
+
+
+def _change(edge: Edge | None, sums: Dim | None = None) -> tuple[object, object]:
+    assert edge is not None
+    before = placement(edge.dims, edge.before, TP, sums)
+    return before, placement(edge.dims, edge.after, TP)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_activations_are_gathered_and_scattered_in_turn(family: str) -> None:
     spec = FAMILIES[family].sizes["debug-1m"]
     layouts = FAMILIES[family].layout(spec)
-    seq, whole = Shard(1), Replicate()
-    assert layouts["embed"].gives == seq
+    gathered, scattered = (Shard(1), Replicate()), (Partial(), Shard(1))
+    assert _change(layouts["embed"].gives, layouts["embed"].sums) == scattered
     for layer in range(spec.num_layers):
         for outer, end in (("attn", "attn.o"), ("ff", "ff.down")):
-            assert layouts[f"layers.{layer}.{outer}"].takes == whole
-            assert layouts[f"layers.{layer}.{end}"].gives == seq
+            assert _change(layouts[f"layers.{layer}.{outer}"].takes[0]) == gathered
+            last = layouts[f"layers.{layer}.{end}"]
+            assert _change(last.gives, last.sums) == scattered
+    assert _change(layouts["cross_entropy"].takes[0]) == gathered
     untied = FAMILIES[family].layout(replace(spec, tied=False))
-    assert untied["head"].takes == whole
+    assert untied["head"].params == untied["embed"].params
     assert "head" not in FAMILIES[family].layout(replace(spec, tied=True))

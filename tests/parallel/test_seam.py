@@ -79,13 +79,13 @@ def test_what_leaves_a_wide_border_arrives_in_its_place(shape: tuple[int, ...]) 
             tilings = [activation_tiling(pipeline, s, microbatch, shape).boxes for s in (0, 1)]
             given, taken = tilings if way == "F" else reversed(tilings)
             for rank in src.ranks:
-                seams[rank].send(way, microbatch, whole[given[rank].slices()])  # type: ignore[arg-type]
+                seams[rank].send(way, microbatch, whole[given[rank][0].slices()])  # type: ignore[arg-type]
         for microbatch, whole in enumerate(wholes):
             taken = activation_tiling(pipeline, int(way == "F"), microbatch, shape).boxes
             for rank in dst.ranks:
                 seams[rank].expect(way, microbatch)  # type: ignore[arg-type]
                 received = seams[rank].receive(way, microbatch)  # type: ignore[arg-type]
-                assert torch.equal(received, whole[taken[rank].slices()])
+                assert torch.equal(received, whole[taken[rank][0].slices()])
     assert not any(wires.travelling.values())
     for seam in seams.values():
         seam.finish()
@@ -95,7 +95,7 @@ def test_what_leaves_a_wide_border_arrives_in_its_place(shape: tuple[int, ...]) 
 def test_only_the_dimension_after_the_batch_is_cut() -> None:
     pipeline = pipeline_of(Mesh.of((0, 1), tp=2), Mesh.of((2,), dp=1), samples=2, microbatch=2)
     boxes = activation_tiling(pipeline, 0, 0, (5, 3, 4)).boxes
-    assert boxes == {0: Box((0, 0, 0, 0), (2, 3, 3, 4)), 1: Box((0, 3, 0, 0), (2, 2, 3, 4))}
+    assert boxes == {0: (Box((0, 0, 0, 0), (2, 3, 3, 4)),), 1: (Box((0, 3, 0, 0), (2, 2, 3, 4)),)}
 
 
 def test_stages_of_one_rank_pass_tensors_by_hand() -> None:

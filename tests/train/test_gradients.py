@@ -20,7 +20,7 @@ from weft.parallel.params import Held, LocalParam, assign_owners
 from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import ZeroLevel
-from weft.plan.tiling import Tiling, refine
+from weft.plan.tiling import Stored, Tiling, refine
 from weft.precision.roles import PRECISIONS, Role, Roles
 
 BUCKET_BYTES = 4 * (64 + 16 * 16)
@@ -30,14 +30,16 @@ BUCKET_BYTES = 4 * (64 + 16 * 16)
 def local(name: str, param: nn.Parameter) -> LocalParam:
     shape = tuple(param.shape)
     spec = ParamSpec(name=name, shape=shape, part=0, init=Init("zeros"), decay=False)
-    return LocalParam(spec, Box.whole(shape), param)
+    return LocalParam(spec, Stored.whole(shape), param)
 
 
 def gradients_of(
     model: nn.Module, comm: Comm, *, bucket_bytes: int = BUCKET_BYTES, **settings: bool
 ) -> Gradients:
     params = [local(name, param) for name, param in model.named_parameters()]
-    pieces = {p.spec.name: [Held(p.spec, p.box, comm.world)] for p in params}
+    pieces = {
+        p.spec.name: [Held(p.spec, box, comm.world) for box in p.stored.boxes] for p in params
+    }
     return Gradients(
         params,
         pieces,
@@ -65,7 +67,7 @@ def reduce_in(
     comm.open_gathering([comm.world])
     model = nn.Linear(16, 16, bias=False)
     params = [local(name, param) for name, param in model.named_parameters()]
-    pieces = {p.spec.name: [Held(p.spec, p.box, comm.world, level)] for p in params}
+    pieces = {p.spec.name: [Held(p.spec, p.stored.boxes[0], comm.world, level)] for p in params}
     gradients = Gradients(params, pieces, comm, precision=UNLIKE, rounds=2)
     for flat in gradients.sharded:
         flat.wait()
@@ -177,7 +179,7 @@ def test_every_piece_has_one_owner_among_its_holders(
     params: dict[str, tuple[int, set[int]]],
 ) -> None:
     tilings = {
-        name: Tiling((size,), dict.fromkeys(ranks, Box.whole((size,))))
+        name: Tiling((size,), dict.fromkeys(ranks, (Box.whole((size,)),)))
         for name, (size, ranks) in params.items()
     }
     pieces = {

@@ -21,8 +21,8 @@ from weft.comm.join import join
 from weft.config.errors import ConfigError
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import Held, LocalParam, reduction_groups
-from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
+from weft.plan.tiling import Stored
 from weft.platform.registry import platform_named
 from weft.precision.roles import PRECISIONS
 from weft.train.engine import Engine
@@ -151,8 +151,10 @@ class _Reduction:
             name: nn.Parameter(torch.zeros((), dtype=main, device=comm.device).expand(p.shape))
             for name, p in params.items()
         }
-        local = [LocalParam(_spec(n, p), Box.whole(p.shape), p) for n, p in self._places.items()]
-        pieces = {p.spec.name: [Held(p.spec, p.box, comm.world)] for p in local}
+        local = [LocalParam(_spec(n, p), Stored.whole(p.shape), p) for n, p in self._places.items()]
+        pieces = {
+            p.spec.name: [Held(p.spec, box, comm.world) for box in p.stored.boxes] for p in local
+        }
         comm.open_groups(reduction_groups(pieces))
         self._gradients = Gradients(local, pieces, comm, precision=roles)
         self._sums = {main.spec.name: main for main in self._gradients.mains}

@@ -33,10 +33,9 @@ from weft.comm.join import join
 from weft.config.errors import ConfigError
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import Held, LocalParam, reduction_groups
-from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import Plan, ZeroLevel
-from weft.plan.tiling import split_evenly
+from weft.plan.tiling import Stored, split_evenly
 from weft.planner.sharing import refuse_idle_zero
 from weft.planner.validate import validate_plan
 from weft.platform.registry import platform_named
@@ -215,10 +214,13 @@ def _gradients(model: nn.Module, comm: Comm, settings: Settings) -> Gradients:
         model.to(PRECISIONS[settings.precision].parameters.dtype)
     dtypes = {param.dtype for _, param in params}
     roles = PRECISIONS["fp64" if torch.float64 in dtypes else "fp32"]
-    local = [LocalParam(_spec(n, p), Box.whole(tuple(p.shape)), p) for n, p in params]
+    local = [LocalParam(_spec(n, p), Stored.whole(p.shape), p) for n, p in params]
     sharing = _sharing(settings.plan, comm.world_size)
     pieces = {
-        p.spec.name: [Held(p.spec, p.box, comm.world, sharing.level, sharing.is_in_one_stage)]
+        p.spec.name: [
+            Held(p.spec, box, comm.world, sharing.level, sharing.is_in_one_stage)
+            for box in p.stored.boxes
+        ]
         for p in local
     }
     comm.open_groups(reduction_groups(pieces))

@@ -35,7 +35,7 @@ from weft.parallel.pipeline.seam import channels
 from weft.plan.box import Box
 from weft.plan.model import ParamSpec
 from weft.plan.plan import Plan, Seat
-from weft.plan.tiling import Tiling
+from weft.plan.tiling import Stored, Tiling
 from weft.planner.sharing import refuse_idle_zero
 from weft.planner.validate import validate_plan
 from weft.precision.roles import PRECISIONS
@@ -197,7 +197,7 @@ def _gradients(
     local = [
         LocalParam(
             spec,
-            Box.whole(spec.shape),
+            Stored.whole(spec.shape),
             trained[spec.name],
             uses=sum(bool(part & parts_of(spec)) for part in parts),
         )
@@ -215,7 +215,7 @@ def _gradients(
 
 def _tiling(spec: ParamSpec, plan: Plan) -> Tiling:
     """Every rank of a stage that computes with a parameter holds all of it."""
-    whole = Box.whole(spec.shape)
+    whole = (Box.whole(spec.shape),)
     ranks = [rank for stage in stages_with(spec, plan) for rank in stage.mesh.ranks]
     return Tiling(spec.shape, dict.fromkeys(ranks, whole))
 

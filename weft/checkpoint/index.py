@@ -105,7 +105,7 @@ def _tiling_problems(tensor: StoredTensor) -> list[str]:
     outside = [box for box in boxes if not fits(box, tensor.shape)]
     if outside:
         return [f"{tensor.id}: {outside[0]} is outside {tensor.shape}"]
-    missing = Tiling(tensor.shape, dict(enumerate(boxes))).uncovered()
+    missing = Tiling(tensor.shape, dict(enumerate((box,) for box in boxes))).uncovered()
     found = [f"{tensor.id}: no file holds {box}" for box in missing[:_SHOWN]]
     excess = sum(box.numel for box in boxes + missing) - Box.whole(tensor.shape).numel
     if excess:

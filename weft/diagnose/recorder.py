@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.axes.held import tiling
 from weft.comm.comm import Comm
 from weft.diagnose.trace import Grid, Kind, Record, Sketcher
 from weft.models.decoder import Decoder
 from weft.nn.dropout import Dropout
 from weft.parallel.params import param_tilings
 from weft.parallel.tensor.modules import RowLinear
+from weft.plan.box import Box
+from weft.plan.layout import Dim
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Seat
 from weft.plan.tiling import split_evenly
@@ -41,15 +44,13 @@ class Recorder:
         self.records: list[Record] = []
         self._seat = plan.seat(comm.rank)
         tilings = param_tilings(plan, spec)
-        self._boxes = {n: t.boxes[comm.rank] for n, t in tilings.items() if comm.rank in t.boxes}
+        held = {n: t.boxes[comm.rank] for n, t in tilings.items() if comm.rank in t.boxes}
+        self._boxes = {name: box for name, (box,) in held.items()}
         self._grid = grid
         self._sketcher = Sketcher(grid, comm.device)
         mesh = self._seat.stage_plan.mesh
-        parts = split_evenly(seq_len, mesh.size("tp"))
-        tp_rank = mesh.coordinate(comm.rank)["tp"]
-        self._own_rows = {seq_len: 0, parts[tp_rank]: sum(parts[:tp_rank])}
-        if len(parts) == 1:
-            self._own_rows = {seq_len: 0}
+        rows = tiling([Dim(name="seq", size=seq_len)], "stream", mesh).boxes[comm.rank]
+        self._own_rows = {box.size[0]: box.offset[0] for box in (Box.whole((seq_len,)), *rows)}
         self._step = 0
         self._samples: tuple[int, ...] | None = None
         self._coming: Mapping[int, Iterator[tuple[int, ...]]] = {}

@@ -15,19 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise, product
+from itertools import pairwise, product
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from weft.axes.held import tiling
 from weft.data.hashing import draw, make_key
 from weft.parallel.params import param_tilings
 from weft.plan.box import Box
+from weft.plan.layout import Dim
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
-from weft.plan.tiling import split_evenly
 
 PROJECTIONS = 4
 """A difference escapes one with probability 1/2 at worst (two elements that changed places)."""
@@ -83,16 +84,14 @@ class Grid:
     @staticmethod
     def of(plans: Sequence[Plan], spec: ModelSpec, seq_len: int) -> Grid:
         """The common refinement of these plans' tilings."""
-        degrees = {stage.mesh.size("tp") for plan in plans for _, _, stage in plan.stages()}
-        ends = (end for tp in degrees for end in accumulate(split_evenly(seq_len, tp)))
         borders: dict[str, list[set[int]]] = {}
-        for name, tiling in (item for p in plans for item in param_tilings(p, spec).items()):
-            sets = borders.setdefault(name, [set() for _ in tiling.shape])
-            for box in tiling.boxes.values():
+        for name, tiled in (item for p in plans for item in param_tilings(p, spec).items()):
+            sets = borders.setdefault(name, [set() for _ in tiled.shape])
+            for box in tiled.distinct():
                 for found, low, high in zip(sets, box.offset, box.end, strict=True):
                     found.update((low, high))
         params = {name: tuple(map(_ordered, sets)) for name, sets in borders.items()}
-        return Grid(_ordered({0, *ends}), params, spec.d_model)
+        return Grid(_ordered({0, *_ends_of_parts(plans, seq_len)}), params, spec.d_model)
 
     def cells(self, kind: Kind, name: str) -> Cells:
         """The cells of one tensor."""
@@ -114,6 +113,13 @@ class Grid:
         if len(weight) < 2 or leaf == "embed":
             return (0, self.d_model)
         return weight[1] if kind == "input" else weight[0]
+
+
+def _ends_of_parts(plans: Sequence[Plan], seq_len: int) -> set[int]:
+    """Where the parts of a sample end that ranks hold between modules."""
+    meshes = {stage.mesh for plan in plans for _, _, stage in plan.stages()}
+    rows = [tiling([Dim(name="seq", size=seq_len)], "stream", mesh) for mesh in meshes]
+    return {box.end[0] for tiled in rows for box in tiled.distinct()}
 
 
 def _ordered(borders: Iterable[int]) -> tuple[int, ...]:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.models.decoder_spec import DecoderSpec
 from weft.nn.context import Context
-from weft.nn.losses import linear_cross_entropy
-
-CrossEntropy = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(hidden, head weight, targets, weights) -> weighted sum of losses."""
 
 
 class Decoder(nn.Module, ABC):
@@ -35,8 +30,9 @@ class Decoder(nn.Module, ABC):
     """The final norm; None on a stage without the head."""
     head: nn.Linear | None
     """None without the head, and where the embedding serves as one."""
-    cross_entropy: CrossEntropy = staticmethod(linear_cross_entropy)
-    """How hidden states and the head's weight become a loss; replaced where the head is split."""
+
+    cross_entropy: nn.Module
+    """(hidden, head weight, targets, weights) -> weighted sum of losses."""
 
     @abstractmethod
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -51,7 +47,8 @@ class Decoder(nn.Module, ABC):
 
     def loss(self, hidden: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """``sum(weights * cross-entropy)`` over ``[batch, seq]``: a scalar sum, never a mean."""
-        return self.cross_entropy(hidden, self._head_weight(), targets, weights)
+        total: Tensor = self.cross_entropy(hidden, self._head_weight(), targets, weights)
+        return total
 
     def blocks(self) -> list[nn.Module]:
         """The layers held, in order."""

@@ -30,7 +30,7 @@ class Family(Generic[Spec]):
     param_specs: Callable[[Spec], list[ParamSpec]]
     """Every parameter of the unsplit model, in the order of the forward pass."""
     layout: Callable[[Spec], dict[str, Layout]]
-    """Tensor-parallel layout by module name."""
+    """By module name, what the dimensions of its tensors are."""
     check: Callable[[Spec], None]
     """Raises ConfigError for a shape the family cannot have."""
     shape: Callable[[Spec], ModelShape]

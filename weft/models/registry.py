@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weft.config.names import Registry, unknown_name
 from weft.models.family import Family
 from weft.models.shape import ModelShape
+from weft.plan.layout import Layout
 from weft.plan.model import ModelSpec, ParamSpec
 
 if TYPE_CHECKING:
@@ -37,6 +38,19 @@ def build_model(
 def param_specs(spec: ModelSpec) -> list[ParamSpec]:
     """Every parameter of the unsplit model, in the order of the forward pass."""
     return FAMILIES[spec.family].param_specs(spec)
+
+
+def layout_of(spec: ModelSpec) -> dict[str, Layout]:
+    """By module name, what the dimensions of a model's tensors are."""
+    return FAMILIES[spec.family].layout(spec)
+
+
+def module_names(spec: ModelSpec) -> set[str]:
+    """Of every module of the whole model."""
+    import torch
+
+    with torch.device("meta"):
+        return {name for name, _ in build_model(spec).named_modules()}
 
 
 @lru_cache(maxsize=256)

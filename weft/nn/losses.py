@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 CHUNK_LOGITS = {"cpu": 1 << 20}
@@ -37,6 +37,14 @@ def linear_cross_entropy(
     for rows in _chunks(flat, weight):
         total += _softmax_loss(flat[rows], weight, targets[rows], weights[rows]).loss
     return total
+
+
+class LinearCrossEntropy(nn.Module):
+    """``linear_cross_entropy`` as a module, so that a layout can say what is divided around it."""
+
+    def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """As the function's."""
+        return linear_cross_entropy(hidden, weight, targets, weights)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -55,7 +55,7 @@ class Accumulator:
         self.slots = []
         for entry in bucket.entries:
             local = params[entry.held.spec.name]
-            index = entry.held.box.within(local.box).slices()
+            index = local.stored.slices(entry.held.box)
             place = slice(entry.start, entry.stop)
             self.slots.append(Slot(local.param, index, place, local.uses))
         self._num_reduced = 0

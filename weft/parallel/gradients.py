@@ -288,8 +288,8 @@ def _whole_or_packed(
     whole: list[MainParam] = []
     packed: list[Held] = []
     for local in params:
-        mine = [held for held in pieces[local.spec.name] if local.box.contains(held.box)]
-        assert sum(held.box.numel for held in mine) == local.box.numel, local.spec.name
+        mine = [held for held in pieces[local.spec.name] if local.stored.contains(held.box)]
+        assert sum(held.box.numel for held in mine) == local.stored.numel, local.spec.name
         for held in mine:
             if not held.level:
                 owned = owners[local.spec.name, held.box] == rank

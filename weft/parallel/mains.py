@@ -41,9 +41,9 @@ def whole_main(local: LocalParam, held: Held, master: Role, *, owned: bool) -> M
     """A piece that each of its holders updates itself: the parameter, or a master of the piece."""
     place = master.place(local.param.device)
     is_same = (local.param.dtype, local.param.device) == (master.dtype, place)
-    if held.box == local.box and is_same:
+    if local.stored.boxes == (held.box,) and is_same:
         return MainParam(held.spec, held.box, local.param, local.param, owned)
-    target = local.param.detach()[held.box.within(local.box).slices()]
+    target = local.param.detach()[local.stored.slices(held.box)]
     value = target.to(place, master.dtype, copy=True)
     return MainParam(held.spec, held.box, value, local.param, owned, target)
 
@@ -73,10 +73,10 @@ class FlatParams:
         for entry in bucket.entries:
             held, local = entry.held, params[entry.held.spec.name]
             view = self._flat[entry.start : entry.stop].view(held.box.size)
-            part = local.param.detach()[held.box.within(local.box).slices()]
+            part = local.param.detach()[local.stored.slices(held.box)]
             if local.param.untyped_storage().nbytes():
                 view.copy_(part)
-            if held.box == local.box and local.param.dtype == dtype:
+            if local.stored.boxes == (held.box,) and local.param.dtype == dtype:
                 local.param.data = view
             else:
                 self._copies.append((part, view))

@@ -7,22 +7,21 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from weft.axes.held import tiling
 from weft.models.registry import FAMILIES
-from weft.parallel.tensor.split import shard_box
 from weft.plan.box import Box
-from weft.plan.layout import Layout, Placement, Replicate
-from weft.plan.mesh import Mesh
+from weft.plan.layout import Dim, Layout
 from weft.plan.model import ModelSpec, ParamSpec, Part
 from weft.plan.plan import Plan, StagePlan, ZeroLevel
-from weft.plan.tiling import Tiling, refine
+from weft.plan.tiling import Stored, Tiling, refine
 
 
 @dataclass(frozen=True, slots=True)
 class LocalParam:
-    """A parameter that this rank holds: ``param`` stores ``box`` of the logical tensor."""
+    """A parameter that this rank holds: ``param`` stores some boxes of the logical tensor."""
 
     spec: ParamSpec
-    box: Box
+    stored: Stored
     param: nn.Parameter
     uses: int = 1
     """Stages of this rank that compute with it."""
@@ -48,12 +47,14 @@ def param_tilings(plan: Plan, spec: ModelSpec) -> dict[str, Tiling]:
     """Where every logical parameter lives. A tied parameter lives on each stage that uses it."""
     family = FAMILIES[spec.family]
     params, layout = family.param_specs(spec), family.layout(spec)
-    held: dict[str, dict[int, Box]] = {param.name: {} for param in params}
+    tilings = {}
     for param in params:
-        placement = placement_of(param, layout)
-        for stage in stages_with(param, plan):
-            held[param.name].update(_boxes(spec, param, placement, stage.mesh))
-    return {param.name: Tiling(param.shape, held[param.name]) for param in params}
+        dims = dims_of_param(param, layout)
+        boxes: dict[int, tuple[Box, ...]] = {}
+        for mesh in dict.fromkeys(stage.mesh for stage in stages_with(param, plan)):
+            boxes.update(tiling(dims, "param", mesh).boxes)
+        tilings[param.name] = Tiling(param.shape, boxes)
+    return tilings
 
 
 def stages_with(param: ParamSpec, plan: Plan) -> list[StagePlan]:
@@ -102,23 +103,13 @@ def parts_of(param: ParamSpec) -> set[Part]:
     return {param.part, *param.also}
 
 
-def placement_of(param: ParamSpec, layout: Mapping[str, Layout]) -> Placement:
-    """Where a parameter sits on the tensor-parallel axis; what the layout leaves out is whole."""
+def dims_of_param(param: ParamSpec, layout: Mapping[str, Layout]) -> tuple[Dim, ...]:
+    """What the dimensions of a parameter are, as its family's layout says."""
     module, _, leaf = param.name.rpartition(".")
-    return layout[module].params.get(leaf, Replicate()) if module in layout else Replicate()
-
-
-def _boxes(spec: ModelSpec, param: ParamSpec, placement: Placement, mesh: Mesh) -> dict[int, Box]:
-    tp = mesh.size("tp")
-    return {
-        rank: shard_box(spec, param.shape, placement, tp, mesh.coordinate(rank)["tp"])
-        for rank in mesh.ranks
-    }
-
-
-def tensor_groups(plan: Plan) -> list[tuple[int, ...]]:
-    """The tensor-parallel groups of every stage, in the one order all ranks agree on."""
-    return sorted({group for _, _, stage in plan.stages() for group in stage.mesh.groups("tp")})
+    dims = layout[module].params[leaf]
+    sizes = tuple(dim.size for dim in dims)
+    assert sizes == param.shape, f"{param.name} {param.shape}: the layout says {sizes}"
+    return dims
 
 
 def reduction_groups(

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from weft.models.decoder import CrossEntropy, Decoder
+from weft.models.decoder import Decoder
 from weft.parallel.mains import FlatParams
 from weft.parallel.params import parts_of
 from weft.plan.model import Part
@@ -120,16 +120,7 @@ def gather_in_time(model: Decoder, flats: Sequence[FlatParams], crew: list[Unit]
         head = units["head"]
         model.norm.register_forward_pre_hook(lambda *_: head.enter_forward())
         model.norm.register_forward_hook(lambda _module, _given, hidden: _announce(hidden, head))
-        model.cross_entropy = _announced(model.cross_entropy, head)
+        model.cross_entropy.register_forward_hook(
+            lambda _module, _given, loss: _announce(loss, head)
+        )
     return Attendance(units)
-
-
-def _announced(cross_entropy: CrossEntropy, head: Unit) -> CrossEntropy:
-    """A loss whose backward gathers the head again."""
-
-    def call(hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        loss = cross_entropy(hidden, weight, targets, weights)
-        _announce(loss, head)
-        return loss
-
-    return call

@@ -1,43 +1,77 @@
-"""How modules sit on a mesh axis, as data beside each model family. No torch."""
+"""What the dimensions of a model's tensors are, as data beside each family. No torch.
+
+A family never says which axis of a mesh divides a dimension: it names the dimension, what of it
+must stay together, and the form that activations have where they enter and leave a module. The
+axes (``weft.axes``) say what they divide; boxes and collectives follow by arithmetic.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Split along tensor dimension ``dim``, into consecutive parts as even as whole units allow."""
-
-    dim: int
-    by: Literal["element", "head", "kv_head"] = "element"
-    """What is never cut: a head's channels go together, and query heads with the key and value
-    head they share. Where there are fewer key heads than parts, a key head is held by several."""
+Form = Literal["param", "stream", "inner"]
+"""How a tensor occurs: as a parameter; as activations travel between modules and over stage
+borders; or as a module computes with them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replicate:
-    """The same whole tensor on every rank of the axis."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dim:
+    """A logical dimension: what the elements along one dimension of a tensor are.
 
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """Every rank holds a term; the tensor is their sum."""
-
-
-Placement = Shard | Replicate | Partial
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One module on the tensor-parallel axis.
-
-    ``params`` says where its own parameters sit (absent: replicated), ``takes`` what the module
-    wants its input to be and ``gives`` what its output becomes at the module's edge (None: as is).
+    Elements lie in equal consecutive units that are never cut, units in equal groups that stay
+    together as long as there are no more parts than groups.
     """
 
-    params: Mapping[str, Placement] = field(default_factory=dict)
-    takes: Placement | None = None
-    gives: Placement | None = None
+    name: str
+    size: int
+    """Elements; 0 where each microbatch has its own number."""
+    groups: int | None = None
+    """None: every element is a group of its own."""
+    units: int = 1
+    """Of each group."""
+    shared: bool = False
+    """With more parts than groups, several parts hold the same group."""
+    words: str = ""
+    """What limits the ways to divide it, for error messages."""
+
+    @property
+    def num_groups(self) -> int:
+        return self.size if self.groups is None else self.groups
+
+
+SAMPLES = Dim(name="samples", size=0)
+"""The first dimension of every activation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A tensor where it enters or leaves a module, and how its form changes there."""
+
+    dims: tuple[Dim, ...]
+    before: Form
+    after: Form
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """One module: its parameters, and its edges where an activation's form changes."""
+
+    params: Mapping[str, tuple[Dim, ...]] = field(default_factory=dict)
+    """Dimensions of its own parameters."""
+    sums: Dim | None = None
+    """The dimension over which it adds up. A rank that holds a part of it makes a term."""
+    takes: Mapping[int, Edge] = field(default_factory=dict)
+    """By the place of an argument of ``forward``."""
+    gives: Edge | None = None
+
+
+def dims_of(layout: Iterable[Layout]) -> set[Dim]:
+    """Every dimension that some modules name."""
+    found: set[Dim] = set()
+    for entry in layout:
+        edges = [*entry.takes.values(), *([] if entry.gives is None else [entry.gives])]
+        for dims in (*entry.params.values(), *(edge.dims for edge in edges)):
+            found.update(dims)
+    return found

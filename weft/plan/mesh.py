@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-AXES = ("dp", "cp", "tp")
+from weft.config.axes import ENTRIES, SAMPLE_AXES
+from weft.plan.tiling import part_of
+
+AXES = tuple(entry.name for entry in ENTRIES)
 """Outermost first by default; a mesh may name them in another order (placement only)."""
 
 
@@ -35,6 +38,27 @@ class Mesh:
     def size(self, axis: str) -> int:
         """Ranks along ``axis``; 1 where the mesh does not name it."""
         return dict(self.axes).get(axis, 1)
+
+    @property
+    def sample_ways(self) -> int:
+        """Parts into which the samples of a microbatch are divided."""
+        return prod(self.size(axis) for axis in SAMPLE_AXES)
+
+    def split_samples(self, size: int) -> dict[int, range]:
+        """Which of ``size`` samples each rank computes: consecutive parts, as even as they go."""
+        result = {}
+        for rank in self.ranks:
+            position, mine = self.coordinate(rank), range(size)
+            for axis in SAMPLE_AXES:
+                part = part_of(len(mine), self.size(axis), position[axis])
+                mine = mine[part.start : part.stop]
+            result[rank] = mine
+        return result
+
+    def is_first_with_samples(self, rank: int) -> bool:
+        """The rank is the first of those that compute the same samples."""
+        position = self.coordinate(rank)
+        return not any(position[axis] for axis in AXES if axis not in SAMPLE_AXES)
 
     def coordinate(self, rank: int) -> Mapping[str, int]:
         """Position of ``rank`` on every axis, absent axes included as 0."""

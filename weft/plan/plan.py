@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from weft.plan.mesh import Mesh
-from weft.plan.tiling import split_evenly
 
 Precision = Literal["fp64", "fp32", "bf16"]
 Recompute = Literal["off", "full"]
@@ -65,14 +64,10 @@ class PipelinePlan:
     def split(self, stage: int, microbatch: int) -> dict[int, range]:
         """Which samples of a microbatch each rank of a stage computes.
 
-        Positions inside the microbatch; consecutive parts in the order of the data-parallel axis.
+        Positions inside the microbatch; consecutive parts along the axes that divide samples.
         """
-        mesh = self.stages[stage].mesh
         size = min(self.microbatch, self.samples - microbatch * self.microbatch)
-        shares = split_evenly(size, mesh.size("dp"))
-        starts = [sum(shares[:d]) for d in range(len(shares))]
-        dp_ranks = {rank: mesh.coordinate(rank)["dp"] for rank in mesh.ranks}
-        return {rank: range(starts[d], starts[d] + shares[d]) for rank, d in dp_ranks.items()}
+        return self.stages[stage].mesh.split_samples(size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +154,11 @@ class Seat:
     def holds_head(self, stage: int) -> bool:
         """The stage has the final norm, the head and the loss."""
         return stage == len(self.pipeline_plan.stages) - 1
+
+    @property
+    def counts_samples(self) -> bool:
+        """Of the ranks that compute the same samples, this one's sums are counted."""
+        return self.stage_plan.mesh.is_first_with_samples(self.rank)
 
     def microbatches(self) -> list[range]:
         """Positions inside the global batch that this rank computes, one range a microbatch.

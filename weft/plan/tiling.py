@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import NamedTuple
 
 from weft.plan.box import Box
@@ -15,29 +16,88 @@ from weft.plan.box import Box
 
 @dataclass(frozen=True)
 class Tiling:
-    """Which box of a tensor of ``shape`` every rank holds. Equal boxes are replicas.
+    """Which boxes of a tensor of ``shape`` every rank holds. Equal boxes are replicas.
 
-    Boxes may be uneven; a rank that is absent holds nothing.
+    Boxes may be uneven, a rank may hold several that have no element in common, and one that is
+    absent holds nothing.
     """
 
     shape: tuple[int, ...]
-    boxes: Mapping[int, Box] = field(default_factory=dict)
+    boxes: Mapping[int, tuple[Box, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         whole = Box.whole(self.shape)
-        for rank, box in self.boxes.items():
-            assert whole.contains(box) or not box.numel, f"rank {rank}: {box} outside {self.shape}"
+        for rank, boxes in self.boxes.items():
+            for n, box in enumerate(boxes):
+                inside = whole.contains(box) or not box.numel
+                assert inside, f"rank {rank}: {box} outside {self.shape}"
+                twice = [other for other in boxes[:n] if box.intersect(other) is not None]
+                assert not twice, f"rank {rank}: {box} overlaps {twice}"
 
     def holders(self, box: Box) -> list[int]:
-        """Ranks, ascending, that hold every element of ``box``."""
-        return sorted(rank for rank, held in self.boxes.items() if held.contains(box))
+        """Ranks, ascending, that hold every element of ``box`` in one of theirs."""
+        return sorted(
+            rank for rank, boxes in self.boxes.items() if any(held.contains(box) for held in boxes)
+        )
+
+    def distinct(self) -> list[Box]:
+        """The boxes that some rank holds, each once, in order."""
+        return sorted({box for boxes in self.boxes.values() for box in boxes})
 
     def uncovered(self) -> list[Box]:
         """Boxes of the elements that no rank holds; empty for a complete tiling."""
         missing = [Box.whole(self.shape)]
-        for box in sorted(set(self.boxes.values())):
+        for box in self.distinct():
             missing = [part for piece in missing for part in piece.subtract(box)]
         return missing
+
+
+class Stored:
+    """Where the boxes of one rank are in the one local tensor that stores them.
+
+    Along each dimension the local tensor has the boxes' ranges one after the other, in the order
+    in which the boxes name them; the boxes are every combination of these ranges.
+    """
+
+    def __init__(self, boxes: Sequence[Box]) -> None:
+        assert boxes, "a rank that holds nothing stores nothing"
+        self.boxes = tuple(boxes)
+        self._starts: list[dict[tuple[int, int], int]] = []
+        sizes = []
+        for ranges in zip(*(zip(b.offset, b.size, strict=True) for b in boxes), strict=True):
+            starts: dict[tuple[int, int], int] = {}
+            end = 0
+            for offset, size in dict.fromkeys(ranges):
+                starts[offset, size] = end
+                end += size
+            self._starts.append(starts)
+            sizes.append(end)
+        assert prod(map(len, self._starts)) == len(set(boxes)) == len(boxes), f"no grid: {boxes}"
+        self.size = tuple(sizes)
+        """Shape of the local tensor."""
+
+    @staticmethod
+    def whole(shape: Sequence[int]) -> Stored:
+        """All of a tensor."""
+        return Stored([Box.whole(shape)])
+
+    @property
+    def numel(self) -> int:
+        """Elements of the local tensor."""
+        return prod(self.size)
+
+    def contains(self, box: Box) -> bool:
+        """Every element of ``box`` is in one of the rank's."""
+        return any(held.contains(box) for held in self.boxes)
+
+    def slices(self, box: Box) -> tuple[slice, ...]:
+        """Index of ``box``, which is inside one of the rank's, into the local tensor."""
+        holder = next((held for held in self.boxes if held.contains(box)), None)
+        assert holder is not None, f"{box} is in none of {self.boxes}"
+        ranges = zip(holder.offset, holder.size, strict=True)
+        starts = [of[key] for of, key in zip(self._starts, ranges, strict=True)]
+        low = [s + a - b for s, a, b in zip(starts, box.offset, holder.offset, strict=True)]
+        return tuple(slice(o, o + n) for o, n in zip(low, box.size, strict=True))
 
 
 class Move(NamedTuple):
@@ -67,12 +127,15 @@ def moves(
     assert source.shape == target.shape, f"shapes differ: {source.shape}, {target.shape}"
     result: list[Move] = []
     for dst, wanted in sorted(target.boxes.items()):
-        missing = [wanted] if wanted.numel else []
+        missing = [box for box in wanted if box.numel]
         near = sorted(source.boxes, key=lambda src: (src != dst, distance(src, dst), src))
         for src in near:
-            found = [(box, box.intersect(source.boxes[src])) for box in missing]
-            result += [Move(src, dst, common) for _, common in found if common is not None]
-            missing = [part for box, common in found for part in _rest(box, common)]
+            if not missing:
+                break
+            for given in source.boxes[src]:
+                found = [(box, box.intersect(given)) for box in missing]
+                result += [Move(src, dst, common) for _, common in found if common is not None]
+                missing = [part for box, common in found for part in _rest(box, common)]
         if missing:
             raise ValueError(f"no rank holds {missing[0]} of shape {source.shape}")
     return sorted(result, key=lambda move: (move.dst, move.src, move.box))
@@ -96,7 +159,7 @@ def refine(tiling: Tiling) -> list[Piece]:
     the overlap, so a reduction over each piece's ranks adds every element exactly once.
     """
     pieces: list[Box] = []
-    for box in sorted(set(tiling.boxes.values())):
+    for box in tiling.distinct():
         if box.numel:
             pieces = _split(pieces, box)
     return sorted(Piece(box, tuple(tiling.holders(box))) for box in pieces)
@@ -116,6 +179,13 @@ def _split(pieces: Iterable[Box], new: Box) -> list[Box]:
 def split_evenly(total: int, parts: int) -> list[int]:
     """Sizes of ``parts`` consecutive shares of ``total``; the first ones get the remainder."""
     return split_by_weight(total, [1] * parts)
+
+
+def part_of(size: int, parts: int, number: int) -> range:
+    """The ``number``-th of ``parts`` consecutive, as even as possible parts of ``size``."""
+    sizes = split_evenly(size, parts)
+    start = sum(sizes[:number])
+    return range(start, start + sizes[number])
 
 
 def split_by_weight(total: int, weights: Sequence[int]) -> list[int]:

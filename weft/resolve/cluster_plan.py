@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from weft.axes.registry import check_mesh
 from weft.cluster.cluster import Cluster, Node
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import PLAN_WAYS
 from weft.config.tree import Origin, origin_of
-from weft.models.registry import FAMILIES, model_spec
-from weft.parallel.tensor.split import check_tp
+from weft.models.registry import FAMILIES, layout_of, model_spec
+from weft.plan.layout import dims_of
 from weft.plan.plan import Plan
 from weft.planner.options import Options
 from weft.planner.search.choice import device_of
@@ -132,9 +133,10 @@ def _given(loaded: Loaded, cluster: ClusterView, workload: Workload) -> Plan | N
     samples = loaded.config.batch.samples or plan.global_batch
     num_layers = workload.spec.num_layers
     validate_plan(plan, num_layers=num_layers, global_batch=samples, elsewhere=True)
+    dims = dims_of(layout_of(workload.spec).values())
     for p, s, stage in plan.stages():
         where = f"pipelines[{p}].stages[{s}]"
-        check_tp(workload.spec, stage.mesh.size("tp"), f"{where}.mesh.tp")
+        check_mesh(dims, stage.mesh, f"{where}.mesh")
         names = sorted({cluster.pool_of(rank).chip.name for rank in stage.mesh.ranks})
         if len(names) > 1:
             hint = "Cut stages where the cluster's kinds of chips meet."

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from weft.axes.registry import check_mesh
 from weft.cluster.cluster import Cluster
 from weft.config.batch import derive_batch
 from weft.config.check import flat
@@ -17,8 +18,8 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import Config, PipelineConfig, PlanConfig, StageConfig
 from weft.config.tree import COMMAND_LINE
-from weft.models.registry import model_spec, param_specs
-from weft.parallel.tensor.split import check_tp
+from weft.models.registry import layout_of, model_spec, param_specs
+from weft.plan.layout import dims_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, StagePlan
 from weft.planner.sharing import refuse_idle_zero
@@ -189,8 +190,9 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     samples = config.batch.samples or plan.global_batch
     validate_plan(plan, num_layers=spec.num_layers, global_batch=samples)
     refuse_idle_zero(plan, tied=any(param.also for param in param_specs(spec)))
+    dims = dims_of(layout_of(spec).values())
     for p, s, stage in plan.stages():
-        check_tp(spec, stage.mesh.size("tp"), f"pipelines[{p}].stages[{s}].mesh.tp")
+        check_mesh(dims, stage.mesh, f"pipelines[{p}].stages[{s}].mesh")
 
 
 def _devices(

@@ -12,27 +12,27 @@ from weft.comm.comm import Comm
 from weft.config.sections import OptimConfig
 from weft.memory.recompute import Recomputed
 from weft.models.decoder import Decoder
-from weft.models.registry import FAMILIES, build_model
+from weft.models.registry import FAMILIES, build_model, module_names
 from weft.nn.init import initial_values
 from weft.optim.adamw import build_adamw
+from weft.parallel.apply import apply_layout, refuse_strangers, shrink_params
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import (
     LocalParam,
     held_pieces,
     param_tilings,
     reduction_groups,
-    tensor_groups,
 )
 from weft.parallel.pipeline.deferred import WeightWork, defer_linears
 from weft.parallel.pipeline.executor import Executor, MicroBatch, Stage
 from weft.parallel.pipeline.passes import InPasses
 from weft.parallel.pipeline.seam import channels
+from weft.parallel.runtimes import axis_groups
 from weft.parallel.sharding import Attendance, Unit, gather_in_time
-from weft.parallel.tensor.apply import apply_layout, shrink_params
-from weft.parallel.tensor.sequence import TensorGroup
 from weft.plan.box import Box
 from weft.plan.model import ModelSpec, ParamSpec
 from weft.plan.plan import Plan, Seat, StagePlan
+from weft.plan.tiling import Stored
 from weft.precision.roles import PRECISIONS
 from weft.schedules.registry import splits_backward
 from weft.train.engine import Engine
@@ -74,25 +74,25 @@ def build(
     specs = FAMILIES[spec.family].param_specs(spec)
     tilings = param_tilings(plan, spec)
     pieces = held_pieces(plan, specs, tilings)
-    comm.open_groups([*tensor_groups(plan), *reduction_groups(pieces)])
+    comm.open_groups([*axis_groups(plan), *reduction_groups(pieces)])
     comm.open_gathering(reduction_groups(pieces, sharded=True))
     comm.open_channels(channels(plan))
-    boxes = {n: t.boxes[comm.rank] for n, t in tilings.items() if comm.rank in t.boxes}
+    stored = {n: Stored(t.boxes[comm.rank]) for n, t in tilings.items() if comm.rank in t.boxes}
     hollow = {name for name, cut in pieces.items() if any(held.level == 3 for held in cut)}
-    stages = {n: _stage(spec, seat, n, boxes, hollow, comm.device) for n in seat.stages}
+    stages = {n: _stage(spec, seat, n, stored, hollow, comm.device) for n in seat.stages}
     gradients = Gradients(
-        local_params(list(stages.values()), specs, boxes),
+        local_params(list(stages.values()), specs, stored),
         pieces,
         comm,
         precision=PRECISIONS[seat.stage_plan.precision],
         overlap=overlap,
         rounds=seat.pipeline_plan.num_microbatches,
     )
+    layout = FAMILIES[spec.family].layout(spec)
+    refuse_strangers(layout, module_names(spec))
     work = WeightWork() if splits_backward(seat.pipeline_plan.schedule) else None
     for number, model in stages.items():
-        if seat.stage_plan.mesh.size("tp") > 1:
-            group = TensorGroup(comm, seat.group("tp"), seq_len)
-            apply_layout(model, FAMILIES[spec.family].layout(spec), boxes, group)
+        apply_layout(model, layout, seat, comm, sizes={"seq": seq_len})
         _apply(model, seat.pipeline_plan.stages[number], work)
     attendances = _gather_in_time(stages, gradients)
     scale = float(plan.global_batch * seq_len)
@@ -123,7 +123,7 @@ def _stage(
     spec: ModelSpec,
     seat: Seat,
     number: int,
-    boxes: Mapping[str, Box],
+    stored: Mapping[str, Stored],
     hollow: Set[str],
     device: torch.device,
 ) -> Decoder:
@@ -136,7 +136,7 @@ def _stage(
             embed=seat.holds_embedding(number),
             head=seat.holds_head(number),
         )
-    shrink_params(model, boxes)
+    shrink_params(model, stored)
     buffers = [name for name, _ in model.named_buffers()]
     assert not buffers, f"a buffer would be left without values: {buffers}"
     for name, param in list(model.named_parameters()):
@@ -150,7 +150,7 @@ def _stage(
 
 
 def local_params(
-    modules: Sequence[nn.Module], specs: Sequence[ParamSpec], boxes: Mapping[str, Box]
+    modules: Sequence[nn.Module], specs: Sequence[ParamSpec], stored: Mapping[str, Stored]
 ) -> list[LocalParam]:
     """The parameters these modules hold, by logical name, in forward order.
 
@@ -166,7 +166,7 @@ def local_params(
                 owner, _, leaf = name.rpartition(".")
                 module.get_submodule(owner).register_parameter(leaf, first.param)
             else:
-                found[name] = LocalParam(by_name[name], boxes[name], param)
+                found[name] = LocalParam(by_name[name], stored[name], param)
     return list(found.values())
 
 

@@ -60,7 +60,7 @@ class Run:
     def counts_data(self) -> bool:
         """This rank is the one that speaks for its samples: others of its pipeline share them."""
         seat = self.plan.seat(self.comm.rank)
-        return 0 in seat.stages and seat.stage_plan.mesh.coordinate(seat.rank)["tp"] == 0
+        return 0 in seat.stages and seat.counts_samples
 
     def microbatches(self, batch: Batch, step: int) -> list[MicroBatch | None]:
         sizes = [len(part) for part in self.plan.seat(self.comm.rank).microbatches()]

@@ -16,17 +16,17 @@ from weft.comm.join import join
 from weft.models.decoder import Decoder
 from weft.nn.context import Context
 from weft.parallel.gradients import Gradients
-from weft.parallel.params import held_pieces, reduction_groups, tensor_groups
+from weft.parallel.params import held_pieces, reduction_groups
 from weft.parallel.pipeline.deferred import WeightWork
 from weft.parallel.pipeline.executor import Executor, MicroBatch
 from weft.parallel.pipeline.seam import channels
+from weft.parallel.runtimes import axis_groups
 from weft.parallel.sharding import Unit, gather_in_time
-from weft.parallel.tensor.split import part_of
 from weft.plan.box import Box
 from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import Plan, Seat
-from weft.plan.tiling import Tiling
+from weft.plan.tiling import Stored, Tiling, part_of
 from weft.precision.roles import PRECISIONS
 from weft.schedules.registry import splits_backward
 from weft.simulate.times import StageTimes
@@ -173,13 +173,13 @@ def _gradients(job: VirtualJob, stages: Mapping[int, VirtualStage], comm: Virtua
         init = Init("zeros")
         specs.append(ParamSpec(name=name, shape=(numel,), part=number, init=init, decay=False))
         held = [s.mesh for _, _, s in job.plan.stages() if number in range(*s.layers)]
-        boxes = {rank: _part(mesh, rank, numel) for mesh in held for rank in mesh.ranks}
+        boxes = {rank: (_part(mesh, rank, numel),) for mesh in held for rank in mesh.ranks}
         tilings[name] = Tiling((numel,), boxes)
     pieces = held_pieces(job.plan, specs, tilings)
-    comm.open_groups([*tensor_groups(job.plan), *reduction_groups(pieces)])
+    comm.open_groups([*axis_groups(job.plan), *reduction_groups(pieces)])
     comm.open_gathering(reduction_groups(pieces, sharded=True))
     comm.open_channels(channels(job.plan))
-    mine = {n: t.boxes[comm.rank] for n, t in tilings.items() if comm.rank in t.boxes}
+    mine = {n: Stored(t.boxes[comm.rank]) for n, t in tilings.items() if comm.rank in t.boxes}
     return Gradients(
         local_params(list(stages.values()), specs, mine),
         pieces,

@@ -10,6 +10,7 @@ from weft.nn.attention import Attention
 from weft.nn.context import Context, attention_mask
 from weft.nn.dropout import Dropout
 from weft.nn.feed_forward import GeluMLP
+from weft.nn.losses import LinearCrossEntropy
 
 
 class GPT2Block(nn.Module):
@@ -65,6 +66,7 @@ class GPT2(Decoder):
         self.embed_dropout = Dropout(spec.dropout, site=0)
         self.layers = nn.ModuleDict({str(i): GPT2Block(spec, i) for i in held})
         self.norm = nn.LayerNorm(d_model, spec.norm_eps) if head else None
+        self.cross_entropy = LinearCrossEntropy()
         own_head = head and not spec.tied
         self.head = nn.Linear(d_model, vocab_size, bias=False) if own_head else None
 

@@ -1,47 +1,44 @@
-"""Tensor- and sequence-parallel layout of Llama (arXiv 1909.08053, 2205.05198). No torch.
-
-Between modules activations are sharded on ``seq``; each sub-block gathers them once, splits its
-heads or hidden channels, and scatters its sum back.
-"""
+"""The logical dimensions of a Llama's tensors, module by module. No torch."""
 
 from __future__ import annotations
 
+from weft.models.decoder_dims import DecoderDims
 from weft.models.decoder_spec import DecoderSpec
-from weft.plan.layout import Layout, Replicate, Shard
+from weft.plan.layout import Dim, Layout
 
 
 def layout(spec: DecoderSpec) -> dict[str, Layout]:
     """Module name -> layout, for every module that holds parameters or changes activations."""
-    seq, whole = Shard(1), Replicate()
-    result = {"embed": Layout(params={"weight": Shard(0)}, takes=whole, gives=seq)}
+    dims = DecoderDims.of(spec)
+    result = dims.ends(tied=spec.tied)
+    block = _block_layout(spec, dims)
     for layer in range(spec.num_layers):
-        prefix = f"layers.{layer}."
-        result |= {prefix + name: entry for name, entry in _block_layout(spec).items()}
-    result["norm"] = Layout(params={"weight": whole})
-    if not spec.tied:
-        result["head"] = Layout(params={"weight": Shard(0)}, takes=whole)
+        result |= {f"layers.{layer}.{name}": entry for name, entry in block.items()}
+    result["norm"] = Layout(params={"weight": (dims.d_model,)})
     return result
 
 
-def _block_layout(spec: DecoderSpec) -> dict[str, Layout]:
-    seq, whole = Shard(1), Replicate()
-    names = ("weight", "bias") if spec.qkv_bias else ("weight",)
-    queries = dict.fromkeys(names, Shard(0, "head"))
-    keys = dict.fromkeys(names, Shard(0, "kv_head"))
-    norm = Layout(params={"weight": whole})
+def _block_layout(spec: DecoderSpec, dims: DecoderDims) -> dict[str, Layout]:
+    d_model, d_ff, heads, kv_heads = dims.d_model, dims.d_ff, dims.heads, dims.kv_heads
+    queries: dict[str, tuple[Dim, ...]] = {"weight": (heads, d_model)}
+    keys: dict[str, tuple[Dim, ...]] = {"weight": (kv_heads, d_model)}
+    if spec.qkv_bias:
+        queries["bias"], keys["bias"] = (heads,), (kv_heads,)
+    norm = Layout(params={"weight": (d_model,)})
     result = {
         "attn_norm": norm,
-        "attn": Layout(takes=whole),  # one gather for q, k and v
+        "attn": Layout(takes={0: dims.enters}),  # once for q, k and v
         "attn.q": Layout(params=queries),
         "attn.k": Layout(params=keys),
         "attn.v": Layout(params=keys),
-        "attn.o": Layout(params={"weight": Shard(1, "head")}, gives=seq),
+        "attn.o": Layout(params={"weight": (d_model, heads)}, sums=heads, gives=dims.leaves),
         "ff_norm": norm,
-        "ff": Layout(takes=whole),  # one gather for gate and up
-        "ff.gate": Layout(params={"weight": Shard(0)}),
-        "ff.up": Layout(params={"weight": Shard(0)}),
-        "ff.down": Layout(params={"weight": Shard(1)}, gives=seq),
+        "ff": Layout(takes={0: dims.enters}),  # once for gate and up
+        "ff.gate": Layout(params={"weight": (d_ff, d_model)}),
+        "ff.up": Layout(params={"weight": (d_ff, d_model)}),
+        "ff.down": Layout(params={"weight": (d_model, d_ff)}, sums=d_ff, gives=dims.leaves),
     }
     if spec.qk_norm:
-        result |= {"attn.q_norm": norm, "attn.k_norm": norm}
+        head_norm = Layout(params={"weight": (dims.d_head,)})
+        result |= {"attn.q_norm": head_norm, "attn.k_norm": head_norm}
     return result

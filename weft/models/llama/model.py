@@ -9,6 +9,7 @@ from weft.models.decoder_spec import DecoderSpec
 from weft.nn.attention import Attention
 from weft.nn.context import Context, attention_mask
 from weft.nn.feed_forward import SwiGLU
+from weft.nn.losses import LinearCrossEntropy
 from weft.nn.norm import RMSNorm
 from weft.nn.rope import Rotation, rotation
 
@@ -59,6 +60,7 @@ class Llama(Decoder):
         self.embed = nn.Embedding(spec.vocab_size, spec.d_model) if table else None
         self.layers = nn.ModuleDict({str(i): LlamaBlock(spec) for i in held})
         self.norm = RMSNorm(spec.d_model, spec.norm_eps) if head else None
+        self.cross_entropy = LinearCrossEntropy()
         own_head = head and not spec.tied
         self.head = nn.Linear(spec.d_model, spec.vocab_size, bias=False) if own_head else None
 

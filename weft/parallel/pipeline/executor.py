@@ -111,7 +111,7 @@ class Executor:
         self._training = _Work.of(schedule, seat.position)
         self._evaluation = _Work.of(forwards, seat.position)
         self._dtype = PRECISIONS[seat.stage_plan.precision].compute.dtype
-        self._counts_loss = seat.stage_plan.mesh.coordinate(seat.rank)["tp"] == 0
+        self._counts_loss = seat.counts_samples
         last = len(seat.pipeline_plan.stages) - 1
         self._seams: dict[int, Seam] = {}
         for stage in range(last):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from weft.axes.held import tiling
 from weft.comm.channel import Channel
 from weft.comm.comm import Comm, Finish
-from weft.parallel.tensor.split import part_of
 from weft.plan.box import Box
+from weft.plan.layout import SAMPLES, Dim
 from weft.plan.plan import PipelinePlan, Plan
-from weft.plan.tiling import Move, Tiling, moves
+from weft.plan.tiling import Move, Stored, Tiling, moves
 from weft.precision.roles import PRECISIONS
 
 Way = Literal["F", "B"]
@@ -26,19 +27,13 @@ def activation_tiling(
 ) -> Tiling:
     """Where a stage's input or output of one microbatch lies, ``[batch, *shape]``.
 
-    Data-parallel ranks hold parts of the batch, tensor-parallel ranks parts of the dimension
-    after it, which is the sequence of a decoder.
+    The dimension after the samples is the sequence of a decoder.
     """
     size = min(pipeline.microbatch, pipeline.samples - microbatch * pipeline.microbatch)
+    names = ("seq", *("channels" for _ in shape[1:]))
+    dims = [Dim(name=name, size=length) for name, length in zip(names, shape, strict=True)]
     mesh = pipeline.stages[stage].mesh
-    tp = mesh.size("tp")
-    boxes = {}
-    for rank, batch in pipeline.split(stage, microbatch).items():
-        parts = [batch, *(range(length) for length in shape)]
-        if tp > 1:
-            parts[1] = part_of(shape[0], tp, mesh.coordinate(rank)["tp"])
-        boxes[rank] = Box(tuple(p.start for p in parts), tuple(len(p) for p in parts))
-    return Tiling((size, *shape), boxes)
+    return tiling([replace(SAMPLES, size=size), *dims], "stream", mesh)
 
 
 def channel(pipeline: PipelinePlan, stage: int, way: Way) -> Channel:
@@ -60,9 +55,9 @@ def channels(plan: Plan) -> Iterator[Channel]:
 class _Route:
     """One rank's part in carrying one microbatch over the border, one way."""
 
-    held: Box | None
+    held: Stored | None
     """What this rank's side of the border gives; None: it is on the other side."""
-    wanted: Box | None
+    wanted: Stored | None
     going: tuple[Move, ...]
     coming: tuple[Move, ...]
 
@@ -104,7 +99,7 @@ class Seam:
         assert route.held is not None, f"rank {self._comm.rank} has nothing to send {way}"
         parts = []
         for move in route.going:
-            part = tensor[move.box.within(route.held).slices()].to(self._dtype)
+            part = tensor[route.held.slices(move.box)].to(self._dtype)
             if move.dst == self._comm.rank:
                 self._kept[way, microbatch, move.box] = part
             else:
@@ -144,7 +139,7 @@ class Seam:
             return parts[0][1]
         result = torch.empty(route.wanted.size, dtype=self._dtype, device=self._comm.device)
         for box, part in parts:
-            result[box.within(route.wanted).slices()] = part
+            result[route.wanted.slices(box)] = part
         return result
 
     def release(self, way: Way, microbatch: int) -> None:
@@ -178,8 +173,8 @@ class Seam:
             travelling = [Move(dst, src, box) for src, dst, box in travelling]
         rank = self._comm.rank  # both ends keep the order of this list
         return _Route(
-            held=source.boxes.get(rank),
-            wanted=target.boxes.get(rank),
+            held=Stored(source.boxes[rank]) if rank in source.boxes else None,
+            wanted=Stored(target.boxes[rank]) if rank in target.boxes else None,
             going=tuple(move for move in travelling if move.src == rank),
             coming=tuple(move for move in travelling if move.dst == rank),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from weft.parallel.tensor.sequence import TensorGroup
+from weft.nn.losses import LinearCrossEntropy
+from weft.parallel.runtime import AxisGroup, Change, SplitForm, Sum
 
 CHUNK_TOKENS = 1024
 """Tokens whose logits are made at once, on each rank its part of the vocabulary. Their
@@ -17,51 +19,52 @@ probabilities are kept for backward, in fp32 (fp64 in fp64): ``[tokens, own voca
 
 
 class RowLinear(nn.Module):
-    """A linear layer split along its input: products are summed and scattered, then the bias."""
+    """A linear layer split along its input: terms are made complete, then comes the bias."""
 
-    def __init__(self, linear: nn.Linear, group: TensorGroup) -> None:
+    def __init__(self, linear: nn.Linear, complete: Change) -> None:
         super().__init__()
         self.bias = linear.bias
         linear.register_parameter("bias", None)
         self.product = linear
-        self._group = group
+        self._complete = complete
 
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, seq, own d_in]`` to ``[batch, own seq, d_out]``."""
-        y = self._group.scatter_sum(self.product(x))
+        y = self._complete(self.product(x))
         return y if self.bias is None else y + self.bias
 
 
 class VocabEmbedding(nn.Module):
     """An embedding split along the vocabulary: tokens of other ranks' parts give zeros."""
 
-    def __init__(self, embedding: nn.Embedding, first: int, group: TensorGroup) -> None:
+    def __init__(self, embedding: nn.Embedding, first: int, complete: Change) -> None:
         super().__init__()
         self.weight = embedding.weight
         self._first = first
-        self._group = group
+        self._complete = complete
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``[batch, seq]`` to ``[batch, own seq, d_model]``."""
         local = tokens - self._first
         ours = (local >= 0) & (local < self.weight.shape[0])
         found = F.embedding(local.where(ours, 0), self.weight)
-        return self._group.scatter_sum(found * ours[..., None])
+        return self._complete(found * ours[..., None])
 
 
-class VocabCrossEntropy:
+class VocabCrossEntropy(nn.Module):
     """``linear_cross_entropy`` of a head split along the vocabulary. No logits are gathered.
 
-    ``hidden`` ``[batch, own seq, d_model]`` and ``weight`` ``[own vocab, d_model]`` are this rank's
-    parts, ``targets`` and ``weights`` ``[batch, seq]`` whole; every rank gets the whole sum.
+    ``weight`` ``[own vocab, d_model]`` is this rank's part, ``hidden`` ``[batch, seq, d_model]``,
+    ``targets`` and ``weights`` ``[batch, seq]`` are whole; every rank gets the whole sum.
     """
 
-    def __init__(self, first: int, group: TensorGroup) -> None:
+    def __init__(self, first: int, group: AxisGroup) -> None:
+        super().__init__()
         self._first = first
         self._group = group
 
-    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        whole = self._group.gather(hidden).flatten(0, 1)  # [tokens, d_model]
+    def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        whole = hidden.flatten(0, 1)  # [tokens, d_model]
         local = (targets - self._first).reshape(-1)
         total = whole.new_zeros((), dtype=_wide(whole))
         for low in range(0, len(whole), CHUNK_TOKENS):
@@ -80,7 +83,7 @@ class _VocabLosses(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, local: Tensor, group: TensorGroup) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, local: Tensor, group: AxisGroup) -> Tensor:
         logits = logits.to(_wide(logits))
         largest = logits.amax(-1)
         group.comm.all_reduce(largest, name="vocab max", group=group.ranks, largest=True)
@@ -106,3 +109,25 @@ class _VocabLosses(torch.autograd.Function):
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _row_linear(module: nn.Module, total: Sum) -> nn.Module:
+    assert isinstance(module, nn.Linear) and total.complete is not None, f"{module} gives a term"
+    return RowLinear(module, total.complete)
+
+
+def _vocab_embedding(module: nn.Module, total: Sum) -> nn.Module:
+    assert isinstance(module, nn.Embedding) and total.complete is not None, f"{module} gives a term"
+    return VocabEmbedding(module, total.first, total.complete)
+
+
+def _vocab_cross_entropy(_module: nn.Module, total: Sum) -> nn.Module:
+    """It adds up what it needs by itself."""
+    return VocabCrossEntropy(total.first, total.group)
+
+
+SPLIT_FORMS: Mapping[type[nn.Module], SplitForm] = {
+    nn.Linear: _row_linear,
+    nn.Embedding: _vocab_embedding,
+    LinearCrossEntropy: _vocab_cross_entropy,
+}

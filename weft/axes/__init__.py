@@ -1,0 +1,1 @@
+"""What each axis of a mesh divides, and into what: data and arithmetic, one folder an axis."""

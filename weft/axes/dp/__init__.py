@@ -1,0 +1,1 @@
+"""Data parallelism: ranks that compute different samples."""

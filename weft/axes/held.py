@@ -1,0 +1,123 @@
+"""Which elements of a tensor each rank of a mesh holds: every axis divides what is left to it.
+
+The only place where axes come together. Two of them may divide one dimension, or two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+from weft.axes.axis import Axis
+from weft.axes.registry import AXES
+from weft.plan.box import Box
+from weft.plan.layout import Dim, Form
+from weft.plan.mesh import Mesh
+from weft.plan.placement import Partial, Placement, Replicate, Shard
+from weft.plan.tiling import Tiling
+
+Ranges = tuple[range, ...]
+"""Elements along one dimension in the order in which a rank stores them; at least one range, and
+an empty one only where it is alone."""
+
+
+def held(
+    dims: Sequence[Dim],
+    form: Form,
+    mesh: Mesh,
+    position: Mapping[str, int],
+    axes: Mapping[str, Axis] = AXES,
+) -> tuple[Ranges, ...]:
+    """What the rank at a position of a mesh holds of each dimension of a tensor."""
+    for axis in axes.values():
+        _divided_by(axis, dims, form)
+    return tuple(_along(dim, form, mesh, position, axes) for dim in dims)
+
+
+def boxes_of(ranges: Sequence[Ranges]) -> tuple[Box, ...]:
+    """The boxes of what is held along each dimension, in row-major order."""
+    return tuple(
+        Box(tuple(part.start for part in parts), tuple(len(part) for part in parts))
+        for parts in product(*ranges)
+    )
+
+
+def tiling(dims: Sequence[Dim], form: Form, mesh: Mesh, axes: Mapping[str, Axis] = AXES) -> Tiling:
+    """Where a tensor lies on a mesh."""
+    known: dict[tuple[int, ...], tuple[Box, ...]] = {}
+    names = [n for n, axis in axes.items() if any(axis.divides(dim, form) for dim in dims)]
+    boxes = {}
+    for rank in mesh.ranks:
+        position = mesh.coordinate(rank)
+        key = tuple(position[name] for name in names)
+        if key not in known:
+            known[key] = boxes_of(held(dims, form, mesh, position, axes))
+        boxes[rank] = known[key]
+    return Tiling(tuple(dim.size for dim in dims), boxes)
+
+
+def placement(dims: Sequence[Dim], form: Form, axis: Axis, sums: Dim | None = None) -> Placement:
+    """How a tensor lies along an axis; ``sums``: the dimension that was added up to make it."""
+    if sums is not None and axis.divides(sums, "inner"):
+        return Partial()
+    divided = _divided_by(axis, dims, form)
+    return Replicate() if divided is None else Shard(divided)
+
+
+def _divided_by(axis: Axis, dims: Sequence[Dim], form: Form) -> int | None:
+    """The number of the one dimension that an axis divides: two would leave out most elements."""
+    divided = [number for number, dim in enumerate(dims) if axis.divides(dim, form)]
+    assert len(divided) <= 1, f"{axis.name} divides several dimensions of {dims}"
+    return divided[0] if divided else None
+
+
+def _along(
+    dim: Dim, form: Form, mesh: Mesh, position: Mapping[str, int], axes: Mapping[str, Axis]
+) -> Ranges:
+    mine: Ranges = (range(dim.size),)
+    left = dim
+    for name, axis in axes.items():
+        if mesh.size(name) > 1 and axis.divides(dim, form):
+            part = axis.part(left, mesh.size(name), position[name])
+            mine = _inside(mine, part)
+            left = _rest(left, sum(map(len, mine)))
+    return mine
+
+
+def _rest(dim: Dim, size: int) -> Dim:
+    """What is left of a dimension to be divided further: whole groups, or units of one."""
+    if not dim.groups:
+        return replace(dim, size=size)
+    group = dim.size // dim.groups
+    if size % group == 0:
+        return replace(dim, size=size, groups=size // group)
+    return replace(dim, size=size, groups=1, units=size * dim.units // group)
+
+
+def _inside(outer: Ranges, inner: Ranges) -> Ranges:
+    """Ranges that count the elements of ``outer`` in order -> those of the whole dimension."""
+    found = [part for wanted in inner for part in _cut(outer, wanted)]
+    return tuple(_joined(part for part in found if part)) or (found[0],)
+
+
+def _cut(outer: Ranges, wanted: range) -> Iterator[range]:
+    start = 0
+    for part in outer:
+        low, high = max(wanted.start - start, 0), min(wanted.stop - start, len(part))
+        yield part[low : max(low, high)]
+        start += len(part)
+
+
+def _joined(parts: Iterable[range]) -> Iterator[range]:
+    """Neighbours that follow one another, as one."""
+    last: range | None = None
+    for part in parts:
+        if last is not None and last.stop == part.start:
+            last = range(last.start, part.stop)
+            continue
+        if last is not None:
+            yield last
+        last = part
+    if last is not None:
+        yield last

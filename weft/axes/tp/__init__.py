@@ -1,0 +1,1 @@
+"""Tensor parallelism with sequence parallelism (arXiv 1909.08053, 2205.05198)."""

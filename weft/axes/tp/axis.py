@@ -1,0 +1,47 @@
+"""Tensor parallelism in one dimension, with sequence parallelism between modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from weft.axes.axis import Axis
+from weft.axes.parts import consecutive, divisible
+from weft.config.errors import ConfigError
+from weft.plan.layout import Dim, Form
+
+_WIDTHS = frozenset({"heads", "kv_heads", "d_ff", "vocab"})
+_DIVIDED: Mapping[Form, frozenset[str]] = {
+    "param": _WIDTHS,
+    "inner": _WIDTHS,
+    "stream": frozenset({"seq"}),
+}
+
+
+class TensorParallel(Axis):
+    """Divides heads, hidden channels and the vocabulary inside modules, the sequence between."""
+
+    @property
+    def name(self) -> str:
+        return "tp"
+
+    def divides(self, dim: Dim, form: Form) -> bool:
+        return dim.name in _DIVIDED[form]
+
+    def part(self, dim: Dim, ways: int, position: int) -> tuple[range, ...]:
+        return (consecutive(dim, ways, position),)
+
+    def allows(self, dims: Iterable[Dim], ways: int) -> bool:
+        return ways >= 1 and all(divisible(dim, ways) for dim in self._divided(dims))
+
+    def check(self, dims: Iterable[Dim], ways: int, key: str) -> None:
+        divided = self._divided(dims)
+        if self.allows(divided, ways):
+            return
+        most = min(dim.num_groups * dim.units for dim in divided if not dim.shared)
+        allowed = [n for n in range(1, most + 1) if self.allows(divided, n)]
+        words = sorted({dim.words for dim in divided if dim.words})
+        hint = f"The model's {', and its '.join(words)}." if words else ""
+        raise ConfigError(key, ways, f"one of {', '.join(map(str, allowed))}", hint)
+
+    def _divided(self, dims: Iterable[Dim]) -> list[Dim]:
+        return [dim for dim in dims if any(self.divides(dim, form) for form in _DIVIDED)]

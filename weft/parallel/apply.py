@@ -1,0 +1,156 @@
+"""Apply a family's layout to one stage's modules: the one applier, for every axis."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.axes.axis import Axis
+from weft.axes.held import Ranges, held, placement
+from weft.axes.registry import AXES
+from weft.comm.comm import Comm
+from weft.config.errors import ConfigError
+from weft.parallel.runtime import AxisGroup, Change, Lying, Runtime, Sum
+from weft.parallel.runtimes import RUNTIMES
+from weft.plan.layout import Dim, Edge, Form, Layout
+from weft.plan.placement import Shard
+from weft.plan.plan import Seat
+from weft.plan.tiling import Stored
+
+
+def shrink_params(model: nn.Module, stored: Mapping[str, Stored]) -> None:
+    """Let a module built on the meta device hold only this rank's boxes of each parameter."""
+    for name, param in list(model.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        local = torch.empty(stored[name].size, dtype=param.dtype, device=param.device)
+        model.get_submodule(owner).register_parameter(leaf, nn.Parameter(local))
+
+
+def refuse_strangers(layout: Mapping[str, Layout], modules: Collection[str]) -> None:
+    """Every entry is about a module of the whole model; ``modules`` are their names.
+
+    Raises:
+        ConfigError: the first that is not.
+    """
+    for name in layout:
+        if name not in modules:
+            raise ConfigError("layout", name, "the name of a module of the model")
+
+
+def apply_layout(
+    model: nn.Module,
+    layout: Mapping[str, Layout],
+    seat: Seat,
+    comm: Comm,
+    *,
+    sizes: Mapping[str, int],
+    axes: Mapping[str, Axis] = AXES,
+    runtimes: Mapping[str, Runtime] = RUNTIMES,
+) -> None:
+    """Let activations change where the layout says so, and modules compute with what they hold.
+
+    Parameters keep their identity. ``sizes``: of the dimensions that the job chooses, by name.
+
+    Raises:
+        ConfigError: an axis has no way to make a change, or a module to compute with a part.
+    """
+    modules = dict(model.named_modules())
+    mesh = seat.stage_plan.mesh
+    for name, axis in axes.items():
+        if mesh.size(name) == 1:
+            continue
+        along = _Along(axis, AxisGroup(comm, name, seat.group(name)), seat, runtimes, axes, sizes)
+        for where, entry in layout.items():
+            if where in modules:
+                modules[where] = along.apply(model, where, modules[where], entry)
+
+
+@dataclass(frozen=True, slots=True)
+class _Along:
+    """The changes along one axis around one rank."""
+
+    axis: Axis
+    group: AxisGroup
+    seat: Seat
+    runtimes: Mapping[str, Runtime]
+    axes: Mapping[str, Axis]
+    sizes: Mapping[str, int]
+
+    def apply(self, model: nn.Module, where: str, module: nn.Module, entry: Layout) -> nn.Module:
+        """The module that stands in the model's place ``where`` from now on."""
+        if entry.sums is not None and self.axis.divides(entry.sums, "inner"):
+            module = self._split(module, where, entry, entry.sums)
+            owner, _, leaf = where.rpartition(".")
+            model.get_submodule(owner).register_module(leaf, module)
+        elif entry.gives is not None:
+            for change in self._change(entry.gives, f"{where}.gives"):
+                module.register_forward_hook(_after(change))
+        for place, edge in entry.takes.items():
+            for change in self._change(edge, f"{where}.takes[{place}]"):
+                module.register_forward_pre_hook(_before(change, place))
+        return module
+
+    def _split(self, module: nn.Module, where: str, entry: Layout, sums: Dim) -> nn.Module:
+        forms = self._runtime(where).split_forms
+        form = next((forms[kind] for kind in type(module).__mro__ if kind in forms), None)
+        if form is None:
+            known = ", ".join(kind.__name__ for kind in forms)
+            hint = f"It adds up over {sums.name}, of which each rank holds a part."
+            key = f"layout.{where}"
+            raise ConfigError(
+                key, type(module).__name__, f"a kind with a split form: {known}", hint
+            )
+        complete = None
+        if entry.gives is not None:
+            (complete,) = self._change(entry.gives, f"{where}.gives", sums)
+        first = self._held((sums,), "inner", self.group.position)[0][0].start
+        return form(module, Sum(self.group, first, complete))
+
+    def _change(self, edge: Edge, where: str, sums: Dim | None = None) -> Iterator[Change]:
+        """What the edge asks of this axis; nothing where the tensor lies alike before and after."""
+        before = self._lying(edge.dims, edge.before, sums)
+        after = self._lying(edge.dims, edge.after)
+        if before == after:
+            return
+        kinds = (type(before.placement), type(after.placement))
+        changes = self._runtime(where).changes
+        if kinds not in changes:
+            words = f"{before.placement} -> {after.placement} along {self.axis.name}"
+            known = [f"{old.__name__} -> {new.__name__}" for old, new in changes]
+            raise ConfigError(f"layout.{where}", words, f"one of {', '.join(known)}")
+        yield changes[kinds](self.group, before, after)
+
+    def _lying(self, dims: tuple[Dim, ...], form: Form, sums: Dim | None = None) -> Lying:
+        found = placement(dims, form, self.axis, sums)
+        if not isinstance(found, Shard):
+            return Lying(found)
+        every = [self._held(dims, form, n)[found.dim] for n in range(self.group.size)]
+        return Lying(found, tuple(sum(map(len, ranges)) for ranges in every))
+
+    def _held(self, dims: tuple[Dim, ...], form: Form, position: int) -> tuple[Ranges, ...]:
+        """What the rank at a position of the axis holds, beside this one on all other axes."""
+        sized = [replace(dim, size=self.sizes.get(dim.name, dim.size)) for dim in dims]
+        mesh = self.seat.stage_plan.mesh
+        place = {**mesh.coordinate(self.seat.rank), self.axis.name: position}
+        return held(sized, form, mesh, place, self.axes)
+
+    def _runtime(self, where: str) -> Runtime:
+        if self.axis.name not in self.runtimes:
+            known = " or ".join(self.runtimes)
+            raise ConfigError(f"layout.{where}", self.axis.name, f"an axis that runs: {known}")
+        return self.runtimes[self.axis.name]
+
+
+def _before(change: Change, place: int) -> Any:
+    def hook(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (*args[:place], change(args[place]), *args[place + 1 :])
+
+    return hook
+
+
+def _after(change: Change) -> Any:
+    return lambda _module, _args, result: change(result)
