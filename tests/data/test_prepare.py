@@ -1,15 +1,12 @@
-"""Preparing: the same whoever does the work, once, whole or not at all, never a hang."""
+"""Preparing: the same with any number of threads, once, whole or not at all, never a hang."""
 
 import json
-import multiprocessing
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import time
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -34,19 +31,19 @@ def files_of(data: Prepared) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in data.folder.iterdir() if p.name != "prepared.json"}
 
 
-@pytest.mark.parametrize(("tokenizer", "numbers"), [("bytes", (0, 1, 3)), ("bpe", (0, 2))])
-def test_the_number_of_processes_does_not_matter(
-    tmp_path: Path, tokenizer: str, numbers: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_number_of_threads_does_not_matter(tmp_path: Path, threads: int) -> None:
     path = big_jsonl(tmp_path / "x.jsonl", megabytes=3)
-    found = []
-    for processes in numbers:
-        settings = config(path, tmp_path / f"cache{processes}", tokenizer=tokenizer, vocab_size=300)
-        found.append(prepare(settings, 1, report=silent, processes=processes))
-    assert len(found[0].train.stores[0].shards) >= 3
-    for other in found[1:]:
-        assert other.fingerprint == found[0].fingerprint
-        assert files_of(other) == files_of(found[0])
+    here = prepared(path, tmp_path / "here", tokenizer="bpe", vocab_size=300)
+    assert len(here.train.stores[0].shards) >= 3
+    folder, cache = str(Path(__file__).parent), str(tmp_path / "there")
+    code = SCRIPT.format(folder=folder, path=str(path), cache=cache)
+    environment = os.environ | {"RAYON_NUM_THREADS": str(threads)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    there = prepared(path, tmp_path / "there", tokenizer="bpe", vocab_size=300)
+    assert not there.notes
+    assert there.fingerprint == here.fingerprint
+    assert files_of(there) == files_of(here)
 
 
 def test_tokens_are_the_text(tmp_path: Path) -> None:
@@ -92,7 +89,7 @@ def test_a_tokenizer_is_trained_on_so_much_text_at_most(
 ) -> None:
     monkeypatch.setattr("weft.data.build.TOKENIZER_BYTES", 1 << 20)
     settings = config(big_jsonl(tmp_path / "x.jsonl", 3), tmp_path / "cache", tokenizer="bpe")
-    data = prepare(settings, 1, report=silent, processes=0)
+    data = prepare(settings, 1, report=silent)
     assert any(re.fullmatch(r"data: the .* trained on 3\d% of the text", n) for n in data.notes)
     assert "of older sources" not in "".join(data.notes)
 
@@ -225,12 +222,11 @@ def test_the_fingerprint_is_of_the_content_alone(tmp_path: Path) -> None:
     assert found[0].fingerprint == found[1].fingerprint
 
 
-@pytest.mark.parametrize("processes", [0, 2])
-def test_progress_counts_up_to_all_of_it(tmp_path: Path, processes: int) -> None:
+def test_progress_counts_up_to_all_of_it(tmp_path: Path) -> None:
     path = big_jsonl(tmp_path / "x.jsonl")
     told: list[tuple[int, int, str]] = []
     settings = config(path, tmp_path / "cache", tokenizer="bpe", vocab_size=300)
-    prepare(settings, 1, report=lambda *args: told.append(args), processes=processes)
+    prepare(settings, 1, report=lambda *args: told.append(args))
     size = path.stat().st_size
     for stage in ("training the tokenizer", "tokenizing"):
         done = [count for count, _, text in told if text == stage]
@@ -238,59 +234,26 @@ def test_progress_counts_up_to_all_of_it(tmp_path: Path, processes: int) -> None
     assert {total for _, total, _ in told} == {size}
 
 
-def readers() -> list[BaseProcess]:
-    """Processes of the preparation that are alive."""
-    return [p for p in multiprocessing.active_children() if p.name.startswith("tokenize")]
-
-
-def test_a_worker_that_dies_is_an_error_within_seconds(tmp_path: Path) -> None:
-    path = big_jsonl(tmp_path / "x.jsonl", megabytes=8)
-    killed: list[int] = []
-
-    def kill_one(done: int, total: int, text: str) -> None:
-        workers = readers()
-        if text == "tokenizing" and not killed:
-            killed.append(workers[0].pid or 0)
-            os.kill(killed[0], signal.SIGKILL)
-
-    started = time.monotonic()
-    with pytest.raises(PrepareError) as caught:
-        prepare(config(path, tmp_path / "cache"), 1, report=kill_one, processes=2)
-    assert time.monotonic() - started < 10
-    assert re.fullmatch(
-        rf"a worker that tokenized x\.jsonl to x\.jsonl is gone: process {killed[0]} was ended by "
-        r"SIGKILL \(out of memory\?\)\. Nothing was kept; the same command tries again\.",
-        str(caught.value),
-    )
-    assert not readers()
-    assert [p.suffix for p in (tmp_path / "cache").iterdir()] == [".lock"]
-    assert prepare(config(path, tmp_path / "cache"), 1, report=silent, processes=2).train_tokens
-
-
-def test_a_bad_line_in_a_worker_is_the_same_error_as_here(tmp_path: Path) -> None:
+def test_a_bad_line_is_named(tmp_path: Path) -> None:
     path = big_jsonl(tmp_path / "x.jsonl")
     lines = path.read_text().splitlines(keepends=True)
     lines[-5] = "{broken\n"
     path.write_text("".join(lines))
-    errors = []
-    for processes in (0, 3):
-        with pytest.raises(ConfigError) as caught:
-            prepare(config(path, tmp_path / "cache"), 1, report=silent, processes=processes)
-        errors.append(str(caught.value))
-    assert errors[0] == errors[1]
-    assert f"{path}:{len(lines) - 4}: Expecting property name" in errors[0]
-    assert not readers()
+    with pytest.raises(ConfigError) as caught:
+        prepare(config(path, tmp_path / "cache"), 1, report=silent)
+    assert f"{path}:{len(lines) - 4}: Expecting property name" in str(caught.value)
+    assert [p.suffix for p in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
 SCRIPT = """
 import sys
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 sys.path.insert(0, {folder!r})
 from data_cases import config
 from weft.data.prepare import prepare
 told = []
-data = prepare(config({path!r}, Path({cache!r})), 1, report=lambda *args: told.append(args))
+settings = config({path!r}, Path({cache!r}), tokenizer="bpe", vocab_size=300)
+data = prepare(settings, 1, report=lambda *args: told.append(args))
 print(data.fingerprint, bool(told))
 """
 

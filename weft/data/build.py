@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,10 +9,8 @@ from weft.config.errors import ConfigError
 from weft.config.sections import DataConfig
 from weft.data.cache import FORMAT, TOKENIZER_FILE, Meta, Report, write_meta
 from weft.data.documents import choose_split, pieces
-from weft.data.encode import Encoded, Encoding, Job, make_jobs
+from weft.data.encode import Encoded, Encoding, Job, encode_job, make_jobs
 from weft.data.hashing import make_key
-from weft.data.pool import run_jobs
-from weft.data.processes import Context
 from weft.data.sources import Source
 from weft.data.splitting import Split
 from weft.data.tokenizer import (
@@ -27,8 +24,6 @@ from weft.data.tokenizer import (
 )
 from weft.data.tokens import TOKEN_TYPES, token_type
 
-_IN_PROCESS_BYTES = 4 << 20
-"""Less text than this is tokenized here: starting processes would take longer."""
 TOKENIZER_BYTES = 64 << 20
 """A tokenizer is trained on about this much text at most, taken from all over the sources."""
 
@@ -36,19 +31,10 @@ TOKENIZER_BYTES = 64 << 20
 class Builder:
     """Builds one cache folder. ``notes`` then says what a person should know of it."""
 
-    def __init__(
-        self,
-        config: DataConfig,
-        sources: Sequence[Source],
-        processes: int | None,
-        context: Context | None,
-        report: Report,
-    ) -> None:
+    def __init__(self, config: DataConfig, sources: Sequence[Source], report: Report) -> None:
         self.notes: list[str] = []
         self._config = config
         self._sources = sources
-        self._processes = processes
-        self._context = context
         self._report = report
         self._total = sum(file.size for source in sources for file in source.files)
 
@@ -57,7 +43,6 @@ class Builder:
 
         Raises:
             ConfigError: a source or the tokenizer cannot be used.
-            PrepareError: a worker process died.
         """
         self._report(0, self._total, "dividing the sources")
         splits = [choose_split(source, self._config.held_out) for source in self._sources]
@@ -72,12 +57,12 @@ class Builder:
         encoding = Encoding(
             sources=tuple(self._sources),
             splits=tuple(splits),
-            tokenizer_file=str(path),
-            end_id=tokenizer.end_id,
+            tokenizer=tokenizer,
             type_code=code,
-            folder=str(folder),
+            folder=folder,
         )
-        encoded = run_jobs(encoding, jobs, self._workers(jobs), self._context, self._tell())
+        tell = self._tell()
+        encoded = [encode_job(encoding, job, tell) for job in jobs]
         self._note_files(encoded)
         meta = Meta(
             format=FORMAT,
@@ -101,13 +86,6 @@ class Builder:
             self._report(done, self._total, "tokenizing")
 
         return tell
-
-    def _workers(self, jobs: Sequence[Job]) -> int:
-        if self._processes is not None:
-            return min(self._processes, len(jobs))
-        if self._total < _IN_PROCESS_BYTES:
-            return 0
-        return min(len(os.sched_getaffinity(0)), len(jobs))
 
     def _tokenizer(self, splits: Sequence[Split], jobs: Sequence[Job]) -> tuple[str, str]:
         """(text of the tokenizer.json, its end-of-document token)."""

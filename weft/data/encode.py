@@ -1,23 +1,18 @@
-"""Documents to token shards: one job after the other, in this process or in a worker."""
+"""Documents to token shards: one job after the other, each batch of texts in the threads of the
+tokenizer's own library."""
 
 from __future__ import annotations
 
-import json
-import os
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from weft.config.errors import ConfigError
 from weft.data.documents import Part, Piece, parts, pieces
-from weft.data.processes import ignore_interrupts, receive_or_end
 from weft.data.sources import Source
 from weft.data.splitting import STREAM_BYTES, Split
-from weft.data.tokenizer import Tokenizer, load_tokenizer
+from weft.data.tokenizer import Tokenizer
 from weft.data.tokens import TOKEN_TYPES, Tokens, TokenWriter
 
 SIDES = ("train", "held_out")
@@ -29,16 +24,15 @@ _BATCH_PIECES = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """All that jobs have in common; small, and picklable."""
+    """All that jobs have in common."""
 
     sources: tuple[Source, ...]
     splits: tuple[Split, ...]
     """One for each source."""
-    tokenizer_file: str
-    end_id: int
+    tokenizer: Tokenizer
     type_code: int
     """Megatron's code of the token type."""
-    folder: str
+    folder: Path
     """Where the shards go."""
 
 
@@ -66,7 +60,7 @@ class Shard:
 
 
 def make_jobs(sources: Sequence[Source]) -> list[Job]:
-    """Divide the sources into jobs of like size: by their sizes alone, not by who will do them.
+    """Divide the sources into jobs of like size, by their sizes alone.
 
     Raises:
         ConfigError: a file with rows cannot be opened.
@@ -104,12 +98,12 @@ class _Side:
     """One shard in the making."""
 
     def __init__(self, encoding: Encoding, job: Job, side: str) -> None:
-        self._end = [encoding.end_id]
+        self._end = [encoding.tokenizer.end_id]
         self._name = f"{job.source}-{side}-{job.number:05d}"
         self._source, self._side = job.source, side
         self._num_bytes = 0
         dtype = TOKEN_TYPES[encoding.type_code]
-        self.writer = TokenWriter(Path(encoding.folder) / self._name, dtype)
+        self.writer = TokenWriter(encoding.folder / self._name, dtype)
 
     def add(self, piece: Piece, tokens: Tokens) -> None:
         self.writer.add(tokens)
@@ -136,15 +130,12 @@ class _Side:
 class Encoded(NamedTuple):
     """What a job came to."""
 
-    number: int
     shards: list[Shard]
     lossy: list[str]
     """Names of files with bytes that are not UTF-8."""
 
 
-def encode_job(
-    encoding: Encoding, job: Job, tokenizer: Tokenizer, progress: Callable[[int], None]
-) -> Encoded:
+def encode_job(encoding: Encoding, job: Job, progress: Callable[[int], None]) -> Encoded:
     """Tokenize the documents of a job into its shards; ``progress`` gets bytes as they are done.
 
     Raises:
@@ -159,13 +150,13 @@ def encode_job(
             stack.enter_context(side.writer)
         for batch in _batches(source, job.parts, encoding.splits[job.source]):
             size = sum(len(piece.content) for _, piece in batch)
-            for piece, tokens in _encode(source, batch, tokenizer):
+            for piece, tokens in _encode(source, batch, encoding.tokenizer):
                 sides[piece.held_out].add(piece, tokens)
             lossy.update(name for name, piece in batch if piece.lossy)
             progress(min(size, left))
             left -= min(size, left)
     progress(left)
-    return Encoded(job.number, [side.shard() for side in sides], sorted(lossy))
+    return Encoded([side.shard() for side in sides], sorted(lossy))
 
 
 Named = tuple[str, Piece]
@@ -207,51 +198,3 @@ def _check_tokens(source: Source, tokens: Tokens, vocab_size: int) -> None:
             f"tokens of data.tokenizer, 0 to {vocab_size - 1}",
             f"It holds {tokens.min()} to {tokens.max()}. Name the tokenizer.json that made them.",
         )
-
-
-def work(inbox: Connection, outbox: Connection, encoding: Encoding) -> None:
-    """A worker process: does the jobs it is sent until its parent is done or gone.
-
-    Messages to the parent are JSON: {"bytes": n} as work goes on, and for every job one of
-    {"done": ...}, {"config_error": [key, value, expected, hint]}, {"error": traceback}.
-    """
-    ignore_interrupts()
-    # As many workers as cores: each does one thing at a time.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-    def send(**message: object) -> None:
-        outbox.send_bytes(json.dumps(message).encode())
-
-    try:
-        tokenizer = load_tokenizer(Path(encoding.tokenizer_file))
-        while True:
-            job = job_from_json(receive_or_end(inbox))
-            done = encode_job(encoding, job, tokenizer, lambda count: send(bytes=count))
-            send(done=encoded_to_json(done))
-    except ConfigError as error:
-        send(config_error=[error.key, str(error.value), error.expected, error.hint])
-    except BrokenPipeError:
-        return
-    except Exception:  # noqa: BLE001 - reported in full to the parent
-        send(error=traceback.format_exc())
-
-
-def job_to_json(job: Job) -> bytes:
-    """A job as bytes."""
-    return json.dumps(job).encode()
-
-
-def job_from_json(data: bytes) -> Job:
-    """What ``job_to_json`` wrote."""
-    number, source, found, num_bytes = json.loads(data)
-    return Job(number, source, [Part(*part) for part in found], num_bytes)
-
-
-def encoded_to_json(encoded: Encoded) -> dict[str, Any]:
-    """The result of a job as JSON."""
-    return encoded._asdict() | {"shards": [vars(shard) for shard in encoded.shards]}
-
-
-def encoded_from_json(data: dict[str, Any]) -> Encoded:
-    """What ``encoded_to_json`` gave."""
-    return Encoded(data["number"], [Shard(**shard) for shard in data["shards"]], data["lossy"])

@@ -24,7 +24,6 @@ from weft.data.cache import (
 from weft.data.dataset import PackedSpec, StoreSpec
 from weft.data.hashing import make_key
 from weft.data.order import TrainOrder
-from weft.data.processes import Context
 from weft.data.sources import BUILTIN_PYTHON, Request, Source, open_source
 from weft.data.tokenizer import MADE_HERE, Tokenizer, file_digest, load_tokenizer
 
@@ -75,27 +74,17 @@ class Prepared:
         return np.concatenate(parts)
 
 
-def prepare(
-    config: DataConfig,
-    seed: int,
-    *,
-    report: Report,
-    processes: int | None = None,
-    context: Context | None = None,
-) -> Prepared:
+def prepare(config: DataConfig, seed: int, *, report: Report) -> Prepared:
     """Tokenize the sources, or open what was tokenized before, in ``config.cache_dir``.
 
     Args:
         config: The ``data`` section.
         seed: Of the order of samples; tokens and the held-out part do not depend on it.
         report: Told how far it is.
-        processes: Worker processes, 0 for none; by default one a core, none for little text.
-            The result does not depend on it.
-        context: How they start; by default "spawn".
 
     Raises:
         ConfigError: a source, the tokenizer or a size in ``config`` cannot be used.
-        PrepareError: a worker process died, or another process holds the cache.
+        PrepareError: another process holds the cache.
     """
     limit_bytes = None
     if config.limit_mb is not None:
@@ -111,7 +100,7 @@ def prepare(
         target.parent.mkdir(parents=True, exist_ok=True)
         with locked(target.with_name(f"{target.name}.lock")) as lock:
             report = lock.keeping_alive(report)
-            builder = Builder(config, sources, processes, context, report)
+            builder = Builder(config, sources, report)
             meta, notes = _build(builder, target, stamp)
     return _open(config, seed, target, meta, tuple(notes))
 
