@@ -26,8 +26,11 @@ def test_a_chosen_plan_trains_and_is_kept(here: Path, capsys: pytest.CaptureFixt
     assert run([*asked, "--steps", "2"]) == 0
     printed = capsys.readouterr().out
     assert "plan.auto chose " in printed
-    assert "nobody has measured this one" in printed
-    assert "No time was predicted: nobody has measured this machine's cores" in printed
+    assert "rates from an average core, as this CPU has no profile" in printed
+    assert (
+        "No time was predicted: there is no profile for this CPU; run `weft chips profile`"
+        in printed
+    )
     chosen = plan(here / "mine")
     assert (chosen.world_size, chosen.global_batch) == (2, 24)
     assert json.loads((here / "mine/auto.json").read_text())["asked"]["samples"] == 24

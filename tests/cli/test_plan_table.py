@@ -1,6 +1,6 @@
 """``weft plan`` shows what a plan says, and no column that says nothing."""
 
-from weft.cli.plan_table import table
+from weft.cli.plan.table import plan_table
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
@@ -28,7 +28,7 @@ UNLIKE = Plan(
 
 def test_unlike_pipelines() -> None:
     assert (
-        "\n".join(table(UNLIKE))
+        "\n".join(plan_table(UNLIKE))
         == """\
 pipeline  stage  ranks  mesh         layers       samples   microbatches  schedule  zero  passes  \
 computes
@@ -46,7 +46,7 @@ cpu fp32 compiled"""
 def test_a_plain_plan_has_few_columns() -> None:
     stage = StagePlan(mesh=Mesh.of((0,), dp=1), layers=(0, 4))
     plan = Plan(num_layers=4, pipelines=(PipelinePlan(stages=(stage,), samples=8, microbatch=2),))
-    assert list(table(plan)) == [
+    assert list(plan_table(plan)) == [
         "pipeline  stage  ranks  layers  samples  microbatches  computes",
         "0         0      0      0-3     8        4 x 2         cpu fp32",
     ]

@@ -27,7 +27,7 @@ def test_the_faster_chip_gets_more(tmp_path: Path, capfd: pytest.CaptureFixture[
     job = ["weft", "train", "tiny.yaml", "plan=auto", "train.steps=1", "--out", "mixed"]
     with chdir(tmp_path):
         assert run(["lab", "cluster.yaml", "--", *job]) == 0
-    assert "plan.auto goes by " in capfd.readouterr().out
+    assert "plan.auto takes rates from " in capfd.readouterr().out
     plan = Plan.from_json((tmp_path / "mixed/plan.json").read_text())
     small, big = (work(plan, rank) for rank in range(2))
     assert big > 1.5 * small > 0

@@ -13,14 +13,14 @@ from weft.cluster.cluster import Cluster, Node, catalogue
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded, load_config
 from weft.plan.plan import StagePlan
-from weft.resolve.automatic import (
+from weft.resolve.planned import (
     Chosen,
-    Ground,
+    Resources,
     choose,
     facts,
-    ground_here,
-    ground_of_facts,
-    ground_of_file,
+    resources_here,
+    resources_of_facts,
+    resources_of_file,
 )
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.resolve import resolve
@@ -39,35 +39,35 @@ def asked(*overrides: str) -> Loaded:
     return load_config("debug", ["plan=auto", "data.tokenizer=bytes", *overrides])
 
 
-def here(machine: Node, *overrides: str) -> Ground:
-    return ground_here(asked(*overrides).config, Cluster(nodes=(machine,)))
+def here(machine: Node, *overrides: str) -> Resources:
+    return resources_here(asked(*overrides).config, Cluster(nodes=(machine,)))
 
 
-def shape(ground: Ground) -> list[tuple[str, int, int]]:
-    return [(p.chip.name, p.num_nodes, p.chips_per_node) for p in ground.chips.view.pools]
+def shape(resources: Resources) -> list[tuple[str, int, int]]:
+    return [(p.chip.name, p.num_nodes, p.chips_per_node) for p in resources.chips.view.pools]
 
 
 def test_a_rank_a_core_where_there_is_no_gpu() -> None:
     four = profiles.node(cores=4)
-    ground = here(four)
-    assert shape(ground) == [("Abacus core", 1, 4)]
-    assert ground.may_idle and ground.precision == "fp32"
+    resources = here(four)
+    assert shape(resources) == [("Abacus core", 1, 4)]
+    assert resources.may_idle and resources.precision == "fp32"
     assert shape(here(four, "compute.threads=2")) == [("Abacus core", 1, 2)]
     assert shape(here(four, "compute.threads=9")) == [("Abacus core", 1, 1)]
 
 
 def test_ranks_that_are_asked_for_all_work() -> None:
-    ground = here(profiles.node(cores=4), "plan.auto.ranks=3")
-    assert shape(ground) == [("Abacus core", 1, 3)]
-    assert not ground.may_idle
+    resources = here(profiles.node(cores=4), "plan.auto.ranks=3")
+    assert shape(resources) == [("Abacus core", 1, 3)]
+    assert not resources.may_idle
 
 
 def test_gpus_come_before_cores() -> None:
     machine = replace(profiles.node(), chips=(GPU,) * 4)
-    ground = here(machine)
-    assert shape(ground) == [(GPU.name, 1, 4)]
-    assert ground.precision == "bf16"
-    assert ground.chips.basis == (f"the catalogue of {GPU.name}",)
+    resources = here(machine)
+    assert shape(resources) == [(GPU.name, 1, 4)]
+    assert resources.precision == "bf16"
+    assert resources.chips.basis == (f"the catalogue of {GPU.name}",)
     assert shape(here(machine, "plan.auto.ranks=2")) == [(GPU.name, 1, 2)]
     assert shape(here(machine, "compute.device=cpu")) == [("Abacus core", 1, 2)]
 
@@ -93,11 +93,11 @@ def stages(chosen: Chosen) -> list[StagePlan]:
 def test_a_choice_can_be_run() -> None:
     loaded = asked()
     cluster = Cluster(nodes=(profiles.node(),))
-    chosen = choose(loaded.config, ground_here(loaded.config, cluster))
+    chosen = choose(loaded.config, resources_here(loaded.config, cluster))
     found = resolve(loaded, cluster, plan=chosen.plan, why=chosen.notes)
     assert found.plan.global_batch == 24
     assert {(stage.device, stage.precision) for stage in stages(chosen)} == {("cpu", "fp32")}
-    assert found.notes[-1] == "plan.auto goes by a profile of Abacus core (2026-11-21)"
+    assert found.notes[-1] == "plan.auto takes rates from a profile of Abacus core (2026-11-21)"
     assert Chosen.from_json(chosen.to_json()) == chosen
 
 
@@ -110,7 +110,7 @@ def test_what_is_said_is_kept_to(recompute: str) -> None:
         "compute.precision=fp64",
         f"compute.recompute={recompute}",
     ).config
-    chosen = choose(config, ground_here(config, Cluster(nodes=(profiles.node(),))))
+    chosen = choose(config, resources_here(config, Cluster(nodes=(profiles.node(),))))
     (stage,) = stages(chosen)
     assert chosen.plan.pipelines[0].microbatch == 3
     assert (stage.recompute, stage.compile, stage.precision) == (recompute, True, "fp64")
@@ -122,7 +122,7 @@ def test_a_choice_is_kept_until_the_question_changes(tmp_path: Path) -> None:
     def again(*overrides: str, cores: int = 2) -> Chosen:
         config = asked(*overrides).config
         cluster = Cluster(nodes=(profiles.node(cores=cores),))
-        return choose(config, ground_here(config, cluster), tmp_path)
+        return choose(config, resources_here(config, cluster), tmp_path)
 
     first = again()
     pipeline = replace(first.plan.pipelines[0], microbatch=24)
@@ -154,14 +154,14 @@ def test_a_file_describes_the_chips_of_processes(tmp_path: Path) -> None:
     file = tmp_path / "lab.yaml"
     file.write_text(LAB)
     cluster = Cluster(nodes=(profiles.node(),))
-    ground = ground_of_file(asked().config, file, cluster, 2)
-    assert shape(ground) == [("big", 1, 1), ("small", 1, 1)]
-    assert not ground.may_idle and not ground.chips.is_guess
-    assert ground.chips.view.pools[1].chip.memory_gib == 2
+    resources = resources_of_file(asked().config, file, cluster, 2)
+    assert shape(resources) == [("big", 1, 1), ("small", 1, 1)]
+    assert not resources.may_idle and not resources.chips.is_guess
+    assert resources.chips.view.pools[1].chip.memory_gib == 2
     with pytest.raises(ConfigError, match="describes 3 chips, one for each process"):
-        ground_of_file(asked().config, file, cluster, 3)
+        resources_of_file(asked().config, file, cluster, 3)
     with pytest.raises(ConfigError, match="expected null or 2, the processes"):
-        ground_of_file(asked("plan.auto.ranks=3").config, file, cluster, 2)
+        resources_of_file(asked("plan.auto.ranks=3").config, file, cluster, 2)
 
 
 def test_one_name_at_two_speeds_is_two_kinds(tmp_path: Path) -> None:
@@ -169,9 +169,9 @@ def test_one_name_at_two_speeds_is_two_kinds(tmp_path: Path) -> None:
     file = tmp_path / "lab.yaml"
     file.write_text(LAB.replace("big", "small"))
     config = asked().config
-    ground = ground_of_file(config, file, Cluster(nodes=(profiles.node(),)), 2)
-    assert shape(ground) == [("small at 1", 1, 1), ("small at 0.25", 1, 1)]
-    first, second = choose(config, ground).plan.pipelines
+    resources = resources_of_file(config, file, Cluster(nodes=(profiles.node(),)), 2)
+    assert shape(resources) == [("small at 1", 1, 1), ("small at 0.25", 1, 1)]
+    first, second = choose(config, resources).plan.pipelines
     assert first.samples + second.samples == 24
     by_rank = {p.stages[0].mesh.ranks: p.samples for p in (first, second)}
     assert by_rank[0,] == pytest.approx(4 * by_rank[1,], rel=0.3)
@@ -188,17 +188,17 @@ def test_ranks_tell_what_they_run_on() -> None:
     alike = profiles.node(cores=4)
     cards = replace(profiles.node(cpu="Slide rule"), chips=(GPU, GPU))
     everyone = [*told(alike, "a", 2), *told(alike, "b", 2), *told(cards, "c", 2)]
-    ground = ground_of_facts(asked().config, everyone)
-    assert shape(ground) == [("Abacus core", 2, 2), (GPU.name, 1, 2)]
-    assert ground.precision == "fp32", "cores without instructions for bf16"
-    assert ground.chips.basis == (
+    resources = resources_of_facts(asked().config, everyone)
+    assert shape(resources) == [("Abacus core", 2, 2), (GPU.name, 1, 2)]
+    assert resources.precision == "fp32", "cores without instructions for bf16"
+    assert resources.chips.basis == (
         "a profile of Abacus core (2026-11-21)",
         f"the catalogue of {GPU.name}",
         "a guess of 10 Gbit/s between machines",
     )
-    place = ground.chips.knowledge.places["Abacus core"]
+    place = resources.chips.knowledge.places["Abacus core"]
     assert place.fabric.across_bytes_s == 1.25e9
-    alone = ground_of_facts(asked().config, told(alike, "a", 2))
+    alone = resources_of_facts(asked().config, told(alike, "a", 2))
     assert shape(alone) == [("Abacus core", 1, 2)]
 
 
@@ -207,8 +207,8 @@ def test_two_ranks_have_two_threads_each_of_four_cores() -> None:
     machine = profiles.node(cores=4)
 
     def speed(*overrides: str) -> float:
-        ground = ground_of_facts(asked(*overrides).config, told(machine, "a", 2))
-        return ground.chips.view.pools[0].chip.peak_flops("fp32") or 0.0
+        resources = resources_of_facts(asked(*overrides).config, told(machine, "a", 2))
+        return resources.chips.view.pools[0].chip.peak_flops("fp32") or 0.0
 
     assert speed() == pytest.approx(2 * profiles.FLOPS_S)
     assert speed("compute.threads=1") == pytest.approx(profiles.FLOPS_S)

@@ -11,8 +11,14 @@ from resolve import profiles
 from weft.cluster.cluster import Cluster, Node
 from weft.config.load import load_config
 from weft.report.metrics import StepMetrics
-from weft.resolve.predict import UNMEASURED, predict_run
-from weft.resolve.prediction import Prediction, Quantities, beside, measured
+from weft.resolve.prediction import (
+    UNMEASURED,
+    Prediction,
+    Quantities,
+    beside,
+    measured,
+    predict_run,
+)
 from weft.resolve.resolve import Resolved, resolve
 
 BASE = ("data.tokenizer=bytes", "compute.precision=fp32", "batch.samples=24", "batch.micro=4")

@@ -318,7 +318,7 @@ def test_the_planner_plans_for_virtual_chips(
     printed = capsys.readouterr()
     assert json.loads(printed.out)["efficiency"][1] > 0.8, "equal shares would reach 0.33"
     assert "plan.auto chose" in printed.err
-    assert "plan.auto goes by c.yaml" in printed.err
+    assert "plan.auto takes rates from c.yaml" in printed.err
     assert run([*words, "plan.auto.ranks=3"]) == 2
     assert "plan.auto.ranks = 3: expected" in capsys.readouterr().err
     assert run([*words, "plan.auto.cluster=x.yaml"]) == 2

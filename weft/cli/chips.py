@@ -1,21 +1,35 @@
-"""``weft chips``: the accelerators of this machine, and those that Weft knows."""
+"""``weft chips``: the catalogue, this machine's chips and their profiles."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
 
-from weft.cli import chip_profile
-from weft.cli.output import out, print_json
-from weft.cli.target import Json
+from weft.cli.output import err, gib, out, print_json
+from weft.cli.target import Json, file_to_write
 from weft.cluster.cluster import Chip, catalogue
 from weft.cluster.detect import detect_node
 from weft.config.errors import ConfigError
+from weft.cost.profile import Corrections, Profile
+from weft.cost.profile_file import (
+    file_name,
+    load_profile,
+    profiles_folder,
+    save_profile,
+    saved_profiles,
+)
 
 app = typer.Typer(help="List the chips Weft knows; detect and measure those of this machine.")
-chip_profile.register(app)
+Device = Literal["auto", "cpu", "cuda"]
+OutFile = Annotated[
+    Path | None,
+    typer.Option("--out", help="File to write. [default: among the profiles that plans look at]"),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -64,3 +78,101 @@ def _table(rows: list[Chip] | tuple[Chip, ...]) -> Table:
         cells = ["?" if number is None else f"{number:g}" for number in numbers]
         table.add_row(chip.name, chip.vendor, *cells, chip.confidence)
     return table
+
+
+@app.command("profile")
+def profile(
+    device: Annotated[Device, typer.Option(help="Which chip of this machine.")] = "auto",
+    out_file: OutFile = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes: some seconds.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Only show what was measured before.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Measure this machine's chip and links, for `weft plan` and `plan: auto`.
+
+    A rank is one process: a GPU, or one thread of the processor. Takes a minute or two; let nothing
+    else run. Saved in ~/.cache/weft/profiles, or where WEFT_PROFILES or --out says.
+    """
+    if show:
+        _show(json=json)
+        return
+    node = detect_node()
+    chosen = device if device != "auto" else ("cuda" if node.chips else "cpu")
+    if chosen == "cuda" and not node.chips:
+        raise ConfigError("--device", chosen, "a device of this machine (cpu)")
+    path = file_to_write("--out", out_file) if out_file else None
+    from weft.elastic.chip_profile import profile_chip
+
+    found = profile_chip(
+        node, device=chosen, quick=quick, say=lambda text: err.print(f"{text} ...")
+    )
+    path = path or profiles_folder() / file_name(found)
+    save_profile(found, path)
+    if json:
+        print_json({"file": str(path), **asdict(found)})
+        return
+    for line in _in_words(found):
+        out.print(line, markup=False)
+    out.print(f"saved: {path}", markup=False)
+
+
+@app.command("calibrate")
+def calibrate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run on this machine.")],
+    profile_file: Annotated[
+        Path | None,
+        typer.Option("--profile", help="Profile to correct. [default: this machine's newest]"),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Correct this machine's profile by what a run really took.
+
+    Compares predicted with measured seconds and memory, and writes the difference into the profile:
+    a factor for computing, and memory besides the plan's.
+    """
+    from weft.diagnose.calibration import calibrated
+
+    node = detect_node()
+    saved = [(profile_file, load_profile(profile_file))] if profile_file else saved_profiles()
+    found = calibrated(run, node, [known for _, known in saved])
+    path = next(path for path, known in saved if known == found.before)
+    save_profile(found.after, path)
+    if json:
+        print_json({"file": str(path), **asdict(found.errors), **asdict(found.after.corrections)})
+        return
+    for line in found.in_words():
+        out.print(line, markup=False)
+    out.print(f"saved: {path}", markup=False)
+
+
+def _show(*, json: bool) -> None:
+    saved = saved_profiles()
+    if json:
+        print_json({"profiles": [{"file": str(path), **asdict(each)} for path, each in saved]})
+    elif saved:
+        for path, each in saved:
+            for line in _in_words(each):
+                out.print(line, markup=False)
+            out.print(f"  {path}", markup=False)
+    else:
+        out.print(f"no profiles in {profiles_folder()}: measure with `weft chips profile`")
+
+
+def _in_words(profile: Profile) -> Iterator[str]:
+    """What was measured, one kind of figure a line."""
+    machine, made = profile.machine, profile.corrections
+    yield f"{profile.name} of {machine.host}, measured {machine.date} with torch {machine.torch}"
+    known = ((dtype, profile.peak_flops(dtype) / 1e12) for dtype in ("fp32", "bf16"))
+    rates = [f"{rate:.3g} TFLOP/s in {dtype}" for dtype, rate in known if rate]
+    yield f"  matrix products  at best {', '.join(rates)}"
+    yield f"  memory           {profile.memory_bytes_s / 1e9:.3g} GB/s"
+    if profile.links:
+        yield f"  links            {profile.link_bytes_s / 1e9:.3g} GB/s between two ranks"
+    yield f"  a rank that holds nothing yet  {gib(profile.runtime_bytes)}"
+    if made != Corrections():
+        yield (
+            f"  corrected by a run: computing x {made.compute:.3f}, "
+            f"{made.step_s * 1000:+.1f} ms a step, {made.runtime_bytes / 2**20:+.0f} MiB a rank"
+        )

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.lab_virtual import run_virtual, virtual_chips
 from weft.cli.output import err, finish, out, print_json
 from weft.cli.target import Json
-from weft.cli.virtual import run_virtual, virtual_chips
 from weft.cluster.cluster_file import ClusterFile, LinkEntry, read_cluster
 from weft.cluster.detect import detect_node
 from weft.config.errors import ConfigError

@@ -15,13 +15,13 @@ from weft.cli import (
     doctor,
     generate,
     lab,
-    plan,
     report,
     schema,
     train,
     verify,
 )
 from weft.cli.output import err, print_anything
+from weft.cli.plan import command as plan
 from weft.config.errors import ConfigError, ConfigErrors, RunError
 
 INTERRUPTED = 130

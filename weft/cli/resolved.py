@@ -19,12 +19,12 @@ from weft.plan.plan import Plan
 from weft.resolve.resolve import Resolved, read_plan, resolve
 
 if TYPE_CHECKING:
-    from weft.resolve.automatic import Chosen, Ground
+    from weft.resolve.planned import Chosen, Resources
     from weft.resolve.rank_chips import RankChips
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outset:
+class ResolvedRun:
     """What will run."""
 
     resolved: Resolved
@@ -34,7 +34,7 @@ class Outset:
     """Of ranks on several machines, as far as this one was told; None: they are all here."""
 
 
-def resolved_here(loaded: Loaded, *, out: Path | None = None) -> Outset:
+def resolved_here(loaded: Loaded, *, out: Path | None = None) -> ResolvedRun:
     """With every rank on this machine.
 
     Args:
@@ -45,20 +45,20 @@ def resolved_here(loaded: Loaded, *, out: Path | None = None) -> Outset:
     """
     cluster = detect()
     if loaded.config.plan.auto is None:
-        return Outset(resolved=resolve(loaded, cluster, plan=read_plan(loaded)))
-    from weft.resolve.automatic import choose, ground_here
+        return ResolvedRun(resolved=resolve(loaded, cluster, plan=read_plan(loaded)))
+    from weft.resolve.planned import choose, resources_here
 
     try:
-        chosen = choose(loaded.config, ground_here(loaded.config, cluster), out)
+        chosen = choose(loaded.config, resources_here(loaded.config, cluster), out)
     except ConfigError as error:
         raise loaded.place(error) from error
     resolved = resolve(loaded, cluster, plan=chosen.plan, why=chosen.notes)
-    return Outset(resolved=resolved, chosen=chosen)
+    return ResolvedRun(resolved=resolved, chosen=chosen)
 
 
 def resolved_among(
     loaded: Loaded, address: RankAddress, until_joined: ExitStack, *, out: Path | None = None
-) -> Outset:
+) -> ResolvedRun:
     """As one rank of a job that another launcher started: rank 0 plans, and tells the others.
 
     Args:
@@ -75,15 +75,15 @@ def resolved_among(
         return resolve(loaded, cluster, world_size=world_size, ranks_here=here, plan=plan, why=why)
 
     if loaded.config.plan.auto is None:
-        return Outset(resolved=resolved(read_plan(loaded)))
+        return ResolvedRun(resolved=resolved(read_plan(loaded)))
     from weft.comm.agreement import agreement
-    from weft.resolve.automatic import Chosen, choose, facts
+    from weft.resolve.planned import Chosen, choose, facts
 
-    grounds: list[Ground] = []
+    resources: list[Resources] = []
 
     def decide(everyone: Sequence[Mapping[str, Any]]) -> str:
-        grounds.append(_ground(loaded, cluster, everyone))
-        return choose(loaded.config, grounds[0], out).to_json()
+        resources.append(_resources(loaded, cluster, everyone))
+        return choose(loaded.config, resources[0], out).to_json()
 
     host = f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}"
     try:
@@ -96,8 +96,8 @@ def resolved_among(
         chosen = Chosen.from_json(said)
     except ConfigError as error:
         raise loaded.place(error) from error
-    chips = grounds[0].chips if grounds else None
-    return Outset(resolved=resolved(chosen.plan, chosen.notes), chosen=chosen, chips=chips)
+    chips = resources[0].chips if resources else None
+    return ResolvedRun(resolved=resolved(chosen.plan, chosen.notes), chosen=chosen, chips=chips)
 
 
 def ranks_here() -> int | None:
@@ -106,13 +106,15 @@ def ranks_here() -> int | None:
     return int(told) if told.isdecimal() else None
 
 
-def _ground(loaded: Loaded, cluster: Cluster, everyone: Sequence[Mapping[str, Any]]) -> Ground:
+def _resources(
+    loaded: Loaded, cluster: Cluster, everyone: Sequence[Mapping[str, Any]]
+) -> Resources:
     """What rank 0 plans for."""
-    from weft.resolve.automatic import ground_of_facts, ground_of_file
+    from weft.resolve.planned import resources_of_facts, resources_of_file
     from weft.resolve.rank_chips import CLUSTER_VARIABLE
 
     auto = loaded.config.plan.auto
     file = (auto and auto.cluster) or os.environ.get(CLUSTER_VARIABLE)
     if file:
-        return ground_of_file(loaded.config, Path(file), cluster, len(everyone))
-    return ground_of_facts(loaded.config, everyone)
+        return resources_of_file(loaded.config, Path(file), cluster, len(everyone))
+    return resources_of_facts(loaded.config, everyone)

@@ -16,11 +16,10 @@ from typing import Annotated
 import typer
 
 from weft.cli.output import err, finish, out, print_json
-from weft.cli.plan import show as print_plan
-from weft.cli.resolved import Outset, ranks_here, resolved_among, resolved_here
-from weft.cli.summary import print_summary
+from weft.cli.plan.table import show_plan
+from weft.cli.resolved import ResolvedRun, ranks_here, resolved_among, resolved_here
+from weft.cli.summary import print_summary, print_traffic
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
-from weft.cli.traffic import print_traffic
 from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.config.load import Loaded, explain, to_yaml
@@ -73,14 +72,14 @@ def train(
     address = RankAddress.from_environment()
     with ExitStack() as until_joined:
         if address is None:
-            outset = resolved_here(loaded, out=out_dir)
+            asked = resolved_here(loaded, out=out_dir)
         else:
-            outset = resolved_among(loaded, address, until_joined, out=out_dir)
+            asked = resolved_among(loaded, address, until_joined, out=out_dir)
         refuse_without_effect(loaded)
         _refuse_missing_packages(loaded)
-        resolved = outset.resolved
+        resolved = asked.resolved
         stream = sys.stderr if json else sys.stdout
-        prediction = _predict(outset, address)
+        prediction = _predict(asked, address)
         job = Job(
             config=resolved.config,
             plan=resolved.plan,
@@ -91,14 +90,14 @@ def train(
             json=json,
             comm_report=comm_report,
             prediction=prediction,
-            files=_files(outset, prediction),
+            files=_files(asked, prediction),
         )
         finish(_start(job, resolved) if address is None else _join(address, job, resolved))
 
 
-def _files(outset: Outset, prediction: Prediction) -> dict[str, str]:
+def _files(asked: ResolvedRun, prediction: Prediction) -> dict[str, str]:
     """What says in the run folder what is run."""
-    resolved = outset.resolved
+    resolved = asked.resolved
     files = {
         CONFIG_FILE: to_yaml(resolved.config),
         "plan.json": resolved.plan.to_json(),
@@ -106,19 +105,19 @@ def _files(outset: Outset, prediction: Prediction) -> dict[str, str]:
         "origins.json": json_format.dumps(resolved.origins, indent=2),
         PREDICTION_FILE: prediction.to_json(),
     }
-    if outset.chosen is not None:
-        files[AUTO_FILE] = outset.chosen.to_json()
+    if asked.chosen is not None:
+        files[AUTO_FILE] = asked.chosen.to_json()
     return files
 
 
-def _predict(outset: Outset, address: RankAddress | None) -> Prediction:
+def _predict(asked: ResolvedRun, address: RankAddress | None) -> Prediction:
     """Of the whole job. Only the rank that writes it down needs it."""
     if address is not None and address.rank > 0:
         return Prediction()
-    from weft.resolve.predict import predict_run
+    from weft.resolve.prediction import predict_run
 
     here = ranks_here() if address is not None else None
-    return predict_run(outset.resolved, ranks_here=here, chips=outset.chips)
+    return predict_run(asked.resolved, ranks_here=here, chips=asked.chips)
 
 
 def loaded(words: Sequence[str]) -> Loaded:
@@ -161,7 +160,7 @@ def _new_folder(name: str, address: RankAddress | None) -> Path:
 def _show_start(job: Job, resolved: Resolved, differing: Sequence[str]) -> None:
     if job.json or job.console == "quiet":
         return
-    print_plan(resolved)
+    show_plan(resolved)
     step = saved_step(job.out)
     going_on = f", going on after step {step}" if step else ""
     out.print(f"run folder: {job.out}{going_on}", markup=False)

@@ -68,7 +68,7 @@ class SourceConfig(Section):
     weight: Positive = 1.0
     """How often its samples are read, relative to the other sources' weights."""
     format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
-    """How documents are stored; "auto" goes by the end of the file's name."""
+    """How documents are stored; "auto" takes it from the end of the file's name."""
     field: Text = "text"
     """Key (JSONL) or column (Parquet) that holds a document's text."""
 

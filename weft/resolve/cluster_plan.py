@@ -1,6 +1,6 @@
-"""A configuration and a cluster that is somewhere else: what is to be planned, on its terms.
+"""A configuration and the cluster of a file: what is to be planned there.
 
-Nothing of this machine enters: devices and precision follow from the cluster's chips, and the
+Nothing of this machine is used: devices and precision follow from the cluster's chips, and the
 vocabulary of a published size is its own, for no tokenizer has to exist yet.
 """
 
@@ -22,7 +22,7 @@ from weft.planner.options import Options
 from weft.planner.search.choice import device_of
 from weft.planner.validate import validate_plan
 from weft.planner.workload import Workload
-from weft.resolve.automatic import options_asked
+from weft.resolve.planned import options_asked
 from weft.resolve.resolve import read_plan, resolve, vocab_size_asked
 
 MOST_SAMPLES = 1 << 18
@@ -30,7 +30,7 @@ MOST_SAMPLES = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Elsewhere:
+class PlanRequest:
     """What is asked of the planner."""
 
     workload: Workload
@@ -40,7 +40,7 @@ class Elsewhere:
     notes: tuple[str, ...]
 
 
-def elsewhere(loaded: Loaded, cluster: ClusterView) -> Elsewhere:
+def plan_request(loaded: Loaded, cluster: ClusterView) -> PlanRequest:
     """What a configuration asks for on these chips.
 
     Raises:
@@ -60,7 +60,7 @@ def elsewhere(loaded: Loaded, cluster: ClusterView) -> Elsewhere:
         raise loaded.place(error) from error
     if plan is not None:
         workload = replace(workload, samples=plan.global_batch)
-    return Elsewhere(
+    return PlanRequest(
         workload=workload, options=options_asked(loaded.config), plan=plan, notes=tuple(notes)
     )
 

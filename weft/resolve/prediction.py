@@ -1,14 +1,35 @@
-"""What a run is predicted to take, said before it starts, beside what it took."""
+"""What a plan will take on the chips of its ranks, and what a run took. No torch.
+
+Time is told where the chips are known: from a profile, or from the catalogue. Memory depends on the
+plan and the model, and is told always.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from weft.config.errors import ConfigError, ConfigErrors
+from weft.cost.memory import memory_of_plan
+from weft.cost.sent import sent_by_plan
+from weft.plan.model import ModelSpec
+from weft.plan.plan import Plan
 from weft.report.metrics import StepMetrics
+from weft.resolve.rank_chips import (
+    CLUSTER_VARIABLE,
+    Machine,
+    RankChips,
+    chips_of_file,
+    chips_of_machines,
+)
+from weft.resolve.resolve import Resolved
+from weft.simulate.known import local_profile
+from weft.simulate.step import time_of_plan
 
 PREDICTION_FILE = "prediction.json"
 """In the run folder: the ``Prediction`` of its last start."""
@@ -16,6 +37,7 @@ AUTO_FILE = "auto.json"
 """In the run folder: what ``plan.auto`` was asked and chose, which a resume keeps to."""
 WARM_UP_STEPS = 2
 """First steps of a start that are left out: memory is allocated and code is met first in them."""
+UNMEASURED = "there is no profile for this CPU; run `weft chips profile`"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +65,86 @@ class Prediction:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
+
+
+def predict_run(
+    resolved: Resolved,
+    *,
+    ranks_here: int | None = None,
+    chips: RankChips | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Prediction:
+    """What a run will take whose ranks are on this machine, or on chips that a file describes.
+
+    Args:
+        ranks_here: How many of them this machine runs; None: all.
+        chips: What is already known of them.
+    """
+    problem = ""
+    try:
+        chips = chips or _chips(resolved, ranks_here, environment)
+    except ConfigErrors as errors:
+        problem = str(errors.errors[0])
+    except ConfigError as error:
+        problem = str(error)
+    seq_len = resolved.config.data.seq_len
+    return predict(resolved.plan, resolved.spec, seq_len, chips, problem=problem)
+
+
+def _chips(resolved: Resolved, ranks_here: int | None, environment: Mapping[str, str]) -> RankChips:
+    world_size = resolved.plan.world_size
+    if file := environment.get(CLUSTER_VARIABLE):
+        return chips_of_file(Path(file), resolved.cluster.nodes[0], world_size)
+    if ranks_here not in (None, world_size):
+        text = f"the chips of other machines are not known, and no {CLUSTER_VARIABLE} says them"
+        raise ConfigError("", None, "", text)
+    return chips_here(resolved)
+
+
+def chips_here(resolved: Resolved) -> RankChips:
+    """What the ranks of a plan compute on where this machine runs them all.
+
+    Raises:
+        ConfigError: it has fewer GPUs than the plan asks for, or a profile cannot be read.
+    """
+    plan, node = resolved.plan, resolved.cluster.nodes[0]
+    machine = Machine(
+        node=node,
+        ranks=plan.world_size,
+        profile=local_profile(node),
+        threads=resolved.threads,
+    )
+    device = {rank: stage.device for _, _, stage in plan.stages() for rank in stage.mesh.ranks}
+    return chips_of_machines([machine], [device[rank] for rank in sorted(device)])
+
+
+def predict(
+    plan: Plan, spec: ModelSpec, seq_len: int, chips: RankChips | None, *, problem: str = ""
+) -> Prediction:
+    """What a plan will take.
+
+    Args:
+        chips: What its ranks compute on; None: not known, and ``problem`` says why.
+    """
+    step_s, basis = None, () if chips is None else chips.basis
+    if chips is not None and chips.is_guess:
+        problem, basis = UNMEASURED, ()
+    elif chips is not None:
+        try:
+            step = time_of_plan(plan, spec, chips.view, seq_len=seq_len, knowledge=chips.knowledge)
+            step_s = step.step_s
+        except ConfigError as error:
+            problem = str(error)
+    known = {} if chips is None else chips.knowledge.overheads
+    memory = memory_of_plan(plan, spec, seq_len, known)
+    sent = {} if chips is None else sent_by_plan(plan, spec, chips.view, seq_len=seq_len)
+    quantities = Quantities(
+        step_time_s=step_s,
+        tokens_per_s=step_s and plan.global_batch * seq_len / step_s,
+        memory_gib=tuple(memory[rank].total / 2**30 for rank in sorted(memory)),
+        sent_mb=None if chips is None else sum(sent.values()) / 1e6,
+    )
+    return Prediction(quantities=quantities, basis=basis, problem=problem)
 
 
 def measured(

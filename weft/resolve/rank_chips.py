@@ -1,7 +1,7 @@
 """What the ranks of a run compute on, as far as predictions need it. No torch.
 
-Rates come from a profile of the chip where there is one (``weft chips profile``), from the
-catalogue for a chip that it knows, and for a core that nobody measured from an average one.
+Rates come from a profile of the chip where there is one (``weft chips profile``), else from the
+catalogue; those of a CPU without a profile are rates of an average core.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RankChips:
     basis: tuple[str, ...]
     """Where rates come from, in words."""
     is_guess: bool = False
-    """Nobody has measured some of these: plans may be compared, and no time be told."""
+    """Some have no profile: plans may be compared, but no time is predicted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ def chips_of_machines(machines: Sequence[Machine], devices: Sequence[str]) -> Ra
     """The chips of ranks that compute on these devices ("cpu", "cuda"), in their order.
 
     Raises:
-        ConfigError: a machine has fewer GPUs than its ranks want, or nobody knows the device.
+        ConfigError: a machine has fewer GPUs than its ranks ask for, or the device is not known.
     """
     wanted = iter(devices)
     parts = [_part(machine, list(islice(wanted, machine.ranks))) for machine in machines]
@@ -67,7 +67,9 @@ def chips_of_machines(machines: Sequence[Machine], devices: Sequence[str]) -> Ra
         for pool in part.view.pools
     ]
     places = {
-        name: _far_apart(place) for part in parts for name, place in part.knowledge.places.items()
+        name: _over_network(place)
+        for part in parts
+        for name, place in part.knowledge.places.items()
     }
     network = f"a guess of {GUESSED_NETWORK_GBIT:g} Gbit/s between machines"
     return RankChips(
@@ -86,7 +88,7 @@ def chips_of_file(path: Path, node: Node, ranks: int) -> RankChips:
         ConfigError: it describes more or fewer chips than there are ranks.
     """
     profile = local_profile(node)
-    view = _told_apart(read_view(path, core=_core(profile)))
+    view = _different_names(read_view(path, core=_core(profile)))
     if view.world_size != ranks:
         expected = f"a file that describes {ranks} chips, one for each process"
         raise ConfigError("cluster", str(path), expected, f"It has {view.world_size}.")
@@ -101,7 +103,7 @@ def chips_of_file(path: Path, node: Node, ranks: int) -> RankChips:
 def chips_of_lab(cluster: ClusterFile, node: Node) -> RankChips:
     """The chips that a lab plays: parts of this machine's cores."""
     profile = local_profile(node)
-    view = _told_apart(lab_view(cluster, _core(profile)))
+    view = _different_names(lab_view(cluster, _core(profile)))
     return _parts_of_cores(view, profile, node, "the lab's cluster")
 
 
@@ -123,8 +125,8 @@ def _parts_of_cores(
     return RankChips(view=view, knowledge=knowledge, basis=(source, _measured(profile)))
 
 
-def _told_apart(view: ClusterView) -> ClusterView:
-    """Chips that a lab calls the same and runs at unlike speeds get unlike names."""
+def _different_names(view: ClusterView) -> ClusterView:
+    """Chips that a lab calls the same and runs at different speeds get different names."""
     speeds: dict[str, set[float]] = {}
     for pool in view.pools:
         speeds.setdefault(pool.chip.name, set()).add(pool.speed)
@@ -137,7 +139,7 @@ def _told_apart(view: ClusterView) -> ClusterView:
     return ClusterView(tuple(pools))
 
 
-def _far_apart(place: Place) -> Place:
+def _over_network(place: Place) -> Place:
     fabric = replace(
         place.fabric,
         across_bytes_s=GUESSED_NETWORK_GBIT / 8 * 1e9,
@@ -166,7 +168,9 @@ def _part(machine: Machine, devices: Sequence[str]) -> RankChips:
             basis += [_source(pool.chip.name, own) for pool in pools if pool.chip.vendor != "CPU"]
         else:
             expected = "cpu or cuda"
-            raise ConfigError("device", device, expected, "Nothing is known of its chips here.")
+            raise ConfigError(
+                "device", device, expected, "There are no rates for other chips here."
+            )
         knowledge = replace(
             knowledge,
             places={**knowledge.places, **own.places},
@@ -202,7 +206,7 @@ def _cards(machine: Machine, chips: Sequence[Chip], count: int) -> Iterator[Chip
 
 
 def _merged(pools: Sequence[ChipPool]) -> Iterator[ChipPool]:
-    """Neighbouring machines that are alike, as one pool."""
+    """Equal neighbouring machines as one pool."""
     for pool, same in groupby(pools):
         count = len(list(same))
         if pool.node:
@@ -233,4 +237,4 @@ def _measured(profile: Profile) -> str:
 
 
 def _average(node: Node) -> str:
-    return f"rates of an average core, for nobody has measured this one ({node.cpu})"
+    return f"an average core, as this CPU has no profile ({node.cpu})"

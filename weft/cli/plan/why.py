@@ -1,4 +1,4 @@
-"""``weft plan --why``: a plan that a person has in mind, beside the one that was found."""
+"""``weft plan --why``: a plan of the user's beside the one that was found."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from weft.config.load import Loaded
 from weft.planner.rival import Part, Rival
 
 SHORT = ("pp", "dp", "tp", "zero", "recompute", "schedule", "micro")
-"""What may be said without the name of a section: all meshes alike, in one pipeline."""
+"""What may be given without the name of a section: equal meshes in one pipeline."""
 _REPLACED = ("plan.", "plan=", "batch.micro=")
 
 
-def load_rival(target: str, overrides: Sequence[str], why: str) -> Loaded:
-    """The configuration with the plan in mind instead of its own.
+def load_compared(target: str, overrides: Sequence[str], why: str) -> Loaded:
+    """The configuration with the user's plan instead of its own.
 
     Raises:
         ConfigError: ``why`` is neither a file nor values of a plan.
@@ -36,7 +36,7 @@ def _values(why: str) -> list[str]:
     if unknown or not pairs or not all(pairs.values()):
         expected = f"a plan.json, values of plan and batch, or some of {', '.join(SHORT)}"
         raise ConfigError("--why", why, expected, 'Such as --why "pp=2 dp=4 tp=2 micro=8".')
-    return list(_alike(pairs))
+    return list(_equal_stages(pairs))
 
 
 def _at_keys(why: str) -> list[str]:
@@ -53,22 +53,22 @@ def _at_keys(why: str) -> list[str]:
     return words
 
 
-def _alike(pairs: dict[str, str]) -> Iterator[str]:
-    """One pipeline of meshes that are alike; one sample a rank where nothing is said."""
+def _equal_stages(pairs: dict[str, str]) -> Iterator[str]:
+    """One pipeline of equal meshes; one sample a rank where nothing is given."""
     stage = {key: pairs[key] for key in ("dp", "tp", "zero", "recompute") if key in pairs}
     inside = ", ".join(f"{key}: {value}" for key, value in stage.items())
     try:
-        many = int(pairs.get("pp", "1"))
+        num_stages = int(pairs.get("pp", "1"))
     except ValueError:
         raise ConfigError("--why", pairs["pp"], "a number of meshes for pp") from None
-    schedule = pairs.get("schedule", "1f1b") if many > 1 else "null"
-    yield f"plan.stages=[{', '.join([f'{{{inside}}}'] * many)}]"
+    schedule = pairs.get("schedule", "1f1b") if num_stages > 1 else "null"
+    yield f"plan.stages=[{', '.join([f'{{{inside}}}'] * num_stages)}]"
     yield f"plan.schedule={schedule}"
     yield f"batch.micro={pairs.get('micro', pairs.get('dp', '1'))}"
 
 
-def rival_in_words(rival: Rival) -> Iterator[str]:
-    """By how much it loses, why, and where."""
+def comparison(rival: Rival) -> Iterator[str]:
+    """Lines: by how much the plan is slower, why, and in which part of a step."""
     yield f"why not {rival.name} ({rival.settings})?"
     yield f"  {rival.slower:+.1%} of a step: {rival.words}"
     rows = [("", "best", "this", ""), *map(_row, rival.parts)]

@@ -1,4 +1,4 @@
-"""``weft plan``: what would run, before anything does."""
+"""The command ``weft plan``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.output import count, err, out, print_json
-from weft.cli.plan_table import table
+from weft.cli.output import err, print_json
+from weft.cli.plan.table import show_plan
 from weft.cli.resolved import resolved_here
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, file_to_write, load
 from weft.config.errors import ConfigError
@@ -76,7 +76,7 @@ def plan(
     if html is not None:
         file_to_write("--html", html)
     if cluster is not None:
-        _plan_there(
+        _plan_on_cluster(
             target,
             overrides or [],
             cluster,
@@ -100,8 +100,8 @@ def _plan_here(
     loaded = load(target, overrides)
     resolved = resolved_here(loaded).resolved
     refuse_without_effect(loaded)
-    from weft.cli.plan_here import outlook_here
-    from weft.cli.plan_words import show_outlook
+    from weft.cli.plan.forecasts import outlook_here
+    from weft.cli.plan.text import show_outlook
 
     outlook, problem = outlook_here(resolved)
     if html is not None:
@@ -111,14 +111,14 @@ def _plan_here(
     if json:
         print_json(as_json(resolved) | (UNKNOWN if outlook is None else outlook.as_json()))
         return
-    show(resolved)
+    show_plan(resolved)
     if outlook is None:
         err.print(f"no forecast: {problem}", markup=False)
         return
     show_outlook(outlook, explain=explain)
 
 
-def _plan_there(
+def _plan_on_cluster(
     target: str,
     overrides: list[str],
     cluster: Path,
@@ -130,12 +130,12 @@ def _plan_there(
     json: bool,
 ) -> None:
     """For the chips of a file."""
-    from weft.cli.plan_elsewhere import answer, as_data, load_elsewhere, show_answer
-    from weft.cli.plan_why import load_rival
+    from weft.cli.plan.forecasts import answer, as_data, load_for_cluster, show_answer
+    from weft.cli.plan.why import load_compared
 
-    loaded = load_elsewhere(target, overrides)
-    rival = None if why is None else load_rival(target, overrides, why)
-    found = answer(loaded, cluster, need, explain=explain, why=rival)
+    loaded = load_for_cluster(target, overrides)
+    compared = None if why is None else load_compared(target, overrides, why)
+    found = answer(loaded, cluster, need, explain=explain, why=compared)
     if html is not None:
         _write(html, found.outlook, found.title)
     print_json(as_data(found)) if json else show_answer(found, explain=explain)
@@ -159,20 +159,3 @@ def as_json(resolved: Resolved) -> dict[str, Any]:
 
 UNKNOWN: dict[str, Any] = {"predicted": None, "limits": None, "alternatives": [], "search": None}
 """Of a plan whose chips are not known."""
-
-
-def show(resolved: Resolved) -> None:
-    """The plan as people read it."""
-    config, plan = resolved.config, resolved.plan
-    tokens = plan.global_batch * config.data.seq_len
-    out.print(
-        f"[bold]{config.model.family} {config.model.size}[/]: "
-        f"{count(resolved.num_parameters)} parameters, {plan.num_layers} layers; "
-        f"{plan.global_batch} samples = {tokens} tokens a step; {config.train.steps} steps"
-    )
-    heading, *lines = table(plan)
-    out.print(heading, style="dim", markup=False)
-    for line in lines:
-        out.print(line, markup=False)
-    for note in resolved.notes:
-        out.print(f"  {note}", markup=False)

@@ -26,14 +26,14 @@ from weft.simulate.known import local_profile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ground:
+class Resources:
     """What the planner may use."""
 
     chips: RankChips
     precision: Precision
     """For ``compute.precision: auto``."""
     may_idle: bool
-    """Chips may be left alone; not where a process waits on each."""
+    """Chips may be left idle: not where a process runs on each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class Chosen:
         return Chosen(plan=plan, notes=tuple(data["notes"]), asked=data["asked"])
 
 
-def ground_here(config: Config, cluster: Cluster) -> Ground:
+def resources_here(config: Config, cluster: Cluster) -> Resources:
     """This machine: its GPUs, or its cores where there is none or they are asked for.
 
     Raises:
@@ -65,7 +65,7 @@ def ground_here(config: Config, cluster: Cluster) -> Ground:
     """
     (node,) = cluster.nodes
     auto = config.plan.auto
-    assert auto is not None, "nobody asked for a plan"
+    assert auto is not None, "plan.auto is not set"
     if auto.cluster is not None:
         hint = "`weft plan` plans for any file; `weft lab FILE -- weft train ...` plays it here."
         expected = "null, unless another launcher starts a process on each of its chips"
@@ -76,15 +76,15 @@ def ground_here(config: Config, cluster: Cluster) -> Ground:
     ranks = auto.ranks or max(1, most)
     machine = Machine(node=node, ranks=ranks, profile=local_profile(node), threads=threads)
     chips = chips_of_machines([machine], [device] * ranks)
-    return Ground(
+    return Resources(
         chips=chips,
         precision=_precision([node], [device]),
         may_idle=auto.ranks is None and len(chips.view.pools) == 1,
     )
 
 
-def ground_of_file(config: Config, file: Path, cluster: Cluster, world_size: int) -> Ground:
-    """The chips of processes that somebody has started, as a file describes them.
+def resources_of_file(config: Config, file: Path, cluster: Cluster, world_size: int) -> Resources:
+    """The chips of processes that another launcher started, as a file describes them.
 
     Raises:
         ConfigError: the file has other chips than there are processes.
@@ -94,7 +94,7 @@ def ground_of_file(config: Config, file: Path, cluster: Cluster, world_size: int
     chips = chips_of_file(file, node, world_size)
     on_cores = all(pool.chip.vendor == "CPU" for pool in chips.view.pools)
     precision = _precision([node], ["cpu" if on_cores else "cuda"])
-    return Ground(chips=chips, precision=precision, may_idle=False)
+    return Resources(chips=chips, precision=precision, may_idle=False)
 
 
 def facts(cluster: Cluster, host: str) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def facts(cluster: Cluster, host: str) -> dict[str, Any]:
     return {"host": host, "cluster": json.loads(cluster.to_json()), "profile": known}
 
 
-def ground_of_facts(config: Config, everyone: Sequence[Mapping[str, Any]]) -> Ground:
+def resources_of_facts(config: Config, everyone: Sequence[Mapping[str, Any]]) -> Resources:
     """The machines of ranks that told rank 0 about them, in the order of ranks.
 
     Raises:
@@ -129,14 +129,14 @@ def ground_of_facts(config: Config, everyone: Sequence[Mapping[str, Any]]) -> Gr
     ]
     devices = [_device(config, machine.node, machine.ranks) for machine in machines]
     by_rank = [device for m, device in zip(machines, devices, strict=True) for _ in range(m.ranks)]
-    return Ground(
+    return Resources(
         chips=chips_of_machines(machines, by_rank),
         precision=_precision([machine.node for machine in machines], devices),
         may_idle=False,
     )
 
 
-def choose(config: Config, ground: Ground, folder: Path | None = None) -> Chosen:
+def choose(config: Config, resources: Resources, folder: Path | None = None) -> Chosen:
     """The plan that the planner chooses.
 
     Args:
@@ -146,7 +146,7 @@ def choose(config: Config, ground: Ground, folder: Path | None = None) -> Chosen
         NoPlan: nothing fits.
         ConfigError: a rate that it needs is not known.
     """
-    asked = _asked(config, ground)
+    asked = _asked(config, resources)
     saved = None if folder is None else _saved(folder)
     if saved is not None and saved.asked == asked:
         return replace(saved, notes=("plan.auto keeps the plan of the run's last start",))
@@ -155,14 +155,14 @@ def choose(config: Config, ground: Ground, folder: Path | None = None) -> Chosen
         spec=model_spec(config.model, vocab_size_asked(config), config.data.seq_len),
         seq_len=config.data.seq_len,
         samples=config.batch.samples or 0,
-        precision=ground.precision if precision == "auto" else precision,
+        precision=resources.precision if precision == "auto" else precision,
     )
-    options, chips = _options(config, ground), ground.chips
+    options, chips = _options(config, resources), resources.chips
     found = search(workload, chips.view, knowledge=chips.knowledge, options=options)
     plan = found.best.plan
-    if not ground.may_idle:
+    if not resources.may_idle:
         idle = chips.view.world_size - plan.world_size
-        assert not idle, f"{idle} of {chips.view.world_size} processes have nothing to do"
+        assert not idle, f"{idle} of {chips.view.world_size} processes are in no stage"
         plan = seated(plan, found.best.cluster, chips.view)
     if config.compute.compile:
         plan = _compiled(plan)
@@ -170,18 +170,18 @@ def choose(config: Config, ground: Ground, folder: Path | None = None) -> Chosen
     return Chosen(plan=plan, notes=(*again, *_why(found, chips)), asked=asked)
 
 
-def _asked(config: Config, ground: Ground) -> dict[str, Any]:
+def _asked(config: Config, resources: Resources) -> dict[str, Any]:
     """All that a plan depends on, as JSON has it; rates apart, which a profile may refine."""
     compute, batch = config.compute, config.batch
     return {
-        "chips": [_in_words(pool) for pool in ground.chips.view.pools],
-        "may_idle": ground.may_idle,
+        "chips": [_in_words(pool) for pool in resources.chips.view.pools],
+        "may_idle": resources.may_idle,
         "model": config.model.model_dump(mode="json"),
         "seq_len": config.data.seq_len,
         "samples": batch.samples,
         "micro": batch.micro,
         "schedule": config.plan.schedule,
-        "precision": ground.precision if compute.precision == "auto" else compute.precision,
+        "precision": resources.precision if compute.precision == "auto" else compute.precision,
         "recompute": compute.recompute,
         "compile": compute.compile,
     }
@@ -194,10 +194,10 @@ def _in_words(pool: ChipPool) -> str:
     return f"{number} {pool.chip.name}{part} of {pool.chip.memory_gib:.1f} GiB"
 
 
-def _options(config: Config, ground: Ground) -> Options:
+def _options(config: Config, resources: Resources) -> Options:
     """What the configuration leaves open, and this version can run."""
-    gpus = sum(pool.num_chips for pool in ground.chips.view.pools if pool.chip.vendor != "CPU")
-    options = replace(options_asked(config), leave_idle=ground.may_idle)
+    gpus = sum(pool.num_chips for pool in resources.chips.view.pools if pool.chip.vendor != "CPU")
+    options = replace(options_asked(config), leave_idle=resources.may_idle)
     return replace(options, max_stages=1) if gpus > 1 else options
 
 
@@ -222,8 +222,8 @@ def _why(found: Found, chips: RankChips) -> tuple[str, ...]:
         f"{found.seconds:.1f} s, at {best.time.step_s:.3g} s a step"
     )
     basis = "; ".join(chips.basis)
-    way_out = ", which `weft chips profile` measures" if chips.is_guess else ""
-    return what, f"plan.auto goes by {basis}{way_out}"
+    way_out = ": run `weft chips profile`" if chips.is_guess else ""
+    return what, f"plan.auto takes rates from {basis}{way_out}"
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

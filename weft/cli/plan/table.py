@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.cli.output import count, out
 from weft.plan.plan import Plan, StagePlan
 from weft.report.plan_picture import ranges
+from weft.resolve.resolve import Resolved
 
 
-def table(plan: Plan) -> Iterator[str]:
+def show_plan(resolved: Resolved) -> None:
+    """The plan as people read it."""
+    config, plan = resolved.config, resolved.plan
+    tokens = plan.global_batch * config.data.seq_len
+    out.print(
+        f"[bold]{config.model.family} {config.model.size}[/]: "
+        f"{count(resolved.num_parameters)} parameters, {plan.num_layers} layers; "
+        f"{plan.global_batch} samples = {tokens} tokens a step; {config.train.steps} steps"
+    )
+    heading, *lines = plan_table(plan)
+    out.print(heading, style="dim", markup=False)
+    for line in lines:
+        out.print(line, markup=False)
+    for note in resolved.notes:
+        out.print(f"  {note}", markup=False)
+
+
+def plan_table(plan: Plan) -> Iterator[str]:
     """One line a stage, below a heading; columns that say nothing are left out."""
     rows = list(_rows(plan))
     columns = [name for name in rows[0] if name in _ALWAYS or any(row[name] for row in rows)]

@@ -1,4 +1,4 @@
-"""``weft plan --cluster``: plan for chips that a file describes, and say what to expect there."""
+"""Plans with their forecasts: for this machine, and for chips that a file describes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from time import monotonic
 from typing import Any
 
 from weft.cli.output import count, err, out
-from weft.cli.plan_table import table
-from weft.cli.plan_why import rival_in_words
-from weft.cli.plan_words import cluster_in_words, folded, show_outlook
+from weft.cli.plan.table import plan_table
+from weft.cli.plan.text import cluster_in_words, folded, show_outlook
+from weft.cli.plan.why import comparison
 from weft.cli.target import load
 from weft.cluster.cluster_file import read_view
 from weft.cluster.detect import detect_node
@@ -20,17 +20,22 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded, recipe_names
 from weft.cost.flops import train_flops_per_token
 from weft.models.registry import shape_of
+from weft.planner.forecast import forecast
+from weft.planner.limits import limits_of
+from weft.planner.naming import name_of
 from weft.planner.need import Mix, choose_mix, in_units, parse_need
 from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
 from weft.planner.rival import Rival, rival_of
 from weft.planner.search import Found, search
 from weft.planner.workload import Workload
-from weft.resolve.cluster_plan import Elsewhere, elsewhere, says_a_plan
+from weft.resolve.cluster_plan import PlanRequest, plan_request, says_a_plan
+from weft.resolve.prediction import UNMEASURED, chips_here
 from weft.resolve.rank_chips import RankChips, chips_of_file
+from weft.resolve.resolve import Resolved
 
 ROUNDS = 6
 """Times that a mix is made larger because plans lose what chips compute."""
-SAY_EVERY_S = 2.0
+SECONDS_BETWEEN_LINES = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +44,7 @@ class Answer:
 
     model: str
     """Family and size."""
-    asked: Elsewhere
+    asked: PlanRequest
     chips: RankChips
     outlook: Outlook
     mix: Mix | None = None
@@ -61,7 +66,28 @@ class Answer:
         return int(shape_of(self.asked.workload.spec).params)
 
 
-def load_elsewhere(target: str, overrides: Sequence[str]) -> Loaded:
+def outlook_here(resolved: Resolved) -> tuple[Outlook | None, str]:
+    """What to expect on this machine, or why nothing can be said."""
+    plan = resolved.plan
+    _, _, stage = next(iter(plan.stages()))
+    workload = Workload(
+        spec=resolved.spec,
+        seq_len=resolved.config.data.seq_len,
+        samples=plan.global_batch,
+        precision=stage.precision,
+    )
+    try:
+        chips = chips_here(resolved)
+        if chips.is_guess:
+            return None, UNMEASURED
+        cast = forecast(plan, workload, chips.view, chips.knowledge)
+    except ConfigError as error:
+        return None, str(error)
+    name = name_of(plan, chips.view)
+    return Outlook(name=name, cluster=chips.view, forecast=cast, limits=limits_of(cast)), ""
+
+
+def load_for_cluster(target: str, overrides: Sequence[str]) -> Loaded:
     """The configuration; a plan or micro-batch that only the recipe says is for another machine."""
     words = [target, *overrides]
     if any(word.removeprefix("--").startswith(("plan.", "plan=")) for word in words):
@@ -86,7 +112,7 @@ def answer(
     """
     view = read_view(file)
     chips = chips_of_file(file, detect_node(), view.world_size)
-    asked = elsewhere(loaded, chips.view)
+    asked = plan_request(loaded, chips.view)
     model = f"{loaded.config.model.family} {loaded.config.model.size}"
     if asked.plan is not None:
         if need is not None:
@@ -110,12 +136,12 @@ def answer(
     )
     rival = None
     if why is not None:
-        theirs = replace(elsewhere(why, cluster), options=asked.options)
-        rival = _rival(theirs, outlook, chips, cluster)
+        other = replace(plan_request(why, cluster), options=asked.options)
+        rival = _rival(other, outlook, chips, cluster)
     return Answer(model=model, asked=asked, chips=chips, outlook=outlook, mix=mix, rival=rival)
 
 
-def _rival(asked: Elsewhere, outlook: Outlook, chips: RankChips, cluster: ClusterView) -> Rival:
+def _rival(asked: PlanRequest, outlook: Outlook, chips: RankChips, cluster: ClusterView) -> Rival:
     assert asked.plan is not None, "a plan was given"
     best = outlook.forecast
     samples = asked.plan.global_batch
@@ -125,7 +151,7 @@ def _rival(asked: Elsewhere, outlook: Outlook, chips: RankChips, cluster: Cluste
     return rival_of(asked.plan, best, asked.workload, cluster, knowledge, asked.options)
 
 
-def _search(asked: Elsewhere, chips: RankChips, cluster: ClusterView) -> Found:
+def _search(asked: PlanRequest, chips: RankChips, cluster: ClusterView) -> Found:
     return search(
         asked.workload,
         cluster,
@@ -135,7 +161,7 @@ def _search(asked: Elsewhere, chips: RankChips, cluster: ClusterView) -> Found:
     )
 
 
-def _enough(asked: Elsewhere, chips: RankChips, need: float) -> tuple[Mix, Found]:
+def _enough(asked: PlanRequest, chips: RankChips, need: float) -> tuple[Mix, Found]:
     """The mix whose best plan does it: waiting and links take from what chips compute."""
     wanted = need
     for _ in range(ROUNDS):
@@ -152,7 +178,7 @@ def _enough(asked: Elsewhere, chips: RankChips, need: float) -> tuple[Mix, Found
     raise ConfigError("--need", in_units(need), expected, hint)
 
 
-def _all_of(asked: Elsewhere, chips: RankChips) -> float:
+def _all_of(asked: PlanRequest, chips: RankChips) -> float:
     return choose_mix(chips.view, asked.workload, chips.knowledge, 0.0).most_flops
 
 
@@ -168,7 +194,7 @@ def _progress() -> Callable[[int, float], None]:
 
     def tell(done: int, best_s: float) -> None:
         nonlocal said
-        if monotonic() - said >= SAY_EVERY_S:
+        if monotonic() - said >= SECONDS_BETWEEN_LINES:
             said = monotonic()
             best = f", the best takes {best_s:.3g} s a step" if best_s < float("inf") else ""
             err.print(f"searching: {done:,} candidates done{best}", style="dim")
@@ -203,12 +229,12 @@ def show_answer(answer: Answer, *, explain: bool) -> None:
     chips = f"{outlook.cluster.world_size:,} of {answer.chips.view.world_size:,} chips"
     out.print(f"{chips}: {cluster_in_words(outlook.cluster)}", markup=False)
     out.print(f"plan: {outlook.name}", markup=False)
-    heading, *lines = table(outlook.forecast.plan)
+    heading, *lines = plan_table(outlook.forecast.plan)
     out.print(heading, style="dim", markup=False)
     for line in folded(lines):
         out.print(line, markup=False)
-    for note in (*answer.asked.notes, f"goes by {', '.join(answer.chips.basis)}"):
+    for note in (*answer.asked.notes, f"rates from {', '.join(answer.chips.basis)}"):
         out.print(f"  {note}", markup=False)
     show_outlook(outlook, explain=explain)
-    for line in rival_in_words(answer.rival) if answer.rival else ():
+    for line in comparison(answer.rival) if answer.rival else ():
         out.print(line, markup=False)

@@ -1,4 +1,4 @@
-"""An outlook as people read it."""
+"""What to expect of a plan, as people read it."""
 
 from __future__ import annotations
 

@@ -61,10 +61,10 @@ def _plan(loaded: Loaded, file: Path, num_ranks: int) -> tuple[Plan | None, Sequ
         hint = "The planner is told of the lab's own chips."
         error = ConfigError("plan.auto.cluster", auto.cluster, "null in a lab", hint)
         raise loaded.place(error)
-    from weft.resolve.automatic import choose, ground_of_file
+    from weft.resolve.planned import choose, resources_of_file
 
     try:
-        chosen = choose(loaded.config, ground_of_file(loaded.config, file, detect(), num_ranks))
+        chosen = choose(loaded.config, resources_of_file(loaded.config, file, detect(), num_ranks))
     except ConfigError as error:
         raise loaded.place(error) from error
     return chosen.plan, chosen.notes

@@ -1,0 +1,1 @@
+"""``weft plan``: what would run, why, and what to expect of it."""
