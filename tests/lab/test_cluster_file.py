@@ -38,7 +38,7 @@ def test_ranks_and_nodes_follow_the_order_of_the_file(tmp_path: Path) -> None:
     assert cluster.world_size == 4
     assert cluster.nodes == ((0, 2), (1,))
     assert [cluster.ranks_of(host) for host in range(3)] == [range(2), range(2, 3), range(3, 4)]
-    assert [(host, chip.kind) for host, chip in cluster.seats] == [
+    assert [(host, chip.kind) for host, chip in cluster.by_rank] == [
         (0, "a"),
         (0, "b"),
         (1, "c"),

@@ -54,7 +54,7 @@ class FakeLab:
         words = dict(word.split("=", 1) for word in asked.command if "=" in word)
         plan = Plan.from_json(Path(words["plan.file"]).read_text())
         self.runs.append(plan)
-        speeds = [chip.speed for _, chip in asked.cluster.seats]
+        speeds = [chip.speed for _, chip in asked.cluster.by_rank]
         stages = [stage for _, _, stage in plan.stages()]
         if speeds == [0.4] and {stage.recompute for stage in stages} == {self.kills}:
             rank: Any = SimpleNamespace(

@@ -94,7 +94,7 @@ def test_picture_of_many_alike_pipelines_folds_them() -> None:
     check(plan)
     drawn = picture(plan)
     assert [lane.share_width / drawn.width for lane in drawn.lanes] == [0.5, 0.5]
-    assert drawn.lanes[0].heading.startswith("Pipelines 0–199, all alike · 600 of 1,200")  # noqa: RUF001
+    assert drawn.lanes[0].heading.startswith("Pipelines 0–199, all equal · 600 of 1,200")  # noqa: RUF001
 
 
 def test_a_picture_says_the_schedule_and_the_settings_of_stages() -> None:

@@ -225,7 +225,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a checkpoint, if it exists, under a name that nobody takes for one."""
+    """Remove a checkpoint, if it exists, under a name that is not a checkpoint's."""
     if folder.exists():
         doomed = folder.with_name(folder.name + _TEMPORARY)
         if doomed.exists():

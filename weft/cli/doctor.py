@@ -115,12 +115,12 @@ def _machine() -> Iterator[Finding]:
 def _disk() -> Iterator[Finding]:
     free = shutil.disk_usage(Path.cwd()).free
     low = free < LOW_DISK_BYTES
-    todo = "runs/ and .weft/cache grow here; make room or choose --out elsewhere" if low else ""
+    todo = "runs/ and .weft/cache grow here; make room or choose another --out" if low else ""
     yield Finding("disk", "hint" if low else "ok", f"{gib(free)} free here", todo)
 
 
 def _environment() -> Iterator[Finding]:
-    place = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name in os.environ]
-    if place:
-        says = f"{', '.join(place)} set: `weft train` joins that job instead of starting ranks"
+    given = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name in os.environ]
+    if given:
+        says = f"{', '.join(given)} set: `weft train` joins that job instead of starting ranks"
         yield Finding("launcher", "hint", says, "unset them to train on this machine alone")

@@ -116,7 +116,7 @@ def _said(reason: str) -> str:
 
 
 def say(text: str) -> None:
-    """The lab's own words stand beside what the job prints."""
+    """A line of the lab itself, between those of the job."""
     err.print(f"[lab] {text}", style="cyan", markup=False)
 
 
@@ -164,7 +164,7 @@ def _tell_end(asked: Rehearsal, outcome: Outcome) -> None:
         if rank.code != 0:
             log = "above" if rank.rank == 0 else f"{asked.out / LOGS}/rank{rank.rank}.log"
             say(f"rank {rank.rank} {rank.in_words()}; what it printed: {log}")
-    speeds = [chip.speed for _, chip in asked.cluster.seats]
+    speeds = [chip.speed for _, chip in asked.cluster.by_rank]
     if used := busy(outcome.moments, speeds, after_step=1):
         each = ", ".join(f"rank {rank} {part:.0%}" for rank, part in enumerate(used))
         say(f"of its chip's time after step 1 was used: {each}")

@@ -58,7 +58,7 @@ def _plan(loaded: Loaded, file: Path, num_ranks: int) -> tuple[Plan | None, Sequ
     if auto is None:
         return read_plan(loaded), ()
     if auto.cluster is not None:
-        hint = "The planner is told of the lab's own chips."
+        hint = "The planner plans for the lab's own chips."
         error = ConfigError("plan.auto.cluster", auto.cluster, "null in a lab", hint)
         raise loaded.place(error)
     from weft.resolve.planned import choose, resources_of_file
@@ -114,7 +114,7 @@ def _tell(virtual: VirtualCluster, prediction: Prediction) -> None:
     for number, timeline in enumerate(prediction.pipelines):
         idle = f"{timeline.bubble:.0%} of it idle" if len(timeline.spans) > 1 else "no bubble"
         out.print(f"pipeline {number}: {timeline.step_s:.3g} s a step, {idle}")
-    for rank, (host, chip) in enumerate(virtual.cluster.seats):
+    for rank, (host, chip) in enumerate(virtual.cluster.by_rank):
         name = f"rank {rank} ({virtual.cluster.hosts[host].name}, {chip.kind} {chip.speed:g})"
         out.print(f"{name}: computes {prediction.busy[rank]:.0%} of the step", markup=False)
     gradients = f"gradients: {prediction.exchange_s:.3g} s a step on the slowest link"

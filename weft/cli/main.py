@@ -69,7 +69,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _speaks() -> bool:
-    """Of the processes that a launcher started on a machine, all refuse alike and one says why."""
+    """Of the processes that a launcher started on a machine, one prints why all refuse."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 

@@ -31,7 +31,7 @@ class ResolvedRun:
     chosen: Chosen | None = None
     """Where the planner chose the plan."""
     chips: RankChips | None = None
-    """Of ranks on several machines, as far as this one was told; None: they are all here."""
+    """Of ranks on several machines, where this rank knows them; None: they are all here."""
 
 
 def resolved_here(loaded: Loaded, *, out: Path | None = None) -> ResolvedRun:
@@ -59,7 +59,7 @@ def resolved_here(loaded: Loaded, *, out: Path | None = None) -> ResolvedRun:
 def resolved_among(
     loaded: Loaded, address: RankAddress, until_joined: ExitStack, *, out: Path | None = None
 ) -> ResolvedRun:
-    """As one rank of a job that another launcher started: rank 0 plans, and tells the others.
+    """As one rank of a job that another launcher started: rank 0 plans for all.
 
     Args:
         until_joined: Not to be left before this rank has met the others.
@@ -102,8 +102,8 @@ def resolved_among(
 
 def ranks_here() -> int | None:
     """How many processes of the job this machine runs, where its launcher says so."""
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(told) if told.isdecimal() else None
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(given) if given.isdecimal() else None
 
 
 def _resources(

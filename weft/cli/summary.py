@@ -15,7 +15,7 @@ from weft.train.job import TRAFFIC_FILE
 
 
 def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Held-out loss beside what counting words reaches, samples, and where everything lies."""
+    """Held-out loss beside those of the baselines, samples, and the paths of what was written."""
     out.print()
     for line in _held_out(summary["held_out"], summary["baselines"]):
         out.print(line)

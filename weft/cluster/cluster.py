@@ -31,7 +31,7 @@ class Chip:
     link: str = ""
     """What joins it to the other chips of its machine."""
     link_gb_s: float | None = None
-    """One direction, one chip to the others of its machine together, 10^9 bytes/s."""
+    """One direction, one chip to all others of its machine, 10^9 bytes/s."""
     network_gbit_s: float | None = None
     """Usual network adapter for each chip."""
     power_w: float | None = None

@@ -28,7 +28,7 @@ class ChipEntry(Section):
     """One chip of a host: one rank runs on it."""
 
     kind: Text
-    """What reports call it; chips of one kind are alike."""
+    """What reports call it; chips of one kind are equal."""
     speed: Annotated[Positive, Field(ge=0.01, le=1.0)] = 1.0
     """Part of one core's time that its rank gets."""
     memory_gib: Positive | None = None
@@ -125,7 +125,7 @@ class ClusterFile(Section):
         return range(first, first + len(self.hosts[host].chips))
 
     @property
-    def seats(self) -> tuple[tuple[int, ChipEntry], ...]:
+    def by_rank(self) -> tuple[tuple[int, ChipEntry], ...]:
         """By rank: the number of its host, and its chip."""
         return tuple((n, chip) for n, host in enumerate(self.hosts) for chip in host.chips)
 
@@ -186,10 +186,10 @@ class Core:
 
 
 def lab_view(cluster: ClusterFile, core: Core) -> ClusterView:
-    """Hosts that share a switch are one node; neighbouring nodes that are alike are one pool."""
+    """Hosts that share a switch are one node; equal neighbouring nodes are one pool."""
     node_of = {host: n for n, hosts in enumerate(cluster.nodes) for host in hosts}
-    alike = groupby((node_of[host], chip) for host, chip in cluster.seats)
-    runs = [(node, chip, len(list(same))) for (node, chip), same in alike]
+    equal = groupby((node_of[host], chip) for host, chip in cluster.by_rank)
+    runs = [(node, chip, len(list(same))) for (node, chip), same in equal]
     pieces = Counter(node for node, _, _ in runs)
     pools: list[ChipPool] = []
     for node, chip, count in runs:

@@ -147,8 +147,8 @@ def _chip_named(name: str, key: str, own: Iterable[OwnChip] = ()) -> Chip:
     if name in known:
         return known[name]
     lower = {other.lower(): other for other in known}
-    alike = sorted(other for other in lower if other.startswith(name.lower()))
-    near = alike or get_close_matches(name.lower(), lower, n=2, cutoff=0.6)
+    beginning = sorted(other for other in lower if other.startswith(name.lower()))
+    near = beginning or get_close_matches(name.lower(), lower, n=2, cutoff=0.6)
     offer = " or ".join(lower[other] for other in near)
     hint = f"Did you mean {offer}?" if offer else "`weft chips` lists them."
     raise ConfigError(key, name, "a chip of the catalogue, or one described under chips", hint)

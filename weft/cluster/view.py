@@ -91,8 +91,8 @@ class ClusterView:
                 key = f"node {node.host}: chips"
                 raise ConfigError(key, sorted(names), "chips of one kind", "Split the node in two.")
         pools = [
-            ChipPool(chip=found[0], num_nodes=len(list(alike)), chips_per_node=len(found))
-            for found, alike in groupby(node.chips for node in nodes)
+            ChipPool(chip=found[0], num_nodes=len(list(equal)), chips_per_node=len(found))
+            for found, equal in groupby(node.chips for node in nodes)
         ]
         return ClusterView(tuple(pools))
 

@@ -120,11 +120,11 @@ def nearest_key(key: str, siblings: Sequence[str] = (), top: Node | None = None)
     renamed = _OTHER_NAMES.get(key, _OTHER_NAMES.get(leaf, "")) if top is root() else ""
     keys = list(dict.fromkeys(top.keys()))
     by_leaf = {other.rpartition(".")[2]: other for other in reversed(keys)}
-    alike = [other for other in keys if other.rpartition(".")[2] == leaf]
+    same_leaf = [other for other in keys if other.rpartition(".")[2] == leaf]
     guesses = (
         [renamed] if renamed else [],
         difflib.get_close_matches(key, siblings, n=1, cutoff=_cutoff(key)),
-        difflib.get_close_matches(key, alike, n=1, cutoff=0),
+        difflib.get_close_matches(key, same_leaf, n=1, cutoff=0),
         difflib.get_close_matches(key, keys, n=1, cutoff=_cutoff(key)),
         [by_leaf[name] for name in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)],
     )

@@ -159,7 +159,7 @@ class StageConfig(Section):
     tp: Count = 1
     """Ways to split each matrix product; keep these ranks inside one machine."""
     order: tuple[Axis, Axis] | None = None
-    """Which ranks lie together: [dp, tp] gives neighbouring ranks to tp, [tp, dp] to dp; null is
+    """Which ranks are neighbours: [dp, tp] gives neighbouring ranks to tp, [tp, dp] to dp; null is
     [dp, tp]. It changes where ranks are and no number."""
     zero: Annotated[Whole, Field(le=3)] = 0
     """What ranks with the same parameters divide instead of each keeping all of it: 1 the
@@ -224,7 +224,7 @@ class PlanConfig(Section):
     stages: Stages | None = None
     """One pipeline: its stages in order. Ranks are given out in the same order, from 0."""
     pipelines: Annotated[tuple[PipelineConfig, ...], Field(min_length=1)] | None = None
-    """Several pipelines that need not be alike, side by side."""
+    """Several pipelines side by side, equal or not."""
     schedule: Schedule | None = None
     """Order in which a pipeline of several stages does forwards and backwards; null is "1f1b", and
     with `auto` whichever is fastest."""
@@ -263,7 +263,7 @@ class ComputeConfig(Section):
     """Chips to run on; "auto" takes CUDA where it is usable, else the CPU."""
     precision: Precision = "auto"
     """Arithmetic of forward and backward; "bf16" keeps fp32 master weights, "fp64" is the
-    reference mode, "auto" is bf16 where the chip is fast at it and fp32 elsewhere."""
+    reference mode, "auto" is bf16 where the chip is fast at it, else fp32."""
     recompute: Literal["auto", "off", "full"] = "auto"
     """"full" keeps only each block's input and computes the rest again in backward; "auto" is
     "off", and with `plan.auto` whatever is fastest in the memory there is."""
@@ -371,7 +371,7 @@ class SampleConfig(Section):
     temperature: Number = 0.8
     """0 always takes the likeliest token; 1 draws from the model's own distribution."""
     top_p: Annotated[Positive, Field(le=1)] = 0.95
-    """Draw from the likeliest tokens that together hold this much probability."""
+    """Draw from the likeliest tokens whose probabilities add up to this much."""
 
 
 class Config(Section):

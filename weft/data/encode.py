@@ -77,7 +77,7 @@ def make_jobs(sources: Sequence[Source]) -> list[Job]:
 
 
 def _gather(source: Source, job_bytes: int) -> Iterator[list[tuple[Part, int]]]:
-    """Lists of (part, its bytes) of a source, each of about ``job_bytes`` together."""
+    """Lists of (part, its bytes) of a source, each of about ``job_bytes`` in all."""
     batch: list[tuple[Part, int]] = []
     size = 0
     for number, file in enumerate(source.files):
@@ -181,7 +181,7 @@ def _batches(source: Source, wanted: Sequence[Part], split: Split) -> Iterator[l
 def _encode(
     source: Source, batch: Sequence[Named], tokenizer: Tokenizer
 ) -> Iterator[tuple[Piece, Tokens]]:
-    """Every piece with its tokens ``[n]``, those that are text tokenized together."""
+    """Every piece with its tokens ``[n]``, those that are text tokenized as one batch."""
     texts = [piece.content for _, piece in batch if isinstance(piece.content, str)]
     encoded = iter(tokenizer.encode_batch(texts))
     for _, piece in batch:

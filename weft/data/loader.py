@@ -1,8 +1,9 @@
 """Batches made ahead of time by processes of their own, in an order that does not depend on them.
 
 Step t is made by worker t modulo their number, and the consumer asks the workers in turn: which
-batch comes next is fixed, whoever is slow. Every worker has its own pair of pipes. A credit goes
-to a worker for each batch taken from it, and it stays at most ``prefetch`` batches ahead.
+batch comes next is fixed, whichever worker is slow. Every worker has its own pair of pipes. A
+credit goes to a worker for each batch taken from it, and it stays at most ``prefetch``
+batches ahead.
 """
 
 from __future__ import annotations

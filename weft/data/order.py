@@ -70,7 +70,7 @@ def _stir(values: UInt64Array) -> UInt64Array:
 class TrainOrder:
     """Which sample of which source is at every position of an endless stream.
 
-    An epoch has as many positions as the sources have samples together, and gives each source a
+    An epoch has as many positions as all sources have samples, and gives each source a
     number of them in proportion to its weight (largest remainder), spread at random over the
     epoch. Each source is read in passes of its own, each pass a new permutation, going on in the
     next epoch where it stopped: no sample comes a third time before all came twice.

@@ -1,4 +1,4 @@
-"""Which text is held out for evaluation: a hash decides, so every machine decides alike.
+"""Which text is held out for evaluation: a hash decides, the same on every machine.
 
 A document is held out when the hash of its identity, as a fraction of 2**64, is below the part
 asked for. The identity of a file is its path inside the source, so editing it does not move it;
@@ -37,7 +37,7 @@ class Split:
     by_block: bool
     """Blocks are hashed one by one, not documents as a whole."""
     unit: int
-    """Bytes of a document that are read, and decided on, together."""
+    """Bytes of a document that are read, and decided on, as one."""
 
     def held_out(self, identity: int, block: int) -> bool:
         """Whether a block of the document with this identity is held out."""

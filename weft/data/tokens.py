@@ -268,7 +268,7 @@ class TokenStore:
         """The ``length`` tokens from each of ``starts``: ``[n, length]``.
 
         Rows are gathered shard by shard from a strided view, one copy a row; only a row that
-        crosses from one shard into the next is put together by hand.
+        crosses from one shard into the next is joined by hand.
         """
         result = np.empty((starts.size, length), np.int32)
         if not starts.size:

@@ -84,7 +84,7 @@ def _undo(fault: Fault, lab: Lab) -> None:
         case Fault(verb="cut", link=(one, other)):
             lab.mend(one, other)
         case Fault(verb="slow", rank=int(rank)):
-            lab.set_speed(rank, lab.cluster.seats[rank][1].speed)
+            lab.set_speed(rank, lab.cluster.by_rank[rank][1].speed)
         case Fault(verb="disk"):
             lab.empty_disk()
         case _:

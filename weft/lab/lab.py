@@ -72,7 +72,7 @@ class Lab:
             if self._disk is not None:
                 self._disk.mount()
             self._groups.build(self.cluster.world_size)
-            for rank, (_, chip) in enumerate(self.cluster.seats):
+            for rank, (_, chip) in enumerate(self.cluster.by_rank):
                 self._groups.add(rank)
                 self._groups.set_speed(rank, chip.speed)
                 if chip.memory_gib is not None:
@@ -93,7 +93,7 @@ class Lab:
         logs.mkdir(parents=True, exist_ok=True)
         described = logs / CLUSTER
         described.write_text(self.cluster.model_dump_json(indent=2, exclude_unset=True))
-        for rank, (host, _) in enumerate(self.cluster.seats):
+        for rank, (host, _) in enumerate(self.cluster.by_rank):
             where = Where(self._network.hosts[host], self._groups.entries(rank))
             variables = environment(self.cluster, rank)
             variables[CLUSTER_VARIABLE] = str(described.resolve())

@@ -27,7 +27,7 @@ def environment(cluster: ClusterFile, rank: int) -> dict[str, str]:
 
     Hosts have addresses and no names, which PyTorch would warn of.
     """
-    host, _ = cluster.seats[rank]
+    host, _ = cluster.by_rank[rank]
     here = cluster.ranks_of(host)
     return {
         "RANK": str(rank),

@@ -193,7 +193,7 @@ def _record(asked: Rehearsal, lab: Lab, faults: Appointments, code: int | None) 
             "ended_s": rank.ended_s,
             "how": rank.in_words(),
         }
-        for rank, (host, chip) in zip(lab.ranks, asked.cluster.seats, strict=True)
+        for rank, (host, chip) in zip(lab.ranks, asked.cluster.by_rank, strict=True)
     ]
     happened = [
         {

@@ -34,7 +34,7 @@ def kinds_of(cluster: ClusterFile) -> list[Kind]:
         ConfigError: there is one kind: nothing is mixed.
     """
     found: dict[str, list[int]] = {}
-    for rank, (_, chip) in enumerate(cluster.seats):
+    for rank, (_, chip) in enumerate(cluster.by_rank):
         found.setdefault(chip.kind, []).append(rank)
     if len(found) < 2:
         raise ConfigError("hosts.chips.kind", sorted(found), "at least two kinds of chips")
@@ -92,7 +92,7 @@ class Chips:
         by_rank = [_limited(pool, shown) for pool in known.view.pools]
         pools = [
             replace(_limited(pool, shown), node=pool.node and f"{pool.node} of {kind}")
-            for kind in dict.fromkeys(chip.kind for _, chip in cluster.seats)
+            for kind in dict.fromkeys(chip.kind for _, chip in cluster.by_rank)
             for pool in chips_of_lab(only(cluster, kind), machine).view.pools
         ]
         costs = dict(known.knowledge.chips)

@@ -99,7 +99,7 @@ class Bench:
             for name, cluster, rates in final:
                 where = f"{name}, repeat {repeat} of {self.effort.repeats}"
                 self.measure(where, cluster, rates, repeat)
-        limits = {chip.kind: chip.memory_gib for _, chip in self.cluster.seats}
+        limits = {chip.kind: chip.memory_gib for _, chip in self.cluster.by_rank}
         said = reasons(report.best.trial.plan, found, limits, kinds)
         return MixReport(parts, mixes, said)
 
@@ -255,7 +255,7 @@ def _figures(
     cluster: ClusterFile, outcome: Outcome, records: Sequence[StepMetrics]
 ) -> dict[str, Any]:
     counted = records[WARM_UP:]
-    speeds = [chip.speed for _, chip in cluster.seats]
+    speeds = [chip.speed for _, chip in cluster.by_rank]
     return {
         "step_s": median(record.step_time_s for record in counted),
         "tokens": records[-1].tokens,

@@ -61,7 +61,7 @@ def lines(found: Comparison) -> list[str]:
     trend = found.trend
     if trend is not None:
         side = f"{trend.above} of {trend.blocks} blocks of steps above zero"
-        drift = "one way" if trend.drifts else "no way"
+        drift = "in one direction" if trend.drifts else "none"
         said.append(
             f"trend: {drift} ({side}, chance {trend.chance:.2g}), {trend.slope:+.1e} a step"
         )

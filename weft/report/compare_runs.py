@@ -195,7 +195,7 @@ def _pairs(
 def _after_parting(mine: Mapping[int, T], theirs: Mapping[int, T]) -> list[int]:
     """Steps that both did, without those that were done once and then copied with the folder.
 
-    Records of such steps are alike to the last digit of their times. Runs that went on from one
+    Records of such steps are equal to the last digit of their times. Runs that went on from one
     checkpoint are equal there, so differences grow from there on.
     """
     common = sorted(mine.keys() & theirs.keys())
@@ -218,7 +218,7 @@ def _d_model(run: RunFiles) -> int:
 def trend(steps: Sequence[int], differences: Sequence[float]) -> Trend | None:
     """How differences go on: their growth, and a sign test on the means of blocks of steps.
 
-    Differences of neighbouring steps are alike because the weights are, so the test looks at
+    Differences of neighbouring steps are similar because the weights are, so the test looks at
     blocks; a block without a difference says nothing.
     """
     known = [(s, d) for s, d in zip(steps, differences, strict=True) if math.isfinite(d)]

@@ -1,4 +1,4 @@
-"""A page of a plan that nobody has run: what it is, its step in time, its memory, and its rivals.
+"""The page of a plan before it runs: what it is, its step in time, its memory, the next best plans.
 
 Self-contained: no network, no script.
 """
@@ -103,7 +103,7 @@ def _tiles(cast: Forecast) -> Iterator[Tile]:
 
 
 def _timelines(cast: Forecast) -> Iterator[Drawn]:
-    """Of pipelines that are alike, one."""
+    """One of equal pipelines."""
     numbered = list(enumerate(cast.time.timelines))
     runs = [list(run) for _, run in groupby(numbered, key=lambda item: item[1].step_s)]
     for run in runs[:MOST_TIMELINES]:
@@ -134,7 +134,7 @@ def _bars(cast: Forecast) -> Iterator[Bar]:
         position = members[0]
         name = where(position)
         if len(members) > 1:
-            name += f" to {where(members[-1])}, {len(members)} that are alike"
+            name += f" to {where(members[-1])}, {len(members)} equal ones"
         parts = position.memory.by_category()
         yield Bar(
             name=name[:1].upper() + name[1:],

@@ -253,7 +253,7 @@ def _results(run: RunFiles) -> Table | None:
 
 
 def _verdict(run: RunFiles) -> str:
-    """How the model compares with counting words."""
+    """How the model compares with the baselines."""
     loss = _held_out(run)["loss"]
     if loss is None:
         return ""
@@ -377,7 +377,7 @@ def _samples(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _settings(run: RunFiles) -> list[Table]:
-    """What somebody chose, and what was left at its default. One table if that is not known."""
+    """What was chosen, and what was left at its default. One table if that is not known."""
     rows = [(key, _value(value)) for key, value in run.config.items()]
     if not rows:
         return []

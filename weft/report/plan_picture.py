@@ -2,7 +2,7 @@
 
 One lane for each pipeline. Stages lie on the axis of the layers that all lanes share, so cuts at
 different layers stand under each other; above them a bar as wide as the pipeline's part of the
-global batch, cut into its microbatches. Alike neighbours fold into one lane when there are many.
+global batch, cut into its microbatches. Equal neighbours are one lane when there are many.
 This file only measures; ``assets/plan.svg.j2`` draws.
 """
 
@@ -35,7 +35,7 @@ _HEADING_CHARACTER, _DETAIL_CHARACTER = 7.8, 6.8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineGroup:
-    """Neighbouring pipelines that are alike but for their ranks."""
+    """Neighbouring pipelines that differ in their ranks alone."""
 
     first: int
     pipelines: tuple[PipelinePlan, ...]
@@ -79,7 +79,7 @@ class StageBox:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lane:
-    """One pipeline, or several that are alike."""
+    """One pipeline, or several equal ones."""
 
     y: float
     heading: str
@@ -105,7 +105,7 @@ class Picture:
 
 
 def pipeline_groups(plan: Plan) -> list[PipelineGroup]:
-    """The pipelines in order; alike neighbours together if there are more than six."""
+    """The pipelines in order; equal neighbours as one if there are more than six."""
     groups: list[PipelineGroup] = []
     fold = len(plan.pipelines) > _MOST_LANES_UNFOLDED
     for number, pipeline in enumerate(plan.pipelines):
@@ -227,8 +227,8 @@ def _lane(
         left, span = scale.span(stage.layers, **ends)
         slots.append(_Slot(left + 1, y + _STAGE_TOP, max(2.0, span - 2)))
         words.append(_words(number, stage, folded=several > 1, **ends))
-    headings = _alike(slots, [w.headings for w in words], _HEADING_CHARACTER)
-    details = _alike(slots, [w.details for w in words], _DETAIL_CHARACTER)
+    headings = _same_form(slots, [w.headings for w in words], _HEADING_CHARACTER)
+    details = _same_form(slots, [w.details for w in words], _DETAIL_CHARACTER)
     boxes = []
     for number, (stage, slot) in enumerate(zip(pipeline.stages, slots, strict=True)):
         cells = _cells(slot, stage.mesh.ranks) if several == 1 else ()
@@ -259,7 +259,7 @@ def _lane(
 
 def _lane_heading(group: PipelineGroup, plan: Plan, share: float) -> str:
     pipeline, several = group.pipelines[0], len(group.pipelines)
-    parts = [f"Pipeline {group.name}" if several == 1 else f"Pipelines {group.name}, all alike"]
+    parts = [f"Pipeline {group.name}" if several == 1 else f"Pipelines {group.name}, all equal"]
     each = "" if several == 1 else " each"
     parts.append(f"{group.samples:,} of {plan.global_batch:,} samples a step ({share:.0%})")
     microbatches = _count(pipeline.num_microbatches, "microbatch", "microbatches")
@@ -302,7 +302,9 @@ def _words(number: int, stage: StagePlan, *, is_first: bool, is_last: bool, fold
     )
 
 
-def _alike(slots: Sequence[_Slot], forms: Sequence[tuple[str, ...]], character: float) -> list[str]:
+def _same_form(
+    slots: Sequence[_Slot], forms: Sequence[tuple[str, ...]], character: float
+) -> list[str]:
     """The fullest form that fits every stage of a lane; where none does, what fits each."""
     rooms = [slot.width - 2 * slot.padding for slot in slots]
     for same in zip(*forms, strict=True):

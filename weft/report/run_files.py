@@ -1,4 +1,4 @@
-"""A run's folder as it is found: whole, half written, or with a file that somebody broke.
+"""A run's folder as it is found: whole, half written, or with a damaged file.
 
 Nothing here raises because of what a file holds. What is not there is None or empty, and what
 cannot be read is also said in words.

@@ -38,7 +38,7 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
-    """A plan, in words why, and what was asked."""
+    """A plan, why it, and what was asked."""
 
     plan: Plan
     notes: tuple[str, ...]
@@ -106,7 +106,7 @@ def facts(cluster: Cluster, host: str) -> dict[str, Any]:
 
 
 def resources_of_facts(config: Config, everyone: Sequence[Mapping[str, Any]]) -> Resources:
-    """The machines of ranks that told rank 0 about them, in the order of ranks.
+    """The machines of ranks that sent their facts to rank 0, in the order of ranks.
 
     Raises:
         ConfigError: a machine lacks the GPUs that are asked for.

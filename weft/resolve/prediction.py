@@ -1,7 +1,7 @@
 """What a plan will take on the chips of its ranks, and what a run took. No torch.
 
-Time is told where the chips are known: from a profile, or from the catalogue. Memory depends on the
-plan and the model, and is told always.
+Time is predicted where the chips are known: from a profile, or from the catalogue. Memory depends
+on the plan and the model, and is always predicted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ UNMEASURED = "there is no profile for this CPU; run `weft chips profile`"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantities:
-    """What can be told of a run both before and after it. None is not known."""
+    """What is known of a run both before and after it. None is not known."""
 
     step_time_s: float | None = None
     """Of one optimizer step, without evaluations and checkpoints."""

@@ -208,7 +208,7 @@ class VirtualCluster:
 
     def _alone_s(self) -> float:
         """The whole batch, and one update, on one chip as fast as all together."""
-        speeds = sum(chip.speed for _, chip in self.cluster.seats)
+        speeds = sum(chip.speed for _, chip in self.cluster.by_rank)
         chip = core(self.gflops * speeds)
         samples = sum(
             pipeline.samples * sample_s(pipeline, self.spec, self.seq_len, chip)
@@ -230,11 +230,11 @@ class VirtualCluster:
         return max(spent)
 
     def _speed(self, rank: int) -> float:
-        return self.cluster.seats[rank][1].speed
+        return self.cluster.by_rank[rank][1].speed
 
     def _link(self, one: int, other: int) -> LinkEntry:
         """The slowest link on the way from one rank to another."""
-        here, there = (self.cluster.seats[rank][0] for rank in (one, other))
+        here, there = (self.cluster.by_rank[rank][0] for rank in (one, other))
         if here == there:
             return LinkEntry()
         inside, between = self.cluster.links.inside, self.cluster.links.between

@@ -103,11 +103,11 @@ def cluster_in_words(cluster: ClusterView) -> str:
 
 
 def memory_table(cast: Forecast) -> Iterator[str]:
-    """Memory of a rank of every mesh, GiB; neighbours that are alike share a row."""
-    alike = [list(same) for _, same in groupby(cast.positions, key=_figures)]
+    """Memory of a rank of every mesh, GiB; equal neighbours share a row."""
+    groups = [list(same) for _, same in groupby(cast.positions, key=_figures)]
     decimals = _decimals(max(position.memory.total for position in cast.positions) / 2**30)
     heading = ("pipeline", "stage", "ranks", "GiB", "of", *_CATEGORIES, "other")
-    rows = [heading, *(_memory_row(positions, decimals) for positions in alike)]
+    rows = [heading, *(_memory_row(positions, decimals) for positions in groups)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = list(zip(row, widths, strict=True))
@@ -116,11 +116,11 @@ def memory_table(cast: Forecast) -> Iterator[str]:
         yield "  ".join((*words, *numbers))
 
 
-def _memory_row(alike: Sequence[PositionForecast], decimals: int) -> tuple[str, ...]:
-    chip, figures = _figures(alike[0])
+def _memory_row(equal: Sequence[PositionForecast], decimals: int) -> tuple[str, ...]:
+    chip, figures = _figures(equal[0])
     return (
-        ranges(sorted({position.pipeline for position in alike}), dash="-"),
-        ranges(sorted({stage for position in alike for stage in position.stages}), dash="-"),
+        ranges(sorted({position.pipeline for position in equal}), dash="-"),
+        ranges(sorted({stage for position in equal for stage in position.stages}), dash="-"),
         chip,
         *(f"{figure:.{decimals}f}" for figure in figures),
     )
