@@ -39,7 +39,7 @@ from benchmarks.parallel_peers import (
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.config.sections import OptimConfig
+from weft.config.sections import AdamWConfig
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
 from weft.nn.context import Context
@@ -53,7 +53,7 @@ WORLD_SIZE = 2
 SAMPLES = 8
 """Of one step of the whole job: microbatches of one in pipelines, halves in data parallelism."""
 SEQ_LEN = 256
-OPTIM = OptimConfig(lr=1e-3)
+OPTIM = AdamWConfig(lr=1e-3)
 STAGES = (range(6), range(6, 11))
 """Layers of the pipelines' stages; the head costs about as much as one more."""
 LOSS_RTOL = {"fp32": 2e-5, "bf16": 3e-3}
@@ -72,7 +72,7 @@ class Case:
 
     name: str
     plan: Plan
-    peers: Mapping[str, Callable[[ModelSpec, OptimConfig], Step]]
+    peers: Mapping[str, Callable[[ModelSpec, AdamWConfig], Step]]
 
     @property
     def kind(self) -> str:
@@ -103,7 +103,7 @@ def staged(schedule: ScheduleName) -> Plan:
     return Plan(num_layers=spec().num_layers, pipelines=(pipeline,))
 
 
-def torch_pipeline(schedule: Any) -> Callable[[ModelSpec, OptimConfig], Step]:
+def torch_pipeline(schedule: Any) -> Callable[[ModelSpec, AdamWConfig], Step]:
     """The same stages and microbatches under one of PyTorch's schedules."""
     return partial(pipeline_step, schedule=schedule, layers=STAGES, num_microbatches=SAMPLES)
 

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.plain_llama import PlainLlama, token_loss
-from weft.config.sections import OptimConfig
+from weft.config.sections import AdamWConfig
 from weft.models.registry import FAMILIES
 from weft.nn.init import initial_values
 from weft.plan.box import Box
@@ -54,7 +54,7 @@ def plain_model(spec: ModelSpec) -> PlainLlama:
     return model
 
 
-def groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, Any]]:
+def groups(model: nn.Module, optim: AdamWConfig) -> list[dict[str, Any]]:
     """Parameters with and without weight decay: norms and embeddings do not decay."""
     decay, rest = [], []
     for name, parameter in model.named_parameters():
@@ -65,20 +65,20 @@ def groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, Any]]:
     ]
 
 
-def adamw(model: nn.Module, optim: OptimConfig) -> torch.optim.Optimizer:
+def adamw(model: nn.Module, optim: AdamWConfig) -> torch.optim.Optimizer:
     """The update that Weft does."""
     return torch.optim.AdamW(
         groups(model, optim), lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True
     )
 
 
-def ddp_step(spec: ModelSpec, optim: OptimConfig, *, autocast: bool = False) -> Step:
+def ddp_step(spec: ModelSpec, optim: AdamWConfig, *, autocast: bool = False) -> Step:
     """DistributedDataParallel; in bf16 with autocast, as most people use it."""
     model = DistributedDataParallel(plain_model(spec), gradient_as_bucket_view=True)
     return _data_parallel(model, adamw(model, optim), optim, autocast=autocast)
 
 
-def zero1_step(spec: ModelSpec, optim: OptimConfig) -> Step:
+def zero1_step(spec: ModelSpec, optim: AdamWConfig) -> Step:
     """DistributedDataParallel whose optimizer keeps a part of the state on each rank."""
     model = DistributedDataParallel(plain_model(spec), gradient_as_bucket_view=True)
     optimizer = ZeroRedundancyOptimizer(
@@ -93,7 +93,7 @@ def zero1_step(spec: ModelSpec, optim: OptimConfig) -> Step:
     return _data_parallel(model, optimizer, optim)
 
 
-def fsdp_step(spec: ModelSpec, optim: OptimConfig, *, reshard: bool, mixed: bool = False) -> Step:
+def fsdp_step(spec: ModelSpec, optim: AdamWConfig, *, reshard: bool, mixed: bool = False) -> Step:
     """FSDP2, a group for each block; without ``reshard`` parameters stay whole until backward."""
     model = plain_model(spec)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -109,7 +109,7 @@ def fsdp_step(spec: ModelSpec, optim: OptimConfig, *, reshard: bool, mixed: bool
 def _data_parallel(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    optim: OptimConfig,
+    optim: AdamWConfig,
     *,
     autocast: bool = False,
 ) -> Step:
@@ -128,14 +128,14 @@ def _data_parallel(
     return step
 
 
-def _update(model: nn.Module, optimizer: torch.optim.Optimizer, optim: OptimConfig) -> None:
+def _update(model: nn.Module, optimizer: torch.optim.Optimizer, optim: AdamWConfig) -> None:
     if optim.max_grad_norm is not None:
         nn.utils.clip_grad_norm_(model.parameters(), optim.max_grad_norm, foreach=True)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
-def tensor_step(spec: ModelSpec, optim: OptimConfig) -> Step:
+def tensor_step(spec: ModelSpec, optim: AdamWConfig) -> Step:
     """DTensor with sequence parallelism, attention on local tensors, the loss on split logits."""
     world_size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (world_size,))
@@ -198,7 +198,7 @@ class _Part(nn.Module):
 
 def pipeline_step(
     spec: ModelSpec,
-    optim: OptimConfig,
+    optim: AdamWConfig,
     *,
     schedule: type[Schedule1F1B] | type[ScheduleGPipe],
     layers: tuple[range, ...],
@@ -228,7 +228,7 @@ def _logits_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
-def _clip_across_stages(part: nn.Module, optim: OptimConfig) -> None:
+def _clip_across_stages(part: nn.Module, optim: AdamWConfig) -> None:
     if optim.max_grad_norm is None:
         return
     grads = [p.grad for p in part.parameters() if p.grad is not None]

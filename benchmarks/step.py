@@ -28,7 +28,7 @@ from benchmarks.plain_llama import PlainLlama, token_loss
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.config.sections import OptimConfig
+from weft.config.sections import AdamWConfig
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
 from weft.nn.context import Context
@@ -41,7 +41,7 @@ from weft.train.microbatch import MicroBatch
 SEQ_LEN = 256
 SAMPLES = 8
 """Samples a step of each process."""
-OPTIM = OptimConfig(lr=1e-3)
+OPTIM = AdamWConfig(lr=1e-3)
 MODEL = "demo-5m"
 
 Step = Callable[[Tensor], None]

@@ -72,16 +72,37 @@ def recipes() -> str:
 def configuration() -> str:
     """Every key of the configuration, section by section."""
     schema = Config.model_json_schema()
-    single = {name: child for name, child in root().fields.items() if not _is_section(child)}
+    kinds = ("section", "choice")
+    single = {name: child for name, child in root().fields.items() if child.kind not in kinds}
     sections = (name for name in root().fields if name not in single)
     parts = [f"### Top level\n\n{_keys(schema, single, '')}"]
     for name in sections:
-        below = _definition(schema["properties"][name], schema)
-        parts.append(_section(f"### `{name}`", below, schema, root().fields[name], f"{name}."))
+        node, given = root().fields[name], schema["properties"][name]
+        if node.variants:
+            parts.append(_top_choice(name, given, schema, node))
+        else:
+            parts.append(_section(f"### `{name}`", _definition(given, schema), schema, node, name))
     return "\n".join(parts)
 
 
-def _section(title: str, section: Schema, whole: Schema, node: Node, prefix: str) -> str:
+def _top_choice(name: str, given: Schema, whole: Schema, node: Node) -> str:
+    """The default section in full, then of the others what they have of their own."""
+    mapping = given["discriminator"]["mapping"]
+    default = node.variants[node.default_variant]
+    below = _definition({"$ref": mapping[node.default_variant]}, whole)
+    text = _section(f"### `{name}`", below, whole, default, name)
+    for kind, variant in node.variants.items():
+        own = {k: n for k, n in variant.fields.items() if k == "kind" or k not in default.fields}
+        if kind != node.default_variant:
+            other = _definition({"$ref": mapping[kind]}, whole)
+            title = f"#### `{name}` where `{name}.kind` is `{kind}`"
+            text += f"\n{title}\n\n{one_line(other['description'])} Its own keys, beside those of "
+            text += f"every kind:\n\n{_keys(other, own, f'{name}.')}"
+    return text
+
+
+def _section(title: str, section: Schema, whole: Schema, node: Node, within: str) -> str:
+    prefix = f"{within}."
     text = f"{title}\n\n{one_line(section['description'])}\n\n"
     text += _keys(section, node.fields, prefix)
     for name, child in node.fields.items():
@@ -93,15 +114,15 @@ def _section(title: str, section: Schema, whole: Schema, node: Node, prefix: str
                 continue
             below = _definition(given["items"], whole)
             title = f"#### Each entry of `{key}`"
-            text += "\n" + _section(title, below, whole, child.items, f"{key}[].")
+            text += "\n" + _section(title, below, whole, child.items, f"{key}[]")
         if _is_section(child):
             (given,) = (o for o in (given, *given.get("anyOf", ())) if "$ref" in o)
             below = _definition(given, whole)
-            text += "\n" + _section(f"#### `{key}`", below, whole, child, f"{key}.")
+            text += "\n" + _section(f"#### `{key}`", below, whole, child, key)
         for kind, variant in child.variants.items():
             below = _definition({"$ref": given["discriminator"]["mapping"][kind]}, whole)
             title = f"#### `{key}` where `{key}.kind` is `{kind}`"
-            text += "\n" + _section(title, below, whole, variant, f"{key}.")
+            text += "\n" + _section(title, below, whole, variant, key)
     return text
 
 

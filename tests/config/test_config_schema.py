@@ -49,7 +49,7 @@ def test_every_field_has_a_manual() -> None:
 
 
 def test_manual_is_the_docstring() -> None:
-    section = config_schema()["$defs"]["OptimConfig"]["properties"]
+    section = config_schema()["$defs"]["AdamWConfig"]["properties"]
     assert section["lr"]["description"] == "Highest learning rate."
     assert section["lr"]["exclusiveMinimum"] == 0
 
@@ -67,14 +67,14 @@ def test_schema_lets_a_file_be_partial() -> None:
     schema = config_schema()
     assert "required" not in schema
     assert schema["properties"]["extends"]["type"] == "string"
-    assert "anyOf" in schema["$defs"]["OptimConfig"]["properties"]["schedule"]
+    assert "anyOf" in schema["$defs"]["AdamWConfig"]["properties"]["schedule"]
 
 
 def test_a_section_may_be_the_name_of_an_optional_one() -> None:
     assert root().fields["plan"].shorthands == ("auto",)
     options = config_schema()["properties"]["plan"]["anyOf"]
     assert ["auto"] in [option.get("enum") for option in options]
-    assert config_schema()["properties"]["optim"].keys() >= {"$ref"}
+    assert config_schema()["properties"]["compute"].keys() >= {"$ref"}
 
 
 def test_other_trainers_words_lead_to_real_keys() -> None:

@@ -138,7 +138,13 @@ def stale_weight(built: Built, rank: int) -> None:
         else:
             kept.append(weight.detach().clone())
 
-    built.engine.optimizer.register_step_post_hook(keep)
+    update = built.engine.update
+
+    def update_and_keep(factor: Tensor) -> None:
+        update(factor)
+        keep()
+
+    built.engine.update = update_and_keep  # type: ignore[method-assign]
 
 
 def swapped_shard(built: Built, rank: int) -> None:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from weft.config.sections import CosineSchedule, OptimConfig, WsdSchedule
+from weft.config.sections import AdamWConfig, CosineSchedule, WsdSchedule
 from weft.optim.schedule import lr_at
 
 
 def rates(schedule: WsdSchedule | CosineSchedule, num_steps: int) -> list[float]:
-    optim = OptimConfig(lr=2.0, schedule=schedule)
+    optim = AdamWConfig(lr=2.0, schedule=schedule)
     return [lr_at(optim, step, num_steps) for step in range(num_steps)]
 
 

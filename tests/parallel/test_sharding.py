@@ -48,10 +48,10 @@ def kept(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> dict[str, in
             module.register_full_backward_pre_hook(note)
     built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))
     moments = sum(
-        tensor.nbytes
-        for state in built.engine.optimizer.state.values()
-        for tensor in state.values()
-        if tensor.ndim
+        state.nbytes
+        for group in built.optimizer.groups
+        for states in group.states.values()
+        for state in states
     )
     built.executor.evaluate(synthetic_microbatches(comm, plan, rehearsal, 1))
     built.gradients.publish()

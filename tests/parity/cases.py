@@ -3,14 +3,14 @@
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from weft.config.sections import CosineSchedule, OptimConfig
-from weft.diagnose.verify import REHEARSAL_EPS, Rehearsal
+from weft.config.sections import REHEARSAL_EPS, AdamWConfig, CosineSchedule
+from weft.diagnose.verify import Rehearsal
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
 
 NUM_LAYERS = 4
-OPTIM = OptimConfig(
+OPTIM = AdamWConfig(
     lr=0.01, eps=REHEARSAL_EPS, max_grad_norm=0.5, schedule=CosineSchedule(warmup=0)
 )
 

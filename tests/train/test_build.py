@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from weft.comm.comm import Comm
-from weft.config.sections import OptimConfig
+from weft.config.sections import AdamWConfig
 from weft.data.synthetic import SyntheticDataset
 from weft.models.registry import FAMILIES
+from weft.optim.groups import Settings, settings_of
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.train.build import Built, build, fill, initial
@@ -21,7 +22,7 @@ def built_with(**settings: object) -> Built:
     stage = StagePlan(mesh=Mesh.of((0,), dp=1), layers=(0, 2), **settings)  # type: ignore[arg-type]
     pipeline = PipelinePlan(stages=(stage,), samples=4, microbatch=4)
     plan = Plan(num_layers=2, pipelines=(pipeline,))
-    built = build(plan, SPEC, Comm(), optim=OptimConfig(), seq_len=16)
+    built = build(plan, SPEC, Comm(), optim=AdamWConfig(), seq_len=16)
     fill(built.gradients, initial(1))
     return built
 
@@ -70,7 +71,7 @@ def test_compiled_blocks_put_off_their_weight_gradients() -> None:
         )
         pipeline = PipelinePlan(stages=stages, samples=4, microbatch=4, schedule="zb-v")
         plan = Plan(num_layers=2, pipelines=(pipeline,))
-        built = build(plan, SPEC, Comm(), optim=OptimConfig(), seq_len=16)
+        built = build(plan, SPEC, Comm(), optim=AdamWConfig(), seq_len=16)
         fill(built.gradients, initial(1))
         return built
 
@@ -88,14 +89,11 @@ def test_bf16_keeps_fp32_masters_near_the_fp32_run() -> None:
 
 def test_decay_stays_where_it_belongs() -> None:
     built = built_with()
-    for group in built.engine.optimizer.param_groups:
-        names = [
-            m.spec.name for m in built.gradients.mains if any(m.value is p for p in group["params"])
-        ]
-        plain = [n for n in names if "norm" in n or n.startswith("embed")]
-        assert (group["weight_decay"] == 0) == bool(plain)
-        assert names
-        assert not plain or plain == names
+    decays = {m.spec.name: settings_of(AdamWConfig(), m.spec) for m in built.gradients.mains}
+    plain = {n for n in decays if "norm" in n or n.startswith("embed")}
+    assert plain < decays.keys()
+    for name, settings in decays.items():
+        assert settings == Settings(1.0, 0.0 if name in plain else 0.1), name
 
 
 def test_a_batch_without_weight_changes_nothing() -> None:

@@ -14,18 +14,17 @@ from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.config.sections import (
+    AdamWConfig,
     BatchConfig,
     CheckpointConfig,
     Config,
     CosineSchedule,
     DataConfig,
-    OptimConfig,
     TrainConfig,
 )
 from weft.data.synthetic import SyntheticDataset
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
-from weft.optim.adamw import num_updates
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
 from weft.platform.cpu import CpuPlatform
@@ -38,7 +37,7 @@ SPEC = replace(SIZES["debug-1m"].reduced(), num_layers=2)
 CONFIG = Config(
     data=DataConfig(path="none", seq_len=16),
     batch=BatchConfig(samples=6, micro=1),
-    optim=OptimConfig(lr=0.01, schedule=CosineSchedule(warmup=0)),
+    optim=AdamWConfig(lr=0.01, schedule=CosineSchedule(warmup=0)),
     train=TrainConfig(steps=6),
     checkpoint=CheckpointConfig(keep=1),
 )
@@ -194,4 +193,4 @@ def test_updates_are_counted_not_steps() -> None:
         batch = data.batch(range(6 * step, 6 * step + 6))
         batch.weights[:] *= step != 1
         built.engine.step(cut(batch, [2, 2, 2], comm.device))
-    assert num_updates(built.engine.optimizer) == 2
+    assert built.optimizer.num_updates == 2

@@ -19,6 +19,7 @@ from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.config.errors import ConfigError
+from weft.optim.pytorch import TorchOptimizer
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import Held, LocalParam, reduction_groups
 from weft.plan.model import Init, ParamSpec
@@ -158,8 +159,9 @@ class _Reduction:
         comm.open_groups(reduction_groups(pieces))
         self._gradients = Gradients(local, pieces, comm, precision=roles)
         self._sums = {main.spec.name: main for main in self._gradients.mains}
+        nothing = torch.optim.SGD([torch.zeros(0)])  # the user's own comes after
         self._engine: Engine[float] = Engine(
-            self._add, self._gradients, torch.optim.SGD([torch.zeros(0)]), comm,
+            self._add, self._gradients, TorchOptimizer(nothing, self._gradients), comm,
             max_grad_norm=max_grad_norm,
         )  # fmt: skip
         note = WeakMethod(self._note)  # a parameter's hook is never collected with what it holds

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
-from weft.optim.adamw import set_lr
+from weft.optim.pytorch import TorchOptimizer, set_lr
 from weft.parallel.gradients import Gradients, takes_gradients_of
 from weft.train.engine import Engine, StepResult
 
@@ -39,8 +39,11 @@ class WovenEngine:
     dimension of each tensor. Every method that takes one is collective.
     """
 
-    def __init__(self, engine: Engine[Any], comm: Comm, parts: Parts) -> None:
+    def __init__(
+        self, engine: Engine[Any], optimizer: TorchOptimizer, comm: Comm, parts: Parts
+    ) -> None:
         self._engine = engine
+        self._optimizer = optimizer.optimizer
         self._comm = comm
         self._parts = parts
         self._outside = _Outside(engine.gradients, parts.modules.values())
@@ -55,7 +58,7 @@ class WovenEngine:
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """What updates the parameters, or the part of them that this process updates."""
-        return self._engine.optimizer
+        return self._optimizer
 
     @property
     def layers(self) -> Mapping[int, nn.Module]:

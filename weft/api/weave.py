@@ -31,6 +31,7 @@ from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.config.errors import ConfigError
+from weft.optim.pytorch import TorchOptimizer
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import Held, LocalParam, reduction_groups
 from weft.plan.model import Init, ParamSpec
@@ -111,15 +112,16 @@ def woven(
     trained = [param for param in model.parameters() if param.requires_grad]
     point_at_mains(optimizer, gradients, trained)
     passes = _Passes(model, settings.loss, gradients, comm.device)
+    updates = TorchOptimizer(optimizer, gradients)
     engine: Engine[Any] = Engine(
-        passes.train, gradients, optimizer, comm, max_grad_norm=settings.max_grad_norm
+        passes.train, gradients, updates, comm, max_grad_norm=settings.max_grad_norm
     )
 
     def cut(batch: Any) -> list[Any]:
         parts = _parts(num_samples(batch), settings.plan, comm)
         return [rows(batch, part) for part in parts if part]
 
-    result = WovenEngine(engine, comm, Parts(cut, passes.evaluate, {0: model}))
+    result = WovenEngine(engine, updates, comm, Parts(cut, passes.evaluate, {0: model}))
     own(model, result)
     return result
 

@@ -26,6 +26,7 @@ from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.nn.context import Context
+from weft.optim.pytorch import TorchOptimizer
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import LocalParam, held_pieces, parts_of, reduction_groups, stages_with
 from weft.parallel.pipeline.deferred import DeferredLinear, WeightWork, defer_linears
@@ -130,16 +131,17 @@ def build_layers(job: LayerJob, comm: Comm) -> WovenEngine:
     optimizer = job.optimizer(named or [("nothing", torch.zeros(0))])
     point_at_mains(optimizer, gradients, trained.values())
     passes = _Passes(job, skeleton, seat, modules, comm, gradients)
+    updates = TorchOptimizer(optimizer, gradients)
     engine: Engine[Any] = Engine(
         passes.train,
         gradients,
-        optimizer,
+        updates,
         comm,
         expected_weight=float(job.plan.global_batch),
         max_grad_norm=job.max_grad_norm,
     )
     held = {n: modules[skeleton.homes[n]] for s in seat.stages for n in _numbers(seat, s)}
-    return WovenEngine(engine, comm, Parts(passes.cut, passes.evaluate, held))
+    return WovenEngine(engine, updates, comm, Parts(passes.cut, passes.evaluate, held))
 
 
 def _numbers(seat: Seat, stage: int) -> range:

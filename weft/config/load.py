@@ -92,7 +92,7 @@ def config_schema() -> dict[str, Any]:
     extends = {"type": "string", "description": "Recipe or file to start from."}
     properties = {"extends": extends, **schema.pop("properties")}
     schema.pop("required", None)  # what a file leaves out comes from what it extends
-    for definition in schema["$defs"].values():
+    for definition in ({"properties": properties}, *schema["$defs"].values()):
         _loosen(definition)
     for name, node in root().fields.items():
         if node.shorthands:

@@ -306,11 +306,57 @@ class CosineSchedule(Section):
     """Learning rate after the last step, as a part of `lr`."""
 
 
-class OptimConfig(Section):
-    """AdamW, its learning rate over time, and gradient clipping."""
+class ParamGroupConfig(Section):
+    """Parameters that are updated otherwise than the rest, or not at all."""
 
+    params: Text
+    """Pattern of parameter names; `*` is any text, dots too: "layers.*.attn.*", "embed.weight"."""
+    lr_scale: Positive = 1.0
+    """Their learning rate, as a multiple of `optim.lr`."""
+    weight_decay: Number | None = None
+    """Their weight decay, norms and biases included; null is as for the rest."""
+    trainable: Flag = True
+    """false leaves them as they are: without gradient, optimizer state or master weights."""
+
+    @model_validator(mode="after")
+    def _frozen_ones_need_no_numbers(self) -> Self:
+        if not self.trainable and (self.lr_scale != 1.0 or self.weight_decay is not None):
+            expected = "no lr_scale or weight_decay beside it"
+            raise ConfigError("optim.groups", f"trainable: false for {self.params!r}", expected)
+        return self
+
+
+class OptimConfig(Section):
+    """What every optimizer has: its learning rate over time, clipping, groups of parameters."""
+
+    kind: str
     lr: Positive = 1e-3
     """Highest learning rate."""
+    weight_decay: Number = 0.1
+    """Pull of the weight matrices towards 0; norms, biases and embeddings are left alone."""
+    max_grad_norm: Positive | None = 1.0
+    """Gradients of a larger norm over the whole model are scaled down to it; null never scales."""
+    schedule: Annotated[WsdSchedule | CosineSchedule, Field(discriminator="kind")] = WsdSchedule()
+    """Learning rate over time, chosen by `kind`."""
+    groups: tuple[ParamGroupConfig, ...] = ()
+    """Parameters by name with numbers of their own, or frozen; the first entry that matches a
+    parameter counts."""
+
+    def rehearsed(self) -> Self:
+        """The same for a rehearsal at small size: rounding noise in a gradient that is exactly zero
+        must not be enlarged into an update."""
+        return self
+
+
+REHEARSAL_EPS = 1e-5
+"""So large that rounding noise is not normalised into an update, far below real gradients."""
+
+
+class AdamWConfig(OptimConfig):
+    """AdamW, its learning rate over time, and gradient clipping."""
+
+    kind: Literal["adamw"] = "adamw"
+    """Which optimizer this is."""
     betas: tuple[Fraction, Fraction] = (
         0.9,
         0.95,
@@ -318,12 +364,18 @@ class OptimConfig(Section):
     """Decay of the running mean of the gradient and of its square."""
     eps: Positive = 1e-8
     """Added to the root of the mean square before dividing by it."""
-    weight_decay: Number = 0.1
-    """Pull of the weight matrices towards 0; norms, biases and embeddings are left alone."""
-    max_grad_norm: Positive | None = 1.0
-    """Gradients of a larger norm over the whole model are scaled down to it; null never scales."""
-    schedule: Annotated[WsdSchedule | CosineSchedule, Field(discriminator="kind")] = WsdSchedule()
-    """Learning rate over time, chosen by `kind`."""
+
+    def rehearsed(self) -> Self:
+        return self.model_copy(update={"eps": REHEARSAL_EPS})
+
+
+class SgdConfig(OptimConfig):
+    """Gradient descent with momentum, its learning rate over time, and gradient clipping."""
+
+    kind: Literal["sgd"] = "sgd"
+    """Which optimizer this is."""
+    momentum: Fraction = 0.9
+    """Part of the last update's direction that is kept; 0 keeps nothing."""
 
 
 class TrainConfig(Section):
@@ -386,7 +438,8 @@ class Config(Section):
     batch: BatchConfig = BatchConfig()
     plan: PlanConfig = PlanConfig()
     compute: ComputeConfig = ComputeConfig()
-    optim: OptimConfig = OptimConfig()
+    optim: Annotated[AdamWConfig | SgdConfig, Field(discriminator="kind")] = AdamWConfig()
+    """The optimizer, chosen by `kind`."""
     train: TrainConfig = TrainConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     metrics: MetricsConfig = MetricsConfig()

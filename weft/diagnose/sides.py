@@ -8,7 +8,7 @@ from pathlib import Path
 from weft.checkpoint.reader import open_checkpoint
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.diagnose.divergence import Bisection, bisect
-from weft.diagnose.verify import REHEARSAL_EPS, Rehearsal, RunsRanks, shrink
+from weft.diagnose.verify import Rehearsal, RunsRanks, shrink
 from weft.models.registry import spec_from_dict
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
@@ -61,7 +61,7 @@ def _refuse_unlike(a: Resolved, b: Resolved) -> None:
 
 
 def _rehearsal(side: Resolved, spec: ModelSpec, seq_len: int, steps: int) -> Rehearsal:
-    optim = side.config.optim.model_copy(update={"eps": REHEARSAL_EPS})
+    optim = side.config.optim.rehearsed()
     return Rehearsal(spec=spec, optim=optim, seq_len=seq_len, seed=side.config.seed, steps=steps)
 
 

@@ -33,9 +33,6 @@ precision's rounding error for fp64, looser below, where Adam's division enlarge
 gradients that are nearly zero."""
 
 FLOOR = 1e-3
-REHEARSAL_EPS = 1e-5
-"""Adam's epsilon in a rehearsal: so large that rounding noise around a gradient that is exactly
-zero is not normalised into an update, and far below real gradients."""
 
 Array = np.ndarray
 
@@ -166,7 +163,7 @@ def verify_plan(
     dtype: Precision = "fp64" if asked == "auto" else asked
     little = spec.reduced()
     plan = shrink(plan, little.num_layers, dtype)
-    optim = config.optim.model_copy(update={"eps": REHEARSAL_EPS})
+    optim = config.optim.rehearsed()
     rehearsal = Rehearsal(spec=little, optim=optim, seq_len=16, seed=config.seed, steps=steps)
     reference = rehearse(run, one_process(plan), rehearsal)
     found = difference(reference, rehearse(run, plan, rehearsal))

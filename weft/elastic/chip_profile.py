@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weft.cluster.cluster import Dtype, Node
 from weft.comm.address import RankAddress
 from weft.comm.channel import Channel
-from weft.config.sections import OptimConfig
+from weft.config.sections import AdamWConfig
 from weft.cost.operators import Op
 from weft.cost.profile import LinkKind, LinkTime, Machine, MovingTime, Profile, Together
 from weft.cost.rates import PHASES
@@ -201,7 +201,7 @@ def real_steps(address: RankAddress, device: str, sample: Sample, rounds: int) -
     clock = time.thread_time if alone else time.perf_counter
     spec, shape = sample.spec, (sample.micro, sample.spec.seq_len)
     comm = join(address, backend=platform.collective_backend, device=where, timeout_s=60)
-    built = build(sample.plan(device), spec, comm, optim=OptimConfig(), seq_len=shape[1])
+    built = build(sample.plan(device), spec, comm, optim=AdamWConfig(), seq_len=shape[1])
     fill(built.gradients, initial(0))
     tokens = torch.arange(shape[0] * shape[1], device=where).view(shape) % spec.vocab_size
     places = Context(positions=torch.arange(shape[1], device=where)[None])

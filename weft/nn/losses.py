@@ -57,7 +57,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wide = _wide_dtype(hidden)
         total = hidden.new_zeros((), dtype=wide)
         d_hidden = torch.empty_like(hidden)
-        d_weight = torch.zeros_like(weight, dtype=wide)
+        is_trained = ctx.needs_input_grad[1]
+        d_weight = torch.zeros_like(weight, dtype=wide) if is_trained else None
         for rows in _chunks(hidden, weight):
             part = hidden[rows]
             probabilities, loss = _softmax_loss(part, weight, targets[rows], weights[rows])
@@ -67,18 +68,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
             d_logits.scatter_add_(1, targets[rows][:, None], -scale)
             d_logits = d_logits.to(hidden.dtype)
             torch.mm(d_logits, weight, out=d_hidden[rows])
-            if wide == hidden.dtype:
+            if d_weight is not None and wide == hidden.dtype:
                 d_weight.addmm_(d_logits.T, part)
-            else:
+            elif d_weight is not None:
                 d_weight += d_logits.T @ part
-        ctx.save_for_backward(d_hidden, d_weight.to(weight.dtype))
+        ctx.save_for_backward(d_hidden, None if d_weight is None else d_weight.to(weight.dtype))
         return total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * grad.to(d_hidden.dtype), d_weight * grad.to(d_weight.dtype), None, None
+        scaled = None if d_weight is None else d_weight * grad.to(d_weight.dtype)
+        return d_hidden * grad.to(d_hidden.dtype), scaled, None, None
 
 
 def _wide_dtype(x: Tensor) -> torch.dtype:

@@ -43,16 +43,16 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, r = ctx.saved_tensors
         d_model, r = x.shape[-1], r.reshape(-1, 1)
         n = x.reshape(-1, d_model) * r
         g = grad.reshape(-1, d_model).to(r.dtype)
-        d_weight = (g * n).sum(0)
+        d_weight = (g * n).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
         h = g * weight
         mean = torch.linalg.vecdot(h, n).div_(d_model)[:, None]
         d_x = h.addcmul_(n, mean, value=-1).mul_(r)
-        return d_x.to(x.dtype).view_as(x), d_weight.to(weight.dtype), None
+        return d_x.to(x.dtype).view_as(x), d_weight, None
 
 
 def _statistics_dtype(x: Tensor) -> torch.dtype:

@@ -1,45 +1,47 @@
-"""AdamW over main parameters: decay only where it belongs, fused where the device has it."""
+"""AdamW (Loshchilov and Hutter, arXiv 1711.05101), fused where the device has it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
-from weft.config.sections import OptimConfig
-from weft.parallel.mains import MainParam
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Optimizer state that a checkpoint holds beside each parameter, of the parameter's shape."""
+from weft.config.sections import AdamWConfig
+from weft.optim.rule import Dims, Kind, Rule, Update, every_dim
+from weft.plan.model import ParamSpec
 
 
-def build_adamw(mains: Sequence[MainParam], optim: OptimConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter, arXiv 1711.05101). Norms, biases, embeddings do not decay."""
-    decay = [m.value for m in mains if m.spec.decay]
-    plain = [m.value for m in mains if not m.spec.decay]
-    groups = [
-        {"params": params, "weight_decay": weight_decay}
-        for params, weight_decay in ((decay, optim.weight_decay), (plain, 0.0))
-        if params
-    ] or [{"params": [torch.zeros(0)]}]  # a stage without layers; PyTorch wants something
-    return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+class AdamW(Rule):
+    """Decay is apart from the gradient; running means are corrected for their start at zero."""
+
+    skips_on_device = True
+
+    def __init__(self, config: AdamWConfig) -> None:
+        self._betas = config.betas
+        self._eps = config.eps
+
+    def state(self, spec: ParamSpec) -> Mapping[str, Dims]:
+        return {"exp_avg": every_dim(spec), "exp_avg_sq": every_dim(spec)}
+
+    def update(self, update: Update) -> None:
+        beta1, beta2 = self._betas
+        for group in update.groups:
+            torch._fused_adamw_(
+                group.values,
+                group.grads,
+                list(group.states["exp_avg"]),
+                list(group.states["exp_avg_sq"]),
+                [],
+                [update.count] * len(group.mains),
+                lr=update.lr * group.lr_scale,
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=group.weight_decay,
+                eps=self._eps,
+                amsgrad=False,
+                maximize=False,
+                found_inf=update.skip,
+            )
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use ``lr`` for the next update of every parameter."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-
-
-def num_updates(optimizer: torch.optim.Optimizer) -> int:
-    """Updates done so far: the steps whose batch had any weight. 0 before the first."""
-    return max((int(state["step"]) for state in optimizer.state.values()), default=0)
-
-
-def set_state(
-    optimizer: torch.optim.Optimizer, value: Tensor, moments: dict[str, Tensor], num_updates: int
-) -> None:
-    """Put one parameter's optimizer state back as it was after ``num_updates`` updates."""
-    step = torch.tensor(float(num_updates), dtype=torch.float32, device=value.device)
-    optimizer.state[value] = {"step": step, **moments}
+OPTIMIZER = Kind(name="adamw", order=0, rule=AdamW)

@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from weft.comm.comm import Comm, Finish
 from weft.parallel.accumulate import Accumulator, Slot
 from weft.parallel.buckets import BUCKET_BYTES, fill_buckets
-from weft.parallel.mains import FlatParams, MainParam, whole_main
+from weft.parallel.mains import FlatParams, MainParam, frozen_main, whole_main
+from weft.parallel.norms import TensorNorms
 from weft.parallel.params import Held, LocalParam, assign_owners
+from weft.plan.box import Box
 from weft.precision.roles import Roles
 
 MAX_IN_FLIGHT = 2
@@ -69,11 +71,19 @@ class Gradients:
         bucket_bytes: int = BUCKET_BYTES,
         may_be_absent: bool = False,
     ) -> None:
+        self.precision = precision
+        self.device = comm.device
+        self.norms = TensorNorms(list(pieces), comm)
+        """Of whole logical tensors, for optimizers that need them."""
         self._comm = comm
         self._overlap = overlap
         self._may_be_absent = may_be_absent
+        owners = assign_owners(pieces)
+        self.frozen = _frozen(params, pieces, owners, comm.rank)
+        """What no update changes: without gradient, master or state."""
+        params = [local for local in params if local.spec.trainable]
         by_name = {local.spec.name: local for local in params}
-        whole, packed = _whole_or_packed(params, pieces, comm.rank, precision)
+        whole, packed = _whole_or_packed(params, pieces, owners, comm.rank, precision)
         buckets = fill_buckets(packed, precision.reduction.dtype.itemsize, bucket_bytes)
         self.sharded = [FlatParams(b, by_name, comm, precision.master) for b in buckets if b.level]
         self.mains = whole + [main for flat in self.sharded for main in flat.mains]
@@ -277,14 +287,37 @@ def takes_gradients_of(param: nn.Parameter) -> bool:
     return any(isinstance(hook, _Take) and hook.is_alive for hook in hooks.values())
 
 
+Owners = Mapping[tuple[str, Box], int]
+"""Name and box of a piece that is kept whole -> the rank that owns it."""
+
+
+def _frozen(
+    params: Sequence[LocalParam],
+    pieces: Mapping[str, Sequence[Held]],
+    owners: Owners,
+    rank: int,
+) -> list[MainParam]:
+    """The pieces of parameters that are not trained; forward and backward leave them out."""
+    found = []
+    for local in params:
+        if local.spec.trainable:
+            continue
+        local.param.requires_grad_(False)
+        for held in pieces[local.spec.name]:
+            if local.stored.contains(held.box):
+                owned = owners[local.spec.name, held.box] == rank
+                found.append(frozen_main(local, held, owned=owned))
+    return found
+
+
 def _whole_or_packed(
     params: Sequence[LocalParam],
     pieces: Mapping[str, Sequence[Held]],
+    owners: Owners,
     rank: int,
     precision: Roles,
 ) -> tuple[list[MainParam], list[Held]]:
     """The pieces that this rank updates as a whole, and those whose gradients go into buckets."""
-    owners = assign_owners(pieces)
     whole: list[MainParam] = []
     packed: list[Held] = []
     for local in params:

@@ -37,6 +37,12 @@ class MainParam:
     """In the dtype of ``value``; valid between ``Gradients.finish`` and the next ``begin``."""
 
 
+def frozen_main(local: LocalParam, held: Held, *, owned: bool) -> MainParam:
+    """A piece that no update changes: the parameter's own memory, for values that come and go."""
+    value = local.param.detach()[local.stored.slices(held.box)]
+    return MainParam(held.spec, held.box, value, local.param, owned)
+
+
 def whole_main(local: LocalParam, held: Held, master: Role, *, owned: bool) -> MainParam:
     """A piece that each of its holders updates itself: the parameter, or a master of the piece."""
     place = master.place(local.param.device)

@@ -89,7 +89,7 @@ def held_pieces(
                 param,
                 box,
                 ranks,
-                level if len(ranks) > 1 else 0,
+                level if len(ranks) > 1 and param.trainable else 0,
                 in_one_stage=len(meshes) == 1,
                 in_one_precision=len(precisions) == 1,
             )
@@ -120,6 +120,7 @@ def reduction_groups(
     ``sharded``: only those that keep a segment each.
     """
     every = [held for cut in pieces.values() for held in cut if len(held.ranks) > 1]
+    every = [held for held in every if held.spec.trainable]
     return sorted({held.ranks for held in every if held.level or not sharded})
 
 

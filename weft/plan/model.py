@@ -81,6 +81,8 @@ class ParamSpec:
     """Weight decay applies: matrices, not norms, biases or embeddings."""
     also: tuple[Part, ...] = ()
     """Further parts that use the same parameter (a tied head, a shared layer)."""
+    trainable: bool = True
+    """Updates change it; a frozen one has no gradient and no state."""
 
     @property
     def numel(self) -> int:

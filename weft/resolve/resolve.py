@@ -19,6 +19,7 @@ from weft.config.load import Loaded
 from weft.config.sections import Config, PipelineConfig, PlanConfig, StageConfig
 from weft.config.tree import COMMAND_LINE
 from weft.models.registry import layout_of, model_spec, param_specs
+from weft.optim.groups import refuse_idle_groups
 from weft.plan.layout import dims_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, StagePlan
@@ -74,6 +75,7 @@ def resolve(
     notes: list[str] = []
     try:
         spec = model_spec(config.model, vocab_size_asked(config), config.data.seq_len)
+        refuse_idle_groups(config.optim, param_specs(spec))
         if plan is None:
             _refuse_unchosen(config)
             plan = _derived(loaded, cluster, spec.num_layers, world_size, ranks_here, notes)

@@ -12,9 +12,10 @@ from weft.comm.comm import Comm
 from weft.config.sections import OptimConfig
 from weft.memory.recompute import Recomputed
 from weft.models.decoder import Decoder
-from weft.models.registry import FAMILIES, build_model, module_names
+from weft.models.registry import FAMILIES, build_model, module_names, param_specs
 from weft.nn.init import initial_values
-from weft.optim.adamw import build_adamw
+from weft.optim.groups import marked
+from weft.optim.optimizer import Optimizer
 from weft.parallel.apply import apply_layout, refuse_strangers, shrink_params
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import (
@@ -49,6 +50,7 @@ class Built:
     """This rank's part of the model by stage number."""
     executor: Executor
     engine: Engine[Part]
+    optimizer: Optimizer
     specs: Sequence[ParamSpec]
     """Every parameter of the unsplit model."""
 
@@ -71,7 +73,7 @@ def build(
     Collective: every rank of the plan calls it with the same arguments.
     """
     seat = plan.seat(comm.rank)
-    specs = FAMILIES[spec.family].param_specs(spec)
+    specs = marked(optim, param_specs(spec))
     tilings = param_tilings(plan, spec)
     pieces = held_pieces(plan, specs, tilings)
     comm.open_groups([*axis_groups(plan), *reduction_groups(pieces)])
@@ -108,15 +110,16 @@ def build(
         work=work,
         attendances=attendances,
     )
+    optimizer = Optimizer(optim, gradients)
     engine: Engine[Part] = Engine(
         executor.train,
         gradients,
-        build_adamw(gradients.mains, optim),
+        optimizer,
         comm,
         expected_weight=scale,
         max_grad_norm=optim.max_grad_norm,
     )
-    return Built(stages, executor, engine, specs)
+    return Built(stages, executor, engine, optimizer, specs)
 
 
 def _stage(
@@ -206,6 +209,9 @@ def fill(gradients: Gradients, source: Source) -> None:
     gradients.fence()
     for main in gradients.mains:
         main.value.copy_(source(main.spec, main.box, main.value.dtype))
+    for frozen in gradients.frozen:  # rounded as what a master copy holds would be
+        dtype = gradients.precision.master.dtype
+        frozen.value.copy_(source(frozen.spec, frozen.box, dtype))
     gradients.publish()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,13 @@ Passes = Callable[[M], Tensor]
 """Forward and backward of this rank's part of a global batch. It calls ``Gradients.begin`` and
 leaves gradients of the loss sum / ``expected_weight``. Result: ``[loss sum, weight sum]``, fp64,
 each counted on one rank of the job only."""
+
+
+class Updates(Protocol):
+    """What changes the main parameters."""
+
+    def update(self, factor: Tensor, /) -> None:
+        """Use gradients times ``factor``, a scalar of the device; nothing changes where it is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +61,14 @@ class Engine(Generic[M]):
         self,
         passes: Passes[M],
         gradients: Gradients,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Updates,
         comm: Comm,
         *,
         expected_weight: float = 1.0,
         max_grad_norm: float | None = None,
     ) -> None:
         self.gradients = gradients
-        self.optimizer = optimizer
+        self._optimizer = optimizer
         self._passes = passes
         self._comm = comm
         self._expected_weight = expected_weight
@@ -95,12 +102,5 @@ class Engine(Generic[M]):
 
     def update(self, factor: Tensor) -> None:
         """One optimizer update. A batch whose weights are all zero changes nothing."""
-        value = float(factor)
-        if value == 0.0:
-            return
-        if value != 1.0:
-            self.gradients.scale(factor)
-        for main in self.gradients.mains:
-            main.value.grad = main.grad
-        self.optimizer.step()
+        self._optimizer.update(factor)
         self.gradients.publish()

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from weft.comm.comm import Comm
 from weft.config.sections import Config
 from weft.data.batch import Batch
-from weft.optim.adamw import set_lr
 from weft.optim.schedule import lr_at
 from weft.parallel.pipeline.executor import MicroBatch
 from weft.plan.model import ModelSpec
@@ -83,7 +82,7 @@ def _steps(run: Run, hooks: Sequence[Hook]) -> int:
     for step in range(run.first_step, run.last_step):
         start = time.perf_counter()
         lr = lr_at(run.config.optim, step, run.config.train.steps)
-        set_lr(run.built.engine.optimizer, lr)
+        run.built.optimizer.lr = lr
         batch = next(run.batches)
         data = batch.fingerprint() if run.counts_data else 0
         microbatches = run.microbatches(batch, step)

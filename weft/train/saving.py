@@ -21,7 +21,6 @@ from weft.checkpoint.rank_file import write_rank
 from weft.checkpoint.reader import Checkpoint
 from weft.checkpoint.store import begin, commit, prune, temporary
 from weft.comm.comm import Comm
-from weft.optim.adamw import MOMENTS, num_updates, set_state
 from weft.plan.box import Box
 from weft.plan.model import ParamSpec
 from weft.train.build import Built, fill
@@ -48,7 +47,7 @@ def _begin(run: Run, root: Path, step: int) -> int:
     """The updates that this rank has done: none where it keeps no parameter."""
     if run.is_main:
         begin(root, step)
-    return num_updates(run.built.engine.optimizer)
+    return run.built.optimizer.num_updates
 
 
 def _write(run: Run, root: Path, step: int) -> JSON:
@@ -78,14 +77,18 @@ def _together(comm: Comm, part: Callable[[], Any]) -> list[Any]:
 
 
 def _shards(built: Built) -> list[Shard]:
-    """What this rank owns: master values and the optimizer's moments."""
+    """What this rank owns: master values and what the optimizer keeps."""
     shards = []
     for main in built.gradients.mains:
         if main.owned:
-            state = built.engine.optimizer.state.get(main.value, {})
-            moments = {kind: state[kind] for kind in MOMENTS if kind in state}
-            for kind, tensor in {"param": main.value, **moments}.items():
-                shards.append(Shard(main.spec.name, kind, main.spec.shape, main.box, tensor))
+            shards.append(Shard(main.spec.name, "param", main.spec.shape, main.box, main.value))
+        shapes = built.optimizer.kinds(main.spec)
+        for kind, (box, tensor) in built.optimizer.owned(main).items():
+            shards.append(Shard(main.spec.name, kind, shapes[kind], box, tensor))
+    for frozen in built.gradients.frozen:
+        if frozen.owned:
+            value = frozen.value.to(built.gradients.precision.master.dtype)
+            shards.append(Shard(frozen.spec.name, "param", frozen.spec.shape, frozen.box, value))
     return shards
 
 
@@ -103,28 +106,34 @@ def _state(run: Run, step: int, updates: int, fingerprint: str) -> dict[str, JSO
 
 
 def restore(built: Built, checkpoint: Checkpoint) -> None:
-    """Read this rank's boxes of every parameter and moment, whatever plan saved them.
+    """Read this rank's boxes of every parameter and optimizer state, whatever plan saved them.
 
     Raises:
         CheckpointError: something is missing, or is of another shape. Only a checkpoint without
-            updates (an imported model, say) may lack the optimizer's moments: they start at zero.
+            updates (an imported model, say) may lack the optimizer's state: it starts at zero.
     """
-    shapes = {spec.name: spec.shape for spec in built.specs}
     updates = checkpoint.state.get("updates", 0)
     assert isinstance(updates, int), f"updates = {updates!r} in {checkpoint.folder}"
-    may_lack = () if checkpoint.step and updates else MOMENTS
-    missing = checkpoint.require(shapes, ("param", *MOMENTS), allow_missing=may_lack)
+    shapes = _shapes(built)
+    missing = []
+    for kind, of_kind in shapes.items():
+        may_lack = kind != "param" and not (checkpoint.step and updates)
+        missing += checkpoint.require(of_kind, (kind,), allow_missing=(kind,) if may_lack else ())
 
     def source(spec: ParamSpec, box: Box, dtype: torch.dtype) -> Tensor:
         return checkpoint.read(spec.name, "param", box, dtype)
 
     fill(built.gradients, source)
     if missing:
-        return
-    for main in built.gradients.mains:
-        dtype, device = main.value.dtype, main.value.device
-        moments = {
-            kind: checkpoint.read(main.spec.name, kind, main.box, dtype).to(device)
-            for kind in MOMENTS
-        }
-        set_state(built.engine.optimizer, main.value, moments, updates)
+        built.optimizer.reset()
+    else:
+        built.optimizer.restore(updates, lambda s, kind, box: checkpoint.read(s.name, kind, box))
+
+
+def _shapes(built: Built) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Kind -> name -> shape of everything that a checkpoint of this job holds."""
+    shapes = {"param": {spec.name: spec.shape for spec in built.specs}}
+    for spec in built.specs:
+        for kind, shape in built.optimizer.kinds(spec).items():
+            shapes.setdefault(kind, {})[spec.name] = shape
+    return shapes

@@ -73,9 +73,12 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+    def backward(
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        d_x: Tensor = grad @ weight
+        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        d_x: Tensor | None = grad @ weight if needs_x else None
         rows, columns = grad.flatten(0, -2), x.flatten(0, -2)
 
         def weight_grad() -> Tensor:
@@ -86,9 +89,11 @@ class _Linear(torch.autograd.Function):
             return rows.sum(0)
 
         if not ctx.work.is_deferring:
-            return d_x, weight_grad(), None if ctx.bias is None else bias_grad(), None
-        ctx.work.add(ctx.weight, weight_grad)
-        if ctx.bias is not None:
+            d_weight = weight_grad() if needs_weight else None
+            return d_x, d_weight, bias_grad() if needs_bias else None, None
+        if needs_weight:
+            ctx.work.add(ctx.weight, weight_grad)
+        if needs_bias:
             ctx.work.add(ctx.bias, bias_grad)
         return d_x, None, None, None
 

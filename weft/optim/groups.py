@@ -1,0 +1,70 @@
+"""Which parameters are trained, and with which numbers: patterns on logical names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from weft.config.errors import ConfigError
+from weft.config.sections import OptimConfig, ParamGroupConfig
+from weft.plan.model import ParamSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """With what a parameter is updated."""
+
+    lr_scale: float
+    weight_decay: float
+
+
+def group_of(optim: OptimConfig, name: str) -> ParamGroupConfig | None:
+    """The first group that names a parameter."""
+    return next((group for group in optim.groups if fnmatchcase(name, group.params)), None)
+
+
+def settings_of(optim: OptimConfig, spec: ParamSpec) -> Settings:
+    """Decay as its group says, else of what decays at all."""
+    group = group_of(optim, spec.name)
+    decay = optim.weight_decay if spec.decay else 0.0
+    if group is None:
+        return Settings(1.0, decay)
+    return Settings(group.lr_scale, decay if group.weight_decay is None else group.weight_decay)
+
+
+def marked(optim: OptimConfig, specs: Sequence[ParamSpec]) -> list[ParamSpec]:
+    """The parameters of a model, each with whether it is trained.
+
+    Raises:
+        ConfigError: none is.
+    """
+    found = []
+    for spec in specs:
+        group = group_of(optim, spec.name)
+        found.append(replace(spec, trainable=group is None or group.trainable))
+    if found and not any(spec.trainable for spec in found):
+        raise ConfigError("optim.groups", "all frozen", "at least one parameter that is trained")
+    return found
+
+
+def refuse_idle_groups(optim: OptimConfig, specs: Sequence[ParamSpec]) -> None:
+    """Refuse a pattern that has no effect on a model.
+
+    Raises:
+        ConfigError: it matches no parameter, or none that an earlier group does not match; or all
+            parameters are frozen.
+    """
+    marked(optim, specs)
+    names = [spec.name for spec in specs]
+    effective = [group_of(optim, name) for name in names]
+    for number, group in enumerate(optim.groups):
+        if any(group is each for each in effective):
+            continue
+        key = f"optim.groups[{number}].params"
+        if any(fnmatchcase(name, group.params) for name in names):
+            hint = "The first group that matches counts: put this one before it."
+            expected = "a parameter that no group before it matches"
+            raise ConfigError(key, group.params, expected, hint)
+        hint = f"Names are like {', '.join(names[:3])}."
+        raise ConfigError(key, group.params, "a pattern that matches a parameter's name", hint)

@@ -1,0 +1,128 @@
+"""A rule at work on what one rank updates: states, learning rate, the count of updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from weft.config.sections import OptimConfig
+from weft.optim.groups import Settings, settings_of
+from weft.optim.registry import rule_of
+from weft.optim.rule import Dims, Group, Update
+from weft.parallel.gradients import Gradients
+from weft.parallel.mains import MainParam
+from weft.plan.box import Box
+from weft.plan.model import ParamSpec
+
+StateSource = Callable[[ParamSpec, str, Box], Tensor]
+"""Values of one box of one state of a parameter, in global indices of the state."""
+
+
+class Optimizer:
+    """Updates the main parameters of a gradient path. States come to be at the first update."""
+
+    def __init__(self, optim: OptimConfig, gradients: Gradients) -> None:
+        self.lr = optim.lr
+        """Of the next update."""
+        self._optim = optim
+        self._rule = rule_of(optim)
+        self._gradients = gradients
+        self._states: dict[MainParam, dict[str, Tensor]] = {}
+        self.groups: list[Group] = []
+        """What is updated with the same numbers; empty before the first update."""
+        self._count = torch.zeros((), dtype=torch.float32, device=gradients.device)
+
+    @torch.no_grad()
+    def update(self, factor: Tensor) -> None:
+        """One update with gradients times ``factor``, a scalar of the device; none where it is 0.
+
+        Collective where the rule asks for norms. Values still have to be published.
+        """
+        if not self._rule.skips_on_device and float(factor) == 0.0:
+            return
+        if not (factor.is_cpu and float(factor) == 1.0):
+            self._gradients.scale(factor)
+        self._allocate()
+        skip = (factor == 0).float()
+        self._count += 1
+        now = Update(self.groups, self.lr, self._count, skip, self._gradients.norms)
+        self._rule.update(now)
+        self._count -= skip
+
+    @property
+    def num_updates(self) -> int:
+        """Updates done: the steps whose batch had any weight. Waits for the device."""
+        return int(self._count)
+
+    def kinds(self, spec: ParamSpec) -> dict[str, tuple[int, ...]]:
+        """What is kept for a parameter, by name, with the shape for the whole logical tensor."""
+        if not spec.trainable:
+            return {}
+        return {
+            name: tuple(spec.shape[dim] for dim in dims)
+            for name, dims in self._rule.state(spec).items()
+        }
+
+    def owned(self, main: MainParam) -> dict[str, tuple[Box, Tensor]]:
+        """The states that this rank writes to checkpoints for one main parameter, with their boxes
+        in global indices; none before the first update."""
+        states = self._states.get(main, {}) if main.owned else {}
+        return {
+            name: (_box(main, dims), states[name])
+            for name, dims in self._rule.state(main.spec).items()
+            if name in states and _is_first(main, dims)
+        }
+
+    def reset(self) -> None:
+        """Begin anew: no update was done, and what is kept starts at zero."""
+        self._states.clear()
+        self.groups.clear()
+        self._count.zero_()
+
+    def restore(self, num_updates: int, source: StateSource) -> None:
+        """Go on as after ``num_updates`` updates, with what ``source`` has for each state."""
+        self.reset()
+        self._allocate()
+        self._count.fill_(num_updates)
+        for main, states in self._states.items():
+            for name, dims in self._rule.state(main.spec).items():
+                states[name].copy_(source(main.spec, name, _box(main, dims)))
+
+    def _allocate(self) -> None:
+        """States at zero, and the groups, where there are none yet."""
+        if self._states or not self._gradients.mains:
+            return
+        role = self._gradients.precision.state
+        by_settings: dict[tuple[Settings, tuple[str, ...]], list[MainParam]] = {}
+        for main in self._gradients.mains:
+            place = role.place(main.value.device)
+            self._states[main] = {
+                name: torch.zeros(_box(main, dims).size, dtype=role.dtype, device=place)
+                for name, dims in self._rule.state(main.spec).items()
+            }
+            key = (settings_of(self._optim, main.spec), tuple(self._states[main]))
+            by_settings.setdefault(key, []).append(main)
+        self.groups = [
+            Group(mains, settings.lr_scale, settings.weight_decay, self._by_name(mains))
+            for (settings, _), mains in by_settings.items()
+        ]
+
+    def _by_name(self, mains: list[MainParam]) -> dict[str, list[Tensor]]:
+        found: dict[str, list[Tensor]] = {}
+        for main in mains:
+            for name, tensor in self._states[main].items():
+                found.setdefault(name, []).append(tensor)
+        return found
+
+
+def _box(main: MainParam, dims: Dims) -> Box:
+    """The part of a state that belongs to a main parameter."""
+    box = main.box
+    return Box(tuple(box.offset[dim] for dim in dims), tuple(box.size[dim] for dim in dims))
+
+
+def _is_first(main: MainParam, dims: Dims) -> bool:
+    """Of the main parameters that share one box of a state this one writes it."""
+    return all(not offset for dim, offset in enumerate(main.box.offset) if dim not in dims)

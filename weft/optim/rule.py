@@ -1,0 +1,106 @@
+"""What an optimizer is: what it keeps for every parameter, and how one update changes both.
+
+A rule is one file of this package, which ends with its ``OPTIMIZER``. It sees main parameters, the
+boxes of logical tensors that this rank updates, and need not know how they are split: element by
+element it does the same to each, and sums of squares over whole logical tensors it may ask for.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from weft.parallel.mains import MainParam
+from weft.parallel.norms import TensorNorms
+from weft.plan.model import ParamSpec
+
+Dims = tuple[int, ...]
+"""Dimensions of a parameter that a state tensor has too: all of them for one of its shape, none
+for one number a logical tensor."""
+
+
+def every_dim(spec: ParamSpec) -> Dims:
+    """The state has the shape of the parameter."""
+    return tuple(range(len(spec.shape)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Main parameters that are updated with the same numbers, all on one device."""
+
+    mains: Sequence[MainParam]
+    lr_scale: float
+    weight_decay: float
+    states: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
+    """By name, one tensor for each of ``mains``."""
+
+    @property
+    def values(self) -> list[Tensor]:
+        return [main.value for main in self.mains]
+
+    @property
+    def grads(self) -> list[Tensor]:
+        """Of the clipped mean loss of the whole job."""
+        return [main.grad for main in self.mains if main.grad is not None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """One update of everything that this rank updates."""
+
+    groups: Sequence[Group]
+    """Empty on a rank that updates nothing; it takes part in sums of squares all the same."""
+    lr: float
+    """To be multiplied by each group's scale."""
+    count: Tensor
+    """Updates done, this one included: fp32 scalar on the device."""
+    skip: Tensor
+    """fp32 scalar on the device: 1 where nothing may change, else 0."""
+    norms: TensorNorms
+
+    def squared_norms(self, *quantities: Sequence[Sequence[Tensor]]) -> list[list[list[Tensor]]]:
+        """Sums of squares over whole logical tensors: parameters, gradients, steps, what is asked.
+
+        Each quantity has a list for each group with a tensor for each of its mains, of its shape;
+        so has the result, with fp64 scalars. Collective, one reduction for all of them: a rule
+        calls it on every rank, whether it has groups or not.
+        """
+        mains = [main for group in self.groups for main in group.mains]
+        flat = [[tensor for tensors in each for tensor in tensors] for each in quantities]
+        found = []
+        for sums in self.norms.squares(mains, flat):
+            rest = iter(sums)
+            found.append([[next(rest) for _ in group.mains] for group in self.groups])
+        return found
+
+
+class Rule(ABC):
+    """An optimizer.
+
+    ``skips_on_device``: where ``skip`` is 1 an update leaves everything as it is, without asking
+    the host. Of another rule the host waits for each step's weight and leaves out the update.
+    """
+
+    skips_on_device = False
+
+    @abstractmethod
+    def state(self, spec: ParamSpec) -> Mapping[str, Dims]:
+        """What is kept for a parameter, by the name that checkpoints use. It starts at zero."""
+
+    @abstractmethod
+    def update(self, update: Update) -> None:
+        """Change values and states in place. Gradients may be overwritten."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """An entry of the registry."""
+
+    name: str
+    order: int
+    rule: Callable[[Any], Rule]
+    """From the optimizer's own section of the configuration."""
