@@ -12,11 +12,12 @@ from math import log2
 from typing import Literal
 
 from weft.cluster.cluster import Dtype
-from weft.cost.memory import Memory, Overheads, Sharing, gathered_layers, stage_memory
-from weft.cost.rates import PhaseSeconds
-from weft.cost.timing import Place, Replicas, once_a_step, stage_seconds
-from weft.cost.traffic import Fabric, Group
-from weft.cost.work import Keep, StageWork, StateBytes
+from weft.cost.choice import Group, StageChoice
+from weft.cost.memory import Memory, Overheads, stage_memory
+from weft.cost.times import StageTimes
+from weft.cost.timing import Place, stage_times
+from weft.cost.traffic import Fabric
+from weft.cost.work import STATES, Keep, StageWork, StateBytes
 from weft.models.shape import ModelShape
 from weft.plan.plan import ZeroLevel
 
@@ -56,10 +57,14 @@ class Job:
         """On one rank, in one step."""
         return max(-(-self.global_batch // (self.microbatch * self.dp)), 1)
 
-    def works(self) -> list[StageWork]:
-        """What one rank of every position does, all its stages together."""
+    def choices(self, state: StateBytes = STATES["bf16"]) -> list[StageChoice]:
+        """Of every position, all its stages together."""
         bounds = [0, *(self.splits or self._even()), self.shape.num_layers]
-        return [self._work(bounds, position) for position in range(self.pp)]
+        return [self._choice(bounds, position, state) for position in range(self.pp)]
+
+    def works(self) -> list[StageWork]:
+        """What one rank of every position computes."""
+        return [choice.work for choice in self.choices()]
 
     def _even(self) -> list[int]:
         """Layers by position; those left over go to the middle, for the ends have tables."""
@@ -68,22 +73,32 @@ class Job:
         counts = [base + (first <= p < first + rest) for p in range(self.pp)]
         return [sum(counts[:p]) for p in range(1, self.pp)]
 
-    def _work(self, bounds: list[int], position: int) -> StageWork:
-        return StageWork(
+    def _choice(self, bounds: list[int], position: int, state: StateBytes) -> StageChoice:
+        sizes = {"dp": self.dp, "cp": self.cp, "ep": self.ep, "tp": self.tp}
+        return StageChoice(
             layers=(bounds[position], bounds[position + 1]),
             embeds=position == 0,
             predicts=position == self.pp - 1,
             samples=self.microbatch,
             seq_len=self.seq_len,
-            tp=self.tp,
-            cp=self.cp,
-            ep=self.ep,
+            axes=tuple((name, size) for name, size in sizes.items() if size > 1),
+            zero=self.zero,
+            shard_ways=self.shard_ways,
+            state=state,
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,
             dtype=self.dtype,
             fused_attention=self.fused_attention,
             frozen=self.frozen,
+            # Of microbatches between the end of a chunk and of the next one.
+            overlap=1 + self.pp * (1 - 1 / self.chunks),
         )
+
+    def alike(self, choice: StageChoice) -> StageChoice:
+        """Equal for stages that cost the same."""
+        if self.shape.experts is not None:
+            return choice
+        return replace(choice, layers=(0, choice.layers[1] - choice.layers[0]))
 
     def held(self, position: int) -> float:
         """Microbatches whose results a position keeps at its peak."""
@@ -97,33 +112,15 @@ class Job:
         ahead = 2 * (self.pp - position - 1) + (self.chunks - 1) * self.pp + 1
         return min(many * self.chunks, ahead) / self.chunks
 
-    @property
-    def replicas(self) -> Replicas:
-        """Ranks along ``dp`` and ``cp`` hold the same parameters."""
-        size, ways = self.dp * self.cp, self.shard_ways
-        return Replicas(size=size, stride=self.tp, zero=self.zero, shard_ways=ways)
-
 
 def memory_of_job(job: Job, state: StateBytes, overheads: Overheads) -> list[Memory]:
     """By position: one rank's memory."""
     result = []
-    sharing = Sharing(
-        zero=job.zero, num_holders=job.replicas.size, ways=job.replicas.sharing if job.zero else 0
-    )
-    known: dict[tuple[StageWork, float], Memory] = {}
-    for position, work in enumerate(job.works()):
-        held = job.held(position)
-        alike = replace(work, layers=(0, work.num_layers)) if job.shape.experts is None else work
+    known: dict[tuple[StageChoice, float], Memory] = {}
+    for position, choice in enumerate(job.choices(state)):
+        held, alike = job.held(position), job.alike(choice)
         if (alike, held) not in known:
-            whole = gathered_layers(job.shape, work, state.weight) if job.zero == 3 else 0.0
-            known[alike, held] = stage_memory(
-                job.shape,
-                alike,
-                held=held,
-                state=state,
-                sharing=replace(sharing, gathered=whole),
-                overheads=overheads,
-            )
+            known[alike, held] = stage_memory(job.shape, alike, overheads).holding(held)
         result.append(known[alike, held])
     return result
 
@@ -133,20 +130,20 @@ def step_seconds_of_job(job: Job, places: Sequence[Place]) -> float:
 
     ``places``: of every position, or one for all.
     """
-    shape, works = job.shape, job.works()
-    known: dict[tuple[StageWork, Place], PhaseSeconds] = {}
+    shape, choices = job.shape, job.choices()
+    known: dict[tuple[StageChoice, Place], StageTimes] = {}
     everywhere = list(places) * (job.pp // len(places))
     times = []
-    for work, place in zip(works, everywhere, strict=True):
-        alike = replace(work, layers=(0, work.num_layers)) if shape.experts is None else work
+    for choice, place in zip(choices, everywhere, strict=True):
+        alike = job.alike(choice)
         if (alike, place) not in known:
-            known[alike, place] = stage_seconds(shape, alike, place, job.replicas)
+            known[alike, place] = stage_times(shape, alike, place)
         times.append(known[alike, place])
     seam = 0.0
     if job.pp > 1:
         stride = job.tp * job.cp * job.dp
         narrowest = min((place.fabric for place in places), key=lambda one: one.across_bytes_s)
-        transfer, latency = seam_seconds(shape, works[0], narrowest, stride=stride)
+        transfer, latency = seam_seconds(shape, choices[0].work, narrowest, stride=stride)
         seam = 2 * (transfer + latency)
     pipeline = pipeline_seconds(
         times,
@@ -156,13 +153,7 @@ def step_seconds_of_job(job: Job, places: Sequence[Place]) -> float:
         seam_s=seam,
         seam_hidden=places[0].software.seam_hidden,
     )
-    beside = 1 + job.pp * (1 - 1 / job.chunks)  # microbatches between a chunk and the next one
-    tail = max(
-        once_a_step(
-            shape, works[end], everywhere[end], job.replicas, beside_s=beside * times[end].whole
-        )
-        for end in (0, job.pp - 1)
-    )
+    tail = max(times[end].update_s for end in (0, job.pp - 1))
     ranks = job.dp * job.tp * job.pp * job.cp
     return (pipeline + tail) * (1 + places[0].software.straggle * log2(ranks))
 
@@ -174,12 +165,12 @@ def seam_seconds(
     group = Group(2, stride)
     inside = fabric.stays_inside(group)
     latency = fabric.inside_latency_s if inside else fabric.across_latency_s
-    part = 2 * work.tokens * shape.d_model / (work.tp if work.sequence_parallel else 1)
+    part = 2 * work.rows * shape.d_model
     return fabric.seconds("send", part, group) - latency, latency
 
 
 def pipeline_seconds(
-    stages: list[PhaseSeconds],
+    stages: list[StageTimes],
     *,
     num_microbatches: int,
     schedule: JobSchedule = "1f1b",
@@ -192,14 +183,14 @@ def pipeline_seconds(
     ``seam_s``: there and back across one border. ``seam_hidden``: part of it behind computing once
     the pipeline is full.
     """
-    steady = [stage.whole + seam_s * chunks * (1 - seam_hidden) for stage in stages]
+    steady = [stage.whole_s + seam_s * chunks * (1 - seam_hidden) for stage in stages]
     slowest = max(range(len(stages)), key=steady.__getitem__)
     others = [stage for number, stage in enumerate(stages) if number != slowest]
     match schedule:
         case "1f1b":
-            way = sum(stage.whole for stage in others) / chunks
+            way = sum(stage.whole_s for stage in others) / chunks
         case "zb-h1":
-            way = sum(max(s.forward + s.input_grad - s.weight_grad, 0.0) for s in others)
+            way = sum(max(s.forward_s + s.input_grad_s - s.weight_grad_s, 0.0) for s in others)
         case "zb-h2":
             way = 0.0
     return num_microbatches * steady[slowest] + way + seam_s * (len(stages) - 1)

@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, get_args
 
+from weft.cost.times import SeamTimes, StageTimes
 from weft.elastic.pool import WorkerPool
 from weft.parallel.pipeline.seam import channels
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, ScheduleName, StagePlan, ZeroLevel
 from weft.simulate.play import simulate_plan
-from weft.simulate.times import SeamTimes, StageTimes
 from weft.virtual.rank import Times, VirtualJob, run_steps
 from weft.virtual.sleeping import LEAST_NUMEL, Links
 

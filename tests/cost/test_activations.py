@@ -31,10 +31,14 @@ WORK = StageWork(
 )
 ROWS = [
     ("one rank", {}, 34 + 5 * A * S / H),
-    ("tensor", {"tp": T}, 10 + 24 / T + 5 * A * S / (H * T)),
-    ("and sequence", {"tp": T, "sequence_parallel": True}, 34 / T + 5 * A * S / (H * T)),
-    ("selective", {"tp": T, "recompute": "selective"}, 10 + 24 / T),
-    ("full", {"tp": T, "recompute": "full"}, 2),
+    ("tensor", {"axes": (("tp", T),)}, 10 + 24 / T + 5 * A * S / (H * T)),
+    (
+        "and sequence",
+        {"axes": (("tp", T),), "sequence_parallel": True},
+        34 / T + 5 * A * S / (H * T),
+    ),
+    ("selective", {"axes": (("tp", T),), "recompute": "selective"}, 10 + 24 / T),
+    ("full", {"axes": (("tp", T),), "recompute": "full"}, 2),
 ]
 
 
@@ -77,7 +81,7 @@ def test_ends_of_a_pipeline_keep_more() -> None:
     assert stage_kept(GPT, middle) == 48 * layer_kept(GPT, middle, experts=False)
     assert stage_kept(GPT, WORK) == stage_kept(GPT, middle) + S * B * (8 + H) + 4 * S * B * H
     assert logits(GPT, middle) == 0
-    assert logits(GPT, replace(WORK, tp=8)) == 10 * S * B * 51_200 / 8
+    assert logits(GPT, replace(WORK, axes=(("tp", 8),))) == 10 * S * B * 51_200 / 8
 
 
 def test_recomputed_layer_comes_back_to_work() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.job import Job, pipeline_seconds
-from weft.cost.rates import PhaseSeconds
+from weft.cost.times import SeamTimes, StageTimes
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import shape_of
 from weft.schedules.interleaved import interleaved
@@ -13,25 +13,24 @@ from weft.schedules.one_forward_one_backward import one_forward_one_backward
 from weft.schedules.validity import prove
 from weft.schedules.zero_bubble import zero_bubble_h1
 from weft.simulate.play import simulate
-from weft.simulate.times import SeamTimes, StageTimes
 
 JOB = Job(shape=shape_of(SIZES["debug-1m"]), seq_len=8, global_batch=1)
 CLOSE = 0.02
 
 
-def played(schedule, stages: list[PhaseSeconds], many: int) -> float:
-    times = [
-        StageTimes(forward_s=s.forward, input_grad_s=s.input_grad, weight_grad_s=s.weight_grad)
-        for s in stages
-    ]
-    return simulate(schedule, times, [SeamTimes()] * (len(stages) - 1), [1.0] * many).step_s
+def times_of(forward: float, input_grad: float, weight_grad: float) -> StageTimes:
+    return StageTimes(forward_s=forward, input_grad_s=input_grad, weight_grad_s=weight_grad)
+
+
+def played(schedule, stages: list[StageTimes], many: int) -> float:
+    return simulate(schedule, stages, [SeamTimes()] * (len(stages) - 1), [1.0] * many).step_s
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4, 7])
 @pytest.mark.parametrize("slow", [1.0, 1.5])
 def test_1f1b(pp, slow) -> None:
     many = 4 * pp
-    stages = [PhaseSeconds(1.0, 1.2, 0.8)] * (pp - 1) + [PhaseSeconds(slow, 1.2 * slow, 0.8)]
+    stages = [times_of(1.0, 1.2, 0.8)] * (pp - 1) + [times_of(slow, 1.2 * slow, 0.8)]
     expected = played(one_forward_one_backward(pp, many), stages, many)
     assert pipeline_seconds(stages, num_microbatches=many) == pytest.approx(expected, rel=CLOSE)
 
@@ -39,16 +38,16 @@ def test_1f1b(pp, slow) -> None:
 @pytest.mark.parametrize(("pp", "chunks"), [(2, 2), (4, 2), (4, 3)])
 def test_interleaved(pp, chunks) -> None:
     many = 4 * pp
-    part = PhaseSeconds(1.0, 1.0, 1.0)
+    part = times_of(1.0, 1.0, 1.0)
     expected = played(interleaved(pp, many, chunks), [part] * (pp * chunks), many)
-    position = PhaseSeconds(chunks, chunks, chunks)
+    position = times_of(chunks, chunks, chunks)
     got = pipeline_seconds([position] * pp, num_microbatches=many, chunks=chunks)
     assert got == pytest.approx(expected, rel=CLOSE)
 
 
 @pytest.mark.parametrize("pp", [2, 4, 8])
 def test_zero_bubble_h1(pp) -> None:
-    stages, many = [PhaseSeconds(1.0, 1.0, 1.0)] * pp, 4 * pp
+    stages, many = [times_of(1.0, 1.0, 1.0)] * pp, 4 * pp
     expected = played(zero_bubble_h1(pp, many), stages, many)
     got = pipeline_seconds(stages, num_microbatches=many, schedule="zb-h1")
     assert got == pytest.approx(expected, rel=CLOSE)
@@ -56,7 +55,7 @@ def test_zero_bubble_h1(pp) -> None:
 
 @pytest.mark.parametrize("hidden", [0.0, 1.0])
 def test_borders_delay_the_first_and_the_last(hidden) -> None:
-    stages = [PhaseSeconds(1.0, 1.0, 1.0)] * 4
+    stages = [times_of(1.0, 1.0, 1.0)] * 4
     apart = pipeline_seconds(stages, num_microbatches=8, seam_s=0.2, seam_hidden=hidden)
     alone = pipeline_seconds(stages, num_microbatches=8)
     assert apart - alone == pytest.approx(3 * 0.2 + 8 * 0.2 * (1 - hidden))

@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.job import Job, memory_of_job
 from weft.cost.activations import logits, stage_kept
-from weft.cost.memory import ACCELERATOR, Overheads, held_by_stage, memory_of_plan, work_of
+from weft.cost.choice import choice_of
+from weft.cost.memory import ACCELERATOR, Overheads, held_by_stage, memory_of_plan
 from weft.cost.work import STATES
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import shape_of
@@ -53,11 +54,11 @@ def test_every_stage_on_its_own_terms() -> None:
     whole = plan(*stages)
     memory = memory_of_plan(whole, SPEC, SEQ)
     pipeline = whole.pipelines[0]
-    kept = [stage_kept(SHAPE, work_of(pipeline, number, SEQ)) for number in range(3)]
+    kept = [stage_kept(SHAPE, choice_of(pipeline, number, SEQ).work) for number in range(3)]
     assert [memory[rank].activations for rank in (0, 2, 3)] == [3 * kept[0], 2 * kept[1], kept[2]]
     assert memory[0] == memory[1]
     assert [memory[rank].logits for rank in (0, 2)] == [0, 0]
-    assert memory[3].logits == logits(SHAPE, work_of(pipeline, 2, SEQ)) > 0
+    assert memory[3].logits == logits(SHAPE, choice_of(pipeline, 2, SEQ).work) > 0
 
 
 def test_interleaved_stages_of_one_rank_count_what_the_list_holds() -> None:
@@ -68,7 +69,7 @@ def test_interleaved_stages_of_one_rank_count_what_the_list_holds() -> None:
     assert [sum(held) for held in held_by_stage(pipeline)] == [5, 3]
     memory = memory_of_plan(whole, SPEC, SEQ)
     held = held_by_stage(pipeline)[0]
-    kept = [stage_kept(SHAPE, work_of(pipeline, number, SEQ)) for number in (0, 2)]
+    kept = [stage_kept(SHAPE, choice_of(pipeline, number, SEQ).work) for number in (0, 2)]
     assert memory[0].activations == held[0] * kept[0] + held[1] * kept[1]
 
 
@@ -105,9 +106,12 @@ def test_a_processor_keeps_what_its_kernels_keep() -> None:
     channels = 4 * 128 + 2 * 128 + 2 * 64 + 4 * 352
     layer = 4 * (tokens * channels + 2 * 4 * blocks)
     extra = 8 * tokens + 2 * 4 * tokens * 128  # tokens, and the last norm
-    assert stage_kept(SHAPE, work_of(pipeline, 0, SEQ)) == 4 * layer + extra
+    assert stage_kept(SHAPE, choice_of(pipeline, 0, SEQ).work) == 4 * layer + extra
     chunk = 2 * 4 * tokens * 2048
-    assert logits(SHAPE, work_of(pipeline, 0, SEQ)) == chunk + 4 * tokens * 128 + 12 * 2048 * 128
+    assert (
+        logits(SHAPE, choice_of(pipeline, 0, SEQ).work)
+        == chunk + 4 * tokens * 128 + 12 * 2048 * 128
+    )
 
 
 def test_a_processor_keeps_its_segment_of_the_sums_beside_all_gradients() -> None:

@@ -35,13 +35,15 @@ def test_whole_model_computes_what_the_formula_says(family) -> None:
         assert flops(shape_of(spec), work) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("split", [{"tp": 2}, {"cp": 2}])
-def test_ranks_share_all_of_it(split) -> None:
-    assert flops(SMALL, replace(WORK, **split)) == pytest.approx(flops(SMALL, WORK) / 2)
+@pytest.mark.parametrize("axis", ["tp", "cp"])
+def test_ranks_share_all_of_it(axis) -> None:
+    assert flops(SMALL, replace(WORK, axes=((axis, 2),))) == pytest.approx(flops(SMALL, WORK) / 2)
 
 
 def test_more_ranks_than_key_heads_repeat_them() -> None:
-    found = {op.name: op for op in layer_ops(SMALL, replace(WORK, tp=4), experts=False)}
+    found = {
+        op.name: op for op in layer_ops(SMALL, replace(WORK, axes=(("tp", 4),)), experts=False)
+    }
     assert found["qkv"].n == 2 * (1 + 2)  # one query head, a whole key head, a whole value head
 
 
@@ -53,7 +55,7 @@ def test_unfused_attention_computes_what_the_mask_hides() -> None:
 
 def test_experts_visit_and_share_evenly() -> None:
     shape = replace(SMALL, experts=ExpertShape(num_experts=8, top_k=2, d_ff=4, shared_d_ff=6))
-    ops = {op.name: op for op in layer_ops(shape, replace(WORK, ep=4), experts=True)}
+    ops = {op.name: op for op in layer_ops(shape, replace(WORK, axes=(("ep", 4),)), experts=True)}
     visits = 30 * 2
     # Two experts on each rank take what four ranks send: as much as each rank sends.
     assert (ops["expert up"].m, ops["expert up"].repeat) == (visits / 2, 2)

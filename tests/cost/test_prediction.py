@@ -68,7 +68,7 @@ def test_a_record_becomes_a_job(tmp_path) -> None:
         predicts=True,
         samples=1,
         seq_len=4096,
-        tp=2,
+        axes=(("tp", 2),),
         recompute="full",
         dtype="fp8",
     )

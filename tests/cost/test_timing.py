@@ -7,15 +7,17 @@ import pytest
 from benchmarks.job import Job, step_seconds_of_job
 from weft.cluster.cluster import Chip, Dtype, catalogue
 from weft.config.errors import ConfigError
-from weft.cost.memory import stage_params
+from weft.cost.choice import Group, StageChoice
+from weft.cost.memory import params_of
 from weft.cost.operators import Op, Phase
 from weft.cost.rates import CLASSES, Roofline, compute_seconds, efficiency_of
-from weft.cost.timing import Place, Replicas, Software, once_a_step, stage_seconds
-from weft.cost.traffic import Fabric, Group, layer_traffic
+from weft.cost.sends import layer_sends
+from weft.cost.timing import Place, Software, stage_times
+from weft.cost.traffic import Fabric
 from weft.cost.work import StageWork
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import shape_of
-from weft.models.shape import ExpertShape
+from weft.models.shape import ExpertShape, ModelShape
 
 FABRIC = Fabric(
     piece_bytes=0.0,
@@ -26,8 +28,22 @@ FABRIC = Fabric(
     across_latency_s=0.0,
 )
 SHAPE = shape_of(SIZES["llama2-7b"])
-WORK = StageWork(layers=(0, 32), embeds=True, predicts=True, samples=1, seq_len=4096)
-ALONE = Replicas(size=1, stride=1, zero=0)
+WHOLE = StageChoice(layers=(0, 32), embeds=True, predicts=True, samples=1, seq_len=4096)
+WORK = WHOLE.work
+
+
+def on(axes: str, choice: StageChoice = WHOLE, **changes: object) -> StageChoice:
+    """The model on a mesh: ``dp 8 tp 2``."""
+    words = axes.split()
+    sizes = zip(words[::2], map(int, words[1::2]), strict=True)
+    return replace(choice, axes=tuple(sizes), **changes)
+
+
+def sent(
+    shape: ModelShape, work: StageWork, fabric: Fabric = FABRIC, *, experts: bool = False
+) -> dict[str, float]:
+    """Seconds of a layer's messages, by what they are."""
+    return {each.what: each.seconds(fabric) for each in layer_sends(shape, work, experts=experts)}
 
 
 def roofline(**changes: float) -> Roofline:
@@ -101,14 +117,13 @@ def test_small_sums_go_by_tree_and_gathers_go_round() -> None:
 
 
 def test_layers_talk_as_they_are_split() -> None:
-    work = replace(WORK, tp=2, cp=2)
-    traffic = layer_traffic(SHAPE, work, FABRIC, experts=False)
+    traffic = sent(SHAPE, on("cp 2 tp 2").work)
     residual = 2 * 2048 * 4096
-    assert traffic.tensor == pytest.approx(2 * residual / 100)  # two sums, each 2 x 1/2
-    assert traffic.context == pytest.approx(2 * 4096 * 32 / 2 * 256 / 2 / 100)
+    assert traffic["sums"] == pytest.approx(2 * residual / 100)  # two sums, each 2 x 1/2
+    assert traffic["keys"] == pytest.approx(2 * 4096 * 32 / 2 * 256 / 2 / 100)
     mixed = replace(SHAPE, experts=ExpertShape(num_experts=8, top_k=3, d_ff=64))
-    sent = layer_traffic(mixed, replace(WORK, ep=8), FABRIC, experts=True).expert
-    assert sent == pytest.approx(2 * 3 * 2 * 4096 * 4096 * 7 / 8 / 100)
+    there = sent(mixed, on("ep 8").work, experts=True)
+    assert there["experts"] == pytest.approx(2 * 3 * 2 * 4096 * 4096 * 7 / 8 / 100)
 
 
 def test_tokens_may_cross_to_a_node_once() -> None:
@@ -134,13 +149,13 @@ def test_rings_over_many_nodes_wait_for_each_piece() -> None:
 
 
 def test_hidden_traffic_costs_nothing() -> None:
-    work = replace(WORK, tp=8)
+    split = on("tp 8")
     for hidden in (0.0, 1.0):
         place = Place(chip=roofline(), fabric=FABRIC, software=Software(tensor_hidden=hidden))
-        both = stage_seconds(SHAPE, work, place, ALONE)
-        alone = compute_seconds(SHAPE, work, place.chip)
-        said = 32 * layer_traffic(SHAPE, work, FABRIC, experts=False).tensor
-        assert both.forward == pytest.approx(alone.forward + (1 - hidden) * said)
+        both = stage_times(SHAPE, split, place)
+        alone = compute_seconds(SHAPE, split.work, place.chip)
+        waits = 32 * sent(SHAPE, split.work)["sums"]
+        assert both.forward_s == pytest.approx(alone.forward + (1 - hidden) * waits)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +170,7 @@ def test_hidden_traffic_costs_nothing() -> None:
 def test_once_a_step(zero, ways, talk, share) -> None:
     software = Software(data_hidden=0.0, optimizer_bytes=32)
     place = Place(chip=roofline(bytes_s=1e3), fabric=FABRIC, software=software)
-    replicas = Replicas(size=16, stride=1, zero=zero, shard_ways=ways)
-    got = once_a_step(SHAPE, WORK, place, replicas)
+    got = stage_times(SHAPE, on("dp 16", zero=zero, shard_ways=ways), place).update_s
     assert got == pytest.approx(SHAPE.params * (talk + 32 / share / 1e3))
 
 
@@ -164,10 +178,12 @@ def test_traffic_hides_behind_what_computes_and_no_more() -> None:
     """Half of it hides, where there is computing for all of it; else half of the computing."""
     software = Software(data_hidden=0.5, optimizer_bytes=0.0)
     place = Place(chip=roofline(), fabric=FABRIC, software=software)
-    replicas = Replicas(size=16, stride=1, zero=0)
-    talk = once_a_step(SHAPE, WORK, place, replicas, beside_s=0.0)
-    assert once_a_step(SHAPE, WORK, place, replicas) == pytest.approx(talk / 2)
-    some = once_a_step(SHAPE, WORK, place, replicas, beside_s=talk / 4)
+    copies = on("dp 16")
+    bare = stage_times(SHAPE, replace(copies, overlap=0.0), place)
+    talk = bare.update_s
+    assert stage_times(SHAPE, copies, place).update_s == pytest.approx(talk / 2)
+    few = talk / 4 / bare.whole_s
+    some = stage_times(SHAPE, replace(copies, overlap=few), place).update_s
     assert some == pytest.approx(talk * 7 / 8)
 
 
@@ -209,14 +225,11 @@ def test_chips_without_a_class_go_by_their_best_product() -> None:
 
 def test_recomputed_layers_talk_again() -> None:
     place = Place(chip=roofline(), fabric=FABRIC, software=Software())
-    off, full = (
-        stage_seconds(SHAPE, replace(WORK, tp=8, recompute=keep), place, ALONE)
-        for keep in ("off", "full")
-    )
-    said = 32 * layer_traffic(SHAPE, replace(WORK, tp=8), FABRIC, experts=False).tensor
-    computed = compute_seconds(SHAPE, replace(WORK, tp=8, recompute="full"), place.chip)
-    assert full.input_grad == pytest.approx(computed.input_grad + 2 * said)
-    assert full.forward == off.forward
+    off, full = (stage_times(SHAPE, on("tp 8", recompute=keep), place) for keep in ("off", "full"))
+    waits = 32 * sent(SHAPE, on("tp 8").work)["sums"]
+    computed = compute_seconds(SHAPE, on("tp 8", recompute="full").work, place.chip)
+    assert full.input_grad_s == pytest.approx(computed.input_grad + 2 * waits)
+    assert full.forward_s == off.forward_s
 
 
 @pytest.mark.parametrize("hidden", [0.0, 0.75, 1.0])
@@ -225,38 +238,38 @@ def test_level_3_takes_the_longer_of_computing_and_gathering(hidden) -> None:
     gather = 2 * SHAPE.params * 7 / 8 / 100
     for chip in (roofline(), roofline(flops_s=1e9, attention_flops_s=1e9)):
         slower = replace(place, chip=chip)
-        alone = stage_seconds(SHAPE, WORK, slower, ALONE).forward
-        both = stage_seconds(SHAPE, WORK, slower, Replicas(size=8, stride=1, zero=3)).forward
+        alone = stage_times(SHAPE, WHOLE, slower).forward_s
+        both = stage_times(SHAPE, on("dp 8", zero=3), slower).forward_s
         expected = max(alone, gather) + (1 - hidden) * min(alone, gather)
         assert both == pytest.approx(expected)
 
 
 def test_level_2_reduces_in_each_backward_and_not_once_a_step() -> None:
     """Where several pipelines share the gradients it cannot, and talks as level 1 does."""
-    place = Place(chip=roofline(), fabric=FABRIC, software=Software(data_hidden=0.0))
-    once = Replicas(size=8, stride=1, zero=2)
-    each = replace(once, each_backward=True)
+    software = Software(data_hidden=0.0, reduces_each_backward=True)
+    place = Place(chip=roofline(), fabric=FABRIC, software=software)
+    once = replace(place, software=replace(software, reduces_each_backward=False))
+    level_2 = on("dp 8", zero=2)
     reduce = 4 * SHAPE.params * 7 / 8 / 100
-    unchanged, longer = (stage_seconds(SHAPE, WORK, place, those) for those in (once, each))
-    assert unchanged == stage_seconds(SHAPE, WORK, place, replace(once, zero=1))
-    assert longer.forward == unchanged.forward
-    assert longer.input_grad + longer.weight_grad == pytest.approx(
-        unchanged.input_grad + unchanged.weight_grad + reduce
-    )
-    less = once_a_step(SHAPE, WORK, place, once) - once_a_step(SHAPE, WORK, place, each)
-    assert less == pytest.approx(reduce)
+    unchanged, longer = (stage_times(SHAPE, level_2, those) for those in (once, place))
+    assert unchanged == stage_times(SHAPE, replace(level_2, zero=1), place)
+    assert longer.forward_s == unchanged.forward_s
+    assert longer.of("B") == pytest.approx(unchanged.of("B") + reduce)
+    assert unchanged.update_s - longer.update_s == pytest.approx(reduce)
+    several = replace(level_2, axes=(("dp", 4),), pipelines=2)
+    level_1 = stage_times(SHAPE, replace(several, zero=1), place)
+    assert stage_times(SHAPE, several, place) == level_1
 
 
 def test_experts_are_updated_by_those_who_share_them() -> None:
     mixed = replace(SHAPE, experts=ExpertShape(num_experts=8, top_k=2, d_ff=512))
     software = Software(data_hidden=1.0, optimizer_bytes=1.0)
     place = Place(chip=roofline(bytes_s=1.0), fabric=FABRIC, software=software)
-    work = replace(WORK, ep=4)
     dense = sum(mixed.dense_params(layer) for layer in range(32)) + 2 * 32_000 * 4096 + 4096
     experts = 32 * mixed.expert_params(0) / 4
     for zero, expected in ((0, dense + experts), (1, dense / 8 + experts / 2)):
-        replicas = Replicas(size=8, stride=1, zero=zero)
-        assert once_a_step(mixed, work, place, replicas) == pytest.approx(expected)
+        choice = on("dp 8 ep 4", zero=zero)
+        assert stage_times(mixed, choice, place).update_s == pytest.approx(expected)
 
 
 @dataclass(frozen=True)
@@ -301,40 +314,40 @@ def test_gradients_of_a_processors_head_come_with_the_forward() -> None:
 
 def test_tensor_parallel_ranks_swap_parts_at_the_measured_rate() -> None:
     fabric = replace(FABRIC, exchange_bytes_s=20.0, exchange_latency_s=3.0)
-    work = replace(WORK, tp=4, dtype="fp32")
     residual = 4 * WORK.tokens * SHAPE.d_model
     once = residual * 3 / 4 / 20 + 3
-    traffic = layer_traffic(SHAPE, work, fabric, experts=False)
-    assert traffic.tensor == pytest.approx(2 * 2 * once)
-    assert layer_traffic(SHAPE, replace(work, tp=1), fabric, experts=False).tensor == 0
+    traffic = sent(SHAPE, on("tp 4", dtype="fp32").work, fabric)
+    assert traffic["sums"] == pytest.approx(2 * 2 * once)
+    assert not sent(SHAPE, on("", dtype="fp32").work, fabric)
 
 
 def test_hosts_and_adding_gradients_take_time_too() -> None:
     """Of each layer, of the embedding and of the head; backward twice as much of the former."""
     bare, full = (
-        stage_seconds(SHAPE, WORK, Place(chip=roofline(), fabric=FABRIC, software=each), ALONE)
+        stage_times(SHAPE, WHOLE, Place(chip=roofline(), fabric=FABRIC, software=each))
         for each in (Software(), Software(layer_s=1e15, accumulate_bytes=1e36))
     )
-    assert full.forward - bare.forward == pytest.approx(34e15)
-    assert full.input_grad - bare.input_grad == pytest.approx(34e15)
+    assert full.forward_s - bare.forward_s == pytest.approx(34e15)
+    assert full.input_grad_s - bare.input_grad_s == pytest.approx(34e15)
     added = 1e36 * SHAPE.params / roofline().bytes_s
-    assert full.weight_grad - bare.weight_grad == pytest.approx(34e15 + added, rel=1e-3)
+    assert full.weight_grad_s - bare.weight_grad_s == pytest.approx(34e15 + added, rel=1e-3)
 
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_parameters_may_go_out_with_nothing_beside_them(alone) -> None:
     """Half of the rest hides; a tensor of a layer each makes more messages of the same bytes."""
-    replicas = Replicas(size=16, stride=1, zero=1)
+    copies = on("dp 16", zero=1)
     software = Software(data_hidden=0.0, optimizer_bytes=0.0, bucket_bytes=1e18)
     fabric = replace(FABRIC, across_latency_s=1e6)
     place = Place(chip=roofline(), fabric=fabric, software=software)
-    whole = once_a_step(SHAPE, WORK, place, replicas)
-    params = sum(stage_params(SHAPE, WORK))
+    whole = stage_times(SHAPE, copies, place).update_s
+    params = sum(params_of(SHAPE, WORK))
     publish = fabric.seconds("all_gather", 2 * params, Group(16))
     half = replace(place, software=replace(software, data_hidden=0.5, publishes_alone=alone))
     hidden = whole - publish if alone else whole
-    got = once_a_step(SHAPE, WORK, half, replicas)
+    got = stage_times(SHAPE, copies, half).update_s
     assert got == pytest.approx(whole - hidden / 2)
     tensors = replace(place, software=replace(software, layer_messages=9))
     many = fabric.seconds("all_gather", 2 * params, Group(16), messages=9 * WORK.num_layers)
-    assert once_a_step(SHAPE, WORK, tensors, replicas) - whole == pytest.approx(many - publish)
+    more = stage_times(SHAPE, copies, tensors).update_s - whole
+    assert more == pytest.approx(many - publish)

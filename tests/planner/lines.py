@@ -102,10 +102,10 @@ def drawn(
         )
         recompute = random.choice(["off", "full"])
         zero = random.choice([0, 1, 2, 3]) if dp > 1 else 0
-        sections.append(Section(number, tp, dp, many, recompute, zero))
+        sections.append(Section(number, (("dp", dp), ("tp", tp)), many, recompute, zero))
     total = sum(meshes)
     num_layers = random.randint(max(total, 2), 3 * total + 2)
-    micro = max(section.dp for section in sections) * random.randint(1, 3)
+    micro = max(section.ways for section in sections) * random.randint(1, 3)
     samples = micro * random.randint(1, most_micros) + random.randint(0, micro - 1)
     spec = replace(SIZES["llama2-7b"], num_layers=num_layers)
     workload = Workload(spec=spec, seq_len=512, samples=samples, precision=precision)
@@ -131,7 +131,8 @@ def long_drawn(random: Random, schedule: ScheduleName) -> Drawn:
     for number, (chip, many) in enumerate(zip((H100, A100), meshes, strict=False)):
         gbit = random.choice([None, SLOW_GBIT, 10 * SLOW_GBIT])
         pools.append(ChipPool(chip=chip, num_nodes=many, chips_per_node=1, network_gbit_s=gbit))
-        sections.append(Section(number, 1, 1, many, random.choice(["off", "full"])))
+        axes = (("dp", 1), ("tp", 1))
+        sections.append(Section(number, axes, many, random.choice(["off", "full"])))
     total = sum(meshes)
     spec = replace(SIZES["llama2-7b"], num_layers=random.randint(total, 4 * total))
     samples = total * random.randint(20, 25) + random.randint(0, total)

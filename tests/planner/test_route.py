@@ -93,7 +93,7 @@ def test_room_is_what_fits() -> None:
     for each in draws("bf16") + draws("cores"):
         route, total = each.route, each.costs.workload.spec.num_layers
         for mesh, most in enumerate(route.room):
-            budget = each.costs.budget(route.spots[mesh].pool, route.memory_part)
+            budget = each.costs.budget(route.ranks[mesh].pool, route.memory_part)
             assert most < 0 or route.bytes(mesh, most) <= budget
             if most < total:
                 tight += 1

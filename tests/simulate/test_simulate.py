@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 from schedules.test_schedules import NAMES, pipeline
 
+from weft.cost.times import SeamTimes, StageTimes
 from weft.plan.plan import ScheduleName
 from weft.schedules.action import Action, Schedule
 from weft.schedules.registry import schedule_of
 from weft.simulate.picture import draw, to_svg, to_trace
 from weft.simulate.play import simulate, simulate_plan
-from weft.simulate.times import SeamTimes, StageTimes
 
 FREE = SeamTimes()
 EVEN = StageTimes(forward_s=1.0, input_grad_s=1.0, weight_grad_s=1.0)

@@ -15,13 +15,13 @@ from weft.comm.channel import Channel
 from weft.comm.join import join
 from weft.config.errors import ConfigError
 from weft.cost.rates import compute_seconds
+from weft.cost.times import SeamTimes
 from weft.cost.work import StageWork
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES, shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.simulate.times import SeamTimes
 from weft.virtual.cores import core
 from weft.virtual.play import virtual_job
 from weft.virtual.predicted import Prediction, VirtualCluster

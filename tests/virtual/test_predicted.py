@@ -3,9 +3,9 @@
 import pytest
 
 from benchmarks.virtual import BUCKET_S, NAMES, pipeline_plan, virtual_job
+from weft.cost.times import StageTimes
 from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Plan, ScheduleName, ZeroLevel
-from weft.simulate.times import StageTimes
 from weft.virtual.rank import run_steps
 
 LAYERS_EACH = 4

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from weft.cost.work import StageWork
+from weft.cost.work import StageWork, layers_by_kind
 from weft.models.shape import ModelShape
 
 BLOCK_QUERIES = 64
@@ -25,8 +25,7 @@ CHUNK_TOKENS = 256
 @lru_cache(maxsize=1 << 14)
 def layer_kept(shape: ModelShape, work: StageWork, *, experts: bool) -> float:
     """Bytes that one layer keeps of one microbatch on one rank."""
-    split = work.tp if work.sequence_parallel else 1
-    least = work.wide * work.tokens * shape.d_model / split
+    least = work.wide * work.rows * shape.d_model
     if work.recompute == "full":
         return least
     whole = _whole_layer(shape, work, experts=experts, scores=work.recompute != "selective")
@@ -38,18 +37,18 @@ def layer_working(shape: ModelShape, work: StageWork, *, experts: bool) -> float
     again = _whole_layer(shape, work, experts=experts, scores=True)
     kept = layer_kept(shape, work, experts=experts)
     many = 3 if work.eager else 1
-    gradients = work.wide * work.tokens * (shape.d_model + many * shape.d_ff / work.tp)
+    gradients = work.wide * work.tokens * (shape.d_model + many * shape.d_ff / work.share("d_ff"))
     return again - min(kept, again) + gradients
 
 
 def _whole_layer(shape: ModelShape, work: StageWork, *, experts: bool, scores: bool) -> float:
-    tokens, wide, tp = work.tokens, work.wide * work.tokens, work.tp
-    rows = tokens / (tp if work.sequence_parallel else 1)
+    tokens, rows, wide = work.tokens, work.rows, work.wide * work.tokens
     # Inputs, outputs; two masks. Gathered outputs are kept, where nobody gathers them again.
     outputs = tokens if work.eager else rows
     norms = shape.d_model * (2 * work.wide * (rows + outputs) + 2 * shape.dropout * rows)
-    heads = shape.num_heads / tp
-    kv_heads = max(shape.num_kv_heads / tp, 1.0 if shape.latent is None else 0.0)
+    heads = shape.num_heads / work.share("heads")
+    least = 1.0 if shape.latent is None else 0.0
+    kv_heads = max(shape.num_kv_heads / work.share("kv_heads"), least)
     query_and_result = heads * (shape.key_width + shape.value_width)
     keys_and_values = kv_heads * (shape.key_width + shape.value_width)
     total = norms + wide * (query_and_result + keys_and_values)
@@ -69,31 +68,29 @@ def _feed_forward(shape: ModelShape, work: StageWork, *, experts: bool) -> float
     wide = work.wide * work.tokens
     if not experts or shape.experts is None:
         many = shape.num_matrices + (work.eager and shape.gated)
-        return wide * many * shape.d_ff / work.tp
+        return wide * many * shape.d_ff / work.share("d_ff")
     mixture = shape.experts
-    visited = mixture.top_k * (shape.num_matrices * mixture.d_ff / work.tp + 2 * shape.d_model)
-    shared = shape.num_matrices * mixture.shared_d_ff / work.tp
+    split = work.share("d_ff")
+    visited = mixture.top_k * (shape.num_matrices * mixture.d_ff / split + 2 * shape.d_model)
+    shared = shape.num_matrices * mixture.shared_d_ff / split
     return wide * (visited + shared)
 
 
 @lru_cache(maxsize=1 << 14)
 def stage_kept(shape: ModelShape, work: StageWork) -> float:
     """Bytes that a whole stage keeps of one microbatch on one rank, logits apart."""
-    first, end = work.layers
-    with_experts = sum(shape.has_experts(layer) for layer in range(first, end))
-    dense = (end - first - with_experts) * layer_kept(shape, work, experts=False)
-    mixed = with_experts * layer_kept(shape, work, experts=True) if with_experts else 0.0
-    rows = work.tokens / (work.tp if work.sequence_parallel else 1)
+    kinds = layers_by_kind(shape, work.layers)
+    layers = sum(number * layer_kept(shape, work, experts=experts) for experts, number in kinds)
+    rows = work.rows
     embedding = (8 * work.tokens + shape.dropout * rows * shape.d_model) * work.embeds
     norm = 2 * work.wide * rows * shape.d_model * work.predicts
-    return dense + mixed + embedding + norm
+    return layers + embedding + norm
 
 
 def stage_working(shape: ModelShape, work: StageWork) -> float:
     """The most that lives while one layer, or the head, computes."""
-    first, end = work.layers
-    kinds = {shape.has_experts(layer) for layer in range(first, end)}
-    layers = [layer_working(shape, work, experts=experts) for experts in kinds]
+    kinds = layers_by_kind(shape, work.layers)
+    layers = [layer_working(shape, work, experts=experts) for experts, _ in kinds]
     return max([*layers, logits(shape, work)], default=0.0)
 
 
@@ -105,10 +102,12 @@ def logits(shape: ModelShape, work: StageWork) -> float:
     """
     if not work.predicts:
         return 0.0
-    width = shape.vocab_size / work.tp
+    width = shape.vocab_size / work.share("vocab")
     if not work.eager:
         return 10 * work.tokens * width
-    if work.tp > 1:  # a head split along the vocabulary keeps its probabilities for backward
+    if (
+        work.share("vocab") > 1
+    ):  # a head split along the vocabulary keeps its probabilities for backward
         return work.tokens * (4 * width + work.wide * shape.d_model) + 4 * 4 * CHUNK_TOKENS * width
     rows = min(work.tokens, max(CHUNK_TOKENS, CHUNK_LOGITS / width))
     grads = work.wide * work.tokens * shape.d_model + 3 * 4 * width * shape.d_model

@@ -12,7 +12,8 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from weft.cost.activations import logits, stage_kept, stage_working
-from weft.cost.work import SHARED_FROM, STATES, StageWork, StateBytes
+from weft.cost.choice import StageChoice, choice_of
+from weft.cost.work import SHARED_FROM, Axes, StageWork, share
 from weft.models.registry import shape_of
 from weft.models.shape import ModelShape
 from weft.plan.model import ModelSpec
@@ -52,9 +53,27 @@ class Memory:
         """Name -> bytes."""
         return asdict(self)
 
+    @property
+    def state(self) -> float:
+        """Of parameters at rest."""
+        return self.weights + self.grads + self.optimizer
+
     def __add__(self, other: Memory) -> Memory:
-        mine, theirs = self.by_category(), other.by_category()
-        return Memory(**{name: mine[name] + theirs[name] for name in mine})
+        return self.plus(other, 1.0)
+
+    def plus(self, other: Memory, times: float) -> Memory:
+        """With so many times the other."""
+        return Memory(
+            weights=self.weights + times * other.weights,
+            grads=self.grads + times * other.grads,
+            optimizer=self.optimizer + times * other.optimizer,
+            activations=self.activations + times * other.activations,
+            working=self.working + times * other.working,
+            logits=self.logits + times * other.logits,
+            buffers=self.buffers + times * other.buffers,
+            fragments=self.fragments + times * other.fragments,
+            runtime=self.runtime + times * other.runtime,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,105 +93,108 @@ ACCELERATOR = Overheads(runtime_bytes=1.5 * 2**30, fragments=0.05)
 
 
 @lru_cache(maxsize=1 << 14)
-def stage_params(shape: ModelShape, work: StageWork) -> tuple[float, float]:
+def stage_params(
+    shape: ModelShape, layers: tuple[int, int], axes: Axes, *, embeds: bool, predicts: bool
+) -> tuple[float, float]:
     """Parameters of one rank of a stage: those that every token uses, and experts."""
-    first, end = work.layers
-    dense = sum(shape.dense_params(layer) for layer in range(first, end)) / work.tp
-    experts = sum(shape.expert_params(layer) for layer in range(first, end)) / (work.tp * work.ep)
-    tables = shape.table_params / work.tp
-    dense += (tables + shape.num_positions * shape.d_model) * work.embeds
-    if work.predicts:
-        dense += shape.norm_params + tables * (not (shape.tied and work.embeds))
+    split, several = share(axes, "d_ff"), share(axes, "experts")
+    numbers = range(*layers)
+    dense = sum(shape.dense_params(layer) for layer in numbers) / split
+    experts = sum(shape.expert_params(layer) for layer in numbers) / (split * several)
+    tables = shape.table_params / share(axes, "vocab")
+    dense += (tables + shape.num_positions * shape.d_model) * embeds
+    if predicts:
+        dense += shape.norm_params + tables * (not (shape.tied and embeds))
     return dense, experts
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sharing:
-    """How ranks that hold the same parameters keep them."""
+def params_of(shape: ModelShape, work: StageWork) -> tuple[float, float]:
+    """``stage_params`` of what a rank computes."""
+    return stage_params(shape, work.layers, work.axes, embeds=work.embeds, predicts=work.predicts)
 
-    zero: int
-    num_holders: int
-    """Ranks with the same parameters: data-parallel and context-parallel together."""
-    ways: int = 0
-    """Of these, how many share among them; 0 is all."""
-    gathered: float = 0.0
-    """Bytes of parameters that level 3 has whole at one moment: two layers."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageMemory:
+    """One rank of one stage, in parts: what counts once, what is divided, what each adds."""
+
+    whole: Memory
+    """However many hold the same parameters, and with no microbatch held."""
+    divided: Memory
+    """Parameters' state that ``ways`` ranks divide among them."""
+    ways: int
+    each: Memory
+    """Of every microbatch whose forward results are kept."""
+
+    def holding(self, microbatches: float) -> Memory:
+        """At a peak of so many microbatches."""
+        return self.whole.plus(self.divided, 1 / self.ways).plus(self.each, microbatches)
 
 
 def stage_memory(
-    shape: ModelShape,
-    work: StageWork,
-    *,
-    held: float,
-    state: StateBytes,
-    sharing: Sharing,
-    overheads: Overheads,
-) -> Memory:
-    """One rank of one stage.
-
-    ``held``: microbatches whose forward results are kept at the peak, of this stage.
-    """
-    dense, experts = stage_params(shape, work)
-    parts = {}
-    for part, level in SHARED_FROM.items():
-        ways = (sharing.ways or sharing.num_holders) if sharing.zero >= level else 1
-        expert_ways = max(ways // work.ep, 1)
-        each = {"weight": state.weight, "grad": state.grad, "optimizer": state.optimizer}[part]
-        parts[part] = each * (dense / ways + experts / expert_ways)
-    kept = stage_kept(shape, work)
-    working = max(stage_working(shape, work) - logits(shape, work), 0.0)
+    shape: ModelShape, choice: StageChoice, overheads: Overheads | None = None
+) -> StageMemory:
+    """One rank of one stage; ``overheads``: None for those that are usual on its device."""
+    work = choice.work
+    overheads = overheads or (CPU if work.eager else ACCELERATOR)
+    whole, divided = _state(shape, choice, work)
+    kept, last = stage_kept(shape, work), logits(shape, work)
+    working = max(stage_working(shape, work) - last, 0.0)
     if work.eager:  # the head's gradients are there while the layers' backward computes
         working = stage_working(shape, replace(work, predicts=False))
-    if work.eager and sharing.zero == 1:  # its own segment of the sums, beside all gradients
-        parts["grad"] += state.grad * dense / (sharing.ways or sharing.num_holders)
-    seams = 2 * work.wide * work.tokens * shape.d_model / (work.tp if work.sequence_parallel else 1)
-    moving = held * kept + working + logits(shape, work)
-    arriving = ARRIVING * (work.eager and (work.tp > 1 or sharing.zero == 3))
-    return Memory(
-        weights=parts["weight"],
-        grads=parts["grad"],
-        optimizer=parts["optimizer"],
-        activations=held * kept,
-        working=working,
-        logits=logits(shape, work),
-        buffers=seams + _buckets(work, sharing) + sharing.gathered,
-        fragments=(overheads.fragments + arriving) * moving,
-        runtime=overheads.runtime_bytes,
+    borders = 2 * work.wide * work.rows * shape.d_model
+    gathered = gathered_layers(shape, choice, work) if choice.zero == 3 else 0.0
+    arriving = ARRIVING * (work.eager and (work.share("d_ff") > 1 or choice.zero == 3))
+    fragments = overheads.fragments + arriving
+    return StageMemory(
+        whole=replace(
+            whole,
+            working=working,
+            logits=last,
+            buffers=borders + _buckets(choice) + gathered,
+            fragments=fragments * (working + last),
+            runtime=overheads.runtime_bytes,
+        ),
+        divided=divided,
+        ways=choice.ways,
+        each=Memory(activations=kept, fragments=fragments * kept),
     )
 
 
-def _buckets(work: StageWork, sharing: Sharing) -> float:
+def _state(shape: ModelShape, choice: StageChoice, work: StageWork) -> tuple[Memory, Memory]:
+    """Bytes of parameters at rest: those that every holder keeps, and those that are divided.
+
+    Fewer ranks hold the same experts, so that what they divide counts as more.
+    """
+    dense, experts = params_of(shape, work)
+    both = dense + experts
+    fewer = choice.ways / max(choice.ways // work.share("experts"), 1)
+    state = {
+        "weights": (choice.state.weight, "weight"),
+        "grads": (choice.state.grad, "grad"),
+        "optimizer": (choice.state.optimizer, "optimizer"),
+    }
+    whole, divided = {}, {}
+    for name, (each, part) in state.items():
+        divides = choice.zero >= SHARED_FROM[part]
+        whole[name] = 0.0 if divides else each * both
+        divided[name] = each * (dense + experts * fewer) if divides else 0.0
+    if work.eager and choice.zero == 1:  # its own segment of the sums, beside all gradients
+        divided["grads"] += choice.state.grad * dense
+    return Memory(**whole), Memory(**divided)
+
+
+def _buckets(choice: StageChoice) -> float:
     """Two on their way; on a processor from level 2 on with what came, and one more."""
-    many = 5 if work.eager and sharing.zero >= 2 else 2
-    return many * BUCKET_BYTES * (sharing.num_holders > 1)
+    many = 5 if choice.eager and choice.zero >= 2 else 2
+    return many * BUCKET_BYTES * (choice.num_holders > 1)
 
 
-def gathered_layers(shape: ModelShape, work: StageWork, weight_bytes: float) -> float:
+def gathered_layers(shape: ModelShape, choice: StageChoice, work: StageWork) -> float:
     """Bytes that level 3 holds whole: the layer that computes and the next one."""
-    dense, experts = stage_params(shape, replace(work, embeds=False, predicts=False))
+    dense, experts = stage_params(shape, work.layers, work.axes, embeds=False, predicts=False)
     layers = 2 * (dense + experts) / max(work.num_layers, 1)
-    table = shape.table_params / work.tp * (work.embeds or work.predicts)
-    return weight_bytes * max(layers, table)
-
-
-def work_of(pipeline: PipelinePlan, number: int, seq_len: int) -> StageWork:
-    """What one rank of a planned stage does: that with the most samples."""
-    stage = pipeline.stages[number]
-    mesh = stage.mesh
-    samples = -(-pipeline.microbatch // mesh.size("dp"))
-    return StageWork(
-        layers=stage.layers,
-        embeds=number == 0,
-        predicts=number == len(pipeline.stages) - 1,
-        samples=-(-samples // stage.passes),
-        seq_len=seq_len,
-        tp=mesh.size("tp"),
-        cp=mesh.size("cp"),
-        sequence_parallel=True,
-        recompute="full" if stage.recompute == "full" else "off",
-        dtype="bf16" if stage.precision == "bf16" else "fp32",
-        eager=stage.device == "cpu",
-    )
+    table = shape.table_params / work.share("vocab") * (work.embeds or work.predicts)
+    return choice.state.weight * max(layers, table)
 
 
 def held_by_stage(pipeline: PipelinePlan) -> tuple[tuple[int, ...], ...]:
@@ -198,47 +220,14 @@ def memory_of_plan(
     for pipeline in plan.pipelines:
         counts = held_by_stage(pipeline)
         for stages, held in zip(pipeline.positions(), counts, strict=True):
-            asked = _Asked(
-                shape=shape,
-                seq_len=seq_len,
-                num_pipelines=len(plan.pipelines),
-                overheads=overheads,
-            )
-            parts = [
-                _planned(pipeline, number, count, asked)
-                for number, count in zip(stages, held, strict=True)
-            ]
-            whole = taking_turns(parts)
-            result |= dict.fromkeys(pipeline.stages[stages[0]].mesh.ranks, whole)
+            parts = []
+            for number, count in zip(stages, held, strict=True):
+                choice = choice_of(pipeline, number, seq_len, len(plan.pipelines))
+                own = overheads.get(pipeline.stages[number].device)
+                parts.append(stage_memory(shape, choice, own).holding(count * choice.passes))
+            mesh = pipeline.stages[stages[0]].mesh
+            result |= dict.fromkeys(mesh.ranks, taking_turns(parts))
     return result
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
-    """The same for all stages of a plan."""
-
-    shape: ModelShape
-    seq_len: int
-    num_pipelines: int
-    overheads: Mapping[str, Overheads]
-
-
-def _planned(pipeline: PipelinePlan, number: int, held: int, asked: _Asked) -> Memory:
-    stage = pipeline.stages[number]
-    work = work_of(pipeline, number, asked.seq_len)
-    state = STATES[stage.precision]
-    holders = stage.mesh.size("dp") * stage.mesh.size("cp")
-    gathered = gathered_layers(asked.shape, work, state.weight) if stage.zero == 3 else 0.0
-    if stage.zero < 3:  # pipelines side by side hold the same parameters
-        holders *= asked.num_pipelines
-    return stage_memory(
-        asked.shape,
-        work,
-        held=held * stage.passes,
-        state=state,
-        sharing=Sharing(zero=stage.zero, num_holders=holders, gathered=gathered),
-        overheads=asked.overheads.get(stage.device, CPU if stage.device == "cpu" else ACCELERATOR),
-    )
 
 
 def taking_turns(parts: Sequence[Memory]) -> Memory:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from weft.cost.work import StageWork
+from weft.cost.work import StageWork, layers_by_kind
 from weft.models.shape import ModelShape
 
 Phase = Literal["forward", "input_grad", "weight_grad"]
@@ -78,9 +78,9 @@ def layer_ops(shape: ModelShape, work: StageWork, *, experts: bool) -> tuple[Op,
 
 
 def _attention_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
-    tokens, heads = work.tokens, shape.num_heads / work.tp
+    tokens, heads = work.tokens, shape.num_heads / work.share("heads")
     if shape.latent is None:
-        kv_heads = max(shape.num_kv_heads / work.tp, 1.0)
+        kv_heads = max(shape.num_kv_heads / work.share("kv_heads"), 1.0)
         width = shape.d_head * (heads + 2 * kv_heads)
         yield Op("qkv", "matmul", tokens, width, shape.d_model)
     else:
@@ -95,7 +95,7 @@ def _attention_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
 
 def _core_ops(shape: ModelShape, work: StageWork, heads: float) -> Iterator[Op]:
     """Scores, softmax and values. A fused kernel skips what the causal mask hides."""
-    per_rank, count = work.seq_len / work.cp, heads * work.samples
+    per_rank, count = work.seq_len / work.share("seq"), heads * work.samples
     if work.fused_attention:
         widths = shape.key_width + shape.value_width
         moved = 4 * work.tokens * heads * widths
@@ -112,7 +112,7 @@ def softmax_op(elements: float, *, dropout: bool) -> Op:
 
 
 def _feed_forward_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
-    tokens, width = work.tokens, shape.d_ff / work.tp
+    tokens, width = work.tokens, shape.d_ff / work.share("d_ff")
     yield Op("up", "matmul", tokens, width * (shape.num_matrices - 1), shape.d_model)
     name = "activation" if shape.gated else "plain activation"
     yield Op(name, "elementwise", num_bytes=2 * tokens * width * shape.num_matrices)
@@ -120,41 +120,42 @@ def _feed_forward_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
 
 
 def _expert_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
-    """Tokens spread evenly; each rank computes ``1 / ep`` of the experts for ``ep`` ranks."""
+    """Tokens spread evenly; each rank computes its share of the experts for all that share them."""
     assert shape.experts is not None, "a layer of experts in a shape without"
     experts, tokens = shape.experts, work.tokens
     yield Op("router", "matmul", tokens, experts.num_experts, shape.d_model)
-    local = max(experts.num_experts / work.ep, 1.0)
+    local = max(experts.num_experts / work.share("experts"), 1.0)
     visits = tokens * experts.top_k
     each, gates = visits / local, shape.num_matrices - 1
-    width = experts.d_ff / work.tp
+    width = experts.d_ff / work.share("d_ff")
     yield Op("expert up", "matmul", each, width * gates, shape.d_model, local)
     yield Op("expert down", "matmul", each, shape.d_model, width, local)
     moved = 2 * visits * (width * shape.num_matrices + 4 * shape.d_model)
     yield Op("activation and permutation", "elementwise", num_bytes=moved)
     if experts.shared_d_ff:
-        shared = experts.shared_d_ff / work.tp
+        shared = experts.shared_d_ff / work.share("d_ff")
         yield Op("shared up", "matmul", tokens, shared * gates, shape.d_model)
         yield Op("shared down", "matmul", tokens, shape.d_model, shared)
 
 
 def _residual_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
     """Two norms (read, write) and two additions (read twice, write; dropout's mask is one byte)."""
-    rows = work.tokens / (work.tp if work.sequence_parallel else 1)
     per_channel = 2 * (4 + 6 + 1 * shape.dropout)
-    yield Op("norms and residuals", "elementwise", num_bytes=per_channel * rows * shape.d_model)
+    yield Op(
+        "norms and residuals", "elementwise", num_bytes=per_channel * work.rows * shape.d_model
+    )
     if work.dtype == "fp8":  # operands are read in two bytes and written in one, for four products
-        width = shape.d_model * 2 + (shape.d_ff + shape.num_heads * shape.value_width) / work.tp
+        values = shape.num_heads * shape.value_width / work.share("heads")
+        width = shape.d_model * 2 + shape.d_ff / work.share("d_ff") + values
         yield Op("casts", "elementwise", num_bytes=3 * work.tokens * width)
 
 
 @lru_cache(maxsize=1 << 12)
 def head_ops(shape: ModelShape, work: StageWork) -> tuple[Op, ...]:
     """Last norm, head and loss of one microbatch. Logits stay in two bytes, the loss in four."""
-    rows = work.tokens / (work.tp if work.sequence_parallel else 1)
-    width = shape.vocab_size / work.tp
+    width = shape.vocab_size / work.share("vocab")
     return (
-        Op("last norm", "elementwise", num_bytes=4 * rows * shape.d_model),
+        Op("last norm", "elementwise", num_bytes=4 * work.rows * shape.d_model),
         Op("head", "matmul", work.tokens, width, shape.d_model),
         Op("loss", "elementwise", num_bytes=10 * work.tokens * width),
     )
@@ -168,11 +169,8 @@ def embedding_ops(shape: ModelShape, work: StageWork) -> tuple[Op, ...]:
 
 def stage_ops(shape: ModelShape, work: StageWork) -> Iterator[tuple[Op, int]]:
     """Every operation of a stage's forward, and in how many layers it occurs."""
-    first, end = work.layers
-    with_experts = sum(shape.has_experts(layer) for layer in range(first, end))
-    for experts, number in ((False, end - first - with_experts), (True, with_experts)):
-        if number:
-            yield from ((op, number) for op in layer_ops(shape, work, experts=experts))
+    for experts, number in layers_by_kind(shape, work.layers):
+        yield from ((op, number) for op in layer_ops(shape, work, experts=experts))
     if work.embeds:
         yield from ((op, 1) for op in embedding_ops(shape, work))
     if work.predicts:

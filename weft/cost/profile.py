@@ -225,6 +225,7 @@ class Profile:
             step_s=self.step_s + self.corrections.step_s,
             layer_s=self.layer_s * self.slowdown,
             accumulate_bytes=ADDED_BYTES * self.update_bytes_s / self.accumulate_bytes_s,
+            reduces_each_backward=True,
         )
 
     @property

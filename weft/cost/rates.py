@@ -185,7 +185,7 @@ def compute_seconds(shape: ModelShape, work: StageWork, chip: CostFunction) -> P
     again = 0.0
     for op, number in stage_ops(shape, work):
         # Gradients of a head that is not split come with its forward.
-        early = work.eager and work.tp == 1 and op.name in ("head", "loss")
+        early = work.eager and work.share("vocab") == 1 and op.name in ("head", "loss")
         for phase in PHASES:
             total["forward" if early else phase] += number * chip.seconds(op, phase, work.dtype)
         if _again(op, work):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from weft.cost.memory import stage_params
-from weft.cost.rates import CostFunction, PhaseSeconds, compute_seconds
-from weft.cost.traffic import Fabric, Group, layer_traffic
-from weft.cost.work import StageWork
+from weft.cost.choice import ALL, Group, StageChoice
+from weft.cost.memory import params_of
+from weft.cost.rates import CostFunction, compute_seconds
+from weft.cost.sends import Inside, layer_sends
+from weft.cost.times import StageTimes
+from weft.cost.traffic import Fabric
+from weft.cost.work import StageWork, layers_by_kind
 from weft.models.shape import ModelShape
 
 
@@ -45,28 +47,29 @@ class Software:
     twice as much."""
     accumulate_bytes: float = 0.0
     """Read and written for each parameter's gradient of each microbatch."""
+    reduces_each_backward: bool = False
+    """Level 2 reduces gradients in each backward, not once a step, where it can."""
+
+    def seen(self, what: Inside) -> float:
+        """Part of the messages inside layers that nothing hides."""
+        match what:
+            case "sums":
+                return 1 - self.tensor_hidden
+            case "keys":
+                return 1 - self.context_hidden
+            case "experts":
+                return 1 - self.expert_hidden
 
 
-WEFT = Software(slowdown=1.12, tensor_hidden=0.4, seam_hidden=0.5, step_s=0.01, straggle=0.005)
+WEFT = Software(
+    slowdown=1.12,
+    tensor_hidden=0.4,
+    seam_hidden=0.5,
+    step_s=0.01,
+    straggle=0.005,
+    reduces_each_backward=True,
+)
 """The mean of what other software was measured at, until a run has been."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Replicas:
-    """The ranks that hold the same parameters, and how they share them."""
-
-    size: int
-    stride: int
-    zero: int
-    shard_ways: int = 0
-    """Ranks, next to each other, that share what ``zero`` names; 0 is all of them."""
-    each_backward: bool = False
-    """Level 2 reduces gradients in each backward, not once a step."""
-
-    @property
-    def sharing(self) -> int:
-        """Ranks that share."""
-        return min(self.shard_ways or self.size, self.size) if self.zero else 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,115 +81,119 @@ class Place:
     software: Software = WEFT
 
 
-def stage_seconds(
-    shape: ModelShape, work: StageWork, place: Place, replicas: Replicas
-) -> PhaseSeconds:
-    """One microbatch of one stage, with all that it has to wait for inside the stage."""
+def stage_times(shape: ModelShape, choice: StageChoice, place: Place) -> StageTimes:
+    """One full microbatch of one stage, with all that it has to wait for inside the stage, and what
+    it adds once a step."""
+    work = choice.work
     computed = compute_seconds(shape, work, place.chip)
     software, slow = place.software, place.software.slowdown
-    said = _said(shape, work, place)
-    again = said if work.recompute == "full" else 0.0
+    sent = message_seconds(shape, work, place)
+    again = sent if work.recompute == "full" else 0.0
     idle = software.layer_s * (work.num_layers + work.embeds + work.predicts)
     twice = 2.0 if work.recompute == "full" else 1.0
-    added = 0.0 if work.frozen else software.accumulate_bytes * sum(stage_params(shape, work))
-    times = PhaseSeconds(
-        computed.forward * slow + said + idle,
-        computed.input_grad * slow + said + again + idle * twice,
-        computed.weight_grad * slow + idle + place.chip.moving_seconds(added),
+    added = 0.0 if work.frozen else software.accumulate_bytes * sum(params_of(shape, work))
+    times = StageTimes(
+        forward_s=computed.forward * slow + sent + idle,
+        input_grad_s=computed.input_grad * slow + sent + again + idle * twice,
+        weight_grad_s=computed.weight_grad * slow + idle + place.chip.moving_seconds(added),
     )
-    if replicas.size == 1 or not (replicas.zero == 3 or replicas.each_backward):
-        return times
-    return _gathering(times, shape, work, place, replicas, software.data_hidden)
+    holders = choice.holders(place.fabric.chips_per_node)
+    state = _State(shape, choice, work, place, holders)
+    if holders.size > 1 and (choice.zero == 3 or state.reduces_each_backward):
+        times = state.gathering(times)
+    return StageTimes(
+        forward_s=times.forward_s * choice.passes,
+        input_grad_s=times.input_grad_s * choice.passes,
+        weight_grad_s=times.weight_grad_s * choice.passes,
+        update_s=state.update_s(ALL if choice.overlap == ALL else choice.overlap * times.whole_s),
+    )
 
 
-def _said(shape: ModelShape, work: StageWork, place: Place) -> float:
-    """Seconds of collectives inside the layers of one forward that nothing hides."""
-    software, total = place.software, 0.0
-    first, end = work.layers
-    mixed = sum(shape.has_experts(layer) for layer in range(first, end))
-    for experts, number in ((False, end - first - mixed), (True, mixed)):
-        if number:
-            traffic = layer_traffic(shape, work, place.fabric, experts=experts)
-            total += number * (
-                traffic.tensor * (1 - software.tensor_hidden)
-                + traffic.context * (1 - software.context_hidden)
-                + traffic.expert * (1 - software.expert_hidden)
-            )
+def message_seconds(shape: ModelShape, work: StageWork, place: Place) -> float:
+    """Of messages inside the layers of one forward that nothing hides."""
+    total = 0.0
+    for experts, number in layers_by_kind(shape, work.layers):
+        for send in layer_sends(shape, work, experts=experts):
+            total += number * send.seconds(place.fabric) * place.software.seen(send.what)
     return total
 
 
-def _gathering(
-    times: PhaseSeconds,
-    shape: ModelShape,
-    work: StageWork,
-    place: Place,
-    replicas: Replicas,
-    hidden: float,
-) -> PhaseSeconds:
-    """Gradients are reduced in each backward; at level 3 parameters are gathered before each
-    forward and backward."""
-    dense, experts = stage_params(shape, work)
-    group = Group(replicas.sharing, replicas.stride)
-    weights = place.software.weight_bytes * (dense + experts)
-    grads = place.software.grad_bytes * (dense + experts) * (not work.frozen)
-    many = max(work.num_layers, 1)
-    gather = 0.0
-    if replicas.zero == 3:
-        gather = place.fabric.seconds("all_gather", weights, group, messages=many)
-    reduce = place.fabric.seconds("reduce_scatter", grads, group, messages=many)
-    forward = _beside(times.forward, gather, hidden)
-    both = times.input_grad + times.weight_grad
-    stretched = _beside(both, gather + reduce, hidden) / both if both else 1.0
-    return PhaseSeconds(forward, times.input_grad * stretched, times.weight_grad * stretched)
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Parameters, gradients and optimizer state of one stage, on their way among holders."""
 
+    shape: ModelShape
+    choice: StageChoice
+    work: StageWork
+    place: Place
+    holders: Group
 
-def _beside(computing: float, talking: float, hidden: float) -> float:
-    """Both at once: the longer of the two, and the part of the shorter that cannot hide."""
-    return max(computing, talking) + (1 - hidden) * min(computing, talking)
+    @property
+    def reduces_each_backward(self) -> bool:
+        return self.choice.reduces_each_backward and self.place.software.reduces_each_backward
 
-
-def once_a_step(
-    shape: ModelShape,
-    work: StageWork,
-    place: Place,
-    replicas: Replicas,
-    *,
-    beside_s: float = math.inf,
-) -> float:
-    """Reducing gradients, updating, publishing parameters: what a step adds to its pipeline.
-
-    ``beside_s``: computing that may hide traffic, of the last backward and the first forward.
-    """
-    if work.frozen:
-        return place.software.step_s
-    dense, experts = stage_params(shape, work)
-    software = place.software
-    least = software.layer_messages * work.num_layers
-    reduce, publish = _exchange(dense, replicas, place, least)
-    if experts:
-        others = replace(
-            replicas, size=max(replicas.size // work.ep, 1), stride=replicas.stride * work.ep
+    def gathering(self, times: StageTimes) -> StageTimes:
+        """Gradients are reduced in each backward; at level 3 parameters are gathered before each
+        forward and backward."""
+        software, fabric = self.place.software, self.place.fabric
+        params = sum(params_of(self.shape, self.work))
+        group = Group(self.choice.ways, self.holders.stride)
+        weights = software.weight_bytes * params
+        grads = software.grad_bytes * params * (not self.work.frozen)
+        many = max(self.work.num_layers, 1)
+        gather = 0.0
+        if self.choice.zero == 3:
+            gather = fabric.seconds("all_gather", weights, group, messages=many)
+        reduce = fabric.seconds("reduce_scatter", grads, group, messages=many)
+        hidden = software.data_hidden
+        both = times.input_grad_s + times.weight_grad_s
+        stretched = _beside(both, gather + reduce, hidden) / both if both else 1.0
+        return StageTimes(
+            forward_s=_beside(times.forward_s, gather, hidden),
+            input_grad_s=times.input_grad_s * stretched,
+            weight_grad_s=times.weight_grad_s * stretched,
         )
-        more = _exchange(experts, others, place, least)
-        reduce, publish = reduce + more[0], publish + more[1]
-    updated = dense / replicas.sharing + experts / max(replicas.sharing // work.ep, 1)
-    update = place.chip.moving_seconds(software.optimizer_bytes * updated)
-    beside = reduce if software.publishes_alone else reduce + publish
-    seen = reduce + publish - min(beside, beside_s) * software.data_hidden
-    return seen + update + software.step_s
+
+    def update_s(self, beside_s: float) -> float:
+        """Reducing gradients, updating, publishing parameters: what a step adds to its pipeline.
+
+        ``beside_s``: computing that may hide traffic, of the last backward and the first forward.
+        """
+        software = self.place.software
+        if self.work.frozen:
+            return software.step_s
+        dense, experts = params_of(self.shape, self.work)
+        shared, (size, stride) = self.work.share("experts"), self.holders
+        reduce, publish = self._exchange(dense, self.holders, self.choice.ways)
+        ways = max(self.choice.ways // shared, 1)
+        if experts:
+            fewer = Group(max(size // shared, 1), stride * shared)
+            limit = min(self.choice.shard_ways or fewer.size, fewer.size) if self.choice.zero else 1
+            more = self._exchange(experts, fewer, limit)
+            reduce, publish = reduce + more[0], publish + more[1]
+        updated = dense / self.choice.ways + experts / ways
+        update = self.place.chip.moving_seconds(software.optimizer_bytes * updated)
+        beside = reduce if software.publishes_alone else reduce + publish
+        seen = reduce + publish - min(beside, beside_s) * software.data_hidden
+        return seen + update + software.step_s
+
+    def _exchange(self, params: float, holders: Group, ways: int) -> tuple[float, float]:
+        """Seconds of gradients to those who update and of their sums between the groups that
+        share, and of the weights' way back, in so many messages at least."""
+        fabric, software = self.place.fabric, self.place.software
+        near, grads = Group(ways, holders.stride), software.grad_bytes * params
+        weights = software.weight_bytes * params
+        far = Group(holders.size // ways, holders.stride * ways)
+        many = max(grads / software.bucket_bytes, 1.0)
+        reduce = fabric.seconds("all_reduce", grads / ways, far, messages=many)
+        if self.choice.zero not in (1, 2):
+            return reduce, 0.0
+        if not self.reduces_each_backward:
+            reduce += fabric.seconds("reduce_scatter", grads, near, messages=many)
+        least = software.layer_messages * self.work.num_layers
+        return reduce, fabric.seconds("all_gather", weights, near, messages=max(many, least))
 
 
-def _exchange(params: float, replicas: Replicas, place: Place, least: float) -> tuple[float, float]:
-    """Seconds of gradients to those who update and of their sums between the groups that share,
-    and of the weights' way back, in so many messages at least."""
-    fabric, software, ways = place.fabric, place.software, replicas.sharing
-    near, grads = Group(ways, replicas.stride), software.grad_bytes * params
-    weights = software.weight_bytes * params
-    far = Group(replicas.size // ways, replicas.stride * ways)
-    many = max(grads / software.bucket_bytes, 1.0)
-    reduce = fabric.seconds("all_reduce", grads / ways, far, messages=many)
-    if replicas.zero not in (1, 2):
-        return reduce, 0.0
-    if not replicas.each_backward:
-        reduce += fabric.seconds("reduce_scatter", grads, near, messages=many)
-    return reduce, fabric.seconds("all_gather", weights, near, messages=max(many, least))
+def _beside(computing: float, sending: float, hidden: float) -> float:
+    """Both at once: the longer of the two, and the part of the shorter that cannot hide."""
+    return max(computing, sending) + (1 - hidden) * min(computing, sending)

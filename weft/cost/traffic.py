@@ -9,19 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, log2
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from weft.cost.work import StageWork
-from weft.models.shape import ModelShape
+from weft.cost.choice import Group
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]
-
-
-class Group(NamedTuple):
-    """Ranks that talk: how many, and the distance between neighbours in the order of ranks."""
-
-    size: int
-    stride: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,36 +98,3 @@ class Fabric:
         outer = num_bytes * visited * (nodes - 1) / nodes / self.across_bytes_s
         latency = self.inside_latency_s if nodes == 1 else self.across_latency_s
         return max(inner, outer) + latency * ceil(log2(group.size))
-
-
-@dataclass(frozen=True, slots=True)
-class LayerTraffic:
-    """Seconds that one layer's collectives take in one forward; backward takes as long."""
-
-    tensor: float
-    context: float
-    expert: float
-
-
-def layer_traffic(
-    shape: ModelShape, work: StageWork, fabric: Fabric, *, experts: bool
-) -> LayerTraffic:
-    """Of one layer and one microbatch on one rank.
-
-    Tensor parallel sums two results of ``[tokens, d_model]``; with sequence parallel each sum is a
-    reduce-scatter and a gather, of the same bytes. Context parallel passes keys and values round.
-    Experts send each token to its experts and back.
-    """
-    residual = work.wide * work.tokens * shape.d_model
-    sums = 1 if experts and shape.experts and not shape.experts.shared_d_ff else 2
-    tensor = sums * fabric.sum_seconds(residual, Group(work.tp))
-    kv = shape.num_kv_heads / work.tp * (shape.key_width + shape.value_width)
-    kv_bytes = work.wide * work.tokens * kv * work.cp
-    context = fabric.seconds("all_gather", kv_bytes, Group(work.cp, work.tp))
-    expert = 0.0
-    if experts and shape.experts is not None:
-        mixture, group = shape.experts, Group(work.ep, work.tp)
-        expert = 2 * fabric.dispatch_seconds(
-            residual / work.tp, mixture.top_k, group, most_nodes=mixture.most_nodes
-        )
-    return LayerTraffic(tensor, context, expert)

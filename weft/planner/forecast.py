@@ -14,9 +14,10 @@ from math import inf, sqrt
 from weft.cluster.cluster import Chip
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
+from weft.cost.choice import choice_of
 from weft.cost.energy import chip_joules, price, traffic_joules
 from weft.cost.flops import train_flops_per_token
-from weft.cost.memory import Memory, memory_of_plan, work_of
+from weft.cost.memory import Memory, memory_of_plan
 from weft.cost.operators import stage_ops
 from weft.cost.rates import PHASES, CostFunction
 from weft.cost.sent import Way, sent_by_plan
@@ -235,7 +236,7 @@ def _by_memory(
     shape = shape_of(workload.spec)
     total = bound = 0.0
     for number in stages:
-        work = work_of(pipeline, number, workload.seq_len)
+        work = choice_of(pipeline, number, workload.seq_len).work
         for op, times in stage_ops(shape, work):
             for phase in PHASES:
                 seconds = times * chip.seconds(op, phase, work.dtype)

@@ -14,9 +14,9 @@ from math import ceil
 
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
+from weft.cost.choice import StageChoice, dtype_of
 from weft.cost.flops import train_flops_per_token
-from weft.cost.rates import compute_seconds
-from weft.cost.work import StageWork
+from weft.cost.timing import stage_times
 from weft.models.registry import shape_of
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge
@@ -49,18 +49,16 @@ def in_units(flops_s: float) -> str:
 def reached_flops(pool: ChipPool, workload: Workload, knowledge: Knowledge) -> float:
     """Model FLOPs a second that one chip computes of this workload, nobody to wait for."""
     spec = workload.spec
-    work = StageWork(
+    whole = StageChoice(
         layers=(0, spec.num_layers),
         embeds=True,
         predicts=True,
         samples=1,
         seq_len=workload.seq_len,
-        dtype="bf16" if workload.precision == "bf16" else "fp32",
+        dtype=dtype_of(workload.precision),
     )
-    place = knowledge.place(pool)
-    seconds = compute_seconds(shape_of(spec), work, place.chip).whole
-    flops = train_flops_per_token(spec, workload.seq_len) * workload.seq_len
-    return flops / (seconds * place.software.slowdown)
+    seconds = stage_times(shape_of(spec), whole, knowledge.place(pool)).whole_s
+    return train_flops_per_token(spec, workload.seq_len) * workload.seq_len / seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

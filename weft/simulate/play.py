@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weft.cost.times import SeamTimes, StageTimes
 from weft.plan.plan import PipelinePlan
 from weft.schedules.action import Action, Schedule
 from weft.schedules.known import Pattern, known
 from weft.schedules.validity import prove
 from weft.simulate.tape import Tape, tape_of, write_tape
 from weft.simulate.timeline import Span, Timeline
-from weft.simulate.times import SeamTimes, StageTimes
 
 
 def simulate_plan(

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field, replace
 from math import log2
 
 from weft.cluster.view import ChipPool, ClusterView
-from weft.cost.memory import Overheads, work_of
+from weft.cost.choice import choice_of
+from weft.cost.memory import Overheads
 from weft.cost.rates import CostFunction, Roofline
-from weft.cost.timing import WEFT, Place, Replicas, Software, once_a_step, stage_seconds
+from weft.cost.sends import WIDTHS, BorderSide, border_bytes, border_times
+from weft.cost.times import SeamTimes, StageTimes
+from weft.cost.timing import WEFT, Place, Software, stage_times
 from weft.cost.traffic import Fabric
 from weft.models.registry import shape_of
 from weft.models.shape import ModelShape
@@ -21,7 +24,6 @@ from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan
 from weft.simulate.play import simulate_plan
 from weft.simulate.timeline import Timeline
-from weft.simulate.times import SeamTimes, StageTimes
 
 LINK_REACHED = 0.7
 """Part of a link's printed rate that collectives reach inside a node."""
@@ -101,7 +103,7 @@ def time_of_plan(
         timelines.append(simulate_plan(pipeline, stages, seams))
         once.append(
             max(
-                sum(asked.once(pipeline, number) for number in position)
+                sum(stages[number].update_s for number in position)
                 for position in pipeline.positions()
             )
         )
@@ -124,47 +126,21 @@ class _Asked:
         first = pipeline.stages[number].mesh.ranks[0]
         return self.knowledge.place(self.cluster.pool_of(first))
 
-    def replicas(self, pipeline: PipelinePlan, number: int) -> Replicas:
-        """The stage's own along ``dp`` and ``cp``; those of other pipelines are on other nodes."""
-        stage = pipeline.stages[number]
-        size = stage.mesh.size("dp") * stage.mesh.size("cp")
-        near = next(stage.mesh.groups("dp"))
-        stride = near[1] - near[0] if len(near) > 1 else stage.mesh.size("tp")
-        if self.num_pipelines > 1 and stage.zero < 3:
-            pool = self.cluster.pool_of(stage.mesh.ranks[0])
-            size, stride = size * self.num_pipelines, max(stride, pool.chips_per_node)
-        each = stage.zero == 2 and self.num_pipelines == 1
-        return Replicas(size=size, stride=stride, zero=stage.zero, each_backward=each)
-
     def stage(self, pipeline: PipelinePlan, number: int) -> StageTimes:
-        """One full microbatch, in all its passes."""
-        work = work_of(pipeline, number, self.seq_len)
-        place, replicas = self.place(pipeline, number), self.replicas(pipeline, number)
-        times = stage_seconds(self.shape, work, place, replicas)
-        passes = pipeline.stages[number].passes
-        return StageTimes(
-            forward_s=times.forward * passes,
-            input_grad_s=times.input_grad * passes,
-            weight_grad_s=times.weight_grad * passes,
-        )
-
-    def once(self, pipeline: PipelinePlan, number: int) -> float:
-        """What the stage's ranks do once a step."""
-        work = work_of(pipeline, number, self.seq_len)
-        place, replicas = self.place(pipeline, number), self.replicas(pipeline, number)
-        return once_a_step(self.shape, work, place, replicas)
+        """One full microbatch, in all its passes, and what is done once a step."""
+        choice = choice_of(pipeline, number, self.seq_len, self.num_pipelines)
+        return stage_times(self.shape, choice, self.place(pipeline, number))
 
     def seam(self, pipeline: PipelinePlan, number: int) -> SeamTimes:
-        """Every rank of the smaller side carries its part of the microbatch."""
+        """Between a stage and the next."""
         here, there = pipeline.stages[number].mesh, pipeline.stages[number + 1].mesh
         if here.ranks == there.ranks:
             return SeamTimes()
-        senders = min(len(here.ranks), len(there.ranks))
-        wide = 2 if pipeline.stages[number].precision == "bf16" else 4
-        num_bytes = wide * pipeline.microbatch * self.seq_len * self.shape.d_model / senders
-        sides = [self.place(pipeline, side).fabric for side in (number, number + 1)]
-        if self.cluster.share_a_node((*here.ranks, *there.ranks)):
-            rate = min(side.inside_bytes_s for side in sides)
-            return SeamTimes(transfer_s=num_bytes / rate, latency_s=sides[0].inside_latency_s)
-        rate = min(side.across_bytes_s for side in sides)
-        return SeamTimes(transfer_s=num_bytes / rate, latency_s=sides[0].across_latency_s)
+        width = WIDTHS[pipeline.stages[number].precision]
+        samples, d_model = pipeline.microbatch, self.shape.d_model
+        return border_times(
+            border_bytes(width, samples, self.seq_len, d_model),
+            BorderSide(len(here.ranks), self.place(pipeline, number).fabric),
+            BorderSide(len(there.ranks), self.place(pipeline, number + 1).fabric),
+            inside=self.cluster.share_a_node((*here.ranks, *there.ranks)),
+        )

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from weft.cost.times import SeamTimes, StageTimes
 from weft.schedules.action import Action, Key, Kind, awaited
 from weft.schedules.known import Pattern, known
 from weft.schedules.registry import positions_of
-from weft.simulate.times import SeamTimes, StageTimes
 
 _KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 _NONE = -1

@@ -6,21 +6,33 @@ whose rates are 0.4 of the whole one's. Parts of a model compare well, seconds l
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
+from math import inf
 
-from weft.cost.memory import work_of
+from weft.cost.choice import StageChoice, by_layer, choice_of, dtype_of
 from weft.cost.rates import Roofline, compute_seconds
-from weft.cost.work import StageWork
+from weft.cost.times import StageTimes
+from weft.cost.timing import Place, Software, stage_times
+from weft.cost.traffic import Fabric
 from weft.models.registry import shape_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan
-from weft.simulate.times import StageTimes
 
 GFLOPS = 50.0
 """Of a chip of speed 1: about what one core of a server multiplies in fp32 while it trains."""
 _FLOPS_A_BYTE = 5.0
 """Of large products in the time in which a core moves a byte from and to its memory."""
+
+
+NO_LINKS = Fabric(
+    chips_per_node=1,
+    inside_bytes_s=inf,
+    across_bytes_s=inf,
+    inside_latency_s=0.0,
+    across_latency_s=0.0,
+)
+"""That take no time: for computing alone."""
+BARE = Software()
 
 
 @lru_cache(maxsize=256)
@@ -45,37 +57,19 @@ def layer_times(
 
     The embedding is the first stage's first layer, the head the last one's last.
     """
-    passes = pipeline.stages[number].passes
-    work = work_of(pipeline, number, seq_len)
-    parts = [
-        replace(work, layers=(n, n + 1), embeds=False, predicts=False) for n in range(*work.layers)
-    ]
-    if work.embeds:
-        parts.insert(0, replace(work, layers=(0, 0), predicts=False))
-    if work.predicts:
-        parts.append(replace(work, layers=(0, 0), embeds=False))
-    shape = shape_of(spec)
-    found = []
-    for each in parts:
-        times = compute_seconds(shape, each, chip)
-        found.append(
-            StageTimes(
-                forward_s=times.forward * passes,
-                input_grad_s=times.input_grad * passes,
-                weight_grad_s=times.weight_grad * passes,
-            )
-        )
-    return found
+    shape, free = shape_of(spec), Place(chip=chip, fabric=NO_LINKS, software=BARE)
+    choice = choice_of(pipeline, number, seq_len)
+    return [stage_times(shape, each, free) for each in by_layer(choice)]
 
 
 def sample_s(pipeline: PipelinePlan, spec: ModelSpec, seq_len: int, chip: Roofline) -> float:
     """Seconds of the whole model for one sample of a full microbatch, without recomputation."""
-    work = StageWork(
+    whole = StageChoice(
         layers=(0, spec.num_layers),
         embeds=True,
         predicts=True,
         samples=pipeline.microbatch,
         seq_len=seq_len,
-        dtype="bf16" if pipeline.stages[0].precision == "bf16" else "fp32",
+        dtype=dtype_of(pipeline.stages[0].precision),
     )
-    return compute_seconds(shape_of(spec), work, chip).whole / pipeline.microbatch
+    return compute_seconds(shape_of(spec), whole.work, chip).whole / pipeline.microbatch

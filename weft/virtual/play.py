@@ -14,11 +14,11 @@ from statistics import median
 from typing import Any
 
 from weft.comm.channel import Channel
+from weft.cost.times import SeamTimes, StageTimes
 from weft.elastic.pool import WorkerPool
 from weft.parallel.buckets import BUCKET_BYTES
 from weft.parallel.pipeline.seam import channel
 from weft.plan.plan import Plan
-from weft.simulate.times import SeamTimes, StageTimes
 from weft.virtual.predicted import Prediction, VirtualCluster, byte_s
 from weft.virtual.rank import StageKey, Times, VirtualJob, run_steps
 from weft.virtual.sleeping import LEAST_NUMEL, Links

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import inf
 from typing import Any
 
 from weft.cluster.cluster_file import ClusterFile, LinkEntry
 from weft.config.errors import ConfigError
+from weft.cost.choice import Group, by_layer, choice_of
+from weft.cost.sends import WIDTHS, BorderSide, border_bytes, border_times, layer_sends
+from weft.cost.times import SeamTimes, StageTimes
 from weft.cost.timing import WEFT
-from weft.models.registry import FAMILIES
+from weft.cost.traffic import Fabric
+from weft.models.registry import FAMILIES, shape_of
 from weft.plan.model import ModelSpec, Part
 from weft.plan.plan import PipelinePlan, Plan
 from weft.simulate.play import simulate_plan
 from weft.simulate.timeline import Timeline
-from weft.simulate.times import SeamTimes, StageTimes
 from weft.virtual.cores import GFLOPS, core, layer_times, sample_s
-
-_WIDTH = {"fp64": 8, "fp32": 4, "bf16": 2}
-"""Bytes of a number that crosses a seam."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,35 +119,37 @@ class VirtualCluster:
         return layer_times(pipeline, number, self.spec, self.seq_len, chip)
 
     def said(self, pipeline: PipelinePlan, number: int) -> list[StageTimes]:
-        """Of a full microbatch: what a stage's tensor-parallel ranks wait for, layer by layer.
-
-        Two sums of ``[tokens, d_model]`` a layer and direction, round a ring; the ends say little.
-        """
-        stage = pipeline.stages[number]
-        ways, link = stage.mesh.size("tp"), self.link(next(stage.mesh.groups("tp")))
-        samples = ceil(pipeline.microbatch / stage.mesh.size("dp"))
-        sent = samples * self.seq_len * self.spec.d_model * _WIDTH[stage.precision] / ways
-        round_s = (ways - 1) * (sent * byte_s(link) + link.latency_ms / 1e3)
-        both = 2 * 2 * round_s  # a reduce-scatter and a gather, twice
-        again = both if stage.recompute == "full" else 0.0
-        layer = StageTimes(forward_s=both, input_grad_s=both + again, weight_grad_s=0.0)
-        nothing = StageTimes(forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0)
-        found = [layer] * (stage.layers[1] - stage.layers[0])
-        before = [nothing] * (number == 0)
-        return before + found + [nothing] * (number == len(pipeline.stages) - 1)
+        """Of a full microbatch: what a stage's ranks wait for inside its layers, layer by layer."""
+        stage, choice = pipeline.stages[number], choice_of(pipeline, number, self.seq_len)
+        shape, wider = shape_of(self.spec), WIDTHS[stage.precision] / choice.work.wide
+        found = []
+        for each in by_layer(choice):
+            seconds = 0.0
+            for send in layer_sends(shape, each.work, experts=False):
+                links = links_among(self.link(next(stage.mesh.groups(send.axis))), send.group)
+                seconds += wider * choice.passes * each.work.num_layers * send.seconds(links)
+            again = seconds if stage.recompute == "full" else 0.0
+            found.append(
+                StageTimes(forward_s=seconds, input_grad_s=seconds + again, weight_grad_s=0.0)
+            )
+        return found
 
     def seam(self, pipeline: PipelinePlan, number: int) -> SeamTimes:
         """Between a stage and the next; each sender carries its part of a microbatch."""
         one, other = pipeline.stages[number], pipeline.stages[number + 1]
         link = self.link((one.mesh.ranks[-1], other.mesh.ranks[0]))
-        numbers = pipeline.microbatch * self.seq_len * self.spec.d_model
-        senders = min(len(one.mesh.ranks), len(other.mesh.ranks))
-        sent = numbers * _WIDTH[one.precision] / senders
-        return SeamTimes(transfer_s=sent * byte_s(link), latency_s=link.latency_ms / 1e3)
+        fabric = links_among(link, Group(2))
+        width, d_model = WIDTHS[one.precision], self.spec.d_model
+        return border_times(
+            border_bytes(width, pipeline.microbatch, self.seq_len, d_model),
+            BorderSide(len(one.mesh.ranks), fabric),
+            BorderSide(len(other.mesh.ranks), fabric),
+            inside=True,
+        )
 
     def gradient_bytes(self) -> list[int]:
         """Of the embedding, every layer and the head, in the format in which they are summed."""
-        width = max(4, *(_WIDTH[stage.precision] for _, _, stage in self.plan.stages()))
+        width = max(4, *(WIDTHS[stage.precision] for _, _, stage in self.plan.stages()))
         return [width * numel for numel in self._numels()]
 
     def _numels(self) -> list[int]:
@@ -252,6 +254,20 @@ def _whole(times: StageTimes) -> float:
 def byte_s(link: LinkEntry) -> float:
     """Seconds that a link takes for a byte."""
     return 0.0 if link.gbit is None else 8 / (link.gbit * 1e9)
+
+
+def links_among(link: LinkEntry, group: Group) -> Fabric:
+    """Links that are all alike, of ranks who pass parts round a ring."""
+    rate, late_s = inf if link.gbit is None else 1 / byte_s(link), link.latency_ms / 1e3
+    return Fabric(
+        chips_per_node=group.size,
+        inside_bytes_s=rate,
+        across_bytes_s=rate,
+        inside_latency_s=late_s,
+        across_latency_s=late_s,
+        exchange_bytes_s=rate,
+        exchange_latency_s=(group.size - 1) * late_s,
+    )
 
 
 def _with_ends(pipeline: PipelinePlan) -> PipelinePlan:

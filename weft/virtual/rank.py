@@ -13,6 +13,7 @@ import torch
 
 from weft.comm.address import RankAddress
 from weft.comm.join import join
+from weft.cost.times import StageTimes
 from weft.models.decoder import Decoder
 from weft.nn.context import Context
 from weft.parallel.gradients import Gradients
@@ -29,7 +30,6 @@ from weft.plan.plan import Plan, Seat
 from weft.plan.tiling import Stored, Tiling, part_of
 from weft.precision.roles import PRECISIONS
 from weft.schedules.registry import splits_backward
-from weft.simulate.times import StageTimes
 from weft.train.build import local_params
 from weft.virtual.sleeping import (
     NOTHING,

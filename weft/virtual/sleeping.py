@@ -19,9 +19,9 @@ from torch.autograd.function import once_differentiable
 
 from weft.comm.channel import Channel
 from weft.comm.comm import Comm, Finish, Parts
+from weft.cost.times import SeamTimes, StageTimes
 from weft.nn.context import Context
 from weft.parallel.pipeline.deferred import WeightWork
-from weft.simulate.times import SeamTimes, StageTimes
 
 LEAST_NUMEL = 128
 """Of a layer's parameter, fp64: so small that carrying it really takes next to no time, and room

@@ -13,7 +13,7 @@ from math import floor
 from typing import TYPE_CHECKING, NamedTuple
 
 from weft.planner.search.choice import chunks_of
-from weft.planner.search.costs import Costs, Held, Spot
+from weft.planner.search.costs import Costs, Held, Rank
 from weft.schedules.registry import splits_backward
 from weft.simulate.play import last_size
 
@@ -141,19 +141,19 @@ def mesh_times(route: Route) -> list[MeshTimes]:
     split, final = splits_backward(route.schedule), route.pattern.num_stages - 1
     known: dict[object, MeshTimes] = {}
     result = []
-    for spot, stages in zip(route.spots, route.positions, strict=True):
+    for rank, stages in zip(route.free_ranks, route.positions, strict=True):
         ends = tuple((stage == 0, stage == final) for stage in stages)
-        if (spot, ends) not in known:
-            known[spot, ends] = _mesh_times(route.costs, spot._replace(zero=0), ends, split=split)
-        result.append(known[spot, ends])
+        if (rank, ends) not in known:
+            known[rank, ends] = _mesh_times(route.costs, rank, ends, split=split)
+        result.append(known[rank, ends])
     return result
 
 
 def _mesh_times(
-    costs: Costs, spot: Spot, ends: Sequence[tuple[bool, bool]], *, split: bool
+    costs: Costs, rank: Rank, ends: Sequence[tuple[bool, bool]], *, split: bool
 ) -> MeshTimes:
     held = Held(1, False, False), *(Held(0, first, last) for first, last in ends)
-    times = [costs.times(spot, each) for each in held]
+    times = [costs.times(rank, each) for each in held]
     forward = [time.of("F") for time in times]
     back = [time.of("I" if split else "B") for time in times]
     whole = [time.of("F") + time.of("B") for time in times]
@@ -171,4 +171,4 @@ def least_once(route: Route) -> float:
     mean = -(-route.costs.workload.spec.num_layers // route.num_meshes)
     chunks = chunks_of(route.schedule)
     share = Held(mean // chunks, False, False)
-    return min(route.costs.once(spot, share) for spot in dict.fromkeys(route.spots))
+    return min(route.costs.times(rank, share).update_s for rank in dict.fromkeys(route.ranks))

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from weft.cluster.view import ChipPool, ClusterView
+from weft.cost.work import Axes, share
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
+from weft.planner.search.axes import inner_of, num_ranks
 from weft.planner.workload import Workload
 from weft.schedules.registry import positions_of
 
@@ -38,15 +40,25 @@ class Section:
 
     pool: int
     """Number of the pool in the cluster."""
-    tp: int
-    dp: int
+    axes: Axes
+    """Of each mesh, as a mesh has them."""
     meshes: int
     recompute: Recompute = "off"
     zero: ZeroLevel = 0
 
     @property
     def num_chips(self) -> int:
-        return self.tp * self.dp * self.meshes
+        return num_ranks(self.axes) * self.meshes
+
+    @property
+    def ways(self) -> int:
+        """Into which a mesh divides samples."""
+        return share(self.axes, "samples")
+
+    @property
+    def together(self) -> int:
+        """Chips that are on one node because they divide layers."""
+        return num_ranks(inner_of(self.axes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +83,20 @@ def chunks_of(schedule: ScheduleName) -> int:
     return 2 if schedule in ("interleaved", "zb-v", "dualpipe-v") else 1
 
 
-def used_part(pool: ChipPool, num_chips: int, tp: int) -> ChipPool | None:
-    """The fewest nodes that hold so many chips with equally many each, in whole groups of ``tp``.
+def used_part(pool: ChipPool, num_chips: int, together: int) -> ChipPool | None:
+    """The fewest nodes that hold so many chips with equally many each, in whole groups.
 
     None where there are no such nodes.
     """
-    nodes = nodes_for(num_chips, tp, pool.num_nodes, pool.chips_per_node)
+    nodes = nodes_for(num_chips, together, pool.num_nodes, pool.chips_per_node)
     return replace(pool, num_nodes=nodes, chips_per_node=num_chips // nodes) if nodes else None
 
 
 @lru_cache(maxsize=1 << 16)
-def nodes_for(num_chips: int, tp: int, num_nodes: int, chips_per_node: int) -> int:
+def nodes_for(num_chips: int, together: int, num_nodes: int, chips_per_node: int) -> int:
     """How many nodes ``used_part`` takes; 0 where it finds none."""
     for nodes in range(-(-num_chips // chips_per_node), num_nodes + 1):
-        if num_chips % (nodes * tp) == 0:
+        if num_chips % (nodes * together) == 0:
             return nodes
     return 0
 
@@ -107,7 +119,7 @@ def used_cluster(lines: Sequence[Line], cluster: ClusterView) -> ClusterView:
     pools = []
     for line in lines:
         for section in line.sections:
-            part = used_part(cluster.pools[section.pool], section.num_chips, section.tp)
+            part = used_part(cluster.pools[section.pool], section.num_chips, section.together)
             assert part is not None, f"{section} does not fill nodes of {cluster.pools}"
             pools.append(part)
     return ClusterView(tuple(pools))
@@ -127,8 +139,8 @@ def _pipeline(line: Line, workload: Workload, cluster: ClusterView, first: int) 
     places = [section for section in line.sections for _ in range(section.meshes)]
     meshes = []
     for section in places:
-        ranks = range(first, first + section.dp * section.tp)
-        meshes.append(Mesh.of(ranks, dp=section.dp, tp=section.tp))
+        ranks = range(first, first + num_ranks(section.axes))
+        meshes.append(Mesh(tuple(ranks), section.axes))
         first = ranks.stop
     counts = stage_layers(line.schedule, line.layers)
     positions = positions_of(line.schedule, len(meshes), len(counts))

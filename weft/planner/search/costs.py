@@ -6,37 +6,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from weft.cluster.view import ClusterView
-from weft.cost.memory import (
-    ACCELERATOR,
-    CPU,
-    Memory,
-    Overheads,
-    Sharing,
-    gathered_layers,
-    stage_memory,
-)
-from weft.cost.timing import Place, Replicas, once_a_step, stage_seconds
-from weft.cost.work import STATES, StageWork
+from weft.cost.choice import StageChoice, dtype_of
+from weft.cost.memory import StageMemory, stage_memory
+from weft.cost.sends import WIDTHS, BorderSide, border_bytes, border_times
+from weft.cost.times import SeamTimes, StageTimes
+from weft.cost.timing import Place, stage_times
+from weft.cost.work import STATES
 from weft.models.registry import shape_of
-from weft.plan.plan import Recompute, ZeroLevel
-from weft.planner.search.choice import device_of
+from weft.planner.search.choice import Section, device_of
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge
-from weft.simulate.times import StageTimes
-
-
-class Spot(NamedTuple):
-    """One rank of a section."""
-
-    pool: int
-    per_node: int
-    """Chips of each node that the section uses."""
-    tp: int
-    dp: int
-    samples: int
-    """Of a full microbatch, on the rank with the most."""
-    recompute: Recompute
-    zero: ZeroLevel
 
 
 class Held(NamedTuple):
@@ -47,11 +26,22 @@ class Held(NamedTuple):
     predicts: bool
 
 
+class Rank(NamedTuple):
+    """One rank of a section: where it is, and what it does of whatever layers it gets."""
+
+    pool: int
+    per_node: int
+    """Chips of each node that the section uses."""
+    choice: StageChoice
+    """Without layers."""
+
+
 class Bytes(NamedTuple):
-    """Of one stage on one rank; ``memory_of_plan`` in the few numbers that a search needs."""
+    """Of one stage on one rank: ``StageMemory`` in the few numbers that a search adds up."""
 
     state: float
-    """Parameters, gradients, optimizer state and logits; and the fragments that one keeps."""
+    """All that stages of a rank do not share: parameters, gradients, optimizer state and logits;
+    and the fragments that one keeps."""
     kept: float
     """By each microbatch that is held, fragments included."""
     working: float
@@ -76,11 +66,10 @@ class Costs:
         self.shape = shape_of(workload.spec)
         self.rooms: dict[object, int] = {}
         """Most layers of a mesh, by all that decides; of the routes that ask."""
-        self._times: dict[object, StageTimes] = {}
-        self._once: dict[object, float] = {}
-        self._bytes: dict[object, Bytes] = {}
-        self._memories: dict[object, Memory] = {}
+        self._times: dict[tuple[Rank, Held], StageTimes] = {}
+        self._bytes: dict[tuple[StageChoice, int, Held], Bytes] = {}
         self._places: dict[tuple[int, int], Place] = {}
+        self._eager = [device_of(pool) == "cpu" for pool in cluster.pools]
 
     def place(self, pool: int, per_node: int) -> Place:
         """Chips and links of a section."""
@@ -93,93 +82,65 @@ class Costs:
         """Bytes of one chip that may be planned."""
         return self.cluster.pools[pool].chip.memory_gib * 2**30 * memory_part
 
-    def times(self, spot: Spot, held: Held) -> StageTimes:
-        """One full microbatch."""
-        talks = spot.dp > 1 and (spot.zero == 3 or (spot.zero == 2 and self.num_pipelines == 1))
-        gathers = (spot.dp, spot.per_node, spot.zero) if talks else ()
-        key = (spot.pool, spot.tp, spot.samples, spot.recompute, gathers, held)
+    def choice(self, section: Section, samples: int) -> StageChoice:
+        """Of a stage on each of a section's meshes; ``samples``: of a rank, of a microbatch."""
+        precision = self.workload.precision
+        return StageChoice(
+            layers=(0, 0),
+            embeds=False,
+            predicts=False,
+            samples=samples,
+            seq_len=self.workload.seq_len,
+            axes=tuple(axis for axis in section.axes if axis[1] > 1),
+            pipelines=self.num_pipelines,
+            recompute=section.recompute,
+            dtype=dtype_of(precision),
+            state=STATES[precision],
+            zero=section.zero,
+            eager=self._eager[section.pool],
+        )
+
+    def times(self, rank: Rank, held: Held) -> StageTimes:
+        """One full microbatch, and what a step does once."""
+        key = rank, held
         if key not in self._times:
-            place = self.place(spot.pool, spot.per_node)
-            found = stage_seconds(self.shape, self._work(spot, held), place, self._replicas(spot))
-            self._times[key] = StageTimes(
-                forward_s=found.forward,
-                input_grad_s=found.input_grad,
-                weight_grad_s=found.weight_grad,
-            )
+            place = self.place(rank.pool, rank.per_node)
+            self._times[key] = stage_times(self.shape, holding(rank.choice, held), place)
         return self._times[key]
 
-    def once(self, spot: Spot, held: Held) -> float:
-        """What a step does once."""
-        key = (spot._replace(samples=1, recompute="off"), held)
-        if key not in self._once:
-            place = self.place(spot.pool, spot.per_node)
-            work = self._work(key[0], held)
-            self._once[key] = once_a_step(self.shape, work, place, self._replicas(spot))
-        return self._once[key]
-
-    def bytes(self, spot: Spot, held: Held) -> Bytes:
+    def bytes(self, pool: int, choice: StageChoice, held: Held) -> Bytes:
         """Memory of a stage, apart from how many microbatches it holds."""
-        key = (spot, held)
+        key = choice, pool, held
         if key not in self._bytes:
-            resting = self._kept_memory(spot._replace(per_node=0, samples=1, recompute="off"), held)
-            few = min(spot.dp, 2)
-            moving = self._kept_memory(spot._replace(per_node=0, dp=few), held)
-            still = moving.working + moving.logits
-            fragments = 1 + moving.fragments / (moving.activations + still or 1.0)
+            parts = self.memory(pool, choice, held)
+            whole, divided = parts.whole, parts.divided.total / parts.ways
+            shared = whole.working + whole.buffers + whole.runtime
             self._bytes[key] = Bytes(
-                state=resting.weights
-                + resting.grads
-                + resting.optimizer
-                + still * fragments
-                - moving.working,
-                kept=moving.activations * fragments,
-                working=moving.working,
-                buffers=moving.buffers,
-                runtime=moving.runtime,
+                state=whole.total - shared + divided,
+                kept=parts.each.total,
+                working=whole.working,
+                buffers=whole.buffers,
+                runtime=whole.runtime,
             )
         return self._bytes[key]
 
-    def _kept_memory(self, spot: Spot, held: Held) -> Memory:
-        """Of one microbatch. What rests and what moves have little to do with each other."""
-        key = (spot, held)
-        if key not in self._memories:
-            self._memories[key] = self._memory(spot, held)
-        return self._memories[key]
+    def memory(self, pool: int, choice: StageChoice, held: Held) -> StageMemory:
+        """Of one stage on one rank, in parts."""
+        overheads = self.knowledge.overheads.get(device_of(self.cluster.pools[pool]))
+        return stage_memory(self.shape, holding(choice, held), overheads)
 
-    def _memory(self, spot: Spot, held: Held) -> Memory:
-        work, state = self._work(spot, held), STATES[self.workload.precision]
-        gathered = gathered_layers(self.shape, work, state.weight) if spot.zero == 3 else 0.0
-        holders = spot.dp * (self.num_pipelines if spot.zero < 3 else 1)
-        return stage_memory(
-            self.shape,
-            work,
-            held=1,
-            state=state,
-            sharing=Sharing(zero=spot.zero, num_holders=holders, gathered=gathered),
-            overheads=self._overheads(spot.pool),
+    def border(self, ranks: tuple[Rank, Rank], micro: int, *, inside: bool) -> SeamTimes:
+        """Between stages on two meshes."""
+        here, there = (
+            BorderSide(each.choice.num_ranks, self.place(each.pool, each.per_node).fabric)
+            for each in ranks
         )
+        workload = self.workload
+        width, d_model = WIDTHS[workload.precision], self.shape.d_model
+        sent = border_bytes(width, micro, workload.seq_len, d_model)
+        return border_times(sent, here, there, inside=inside)
 
-    def _overheads(self, pool: int) -> Overheads:
-        device = device_of(self.cluster.pools[pool])
-        usual = CPU if device == "cpu" else ACCELERATOR
-        return self.knowledge.overheads.get(device, usual)
 
-    def _work(self, spot: Spot, held: Held) -> StageWork:
-        return StageWork(
-            layers=(0, held.layers),
-            embeds=held.embeds,
-            predicts=held.predicts,
-            samples=spot.samples,
-            seq_len=self.workload.seq_len,
-            tp=spot.tp,
-            recompute="full" if spot.recompute == "full" else "off",
-            dtype="bf16" if self.workload.precision == "bf16" else "fp32",
-            eager=device_of(self.cluster.pools[spot.pool]) == "cpu",
-        )
-
-    def _replicas(self, spot: Spot) -> Replicas:
-        size, stride = spot.dp, spot.tp
-        if self.num_pipelines > 1 and spot.zero < 3:
-            size, stride = size * self.num_pipelines, max(stride, spot.per_node)
-        each = spot.zero == 2 and self.num_pipelines == 1
-        return Replicas(size=size, stride=stride, zero=spot.zero, each_backward=each)
+def holding(choice: StageChoice, held: Held) -> StageChoice:
+    """The same of a stage that holds these layers."""
+    return replace(choice, layers=(0, held.layers), embeds=held.embeds, predicts=held.predicts)

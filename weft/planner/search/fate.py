@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from math import inf, log2
 
 from weft.cluster.view import ClusterView
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.options import Options
+from weft.planner.search.axes import searched_axes
 from weft.planner.search.choice import Line, Section, stage_layers, used_part
 from weft.planner.search.costs import Costs
 from weft.planner.search.found import Reason
@@ -89,10 +91,7 @@ def lines_of(plan: Plan, cluster: ClusterView) -> list[Line]:
 def _line(pipeline: PipelinePlan, cluster: ClusterView) -> Line:
     positions = pipeline.positions()
     meshes = [_section(pipeline.stages[stages[0]], cluster) for stages in positions]
-    sections = tuple(
-        Section(first.pool, first.tp, first.dp, len(list(same)), first.recompute, first.zero)
-        for first, same in groupby(meshes)
-    )
+    sections = tuple(replace(first, meshes=len(list(same))) for first, same in groupby(meshes))
     counts = [stage.layers[1] - stage.layers[0] for stage in pipeline.stages]
     layers = tuple(sum(counts[stage] for stage in stages) for stages in positions)
     chunks = {len(stages) for stages in positions}
@@ -110,7 +109,7 @@ def _section(stage: StagePlan, cluster: ClusterView) -> Section:
     for number, pool in enumerate(cluster.pools):
         if stage.mesh.ranks[0] < first + pool.num_chips:
             mesh = stage.mesh
-            return Section(number, mesh.size("tp"), mesh.size("dp"), 1, stage.recompute, stage.zero)
+            return Section(number, searched_axes(mesh), 1, stage.recompute, stage.zero)
         first += pool.num_chips
     raise AssertionError(f"rank {stage.mesh.ranks[0]} of {cluster.world_size}")
 
@@ -121,7 +120,10 @@ def _refuse_outside(line: Line, costs: Costs, options: Options) -> None:
     for section in line.sections:
         if section.recompute not in options.recompute:
             raise OutsideError(f"recomputation was kept to {', '.join(options.recompute)}")
-        if used_part(costs.cluster.pools[section.pool], section.num_chips, section.tp) is None:
+        if (
+            used_part(costs.cluster.pools[section.pool], section.num_chips, section.together)
+            is None
+        ):
             raise OutsideError(f"{section.num_chips} chips do not fill nodes evenly")
     if line.micro not in _micros(line, costs, options):
         words = "a rank has a power of two of samples there" if options.micros is None else ""
@@ -132,7 +134,7 @@ def _micros(line: Line, costs: Costs, options: Options) -> Sequence[int]:
     """Microbatches that are tried with its chips."""
     if len(line.sections) == 1:
         each = options.micros or powers(line.samples)
-        return [line.sections[0].dp * samples for samples in each]
+        return [line.sections[0].ways * samples for samples in each]
     space = Space(costs, options, line.samples, line.samples)
     return space.micros([section.pool for section in line.sections])
 

@@ -14,10 +14,13 @@ from math import factorial, inf, log2, prod
 from operator import attrgetter
 from typing import NamedTuple
 
+from weft.cost.memory import StageMemory
+from weft.cost.work import Axes
 from weft.plan.plan import Recompute, ZeroLevel
 from weft.planner.options import Options, Shape
+from weft.planner.search.axes import inner_axes, inner_of, mesh_axes, num_ranks
 from weft.planner.search.choice import Section, nodes_for
-from weft.planner.search.costs import Costs, Held, Spot
+from weft.planner.search.costs import Costs, Held, Rank
 
 MOST_COMBINATIONS = 1600
 """Of sections of several kinds, for one microbatch."""
@@ -52,8 +55,9 @@ class Speed(NamedTuple):
 
     layers_per_s: float
     """Each mesh working on a microbatch of its own."""
-    tp: int
-    dp: int
+    inner: Axes
+    """Axes of a mesh that divide layers, and into how many parts it divides samples."""
+    ways: int
     meshes: int
     recompute: Recompute
 
@@ -103,7 +107,7 @@ class Space:
         part = options.memory_part
         self._budgets = [costs.budget(pool, part) for pool in range(len(costs.cluster.pools))]
         self._units: dict[object, Unit] = {}
-        self._kept: dict[object, tuple[float, float, float]] = {}
+        self._kept: dict[object, tuple[float, float]] = {}
         self._rest: dict[object, tuple[float, float, float]] = {}
         self._rates: dict[tuple[int, int], list[Rate]] = {}
         self._speeds: dict[tuple[int, int], list[Speed]] = {}
@@ -118,9 +122,9 @@ class Space:
 
     def micros(self, pools: Sequence[int]) -> list[int]:
         """Microbatches that give some ranks a number of samples that options allow."""
-        ways = {section.dp for pool in pools for section in self.sections(pool)}
+        ways = {section.ways for pool in pools for section in self.sections(pool)}
         each = self.options.micros or powers(self.samples)
-        every = sorted({dp * b for dp, b in product(ways, each) if dp * b <= self.samples})
+        every = sorted({n * b for n, b in product(ways, each) if n * b <= self.samples})
         if len(every) <= MOST_MICROS:
             return every
         even = [micro for micro in every if self.samples % micro == 0]
@@ -133,17 +137,17 @@ class Space:
         """
         each = self.options.micros or powers(self.samples)
         for placed, b, recompute in product(self.sections(pool), each, self.options.recompute):
-            micro = placed.dp * b
+            micro = placed.ways * b
             if micro > self.samples:
                 continue
-            unit = self.unit(pool, placed.tp, recompute, b)
+            unit = self.unit(pool, inner_of(placed.axes), recompute, b)
             whole = self.num_layers * unit.layer_s + unit.embed_s + unit.head_s
             most = -(-self.num_layers // placed.meshes) * unit.layer_s
             slowest = max(most, whole / placed.meshes)
             if slowest / micro >= per_sample_s:
                 self.too_slow += 1
                 continue
-            section = Section(pool, placed.tp, placed.dp, placed.meshes, recompute)
+            section = Section(pool, placed.axes, placed.meshes, recompute)
             if not (self.options.any_shape or self._allowed(section, micro)):
                 self.misshapen += 1
                 continue
@@ -203,12 +207,12 @@ class Space:
                 yield self.num_layers / (micro * best), micro
 
     def speeds(self, pool: int, micro: int) -> list[Speed]:
-        """Layers a second of the sections for a microbatch in which no smaller ``dp`` would serve
-        as well; best first."""
+        """Layers a second of the sections for a microbatch that fewer ranks with the same layers
+        would not serve as well; best first."""
         if (pool, micro) not in self._speeds:
             found = list(self._for_micro(pool, micro))
             if not self.options.any_shape:
-                found = [rate for rate in found if self._allowed(Section(pool, *rate[1:]), micro)]
+                found = [each for each in found if self._allowed(_section(pool, each), micro)]
             found.sort(key=_LAYERS_PER_S, reverse=True)
             self._speeds[pool, micro] = found
         return self._speeds[pool, micro]
@@ -217,9 +221,9 @@ class Space:
         """The fastest sections that have memory for anything."""
         if (pool, micro) not in self._rates:
             found: list[Rate] = []
-            for speed, tp, dp, meshes, recompute in self.speeds(pool, micro):
-                section = Section(pool, tp, dp, meshes, recompute)
-                most = self.most_layers(section, -(-micro // dp), micro)
+            for each in self.speeds(pool, micro):
+                section, speed = _section(pool, each), each.layers_per_s
+                most = self.most_layers(section, -(-micro // each.ways), micro)
                 if most >= 0:
                     found.append(Rate(speed, most, section, most / speed))
                 if len(found) == number:
@@ -227,14 +231,15 @@ class Space:
             self._rates[pool, micro] = found
         return self._rates[pool, micro]
 
-    def unit(self, pool: int, tp: int, recompute: Recompute, b: int) -> Unit:
+    def unit(self, pool: int, inner: Axes, recompute: Recompute, b: int) -> Unit:
         """Seconds of a microbatch of ``b`` samples a rank, with ZeRO that costs nothing."""
-        key = pool, tp, recompute, b
+        key = pool, inner, recompute, b
         if key not in self._units:
             per_node = self.costs.cluster.pools[pool].chips_per_node
-            spot = Spot(pool, per_node, tp, 1, b, recompute, 0)
+            choice = self.costs.choice(Section(pool, inner, 1, recompute), b)
+            rank = Rank(pool, per_node, choice)
             parts = Held(1, False, False), Held(0, True, False), Held(0, False, True)
-            times = [self.costs.times(spot, held) for held in parts]
+            times = [self.costs.times(rank, held) for held in parts]
             self._units[key] = Unit(*(time.of("F") + time.of("B") for time in times))
         return self._units[key]
 
@@ -258,7 +263,7 @@ class Space:
         meshes = sum(section.meshes for section in sections)
         ways = factorial(len(sections))
         for section in sections:
-            ways *= len(self._levels[section.dp * self.costs.num_pipelines > 1])
+            ways *= len(self._levels[section.ways * self.costs.num_pipelines > 1])
         late_s = per_sample_s * stretch
         return Frame(per_sample_s, micro, sections, meshes, ways, stretch, late_s)
 
@@ -276,7 +281,7 @@ class Space:
 
     def _leanest(self, section: Section) -> tuple[ZeroLevel, ...]:
         """Two levels of ZeRO, of which one saves most."""
-        return self._levels[section.dp * self.costs.num_pipelines > 1][:-3:-1]
+        return self._levels[section.ways * self.costs.num_pipelines > 1][:-3:-1]
 
     def _capacity(
         self, section: Section, b: int, micro: int, zero: ZeroLevel, *, enough: float = 0.0
@@ -286,62 +291,64 @@ class Space:
         Meshes are taken in four blocks, each as if it held what the last of the block does.
         ``enough``: where each with a single microbatch cannot have that many, less is said.
         """
-        busy, other, kept = self._activations(section, b)
-        resting, state = self._state(section, zero)
-        free = self._budgets[section.pool] - busy - resting
-        if section.meshes * (free - other) < enough * (state + kept):
+        busy, kept = self._activations(section, b)
+        runtime, state = self._state(section, zero)
+        free = self._budgets[section.pool] - busy - runtime
+        if section.meshes * free < enough * (state + kept):
             return -1.0
         many, meshes, total = max(self.fewest // micro, 1), section.meshes, 0.0
         for first, end in _blocks(meshes):
             held = min(first + 1, many)
-            room = free - held * other
-            fits = room // (state + held * kept) if room > 0 else -1
+            fits = free // (state + held * kept) if free > 0 else -1
             total += (end - first) * min(fits, self.num_layers)
         return total
 
-    def _activations(self, section: Section, b: int) -> tuple[float, float, float]:
-        """Bytes while a layer computes; kept by a microbatch: of no layer, and of each."""
-        key = section.pool, section.tp, section.recompute, b
+    def _activations(self, section: Section, b: int) -> tuple[float, float]:
+        """Bytes while a layer computes; kept of each layer by a microbatch."""
+        inner = inner_of(section.axes)
+        key = section.pool, inner, section.recompute, b
         if key not in self._kept:
-            spot = Spot(section.pool, section.tp, section.tp, 1, b, section.recompute, 0)
-            one, two = (self.costs.bytes(spot, Held(n, False, False)) for n in (1, 2))
-            each = two.kept - one.kept
-            self._kept[key] = one.working, one.kept - each, each
+            layer = self._layer(Section(section.pool, inner, 1, section.recompute), b)
+            self._kept[key] = layer.whole.working, layer.each.total
         return self._kept[key]
 
     def _state(self, section: Section, zero: ZeroLevel) -> tuple[float, float]:
-        """Bytes at rest: of no layer, and of each; part of them is divided among replicas."""
-        key = section.pool, section.tp, zero
+        """Bytes at rest: of the runtime, and of each layer; part of them is divided."""
+        inner = inner_of(section.axes)
+        key = section.pool, inner, zero
         if key not in self._rest:
-            spots = [Spot(section.pool, 0, section.tp, dp, 1, "full", zero) for dp in (2, 4)]
-            two, four = (
-                self.costs.bytes(spot, Held(2, False, False)).state
-                - self.costs.bytes(spot, Held(1, False, False)).state
-                for spot in spots
-            )
-            runtime = self.costs.bytes(spots[0], Held(1, False, False)).runtime
-            self._rest[key] = runtime, 2 * four - two, 4 * (two - four)
+            layer = self._layer(Section(section.pool, inner, 1, zero=zero), 1)
+            divided = layer.divided.total / layer.ways
+            self._rest[key] = layer.whole.runtime, layer.whole.state, divided
         runtime, whole, divided = self._rest[key]
-        return runtime, (whole + divided / section.dp) * (1 - 1e-12)
+        return runtime, (whole + divided / section.ways) * (1 - 1e-12)
+
+    def _layer(self, section: Section, b: int) -> StageMemory:
+        """Memory of one layer in the middle of the model, on a mesh that divides no samples."""
+        choice = self.costs.choice(section, b)
+        return self.costs.memory(section.pool, choice, Held(1, False, False))
 
     def _for_micro(self, pool: int, micro: int) -> Iterator[Speed]:
         recompute = self.options.recompute
         part = self.costs.cluster.pools[pool]
-        ways = sorted({-(-micro // b) for b in _some_parts(micro)})
-        for tp, dp in product(self._degrees(pool), ways):
-            counts = self._mesh_counts(part.num_chips // (tp * dp))
-            counts = [meshes for meshes in counts if self._fills(pool, tp * dp * meshes, tp)]
+        parts = sorted({-(-micro // b) for b in _some_parts(micro)})
+        for inner, ways in product(self._inner(pool), parts):
+            group = num_ranks(inner)
+            counts = self._mesh_counts(part.num_chips // (group * ways))
+            counts = [
+                meshes for meshes in counts if self._fills(pool, group * ways * meshes, group)
+            ]
             if not counts:
                 continue
-            layer_s = [self.unit(pool, tp, r, -(-micro // dp)).layer_s for r in recompute]
+            layer_s = [self.unit(pool, inner, r, -(-micro // ways)).layer_s for r in recompute]
             for meshes in counts:
                 for how, seconds in zip(recompute, layer_s, strict=True):
-                    yield Speed(meshes / seconds, tp, dp, meshes, how)
+                    yield Speed(meshes / seconds, inner, ways, meshes, how)
 
     def _allowed(self, section: Section, micro: int) -> bool:
         """Options leave that shape open."""
         shape = Shape(
-            axes={"dp": section.dp, "tp": section.tp},
+            axes=dict(section.axes),
             meshes=section.meshes,
             micro=micro,
             recompute=section.recompute,
@@ -350,19 +357,18 @@ class Space:
 
     def _placed(self, pool: int) -> Iterator[Section]:
         chips = self.costs.cluster.pools[pool].num_chips
-        pairs = [(tp, n) for tp in self._degrees(pool) for n in self._mesh_counts(chips // tp)]
-        for tp, meshes in pairs:
-            for dp in self._ways(min(chips // (tp * meshes), self.samples)):
-                if self._fills(pool, tp * dp * meshes, tp):
-                    yield Section(pool, tp, dp, meshes)
+        groups = [(inner, num_ranks(inner)) for inner in self._inner(pool)]
+        pairs = [(*both, n) for both in groups for n in self._mesh_counts(chips // both[1])]
+        for inner, group, meshes in pairs:
+            for ways in self._ways(min(chips // (group * meshes), self.samples)):
+                if self._fills(pool, group * ways * meshes, group):
+                    yield Section(pool, mesh_axes(ways, inner), meshes)
                 else:
                     self.misshapen += 1
 
-    def _degrees(self, pool: int) -> list[int]:
-        node = self.costs.cluster.pools[pool].chips_per_node
-        most = min(node, self.options.max_tp or node)
-        spec = self.costs.workload.spec
-        return [tp for tp in range(1, most + 1) if node % tp == 0 and spec.splits_over(tp)]
+    def _inner(self, pool: int) -> Iterator[Axes]:
+        part, spec = self.costs.cluster.pools[pool], self.costs.workload.spec
+        return inner_axes(part, spec, self.options)
 
     def _mesh_counts(self, most: int) -> list[int]:
         """Above a dozen, those with which the fullest mesh has fewer layers, and one more."""
@@ -382,11 +388,15 @@ class Space:
         divisors = [n for n in range(1, most + 1) if self.samples % n == 0]
         return sorted({*powers(most), most - 1, most, divisors[-1]})
 
-    def _fills(self, pool: int, num_chips: int, tp: int) -> bool:
+    def _fills(self, pool: int, num_chips: int, together: int) -> bool:
         part = self.costs.cluster.pools[pool]
         if not self.options.leave_idle and num_chips != part.num_chips:
             return False
-        return nodes_for(num_chips, tp, part.num_nodes, part.chips_per_node) > 0
+        return nodes_for(num_chips, together, part.num_nodes, part.chips_per_node) > 0
+
+
+def _section(pool: int, speed: Speed) -> Section:
+    return Section(pool, mesh_axes(speed.ways, speed.inner), speed.meshes, speed.recompute)
 
 
 def zero_levels(holders: int, costs: Costs, options: Options) -> tuple[ZeroLevel, ...]:

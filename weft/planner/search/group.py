@@ -10,7 +10,7 @@ from math import inf
 from weft.plan.plan import ScheduleName, ZeroLevel
 from weft.planner.options import Options
 from weft.planner.search.choice import Line, Section
-from weft.planner.search.costs import Costs, Held, Spot
+from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.search.found import Kind, Pruned
 from weft.planner.search.frames import Frame, Space, zero_levels
 from weft.planner.search.route import Route
@@ -258,12 +258,12 @@ class Group:
         return list(product(*map(self._zero_levels, sections)))
 
     def _zero_levels(self, section: Section) -> tuple[ZeroLevel, ...]:
-        alone = section.dp * self.costs.num_pipelines == 1
+        alone = section.ways * self.costs.num_pipelines == 1
         return self._levels_alone if alone else self._levels_shared
 
     def _useful(self, section: Section) -> list[ZeroLevel]:
         """Levels that no other one beats in time and in memory."""
-        key = section.pool, section.tp, section.dp
+        key = section.pool, section.axes
         if key not in self._kept:
             every = self._zero_levels(section)
             self._kept[key] = [
@@ -281,12 +281,14 @@ class Group:
             return False
         node = self.costs.cluster.pools[section.pool].chips_per_node
         whole = self.costs.workload.spec.num_layers
+        ranks = []
+        for zero in (other, level):
+            choice = self.costs.choice(replace(section, recompute="off", zero=zero), 1)
+            ranks.append(Rank(section.pool, node, choice))
+        both = Held(1, False, False), Held(whole, True, True)
         return all(
-            self.costs.once(Spot(section.pool, node, section.tp, section.dp, 1, "off", other), held)
-            <= self.costs.once(
-                Spot(section.pool, node, section.tp, section.dp, 1, "off", level), held
-            )
-            for held in (Held(1, False, False), Held(whole, True, True))
+            self.costs.times(ranks[0], held).update_s <= self.costs.times(ranks[1], held).update_s
+            for held in both
         )
 
     def _rule_out(
@@ -312,10 +314,10 @@ class Group:
             return
         total = self.costs.workload.spec.num_layers
         mesh = min(range(route.num_meshes), key=lambda m: route.room[m] - route.least[m])
-        spot = route.spots[mesh]
+        pool = route.ranks[mesh].pool
         gib = route.bytes(mesh, max(route.least[mesh], -(-total // route.num_meshes))) / 2**30
-        budget = self.costs.budget(spot.pool, self.options.memory_part) / 2**30
-        chip = self.costs.cluster.pools[spot.pool].chip.name
+        budget = self.costs.budget(pool, self.options.memory_part) / 2**30
+        chip = self.costs.cluster.pools[pool].chip.name
         words = f"mesh {mesh} on {chip} needs {gib:.1f} GiB of {budget:.1f}"
         self.ledger.pruned.add("memory", f"{self.words}, {route.schedule}: {words}")
 

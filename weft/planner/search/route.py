@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from weft.cluster.view import ChipPool, ClusterView
+from weft.cost.times import SeamTimes, StageTimes
 from weft.plan.plan import ScheduleName
 from weft.planner.search.bounds import MeshTimes, bounds_of, least_once, mesh_times
 from weft.planner.search.choice import Line, Section, chunks_of, stage_layers, used_part
-from weft.planner.search.costs import Costs, Held, Spot
+from weft.planner.search.costs import Costs, Held, Rank
 from weft.schedules.known import Pattern, held_at_peak
 from weft.schedules.registry import positions_of, splits_backward
 from weft.simulate.play import last_size
 from weft.simulate.rhythm import seconds_each
 from weft.simulate.tape import tape_of
-from weft.simulate.times import SeamTimes, StageTimes
 
 FULL_AFTER = 3
 """Microbatches for each mesh, after which the next for each is taken for all that follow."""
@@ -57,21 +57,21 @@ class Route:
         return positions_of(self.schedule, self.num_meshes, self.pattern.num_stages)
 
     @cached_property
-    def spots(self) -> list[Spot]:
+    def ranks(self) -> list[Rank]:
         """Of each mesh."""
+        return self._ranks(self.sections)
+
+    @cached_property
+    def free_ranks(self) -> list[Rank]:
+        """Likewise with ZeRO that costs nothing."""
+        return self._ranks([replace(section, zero=0) for section in self.sections])
+
+    def _ranks(self, sections: Sequence[Section]) -> list[Rank]:
         found = []
-        for section in self.sections:
-            part = self._part(section)
-            spot = Spot(
-                pool=section.pool,
-                per_node=part.chips_per_node,
-                tp=section.tp,
-                dp=section.dp,
-                samples=-(-self.micro // section.dp),
-                recompute=section.recompute,
-                zero=section.zero,
-            )
-            found += [spot] * section.meshes
+        for section in sections:
+            choice = self.costs.choice(section, -(-self.micro // section.ways))
+            rank = Rank(section.pool, self._part(section).chips_per_node, choice)
+            found += [rank] * section.meshes
         return found
 
     @cached_property
@@ -79,8 +79,8 @@ class Route:
         """Between stages ``s`` and ``s + 1``."""
         used = ClusterView(tuple(self._part(section) for section in self.sections))
         ends, first = [], 0
-        for spot in self.spots:
-            last = first + spot.dp * spot.tp
+        for rank in self.ranks:
+            last = first + rank.choice.num_ranks
             ends.append((used.node_of(first), used.node_of(last - 1)))
             first = last
         mesh_of = {stage: mesh for mesh, held in enumerate(self.positions) for stage in held}
@@ -88,22 +88,15 @@ class Route:
         return [self._seam(a, b, len({*ends[a], *ends[b]}) == 1) for a, b in borders]
 
     def _part(self, section: Section) -> ChipPool:
-        part = used_part(self.costs.cluster.pools[section.pool], section.num_chips, section.tp)
+        pool = self.costs.cluster.pools[section.pool]
+        part = used_part(pool, section.num_chips, section.together)
         assert part is not None, f"{section} does not fill nodes"
         return part
 
     def _seam(self, here: int, there: int, inside: bool) -> SeamTimes:
         if here == there:
             return _NOTHING
-        spots = self.spots[here], self.spots[there]
-        sides = [self.costs.place(spot.pool, spot.per_node).fabric for spot in spots]
-        senders = min(spot.dp * spot.tp for spot in spots)
-        workload = self.costs.workload
-        wide = 2 if workload.precision == "bf16" else 4
-        num_bytes = wide * self.micro * workload.seq_len * workload.spec.d_model / senders
-        rates = [side.inside_bytes_s if inside else side.across_bytes_s for side in sides]
-        late = sides[0].inside_latency_s if inside else sides[0].across_latency_s
-        return SeamTimes(transfer_s=num_bytes / min(rates), latency_s=late)
+        return self.costs.border((self.ranks[here], self.ranks[there]), self.micro, inside=inside)
 
     def line(self, layers: Sequence[int]) -> Line:
         """With its layers decided."""
@@ -113,13 +106,12 @@ class Route:
     def seconds(self, layers: Sequence[int]) -> float:
         """A step of the pipeline and what is done once, as ``time_of_plan`` says it."""
         held = self._held(layers)
-        spots = self.spots
         times: list[StageTimes] = [_NO_TIME] * len(held)
         once = 0.0
-        for spot, stages in zip(spots, self.positions, strict=True):
+        for rank, stages in zip(self.ranks, self.positions, strict=True):
             for stage in stages:
-                times[stage] = self.costs.times(spot, held[stage])
-            once = max(once, sum(self.costs.once(spot, held[stage]) for stage in stages))
+                times[stage] = self.costs.times(rank, held[stage])
+            once = max(once, sum(times[stage].update_s for stage in stages))
         return self._until_last_backward(times) + once
 
     @property
@@ -169,8 +161,9 @@ class Route:
         """
         state = working = buffers = runtime = 0.0
         held = held_at_peak(self.pattern)[mesh] if peak is None else peak
+        rank = self.ranks[mesh]
         for number, (stage, count) in enumerate(zip(self.positions[mesh], held, strict=True)):
-            part = self.costs.bytes(self.spots[mesh], self._part_of(layers, number, stage))
+            part = self.costs.bytes(rank.pool, rank.choice, self._part_of(layers, number, stage))
             state += part.state + count * part.kept
             working, buffers = max(working, part.working), max(buffers, part.buffers)
             runtime = part.runtime
@@ -196,11 +189,11 @@ class Route:
         most = self.costs.workload.spec.num_layers
         last = self.pattern.num_stages - 1
         result = []
-        for mesh, (spot, peak) in enumerate(zip(self.spots, peaks, strict=True)):
+        for mesh, (rank, peak) in enumerate(zip(self.ranks, peaks, strict=True)):
             ends = tuple((stage == 0, stage == last) for stage in self.positions[mesh])
-            key = spot, peak, ends, self.memory_part
+            key = rank, peak, ends, self.memory_part
             if key not in self.costs.rooms:
-                budget = self.costs.budget(spot.pool, self.memory_part)
+                budget = self.costs.budget(rank.pool, self.memory_part)
                 needed = partial(self.bytes, mesh, peak=peak)
                 self.costs.rooms[key] = bisect_right(range(most + 1), budget, key=needed) - 1
             result.append(self.costs.rooms[key])

@@ -14,6 +14,7 @@ from weft.plan.plan import ZeroLevel
 from weft.plan.tiling import split_by_weight
 from weft.planner.naming import name_of
 from weft.planner.options import Options
+from weft.planner.search.axes import inner_of
 from weft.planner.search.choice import Line, plan_of, used_cluster
 from weft.planner.search.costs import Costs
 from weft.planner.search.cuts import cut_in_two
@@ -301,5 +302,6 @@ WORTH_SHOWING = 1.25
 def _likeness(lines: Sequence[Line]) -> object:
     """Equal for plans that a person would call the same."""
     return tuple(
-        (tuple((s.pool, s.tp, s.meshes) for s in line.sections), line.schedule) for line in lines
+        (tuple((s.pool, inner_of(s.axes), s.meshes) for s in line.sections), line.schedule)
+        for line in lines
     )

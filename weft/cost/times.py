@@ -1,4 +1,4 @@
-"""What a play needs to know of a pipeline: how long its stages compute and its seams carry."""
+"""Seconds of a stage and of the border between two, as a play of a schedule needs them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,23 @@ class StageTimes:
     """Backward, first half; with recomputation, the second forward too."""
     weight_grad_s: float
     """Backward, second half."""
+    update_s: float = 0.0
+    """Once a step: reducing gradients, updating, publishing parameters, as far as nothing hides
+    it."""
 
     def scaled(self, factor: float) -> StageTimes:
-        """The times of a part of the stage, or on another chip."""
+        """The times of a part of the stage, or on another chip; of microbatches alone."""
         return StageTimes(
             forward_s=self.forward_s * factor,
             input_grad_s=self.input_grad_s * factor,
             weight_grad_s=self.weight_grad_s * factor,
+            update_s=self.update_s,
         )
+
+    @property
+    def whole_s(self) -> float:
+        """Forward and backward."""
+        return self.forward_s + self.input_grad_s + self.weight_grad_s
 
     def of(self, kind: Kind) -> float:
         """Seconds of one action."""

@@ -1,0 +1,101 @@
+"""What a stage sends: inside its layers, over the border to the next, and between its copies.
+
+It follows from what axes divide: where one divides what a module computes with, ranks hold parts of
+a sum; where one divides the sequence there, attention wants the others' keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from weft.cost.choice import Group
+from weft.cost.times import SeamTimes
+from weft.cost.traffic import Fabric
+from weft.cost.work import DIVISIONS, StageWork, stride
+from weft.models.shape import ModelShape
+
+Inside = Literal["sums", "keys", "experts"]
+"""Partial results that are added up, keys and values, tokens on their way to experts and back."""
+WIDTHS: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2}
+"""Bytes of a number on its way over a border, by a plan's precision."""
+
+
+class LayerSend(NamedTuple):
+    """One kind of message inside a layer, of one forward; backward sends as much."""
+
+    what: Inside
+    axis: str
+    group: Group
+    num_bytes: float
+    """Of the tensor that all of the group hold parts of; of tokens, one copy each."""
+    times: int = 1
+    copies: int = 1
+    """Of each token."""
+    most_nodes: int = 0
+    """That a token crosses to; 0 is as many as it likes."""
+
+    def seconds(self, fabric: Fabric) -> float:
+        """Of all of them, on given links."""
+        match self.what:
+            case "sums":
+                return self.times * fabric.sum_seconds(self.num_bytes, self.group)
+            case "keys":
+                return self.times * fabric.seconds("all_gather", self.num_bytes, self.group)
+            case "experts":
+                return self.times * fabric.dispatch_seconds(
+                    self.num_bytes, self.copies, self.group, most_nodes=self.most_nodes
+                )
+
+
+def layer_sends(shape: ModelShape, work: StageWork, *, experts: bool) -> Iterator[LayerSend]:
+    """Of one layer and one microbatch on one rank; ``experts``: its feed-forward is a mixture.
+
+    A sum over ranks that divide the sequence between modules is a reduce-scatter and a gather, of
+    the same bytes as an all-reduce.
+    """
+    residual = work.wide * work.tokens * shape.d_model
+    mixture = shape.experts if experts else None
+    for axis, size in work.axes:
+        inner, group = DIVISIONS[axis].inner, Group(size, stride(work.axes, axis))
+        feeds = "d_ff" in inner and (mixture is None or mixture.shared_d_ff > 0)
+        sums = ("heads" in inner) + feeds
+        if sums:
+            yield LayerSend("sums", axis, group, residual, sums)
+        if "seq" in inner:
+            width = shape.num_kv_heads / work.share("kv_heads")
+            kv = width * (shape.key_width + shape.value_width)
+            yield LayerSend("keys", axis, group, work.wide * work.tokens * kv * size)
+        if "experts" in inner and mixture is not None:
+            tokens = residual / work.share("d_ff")
+            yield LayerSend("experts", axis, group, tokens, 2, mixture.top_k, mixture.most_nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class BorderSide:
+    """One of two stages that hand on to each other."""
+
+    num_ranks: int
+    fabric: Fabric
+
+
+def border_bytes(width: float, samples: float, seq_len: int, d_model: int) -> float:
+    """Of so many samples over a border between stages, one way: the residual."""
+    return width * samples * seq_len * d_model
+
+
+def border_times(
+    num_bytes: float, here: BorderSide, there: BorderSide, *, inside: bool
+) -> SeamTimes:
+    """Of a microbatch of so many bytes; every rank of the smaller side carries its part.
+
+    ``inside``: both are on one node.
+    """
+    carried = num_bytes / min(here.num_ranks, there.num_ranks)
+    sides = here.fabric, there.fabric
+    if inside:
+        rate = min(side.inside_bytes_s for side in sides)
+        return SeamTimes(transfer_s=carried / rate, latency_s=here.fabric.inside_latency_s)
+    rate = min(side.across_bytes_s for side in sides)
+    return SeamTimes(transfer_s=carried / rate, latency_s=here.fabric.across_latency_s)
