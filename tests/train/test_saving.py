@@ -88,7 +88,7 @@ def run_part(address: RankAddress, plan: Plan, root: Path, first: int, last: int
     losses: list[float] = []
 
     def hook(record: StepRecord) -> None:
-        losses.append(float(record.result.loss))
+        losses.extend(numbers.loss for numbers in record.read)
 
     train(run, [hook])
     save(run, root, last, fingerprint="same")

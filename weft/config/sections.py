@@ -388,7 +388,8 @@ class TrainConfig(Section):
     eval_samples: Count | None = None
     """Held-out samples in one evaluation at most; null takes all."""
     log_every: Count = 10
-    """Steps from one progress line to the next; metrics.jsonl has every step."""
+    """Steps from one progress line to the next; metrics.jsonl has every step. On accelerators the
+    steps between are not waited for, and a request to stop is heeded with the next line."""
     timeout_s: Positive = 600.0
     """Seconds that a process waits for the others in one collective before it gives up."""
 

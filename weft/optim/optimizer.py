@@ -26,6 +26,8 @@ class Optimizer:
     def __init__(self, optim: OptimConfig, gradients: Gradients) -> None:
         self.lr = optim.lr
         """Of the next update."""
+        self.is_host = gradients.device.type == "cpu"
+        """A scalar of the device can be looked at without waiting."""
         self._optim = optim
         self._rule = rule_of(optim)
         self._gradients = gradients
@@ -42,7 +44,7 @@ class Optimizer:
         """
         if not self._rule.skips_on_device and float(factor) == 0.0:
             return
-        if not (factor.is_cpu and float(factor) == 1.0):
+        if not (self.is_host and float(factor) == 1.0):
             self._gradients.scale(factor)
         self._allocate()
         skip = (factor == 0).float()

@@ -17,6 +17,9 @@ class Platform(ABC):
     collective_backend: str
     """Native backend of ``torch.distributed``; "none": all its groups go through host memory."""
 
+    is_host: bool = False
+    """Tensors lie in the host's memory and are there when a call returns: reading never waits."""
+
     @abstractmethod
     def available(self) -> bool:
         """At least one device of the family can be used here."""

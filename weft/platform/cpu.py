@@ -14,6 +14,7 @@ class CpuPlatform(Platform):
 
     name = "cpu"
     collective_backend = "gloo"
+    is_host = True
 
     def available(self) -> bool:
         return True

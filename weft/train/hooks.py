@@ -56,35 +56,34 @@ def log_metrics(
     tokens = run.plan.global_batch * seq_len
     flops = train_flops_per_token(run.spec, seq_len) * tokens
     started = time.perf_counter()
-    memory = torch.zeros(1, dtype=torch.float64, device=run.comm.device)
+    memory = [0.0]
     warn_of_divergence = _DivergenceWarning(progress)
 
     def hook(record: StepRecord) -> None:
         is_edge = record.step in (run.first_step + 1, run.last_step)
         if is_edge or record.step % run.config.train.log_every == 0:
-            memory.fill_(run.platform.peak_memory_gib())
-            run.comm.all_reduce(memory, name="peak memory", largest=True)
-        if not run.is_main:
-            return
-        metrics = StepMetrics(
-            step=record.step,
-            loss=float(record.result.loss),
-            tokens=tokens,
-            grad_norm=float(record.result.grad_norm),
-            lr=record.lr,
-            step_time_s=record.seconds,
-            predicted_step_time_s=predicted_s,
-            tokens_per_s=tokens / record.seconds,
-            memory_gib=float(memory),
-            mfu=flops / record.seconds / peak_flops if peak_flops else None,
-            samples=record.step * run.plan.global_batch,
-            data=int(record.result.data),
-            elapsed_s=time.perf_counter() - started,
-        )
-        for writer in writers:
-            writer.step(metrics)
-        progress.step(metrics)
-        warn_of_divergence(metrics)
+            everyone = run.comm.gather_json(run.platform.peak_memory_gib(), name="peak memory")
+            memory[0] = max(everyone)
+        for numbers in record.read if run.is_main else ():
+            metrics = StepMetrics(
+                step=numbers.step,
+                loss=numbers.loss,
+                tokens=tokens,
+                grad_norm=numbers.grad_norm,
+                lr=numbers.lr,
+                step_time_s=numbers.seconds,
+                predicted_step_time_s=predicted_s,
+                tokens_per_s=tokens / numbers.seconds,
+                memory_gib=memory[0],
+                mfu=flops / numbers.seconds / peak_flops if peak_flops else None,
+                samples=numbers.step * run.plan.global_batch,
+                data=numbers.data,
+                elapsed_s=numbers.ended - started,
+            )
+            for writer in writers:
+                writer.step(metrics)
+            progress.step(metrics)
+            warn_of_divergence(metrics)
 
     return hook
 
@@ -154,7 +153,7 @@ def save_now_and_then(run: Run, root: Path, progress: Progress, *, fingerprint: 
     every = run.config.checkpoint.every
 
     def hook(record: StepRecord) -> None:
-        is_end = record.step == run.last_step or bool(float(record.result.stop))
+        is_end = record.step == run.last_step or record.stops
         if not is_end and not (every and record.step % every == 0):
             return
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,8 +14,8 @@ from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
 from weft.platform.base import Platform
 from weft.train.build import Built
-from weft.train.engine import StepResult
 from weft.train.microbatch import cut
+from weft.train.numbers import Reader, StepNumbers, waits_for_reads
 from weft.train.stop import StopSignal
 
 
@@ -26,10 +25,14 @@ class StepRecord:
 
     step: int
     """Optimizer steps done, this one included."""
-    result: StepResult
-    lr: float
-    seconds: float
-    """From asking for the batch to the end of the update."""
+    read: Sequence[StepNumbers]
+    """Numbers of this step and of those before it that nobody looked at; none between steps that
+    are logged, saved or evaluated, where looking would mean waiting for a device."""
+
+    @property
+    def stops(self) -> bool:
+        """Some rank was asked to stop, as far as is known."""
+        return any(numbers.stop > 0 for numbers in self.read)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,11 @@ class Run:
     last_step: int
     """Stop after this many steps in all."""
     stop: StopSignal = field(default_factory=StopSignal)
+
+    @property
+    def waits_for_reads(self) -> bool:
+        """To look at a number is to wait for a device, on this rank or on another."""
+        return waits_for_reads(self.plan)
 
     @property
     def is_main(self) -> bool:
@@ -79,19 +87,18 @@ def train(run: Run, hooks: Sequence[Hook]) -> int:
 
 
 def _steps(run: Run, hooks: Sequence[Hook]) -> int:
+    reader = Reader(run.config, run.first_step, run.last_step, waits=run.waits_for_reads)
     for step in range(run.first_step, run.last_step):
-        start = time.perf_counter()
+        reader.begin()
         lr = lr_at(run.config.optim, step, run.config.train.steps)
         run.built.optimizer.lr = lr
         batch = next(run.batches)
         data = batch.fingerprint() if run.counts_data else 0
         microbatches = run.microbatches(batch, step)
         result = run.built.engine.step(microbatches, stop=run.stop.asked, data=data)
-        is_asked_to_stop = float(result.stop) > 0  # waits for the device: the time is the step's
-        seconds = time.perf_counter() - start
-        record = StepRecord(step=step + 1, result=result, lr=lr, seconds=seconds)
+        record = StepRecord(step=step + 1, read=reader.add(step + 1, lr, result))
         for hook in hooks:
             hook(record)
-        if is_asked_to_stop:
+        if record.stops:
             return step + 1
     return run.last_step
