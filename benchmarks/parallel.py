@@ -43,11 +43,12 @@ from weft.config.sections import AdamWConfig
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
 from weft.nn.context import Context
-from weft.parallel.pipeline.executor import MicroBatch
+from weft.nn.stage import MicroBatch
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, ScheduleName, StagePlan, ZeroLevel
-from weft.train.build import build, fill, initial
+from weft.train.assemble import fill, initial
+from weft.train.family import assemble_model
 
 WORLD_SIZE = 2
 SAMPLES = 8
@@ -131,7 +132,7 @@ def cases() -> list[Case]:
 
 def weft_step(plan: Plan, comm: Comm) -> tuple[Step, Callable[[], None]]:
     """Weft with a plan; and how to wait for what its last update still sends."""
-    built = build(plan, spec(), comm, optim=OPTIM, seq_len=SEQ_LEN)
+    built = assemble_model(plan, spec(), comm, optim=OPTIM, seq_len=SEQ_LEN)
     fill(built.gradients, initial(SEED))
     parts = plan.seat(comm.rank).microbatches()
     context = Context(positions=torch.arange(SEQ_LEN)[None])
@@ -139,7 +140,14 @@ def weft_step(plan: Plan, comm: Comm) -> tuple[Step, Callable[[], None]]:
     def step(tokens: Tensor) -> Tensor:
         rows = [tokens[part.start : part.stop] for part in parts]
         batch = [
-            MicroBatch(own[:, :-1], own[:, 1:], torch.ones(len(own), SEQ_LEN), context)
+            MicroBatch(
+                {
+                    "tokens": own[:, :-1],
+                    "targets": own[:, 1:],
+                    "weights": torch.ones(len(own), SEQ_LEN),
+                },
+                context,
+            )
             for own in rows
         ]
         return built.engine.step(batch).loss / comm.world_size

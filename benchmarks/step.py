@@ -31,12 +31,12 @@ from weft.comm.join import join
 from weft.config.sections import AdamWConfig
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
-from weft.nn.context import Context
+from weft.nn.stage import MicroBatch
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
-from weft.train.build import build, fill, initial
-from weft.train.microbatch import MicroBatch
+from weft.train.assemble import fill, initial
+from weft.train.family import assemble_model
 
 SEQ_LEN = 256
 SAMPLES = 8
@@ -90,12 +90,13 @@ def weft_step(comm: Comm, precision: Precision) -> Step:
         for rank in range(comm.world_size)
     )
     plan = Plan(num_layers=shape.num_layers, pipelines=pipelines)
-    built = build(plan, shape, comm, optim=OPTIM, seq_len=SEQ_LEN)
+    built = assemble_model(plan, shape, comm, optim=OPTIM, seq_len=SEQ_LEN)
     fill(built.gradients, initial(0))
     weights = torch.ones(SAMPLES, SEQ_LEN)
 
     def step(tokens: Tensor) -> None:
-        batch = MicroBatch(tokens[:, :-1], tokens[:, 1:], weights, Context())
+        tensors = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights}
+        batch = MicroBatch(tensors)
         built.engine.step([batch])
 
     return step

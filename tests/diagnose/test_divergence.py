@@ -26,7 +26,7 @@ from weft.elastic.pool import WorkerPool
 from weft.nn.attention import Attention
 from weft.nn.feed_forward import GeluMLP, SwiGLU
 from weft.plan.plan import Plan, Precision
-from weft.train.build import Built
+from weft.train.assemble import Built
 
 CASES = {case.name: case for case in PARITY}
 LAYER = 2

@@ -107,3 +107,15 @@ def test_words_that_stay_where_they_belong() -> None:
 def test_banned_words_are_seen() -> None:
     code = "import pickle\neval(x)\ntorch.load(f)\nnp.load(f, allow_pickle=True)\ntorch.cuda.x"
     assert len(BANNED & uses(ast.parse(code))) == 5
+
+
+@pytest.mark.parametrize("name", ["Gradients", "Executor"])
+def test_ranks_are_put_together_in_one_place(name: str) -> None:
+    """Whatever is trained, ``assemble`` makes its gradient path and its executor."""
+    calls = [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "weft").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+    ]
+    assert calls == ["weft/train/assemble.py"]

@@ -17,7 +17,7 @@ from weft.plan.model import Init, ParamSpec
 def _spec(
     shape: tuple[int, ...], name: str = "layers.0.attn.q.weight", init: Init | None = None
 ) -> ParamSpec:
-    return ParamSpec(name=name, shape=shape, part=0, init=init or Init("normal", 1.0), decay=True)
+    return ParamSpec(name=name, shape=shape, unit=0, init=init or Init("normal", 1.0), decay=True)
 
 
 def _whole(spec: ParamSpec, seed: int = 1, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from optim.test_rules import run_of
 from parity.cases import OPTIM, Case
 from parity.test_parity import TOLERANCE
+from weft.train.build import build, fill, initial
 
 from weft.checkpoint.reader import open_checkpoint
 from weft.comm.address import RankAddress
@@ -31,7 +32,6 @@ from weft.nn.init import initial_values
 from weft.optim.groups import Settings, marked, refuse_idle_groups, settings_of
 from weft.plan.box import Box
 from weft.plan.plan import Plan
-from weft.train.build import build, fill, initial
 from weft.train.joining import join_plan
 from weft.train.saving import restore, save
 

@@ -14,6 +14,7 @@ from parity.cases import Case
 from parity.test_parity import TOLERANCE
 from torch import Tensor, nn
 from train.test_gradients import gradients_of
+from weft.train.build import Built, build, fill, initial
 
 from weft.checkpoint.reader import open_checkpoint
 from weft.comm.address import RankAddress
@@ -38,7 +39,6 @@ from weft.elastic.pool import WorkerPool
 from weft.optim.optimizer import Optimizer
 from weft.plan.plan import Plan
 from weft.platform.cpu import CpuPlatform
-from weft.train.build import Built, build, fill, initial
 from weft.train.joining import join_plan
 from weft.train.loop import Run
 from weft.train.saving import restore, save

@@ -16,7 +16,7 @@ SHAPES = st.lists(st.integers(1, 40), max_size=3).map(tuple)
 
 def held(name: str, shape: tuple[int, ...], ranks: tuple[int, ...], level: ZeroLevel) -> Held:
     part = int(name) // 3
-    spec = ParamSpec(name=name, shape=shape, part=part, init=Init("zeros"), decay=False)
+    spec = ParamSpec(name=name, shape=shape, unit=part, init=Init("zeros"), decay=False)
     return Held(spec, Box.whole(shape), ranks, level)
 
 
@@ -54,7 +54,7 @@ def test_every_element_is_kept_once(every: Sequence[Held], bucket_bytes: int) ->
                 for i in range(entry.held.box.numel)
             ]
         if bucket.level == 3:
-            assert len({entry.held.spec.part for entry in bucket.entries}) == 1
+            assert len({entry.held.spec.unit for entry in bucket.entries}) == 1
         elif len(bucket.entries) > 1:
             assert last * 4 <= bucket_bytes
 

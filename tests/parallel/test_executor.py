@@ -11,7 +11,8 @@ from weft.comm.comm import Comm, Finish, Parts
 from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Plan
-from weft.train.build import build, fill, initial
+from weft.train.assemble import fill, initial
+from weft.train.family import assemble_model
 from weft.train.joining import join_plan
 
 
@@ -53,7 +54,9 @@ class Ledger:
 def one_step(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> tuple[int, int]:
     comm, _ = join_plan(address, plan, timeout_s=60)
     ledger = Ledger(comm)
-    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    built = assemble_model(
+        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+    )
     fill(built.gradients, initial(rehearsal.seed))
     built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))
     comm.close()

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from weft.comm.channel import Channel
 from weft.parallel.pipeline.seam import Seam, activation_tiling, channel, channels
+from weft.plan.border import Border, BorderTensor
 from weft.plan.box import Box
+from weft.plan.layout import Dim
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
@@ -65,27 +67,38 @@ def pipeline_of(*meshes: Mesh, samples: int, microbatch: int) -> PipelinePlan:
     return PipelinePlan(stages=stages, samples=samples, microbatch=microbatch)
 
 
+def dims_of(shape: tuple[int, ...]) -> tuple[Dim, ...]:
+    names = ("seq", *(f"dim {n}" for n in range(1, len(shape))))
+    return tuple(Dim(name=name, size=size) for name, size in zip(names, shape, strict=True))
+
+
+def border(shape: tuple[int, ...]) -> Border:
+    return {"x": BorderTensor(dims_of(shape))}
+
+
 @pytest.mark.parametrize("shape", [(16,), (16, 2), (16, 2, 3)], ids=str)
 def test_what_leaves_a_wide_border_arrives_in_its_place(shape: tuple[int, ...]) -> None:
     wide, other = Mesh.of(range(16), dp=8, tp=2), Mesh.of(range(16, 28), dp=3, tp=4)
     pipeline = pipeline_of(wide, other, samples=15, microbatch=11)
     wires = Wires()
-    seams = {rank: Seam(wires.rank(rank), pipeline, 0, shape) for rank in range(28)}  # type: ignore[arg-type]
+    seams = {rank: Seam(wires.rank(rank), pipeline, 0, border(shape)) for rank in range(28)}  # type: ignore[arg-type]
     for way, (src, dst) in (("F", (wide, other)), ("B", (other, wide))):
         wholes = []
         for microbatch, size in enumerate((11, 4)):
             whole = torch.rand(size, *shape, dtype=torch.float64)
             wholes.append(whole)
-            tilings = [activation_tiling(pipeline, s, microbatch, shape).boxes for s in (0, 1)]
+            tilings = [
+                activation_tiling(pipeline, s, microbatch, dims_of(shape)).boxes for s in (0, 1)
+            ]
             given, taken = tilings if way == "F" else reversed(tilings)
             for rank in src.ranks:
-                seams[rank].send(way, microbatch, whole[given[rank][0].slices()])  # type: ignore[arg-type]
+                seams[rank].send(way, microbatch, {"x": whole[given[rank][0].slices()]})  # type: ignore[arg-type]
         for microbatch, whole in enumerate(wholes):
-            taken = activation_tiling(pipeline, int(way == "F"), microbatch, shape).boxes
+            taken = activation_tiling(pipeline, int(way == "F"), microbatch, dims_of(shape)).boxes
             for rank in dst.ranks:
                 seams[rank].expect(way, microbatch)  # type: ignore[arg-type]
                 received = seams[rank].receive(way, microbatch)  # type: ignore[arg-type]
-                assert torch.equal(received, whole[taken[rank][0].slices()])
+                assert torch.equal(received["x"], whole[taken[rank][0].slices()])
     assert not any(wires.travelling.values())
     for seam in seams.values():
         seam.finish()
@@ -94,18 +107,18 @@ def test_what_leaves_a_wide_border_arrives_in_its_place(shape: tuple[int, ...]) 
 
 def test_only_the_dimension_after_the_batch_is_cut() -> None:
     pipeline = pipeline_of(Mesh.of((0, 1), tp=2), Mesh.of((2,), dp=1), samples=2, microbatch=2)
-    boxes = activation_tiling(pipeline, 0, 0, (5, 3, 4)).boxes
+    boxes = activation_tiling(pipeline, 0, 0, dims_of((5, 3, 4))).boxes
     assert boxes == {0: (Box((0, 0, 0, 0), (2, 3, 3, 4)),), 1: (Box((0, 3, 0, 0), (2, 2, 3, 4)),)}
 
 
 def test_stages_of_one_rank_pass_tensors_by_hand() -> None:
     mesh = Mesh.of((0,), dp=1)
     wires = Wires()
-    seam = Seam(wires.rank(0), pipeline_of(mesh, mesh, samples=2, microbatch=2), 0, (3,))  # type: ignore[arg-type]
+    seam = Seam(wires.rank(0), pipeline_of(mesh, mesh, samples=2, microbatch=2), 0, border((3,)))  # type: ignore[arg-type]
     output = torch.ones(2, 3, dtype=torch.float64)
-    seam.send("F", 0, output)
+    seam.send("F", 0, {"x": output})
     seam.expect("F", 0)
-    assert torch.equal(seam.receive("F", 0), output)
+    assert torch.equal(seam.receive("F", 0)["x"], output)
     seam.finish()
     assert not wires.travelling
 
@@ -123,9 +136,9 @@ def test_every_way_over_every_border_is_a_channel_of_its_own() -> None:
 def test_what_was_sent_is_let_go_once() -> None:
     pipeline = pipeline_of(Mesh.of((0,), dp=1), Mesh.of((1,), dp=1), samples=3, microbatch=1)
     wires = Wires()
-    seam = Seam(wires.rank(0), pipeline, 0, (3,))  # type: ignore[arg-type]
+    seam = Seam(wires.rank(0), pipeline, 0, border((3,)))  # type: ignore[arg-type]
     for microbatch in range(2):
-        seam.send("F", microbatch, torch.zeros(1, 3, dtype=torch.float64))
+        seam.send("F", microbatch, {"x": torch.zeros(1, 3, dtype=torch.float64)})
     assert wires.waiting == 2
     seam.release("F", 0)
     seam.release("F", 0)

@@ -14,7 +14,8 @@ from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
 from weft.parallel.mains import FlatParams
 from weft.plan.plan import Plan, Precision
-from weft.train.build import Built, build, fill, initial
+from weft.train.assemble import Built, fill, initial
+from weft.train.family import assemble_model
 from weft.train.joining import join_plan
 
 FP64 = 8
@@ -24,7 +25,9 @@ DP2 = Case("dp2", shares=(6,), dp=((2,),), microbatch=2)
 
 def built_on(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> tuple[Built, Comm]:
     comm, _ = join_plan(address, plan, timeout_s=60)
-    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    built = assemble_model(
+        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+    )
     fill(built.gradients, initial(rehearsal.seed))
     return built, comm
 
@@ -43,7 +46,7 @@ def kept(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> dict[str, in
         largest[0] = max(largest[0], memory(flats))
 
     for stage in built.stages.values():
-        for module in stage.modules():
+        for module in stage.module.modules():
             module.register_forward_pre_hook(note)
             module.register_full_backward_pre_hook(note)
     built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))
@@ -113,7 +116,7 @@ def readings(address: RankAddress, plan: Plan, rehearsal: Rehearsal, is_late: bo
     comm, _ = join_plan(address, plan, timeout_s=60)
     if is_late:
         late(comm)
-    built = build(
+    built = assemble_model(
         plan,
         rehearsal.spec,
         comm,
@@ -130,11 +133,13 @@ def readings(address: RankAddress, plan: Plan, rehearsal: Rehearsal, is_late: bo
             seen.append(built.executor.evaluate(microbatches).tolist())
         elif step == 1:
             for stage in built.stages.values():
-                seen += [tensor.tolist() for tensor in stage.state_dict().values()]
+                seen += [tensor.tolist() for tensor in stage.module.state_dict().values()]
         built.engine.step(microbatches)
         if step == 2:
             built.gradients.fence()
-            seen += [p.tolist() for stage in built.stages.values() for p in stage.parameters()]
+            seen += [
+                p.tolist() for stage in built.stages.values() for p in stage.module.parameters()
+            ]
     comm.close()
     return seen
 

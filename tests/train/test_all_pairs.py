@@ -13,7 +13,8 @@ from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Plan
 from weft.platform.cpu import CpuPlatform
-from weft.train.build import Built, build, fill, initial
+from weft.train.assemble import Built, fill, initial
+from weft.train.family import assemble_model
 from weft.train.joining import join_plan
 from weft.train.loop import Run
 from weft.train.saving import restore, save
@@ -55,7 +56,9 @@ def save_and_go_on(
     address: RankAddress, plan: Plan, rehearsal: Rehearsal, root: Path
 ) -> list[float]:
     comm, _ = join_plan(address, plan, timeout_s=60)
-    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    built = assemble_model(
+        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+    )
     fill(built.gradients, initial(rehearsal.seed))
     for step in range(SAVED_AFTER):
         built.engine.step(synthetic_microbatches(comm, plan, rehearsal, step))
@@ -81,7 +84,9 @@ def load_each(
 ) -> list[list[float]]:
     """Also into a run that has gone on: nothing of it may stay."""
     comm, _ = join_plan(address, plan, timeout_s=60)
-    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    built = assemble_model(
+        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+    )
     found = []
     for root in roots:
         restore(built, open_checkpoint(root))

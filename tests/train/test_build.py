@@ -12,7 +12,8 @@ from weft.models.registry import FAMILIES
 from weft.optim.groups import Settings, settings_of
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.train.build import Built, build, fill, initial
+from weft.train.assemble import Built, fill, initial
+from weft.train.family import assemble_model
 from weft.train.microbatch import cut
 
 SPEC = replace(FAMILIES["llama"].sizes["debug-1m"].reduced(), num_layers=2)
@@ -22,7 +23,7 @@ def built_with(**settings: object) -> Built:
     stage = StagePlan(mesh=Mesh.of((0,), dp=1), layers=(0, 2), **settings)  # type: ignore[arg-type]
     pipeline = PipelinePlan(stages=(stage,), samples=4, microbatch=4)
     plan = Plan(num_layers=2, pipelines=(pipeline,))
-    built = build(plan, SPEC, Comm(), optim=AdamWConfig(), seq_len=16)
+    built = assemble_model(plan, SPEC, Comm(), optim=AdamWConfig(), seq_len=16)
     fill(built.gradients, initial(1))
     return built
 
@@ -48,7 +49,7 @@ def test_recompute_keeps_every_bit_and_fewer_activations() -> None:
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t, sizes=sizes: (sizes.append(t.nbytes), t)[1], lambda t: t
         ):
-            built.stages[0](micro.tokens, micro.context)
+            built.stages[0].compute(micro.tensors, micro.context)
         kept[recompute] = sum(sizes)
     assert kept["full"] < kept["off"] / 3, kept
 
@@ -71,7 +72,7 @@ def test_compiled_blocks_put_off_their_weight_gradients() -> None:
         )
         pipeline = PipelinePlan(stages=stages, samples=4, microbatch=4, schedule="zb-v")
         plan = Plan(num_layers=2, pipelines=(pipeline,))
-        built = build(plan, SPEC, Comm(), optim=AdamWConfig(), seq_len=16)
+        built = assemble_model(plan, SPEC, Comm(), optim=AdamWConfig(), seq_len=16)
         fill(built.gradients, initial(1))
         return built
 
@@ -82,7 +83,7 @@ def test_compiled_blocks_put_off_their_weight_gradients() -> None:
 
 def test_bf16_keeps_fp32_masters_near_the_fp32_run() -> None:
     low = built_with(precision="bf16")
-    assert {param.dtype for param in low.stages[0].parameters()} == {torch.bfloat16}
+    assert {param.dtype for param in low.stages[0].module.parameters()} == {torch.bfloat16}
     assert {main.value.dtype for main in low.gradients.mains} == {torch.float32}
     assert losses(low) == pytest.approx(losses(built_with()), rel=0.02)
 

@@ -11,7 +11,8 @@ from weft.comm.address import RankAddress
 from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Plan
-from weft.train.build import build, fill, initial
+from weft.train.assemble import fill, initial
+from weft.train.family import assemble_model
 from weft.train.joining import join_plan
 
 EPOCHS = 200
@@ -36,7 +37,9 @@ def one_job(address: RankAddress, number: int, plan: Plan, rehearsal: Rehearsal)
     assert address.store_file is not None
     meeting = address.store_file.with_name(f"meet-{number}")
     comm, _ = join_plan(replace(address, store_file=meeting), plan, timeout_s=60)
-    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    built = assemble_model(
+        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+    )
     fill(built.gradients, initial(rehearsal.seed))
     built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))
     comm.close()

@@ -29,7 +29,7 @@ BUCKET_BYTES = 4 * (64 + 16 * 16)
 
 def local(name: str, param: nn.Parameter) -> LocalParam:
     shape = tuple(param.shape)
-    spec = ParamSpec(name=name, shape=shape, part=0, init=Init("zeros"), decay=False)
+    spec = ParamSpec(name=name, shape=shape, unit=0, init=Init("zeros"), decay=False)
     return LocalParam(spec, Stored.whole(shape), param)
 
 

@@ -28,7 +28,8 @@ from weft.models.llama.sizes import SIZES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
 from weft.platform.cpu import CpuPlatform
-from weft.train.build import build, fill, initial
+from weft.train.assemble import fill, initial
+from weft.train.family import assemble_model
 from weft.train.loop import Run, StepRecord, train
 from weft.train.microbatch import cut
 from weft.train.saving import restore, save
@@ -64,7 +65,7 @@ def split_plan() -> Plan:
 def run_part(address: RankAddress, plan: Plan, root: Path, first: int, last: int) -> dict[str, Any]:
     """Train from step ``first`` (restored if it is not 0) to ``last`` and save there."""
     comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
-    built = build(plan, SPEC, comm, optim=CONFIG.optim, seq_len=16)
+    built = assemble_model(plan, SPEC, comm, optim=CONFIG.optim, seq_len=16)
     if first:
         restore(built, open_checkpoint(root))
     else:
@@ -150,7 +151,7 @@ def test_resume_across_stages_and_tensor_parallel_ranks(
 def save_to(address: RankAddress, plan: Plan, root: Path, forbidden: Path) -> str:
     """Save where rank 1 cannot write its file; every rank must fail in the same words."""
     comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
-    built = build(plan, SPEC, comm, optim=CONFIG.optim, seq_len=16)
+    built = assemble_model(plan, SPEC, comm, optim=CONFIG.optim, seq_len=16)
     fill(built.gradients, initial(0))
     run = Run(
         config=CONFIG,
@@ -186,7 +187,7 @@ def test_a_rank_that_cannot_write_fails_the_save_everywhere(
 def test_updates_are_counted_not_steps() -> None:
     """A step without weights is no update; Adam's bias correction must not count it."""
     comm = Comm()
-    built = build(plan_of(6), SPEC, comm, optim=CONFIG.optim, seq_len=16)
+    built = assemble_model(plan_of(6), SPEC, comm, optim=CONFIG.optim, seq_len=16)
     fill(built.gradients, initial(0))
     data = SyntheticDataset(vocab_size=SPEC.vocab_size, seq_len=16, seed=3)
     for step in range(3):

@@ -11,7 +11,8 @@ from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
 from weft.plan.plan import Plan
-from weft.train.build import build, fill, initial
+from weft.train.assemble import fill, initial
+from weft.train.family import assemble_model
 from weft.train.joining import join_plan
 
 Rows = dict[str, tuple[int, int, float, list[int]]]
@@ -20,7 +21,9 @@ Rows = dict[str, tuple[int, int, float, list[int]]]
 
 def one_step(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> Rows:
     comm, _ = join_plan(address, plan, timeout_s=60)
-    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    built = assemble_model(
+        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+    )
     fill(built.gradients, initial(rehearsal.seed))
     comm.counters.take()
     built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))
@@ -102,7 +105,9 @@ def on_machines(
         comm, _ = join_plan(address, plan, timeout_s=60)
     finally:
         del os.environ["GROUP_RANK"]
-    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    built = assemble_model(
+        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+    )
     fill(built.gradients, initial(rehearsal.seed))
     comm.counters.take()
     built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from train.test_saving import CONFIG, SPEC, plan_of
+from weft.train.build import build, fill, initial
 
 from weft.comm.comm import Comm
 from weft.config.sections import CheckpointConfig, TrainConfig
@@ -19,7 +20,6 @@ from weft.data.synthetic import SyntheticDataset
 from weft.platform.cpu import CpuPlatform
 from weft.report.metrics import EvalMetrics, StepMetrics, Writer
 from weft.report.progress import Progress
-from weft.train.build import build, fill, initial
 from weft.train.hooks import log_metrics, note_step
 from weft.train.loop import Run, StepRecord, train
 from weft.train.numbers import waits_for_reads

@@ -20,12 +20,12 @@ from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.config.errors import ConfigError
 from weft.optim.pytorch import TorchOptimizer
-from weft.parallel.gradients import Gradients
-from weft.parallel.params import Held, LocalParam, reduction_groups
-from weft.plan.model import Init, ParamSpec
+from weft.parallel.params import Held, LocalParam
+from weft.plan.model import Init, ParamSpec, UnitName
 from weft.plan.tiling import Stored
 from weft.platform.registry import platform_named
 from weft.precision.roles import PRECISIONS
+from weft.train.assemble import gradient_path
 from weft.train.engine import Engine
 
 Unweighted = Literal["refuse", "equal"]
@@ -112,6 +112,10 @@ def membership_of(model: nn.Module) -> _Membership | None:
     return next((hook for hook in hooks if isinstance(hook, _Membership)), None)
 
 
+WHOLE: UnitName = "embed"
+"""The unit that a whole module is."""
+
+
 class _Membership:
     """A model's job; before each forward it counts the samples that training is done on."""
 
@@ -152,12 +156,13 @@ class _Reduction:
             name: nn.Parameter(torch.zeros((), dtype=main, device=comm.device).expand(p.shape))
             for name, p in params.items()
         }
-        local = [LocalParam(_spec(n, p), Stored.whole(p.shape), p) for n, p in self._places.items()]
+        local = [
+            LocalParam(whole_spec(n, p), Stored.whole(p.shape), p) for n, p in self._places.items()
+        ]
         pieces = {
             p.spec.name: [Held(p.spec, box, comm.world) for box in p.stored.boxes] for p in local
         }
-        comm.open_groups(reduction_groups(pieces))
-        self._gradients = Gradients(local, pieces, comm, precision=roles)
+        self._gradients = gradient_path(local, pieces, comm, precision=roles)
         self._sums = {main.spec.name: main for main in self._gradients.mains}
         nothing = torch.optim.SGD([torch.zeros(0)])  # the user's own comes after
         self._engine: Engine[float] = Engine(
@@ -264,6 +269,7 @@ def _checked(weight: Any) -> float:
     return value
 
 
-def _spec(name: str, param: nn.Parameter) -> ParamSpec:
+def whole_spec(name: str, param: nn.Parameter) -> ParamSpec:
+    """A parameter of a module that is one unit, and has no layers."""
     shape = tuple(param.shape)
-    return ParamSpec(name=name, shape=shape, part=0, init=Init("zeros"), decay=False)
+    return ParamSpec(name=name, shape=shape, unit=WHOLE, init=Init("zeros"), decay=False)

@@ -214,14 +214,15 @@ def set_exact(gradients: Gradients, exact: Mapping[str, Tensor]) -> None:
 
 def num_samples(batch: Any) -> int:
     """Samples of a batch: a tensor, or a tuple, list or mapping of batches."""
-    sizes = {len(tensor) for tensor in _leaves(batch)}
+    sizes = {len(tensor) for tensor in leaves(batch)}
     if len(sizes) != 1 or 0 in sizes:
         expected = "tensors with the same number of samples, at least one, along dimension 0"
         raise ConfigError("batch", sorted(sizes), expected)
     return sizes.pop()
 
 
-def _leaves(batch: Any) -> list[Tensor]:
+def leaves(batch: Any) -> list[Tensor]:
+    """The tensors of a batch, each with samples; in the order in which ``mapped`` meets them."""
     if isinstance(batch, Tensor) and batch.ndim:
         return [batch]
     if not isinstance(batch, Mapping | tuple | list):
@@ -229,16 +230,16 @@ def _leaves(batch: Any) -> list[Tensor]:
         expected = "tensors with samples along dimension 0, in tuples, lists or mappings"
         raise ConfigError("batch", value, expected)
     parts = batch.values() if isinstance(batch, Mapping) else batch
-    return [leaf for part in parts for leaf in _leaves(part)]
+    return [leaf for part in parts for leaf in leaves(part)]
 
 
-def rows(batch: Any, part: range) -> Any:
-    """The samples ``part`` of a batch, in the same nesting."""
+def mapped(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """What ``change`` makes of every tensor of a batch, in the same nesting."""
     if isinstance(batch, Tensor):
-        return batch[part.start : part.stop]
+        return change(batch)
     if isinstance(batch, Mapping):
-        return {key: rows(value, part) for key, value in batch.items()}
-    values = [rows(value, part) for value in batch]
+        return {key: mapped(value, change) for key, value in batch.items()}
+    values = [mapped(value, change) for value in batch]
     if "_fields" in dir(type(batch)):  # a named tuple
         return type(batch)(*values)
     return values if isinstance(batch, list) else tuple(values)

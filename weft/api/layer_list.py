@@ -111,7 +111,7 @@ class Skeleton:
             ParamSpec(
                 name=f"layers.{home}.{name}",
                 shape=tuple(param.shape),
-                part=home,
+                unit=home,
                 init=Init("zeros"),
                 decay=False,
                 also=tuple(n for n, h in enumerate(self.homes) if h == home and n != home),

@@ -10,38 +10,45 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from weft.api.distributed import membership_of
+from weft.api.distributed import WHOLE, membership_of, whole_spec
 from weft.api.engine import (
     Parts,
     WovenEngine,
+    leaves,
+    mapped,
     num_samples,
     own,
     point_at_mains,
     refuse_batch_statistics,
     refuse_woven,
-    rows,
     set_exact,
 )
+from weft.api.objective import weighted_sum
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.config.errors import ConfigError
+from weft.nn.context import Context
+from weft.nn.stage import MicroBatch, Objective, Output, Stage, Tree, Unit, rows_of
 from weft.optim.pytorch import TorchOptimizer
 from weft.parallel.gradients import Gradients
-from weft.parallel.params import Held, LocalParam, reduction_groups
-from weft.plan.model import Init, ParamSpec
-from weft.plan.plan import Plan, ZeroLevel
-from weft.plan.tiling import Stored, split_evenly
+from weft.plan.border import Border
+from weft.plan.box import Box
+from weft.plan.mesh import Mesh
+from weft.plan.model import ParamSpec, UnitName
+from weft.plan.plan import PipelinePlan, Plan, Seat, StagePlan
+from weft.plan.tiling import Tiling, split_evenly
 from weft.planner.sharing import refuse_idle_zero
 from weft.planner.validate import validate_plan
 from weft.platform.registry import platform_named
-from weft.precision.roles import PRECISIONS
-from weft.train.engine import Engine
+from weft.precision.roles import PRECISIONS, Roles
+from weft.train.assemble import Options, Share, assemble
 
 ModelPrecision = Literal["fp64", "fp32", "bf16"]
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
@@ -108,22 +115,36 @@ def woven(
     model: nn.Module, optimizer: torch.optim.Optimizer, comm: Comm, settings: Settings
 ) -> WovenEngine:
     """An engine among the processes of ``comm``, for what ``weave`` has checked."""
-    gradients = _gradients(model, comm, settings)
-    trained = [param for param in model.parameters() if param.requires_grad]
-    point_at_mains(optimizer, gradients, trained)
-    passes = _Passes(model, settings.loss, gradients, comm.device)
-    updates = TorchOptimizer(optimizer, gradients)
-    engine: Engine[Any] = Engine(
-        passes.train, gradients, updates, comm, max_grad_norm=settings.max_grad_norm
-    )
+    plan = settings.plan or _equal_parts(comm.world_size)
+    source = _WovenSource(model, comm, settings)
 
-    def cut(batch: Any) -> list[Any]:
+    def pointed(gradients: Gradients) -> TorchOptimizer:
+        set_exact(gradients, source.exact)
+        point_at_mains(optimizer, gradients, source.trained.values())
+        return TorchOptimizer(optimizer, gradients)
+
+    options = Options(max_grad_norm=settings.max_grad_norm)
+    built = assemble(plan, source, comm, pointed, options)
+
+    def cut(batch: Any) -> list[MicroBatch]:
         parts = _parts(num_samples(batch), settings.plan, comm)
-        return [rows(batch, part) for part in parts if part]
+        return source.whole.cut(batch, parts)
 
-    result = WovenEngine(engine, updates, comm, Parts(cut, passes.evaluate, {0: model}))
+    parts = Parts(cut, built.executor.evaluate, {0: model})
+    result = WovenEngine(built.engine, built.optimizer, comm, parts)
     own(model, result)
     return result
+
+
+def _equal_parts(world_size: int) -> Plan:
+    """Every process computes one microbatch a step, of whatever size."""
+    pipelines = tuple(
+        PipelinePlan(
+            stages=(StagePlan(mesh=Mesh.of((rank,), dp=1), layers=(0, 1)),), samples=1, microbatch=1
+        )
+        for rank in range(world_size)
+    )
+    return Plan(num_layers=1, pipelines=pipelines)
 
 
 def _parts(count: int, plan: Plan | None, comm: Comm) -> list[range]:
@@ -205,56 +226,85 @@ def _refuse_unlike(
             raise ConfigError(f"{where}.precision", stage.precision, expected, hint)
 
 
-def _gradients(model: nn.Module, comm: Comm, settings: Settings) -> Gradients:
-    """Rank 0's values everywhere, then the gradient path over whole parameters."""
-    for tensor in [*model.parameters(), *model.buffers()]:
-        comm.broadcast(tensor.detach(), src=0, name="initial values")
-    params = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    exact = {}
-    if settings.precision is not None:
-        exact = {name: param.detach().clone() for name, param in params}
-        model.to(PRECISIONS[settings.precision].parameters.dtype)
-    dtypes = {param.dtype for _, param in params}
-    roles = PRECISIONS["fp64" if torch.float64 in dtypes else "fp32"]
-    local = [LocalParam(_spec(n, p), Stored.whole(p.shape), p) for n, p in params]
-    sharing = _sharing(settings.plan, comm.world_size)
-    pieces = {
-        p.spec.name: [
-            Held(p.spec, box, comm.world, sharing.level, sharing.is_in_one_stage)
-            for box in p.stored.boxes
-        ]
-        for p in local
-    }
-    comm.open_groups(reduction_groups(pieces))
-    comm.open_gathering(reduction_groups(pieces, sharded=True))
-    gradients = Gradients(
-        local, pieces, comm, precision=roles, rounds=sharing.rounds, may_be_absent=True
-    )
-    set_exact(gradients, exact)
-    return gradients
+class _WovenSource:
+    """Somebody's module as something to assemble: one unit, whole on every process.
+
+    It starts from rank 0's values.
+    """
+
+    may_be_absent = True
+
+    def __init__(self, model: nn.Module, comm: Comm, settings: Settings) -> None:
+        for tensor in [*model.parameters(), *model.buffers()]:
+            comm.broadcast(tensor.detach(), src=0, name="initial values")
+        self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.exact: dict[str, Tensor] = {}
+        """Values before they were rounded to the precision asked for."""
+        if settings.precision is not None:
+            self.exact = {name: param.detach().clone() for name, param in self.trained.items()}
+            model.to(PRECISIONS[settings.precision].parameters.dtype)
+        self.whole = _Whole(model, settings.loss)
+        self._world = comm.world
+
+    @property
+    def specs(self) -> list[ParamSpec]:
+        return [whole_spec(name, param) for name, param in self.trained.items()]
+
+    def tilings(self, _plan: Plan) -> dict[str, Tiling]:
+        tilings = {}
+        for spec in self.specs:
+            whole = (Box.whole(spec.shape),)
+            tilings[spec.name] = Tiling(spec.shape, dict.fromkeys(self._world, whole))
+        return tilings
+
+    def precision(self, _seat: Seat) -> Roles:
+        dtypes = {param.dtype for param in self.trained.values()}
+        return PRECISIONS["fp64" if torch.float64 in dtypes else "fp32"]
+
+    def stage(self, _number: int, _share: Share) -> _Whole:
+        return self.whole
+
+    def split(self, stage: Stage, share: Share) -> None:
+        """Nobody knows how to cut this module."""
+
+    def objective(self, _last: Stage) -> Objective:
+        return weighted_sum
+
+    def borders(self, _pipeline: PipelinePlan) -> dict[int, Border]:
+        return {}
+
+    def expected_weight(self, _plan: Plan) -> float:
+        return 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Sharing:
-    """How the processes, which all hold every parameter, keep its state."""
+class _Whole:
+    """A module and the user's loss of it, as one stage of one unit."""
 
-    level: ZeroLevel = 0
-    is_in_one_stage: bool = True
-    rounds: int = 1
-    """Microbatches of a step."""
+    spans_samples = False
 
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        self.module = model
+        self.units: dict[UnitName, Unit] = {WHOLE: Unit(partial(loss, model))}
+        self._nesting: Any = None
+        """A batch without samples, of the form in which they come."""
 
-def _sharing(plan: Plan | None, world_size: int) -> _Sharing:
-    if plan is None or world_size == 1:
-        return _Sharing()
-    level = min(stage.zero for _, _, stage in plan.stages())
-    rounds = max(pipeline.num_microbatches for pipeline in plan.pipelines)
-    return _Sharing(level, len(plan.pipelines) == 1, rounds)
+    def cut(self, batch: Any, parts: Sequence[range]) -> list[MicroBatch]:
+        """Some of the samples in each microbatch."""
+        self._nesting = mapped(batch, lambda tensor: tensor[:0])
+        tree = {str(number): tensor for number, tensor in enumerate(leaves(batch))}
+        return [MicroBatch(rows_of(tree, slice(part.start, part.stop))) for part in parts]
 
-
-def _spec(name: str, param: nn.Parameter) -> ParamSpec:
-    shape = tuple(param.shape)
-    return ParamSpec(name=name, shape=shape, part=0, init=Init("zeros"), decay=False)
+    def compute(self, inputs: Tree, _context: Context, /) -> Output:
+        """Losses, and weights where the user gives any."""
+        tensors = iter(inputs.values())
+        result = self.units[WHOLE](mapped(self._nesting, lambda _: next(tensors)))
+        losses, weights = result if isinstance(result, tuple) else (result, None)
+        if losses.ndim == 0:
+            hint = 'Pass reduction="none": Weft takes the mean over the whole job.'
+            raise ConfigError("loss", "a scalar", "losses that are not reduced", hint)
+        return Output(
+            {"losses": losses} if weights is None else {"losses": losses, "weights": weights}
+        )
 
 
 def _forward(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
@@ -262,51 +312,6 @@ def _forward(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
         model(**batch) if isinstance(batch, Mapping) else model(*_as_tuple(batch))
     )
     return result
-
-
-class _Passes:
-    """Forward, and backward, of each microbatch in turn."""
-
-    def __init__(
-        self, model: nn.Module, loss: Loss, gradients: Gradients, device: torch.device
-    ) -> None:
-        self._losses_of = _weighted(model, loss)
-        self._gradients = gradients
-        self._device = device
-
-    def train(self, microbatches: Sequence[Any]) -> Tensor:
-        """This process's sums ``[loss, weight]``, fp64, gradients left behind."""
-        self._gradients.begin(len(microbatches))
-        totals = torch.zeros(2, dtype=torch.float64, device=self._device)
-        for microbatch in microbatches:
-            total, weight = self._losses_of(microbatch)
-            total.backward()  # type: ignore[no-untyped-call]
-            totals += torch.stack([total.detach().double(), weight])
-        return totals
-
-    def evaluate(self, microbatches: Sequence[Any]) -> Tensor:
-        """The same sums, of forwards alone."""
-        sums = [self._losses_of(microbatch) for microbatch in microbatches]
-        zero = torch.zeros(2, dtype=torch.float64, device=self._device)
-        return sum((torch.stack([total.double(), weight]) for total, weight in sums), zero)
-
-
-def _weighted(model: nn.Module, loss: Loss) -> Callable[[Any], tuple[Tensor, Tensor]]:
-    """(sum of weight x loss, sum of weights) of a microbatch; the weight in fp64."""
-
-    def sums(batch: Any) -> tuple[Tensor, Tensor]:
-        result = loss(model, batch)
-        losses, weights = result if isinstance(result, tuple) else (result, None)
-        if losses.ndim == 0:
-            hint = 'Pass reduction="none": Weft takes the mean over the whole job.'
-            raise ConfigError("loss", "a scalar", "losses that are not reduced", hint)
-        if weights is None:
-            return losses.sum(), torch.tensor(
-                float(losses.numel()), dtype=torch.float64, device=losses.device
-            )
-        return (losses * weights).sum(), weights.sum(dtype=torch.float64)
-
-    return sums
 
 
 def _as_tuple(batch: Any) -> Sequence[Any]:

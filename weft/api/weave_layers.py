@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from weft.api.engine import (
     Parts,
@@ -22,31 +21,41 @@ from weft.api.engine import (
     set_exact,
 )
 from weft.api.layer_list import CANNOT, PROBE, ElementLoss, Layer, Skeleton, in_words
+from weft.api.objective import weighted_sum
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.nn.context import Context
+from weft.nn.stage import (
+    STREAM,
+    MicroBatch,
+    Objective,
+    Output,
+    Stage,
+    Term,
+    Terms,
+    Tree,
+    Unit,
+    rows_of,
+)
 from weft.optim.pytorch import TorchOptimizer
 from weft.parallel.gradients import Gradients
-from weft.parallel.params import LocalParam, held_pieces, parts_of, reduction_groups, stages_with
-from weft.parallel.pipeline.deferred import DeferredLinear, WeightWork, defer_linears
-from weft.parallel.pipeline.executor import Executor, MicroBatch
-from weft.parallel.pipeline.passes import InPasses
-from weft.parallel.pipeline.seam import channels
+from weft.parallel.params import stages_with
+from weft.parallel.pipeline.executor import Executor
+from weft.plan.border import Border, BorderTensor
 from weft.plan.box import Box
-from weft.plan.model import ParamSpec
-from weft.plan.plan import Plan, Seat
-from weft.plan.tiling import Stored, Tiling
+from weft.plan.layout import Dim
+from weft.plan.model import ParamSpec, UnitName
+from weft.plan.plan import PipelinePlan, Plan, Seat
+from weft.plan.tiling import Tiling
 from weft.planner.sharing import refuse_idle_zero
 from weft.planner.validate import validate_plan
-from weft.precision.roles import PRECISIONS
-from weft.schedules.registry import splits_backward
-from weft.train.engine import Engine
+from weft.precision.roles import PRECISIONS, Roles
+from weft.train.assemble import Options, Share, assemble
 from weft.train.joining import join_plan
 
 MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
 """(name, parameter) pairs of this process -> what updates them."""
-Call = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,50 +130,104 @@ def check_layer_plan(plan: Plan, layers: Sequence[Layer]) -> None:
 
 def build_layers(job: LayerJob, comm: Comm) -> WovenEngine:
     """This process's layers and engine. Collective."""
-    skeleton = Skeleton(job.layers)
-    seat = job.plan.seat(comm.rank)
-    modules, exact = _modules(job, skeleton, seat, comm.device)
-    gradients = _gradients(job.plan, skeleton, seat, modules, comm)
-    set_exact(gradients, exact)
-    trained = _trained(skeleton, modules)
-    named: list[tuple[str, Tensor]] = [*trained.items()]
-    optimizer = job.optimizer(named or [("nothing", torch.zeros(0))])
-    point_at_mains(optimizer, gradients, trained.values())
-    passes = _Passes(job, skeleton, seat, modules, comm, gradients)
-    updates = TorchOptimizer(optimizer, gradients)
-    engine: Engine[Any] = Engine(
-        passes.train,
-        gradients,
-        updates,
-        comm,
-        expected_weight=float(job.plan.global_batch),
-        max_grad_norm=job.max_grad_norm,
-    )
-    held = {n: modules[skeleton.homes[n]] for s in seat.stages for n in _numbers(seat, s)}
-    return WovenEngine(engine, updates, comm, Parts(passes.cut, passes.evaluate, held))
+    source = _ListSource(job, comm)
+
+    def pointed(gradients: Gradients) -> TorchOptimizer:
+        set_exact(gradients, source.exact)
+        trained = source.trained()
+        optimizer = job.optimizer([*trained.items()] or [("nothing", torch.zeros(0))])
+        point_at_mains(optimizer, gradients, trained.values())
+        return TorchOptimizer(optimizer, gradients)
+
+    options = Options(max_grad_norm=job.max_grad_norm)
+    built = assemble(job.plan, source, comm, pointed, options)
+    cut = _Cut(source, built.executor)
+    parts = Parts(cut, built.executor.evaluate, source.held())
+    return WovenEngine(built.engine, built.optimizer, comm, parts)
 
 
-def _numbers(seat: Seat, stage: int) -> range:
-    return range(*seat.pipeline_plan.stages[stage].layers)
+class _ListSource:
+    """A list of layers as something to assemble: each process builds its own."""
 
+    may_be_absent = True
 
-def _modules(
-    job: LayerJob, skeleton: Skeleton, seat: Seat, device: torch.device
-) -> tuple[dict[int, nn.Module], dict[str, Tensor]]:
-    """This process's modules by the first number that uses them, and their exact values."""
-    modules, exact = {}, {}
-    dtype = PRECISIONS[seat.stage_plan.precision].parameters.dtype
-    for home in sorted({skeleton.homes[n] for s in seat.stages for n in _numbers(seat, s)}):
+    def __init__(self, job: LayerJob, comm: Comm) -> None:
+        self.job = job
+        self.skeleton = Skeleton(job.layers)
+        self.seat = job.plan.seat(comm.rank)
+        self.device = comm.device
+        self.exact: dict[str, Tensor] = {}
+        """Values before they were rounded to the plan's precision."""
+        self.stages: dict[int, LayerStage] = {}
+        numbers = [n for s in self.seat.stages for n in self._numbers(s)]
+        homes = sorted({self.skeleton.homes[n] for n in numbers})
+        self._modules = {home: self._build(home) for home in homes}
+        """By the first number that uses them."""
+
+    @property
+    def specs(self) -> list[ParamSpec]:
+        return self.skeleton.param_specs()
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """This process's parameters by logical name, in forward order."""
+        specs = {spec.name for spec in self.specs}
+        every = {
+            f"layers.{home}.{name}": param
+            for home, module in self._modules.items()
+            for name, param in module.named_parameters()
+        }
+        return {name: param for name, param in every.items() if name in specs}
+
+    def held(self) -> dict[int, nn.Module]:
+        """This process's layers by number."""
+        numbers = [n for s in self.seat.stages for n in self._numbers(s)]
+        return {n: self._modules[self.skeleton.homes[n]] for n in numbers}
+
+    def tilings(self, plan: Plan) -> dict[str, Tiling]:
+        """Every rank of a stage that computes with a parameter holds all of it."""
+        tilings = {}
+        for spec in self.specs:
+            ranks = [rank for stage in stages_with(spec, plan) for rank in stage.mesh.ranks]
+            whole = (Box.whole(spec.shape),)
+            tilings[spec.name] = Tiling(spec.shape, dict.fromkeys(ranks, whole))
+        return tilings
+
+    def precision(self, seat: Seat) -> Roles:
+        return PRECISIONS[seat.stage_plan.precision]
+
+    def stage(self, number: int, _share: Share) -> LayerStage:
+        layers = {n: self.job.layers[n] for n in self._numbers(number)}
+        modules = {n: self._modules[self.skeleton.homes[n]] for n in layers}
+        self.stages[number] = LayerStage(layers, modules, self.skeleton.homes)
+        return self.stages[number]
+
+    def split(self, stage: Stage, share: Share) -> None:
+        """No layout says how these layers are cut."""
+
+    def objective(self, _last: Stage) -> Objective:
+        return partial(_weighted, self.job.loss)
+
+    def borders(self, _pipeline: PipelinePlan) -> dict[int, Border]:
+        """None until the shape of a batch is known."""
+        return {}
+
+    def expected_weight(self, plan: Plan) -> float:
+        return float(plan.global_batch)
+
+    def _numbers(self, stage: int) -> range:
+        return range(*self.seat.pipeline_plan.stages[stage].layers)
+
+    def _build(self, home: int) -> nn.Module:
+        dtype = self.precision(self.seat).parameters.dtype
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_layer_seed(job.seed, home))
-            module = job.layers[home].build()
+            torch.manual_seed(_layer_seed(self.job.seed, home))
+            module = self.job.layers[home].build()
         refuse_woven(f"layers[{home}]", module)
-        module.to(device)
+        module.to(self.device)
         for name, param in module.named_parameters():
             if param.dtype != dtype:
-                exact[f"layers.{home}.{name}"] = param.detach()
-        modules[home] = module.to(dtype)
-    return modules, exact
+                self.exact[f"layers.{home}.{name}"] = param.detach()
+        return module.to(dtype)
 
 
 def _layer_seed(seed: int, number: int) -> int:
@@ -173,205 +236,112 @@ def _layer_seed(seed: int, number: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def _trained(skeleton: Skeleton, modules: Mapping[int, nn.Module]) -> dict[str, nn.Parameter]:
-    """This process's parameters by logical name, in forward order."""
-    specs = {spec.name for spec in skeleton.param_specs()}
-    every = {
-        f"layers.{home}.{name}": param
-        for home, module in modules.items()
-        for name, param in module.named_parameters()
-    }
-    return {name: param for name, param in every.items() if name in specs}
+class LayerStage:
+    """Consecutive layers, each a unit that takes what the one before it gives."""
+
+    spans_samples = False
+
+    def __init__(
+        self, layers: Mapping[int, Layer], modules: Mapping[int, nn.Module], homes: Sequence[int]
+    ) -> None:
+        self.module = nn.Module()
+        self.module.layers = nn.ModuleDict({str(homes[n]): m for n, m in modules.items()})
+        self.in_place: set[int] = set()
+        """Layers that write to what they take."""
+        self._layers = layers
+        self.units: dict[UnitName, Unit] = {
+            n: Unit(
+                partial(self._call, n),
+                block=module,
+                draws=True,
+                may_defer=layers[n].key is None and _may_defer(module),
+            )
+            for n, module in modules.items()
+        }
+
+    def compute(self, inputs: Tree, _context: Context, /) -> Output:
+        """The batch's inputs, or what crossed the border, to what crosses the next one."""
+        x = inputs[STREAM]
+        for unit in self.units.values():
+            x = unit(x)
+        return Output({STREAM: x})
+
+    def _call(self, number: int, x: Tensor) -> Tensor:
+        module = self.units[number].block
+        assert module is not None, "every layer is a block"
+        if number in self.in_place:  # spares the batch, and what recomputing starts from
+            x = x.clone()
+        return self._layers[number].call(module, x)
 
 
-def _gradients(
-    plan: Plan, skeleton: Skeleton, seat: Seat, modules: Mapping[int, nn.Module], comm: Comm
-) -> Gradients:
-    specs = skeleton.param_specs()
-    tilings = {spec.name: _tiling(spec, plan) for spec in specs}
-    pieces = held_pieces(plan, specs, tilings)
-    comm.open_groups(reduction_groups(pieces))
-    comm.open_gathering(reduction_groups(pieces, sharded=True))
-    comm.open_channels(channels(plan))
-    trained = _trained(skeleton, modules)
-    mine = [spec for spec in specs if spec.name in trained]
-    parts = [set(_numbers(seat, stage)) for stage in seat.stages]
-    local = [
-        LocalParam(
-            spec,
-            Stored.whole(spec.shape),
-            trained[spec.name],
-            uses=sum(bool(part & parts_of(spec)) for part in parts),
-        )
-        for spec in mine
-    ]
-    return Gradients(
-        local,
-        pieces,
-        comm,
-        precision=PRECISIONS[seat.stage_plan.precision],
-        rounds=seat.pipeline_plan.num_microbatches,
-        may_be_absent=True,
-    )
-
-
-def _tiling(spec: ParamSpec, plan: Plan) -> Tiling:
-    """Every rank of a stage that computes with a parameter holds all of it."""
-    whole = (Box.whole(spec.shape),)
-    ranks = [rank for stage in stages_with(spec, plan) for rank in stage.mesh.ranks]
-    return Tiling(spec.shape, dict.fromkeys(ranks, whole))
+def _weighted(loss: ElementLoss, output: Tree, batch: Tree) -> Terms:
+    """``targets`` and, where the user gives them, ``weights`` of the losses in any shape."""
+    losses = loss(output[STREAM], batch["targets"])
+    if "weights" not in batch:
+        return weighted_sum({"losses": losses}, batch)
+    weights = batch["weights"]
+    total = (losses * weights.view(losses.shape).to(losses.dtype)).sum()
+    return {"loss": Term(total, weights.sum(dtype=torch.float64))}
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What an executor must know of a batch: sample shapes and dtypes."""
+    """What must be known of a batch: sample shapes and dtypes."""
 
     inputs: tuple[int, ...]
     inputs_dtype: torch.dtype
     targets: tuple[int, ...]
     targets_dtype: torch.dtype
-    is_weighted: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """This process's part of a global batch."""
+class _Found:
+    """What follows from a batch's shape."""
 
-    shape: _Shape
-    microbatches: Sequence[MicroBatch | None]
-
-
-class _Stage:
-    """Consecutive layers, as the executor computes them."""
-
-    def __init__(
-        self, calls: Sequence[Call], loss: ElementLoss, *, recompute: bool, is_weighted: bool
-    ) -> None:
-        self._calls = calls
-        self._loss = loss
-        self._recompute = recompute
-        self._is_weighted = is_weighted
-
-    def __call__(self, x: Tensor, _context: Context, /) -> Tensor:
-        for call in self._calls:
-            x = checkpoint(call, x, use_reentrant=False) if self._recompute else call(x)
-        return x
-
-    def loss(self, hidden: Tensor, targets: Tensor, weights: Tensor, /) -> Tensor:
-        losses = self._loss(hidden, targets)
-        if self._is_weighted:
-            losses = losses * weights.view(losses.shape).to(losses.dtype)
-        return losses.sum()
+    borders: Mapping[int, Border]
+    in_place: set[int]
+    losses_a_sample: int
 
 
-class _Passes:
-    """Forward and backward of a process's stages, for batches of any shape."""
+class _Cut:
+    """Takes this process's microbatches from global batches of any shape."""
 
-    def __init__(
-        self,
-        job: LayerJob,
-        skeleton: Skeleton,
-        seat: Seat,
-        modules: Mapping[int, nn.Module],
-        comm: Comm,
-        gradients: Gradients,
-    ) -> None:
-        self._job = job
-        self._skeleton = skeleton
-        self._seat = seat
-        self._comm = comm
-        self._gradients = gradients
-        self._work = WeightWork() if splits_backward(seat.pipeline_plan.schedule) else None
-        self._calls = {s: self._calls_of(s, modules) for s in seat.stages}
-        self._executors: dict[_Shape, tuple[Executor, int]] = {}
+    def __init__(self, source: _ListSource, executor: Executor) -> None:
+        self._source = source
+        self._executor = executor
+        self._found: dict[_Shape, _Found] = {}
 
-    def _calls_of(self, stage: int, modules: Mapping[int, nn.Module]) -> list[Call]:
-        calls: list[Call] = []
-        for number in _numbers(self._seat, stage):
-            layer, module = self._job.layers[number], modules[self._skeleton.homes[number]]
-            if self._work is not None and layer.key is None and _may_defer(module):
-                if type(module) is nn.Linear:
-                    module = DeferredLinear(module, self._work)
-                else:
-                    defer_linears(module, self._work)
-            calls.append(partial(layer.call, module))
-        return calls
-
-    def train(self, part: _Part) -> Tensor:
-        return self._executor(part.shape)[0].train(part.microbatches)
-
-    def evaluate(self, part: _Part) -> Tensor:
-        return self._executor(part.shape)[0].evaluate(part.microbatches)
-
-    def cut(self, batch: Any) -> _Part:
-        """Check a global batch, the same on every process, and take this one's microbatches."""
-        count = _checked_samples(batch, self._job.plan.global_batch)
-        inputs, targets = (tensor.to(self._comm.device) for tensor in batch[:2])
+    def __call__(self, batch: Any) -> list[MicroBatch]:
+        """Check a global batch, the same on every process, and make ready for its shape."""
+        source = self._source
+        count = _checked_samples(batch, source.job.plan.global_batch)
+        inputs, targets = (tensor.to(source.device) for tensor in batch[:2])
         if inputs.is_floating_point():
-            inputs = inputs.to(PRECISIONS[self._seat.stage_plan.precision].compute.dtype)
-        shape = _Shape(
-            tuple(inputs.shape[1:]),
-            batch[0].dtype,
-            tuple(targets.shape[1:]),
-            targets.dtype,
-            len(batch) == 3,
-        )
-        _, per_sample = self._executor(shape)
-        weights = torch.full((count,), float(per_sample), device=inputs.device)
+            inputs = inputs.to(source.precision(source.seat).compute.dtype)
+        shapes = tuple(inputs.shape[1:]), batch[0].dtype, tuple(targets.shape[1:]), targets.dtype
+        found = self._look_up(_Shape(*shapes))
+        tree = {STREAM: inputs, "targets": targets}
         if len(batch) == 3:
-            weights = batch[2].to(inputs.device)
-            if weights.numel() != count * per_sample:
-                expected = f"one for each of the {per_sample} losses of a sample"
-                raise ConfigError("batch.weights", tuple(weights.shape), expected)
-        tensors = (inputs, targets, weights)
-        parts = self._seat.microbatches()
-        return _Part(shape, [_microbatch(part, *tensors) if part else None for part in parts])
+            tree["weights"] = batch[2].to(inputs.device)
+            if tree["weights"].numel() != count * found.losses_a_sample:
+                expected = f"one for each of the {found.losses_a_sample} losses of a sample"
+                raise ConfigError("batch.weights", tuple(batch[2].shape), expected)
+        self._executor.cross(found.borders)
+        for stage in source.stages.values():
+            stage.in_place = found.in_place
+        parts = source.seat.microbatches()
+        return [MicroBatch(rows_of(tree, slice(part.start, part.stop))) for part in parts]
 
-    def _executor(self, shape: _Shape) -> tuple[Executor, int]:
-        """What computes batches of a shape, and how many losses a sample has."""
-        if shape not in self._executors:
-            probe = _probe(shape.inputs, shape.inputs_dtype)
-            outputs, in_place = self._skeleton.outputs(probe)
-            stages = self._seat.pipeline_plan.stages
-            border = {s: _border(outputs, stages[s].layers[1] - 1) for s in range(len(stages) - 1)}
+    def _look_up(self, shape: _Shape) -> _Found:
+        if shape not in self._found:
+            skeleton, loss = self._source.skeleton, self._source.job.loss
+            outputs, in_place = skeleton.outputs(_probe(shape.inputs, shape.inputs_dtype))
+            stages = self._source.seat.pipeline_plan.stages
+            borders = {s: _border(outputs, stages[s].layers[1] - 1) for s in range(len(stages) - 1)}
             targets = _probe(shape.targets, shape.targets_dtype)
-            per_sample = _losses_a_sample(self._job.loss, outputs[-1], targets)
-            executor = self._make_executor(border, in_place, is_weighted=shape.is_weighted)
-            self._executors[shape] = executor, per_sample
-        return self._executors[shape]
-
-    def _make_executor(
-        self, border: Mapping[int, tuple[int, ...]], in_place: set[int], *, is_weighted: bool
-    ) -> Executor:
-        stages = {}
-        for number, every in self._calls.items():
-            numbers = _numbers(self._seat, number)
-            calls = [
-                partial(_on_a_copy, call) if n in in_place else call
-                for n, call in zip(numbers, every, strict=True)
-            ]
-            asked = self._seat.pipeline_plan.stages[number]
-            recompute = asked.recompute == "full"
-            stage = _Stage(calls, self._job.loss, recompute=recompute, is_weighted=is_weighted)
-            stages[number] = stage if asked.passes == 1 else InPasses(stage, asked.passes)
-        return Executor(
-            self._seat,
-            stages,
-            self._comm,
-            self._gradients,
-            border=border,
-            scale=float(self._job.plan.global_batch),
-            work=self._work,
-        )
-
-
-def _on_a_copy(call: Call, x: Tensor) -> Tensor:
-    """Spares the batch, what came from another stage, and what recomputing starts from."""
-    return call(x.clone())
-
-
-_NONE = Context()
-"""Layers of a list know nothing of their samples but what they are given."""
+            per_sample = _losses_a_sample(loss, outputs[-1], targets)
+            self._found[shape] = _Found(borders, in_place, per_sample)
+        return self._found[shape]
 
 
 def _checked_samples(batch: Any, wanted: int) -> int:
@@ -386,11 +356,6 @@ def _checked_samples(batch: Any, wanted: int) -> int:
     return count
 
 
-def _microbatch(part: range, inputs: Tensor, targets: Tensor, weights: Tensor) -> MicroBatch:
-    taken = slice(part.start, part.stop)
-    return MicroBatch(inputs[taken], targets[taken], weights[taken], _NONE)
-
-
 def _may_defer(module: nn.Module) -> bool:
     """Weight gradients of its linear layers can wait: nothing else computes with them."""
     every = [param for _, param in module.named_parameters(remove_duplicate=False)]
@@ -403,14 +368,15 @@ def _probe(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty((PROBE, *shape), dtype=dtype, device="meta")
 
 
-def _border(outputs: Sequence[Tensor], number: int) -> tuple[int, ...]:
-    """Shape of what layer ``number`` gives to the next stage, of one sample."""
+def _border(outputs: Sequence[Tensor], number: int) -> Border:
+    """What layer ``number`` gives to the next stage."""
     crossing = outputs[number]
     if not crossing.is_floating_point() or not crossing.ndim or len(crossing) != PROBE:
         value = f"{list(crossing.shape)} of {crossing.dtype} for {PROBE} samples"
         expected = "floating point numbers, samples first, where a stage ends"
         raise ConfigError(f"layers[{number}]", value, expected)
-    return tuple(crossing.shape[1:])
+    dims = tuple(Dim(name=f"dim {n}", size=size) for n, size in enumerate(crossing.shape[1:]))
+    return {STREAM: BorderTensor(dims)}
 
 
 def _losses_a_sample(loss: ElementLoss, output: Tensor, targets: Tensor) -> int:

@@ -23,7 +23,8 @@ from weft.diagnose.trace import PROJECTIONS, Array, Grid, Kind, Record
 from weft.diagnose.verify import Rehearsal, RunsRanks, synthetic_microbatches
 from weft.plan.plan import Plan, Precision
 from weft.report.compare_band import coarser, tensor_band
-from weft.train.build import Built, build, fill, initial
+from weft.train.assemble import Built, fill, initial
+from weft.train.family import assemble_model
 from weft.train.joining import join_plan
 from weft.train.saving import restore
 
@@ -156,7 +157,9 @@ def _trace(
     start: Path | None,
     meddle: Meddle | None,
 ) -> RankRecords:
-    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    built = assemble_model(
+        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+    )
     if start is None:
         fill(built.gradients, initial(rehearsal.seed))
     else:

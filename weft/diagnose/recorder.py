@@ -19,6 +19,7 @@ from weft.comm.comm import Comm
 from weft.diagnose.trace import Grid, Kind, Record, Sketcher
 from weft.models.decoder import Decoder
 from weft.nn.dropout import Dropout
+from weft.nn.stage import Stage
 from weft.parallel.params import param_tilings
 from weft.parallel.tensor.modules import RowLinear
 from weft.plan.box import Box
@@ -27,9 +28,9 @@ from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Seat
 from weft.plan.tiling import split_evenly
 from weft.schedules.registry import schedule_of
-from weft.train.build import Built
+from weft.train.assemble import Built
 
-WRAPPERS = ("block", "product")
+WRAPPERS = ("product",)
 """Modules put around those of the model, as they appear in dotted names."""
 
 
@@ -38,7 +39,7 @@ TABLE_OF_POSITIONS = "positions"
 
 
 class Recorder:
-    """Records one rank's part of every step. Made after ``build``; hooks stay for good."""
+    """Records one rank's part of every step. Made after ``assemble``; hooks stay for good."""
 
     def __init__(self, plan: Plan, spec: ModelSpec, seq_len: int, comm: Comm, grid: Grid) -> None:
         self.records: list[Record] = []
@@ -73,9 +74,11 @@ class Recorder:
                 grad = _as_matrix(main.grad.double() * factor)
                 self._add("parameter gradient", main.spec.name, grad, offset, (0,))
 
-    def watch(self, stages: Mapping[int, Decoder]) -> None:
+    def watch(self, stages: Mapping[int, Stage]) -> None:
         """Put hooks on every module of this rank."""
-        for number, model in stages.items():
+        for number, stage in stages.items():
+            model = stage.module
+            assert isinstance(model, Decoder), "only decoders are traced"
             model.register_forward_pre_hook(partial(self._enter, number))
             model.register_forward_hook(self._leave)
             for name, block in model.layers.items():

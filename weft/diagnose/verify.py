@@ -17,13 +17,14 @@ from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.sections import Config, OptimConfig
 from weft.data.synthetic import SyntheticDataset
+from weft.nn.stage import MicroBatch
 from weft.parallel.mains import MainParam
-from weft.parallel.pipeline.executor import MicroBatch
 from weft.plan.box import Box
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
-from weft.train.build import build, fill, initial
+from weft.train.assemble import fill, initial
+from weft.train.family import assemble_model
 from weft.train.joining import join_plan
 from weft.train.microbatch import cut
 
@@ -197,7 +198,7 @@ def run_rank(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> RankTrac
 
 
 def _train(comm: Comm, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
-    built = build(
+    built = assemble_model(
         plan,
         rehearsal.spec,
         comm,
@@ -220,7 +221,7 @@ def _train(comm: Comm, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
 
 def synthetic_microbatches(
     comm: Comm, plan: Plan, rehearsal: Rehearsal, step: int
-) -> list[MicroBatch | None]:
+) -> list[MicroBatch]:
     """This rank's part of one global batch, with random weights and unequal documents."""
     data = SyntheticDataset(
         vocab_size=rehearsal.spec.vocab_size, seq_len=rehearsal.seq_len, seed=rehearsal.seed

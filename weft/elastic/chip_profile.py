@@ -191,9 +191,10 @@ def real_steps(address: RankAddress, device: str, sample: Sample, rounds: int) -
 
     from weft.comm.join import join
     from weft.nn.context import Context
-    from weft.parallel.pipeline.executor import MicroBatch
+    from weft.nn.stage import MicroBatch
     from weft.platform.registry import platform_named
-    from weft.train.build import build, fill, initial
+    from weft.train.assemble import fill, initial
+    from weft.train.family import assemble_model
 
     platform = platform_named(device)
     where = platform.device(address.local_rank)
@@ -201,11 +202,12 @@ def real_steps(address: RankAddress, device: str, sample: Sample, rounds: int) -
     clock = time.thread_time if alone else time.perf_counter
     spec, shape = sample.spec, (sample.micro, sample.spec.seq_len)
     comm = join(address, backend=platform.collective_backend, device=where, timeout_s=60)
-    built = build(sample.plan(device), spec, comm, optim=AdamWConfig(), seq_len=shape[1])
+    built = assemble_model(sample.plan(device), spec, comm, optim=AdamWConfig(), seq_len=shape[1])
     fill(built.gradients, initial(0))
     tokens = torch.arange(shape[0] * shape[1], device=where).view(shape) % spec.vocab_size
     places = Context(positions=torch.arange(shape[1], device=where)[None])
-    batch = MicroBatch(tokens, tokens, torch.ones(shape, device=where), places)
+    ones = torch.ones(shape, device=where)
+    batch = MicroBatch({"tokens": tokens, "targets": tokens, "weights": ones}, places)
     found = []
     for _ in range(rounds + 2):
         start = clock()

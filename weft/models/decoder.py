@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.models.decoder_spec import DecoderSpec
 from weft.nn.context import Context
+from weft.nn.stage import STREAM, Output, Term, Terms, Tree, Unit
+from weft.plan.model import UnitName
 
 
 class Decoder(nn.Module, ABC):
@@ -25,12 +28,14 @@ class Decoder(nn.Module, ABC):
     """The stage embeds: its input is tokens."""
     embed: nn.Embedding | None
     layers: nn.ModuleDict
-    """The blocks held, by layer number: what recompute and compile apply to one by one."""
+    """The blocks held, by layer number."""
     norm: nn.Module | None
     """The final norm; None on a stage without the head."""
     head: nn.Linear | None
     """None without the head, and where the embedding serves as one."""
-
+    units: dict[UnitName, Unit]
+    """Embedding, blocks, final norm: what ``forward`` calls, in order."""
+    spans_samples = False
     cross_entropy: nn.Module
     """(hidden, head weight, targets, weights) -> weighted sum of losses."""
 
@@ -40,6 +45,20 @@ class Decoder(nn.Module, ABC):
 
         The result is ``[batch, seq, d_model]``, after the final norm where the stage has the head.
         """
+
+    @abstractmethod
+    def embed_tokens(self, tokens: Tensor, context: Context) -> Tensor:
+        """``[batch, seq]`` to ``[batch, seq, d_model]``. Needs the embedding."""
+
+    @property
+    def module(self) -> nn.Module:
+        """Itself."""
+        return self
+
+    def compute(self, inputs: Tree, context: Context) -> Output:
+        """``forward`` from tree to tree."""
+        x = inputs["tokens" if self.takes_tokens else STREAM]
+        return Output({STREAM: self(x, context)})
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[batch, seq, d_model]`` to ``[batch, seq, vocab]``. Needs the head."""
@@ -54,8 +73,32 @@ class Decoder(nn.Module, ABC):
         """The layers held, in order."""
         return list(self.layers.values())
 
+    def _declared_units(self) -> dict[UnitName, Unit]:
+        """For a family's ``__init__``, when all parts are there."""
+        units: dict[UnitName, Unit] = {}
+        if self.takes_tokens:
+            units["embed"] = Unit(self.embed_tokens, backward_reads=False)
+        for name, block in self.layers.items():
+            units[int(name)] = Unit(block, block=block)
+        if self.norm is not None:
+            units["head"] = Unit(self.norm)
+        return units
+
     def _head_weight(self) -> Tensor:
         """``[vocab, d_model]``."""
         module = self.embed if self.head is None else self.head
         assert self.norm is not None and module is not None, "this stage does not hold the head"
         return module.weight
+
+
+class NextToken:
+    """The objective of a language model: the next token's cross-entropy, weighted by token."""
+
+    def __init__(self, last: Decoder) -> None:
+        self._last = last
+
+    def __call__(self, output: Tree, batch: Tree) -> Terms:
+        """``targets`` int64 and ``weights``, each ``[batch, seq]``, against hidden states."""
+        weights = batch["weights"]
+        total = self._last.loss(output[STREAM], batch["targets"], weights)
+        return {"loss": Term(total, weights.sum(dtype=torch.float64))}

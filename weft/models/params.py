@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from weft.models.decoder_spec import DecoderSpec
-from weft.plan.model import Init, ModelSpec, ParamSpec, Part
+from weft.plan.model import Init, ModelSpec, ParamSpec, UnitName
 
 
 def initial_std(spec: ModelSpec) -> float:
@@ -25,14 +25,14 @@ def branch_std(spec: ModelSpec) -> float:
     return initial_std(spec) / math.sqrt(2 * spec.num_layers)
 
 
-def matrix(name: str, shape: tuple[int, int], part: Part, std: float) -> ParamSpec:
+def matrix(name: str, shape: tuple[int, int], unit: UnitName, std: float) -> ParamSpec:
     """The weight ``[out, in]`` of a linear map."""
-    return ParamSpec(name=name, shape=shape, part=part, init=Init("normal", std), decay=True)
+    return ParamSpec(name=name, shape=shape, unit=unit, init=Init("normal", std), decay=True)
 
 
-def vector(name: str, size: int, part: Part, start: Literal["ones", "zeros"]) -> ParamSpec:
+def vector(name: str, size: int, unit: UnitName, start: Literal["ones", "zeros"]) -> ParamSpec:
     """A norm's weight or a bias."""
-    return ParamSpec(name=name, shape=(size,), part=part, init=Init(start), decay=False)
+    return ParamSpec(name=name, shape=(size,), unit=unit, init=Init(start), decay=False)
 
 
 def table(name: str, rows: int, spec: ModelSpec, *, std: float, tied: bool = False) -> ParamSpec:
@@ -40,7 +40,7 @@ def table(name: str, rows: int, spec: ModelSpec, *, std: float, tied: bool = Fal
     return ParamSpec(
         name=name,
         shape=(rows, spec.d_model),
-        part="embed",
+        unit="embed",
         init=Init("normal", std),
         decay=False,
         also=("head",) if tied else (),

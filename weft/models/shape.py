@@ -141,7 +141,7 @@ def decoder_shape(spec: DecoderSpec, params: Sequence[ParamSpec], *, gated: bool
         params: Of this model, or of one that differs in its number of layers.
     """
     vectors = [param for param in params if len(param.shape) == 1]
-    embedded = sum(param.numel for param in params if param.part == "embed")
+    embedded = sum(param.numel for param in params if param.unit == "embed")
     return ModelShape(
         num_layers=spec.num_layers,
         d_model=spec.d_model,
@@ -153,7 +153,7 @@ def decoder_shape(spec: DecoderSpec, params: Sequence[ParamSpec], *, gated: bool
         gated=gated,
         tied=spec.tied,
         num_positions=embedded // spec.d_model - spec.vocab_size,
-        num_vectors=sum(param.numel for param in vectors if param.part == 0) / spec.d_model,
-        norm_bias=sum(param.part == "head" for param in vectors) > 1,
+        num_vectors=sum(param.numel for param in vectors if param.unit == 0) / spec.d_model,
+        norm_bias=sum(param.unit == "head" for param in vectors) > 1,
         dropout=spec.dropout > 0,
     )

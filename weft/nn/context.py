@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,16 @@ class Context:
         if self.positions is not None:
             return self.positions
         return torch.arange(x.shape[1], device=x.device)[None]
+
+    def rows(self, rows: slice) -> Context:
+        """What is known of some of the samples."""
+        positions, segments, keys = self.positions, self.segments, self.dropout_keys
+        return replace(
+            self,
+            positions=positions if positions is None or len(positions) == 1 else positions[rows],
+            segments=None if segments is None else segments[rows],
+            dropout_keys=None if keys is None else keys[rows],
+        )
 
 
 def attention_mask(segments: Tensor | None) -> Tensor | None:

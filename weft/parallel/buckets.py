@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from weft.parallel.params import Held
 from weft.plan.box import Box
-from weft.plan.model import Part
+from weft.plan.model import UnitName
 from weft.plan.plan import ZeroLevel
 
 ALIGN = 64
@@ -105,9 +105,9 @@ def fill_buckets(
     Ranks that hold the same pieces make the same buckets of them, in the same order. A unit of
     level 3 is one bucket, for it is gathered as a whole.
     """
-    packed: dict[tuple[tuple[int, ...], int, Part | None], list[list[Entry]]] = {}
+    packed: dict[tuple[tuple[int, ...], int, UnitName | None], list[list[Entry]]] = {}
     for held in reversed(list(pieces)):
-        key = (held.ranks, held.level, held.spec.part if held.level == 3 else None)
+        key = (held.ranks, held.level, held.spec.unit if held.level == 3 else None)
         groups = packed.setdefault(key, [[]])
         start = _aligned(groups[-1][-1].stop) if groups[-1] else 0
         if start and held.level < 3 and (start + held.box.numel) * itemsize > bucket_bytes:

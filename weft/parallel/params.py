@@ -11,7 +11,7 @@ from weft.axes.held import tiling
 from weft.models.registry import FAMILIES
 from weft.plan.box import Box
 from weft.plan.layout import Dim, Layout
-from weft.plan.model import ModelSpec, ParamSpec, Part
+from weft.plan.model import ModelSpec, ParamSpec, UnitName
 from weft.plan.plan import Plan, StagePlan, ZeroLevel
 from weft.plan.tiling import Stored, Tiling, refine
 
@@ -62,12 +62,12 @@ def stages_with(param: ParamSpec, plan: Plan) -> list[StagePlan]:
     found = []
     for p, s, stage in plan.stages():
         last = len(plan.pipelines[p].stages) - 1
-        parts: set[Part] = set(range(*stage.layers))
+        units: set[UnitName] = set(range(*stage.layers))
         if s == 0:
-            parts.add("embed")
+            units.add("embed")
         if s == last:
-            parts.add("head")
-        if parts & parts_of(param):
+            units.add("head")
+        if units & units_of(param):
             found.append(stage)
     return found
 
@@ -98,9 +98,9 @@ def held_pieces(
     return pieces
 
 
-def parts_of(param: ParamSpec) -> set[Part]:
-    """Where a parameter is used."""
-    return {param.part, *param.also}
+def units_of(param: ParamSpec) -> set[UnitName]:
+    """The units that compute with a parameter."""
+    return {param.unit, *param.also}
 
 
 def dims_of_param(param: ParamSpec, layout: Mapping[str, Layout]) -> tuple[Dim, ...]:

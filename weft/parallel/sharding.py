@@ -1,7 +1,6 @@
-"""Parameters that arrive just in time: gathered before a module computes, freed after it (ZeRO).
+"""Parameters that arrive just in time: gathered before a unit computes, freed after it (ZeRO).
 
-A unit is what is gathered together: the embedding, one block, or the final norm with the head. At
-levels 1 and 2 a unit only waits for what the last update sent; at level 3 it gathers before its
+At levels 1 and 2 a unit only waits for what the last update sent; at level 3 it gathers before its
 forward and before its backward, the next unit's while it computes, and frees all others.
 """
 
@@ -9,27 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 
-from weft.models.decoder import Decoder
+from weft.nn.stage import Call, Objective, Stage, Terms, Tree, Unit, tensors_in
 from weft.parallel.mains import FlatParams
-from weft.parallel.params import parts_of
-from weft.plan.model import Part
+from weft.parallel.params import units_of
+from weft.plan.model import UnitName
 
 
 @dataclass(slots=True, eq=False)
-class Unit:
-    """Parameters of one stage that are used together."""
+class UnitParams:
+    """The parameters of one unit of a stage, and who is next to it."""
 
     flats: Sequence[FlatParams]
-    crew: list[Unit] = field(repr=False)
-    """All units of this rank."""
-    after: Unit | None = None
+    all_units: list[UnitParams] = field(repr=False)
+    """Those of this rank."""
+    after: UnitParams | None = None
     """The next in forward order, in the same stage."""
-    before: Unit | None = None
+    before: UnitParams | None = None
 
     def enter_forward(self) -> None:
         """What follows computes with these parameters, up to the next unit."""
@@ -39,9 +39,9 @@ class Unit:
         """The gradient of the output is here, so whatever came after this unit is done."""
         self._enter(self.before)
 
-    def _enter(self, coming: Unit | None) -> None:
+    def _enter(self, coming: UnitParams | None) -> None:
         soon = () if coming is None else coming.flats
-        for other in self.crew:
+        for other in self.all_units:
             for flat in other.flats:
                 if flat not in self.flats and flat not in soon:
                     flat.free()
@@ -51,76 +51,72 @@ class Unit:
             flat.start()
 
 
-def _announce(result: Tensor, unit: Unit) -> None:
-    """The backward of what made ``result`` begins by gathering the unit."""
-    if result.requires_grad:
-        result.register_hook(lambda _: unit.enter_backward())  # type: ignore[no-untyped-call]
-
-
-class Gathered(nn.Module):
-    """A block whose parameters are there while it computes."""
-
-    def __init__(self, block: nn.Module, unit: Unit) -> None:
-        super().__init__()
-        self.block = block
-        self._unit = unit
-
-    def forward(self, *args: Any) -> Tensor:
-        self._unit.enter_forward()
-        result: Tensor = self.block(*args)
-        _announce(result, self._unit)
-        return result
-
-
-def _units_of(
-    parts: Sequence[Part], flats: Sequence[FlatParams], crew: list[Unit]
-) -> dict[Part, Unit]:
-    """The units of one stage by part, in forward order; they join the rank's ``crew``."""
-    units = {}
-    for part in parts:
-        used = [f for f in flats if any(part in parts_of(e.held.spec) for e in f.bucket.entries)]
-        units[part] = Unit(used, crew)
-    for (part, first), (_, second) in pairwise(units.items()):
-        first.after = second
-        if part != "embed":  # its backward does without its parameters
-            second.before = first
-    crew += units.values()
-    return units
-
-
 class Attendance:
     """Takes part in what a stage gathers when this rank has no samples of a microbatch."""
 
-    def __init__(self, units: Mapping[Part, Unit]) -> None:
-        self._units = units
+    def __init__(
+        self, units: Mapping[UnitName, Unit], params: Mapping[UnitName, UnitParams]
+    ) -> None:
+        self._forward = list(params.values())
+        reading = [params[name] for name, unit in units.items() if unit.backward_reads]
+        self._backward = reading[::-1]
 
     def forward(self) -> None:
-        for unit in self._units.values():
-            unit.enter_forward()
+        for params in self._forward:
+            params.enter_forward()
 
     def backward(self) -> None:
-        for part, unit in reversed(list(self._units.items())):
-            if part != "embed":
-                unit.enter_backward()
+        for params in self._backward:
+            params.enter_backward()
+
+    def announced(self, objective: Objective) -> Objective:
+        """An objective whose backward gathers the last unit: it computes with its parameters."""
+        last = self._forward[-1]
+
+        def call(output: Tree, batch: Tree) -> Terms:
+            terms = objective(output, batch)
+            _announce([term.total for term in terms.values()], (), last)
+            return terms
+
+        return call
 
 
-def gather_in_time(model: Decoder, flats: Sequence[FlatParams], crew: list[Unit]) -> Attendance:
-    """Let every module of a stage wait for its parameters. Applied last, outside compiled code."""
-    layers: list[Part] = [int(name) for name in model.layers]
-    first: list[Part] = ["embed"] if model.takes_tokens else []
-    last: list[Part] = ["head"] if model.norm is not None else []
-    units = _units_of([*first, *layers, *last], flats, crew)
-    for name, block in model.layers.items():
-        model.layers[name] = Gathered(block, units[int(name)])
-    if model.takes_tokens:
-        assert model.embed is not None
-        embed = units["embed"]
-        model.embed.register_forward_pre_hook(lambda *_: embed.enter_forward())
-    if model.norm is not None:
-        head = units["head"]
-        model.norm.register_forward_pre_hook(lambda *_: head.enter_forward())
-        model.norm.register_forward_hook(lambda _module, _given, hidden: _announce(hidden, head))
-        model.cross_entropy.register_forward_hook(
-            lambda _module, _given, loss: _announce(loss, head)
-        )
-    return Attendance(units)
+def gather_in_time(
+    stage: Stage, flats: Sequence[FlatParams], all_units: list[UnitParams]
+) -> Attendance:
+    """Let every unit of a stage wait for its parameters. Applied last, outside compiled code."""
+    params = {}
+    for name in stage.units:
+        used = [f for f in flats if any(name in units_of(e.held.spec) for e in f.bucket.entries)]
+        params[name] = UnitParams(used, all_units)
+    for (name, first), (_, second) in pairwise(params.items()):
+        first.after = second
+        if stage.units[name].backward_reads:
+            second.before = first
+    all_units += params.values()
+    for name, unit in stage.units.items():
+        unit.wrap(partial(_gathered, params[name], unit.backward_reads))
+    return Attendance(stage.units, params)
+
+
+def _gathered(params: UnitParams, backward_reads: bool, call: Call) -> Call:
+    """A forward whose parameters are there while it computes, and in its backward."""
+
+    def forward(*args: Any) -> Any:
+        params.enter_forward()
+        result = call(*args)
+        if backward_reads:
+            _announce(result, args, params)
+        return result
+
+    return forward
+
+
+def _announce(result: Any, given: Any, params: UnitParams) -> None:
+    """The backward of what made ``result`` begins by gathering; what was ``given`` is not made."""
+    known = {id(tensor) for tensor in tensors_in(given)}
+    made = [x for x in tensors_in(result) if x.requires_grad and id(x) not in known]
+    if len(made) == 1:
+        made[0].register_hook(lambda _: params.enter_backward())  # type: ignore[no-untyped-call]
+    elif made:
+        register_multi_grad_hook(made, lambda _: params.enter_backward(), mode="any")

@@ -64,8 +64,8 @@ class Init:
     std: float = 0.0
 
 
-Part = int | Literal["embed", "head"]
-"""Where a parameter is used: a layer's number, the embedding, or the head with its final norm."""
+UnitName = int | Literal["embed", "head"]
+"""A unit of a model: a layer's number, what comes before the layers, or what comes after them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,12 +75,13 @@ class ParamSpec:
     name: str
     """Dotted name in the unsplit model, e.g. ``layers.3.attn.q.weight``."""
     shape: tuple[int, ...]
-    part: Part
+    unit: UnitName
+    """The unit that it belongs to."""
     init: Init
     decay: bool
     """Weight decay applies: matrices, not norms, biases or embeddings."""
-    also: tuple[Part, ...] = ()
-    """Further parts that use the same parameter (a tied head, a shared layer)."""
+    also: tuple[UnitName, ...] = ()
+    """Further units that use the same parameter (a tied head, a shared layer)."""
     trainable: bool = True
     """Updates change it; a frozen one has no gradient and no state."""
 

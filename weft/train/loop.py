@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from weft.comm.comm import Comm
 from weft.config.sections import Config
 from weft.data.batch import Batch
+from weft.nn.stage import MicroBatch
 from weft.optim.schedule import lr_at
-from weft.parallel.pipeline.executor import MicroBatch
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
 from weft.platform.base import Platform
-from weft.train.build import Built
+from weft.train.assemble import Built
 from weft.train.microbatch import cut
 from weft.train.numbers import Reader, StepNumbers, waits_for_reads
 from weft.train.stop import StopSignal
@@ -69,7 +69,7 @@ class Run:
         seat = self.plan.seat(self.comm.rank)
         return 0 in seat.stages and seat.counts_samples
 
-    def microbatches(self, batch: Batch, step: int) -> list[MicroBatch | None]:
+    def microbatches(self, batch: Batch, step: int) -> list[MicroBatch]:
         sizes = [len(part) for part in self.plan.seat(self.comm.rank).microbatches()]
         dropout = (self.config.seed, step) if self.spec.dropout else None
         return cut(batch, sizes, self.comm.device, dropout_seed=dropout)

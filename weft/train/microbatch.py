@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.data.batch import Batch
 from weft.nn.context import Context
-from weft.parallel.pipeline.executor import MicroBatch
+from weft.nn.stage import MicroBatch
 
 
 def cut(
@@ -19,17 +19,17 @@ def cut(
     device: torch.device,
     *,
     dropout_seed: tuple[int, int] | None = None,
-) -> list[MicroBatch | None]:
-    """Microbatches of ``sizes`` consecutive samples each; None for an empty one.
+) -> list[MicroBatch]:
+    """Microbatches of ``sizes`` consecutive samples each.
 
     ``dropout_seed`` is (seed, step) where the model drops activations, else None.
     """
     assert sum(sizes) == len(batch.samples), f"{sizes} do not cut {len(batch.samples)} samples"
-    result: list[MicroBatch | None] = []
+    result = []
     start = 0
     for size in sizes:
         rows = slice(start, start + size)
-        result.append(_microbatch(batch, rows, device, dropout_seed) if size else None)
+        result.append(_microbatch(batch, rows, device, dropout_seed))
         start += size
     return result
 
@@ -44,12 +44,12 @@ def _microbatch(
         keys = dropout_keys(*dropout_seed, torch.from_numpy(batch.samples[rows])).to(device)
     positions = torch.arange(batch.tokens.shape[1], device=device)[None]
     segments = None if batch.segments is None else _tensor(batch.segments[rows], device)
-    return MicroBatch(
-        tokens=_tensor(batch.tokens[rows], device).long(),
-        targets=_tensor(batch.targets[rows], device).long(),
-        weights=_tensor(batch.weights[rows], device),
-        context=Context(positions=positions, segments=segments, dropout_keys=keys),
-    )
+    tensors = {
+        "tokens": _tensor(batch.tokens[rows], device).long(),
+        "targets": _tensor(batch.targets[rows], device).long(),
+        "weights": _tensor(batch.weights[rows], device),
+    }
+    return MicroBatch(tensors, Context(positions=positions, segments=segments, dropout_keys=keys))
 
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:

@@ -23,7 +23,7 @@ from weft.checkpoint.store import begin, commit, prune, temporary
 from weft.comm.comm import Comm
 from weft.plan.box import Box
 from weft.plan.model import ParamSpec
-from weft.train.build import Built, fill
+from weft.train.assemble import Built, fill
 from weft.train.loop import Run
 
 

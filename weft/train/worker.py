@@ -28,9 +28,10 @@ from weft.plan.model import ModelSpec
 from weft.platform.base import Platform
 from weft.report.metrics import JsonlWriter, Writer, optional_writers, read_metrics
 from weft.report.progress import Progress
-from weft.train.build import Built, build, fill, initial
+from weft.train.assemble import Built, fill, initial
 from weft.train.consistency import refuse_unlike_files, refuse_unlike_ranks
 from weft.train.evaluate import evaluate, held_out_positions
+from weft.train.family import assemble_model
 from weft.train.hooks import (
     evaluate_now_and_then,
     log_metrics,
@@ -80,7 +81,7 @@ class _Rank:
         seq_len = job.config.data.seq_len
         spec = model_spec(job.config.model, data.vocab_size, seq_len)
         checkpoint = self._checkpoint(data, spec)
-        built = build(job.plan, spec, comm, optim=job.config.optim, seq_len=seq_len)
+        built = assemble_model(job.plan, spec, comm, optim=job.config.optim, seq_len=seq_len)
         if checkpoint is None:
             fill(built.gradients, initial(job.config.seed))
         else:

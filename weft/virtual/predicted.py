@@ -20,7 +20,7 @@ from weft.cost.times import SeamTimes, StageTimes
 from weft.cost.timing import WEFT
 from weft.cost.traffic import Fabric
 from weft.models.registry import FAMILIES, shape_of
-from weft.plan.model import ModelSpec, Part
+from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan
 from weft.simulate.play import simulate_plan
 from weft.simulate.timeline import Timeline
@@ -154,10 +154,10 @@ class VirtualCluster:
 
     def _numels(self) -> list[int]:
         """Parameters of the embedding, every layer and the head."""
-        sizes: dict[Part, int] = {}
+        sizes: dict[UnitName, int] = {}
         for param in FAMILIES[self.spec.family].param_specs(self.spec):
-            sizes[param.part] = sizes.get(param.part, 0) + param.numel
-        parts: list[Part] = ["embed", *range(self.spec.num_layers), "head"]
+            sizes[param.unit] = sizes.get(param.unit, 0) + param.numel
+        parts: list[UnitName] = ["embed", *range(self.spec.num_layers), "head"]
         return [sizes.get(part, 0) for part in parts]
 
     def update_s(self) -> list[float]:

@@ -6,31 +6,26 @@ Only stages and links are not real (``weft/virtual/sleeping.py``): they take mod
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from dataclasses import dataclass, field, replace
+from math import prod
 
 import torch
 
 from weft.comm.address import RankAddress
 from weft.comm.join import join
 from weft.cost.times import StageTimes
-from weft.models.decoder import Decoder
-from weft.nn.context import Context
+from weft.nn.stage import STREAM, MicroBatch, Objective, Stage
 from weft.parallel.gradients import Gradients
-from weft.parallel.params import held_pieces, reduction_groups
-from weft.parallel.pipeline.deferred import WeightWork
-from weft.parallel.pipeline.executor import Executor, MicroBatch
-from weft.parallel.pipeline.seam import channels
-from weft.parallel.runtimes import axis_groups
-from weft.parallel.sharding import Unit, gather_in_time
+from weft.parallel.params import stages_with
+from weft.plan.border import Border, BorderTensor
 from weft.plan.box import Box
+from weft.plan.layout import Dim
 from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
-from weft.plan.plan import Plan, Seat
-from weft.plan.tiling import Stored, Tiling, part_of
-from weft.precision.roles import PRECISIONS
-from weft.schedules.registry import splits_backward
-from weft.train.build import local_params
+from weft.plan.plan import PipelinePlan, Plan, Seat
+from weft.plan.tiling import Tiling, part_of
+from weft.precision.roles import PRECISIONS, Roles
+from weft.train.assemble import Options, Share, assemble
 from weft.virtual.sleeping import (
     NOTHING,
     Chip,
@@ -40,6 +35,7 @@ from weft.virtual.sleeping import (
     VirtualStage,
     now,
     sleep_until,
+    sum_of_output,
 )
 
 SETTLE_S = 0.02
@@ -94,27 +90,11 @@ class VirtualRank:
         self._comm = comm
         self._chip = Chip()
         self._update_s = job.update_s.get(comm.rank, 0.0)
-        seat = job.plan.seat(comm.rank)
-        pipeline = seat.pipeline_plan
-        work = WeightWork() if splits_backward(pipeline.schedule) else None
-        stages = {s: _stage(job, seat, s, self._chip, work) for s in seat.stages}
-        self._gradients = _gradients(job, stages, comm)
-        crew: list[Unit] = []
-        attendances = {
-            s: gather_in_time(cast(Decoder, stage), self._gradients.sharded, crew)
-            for s, stage in stages.items()
-        }
-        self._executor = Executor(
-            seat,
-            stages,
-            comm,
-            self._gradients,
-            border=(job.width,),
-            scale=float(job.plan.global_batch),
-            work=work,
-            attendances=attendances,
-        )
-        self._batch = [_samples(len(part)) for part in seat.microbatches()]
+        plan = _as_it_is(job.plan)
+        options = Options(bucket_bytes=job.bucket_bytes)
+        built = assemble(plan, _Layers(job, self._chip), comm, _NoUpdate, options)
+        self._gradients, self._executor = built.gradients, built.executor
+        self._batch = [_samples(len(part)) for part in plan.seat(comm.rank).microbatches()]
 
     def step(self) -> Times:
         """What an update left, sent on; then forward, backward, reduction. All begin at once."""
@@ -141,53 +121,91 @@ class VirtualRank:
         )
 
 
-def _stage(
-    job: VirtualJob, seat: Seat, number: int, chip: Chip, work: WeightWork | None
-) -> VirtualStage:
-    stage = seat.pipeline_plan.stages[number]
-    tp = stage.mesh.size("tp")
-    times_of = job.times[seat.pipeline, number][seat.rank]
-    said = job.said.get((seat.pipeline, number), [NOTHING] * len(times_of))
-    mine = stage.mesh.coordinate(seat.rank)["tp"]
-    layers = {
-        layer: VirtualLayer(
-            times, len(part_of(job.numels[layer], tp, mine)), chip, work, said=waits
+def _as_it_is(plan: Plan) -> Plan:
+    """What a stage does beside gathering and talking is in its times already."""
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(
+                replace(stage, recompute="off", compile=False, passes=1)
+                for stage in pipeline.stages
+            ),
         )
-        for layer, times, waits in zip(range(*stage.layers), times_of, said, strict=True)
-    }
-    return VirtualStage(layers, len(part_of(job.width, tp, mine)))
-
-
-def _samples(number: int) -> MicroBatch | None:
-    if not number:
-        return None
-    one = torch.ones(number, 1, dtype=torch.int64)
-    return MicroBatch(one, one, one.double(), Context())
-
-
-def _gradients(job: VirtualJob, stages: Mapping[int, VirtualStage], comm: VirtualComm) -> Gradients:
-    """The gradient path of every layer that some stage here holds."""
-    specs, tilings = [], {}
-    for number, numel in enumerate(job.numels):
-        name = f"layers.{number}.weight"
-        init = Init("zeros")
-        specs.append(ParamSpec(name=name, shape=(numel,), part=number, init=init, decay=False))
-        held = [s.mesh for _, _, s in job.plan.stages() if number in range(*s.layers)]
-        boxes = {rank: (_part(mesh, rank, numel),) for mesh in held for rank in mesh.ranks}
-        tilings[name] = Tiling((numel,), boxes)
-    pieces = held_pieces(job.plan, specs, tilings)
-    comm.open_groups([*axis_groups(job.plan), *reduction_groups(pieces)])
-    comm.open_gathering(reduction_groups(pieces, sharded=True))
-    comm.open_channels(channels(job.plan))
-    mine = {n: Stored(t.boxes[comm.rank]) for n, t in tilings.items() if comm.rank in t.boxes}
-    return Gradients(
-        local_params(list(stages.values()), specs, mine),
-        pieces,
-        comm,
-        precision=PRECISIONS["fp64"],
-        bucket_bytes=job.bucket_bytes,
-        rounds=job.plan.seat(comm.rank).pipeline_plan.num_microbatches,
+        for pipeline in plan.pipelines
     )
+    return replace(plan, pipelines=pipelines)
+
+
+class _NoUpdate:
+    """What an update takes is played after it."""
+
+    def __init__(self, _gradients: Gradients) -> None:
+        """Nothing is kept."""
+
+    def update(self, factor: torch.Tensor) -> None:
+        """Changes nothing."""
+
+
+class _Layers:
+    """Layers that take time, each with one parameter, as something to assemble."""
+
+    may_be_absent = False
+
+    def __init__(self, job: VirtualJob, chip: Chip) -> None:
+        self._job = job
+        self._chip = chip
+
+    @property
+    def specs(self) -> list[ParamSpec]:
+        init = Init("zeros")
+        return [
+            ParamSpec(name=f"layers.{n}.weight", shape=(numel,), unit=n, init=init, decay=False)
+            for n, numel in enumerate(self._job.numels)
+        ]
+
+    def tilings(self, plan: Plan) -> dict[str, Tiling]:
+        """Tensor-parallel ranks hold parts."""
+        tilings = {}
+        for spec in self.specs:
+            meshes = [stage.mesh for stage in stages_with(spec, plan)]
+            boxes = {
+                rank: (_part(mesh, rank, spec.numel),) for mesh in meshes for rank in mesh.ranks
+            }
+            tilings[spec.name] = Tiling(spec.shape, boxes)
+        return tilings
+
+    def precision(self, _seat: Seat) -> Roles:
+        return PRECISIONS["fp64"]
+
+    def stage(self, number: int, share: Share) -> VirtualStage:
+        job, seat = self._job, share.seat
+        stage = seat.pipeline_plan.stages[number]
+        times_of = job.times[seat.pipeline, number][seat.rank]
+        said = job.said.get((seat.pipeline, number), [NOTHING] * len(times_of))
+        layers = {
+            layer: VirtualLayer(
+                times, prod(share.stored[f"layers.{layer}.weight"].size), self._chip, said=waits
+            )
+            for layer, times, waits in zip(range(*stage.layers), times_of, said, strict=True)
+        }
+        return VirtualStage(layers, _part(stage.mesh, seat.rank, job.width).numel)
+
+    def split(self, stage: Stage, share: Share) -> None:
+        """Layers are made of the size of their parts."""
+
+    def objective(self, _last: Stage) -> Objective:
+        return sum_of_output
+
+    def borders(self, pipeline: PipelinePlan) -> dict[int, Border]:
+        border = {STREAM: BorderTensor((Dim(name="seq", size=self._job.width),))}
+        return dict.fromkeys(range(len(pipeline.stages) - 1), border)
+
+    def expected_weight(self, plan: Plan) -> float:
+        return float(plan.global_batch)
+
+
+def _samples(number: int) -> MicroBatch:
+    return MicroBatch({STREAM: torch.ones(number, 1)})
 
 
 def _part(mesh: Mesh, rank: int, numel: int) -> Box:

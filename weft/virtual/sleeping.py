@@ -21,7 +21,9 @@ from weft.comm.channel import Channel
 from weft.comm.comm import Comm, Finish, Parts
 from weft.cost.times import SeamTimes, StageTimes
 from weft.nn.context import Context
+from weft.nn.stage import STREAM, Output, Term, Terms, Tree, Unit
 from weft.parallel.pipeline.deferred import WeightWork
+from weft.plan.model import UnitName
 
 LEAST_NUMEL = 128
 """Of a layer's parameter, fp64: so small that carrying it really takes next to no time, and room
@@ -69,7 +71,6 @@ class VirtualLayer(nn.Module):
         times: StageTimes,
         numel: int,
         chip: Chip,
-        work: WeightWork | None,
         *,
         said: StageTimes = NOTHING,
     ) -> None:
@@ -77,10 +78,14 @@ class VirtualLayer(nn.Module):
         super().__init__()
         self._times, self._said = times, said
         self._chip = chip
-        self._work = work
+        self._work: WeightWork | None = None
         self.weight = nn.Parameter(torch.zeros(numel, dtype=torch.float64))
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:  # noqa: ARG002 - as blocks take it
+    def defer(self, work: WeightWork) -> None:
+        """As ``Deferring``."""
+        self._work = work
+
+    def forward(self, x: Tensor) -> Tensor:
         times = self._times.scaled(len(x)), self._said.scaled(len(x))
         result: Tensor = _Sleep.apply(  # type: ignore[no-untyped-call]
             x, self.weight, times, self._chip, self._work
@@ -89,25 +94,33 @@ class VirtualLayer(nn.Module):
 
 
 class VirtualStage(nn.Module):
-    """A stage of layers that take time, as ``gather_in_time`` wants a decoder's."""
+    """A stage of layers that take time."""
 
-    takes_tokens = False
-    norm = None
+    spans_samples = False
 
     def __init__(self, layers: Mapping[int, VirtualLayer], width: int = 1) -> None:
         super().__init__()
         self._width = width
         self.layers = nn.ModuleDict({str(number): layer for number, layer in layers.items()})
+        self.units: dict[UnitName, Unit] = {n: Unit(x, block=x) for n, x in layers.items()}
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
-        """Tokens or what came over a seam to ``[batch, width]``."""
-        result = x.double()[:, :1].expand(-1, self._width)
-        for layer in self.layers.values():
-            result = layer(result, context)
-        return result
+    @property
+    def module(self) -> nn.Module:
+        """Itself."""
+        return self
 
-    def loss(self, output: Tensor, targets: Tensor, weights: Tensor) -> Tensor:  # noqa: ARG002
-        return output.sum()
+    def compute(self, inputs: Tree, _context: Context, /) -> Output:
+        """Samples or what came over a seam to ``[batch, width]``."""
+        result = inputs[STREAM].double()[:, :1].expand(-1, self._width)
+        for unit in self.units.values():
+            result = unit(result)
+        return Output({STREAM: result})
+
+
+def sum_of_output(output: Tree, _batch: Tree, /) -> Terms:
+    """An objective that every element counts for."""
+    total = output[STREAM].sum()
+    return {"loss": Term(total, torch.ones_like(total).detach())}
 
 
 class _Sleep(torch.autograd.Function):

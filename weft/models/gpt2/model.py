@@ -69,14 +69,20 @@ class GPT2(Decoder):
         self.cross_entropy = LinearCrossEntropy()
         own_head = head and not spec.tied
         self.head = nn.Linear(d_model, vocab_size, bias=False) if own_head else None
+        self.units = self._declared_units()
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         keys, positions = context.dropout_keys, context.positions_of(x)
         if self.takes_tokens:
-            assert self.embed is not None and self.positions is not None, "the stage embeds"
-            x = self.embed(x) + self.positions(positions)  # [batch, seq, d_model]
-            x = self.embed_dropout(x, keys, positions)
+            x = self.units["embed"](x, context)  # [batch, seq, d_model]
         mask = attention_mask(context.segments)
-        for block in self.layers.values():
-            x = block(x, mask, keys, positions)
-        return x if self.norm is None else self.norm(x)
+        for name in self.layers:
+            x = self.units[int(name)](x, mask, keys, positions)
+        return x if self.norm is None else self.units["head"](x)
+
+    def embed_tokens(self, tokens: Tensor, context: Context) -> Tensor:
+        assert self.embed is not None and self.positions is not None, "the stage embeds"
+        positions = context.positions_of(tokens)
+        x = self.embed(tokens) + self.positions(positions)
+        result: Tensor = self.embed_dropout(x, context.dropout_keys, positions)
+        return result

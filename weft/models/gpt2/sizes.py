@@ -7,7 +7,7 @@ from dataclasses import replace
 from weft.config.errors import ConfigError
 from weft.models.decoder_spec import DecoderSpec, check_decoder
 from weft.models.params import branch_std, embedding_std, head, initial_std, matrix, table, vector
-from weft.plan.model import ParamSpec, Part
+from weft.plan.model import ParamSpec, UnitName
 
 _SMALL = DecoderSpec(
     family="gpt2",
@@ -88,6 +88,6 @@ def _block_specs(spec: DecoderSpec, layer: int) -> list[ParamSpec]:
     ]
 
 
-def _norm(prefix: str, size: int, part: Part) -> list[ParamSpec]:
+def _norm(prefix: str, size: int, unit: UnitName) -> list[ParamSpec]:
     names = (prefix + "weight", prefix + "bias")
-    return [vector(names[0], size, part, "ones"), vector(names[1], size, part, "zeros")]
+    return [vector(names[0], size, unit, "ones"), vector(names[1], size, unit, "zeros")]

@@ -63,11 +63,11 @@ class Llama(Decoder):
         self.cross_entropy = LinearCrossEntropy()
         own_head = head and not spec.tied
         self.head = nn.Linear(spec.d_model, spec.vocab_size, bias=False) if own_head else None
+        self.units = self._declared_units()
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if self.takes_tokens:
-            assert self.embed is not None, "a stage that takes tokens holds the embedding"
-            x = self.embed(x)  # [batch, seq, d_model]
+            x = self.units["embed"](x, context)  # [batch, seq, d_model]
         spec = self.spec
         turn = rotation(
             context.positions_of(x),
@@ -77,6 +77,11 @@ class Llama(Decoder):
             dtype=x.dtype,
         )
         mask = attention_mask(context.segments)
-        for block in self.layers.values():
-            x = block(x, turn, mask)
-        return x if self.norm is None else self.norm(x)
+        for name in self.layers:
+            x = self.units[int(name)](x, turn, mask)
+        return x if self.norm is None else self.units["head"](x)
+
+    def embed_tokens(self, tokens: Tensor, context: Context) -> Tensor:  # noqa: ARG002 - rotary
+        assert self.embed is not None, "a stage that takes tokens holds the embedding"
+        result: Tensor = self.embed(tokens)
+        return result

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -98,10 +98,24 @@ class _Linear(torch.autograd.Function):
         return d_x, None, None, None
 
 
-def defer_linears(module: nn.Module, work: WeightWork) -> None:
-    """Replace every linear layer inside ``module`` by one whose weight gradient can wait."""
+@runtime_checkable
+class Deferring(Protocol):
+    """A module that can put off its own weight gradients."""
+
+    def defer(self, work: WeightWork) -> None:
+        """Give them to ``work`` from now on, while that is deferring."""
+
+
+def defer_linears(module: nn.Module, work: WeightWork) -> nn.Module:
+    """Replace linear layers in ``module`` by ones whose weight gradients can wait. Returns it.
+
+    A module that is itself a linear layer is left alone, and its replacement returned.
+    """
+    if isinstance(module, Deferring):
+        module.defer(work)
+        return module
+    if type(module) is nn.Linear:  # a subclass may compute something else
+        return DeferredLinear(module, work)
     for name, child in module.named_children():
-        if type(child) is nn.Linear:  # a subclass may compute something else
-            module.register_module(name, DeferredLinear(child, work))
-        else:
-            defer_linears(child, work)
+        module.register_module(name, defer_linears(child, work))
+    return module

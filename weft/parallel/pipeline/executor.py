@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from weft.comm.comm import Comm
-from weft.nn.context import Context
+from weft.nn.stage import MicroBatch, Objective, Stage, Terms, added, total_of
 from weft.parallel.gradients import Gradients
 from weft.parallel.pipeline.deferred import Job, WeightWork
 from weft.parallel.pipeline.releases import releases
 from weft.parallel.pipeline.seam import Seam, Way
 from weft.parallel.sharding import Attendance
+from weft.plan.border import Border, BorderTensor
 from weft.plan.plan import Seat
 from weft.precision.roles import PRECISIONS
 from weft.schedules.action import Action, Schedule
@@ -26,26 +25,6 @@ from weft.schedules.registry import schedule_of
 AHEAD = 2
 """Actions whose input is received while the one before them computes: at most as many more inputs
 are held."""
-
-
-class Stage(Protocol):
-    """The modules of one stage, whatever the model."""
-
-    def __call__(self, x: Tensor, context: Context, /) -> Tensor:
-        """Tokens on the first stage, else what crossed the border, to what crosses the next."""
-
-    def loss(self, hidden: Tensor, targets: Tensor, weights: Tensor, /) -> Tensor:
-        """On the last stage: sum of weight times loss of one microbatch, a scalar."""
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """``tokens``, ``targets`` int64 and ``weights`` float, each ``[batch, seq]``."""
-
-    tokens: Tensor
-    targets: Tensor
-    weights: Tensor
-    context: Context
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,44 +44,56 @@ class _Work:
 class _Flight:
     """One microbatch on its way through one stage: what backward needs."""
 
-    given: Tensor | None
-    """The input that came over a seam; None on the first stage."""
-    result: Tensor
-    """The output, or on the last stage the loss."""
+    given: Mapping[str, Tensor]
+    """What came over a seam and wants a gradient."""
+    result: Mapping[str, Tensor]
+    """What went over a seam; nothing on the last stage."""
+    total: Tensor | None
+    """What the stage adds to the loss."""
 
 
-Border = tuple[int, ...] | Mapping[int, tuple[int, ...]]
-"""Shape of what crosses a border, of one sample: of all alike, or by the stage before each."""
+_Crossing = tuple[tuple[int, tuple[tuple[str, BorderTensor], ...]], ...]
+"""Borders as a key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Computation:
+    """What one rank computes of a model."""
+
+    stages: Mapping[int, Stage]
+    """By number."""
+    objective: Objective | None
+    """What becomes of the last stage's output; None where this rank does not have that."""
+    borders: Mapping[int, Border]
+    """What crosses from each stage of the pipeline to the next, by the number of the first."""
+    attendances: Mapping[int, Attendance]
+    """By stage, how this rank helps the others to parameters where it has no samples."""
 
 
 class Executor:
     """Forward and backward of one rank's stages over the microbatches of a step.
 
     Args:
-        stages: This rank's modules by stage number.
-        border: What crosses the borders between stages, of any rank; ranks of a
-            tensor-parallel group hold parts of its first dimension. ``(seq_len, d_model)``
-            for decoders.
         scale: Losses are divided by it before backward.
         work: Collects weight gradients where the schedule does backward in halves.
-        attendances: By stage, what this rank does where it has no samples of a microbatch.
     """
 
     def __init__(
         self,
         seat: Seat,
-        stages: Mapping[int, Stage],
+        computation: Computation,
         comm: Comm,
         gradients: Gradients,
         *,
-        border: Border,
         scale: float,
         work: WeightWork | None = None,
-        attendances: Mapping[int, Attendance] = MappingProxyType({}),
     ) -> None:
         self._seat = seat
-        self._attendances = attendances
-        self._stages = stages
+        self._comm = comm
+        self._stages = computation.stages
+        self._objective = computation.objective
+        self._attendances = computation.attendances
+        self._runs_empty = any(stage.spans_samples for stage in self._stages.values())
         self._gradients = gradients
         self._scale = scale
         self._work = work
@@ -111,34 +102,43 @@ class Executor:
         self._training = _Work.of(schedule, seat.position)
         self._evaluation = _Work.of(forwards, seat.position)
         self._dtype = PRECISIONS[seat.stage_plan.precision].compute.dtype
-        self._counts_loss = seat.counts_samples
-        last = len(seat.pipeline_plan.stages) - 1
-        self._seams: dict[int, Seam] = {}
-        for stage in range(last):
-            if stage in stages or stage + 1 in stages:
-                shape = border[stage] if isinstance(border, Mapping) else border
-                self._seams[stage] = Seam(comm, seat.pipeline_plan, stage, shape)
+        self._last = len(seat.pipeline_plan.stages) - 1
+        self._seams: Mapping[int, Seam] = {}
+        self._seams_of: dict[_Crossing, Mapping[int, Seam]] = {}
+        self.cross(computation.borders)
         self._totals = torch.zeros(2, dtype=torch.float64, device=comm.device)
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._weight_jobs: dict[tuple[int, int], list[Job]] = {}
 
-    def train(self, microbatches: Sequence[MicroBatch | None]) -> Tensor:
+    def cross(self, borders: Mapping[int, Border]) -> None:
+        """Let these tensors cross from now on, where they depend on the batch."""
+        key = tuple((stage, tuple(border.items())) for stage, border in borders.items())
+        if key not in self._seams_of:
+            self._seams_of[key] = {
+                stage: Seam(self._comm, self._seat.pipeline_plan, stage, border)
+                for stage, border in borders.items()
+                if stage in self._stages or stage + 1 in self._stages
+            }
+        self._seams = self._seams_of[key]
+
+    def train(self, microbatches: Sequence[MicroBatch]) -> Tensor:
         """Every action of the schedule. This rank's sums ``[loss, weight]``, fp64.
 
         The result is overwritten by the next call; so is that of ``evaluate``.
-        ``microbatches``: this rank's part of each, in order; None where its part is empty.
+        ``microbatches``: this rank's part of each, in order. Parts without samples are skipped,
+        unless layers have something to say to those of other ranks.
         """
-        self._gradients.begin(sum(microbatch is not None for microbatch in microbatches))
+        self._gradients.begin(sum(map(self._computes, microbatches)))
         return self._run(self._training, microbatches, nullcontext())
 
-    def evaluate(self, microbatches: Sequence[MicroBatch | None]) -> Tensor:
+    def evaluate(self, microbatches: Sequence[MicroBatch]) -> Tensor:
         """Forwards alone, without gradients."""
         return self._run(self._evaluation, microbatches, torch.no_grad())
 
     def _run(
         self,
         work: _Work,
-        microbatches: Sequence[MicroBatch | None],
+        microbatches: Sequence[MicroBatch],
         mode: AbstractContextManager[None],
     ) -> Tensor:
         self._totals.zero_()
@@ -149,7 +149,7 @@ class Executor:
                     self._expect(coming, microbatches)
                 expected = number + AHEAD + 1
                 microbatch = microbatches[action.microbatch]
-                if microbatch is not None:
+                if self._computes(microbatch):
                     self._do(action, microbatch)
                 elif action.stage in self._attendances:
                     self._attend(action)
@@ -159,6 +159,9 @@ class Executor:
             seam.finish()
         return self._totals
 
+    def _computes(self, microbatch: MicroBatch) -> bool:
+        return self._runs_empty or len(microbatch) > 0
+
     def _attend(self, action: Action) -> None:
         """No samples for this rank: help the others of the stage to theirs."""
         if action.kind == "F":
@@ -166,9 +169,9 @@ class Executor:
         elif action.kind != "W":
             self._attendances[action.stage].backward()
 
-    def _expect(self, action: Action, microbatches: Sequence[MicroBatch | None]) -> None:
+    def _expect(self, action: Action, microbatches: Sequence[MicroBatch]) -> None:
         """Start to receive what the action works on, where it comes over a seam."""
-        if microbatches[action.microbatch] is None:
+        if not self._computes(microbatches[action.microbatch]):
             return
         way: Way = "F" if action.kind == "F" else "B"
         seam = action.stage - 1 if way == "F" else action.stage
@@ -190,22 +193,37 @@ class Executor:
                 self._weights(action)
 
     def _forward(self, action: Action, microbatch: MicroBatch) -> None:
-        module = self._stages[action.stage]
-        given = None
-        if not self._seat.holds_embedding(action.stage):
-            given = self._seams[action.stage - 1].receive("F", action.microbatch)
-            given = given.to(self._dtype).requires_grad_(torch.is_grad_enabled())
-        x = microbatch.tokens if given is None else given
-        result: Tensor = module(x, microbatch.context)
-        if self._seat.holds_head(action.stage):
-            result = module.loss(result, microbatch.targets, microbatch.weights)
-            if self._counts_loss:
-                self._totals[0] += result.detach()
-                self._totals[1] += microbatch.weights.sum(dtype=torch.float64)
+        given: Mapping[str, Tensor] = microbatch.tensors
+        wanted: Mapping[str, Tensor] = {}
+        if action.stage:
+            given, wanted = self._received(action)
+        tree, terms = self._stages[action.stage].compute(given, microbatch.context)
+        if action.stage == self._last:
+            assert self._objective is not None, "the last stage has the objective"
+            terms = added([terms, self._objective(tree, microbatch.tensors)])
+            tree = {}
         else:
-            self._seams[action.stage].send("F", action.microbatch, result.detach())
+            sent = {name: tensor.detach() for name, tensor in tree.items()}
+            self._seams[action.stage].send("F", action.microbatch, sent)
+        self._count(terms)
         if torch.is_grad_enabled():
-            self._flights[action.stage, action.microbatch] = _Flight(given, result)
+            flight = _Flight(wanted, tree, total_of(terms))
+            self._flights[action.stage, action.microbatch] = flight
+
+    def _received(self, action: Action) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What came over the border, and the part of it that wants a gradient."""
+        given = self._seams[action.stage - 1].receive("F", action.microbatch)
+        wanted: dict[str, Tensor] = {}
+        for name in self._seams[action.stage - 1].differentiable:
+            tensor = given[name].to(self._dtype).requires_grad_(torch.is_grad_enabled())
+            given[name] = wanted[name] = tensor
+        return given, wanted
+
+    def _count(self, terms: Terms) -> None:
+        if self._seat.counts_samples:
+            for total, weight in terms.values():
+                self._totals[0] += total.detach()
+                self._totals[1] += weight
 
     def _backward(self, action: Action) -> None:
         """The whole backward, or all but the linear layers' weight gradients."""
@@ -213,17 +231,31 @@ class Executor:
         flight = self._flights.pop(key)
         if self._work is not None:
             self._work.is_deferring = action.kind == "I"
-        if self._seat.holds_head(action.stage):
-            (flight.result / self._scale).backward()  # type: ignore[no-untyped-call]
-        else:
-            grad = self._seams[action.stage].receive("B", action.microbatch)
-            if flight.result.requires_grad:
-                flight.result.backward(grad.to(flight.result.dtype))  # type: ignore[no-untyped-call]
+        self._differentiate(flight, action)
         if self._work is not None:
             self._weight_jobs[key] = self._work.take()
-        if flight.given is not None:
-            assert flight.given.grad is not None
-            self._seams[action.stage - 1].send("B", action.microbatch, flight.given.grad)
+        if action.stage:
+            grads = {
+                name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+                for name, tensor in flight.given.items()
+            }
+            self._seams[action.stage - 1].send("B", action.microbatch, grads)
+
+    def _differentiate(self, flight: _Flight, action: Action) -> None:
+        roots: list[Tensor] = []
+        grads: list[Tensor | None] = []
+        if action.stage != self._last:
+            received = self._seams[action.stage].receive("B", action.microbatch)
+            for name, grad in received.items():
+                if flight.result[name].requires_grad:
+                    roots.append(flight.result[name])
+                    grads.append(grad.to(flight.result[name].dtype))
+        is_last = action.stage == self._last  # whose total must have a gradient
+        if flight.total is not None and (is_last or flight.total.requires_grad):
+            roots.append(flight.total / self._scale)
+            grads.append(None)
+        if roots:
+            torch.autograd.backward(roots, grads)
 
     @torch.no_grad()
     def _weights(self, action: Action) -> None:

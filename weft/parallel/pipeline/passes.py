@@ -6,53 +6,64 @@ recomputed.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from itertools import accumulate
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weft.nn.context import Context
-from weft.parallel.pipeline.executor import Stage
+from weft.nn.stage import Objective, Output, Stage, Terms, Tree, Unit, added, rows_of
+from weft.plan.model import UnitName
 from weft.plan.tiling import split_evenly
 
 
-class InPasses(nn.Module):
+class InPasses:
     """Computes a stage's samples in ``passes`` consecutive parts. The numbers are the same.
 
     Fewer samples than passes make as many passes as there are samples.
     """
 
     def __init__(self, stage: Stage, passes: int) -> None:
-        super().__init__()
-        self.stage = stage
-        self.passes = passes
+        self._stage = stage
+        self._passes = passes
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
-        """As the stage's: ``[batch, seq]`` tokens or ``[batch, seq, d_model]``."""
-        parts = self._parts(len(x))
-        return torch.cat([self.stage(x[rows], _part_of(context, rows)) for rows in parts])
+    @property
+    def module(self) -> nn.Module:
+        return self._stage.module
 
-    def loss(self, hidden: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        """The sum over the parts."""
-        losses = [
-            self.stage.loss(hidden[rows], targets[rows], weights[rows])
-            for rows in self._parts(len(hidden))
+    @property
+    def units(self) -> Mapping[UnitName, Unit]:
+        return self._stage.units
+
+    @property
+    def spans_samples(self) -> bool:
+        return self._stage.spans_samples
+
+    def compute(self, inputs: Tree, context: Context) -> Output:
+        """As the stage does."""
+        outputs = [
+            self._stage.compute(rows_of(inputs, rows), context.rows(rows))
+            for rows in _parts(inputs, self._passes)
         ]
-        return torch.stack(losses).sum()
-
-    def _parts(self, samples: int) -> list[slice]:
-        sizes = [size for size in split_evenly(samples, self.passes) if size]
-        starts = accumulate(sizes, initial=0)
-        return [slice(low, low + size) for low, size in zip(starts, sizes, strict=False)]
+        trees = [output.tree for output in outputs]
+        tree = {name: torch.cat([each[name] for each in trees]) for name in trees[0]}
+        return Output(tree, added(output.terms for output in outputs))
 
 
-def _part_of(context: Context, rows: slice) -> Context:
-    """What is known of some of the samples."""
-    positions, segments, keys = context.positions, context.segments, context.dropout_keys
-    return replace(
-        context,
-        positions=positions if positions is None or len(positions) == 1 else positions[rows],
-        segments=None if segments is None else segments[rows],
-        dropout_keys=None if keys is None else keys[rows],
-    )
+def objective_in_passes(objective: Objective, passes: int) -> Objective:
+    """The same sums, made part by part."""
+
+    def call(output: Tree, batch: Tree) -> Terms:
+        parts = _parts(output, passes)
+        return added(objective(rows_of(output, rows), rows_of(batch, rows)) for rows in parts)
+
+    return call
+
+
+def _parts(tree: Tree, passes: int) -> list[slice]:
+    """At least one, also where there are no samples."""
+    samples = len(next(iter(tree.values())))
+    sizes = [size for size in split_evenly(samples, passes) if size] or [0]
+    starts = accumulate(sizes, initial=0)
+    return [slice(low, low + size) for low, size in zip(starts, sizes, strict=False)]

@@ -1,8 +1,12 @@
-"""What travels between two neighbouring stages: the moves between their activation tilings."""
+"""What travels between two neighbouring stages: the moves between their activation tilings.
+
+A tree of tensors crosses, each along moves of its own; all of one microbatch go as one message to
+each rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,6 +16,8 @@ from torch import Tensor
 from weft.axes.held import tiling
 from weft.comm.channel import Channel
 from weft.comm.comm import Comm, Finish
+from weft.nn.stage import Tree
+from weft.plan.border import Border, BorderTensor
 from weft.plan.box import Box
 from weft.plan.layout import SAMPLES, Dim
 from weft.plan.plan import PipelinePlan, Plan
@@ -22,16 +28,14 @@ Way = Literal["F", "B"]
 """Activations go forward, their gradients backward."""
 
 
-def activation_tiling(
-    pipeline: PipelinePlan, stage: int, microbatch: int, shape: tuple[int, ...]
-) -> Tiling:
-    """Where a stage's input or output of one microbatch lies, ``[batch, *shape]``.
+_DTYPES = {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool}
 
-    The dimension after the samples is the sequence of a decoder.
-    """
+
+def activation_tiling(
+    pipeline: PipelinePlan, stage: int, microbatch: int, dims: Sequence[Dim]
+) -> Tiling:
+    """Where a stage's input or output of one microbatch lies; ``dims`` follow the samples."""
     size = min(pipeline.microbatch, pipeline.samples - microbatch * pipeline.microbatch)
-    names = ("seq", *("channels" for _ in shape[1:]))
-    dims = [Dim(name=name, size=length) for name, length in zip(names, shape, strict=True)]
     mesh = pipeline.stages[stage].mesh
     return tiling([replace(SAMPLES, size=size), *dims], "stream", mesh)
 
@@ -53,7 +57,7 @@ def channels(plan: Plan) -> Iterator[Channel]:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """One rank's part in carrying one microbatch over the border, one way."""
+    """One rank's part in carrying one tensor of a microbatch over the border, one way."""
 
     held: Stored | None
     """What this rank's side of the border gives; None: it is on the other side."""
@@ -67,80 +71,102 @@ class _Arrival:
     """A receive that was started."""
 
     wait: Finish
-    parts: tuple[tuple[Box, Tensor], ...]
+    parts: tuple[tuple[str, Box, Tensor], ...]
+    """Name of the tensor, box of it, and the memory that it comes to."""
 
 
 class Seam:
     """The border between stages ``stage`` and ``stage + 1`` of one pipeline, on one rank.
 
-    Activations go forward along the moves from one tiling to the other, their gradients back
-    along the same moves. Stages on one rank pass tensors by hand: such moves send nothing.
-    Each way must be sent, and be expected, in the same order of microbatches.
+    Activations go forward along the moves from one tiling to the other, gradients of those that
+    have one back along the same moves. Stages on one rank pass tensors by hand: such moves send
+    nothing. Each way must be sent, and be expected, in the same order of microbatches.
     """
 
-    def __init__(
-        self, comm: Comm, pipeline: PipelinePlan, stage: int, shape: tuple[int, ...]
-    ) -> None:
+    def __init__(self, comm: Comm, pipeline: PipelinePlan, stage: int, border: Border) -> None:
         self._comm = comm
         self._pipeline = pipeline
         self._stage = stage
-        self._shape = shape
-        self._dtype = PRECISIONS[pipeline.stages[stage].precision].compute.dtype
         ways: tuple[Way, Way] = ("F", "B")
+        self._tensors: dict[Way, Border] = {
+            "F": border,
+            "B": {name: tensor for name, tensor in border.items() if tensor.has_grad},
+        }
         self._channels = {way: channel(pipeline, stage, way) for way in ways}
-        self._routes: dict[tuple[Way, int], _Route] = {}
+        self._routes: dict[tuple[Way, int], dict[str, _Route]] = {}
         self._sent: dict[tuple[Way, int], Finish] = {}
         self._arriving: dict[tuple[Way, int], _Arrival] = {}
-        self._kept: dict[tuple[Way, int, Box], Tensor] = {}
+        self._kept: dict[tuple[Way, int, str, Box], Tensor] = {}
 
-    def send(self, way: Way, microbatch: int, tensor: Tensor) -> None:
-        """Hand on this rank's part of an output of ``stage``, or of a gradient of what it gave."""
-        route = self._route(way, microbatch)
-        assert route.held is not None, f"rank {self._comm.rank} has nothing to send {way}"
+    @property
+    def differentiable(self) -> Collection[str]:
+        """The tensors whose gradients come back."""
+        return self._tensors["B"].keys()
+
+    def send(self, way: Way, microbatch: int, tree: Tree) -> None:
+        """Hand on this rank's part of an output of ``stage``, or of gradients of what it gave."""
         parts = []
-        for move in route.going:
-            part = tensor[route.held.slices(move.box)].to(self._dtype)
-            if move.dst == self._comm.rank:
-                self._kept[way, microbatch, move.box] = part
-            else:
-                parts.append((move.dst, part.contiguous()))
+        for name, route in self._routes_of(way, microbatch).items():
+            assert route.held is not None, f"rank {self._comm.rank} has nothing to send {way}"
+            for move in route.going:
+                part = tree[name][route.held.slices(move.box)].to(self._dtype(way, name))
+                if move.dst == self._comm.rank:
+                    self._kept[way, microbatch, name, move.box] = part
+                else:
+                    parts.append((move.dst, part.contiguous()))
         if parts:
             road = self._channels[way]
             self._sent[way, microbatch] = self._comm.send(parts, channel=road, name="activations")
 
     def expect(self, way: Way, microbatch: int) -> None:
         """Start to receive what ``receive`` will be asked for, so that it can come meanwhile."""
-        route = self._route(way, microbatch)
-        coming = [move for move in route.coming if move.src != self._comm.rank]
-        tensors = [
-            torch.empty(move.box.size, dtype=self._dtype, device=self._comm.device)
-            for move in coming
-        ]
-        parts = [(move.src, tensor) for move, tensor in zip(coming, tensors, strict=True)]
-        boxes = tuple((move.box, tensor) for move, tensor in zip(coming, tensors, strict=True))
+        parts: list[tuple[int, Tensor]] = []
+        boxes: list[tuple[str, Box, Tensor]] = []
+        for name, route in self._routes_of(way, microbatch).items():
+            for move in route.coming:
+                if move.src != self._comm.rank:
+                    tensor = self._empty(way, name, move.box.size)
+                    parts.append((move.src, tensor))
+                    boxes.append((name, move.box, tensor))
         wait: Finish = _at_once
         if parts:
             road = self._channels[way]
             wait = self._comm.receive(parts, channel=road, name="activations")
-        self._arriving[way, microbatch] = _Arrival(wait, boxes)
+        self._arriving[way, microbatch] = _Arrival(wait, tuple(boxes))
 
-    def receive(self, way: Way, microbatch: int) -> Tensor:
-        """This rank's part of the input of ``stage + 1``, or of the gradient of ``stage``'s output.
+    def receive(self, way: Way, microbatch: int) -> dict[str, Tensor]:
+        """This rank's part of the input of ``stage + 1``, or of gradients of ``stage``'s output.
 
         It must be expected.
         """
-        route, arrival = self._route(way, microbatch), self._arriving.pop((way, microbatch))
-        assert route.wanted is not None, f"rank {self._comm.rank} gets nothing {way}"
+        arrival = self._arriving.pop((way, microbatch))
         arrival.wait()
-        by_hand = [move.box for move in route.coming if move.src == self._comm.rank]
-        parts = [(box, self._kept.pop((way, microbatch, box))) for box in by_hand]
-        parts += arrival.parts
+        result = {}
+        for name, route in self._routes_of(way, microbatch).items():
+            by_hand = [move.box for move in route.coming if move.src == self._comm.rank]
+            parts = [(box, self._kept.pop((way, microbatch, name, box))) for box in by_hand]
+            parts += [(box, tensor) for named, box, tensor in arrival.parts if named == name]
+            result[name] = self._put_together(way, name, route, parts)
+        return result
+
+    def _put_together(
+        self, way: Way, name: str, route: _Route, parts: Sequence[tuple[Box, Tensor]]
+    ) -> Tensor:
+        assert route.wanted is not None, f"rank {self._comm.rank} gets nothing {way}"
         if len(parts) == 1:
             return parts[0][1]
-        result = torch.empty(route.wanted.size, dtype=self._dtype, device=self._comm.device)
+        result = self._empty(way, name, route.wanted.size)
         for box, part in parts:
             result[route.wanted.slices(box)] = part
         return result
+
+    def _empty(self, way: Way, name: str, size: tuple[int, ...]) -> Tensor:
+        return torch.empty(size, dtype=self._dtype(way, name), device=self._comm.device)
+
+    def _dtype(self, way: Way, name: str) -> torch.dtype:
+        precision = self._pipeline.stages[self._stage].precision
+        role = self._tensors[way][name].role
+        return PRECISIONS[precision].compute.dtype if role == "compute" else _DTYPES[role]
 
     def release(self, way: Way, microbatch: int) -> None:
         """Let go of what was sent. Waits until it has left."""
@@ -154,17 +180,20 @@ class Seam:
             self.release(way, microbatch)
         assert not self._kept and not self._arriving, f"left over: {self._kept}, {self._arriving}"
 
-    def _route(self, way: Way, microbatch: int) -> _Route:
-        """The same for all microbatches of a size."""
+    def _routes_of(self, way: Way, microbatch: int) -> dict[str, _Route]:
+        """By tensor; the same for all microbatches of a size."""
         pipeline = self._pipeline
         size = min(pipeline.microbatch, pipeline.samples - microbatch * pipeline.microbatch)
         if (way, size) not in self._routes:
-            self._routes[way, size] = self._make_route(way, microbatch)
+            self._routes[way, size] = {
+                name: self._make_route(way, microbatch, tensor)
+                for name, tensor in self._tensors[way].items()
+            }
         return self._routes[way, size]
 
-    def _make_route(self, way: Way, microbatch: int) -> _Route:
+    def _make_route(self, way: Way, microbatch: int, tensor: BorderTensor) -> _Route:
         source, target = (
-            activation_tiling(self._pipeline, stage, microbatch, self._shape)
+            activation_tiling(self._pipeline, stage, microbatch, tensor.dims)
             for stage in (self._stage, self._stage + 1)
         )
         travelling: Sequence[Move] = moves(source, target)

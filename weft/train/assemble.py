@@ -1,0 +1,296 @@
+"""From a plan and a source of stages to live objects: the one place that puts a rank together.
+
+A source says what is trained: a model family, a list of layers, somebody's module, stages that
+only take time. ``assemble`` makes of it this rank's stages, its gradient path, the executor of its
+schedule and the engine of its steps, the same way for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from weft.comm.comm import Comm
+from weft.memory.recompute import Recomputed
+from weft.nn.init import initial_values
+from weft.nn.stage import MicroBatch, Objective, Stage
+from weft.optim.optimizer import Optimizer
+from weft.parallel.buckets import BUCKET_BYTES
+from weft.parallel.gradients import Gradients
+from weft.parallel.params import (
+    Held,
+    LocalParam,
+    held_pieces,
+    reduction_groups,
+)
+from weft.parallel.pipeline.deferred import WeightWork, defer_linears
+from weft.parallel.pipeline.executor import Computation, Executor
+from weft.parallel.pipeline.passes import InPasses, objective_in_passes
+from weft.parallel.pipeline.seam import channels
+from weft.parallel.runtimes import axis_groups
+from weft.parallel.sharding import Attendance, UnitParams, gather_in_time
+from weft.plan.border import Border
+from weft.plan.box import Box
+from weft.plan.model import ParamSpec
+from weft.plan.plan import PipelinePlan, Plan, Seat, StagePlan
+from weft.plan.tiling import Stored, Tiling
+from weft.precision.roles import Roles
+from weft.schedules.registry import splits_backward
+from weft.train.engine import Engine, Updates
+
+Part = Sequence[MicroBatch]
+"""This rank's microbatches of one global batch; its part of one may have no samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank holds of a model."""
+
+    seat: Seat
+    comm: Comm
+    stored: Mapping[str, Stored]
+    """Of each parameter that it has a part of."""
+    hollow: Set[str]
+    """Parameters that need no memory: it is there only while they are gathered."""
+
+
+class Source(Protocol):
+    """What is trained, whatever it comes from."""
+
+    @property
+    def specs(self) -> Sequence[ParamSpec]:
+        """Every trained parameter of the unsplit model."""
+
+    @property
+    def may_be_absent(self) -> bool:
+        """A parameter that no sample used has no gradient, rather than a zero one."""
+
+    def tilings(self, plan: Plan) -> Mapping[str, Tiling]:
+        """Where every trained parameter lives."""
+
+    def precision(self, seat: Seat) -> Roles:
+        """What this rank's numbers are stored in, by role."""
+
+    def stage(self, number: int, share: Share) -> Stage:
+        """One of this rank's stages, with its part of the parameters."""
+
+    def split(self, stage: Stage, share: Share) -> None:
+        """Let a stage compute with parts of its parameters."""
+
+    def objective(self, last: Stage) -> Objective:
+        """What becomes of the last stage's output."""
+
+    def borders(self, pipeline: PipelinePlan) -> Mapping[int, Border]:
+        """What crosses from each stage to the next."""
+
+    def expected_weight(self, plan: Plan) -> float:
+        """About what the weights of a global batch add up to, a constant of the job."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """How a job is put together, beside its plan. Numbers depend on ``max_grad_norm`` alone."""
+
+    max_grad_norm: float | None = None
+    overlap: bool = True
+    bucket_bytes: int = BUCKET_BYTES
+
+
+Update = TypeVar("Update", bound=Updates)
+"""What changes the parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled(Generic[Update]):
+    """What one rank of a job is made of."""
+
+    stages: Mapping[int, Stage]
+    """This rank's part of the model by stage number."""
+    executor: Executor
+    engine: Engine[Part]
+    optimizer: Update
+    specs: Sequence[ParamSpec]
+    """Every parameter of the unsplit model."""
+
+    @property
+    def gradients(self) -> Gradients:
+        return self.engine.gradients
+
+
+Built = Assembled[Optimizer]
+"""A rank of ``weft train``."""
+
+
+def assemble(
+    plan: Plan,
+    source: Source,
+    comm: Comm,
+    make_optimizer: Callable[[Gradients], Update],
+    options: Options | None = None,
+) -> Assembled[Update]:
+    """This rank's stages and engine. Where a source leaves parameters without values: ``fill``.
+
+    Collective: every rank of the plan calls it with the same arguments.
+    """
+    options = options or Options()
+    seat = plan.seat(comm.rank)
+    specs, tilings = source.specs, source.tilings(plan)
+    pieces = held_pieces(plan, specs, tilings)
+    stored = {n: Stored(t.boxes[comm.rank]) for n, t in tilings.items() if comm.rank in t.boxes}
+    hollow = {name for name, cut in pieces.items() if any(held.level == 3 for held in cut)}
+    share = Share(seat, comm, stored, hollow)
+    stages = {number: source.stage(number, share) for number in seat.stages}
+    comm.open_groups(axis_groups(plan))
+    path = partial(
+        gradient_path,
+        overlap=options.overlap,
+        rounds=seat.pipeline_plan.num_microbatches,
+        bucket_bytes=options.bucket_bytes,
+        may_be_absent=source.may_be_absent,
+    )
+    params = local_params(list(stages.values()), specs, stored)
+    gradients = path(params, pieces, comm, precision=source.precision(seat))
+    comm.open_channels(channels(plan))
+    work = WeightWork() if splits_backward(seat.pipeline_plan.schedule) else None
+    for number, stage in stages.items():
+        source.split(stage, share)
+        _apply(stage, seat.pipeline_plan.stages[number], work)
+    scale = source.expected_weight(plan)
+    executor = Executor(
+        seat, _computation(source, seat, stages, gradients), comm, gradients, scale=scale, work=work
+    )
+    optimizer = make_optimizer(gradients)
+    engine: Engine[Part] = Engine(
+        executor.train,
+        gradients,
+        optimizer,
+        comm,
+        expected_weight=scale,
+        max_grad_norm=options.max_grad_norm,
+    )
+    return Assembled(stages, executor, engine, optimizer, specs)
+
+
+def gradient_path(
+    params: Sequence[LocalParam],
+    pieces: Mapping[str, Sequence[Held]],
+    comm: Comm,
+    *,
+    precision: Roles,
+    overlap: bool = True,
+    rounds: int = 1,
+    bucket_bytes: int = BUCKET_BYTES,
+    may_be_absent: bool = False,
+) -> Gradients:
+    """The gradients of this rank's parameters, and the groups that they need. Collective."""
+    comm.open_groups(reduction_groups(pieces))
+    comm.open_gathering(reduction_groups(pieces, sharded=True))
+    return Gradients(
+        params,
+        pieces,
+        comm,
+        precision=precision,
+        overlap=overlap,
+        rounds=rounds,
+        bucket_bytes=bucket_bytes,
+        may_be_absent=may_be_absent,
+    )
+
+
+def local_params(
+    stages: Sequence[Stage], specs: Sequence[ParamSpec], stored: Mapping[str, Stored]
+) -> list[LocalParam]:
+    """The trained parameters that these stages hold, by logical name, in forward order.
+
+    Two stages that hold the same one (the ends of a V with a tied head) then share it.
+    """
+    by_name = {spec.name: spec for spec in specs}
+    found: dict[str, LocalParam] = {}
+    for module in (stage.module for stage in stages):
+        for name, param in list(module.named_parameters()):
+            if name in found:
+                first = found[name]
+                found[name] = replace(first, uses=first.uses + 1)
+                owner, _, leaf = name.rpartition(".")
+                module.get_submodule(owner).register_parameter(leaf, first.param)
+            elif name in by_name:
+                found[name] = LocalParam(by_name[name], stored[name], param)
+    return list(found.values())
+
+
+def _apply(stage: Stage, asked: StagePlan, work: WeightWork | None) -> None:
+    """Apply a stage's settings to its blocks, in one fixed order: defer, recompute, compile."""
+    for unit in stage.units.values():
+        if unit.block is None:
+            continue
+        if work is not None and unit.may_defer:
+            unit.replace(defer_linears(unit.block, work))
+        if asked.recompute == "full":
+            unit.wrap(partial(Recomputed, draws=unit.draws))
+        if asked.compile:
+            unit.compile()
+
+
+def _computation(
+    source: Source, seat: Seat, stages: Mapping[int, Stage], gradients: Gradients
+) -> Computation:
+    """What the executor runs: stages that gather in time, in passes, and the objective."""
+    asked = seat.pipeline_plan.stages
+    attendances = _gather_in_time(stages, gradients)
+    last = len(asked) - 1
+    objective = None
+    if last in stages:
+        objective = source.objective(stages[last])
+        if last in attendances:
+            objective = attendances[last].announced(objective)
+        if asked[last].passes > 1:
+            objective = objective_in_passes(objective, asked[last].passes)
+    return Computation(
+        stages={
+            number: stage if asked[number].passes == 1 else InPasses(stage, asked[number].passes)
+            for number, stage in stages.items()
+        },
+        objective=objective,
+        borders=source.borders(seat.pipeline_plan),
+        attendances=attendances,
+    )
+
+
+def _gather_in_time(stages: Mapping[int, Stage], gradients: Gradients) -> dict[int, Attendance]:
+    """Where ranks keep segments of parameters, let units wait for whole ones."""
+    all_units: list[UnitParams] = []
+    attendances = {}
+    for number, stage in stages.items():
+        if gradients.sharded:
+            attendances[number] = gather_in_time(stage, gradients.sharded, all_units)
+    return attendances
+
+
+Values = Callable[[ParamSpec, Box, torch.dtype], Tensor]
+"""Values of one box of one parameter."""
+
+
+@torch.no_grad()
+def fill(gradients: Gradients, values: Values) -> None:
+    """Give every parameter its values: initial ones, or a checkpoint's."""
+    gradients.fence()
+    for main in gradients.mains:
+        main.value.copy_(values(main.spec, main.box, main.value.dtype))
+    for frozen in gradients.frozen:  # rounded as what a master copy holds would be
+        dtype = gradients.precision.master.dtype
+        frozen.value.copy_(values(frozen.spec, frozen.box, dtype))
+    gradients.publish()
+
+
+def initial(seed: int) -> Values:
+    """Initial values that depend on seed, name and global index alone."""
+
+    def values(spec: ParamSpec, box: Box, dtype: torch.dtype) -> Tensor:
+        return initial_values(seed, spec, box, dtype)
+
+    return values
