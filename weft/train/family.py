@@ -35,6 +35,8 @@ class FamilySource:
         self._spec = spec
         self._seq_len = seq_len
         self._family = FAMILIES[spec.family]
+        self._layout = self._family.layout(spec)
+        refuse_strangers(self._layout, module_names(spec))
 
     def tilings(self, plan: Plan) -> Mapping[str, Tiling]:
         return param_tilings(plan, self._spec)
@@ -67,10 +69,8 @@ class FamilySource:
 
     def split(self, stage: Stage, share: Share) -> None:
         """Divided along the axes of its mesh, as the family's layout says."""
-        layout = self._family.layout(self._spec)
-        refuse_strangers(layout, module_names(self._spec))
         sizes = {"seq": self._seq_len}
-        apply_layout(stage.module, layout, share.seat, share.comm, sizes=sizes)
+        apply_layout(stage.module, self._layout, share.seat, share.comm, sizes=sizes)
 
     def objective(self, last: Stage) -> Objective:
         assert isinstance(last, Decoder), type(last)
