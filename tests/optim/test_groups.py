@@ -12,7 +12,6 @@ import torch
 from optim.test_rules import run_of
 from parity.cases import OPTIM, Case
 from parity.test_parity import TOLERANCE
-from weft.train.build import build, fill, initial
 
 from weft.checkpoint.reader import open_checkpoint
 from weft.comm.address import RankAddress
@@ -32,6 +31,8 @@ from weft.nn.init import initial_values
 from weft.optim.groups import Settings, marked, refuse_idle_groups, settings_of
 from weft.plan.box import Box
 from weft.plan.plan import Plan
+from weft.train.assemble import fill, initial
+from weft.train.family import assemble_model
 from weft.train.joining import join_plan
 from weft.train.saving import restore, save
 
@@ -107,9 +108,11 @@ def _here(job: Any, *args: Any, world_size: int) -> list[Any]:
 def count(address: RankAddress, plan: Plan, rehearsal: Rehearsal, root: Path) -> dict[str, Any]:
     """What a rank keeps for the parameters that it trains, and what it sends for them."""
     comm, _ = join_plan(address, plan, timeout_s=60)
-    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    built = assemble_model(
+        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+    )
     fill(built.gradients, initial(rehearsal.seed))
-    params = {n: p for stage in built.stages.values() for n, p in stage.named_parameters()}
+    params = {n: p for stage in built.stages.values() for n, p in stage.module.named_parameters()}
     before = {name: param.detach().clone() for name, param in params.items()}
     built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))
     save(run_of(built, comm, plan, rehearsal), root, 1, fingerprint="same")

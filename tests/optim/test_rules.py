@@ -14,7 +14,6 @@ from parity.cases import Case
 from parity.test_parity import TOLERANCE
 from torch import Tensor, nn
 from train.test_gradients import gradients_of
-from weft.train.build import Built, build, fill, initial
 
 from weft.checkpoint.reader import open_checkpoint
 from weft.comm.address import RankAddress
@@ -39,6 +38,8 @@ from weft.elastic.pool import WorkerPool
 from weft.optim.optimizer import Optimizer
 from weft.plan.plan import Plan
 from weft.platform.cpu import CpuPlatform
+from weft.train.assemble import Built, fill, initial
+from weft.train.family import assemble_model
 from weft.train.joining import join_plan
 from weft.train.loop import Run
 from weft.train.saving import restore, save
@@ -156,7 +157,9 @@ def test_a_batch_without_weight_changes_no_bit(optim: OptimConfig) -> None:
 def save_halfway(address: RankAddress, plan: Plan, rehearsal: Rehearsal, root: Path) -> list[float]:
     """Two steps, a checkpoint, two more steps: the losses after it."""
     comm, _ = join_plan(address, plan, timeout_s=60)
-    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    built = assemble_model(
+        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+    )
     fill(built.gradients, initial(rehearsal.seed))
     for step in range(2):
         built.engine.step(synthetic_microbatches(comm, plan, rehearsal, step))
@@ -166,7 +169,9 @@ def save_halfway(address: RankAddress, plan: Plan, rehearsal: Rehearsal, root: P
 
 def load_halfway(address: RankAddress, plan: Plan, rehearsal: Rehearsal, root: Path) -> list[float]:
     comm, _ = join_plan(address, plan, timeout_s=60)
-    built = build(plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len)
+    built = assemble_model(
+        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+    )
     restore(built, open_checkpoint(root))
     return losses_after(built, comm, plan, rehearsal)
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from train.test_saving import CONFIG, SPEC, plan_of
-from weft.train.build import build, fill, initial
 
 from weft.comm.comm import Comm
 from weft.config.sections import CheckpointConfig, TrainConfig
@@ -20,6 +19,8 @@ from weft.data.synthetic import SyntheticDataset
 from weft.platform.cpu import CpuPlatform
 from weft.report.metrics import EvalMetrics, StepMetrics, Writer
 from weft.report.progress import Progress
+from weft.train.assemble import fill, initial
+from weft.train.family import assemble_model
 from weft.train.hooks import log_metrics, note_step
 from weft.train.loop import Run, StepRecord, train
 from weft.train.numbers import waits_for_reads
@@ -64,7 +65,7 @@ def run_with(
         update={"train": train_config, "checkpoint": CheckpointConfig(every=8)}
     )
     comm, plan = Comm(), plan_of(6)
-    built = build(plan, SPEC, comm, optim=config.optim, seq_len=16)
+    built = assemble_model(plan, SPEC, comm, optim=config.optim, seq_len=16)
     built.optimizer.is_host = kind is Run
     fill(built.gradients, initial(1))
     data = SyntheticDataset(vocab_size=SPEC.vocab_size, seq_len=16, seed=3)
