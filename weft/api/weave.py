@@ -33,6 +33,7 @@ from weft.api.objective import weighted_sum
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
+from weft.config.axes import MODEL_AXES
 from weft.config.errors import ConfigError
 from weft.nn.context import Context
 from weft.nn.stage import MicroBatch, Objective, Output, Stage, Tree, Unit, rows_of
@@ -190,8 +191,8 @@ def _check_plan(plan: Plan, world_size: int) -> None:
     if plan.world_size != world_size:
         raise ConfigError("plan", f"{plan.world_size} ranks", f"{world_size} ranks")
     for p, s, stage in plan.stages():
-        if s or stage.mesh.size("tp") > 1:
-            expected = "one stage, without a tp axis"
+        if s or stage.mesh.model_axes:
+            expected = f"one stage, without a {' or '.join(MODEL_AXES)} axis"
             raise ConfigError(f"plan.pipelines[{p}]", "a model that is cut", expected)
         if stage.zero == 3:
             hint = "Weft does not know when this module needs which of its parameters."

@@ -24,6 +24,7 @@ from weft.api.layer_list import CANNOT, PROBE, ElementLoss, Layer, Skeleton, in_
 from weft.api.objective import weighted_sum
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
+from weft.config.axes import MODEL_AXES
 from weft.config.errors import ConfigError
 from weft.nn.context import Context
 from weft.nn.stage import (
@@ -112,9 +113,10 @@ def check_layer_plan(plan: Plan, layers: Sequence[Layer]) -> None:
     validate_plan(plan, num_layers=len(layers), global_batch=plan.global_batch)
     for p, s, stage in plan.stages():
         where = f"plan.pipelines[{p}].stages[{s}]"
-        if stage.mesh.size("tp") > 1:
+        if stage.mesh.model_axes:
+            expected = f"no {' or '.join(MODEL_AXES)} axis"
             hint = "Weft has no layout that says how these layers are cut: use dp or more stages."
-            raise ConfigError(f"{where}.mesh", dict(stage.mesh.axes), "no tp axis", hint)
+            raise ConfigError(f"{where}.mesh", dict(stage.mesh.axes), expected, hint)
         if stage.zero == 3:
             hint = "Level 3 needs to know when each block computes; 2 shares all but parameters."
             raise ConfigError(f"{where}.zero", 3, "2 at most for a list of layers", hint)

@@ -20,6 +20,8 @@ class AxisEntry:
     """Ranks along it compute different samples; along the others they share the same ones."""
     missing: str = ""
     """Why this version refuses sizes above 1; empty where it runs them."""
+    slow_links: str = ""
+    """What helps where ranks along it wait for links; empty where they send nothing in layers."""
 
 
 ENTRIES = (
@@ -32,11 +34,24 @@ ENTRIES = (
     AxisEntry(
         name="tp",
         manual="Ways to split each matrix product; keep these ranks inside one machine.",
+        slow_links="less tensor parallelism and more stages: sums inside layers wait for links",
     ),
 )
 """Outermost first by default."""
 
-NAMES = tuple(entry.name for entry in ENTRIES if not entry.missing)
-"""Of the axes that this version runs."""
+RUN_ENTRIES = tuple(entry for entry in ENTRIES if not entry.missing)
+"""The axes that this version runs."""
+
+NAMES = tuple(entry.name for entry in RUN_ENTRIES)
 
 SAMPLE_AXES = tuple(entry.name for entry in ENTRIES if entry.divides_samples)
+
+MODEL_AXES = tuple(name for name in NAMES if name not in SAMPLE_AXES)
+"""Those along which ranks compute the same samples, each with a part of the model."""
+
+_WRITTEN, _REVERSED = (f"[{', '.join(names)}]" for names in (NAMES, NAMES[::-1]))
+ORDER_MANUAL = (
+    f"Which ranks are neighbours: {_WRITTEN} gives neighbouring ranks to {NAMES[-1]}, {_REVERSED} "
+    f"to {NAMES[0]}; null is\n{_WRITTEN}. It changes where ranks are and no number."
+)
+"""Of the key that says in which order the axes of a mesh are."""

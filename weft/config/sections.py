@@ -8,10 +8,12 @@ another package can judge (a model's size, a device) is judged there, with the s
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from math import prod
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
+from weft.config.axes import NAMES, ORDER_MANUAL, RUN_ENTRIES
 from weft.config.errors import ConfigError
 
 # Strict: text and true/false are never numbers, and numbers never text.
@@ -141,12 +143,10 @@ Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp64", "fp32", "bf16"]
 Recompute = Literal["off", "full"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
-Axis = Literal["dp", "tp"]
 
 
-class StageConfig(Section):
-    """Consecutive layers of a pipeline on dp x tp ranks of their own, and how they compute. What is
-    left out, or null, is as in `compute`."""
+class _StageLayers(Section):
+    """What a stage holds."""
 
     layers: Whole | None = None
     """Layers it holds; null takes an even part of what the other stages of the pipeline leave. The
@@ -154,13 +154,26 @@ class StageConfig(Section):
     split: tuple[Whole, ...] | None = None
     """Instead of `layers`, where the schedule gives each mesh several stages: the layers of each of
     them, in the order of the model. null splits `layers` evenly."""
-    dp: Count = 1
-    """Ways to divide the samples of a micro-batch; every rank computes its part."""
-    tp: Count = 1
-    """Ways to split each matrix product; keep these ranks inside one machine."""
-    order: tuple[Axis, Axis] | None = None
-    """Which ranks are neighbours: [dp, tp] gives neighbouring ranks to tp, [tp, dp] to dp; null is
-    [dp, tp]. It changes where ranks are and no number."""
+
+
+if TYPE_CHECKING:
+    _StageMesh = _StageLayers
+else:  # a key for each axis of the table, and one for their order
+    _StageMesh = create_model(
+        "_StageMesh",
+        __base__=_StageLayers,
+        **{entry.name: (Count, Field(1, description=entry.manual)) for entry in RUN_ENTRIES},
+        order=(
+            tuple[(Literal[NAMES],) * len(NAMES)] | None,
+            Field(None, description=ORDER_MANUAL),
+        ),
+    )
+
+
+class StageConfig(_StageMesh):
+    """Consecutive layers of a pipeline on dp x tp ranks of their own, and how they compute. What is
+    left out, or null, is as in `compute`."""
+
     zero: Annotated[Whole, Field(le=3)] = 0
     """What ranks with the same parameters divide instead of each keeping all of it: 1 the
     optimizer's state, 2 gradients too, 3 the parameters too; 0 nothing."""
@@ -174,6 +187,17 @@ class StageConfig(Section):
     """What this stage computes again in backward."""
     compile: Flag | None = None
     """torch.compile each block of this stage."""
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Size of each axis of its mesh, outermost first."""
+        said = dict(self)
+        return {name: said[name] for name in said["order"] or NAMES}
+
+    @property
+    def num_ranks(self) -> int:
+        """Of its mesh."""
+        return prod(self.axes.values())
 
 
 Stages = Annotated[tuple[StageConfig, ...], Field(min_length=1)]

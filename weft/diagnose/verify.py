@@ -124,7 +124,7 @@ class RankTrace:
 def one_process(plan: Plan) -> Plan:
     """The same job on one rank: whole batches, no splitting, the first stage's settings."""
     _, _, stage = next(iter(plan.stages()))
-    mesh = Mesh.of((0,), dp=1)
+    mesh = Mesh.of((0,))
     alone = StagePlan(
         mesh=mesh, layers=(0, plan.num_layers), device=stage.device, precision=stage.precision
     )

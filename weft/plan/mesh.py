@@ -44,6 +44,11 @@ class Mesh:
         """Parts into which the samples of a microbatch are divided."""
         return prod(self.size(axis) for axis in SAMPLE_AXES)
 
+    @property
+    def model_axes(self) -> tuple[str, ...]:
+        """Its axes along which ranks compute the same samples."""
+        return tuple(axis for axis, size in self.axes if size > 1 and axis not in SAMPLE_AXES)
+
     def split_samples(self, size: int) -> dict[int, range]:
         """Which of ``size`` samples each rank computes: consecutive parts, as even as they go."""
         result = {}

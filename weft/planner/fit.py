@@ -107,7 +107,7 @@ def _zero(level: ZeroLevel) -> Callable[[StagePlan], StagePlan]:
     """At least that level where ranks can share."""
 
     def raised(stage: StagePlan) -> StagePlan:
-        if stage.mesh.size("dp") == 1 or stage.zero >= level:
+        if stage.mesh.sample_ways == 1 or stage.zero >= level:
             return stage
         return replace(stage, zero=level)
 
@@ -118,7 +118,7 @@ def _halved(plan: Plan) -> Plan:
     """Half the samples in each microbatch, as long as every rank and pass has one."""
 
     def half(pipeline: PipelinePlan) -> PipelinePlan:
-        least = max(stage.mesh.size("dp") * stage.passes for stage in pipeline.stages)
+        least = max(stage.mesh.sample_ways * stage.passes for stage in pipeline.stages)
         return replace(pipeline, microbatch=max(pipeline.microbatch // 2, least))
 
     return replace(plan, pipelines=tuple(half(pipeline) for pipeline in plan.pipelines))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from weft.config.axes import ENTRIES
+from weft.plan.plan import StagePlan
 from weft.planner.forecast import Forecast, PositionForecast
 
 Cause = Literal["arithmetic", "memory bandwidth", "communication", "waiting", "exchange", "update"]
@@ -88,10 +90,7 @@ def advice(forecast: Forecast, limits: Limits) -> Iterator[str]:
     """What usually helps against what limits this plan; nothing where no cause is large."""
     stages = [stage for _, _, stage in forecast.plan.stages()]
     if limits.part("communication") >= LARGE:
-        if max(stage.mesh.size("tp") for stage in stages) > 1:
-            yield "less tensor parallelism and more stages: sums inside layers wait for links"
-        else:
-            yield "a lower ZeRO level where memory allows: parameters are gathered too often"
+        yield from _against_links(stages)
     if limits.part("waiting") >= LARGE and len(limits.slowest.stages) < len(stages):
         yield "more samples a step, or smaller micro-batches: stages wait while pipelines fill"
     if limits.part("exchange") >= LARGE:
@@ -102,6 +101,13 @@ def advice(forecast: Forecast, limits: Limits) -> Iterator[str]:
         yield "more stages, a higher ZeRO level or larger chips: layers are computed twice"
     if limits.part("update") >= LARGE:
         yield "ZeRO 1 or more samples a step: every copy updates all parameters by itself"
+
+
+def _against_links(stages: Sequence[StagePlan]) -> list[str]:
+    """What helps where stages wait for links."""
+    used = {axis for stage in stages for axis in stage.mesh.model_axes}
+    words = [entry.slow_links for entry in ENTRIES if entry.slow_links and entry.name in used]
+    return words or ["a lower ZeRO level where memory allows: parameters are gathered too often"]
 
 
 def where(position: PositionForecast) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from weft.config.axes import NAMES
 from weft.config.batch import Batch
 from weft.config.errors import ConfigError
 from weft.config.sections import PipelineConfig, PlanConfig, Schedule, StageConfig
@@ -66,7 +67,7 @@ def staged_plan(
                 layout.meshes, _stages(asked, layout, counts, first_rank), strict=True
             )
         ]
-        first_rank += sum(stage.dp * stage.tp for stage in asked.stages)
+        first_rank += sum(stage.num_ranks for stage in asked.stages)
         built.append(
             PipelinePlan(
                 stages=tuple(stages), samples=samples, microbatch=micro, schedule=layout.schedule
@@ -111,10 +112,9 @@ def _stages(
     """The stages in the order of the model, on consecutive ranks for each mesh."""
     meshes = []
     for stage in asked.stages:
-        ranks = range(first_rank, first_rank + stage.dp * stage.tp)
-        sizes = {"dp": stage.dp, "tp": stage.tp}
-        axes = {axis: sizes[axis] for axis in stage.order or ("dp", "tp") if sizes[axis] > 1}
-        meshes.append(Mesh.of(ranks, **(axes or {"dp": 1})))
+        ranks = range(first_rank, first_rank + stage.num_ranks)
+        sizes = {axis: size for axis, size in stage.axes.items() if size > 1}
+        meshes.append(Mesh.of(ranks, **(sizes or {NAMES[0]: 1})))
         first_rank = ranks.stop
     start = 0
     for m, count in zip(layout.meshes, counts, strict=True):
@@ -166,10 +166,11 @@ def _refuse_without_effect(
 ) -> None:
     for m, stage in enumerate(stages):
         key = f"{where}stages[{m}]"
-        if stage.order is not None and 1 in (stage.dp, stage.tp):
-            hint = "There is nothing to order."
-            raise ConfigError(f"{key}.order", stage.order, "null where dp or tp is 1", hint)
-        refuse_idle_work((f"{key}.dp", f"{key}.passes"), stage.dp, stage.passes, micro)
+        order = dict(stage)["order"]
+        if order is not None and sum(size > 1 for size in stage.axes.values()) < 2:
+            expected = f"null where {' or '.join(NAMES)} is 1"
+            raise ConfigError(f"{key}.order", order, expected, "There is nothing to order.")
+        refuse_idle_work((key, f"{key}.passes"), stage.axes, stage.passes, micro)
         held = sum(count for mesh, count in zip(layout.meshes, counts, strict=True) if mesh == m)
         for name in ("recompute", "compile"):
             value = dict(stage)[name]

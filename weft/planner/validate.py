@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import get_args
 
+from weft.axes.registry import AXES
+from weft.config.axes import ENTRIES, NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
+from weft.plan.layout import SAMPLES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Precision, Recompute, ScheduleName, ZeroLevel
 from weft.schedules.registry import expected_positions
@@ -116,27 +120,31 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
     _check_layers(where, pipeline, num_layers)
     _check_positions(where, pipeline)
     for s, stage in enumerate(pipeline.stages):
-        if stage.mesh.size("cp") > 1:
-            hint = "Context parallelism is not run by this version."
-            value = dict(stage.mesh.axes)
-            raise ConfigError(f"{where}.stages[{s}].mesh", value, "axes dp and tp alone", hint)
+        for entry in ENTRIES:
+            if entry.missing and stage.mesh.size(entry.name) > 1:
+                expected = f"axes {' and '.join(NAMES)} alone"
+                value = dict(stage.mesh.axes)
+                raise ConfigError(f"{where}.stages[{s}].mesh", value, expected, entry.missing)
         if stage.passes < 1:
             raise ConfigError(f"{where}.stages[{s}].passes", stage.passes, "at least 1")
         micro = min(pipeline.microbatch, pipeline.samples)
-        keys = f"{where}.stages[{s}].mesh.dp", f"{where}.stages[{s}].passes"
-        refuse_idle_work(keys, stage.mesh.size("dp"), stage.passes, micro)
+        keys = f"{where}.stages[{s}].mesh", f"{where}.stages[{s}].passes"
+        refuse_idle_work(keys, dict(stage.mesh.axes), stage.passes, micro)
 
 
-def refuse_idle_work(keys: tuple[str, str], dp: int, passes: int, micro: int) -> None:
+def refuse_idle_work(
+    keys: tuple[str, str], sizes: Mapping[str, int], passes: int, micro: int
+) -> None:
     """Every rank, and every pass, has samples of a full micro-batch.
 
     Raises:
-        ConfigError: one has none; ``keys`` say where ``dp`` and ``passes`` were written.
+        ConfigError: one has none; ``keys`` say where the axes and ``passes`` were written.
     """
-    if dp > micro:
-        expected = f"at most the samples of a micro-batch ({micro})"
-        raise ConfigError(keys[0], dp, expected, "Further ranks would have nothing to do.")
-    most = -(-micro // dp)
+    least = most = micro
+    for axis in SAMPLE_AXES:
+        ways = sizes.get(axis, 1)
+        AXES[axis].check([replace(SAMPLES, size=least)], ways, f"{keys[0]}.{axis}")
+        least, most = least // ways, -(-most // ways)
     if passes > most:
         expected = f"at most {most}, the samples that a rank has of a micro-batch"
         raise ConfigError(keys[1], passes, expected)

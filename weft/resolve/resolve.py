@@ -209,7 +209,7 @@ def _devices(
     ranks: Counter[str] = Counter()
     for pipeline in pipelines:
         for stage in pipeline.stages:
-            ranks[stage.device or config.compute.device] += stage.dp * stage.tp
+            ranks[stage.device or config.compute.device] += stage.num_ranks
     here = ranks_here or ranks.total()
     if chips < min(ranks["cuda"], here):
         key = _first_cuda(config, pipelines)

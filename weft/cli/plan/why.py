@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from weft.cli.target import load
+from weft.config.axes import NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.planner.rival import Part, Rival
 
-SHORT = ("pp", "dp", "tp", "zero", "recompute", "schedule", "micro")
+SHORT = ("pp", *NAMES, "zero", "recompute", "schedule", "micro")
 """What may be given without the name of a section: equal meshes in one pipeline."""
 _REPLACED = ("plan.", "plan=", "batch.micro=")
 
@@ -55,7 +56,7 @@ def _at_keys(why: str) -> list[str]:
 
 def _equal_stages(pairs: dict[str, str]) -> Iterator[str]:
     """One pipeline of equal meshes; one sample a rank where nothing is given."""
-    stage = {key: pairs[key] for key in ("dp", "tp", "zero", "recompute") if key in pairs}
+    stage = {key: pairs[key] for key in (*NAMES, "zero", "recompute") if key in pairs}
     inside = ", ".join(f"{key}: {value}" for key, value in stage.items())
     try:
         num_stages = int(pairs.get("pp", "1"))
@@ -64,7 +65,8 @@ def _equal_stages(pairs: dict[str, str]) -> Iterator[str]:
     schedule = pairs.get("schedule", "1f1b") if num_stages > 1 else "null"
     yield f"plan.stages=[{', '.join([f'{{{inside}}}'] * num_stages)}]"
     yield f"plan.schedule={schedule}"
-    yield f"batch.micro={pairs.get('micro', pairs.get('dp', '1'))}"
+    each = [pairs[axis] for axis in SAMPLE_AXES if axis in pairs]
+    yield f"batch.micro={pairs.get('micro', each[0] if each else '1')}"
 
 
 def comparison(rival: Rival) -> Iterator[str]:
