@@ -1,4 +1,4 @@
-"""A checkpoint of any plan loads into any other: nine plans, all pairs, the next three losses."""
+"""A checkpoint of any plan loads into any other: nine plans, all pairs, the next two losses."""
 
 from pathlib import Path
 
@@ -41,14 +41,14 @@ CONFIG = Config(
 
 
 def losses(built: Built, comm: Comm, plan: Plan, rehearsal: Rehearsal) -> list[float]:
-    """Of the three steps after the checkpoint."""
+    """Of the steps after the checkpoint: the first shows the parameters, the second all else."""
     return [
         float(
             built.engine.step(
                 synthetic_microbatches(comm, plan, rehearsal, SAVED_AFTER + step)
             ).loss
         )
-        for step in range(3)
+        for step in range(2)
     ]
 
 
@@ -105,7 +105,7 @@ def test_all_pairs(pool: WorkerPool, tmp_path: Path) -> None:
         ranks = pool.run(save_and_go_on, plan, rehearsal, root, world_size=plan.world_size)
         after.append(ranks[0])
         assert after[-1] == pytest.approx(after[0], rel=1e-10), case.name
-    assert len(set(after[0])) == 3
+    assert len(set(after[0])) == 2
     for case in PLANS:
         plan = case.plan()
         ranks = pool.run(load_each, plan, rehearsal, roots, world_size=plan.world_size)
