@@ -2,10 +2,11 @@
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from weft.elastic.pool import WorkerPool
+from weft.elastic.pool import Job, WorkerPool
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so; commands under test must hear Ctrl-C.
@@ -20,7 +21,14 @@ def no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+class PatientPool(WorkerPool):
+    """Ranks may take long: a machine may be busy with other things."""
+
+    def run(self, job: Job, *args: Any, world_size: int, timeout_s: float = 1200.0) -> list[Any]:
+        return super().run(job, *args, world_size=world_size, timeout_s=timeout_s)
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[WorkerPool]:
-    with WorkerPool() as pool:
+    with PatientPool() as pool:
         yield pool

@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def output(*command: str) -> str:
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout
 

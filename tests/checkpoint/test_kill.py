@@ -43,7 +43,7 @@ def test_killed_at_every_call(scenario: str, tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, str(HERE / "kill_saves.py"), scenario, str(tmp_path)],
         check=True,
-        timeout=120,
+        timeout=1200,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     roots = sorted(tmp_path.iterdir())

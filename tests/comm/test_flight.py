@@ -103,7 +103,7 @@ def test_a_call_that_lasts_is_written_before_anybody_gives_up(tmp_path: Path) ->
     flight = Flight(0)
     flight.keep_in(tmp_path, patience_s=0.02)
     flight.wait(flight.begin("gradients", "group", (0, 1), 8))
-    for _ in range(1000):
+    for _ in range(30_000):
         if (found := read_flights(tmp_path).get(0)) is not None:
             break
         time.sleep(0.01)

@@ -12,7 +12,7 @@ from weft.comm.join import join
 from weft.elastic.pool import WorkerPool
 from weft.elastic.processes import RanksFailedError
 
-TIMEOUT_S = 1.5
+TIMEOUT_S = 3.0
 
 
 def works_for_long(address: RankAddress) -> str:

@@ -7,7 +7,10 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from time import sleep
+from types import SimpleNamespace
 
 import pytest
 from data_cases import config, documents, folder_of_texts, jsonl, prepared, silent, stream
@@ -269,7 +272,7 @@ def test_two_that_prepare_at_once_do_the_work_once(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    answers = [process.communicate(timeout=60)[0].split() for process in processes]
+    answers = [process.communicate(timeout=600)[0].split() for process in processes]
     assert len({fingerprint for fingerprint, _ in answers}) == 1
     assert sorted(worked for _, worked in answers) == ["False", "False", "True"]
 
@@ -286,22 +289,27 @@ def test_a_lock_that_nobody_keeps_alive_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_a_lock_that_is_kept_alive_is_waited_for(tmp_path: Path) -> None:
-    """The holder works for longer than others wait, and tells them so."""
-    code = (
-        "import sys, time; from pathlib import Path; from weft.data.cache import locked\n"
-        "with locked(Path(sys.argv[1])) as lock:\n"
-        "    tell = lock.keeping_alive(lambda *_: None)\n"
-        "    print('held', flush=True)\n"
-        "    for _ in range(20):\n"
-        "        time.sleep(0.1); tell(0, 0, '')\n"
-    )
-    path = str(tmp_path / "x.lock")
-    holder = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE)
-    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-    with locked(Path(path), wait_s=1.0):
-        assert holder.wait(timeout=10) == 0
-    holder.stdout.close()
+def test_a_lock_that_is_kept_alive_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder works for longer than others wait, and tells them so. Waiting moves the clock."""
+    path, polls = tmp_path / "x.lock", 0
+    with ExitStack() as holder:
+        tell = holder.enter_context(locked(path)).keeping_alive(silent)
+
+        def poll(_: float) -> None:
+            nonlocal polls
+            polls += 1
+            sleep(0.03)  # more than one tick of the times of files
+            if polls == 10:
+                holder.close()
+            else:
+                tell(0, 0, "")
+
+        clock = SimpleNamespace(monotonic=lambda: 30.0 * polls, sleep=poll)
+        monkeypatch.setattr("weft.data.cache.time", clock)
+        with locked(path, wait_s=45.0):
+            assert polls == 10
 
 
 def test_remains_of_a_killed_preparation_are_removed(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-QUICK_S = 15.0
-"""Time to notice an end, on a machine that may be busy."""
+TIMEOUT_S = 300.0
+"""For whatever is waited for, on a machine that may be very busy."""
 
 SCRIPT = """
     import os, sys, time
@@ -22,7 +22,7 @@ SCRIPT = """
 
     def busy(place, folder):
         (folder / f"{place.rank}.pid").write_text(str(os.getpid()))
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 3600
         while time.monotonic() < deadline:
             time.sleep(0.05)
 
@@ -51,7 +51,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = QUICK_S) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = TIMEOUT_S) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -83,7 +83,7 @@ def started(folder: Path, kind: str) -> Iterator[Started]:
     files = [folder / f"{rank}.pid" for rank in range(2)]
     job = Started(parent, [])
     try:
-        assert wait_until(lambda: all(f.exists() and f.read_text() for f in files), 60)
+        assert wait_until(lambda: all(f.exists() and f.read_text() for f in files))
         job.ranks.extend(int(file.read_text()) for file in files)
         yield job
     finally:
@@ -98,7 +98,7 @@ def test_ranks_do_not_outlive_a_killed_parent(tmp_path: Path, kind: str) -> None
     with started(tmp_path, kind) as job:
         assert len(job.alive()) == 2
         job.parent.kill()
-        job.parent.wait(QUICK_S)
+        job.parent.wait(TIMEOUT_S)
         assert wait_until(lambda: not job.alive())
 
 
@@ -109,7 +109,7 @@ def test_a_signal_to_the_parent_alone_stops_the_ranks(
     """These ranks listen to nothing, so SIGTERM ends them: that is a stop, not a failure."""
     with started(tmp_path, "ranks") as job:
         os.kill(job.parent.pid, number)
-        output, _ = job.parent.communicate(timeout=QUICK_S)
+        output, _ = job.parent.communicate(timeout=TIMEOUT_S)
         assert (job.parent.returncode, output) == (0, "stopped\n")
         assert not job.alive()
     assert not list(tmp_path.glob(".*")), "meeting files left behind"

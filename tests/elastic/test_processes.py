@@ -16,13 +16,13 @@ from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
 from weft.elastic.processes import RanksFailedError, run_ranks
 
-QUICK_S = 12.0
-"""Time to notice a failure, on a machine that may be busy."""
+FOREVER_S = 3600.0
+"""Longer than a test may take: whoever waits for this hangs."""
 
 
 def meet(address: RankAddress) -> Comm:
     torch.set_num_threads(1)
-    return join(address, backend="gloo", device=torch.device("cpu"), timeout_s=60)
+    return join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
 
 
 def works(address: RankAddress, out: Path) -> None:
@@ -45,7 +45,7 @@ def fails(address: RankAddress, how: str) -> None:
             os._exit(7)
         raise ValueError("the matrix is upside down")
     comm.all_reduce(torch.zeros(3), name="gradients")
-    time.sleep(60)
+    time.sleep(FOREVER_S)
 
 
 def test_ranks_meet_and_all_but_the_first_log_to_files(tmp_path: Path) -> None:
@@ -65,10 +65,8 @@ def test_ranks_meet_and_all_but_the_first_log_to_files(tmp_path: Path) -> None:
     ],
 )
 def test_the_first_failure_is_named(tmp_path: Path, how: str, cause: str, message: str) -> None:
-    start = time.monotonic()
     with pytest.raises(RanksFailedError) as failed:
         run_ranks(fails, (how,), 3, folder=tmp_path)
-    assert time.monotonic() - start < QUICK_S
     assert str(failed.value) == message
     assert failed.value.first.cause == cause
     assert ("upside down" in failed.value.first.detail) == (how == "error")
@@ -97,7 +95,7 @@ def test_pool_reuses_processes_and_replaces_failed_ones(pool: WorkerPool) -> Non
 
 def hangs(address: RankAddress) -> None:
     if address.rank == 0:
-        time.sleep(60)
+        time.sleep(FOREVER_S)
 
 
 def test_pool_ends_a_rank_that_hangs(pool: WorkerPool) -> None:

@@ -29,7 +29,7 @@ def test_command_finds_nothing(name: str) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr

@@ -13,9 +13,11 @@ from pathlib import Path
 
 RANK = int(os.environ["RANK"])
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
-TIMEOUT_S = 20.0
+TIMEOUT_S = 300.0
 PORT = 7000
 SENT_BYTES = 6_000_000
+SENT_TIMES = 3
+"""The fastest counts: a busy machine is late now and then, and never early."""
 
 
 def write(folder: Path, value: object) -> None:
@@ -66,6 +68,7 @@ def share(folder: Path) -> None:
         step(folder, 1)
     until((folder / "slowed").exists)
     after = spin_for(0.6)
+    until(lambda: not RANK or throttled() > 5 or spin_for(0.1) < 0)
     write(folder, {"before": before, "after": after, "throttled": throttled()})
 
 
@@ -86,20 +89,25 @@ def link(folder: Path) -> None:
     master = os.environ["MASTER_ADDR"]
     if RANK:
         connection = connected(master, PORT + RANK)
-        connection.sendall(bytes(SENT_BYTES))
-        connection.shutdown(socket.SHUT_WR)
-        connection.recv(1)
+        for _ in range(SENT_TIMES):
+            connection.sendall(bytes(SENT_BYTES))
+            connection.recv(1)
         return
-    seconds = []
+    fastest = []
     for rank in range(1, WORLD_SIZE):
         with socket.create_server((master, PORT + rank)) as server:
             connection, _ = server.accept()
-            begun, left = time.monotonic(), SENT_BYTES
-            while left:
-                left -= len(connection.recv(left))
-            seconds.append(time.monotonic() - begun)
-            connection.sendall(b".")
-    write(folder, seconds)
+            fastest.append(min(taken_s(connection) for _ in range(SENT_TIMES)))
+    write(folder, fastest)
+
+
+def taken_s(connection: socket.socket) -> float:
+    """Until all that is sent once is here."""
+    begun, left = time.monotonic(), SENT_BYTES
+    while left:
+        left -= len(connection.recv(left))
+    connection.sendall(b".")
+    return time.monotonic() - begun
 
 
 def connected(host: str, port: int) -> socket.socket:
@@ -167,7 +175,7 @@ def hear(folder: Path) -> None:
         connection, _ = server.accept()
     step(folder, 1)
     until((folder / "gone").exists)
-    connection.settimeout(1.0)
+    connection.settimeout(3.0)
     try:
         connection.recv(1)
         write(folder, "closed")
@@ -223,11 +231,11 @@ def memory(folder: Path) -> None:
 
 def wait(folder: Path) -> None:
     """For SIGTERM, with a child that knows nothing of it."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     write(folder, {"pid": os.getpid(), "child": child.pid})
-    until(lambda: bool(asked), timeout_s=120)  # longer than the test waits
+    until(lambda: bool(asked), timeout_s=3600)  # longer than the test waits
     write(folder, "asked")
 
 

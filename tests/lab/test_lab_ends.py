@@ -18,7 +18,7 @@ from weft.lab.cgroups import groups_of_labs
 
 pytestmark = needs_root
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 300.0
 CLUSTER = """\
 hosts:
   - {name: h1, chips: [{kind: big, speed: 0.5}]}

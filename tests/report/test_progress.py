@@ -179,7 +179,7 @@ def test_plain_preparation() -> None:
 
 
 def wait_for(text: str, stream: io.StringIO) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while text not in stream.getvalue():
         assert time.monotonic() < deadline, stream.getvalue()
         time.sleep(0.01)

@@ -22,7 +22,7 @@ PLANS = [
     Case("tp2", shares=(4,), dp=((1,),), tp=((2,),)),
     Case("pipelines", shares=(3, 1), zero=2),
 ]
-SETTLED_S = 60.0
+SETTLED_S = 300.0
 """A thread that was told to end may take a while on a busy machine."""
 
 
@@ -63,6 +63,6 @@ def many_jobs(
 def test_two_hundred_jobs_in_one_process_leave_nothing_open(pool: WorkerPool) -> None:
     rehearsal = replace(PLANS[0].rehearsal(), seq_len=8)
     plans = [case.plan() for case in PLANS]
-    for first, last in pool.run(many_jobs, plans, rehearsal, world_size=2, timeout_s=280):
+    for first, last in pool.run(many_jobs, plans, rehearsal, world_size=2, timeout_s=1200):
         assert last[0] <= first[0], f"threads: {first[0]} at first, {last[0]} after {EPOCHS} jobs"
         assert last[1] <= first[1], f"files: {first[1]} at first, {last[1]} after {EPOCHS} jobs"
