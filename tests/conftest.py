@@ -22,9 +22,10 @@ def no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 class PatientPool(WorkerPool):
-    """Ranks may take long: a machine may be busy with other things."""
+    """Ranks may take long, and meet when all have started: a machine may be busy."""
 
     def run(self, job: Job, *args: Any, world_size: int, timeout_s: float = 1200.0) -> list[Any]:
+        super().run(repr, world_size=world_size, timeout_s=1200.0)
         return super().run(job, *args, world_size=world_size, timeout_s=timeout_s)
 
 

@@ -11,8 +11,8 @@ from weft.elastic.pool import WorkerPool
 
 
 def collectives(address: RankAddress) -> dict[str, Any]:
-    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
-    comm.open_groups([(0, 2), (1, 2)], timeout_s=30)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
+    comm.open_groups([(0, 2), (1, 2)], timeout_s=600)
     comm.all_reduce(torch.ones(6), name="world")
     pair = torch.full((5,), float(address.rank), dtype=torch.float64)
     for group in ((0, 2), (1, 2)):
@@ -63,8 +63,8 @@ def test_a_job_of_one_process_sends_nothing() -> None:
 
 def exchanged(address: RankAddress, group: tuple[int, ...]) -> list[list[float]]:
     """Rank r gives the group's i-th rank ``i + 1`` elements of value ``10 r + i``."""
-    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
-    comm.open_groups([group], timeout_s=30)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
+    comm.open_groups([group], timeout_s=600)
     own = group.index(address.rank)
     parts = [torch.full((i + 1,), 10.0 * address.rank + i) for i in range(len(group))]
     sizes = [(own + 1,)] * len(group)
@@ -83,7 +83,7 @@ def test_an_exchange_follows_the_order_in_which_a_group_names_its_ranks(pool: Wo
 def segments(
     address: RankAddress,
 ) -> tuple[list[float], list[float], tuple[int, float], tuple[int, float]]:
-    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
     flat = torch.arange(6.0) * (address.rank + 1)
     own = torch.empty(2)
     finish = comm.reduce_scatter(flat, own, name="scatter", group=comm.world)

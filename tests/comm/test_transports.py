@@ -116,7 +116,7 @@ def ring(comm: Comm, group: tuple[int, ...]) -> list[Tensor]:
 def run(
     address: RankAddress, backends: tuple[str, ...], group: tuple[int, ...]
 ) -> tuple[dict[str, list[list[float]]], list[str], str]:
-    comm = join(address, backend=backends[address.rank], device=torch.device("cpu"), timeout_s=30)
+    comm = join(address, backend=backends[address.rank], device=torch.device("cpu"), timeout_s=600)
     comm.open_groups([group])
     comm.open_gathering([group])
     comm.open_channels([Channel(tuple(sorted(group)), number) for number in (4, 5)])
@@ -174,7 +174,7 @@ def test_a_copy_that_is_late_holds_up_no_caller() -> None:
 
 
 def direct(address: RankAddress) -> tuple[list[float], list[float]]:
-    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
     group = DirectGroup(None)
     own = torch.empty(2)
     group.reduce_scatter(torch.arange(6.0) * (address.rank + 1), own, 3)()

@@ -106,6 +106,9 @@ def test_pool_ends_a_rank_that_hangs(pool: WorkerPool) -> None:
 def trains_until_stopped(address: RankAddress, folder: Path) -> None:
     """Three steps of a pipeline 0 -> 1 -> 2; then rank 2 is stopped, as by a debugger."""
     torch.set_num_threads(1)
+    (folder / f"up{address.rank}").touch()
+    while not all((folder / f"up{rank}").exists() for rank in range(3)):
+        time.sleep(0.01)  # to start may take longer than a collective
     comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=4)
     comm.flight.keep_in(folder / "logs", patience_s=2)
     while True:

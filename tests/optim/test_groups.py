@@ -107,7 +107,7 @@ def _here(job: Any, *args: Any, world_size: int) -> list[Any]:
 
 def count(address: RankAddress, plan: Plan, rehearsal: Rehearsal, root: Path) -> dict[str, Any]:
     """What a rank keeps for the parameters that it trains, and what it sends for them."""
-    comm, _ = join_plan(address, plan, timeout_s=60)
+    comm, _ = join_plan(address, plan, timeout_s=600)
     built = assemble_model(
         plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
     )

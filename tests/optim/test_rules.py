@@ -156,7 +156,7 @@ def test_a_batch_without_weight_changes_no_bit(optim: OptimConfig) -> None:
 
 def save_halfway(address: RankAddress, plan: Plan, rehearsal: Rehearsal, root: Path) -> list[float]:
     """Two steps, a checkpoint, two more steps: the losses after it."""
-    comm, _ = join_plan(address, plan, timeout_s=60)
+    comm, _ = join_plan(address, plan, timeout_s=600)
     built = assemble_model(
         plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
     )
@@ -168,7 +168,7 @@ def save_halfway(address: RankAddress, plan: Plan, rehearsal: Rehearsal, root: P
 
 
 def load_halfway(address: RankAddress, plan: Plan, rehearsal: Rehearsal, root: Path) -> list[float]:
-    comm, _ = join_plan(address, plan, timeout_s=60)
+    comm, _ = join_plan(address, plan, timeout_s=600)
     built = assemble_model(
         plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
     )

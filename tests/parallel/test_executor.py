@@ -52,7 +52,7 @@ class Ledger:
 
 
 def one_step(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> tuple[int, int]:
-    comm, _ = join_plan(address, plan, timeout_s=60)
+    comm, _ = join_plan(address, plan, timeout_s=600)
     ledger = Ledger(comm)
     built = assemble_model(
         plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len

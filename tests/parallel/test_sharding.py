@@ -24,7 +24,7 @@ DP2 = Case("dp2", shares=(6,), dp=((2,),), microbatch=2)
 
 
 def built_on(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> tuple[Built, Comm]:
-    comm, _ = join_plan(address, plan, timeout_s=60)
+    comm, _ = join_plan(address, plan, timeout_s=600)
     built = assemble_model(
         plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
     )
@@ -113,7 +113,7 @@ def late(comm: Comm) -> None:
 
 def readings(address: RankAddress, plan: Plan, rehearsal: Rehearsal, is_late: bool) -> list[Any]:
     """What every reader of parameters sees right after an update."""
-    comm, _ = join_plan(address, plan, timeout_s=60)
+    comm, _ = join_plan(address, plan, timeout_s=600)
     if is_late:
         late(comm)
     built = assemble_model(

@@ -55,7 +55,7 @@ def losses(built: Built, comm: Comm, plan: Plan, rehearsal: Rehearsal) -> list[f
 def save_and_go_on(
     address: RankAddress, plan: Plan, rehearsal: Rehearsal, root: Path
 ) -> list[float]:
-    comm, _ = join_plan(address, plan, timeout_s=60)
+    comm, _ = join_plan(address, plan, timeout_s=600)
     built = assemble_model(
         plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
     )
@@ -83,7 +83,7 @@ def load_each(
     address: RankAddress, plan: Plan, rehearsal: Rehearsal, roots: list[Path]
 ) -> list[list[float]]:
     """Also into a run that has gone on: nothing of it may stay."""
-    comm, _ = join_plan(address, plan, timeout_s=60)
+    comm, _ = join_plan(address, plan, timeout_s=600)
     built = assemble_model(
         plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
     )

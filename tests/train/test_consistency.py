@@ -40,7 +40,7 @@ def told(address: RankAddress, jobs: list[Job], source: str) -> str:
     """What a rank says to its job; the last rank runs the Weft in ``source``, if any."""
     if source and address.rank == len(jobs) - 1:
         consistency._FOLDER = Path(source)
-    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=60)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
     try:
         refuse_unlike_ranks(comm, jobs[address.rank])
     except ConfigError as error:

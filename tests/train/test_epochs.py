@@ -36,7 +36,7 @@ def counts() -> tuple[int, int]:
 def one_job(address: RankAddress, number: int, plan: Plan, rehearsal: Rehearsal) -> None:
     assert address.store_file is not None
     meeting = address.store_file.with_name(f"meet-{number}")
-    comm, _ = join_plan(replace(address, store_file=meeting), plan, timeout_s=60)
+    comm, _ = join_plan(replace(address, store_file=meeting), plan, timeout_s=600)
     built = assemble_model(
         plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
     )

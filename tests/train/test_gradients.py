@@ -62,7 +62,7 @@ def reduce_in(
     address: RankAddress, level: ZeroLevel, gives: float
 ) -> tuple[list[str], float, float]:
     """Dtypes of the gradient and of what is updated; a gradient's least and largest element."""
-    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
     comm.open_groups([comm.world])
     comm.open_gathering([comm.world])
     model = nn.Linear(16, 16, bias=False)
@@ -91,7 +91,7 @@ def test_each_role_has_a_dtype_of_its_own(pool: WorkerPool, level: ZeroLevel) ->
 
 
 def reduce_once(address: RankAddress, overlap: bool) -> dict[str, Any]:
-    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)])
     gradients = gradients_of(model, comm, overlap=overlap)
@@ -205,7 +205,7 @@ def test_overlap_off_is_the_same_run(pool: WorkerPool) -> None:
 
 def many_small(address: RankAddress, bucket_bytes: int) -> tuple[list[list[float]], int]:
     """One AdamW step of two hundred small tensors."""
-    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
     torch.manual_seed(0)
     model = nn.ParameterList([nn.Parameter(torch.randn(7)) for _ in range(200)])
     gradients = gradients_of(model, comm, bucket_bytes=bucket_bytes)

@@ -64,7 +64,7 @@ def split_plan() -> Plan:
 
 def run_part(address: RankAddress, plan: Plan, root: Path, first: int, last: int) -> dict[str, Any]:
     """Train from step ``first`` (restored if it is not 0) to ``last`` and save there."""
-    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
     built = assemble_model(plan, SPEC, comm, optim=CONFIG.optim, seq_len=16)
     if first:
         restore(built, open_checkpoint(root))
@@ -150,7 +150,7 @@ def test_resume_across_stages_and_tensor_parallel_ranks(
 
 def save_to(address: RankAddress, plan: Plan, root: Path, forbidden: Path) -> str:
     """Save where rank 1 cannot write its file; every rank must fail in the same words."""
-    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
     built = assemble_model(plan, SPEC, comm, optim=CONFIG.optim, seq_len=16)
     fill(built.gradients, initial(0))
     run = Run(

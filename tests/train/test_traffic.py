@@ -20,7 +20,7 @@ Rows = dict[str, tuple[int, int, float, list[int]]]
 
 
 def one_step(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> Rows:
-    comm, _ = join_plan(address, plan, timeout_s=60)
+    comm, _ = join_plan(address, plan, timeout_s=600)
     built = assemble_model(
         plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
     )
@@ -102,7 +102,7 @@ def on_machines(
     """As two machines of two processes each; what crosses a link, by name."""
     os.environ["GROUP_RANK"] = str(address.rank // 2)
     try:
-        comm, _ = join_plan(address, plan, timeout_s=60)
+        comm, _ = join_plan(address, plan, timeout_s=600)
     finally:
         del os.environ["GROUP_RANK"]
     built = assemble_model(

@@ -233,7 +233,7 @@ TRANSFER_S = 0.2
 
 def carry(address: RankAddress) -> tuple[float, float]:
     """Two messages sent at one moment: when this rank begins, and when it is done."""
-    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=60)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
     seam = SeamTimes(transfer_s=TRANSFER_S, latency_s=0.1)
     virtual = VirtualComm(comm, Links(seams={ROAD: seam}, pairs={}))
     parts = [torch.zeros(1, dtype=torch.float64) for _ in range(2)]
