@@ -1,11 +1,13 @@
-"""Is a merged tree a valid configuration? Every problem, in words, with the place it came from."""
+"""Is a merged tree a valid configuration? pydantic finds out; this puts what it found in words.
+
+Every problem at once, each with its key, its value, what is allowed and where it was written.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -13,16 +15,13 @@ from pydantic import BaseModel, ValidationError
 from weft.config.batch import derive_batch
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.schema import Node, nearest_key, node_of, one_of, root
-from weft.config.sections import (
-    AutoConfig,
-    BatchConfig,
-    Config,
-    PlanConfig,
-)
+from weft.config.sections import BatchConfig, Config, PlanConfig
 from weft.config.tree import COMMAND_LINE, DEFAULT, Entry, find, origin_of, plain
 from weft.config.yaml_text import scalar
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_Location = Sequence[int | str]
+"""Where pydantic met a problem: keys, numbers in lists, kinds of sections."""
 
 _SWITCHES = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
@@ -33,24 +32,15 @@ def check(tree: Entry, *, has_gaps: bool) -> Config | list[ConfigError]:
     A problem that only follows from another is left out. ``has_gaps``: a layer could not be read,
     so what is missing is no problem of its own.
     """
-    found: list[ConfigError] = []
-    data = _Sifting(root(), found).section(tree, root(), "")
-    data = {name: {} for name, node in root().fields.items() if node.kind == "section"} | data
-    try:
-        config = Config.model_validate(data)
-    except ValidationError as error:
-        found += (_in_words(problem, tree, root()) for problem in _causes(error))
-        parts = _valid_sections(data)
-    else:
-        parts = dict(config)
-    faulty = {problem.key.partition(".")[0] for problem in found}
-    if not has_gaps:
-        sound = {name: part for name, part in parts.items() if name not in faulty}
-        found += _broken_rules(sound, tree)
+    sections = (name for name, node in root().fields.items() if node.kind == "section")
+    data = {name: {} for name in sections} | _data(tree, root())
+    config, found = _validated(Config, data, tree, root())
+    if not has_gaps and not any(re.match(r"(batch|plan)\b", problem.key) for problem in found):
+        found += _broken_rules(data, tree)
     problems = _placed(found, tree)
     if has_gaps:
         return [problem for problem in problems if problem.where != str(DEFAULT)]
-    return problems or config
+    return problems if config is None or problems else config
 
 
 def check_file(tree: Entry, model: type[_Model]) -> _Model:
@@ -59,13 +49,8 @@ def check_file(tree: Entry, model: type[_Model]) -> _Model:
     Raises:
         ConfigErrors: everything that is wrong with it.
     """
-    found: list[ConfigError] = []
-    data = _Sifting(node_of(model), found).section(tree, node_of(model), "")
-    try:
-        checked = model.model_validate(data)
-    except ValidationError as error:
-        found += (_in_words(problem, tree, node_of(model)) for problem in _causes(error))
-    if found:
+    checked, found = _validated(model, _data(tree, node_of(model)), tree, node_of(model))
+    if checked is None:
         raise ConfigErrors(sorted(_placed(found, tree), key=by_place))
     return checked
 
@@ -83,77 +68,33 @@ def flat(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield key, value
 
 
-@dataclass(frozen=True, slots=True)
-class _Sifting:
-    """Plain values without unknown keys and misplaced sections, which go to ``found``."""
-
-    top: Node
-    """Of the whole file."""
-    found: list[ConfigError]
-
-    def value(self, entry: Entry, node: Node, key: str) -> object:
-        if entry.value is None and node.kind == "section" and node.nullable:
-            return None
-        if node.kind in ("section", "choice"):
-            return self.section(entry, node, key)
-        if node.items is not None and isinstance(entry.value, list):
-            items = enumerate(entry.value)
-            return [self.value(item, node.items, f"{key}[{i}]") for i, item in items]
-        value = plain(entry)
-        if node.integer and isinstance(value, float) and value.is_integer():
-            return int(value)  # 1e4 steps
-        return value
-
-    def section(self, entry: Entry, node: Node, key: str) -> dict[str, object]:
-        if not isinstance(entry.value, Mapping):
-            value = plain(entry)
-            hint = f"Write {key}.kind={value}." if value in node.words else ""
-            self.found.append(ConfigError(key, value, node.expected, hint))
-            return {"kind": node.words[0]} if node.words else {}
-        result: dict[str, object] = {}
-        section = node
-        if node.variants:
-            kind = _kind(entry.value, node)
-            if kind not in node.words:
-                words, hint = one_of(node.words), _near_word(kind, node)
-                self.found.append(ConfigError(f"{key}.kind", kind, words, hint))
-                return {"kind": node.words[0]}
-            section = node.variants[kind]
-            result["kind"] = kind
-        prefix = f"{key}." if key else ""
-        for name, child in entry.value.items():
-            if name not in section.fields:
-                self.found.append(self._unknown(prefix, name, child, section))
-            elif name not in result:
-                result[name] = self.value(child, section.fields[name], prefix + name)
-        return result
-
-    def _unknown(self, prefix: str, name: str, entry: Entry, section: Node) -> ConfigError:
-        key = prefix + name
-        siblings = [prefix + field for field in section.fields]
-        if not prefix and entry.origin != COMMAND_LINE and self.top is root():
-            siblings.append("extends")
-        while isinstance(entry.value, Mapping) and len(entry.value) == 1:
-            ((inner, entry),) = entry.value.items()
-            key = f"{key}.{inner}"
-        known = self.top.at(key) is not None
-        near = "" if known else nearest_key(key, siblings, self.top)
-        if known and "." in name:
-            outer, _, leaf = key.rpartition(".")
-            way_out = f"in a file, write '{leaf}' inside the section '{outer}'."
-        elif ":" in name:
-            way_out = "a space goes after ':'."
-        elif near:
-            way_out = f"did you mean '{near}'?"
-        else:
-            way_out = f"the keys here are {', '.join(section.fields)}."
-        return ConfigError(
-            key, None, "", f"unknown key '{key}': {way_out}", where=str(entry.origin)
-        )
+def _data(entry: Entry, node: Node | None) -> Any:
+    """Plain values as sections take them: 1e4 is an integer, a choice has its ``kind``."""
+    value = entry.value
+    if isinstance(value, Mapping):
+        kind = {"kind": node.default_variant} if node is not None and node.variants else {}
+        return kind | {key: _data(child, node and node.child(key)) for key, child in value.items()}
+    if isinstance(value, list):
+        return [_data(item, node and node.items) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _kind(given: Mapping[str, Entry], node: Node) -> str:
-    return str(plain(given["kind"])) if "kind" in given else node.default_variant
+def _validated(
+    model: type[_Model], data: Any, tree: Entry, top: Node
+) -> tuple[_Model | None, list[ConfigError]]:
+    """The model, or all problems of its data: also those that unknown keys would hide."""
+    try:
+        return model.model_validate(data), []
+    except ValidationError as error:
+        problems = _causes(error)
+    unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
+    for *path, name in (problem["loc"] for problem in unknown):
+        section = data
+        for part in path:  # the kind of a section is a part of a location and no key
+            section = section[part] if isinstance(section, list) or part in section else section
+        del section[name]
+    others = _validated(model, data, tree, top)[1] if unknown else []
+    return None, [_in_words(problem, tree, top) for problem in unknown or problems] + others
 
 
 def _causes(error: ValidationError) -> list[Mapping[str, Any]]:
@@ -172,16 +113,48 @@ def _in_words(problem: Mapping[str, Any], tree: Entry, top: Node) -> ConfigError
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return cause
+    if problem["type"] == "extra_forbidden":
+        return _unknown_key(problem["loc"], tree, top)
     key, node = _place(problem["loc"], top)
     entry = find(tree, key)
     if entry is None:
         around = str(origin_of(tree, key.rpartition(".")[0]))
         return ConfigError(key, None, node.expected, "It has to be given.", where=around)
+    if problem["type"].startswith("union_tag"):
+        assert isinstance(entry.value, Mapping), f"{key} has a kind"
+        kind = plain(entry.value["kind"]) if "kind" in entry.value else ""
+        return ConfigError(f"{key}.kind", kind, one_of(node.words), _near_word(kind, node))
     value = plain(entry)
-    return ConfigError(key, value, node.expected, _hint(value, node))
+    return ConfigError(key, value, node.expected, _hint(key, value, node))
 
 
-def _place(loc: tuple[int | str, ...], top: Node) -> tuple[str, Node]:
+def _unknown_key(loc: _Location, tree: Entry, top: Node) -> ConfigError:
+    around, section = _place(loc[:-1], top)
+    name, prefix = str(loc[-1]), f"{around}." if around else ""
+    parent = find(tree, around)
+    assert parent is not None and isinstance(parent.value, Mapping), f"{around} has {name}"
+    entry, key = parent.value[name], prefix + name
+    siblings = [prefix + field for field in section.fields]
+    if not prefix and entry.origin != COMMAND_LINE and top is root():
+        siblings.append("extends")
+    while isinstance(entry.value, Mapping) and len(entry.value) == 1:
+        ((inner, entry),) = entry.value.items()
+        key = f"{key}.{inner}"
+    known = top.at(key) is not None
+    near = "" if known else nearest_key(key, siblings, top)
+    if known and "." in name:
+        outer, _, leaf = key.rpartition(".")
+        way_out = f"in a file, write '{leaf}' inside the section '{outer}'."
+    elif ":" in name:
+        way_out = "a space goes after ':'."
+    elif near:
+        way_out = f"did you mean '{near}'?"
+    else:
+        way_out = f"the keys here are {', '.join(section.fields)}."
+    return ConfigError(key, None, "", f"unknown key '{key}': {way_out}", where=str(entry.origin))
+
+
+def _place(loc: _Location, top: Node) -> tuple[str, Node]:
     """pydantic's location -> dotted key and node; a list of plain values is one place."""
     key, node = "", top
     for part in loc:
@@ -197,7 +170,9 @@ def _place(loc: tuple[int | str, ...], top: Node) -> tuple[str, Node]:
     return key, node
 
 
-def _hint(value: object, node: Node) -> str:
+def _hint(key: str, value: object, node: Node) -> str:
+    if node.kind == "choice" and value in node.words:
+        return f"Write {key}.kind={value}."
     if node.kind == "number" and isinstance(value, str) and not isinstance(scalar(value), str):
         return "Remove the quotes."
     if node.kind == "flag" and str(value).lower() in _SWITCHES:
@@ -218,30 +193,18 @@ def _near_word(value: object, node: Node) -> str:
     return f"Did you mean '{near[0]}'?" if near else ""
 
 
-def _valid_sections(data: Mapping[str, object]) -> dict[str, object]:
-    parts: dict[str, object] = {}
-    for name, field in Config.model_fields.items():
-        section = field.annotation
-        if not isinstance(section, type) or not issubclass(section, BaseModel):
-            continue
+def _broken_rules(data: Mapping[str, Any], tree: Entry) -> Iterator[ConfigError]:
+    """Rules between sections that are valid."""
+    batch = BatchConfig.model_validate(data["batch"])
+    plan = PlanConfig.model_validate(data["plan"])
+    if plan.auto is not None:
+        yield from _unfit_for_auto(batch)
+    elif plan.file is None:
+        origins = {f"batch.{name}": origin_of(tree, f"batch.{name}") for name, _ in batch}
         try:
-            parts[name] = section.model_validate(data[name])
-        except ValidationError:
-            continue  # reported with the whole
-    return parts
-
-
-def _broken_rules(parts: Mapping[str, object], tree: Entry) -> Iterator[ConfigError]:
-    """Rules between sections, as far as the sections that they need are sound."""
-    match parts:
-        case {"batch": BatchConfig() as batch, "plan": PlanConfig(auto=AutoConfig())}:
-            yield from _unfit_for_auto(batch)
-        case {"batch": BatchConfig() as batch, "plan": PlanConfig(file=None) as plan}:
-            origins = {f"batch.{name}": origin_of(tree, f"batch.{name}") for name, _ in batch}
-            try:
-                derive_batch(batch, plan.batch_shares or (1,), origins)
-            except ConfigError as error:
-                yield error
+            derive_batch(batch, plan.batch_shares or (1,), origins)
+        except ConfigError as error:
+            yield error
 
 
 def _unfit_for_auto(batch: BatchConfig) -> Iterator[ConfigError]:

@@ -66,7 +66,6 @@ class Node:
     """Of a list."""
     words: tuple[str, ...] = ()
     """Allowed texts, where only some are; of a choice, the values of ``kind``."""
-    integer: bool = False
 
     @property
     def shorthands(self) -> tuple[str, ...]:
@@ -169,8 +168,7 @@ def _leaf(schema: Mapping[str, Any], defs: Mapping[str, Any], *, nullable: bool)
     match schema["type"]:
         case "integer" | "number" as name:
             expected = f"{'an' if name == 'integer' else 'a'} {name}{_bounds(schema)}{null}"
-            integer = name == "integer"
-            return Node(kind="number", expected=expected, nullable=nullable, integer=integer)
+            return Node(kind="number", expected=expected, nullable=nullable)
         case "string":
             expected = (one_of(words) if words else "text") + null
             return Node(kind="text", expected=expected, nullable=nullable, words=words)
