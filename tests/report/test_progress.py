@@ -18,9 +18,8 @@ from weft.report.progress import (
     Preparing,
     Progress,
     choose_mode,
-    duration,
-    percent_or_na,
 )
+from weft.report.units import duration, percent_or_na
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3|4|9)\d[;m]")
 

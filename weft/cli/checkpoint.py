@@ -11,9 +11,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from weft.cli.output import count, err, finish, gib, out, print_json
+from weft.cli.output import err, finish, out, print_json
 from weft.cli.saved import Folder, To, open_saved, refuse_filled, refuse_missing
 from weft.cli.target import Json
+from weft.report.units import count, gib
 
 app = typer.Typer(help="List, show, check, export and import checkpoints.", no_args_is_help=True)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 
-from weft.cli.output import err, gib, out, print_json
+from weft.cli.output import err, out, print_json
 from weft.cli.target import Json, file_to_write
 from weft.cluster.cluster import Chip, catalogue
 from weft.cluster.detect import detect_node
@@ -23,6 +23,7 @@ from weft.cost.profile_file import (
     save_profile,
     saved_profiles,
 )
+from weft.report.units import gib
 
 app = typer.Typer(help="List the chips Weft knows; detect and measure those of this machine.")
 Device = Literal["auto", "cpu", "cuda"]

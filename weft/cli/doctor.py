@@ -15,9 +15,10 @@ from typing import Literal
 import typer
 
 import weft
-from weft.cli.output import finish, gib, out, print_json
+from weft.cli.output import finish, out, print_json
 from weft.cli.target import Json
 from weft.cluster.detect import detect_node
+from weft.report.units import gib
 
 Level = Literal["ok", "hint", "problem"]
 NEEDED = (

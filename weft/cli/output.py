@@ -33,21 +33,3 @@ def finish(code: int) -> None:
     """End the command with this exit code."""
     if code:
         raise typer.Exit(code)
-
-
-def gib(num_bytes: float) -> str:
-    """Bytes for people: ``3.2 GiB``."""
-    for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} GiB"
-
-
-def count(number: float) -> str:
-    """Large numbers for people: ``6.5 M``."""
-    for unit in ("", " k", " M", " B"):
-        if abs(number) < 1000:
-            return f"{number:.0f}" if not unit else f"{number:.1f}{unit}"
-        number /= 1000
-    return f"{number:.1f} T"

@@ -125,7 +125,8 @@ def _in_words(problem: Mapping[str, Any], tree: Entry, top: Node) -> ConfigError
         kind = plain(entry.value["kind"]) if "kind" in entry.value else ""
         return ConfigError(f"{key}.kind", kind, one_of(node.words), _near_word(kind, node))
     value = plain(entry)
-    return ConfigError(key, value, node.expected, _hint(key, value, node))
+    hint = f"Write {key}.kind={value}." if node.kind == "choice" and value in node.words else ""
+    return ConfigError(key, value, node.expected, hint or _hint(value, node))
 
 
 def _unknown_key(loc: _Location, tree: Entry, top: Node) -> ConfigError:
@@ -134,24 +135,28 @@ def _unknown_key(loc: _Location, tree: Entry, top: Node) -> ConfigError:
     parent = find(tree, around)
     assert parent is not None and isinstance(parent.value, Mapping), f"{around} has {name}"
     entry, key = parent.value[name], prefix + name
-    siblings = [prefix + field for field in section.fields]
-    if not prefix and entry.origin != COMMAND_LINE and top is root():
-        siblings.append("extends")
+    from_file = entry.origin != COMMAND_LINE
     while isinstance(entry.value, Mapping) and len(entry.value) == 1:
         ((inner, entry),) = entry.value.items()
         key = f"{key}.{inner}"
+    siblings = [prefix + field for field in section.fields]
+    if not prefix and from_file and top is root():
+        siblings.append("extends")
+    way_out = _instead(key, name, siblings, top)
+    way_out = way_out or f"the keys here are {', '.join(section.fields)}."
+    return ConfigError(key, None, "", f"unknown key '{key}': {way_out}", where=str(entry.origin))
+
+
+def _instead(key: str, name: str, siblings: Sequence[str], top: Node) -> str:
+    """What the unknown key was probably meant to be; empty if nothing is near."""
     known = top.at(key) is not None
-    near = "" if known else nearest_key(key, siblings, top)
     if known and "." in name:
         outer, _, leaf = key.rpartition(".")
-        way_out = f"in a file, write '{leaf}' inside the section '{outer}'."
-    elif ":" in name:
-        way_out = "a space goes after ':'."
-    elif near:
-        way_out = f"did you mean '{near}'?"
-    else:
-        way_out = f"the keys here are {', '.join(section.fields)}."
-    return ConfigError(key, None, "", f"unknown key '{key}': {way_out}", where=str(entry.origin))
+        return f"in a file, write '{leaf}' inside the section '{outer}'."
+    if ":" in name:
+        return "a space goes after ':'."
+    near = "" if known else nearest_key(key, siblings, top)
+    return f"did you mean '{near}'?" if near else ""
 
 
 def _place(loc: _Location, top: Node) -> tuple[str, Node]:
@@ -170,9 +175,7 @@ def _place(loc: _Location, top: Node) -> tuple[str, Node]:
     return key, node
 
 
-def _hint(key: str, value: object, node: Node) -> str:
-    if node.kind == "choice" and value in node.words:
-        return f"Write {key}.kind={value}."
+def _hint(value: object, node: Node) -> str:
     if node.kind == "number" and isinstance(value, str) and not isinstance(scalar(value), str):
         return "Remove the quotes."
     if node.kind == "flag" and str(value).lower() in _SWITCHES:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from weft.report.charts import thin
 from weft.report.compare_runs import Comparison, EvalSummary, StepPair
-from weft.report.page import Table
+from weft.report.html import Table, render
 
 WIDTH, HEIGHT = 800, 240
 _MARGIN = 1.1
@@ -158,21 +154,14 @@ def _summary(evals: EvalSummary | None) -> dict[str, Any] | None:
 
 def page(found: Comparison) -> str:
     """One HTML page with a picture, that opens anywhere."""
-    environment = Environment(
-        loader=PackageLoader("weft.report", "assets"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    style = resources.files("weft.report").joinpath("assets", "report.css")
-    return environment.get_template("compare.html.j2").render(
+    return render(
+        "compare.html.j2",
         title=f"{found.a.name} and {found.b.name}",
         ok=found.ok,
         verdict=verdict(found),
         caption=f"B minus A, nats, and the band that rounding in {found.precision} explains",
         picture=picture(found.pairs),
         tables=tables(found),
-        style=Markup(style.read_text(encoding="utf-8")),
     )
 
 

@@ -1,16 +1,11 @@
-"""The page of a plan before it runs: what it is, its step in time, its memory, the next best plans.
-
-Self-contained: no network, no script.
-"""
+"""The page of a plan before it runs: the plan, a step in time, its memory, the next best plans."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
 from itertools import groupby
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from weft.cost.energy import WAITING
@@ -18,7 +13,7 @@ from weft.planner.explain import pruned_in_words, settings
 from weft.planner.forecast import Forecast
 from weft.planner.limits import where
 from weft.planner.outlook import Outlook
-from weft.report.page import Table, Tile
+from weft.report.html import Table, Tile, render
 from weft.report.plan_picture import picture
 from weft.simulate.picture import to_svg
 from weft.simulate.timeline import Timeline
@@ -62,19 +57,11 @@ class Bar:
 
 def forecast_page(outlook: Outlook, title: str) -> str:
     """One HTML page."""
-    environment = Environment(
-        loader=PackageLoader("weft.report", "assets"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    style = resources.files("weft.report").joinpath("assets", "report.css").read_text("utf-8")
     found = outlook.found
-    return environment.get_template("forecast.html.j2").render(
+    return render(
+        "forecast.html.j2",
         title=title,
         name=outlook.name,
-        style=Markup(style),
         tiles=list(_tiles(outlook.forecast)),
         plan=picture(outlook.forecast.plan),
         limits=list(outlook.limits.sentences()),

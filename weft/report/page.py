@@ -1,4 +1,4 @@
-"""``report.html``: one page about a run that opens anywhere, without a network, and years later.
+"""``report.html``: one page about a run.
 
 Built from the files of the run's folder alone, so it can be written again at any time, also for a
 run that crashed: what is not there is called "not recorded". All text of a run is untrusted; the
@@ -14,13 +14,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from weft.cluster.cluster import Cluster
@@ -28,6 +25,7 @@ from weft.config.errors import ConfigError, show
 from weft.config.tree import DEFAULT
 from weft.plan.plan import Plan
 from weft.report.charts import charts, steps_per_point
+from weft.report.html import NOT_RECORDED, Table, Tile, asset, render
 from weft.report.metrics import EvalMetrics, StepMetrics, perplexity
 from weft.report.plan_picture import (
     Picture,
@@ -39,37 +37,16 @@ from weft.report.plan_picture import (
     summary,
 )
 from weft.report.prediction_rows import HEADERS, prediction_note, prediction_rows
-from weft.report.progress import duration, percent_or_na
 from weft.report.run_files import UNREADABLE, RunFiles, flat, number, read_run, reason
+from weft.report.units import count, duration, gib, percent_or_na
 
 T = TypeVar("T")
 
-NOT_RECORDED = "not recorded"
 _DEFAULT = str(DEFAULT)
 _WARM_UP_STEPS = 2
 _ROWS = 10
 _MOST_RANGES = 3
 _RUN_FILES = ("config.yaml", "plan.json", "metrics.jsonl", "summary.json")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """Rows of text; the first cell of each names it."""
-
-    caption: str
-    headers: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    numeric: bool = False
-    """All cells but the first are numbers and line up on the right."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tile:
-    """One number that a reader looks for first."""
-
-    label: str
-    value: str
-    note: str = ""
 
 
 def write_report(run: Path) -> Path:
@@ -103,60 +80,40 @@ def _render(run: RunFiles) -> str:
     curves = charts(run.steps, run.evals, _baselines(run))
     scripts = {}
     if curves:
-        scripts = {"plot_script": _plot_script(), "charts_script": _asset("charts.js")}
+        scripts = {"plot_script": _plot_script(), "charts_script": asset("charts.js")}
     hashes = " ".join(f"'{_digest(text)}'" for text in scripts.values())
-    return (
-        _templates()
-        .get_template("report.html.j2")
-        .render(
-            name=str(run.config.get("name") or run.folder.resolve().name),
-            subtitle=_subtitle(run),
-            status=_status(run),
-            tiles=_tiles(run),
-            verdict=_verdict(run),
-            results=_results(run),
-            charts=curves,
-            chart_data=[asdict(chart) for chart in curves],
-            steps_per_point=steps_per_point(len(run.steps)),
-            numbers=_numbers(run.steps, run.evals),
-            plan=attempt("plan.json", lambda: run.plan and _plan_view(run.plan)),
-            prediction=_prediction(run),
-            prediction_note=prediction_note(run.summary),
-            samples=_samples(run),
-            samples_step=number(run.summary, "step"),
-            settings=_settings(run),
-            machines=attempt("cluster.json", lambda: run.cluster and _machines(run.cluster)),
-            environment=_environment(run),
-            checkpoints=_checkpoints(run),
-            problems=problems,
-            script_policy=hashes or "'none'",
-            style=Markup(_asset("uPlot.min.css") + _asset("report.css")),
-            **{name: Markup(text) for name, text in scripts.items()},
-        )
+    return render(
+        "report.html.j2",
+        style=asset("uPlot.min.css"),
+        name=str(run.config.get("name") or run.folder.resolve().name),
+        subtitle=_subtitle(run),
+        status=_status(run),
+        tiles=_tiles(run),
+        verdict=_verdict(run),
+        results=_results(run),
+        charts=curves,
+        chart_data=[asdict(chart) for chart in curves],
+        steps_per_point=steps_per_point(len(run.steps)),
+        numbers=_numbers(run.steps, run.evals),
+        plan=attempt("plan.json", lambda: run.plan and _plan_view(run.plan)),
+        prediction=_prediction(run),
+        prediction_note=prediction_note(run.summary),
+        samples=_samples(run),
+        samples_step=number(run.summary, "step"),
+        settings=_settings(run),
+        machines=attempt("cluster.json", lambda: run.cluster and _machines(run.cluster)),
+        environment=_environment(run),
+        checkpoints=_checkpoints(run),
+        problems=problems,
+        script_policy=hashes or "'none'",
+        **{name: Markup(text) for name, text in scripts.items()},
     )
-
-
-@cache
-def _templates() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("weft.report", "assets"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["not_recorded"] = NOT_RECORDED
-    return environment
-
-
-def _asset(name: str) -> str:
-    return resources.files("weft.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _plot_script() -> str:
     """uPlot with its licence in the place of its own first line, which has an address in it."""
-    _, _, code = _asset("uPlot.iife.min.js").partition("\n")
-    return f"/*! uPlot\n{_asset('uPlot.LICENSE')}*/\n{code}"
+    _, _, code = asset("uPlot.iife.min.js").partition("\n")
+    return f"/*! uPlot\n{asset('uPlot.LICENSE')}*/\n{code}"
 
 
 def _digest(script: str) -> str:
@@ -167,9 +124,9 @@ def _digest(script: str) -> str:
 def _subtitle(run: RunFiles) -> str:
     """What was trained on what."""
     family, size = run.config.get("model.family"), run.config.get("model.size")
-    count = _large(number(run.summary, "parameters"))
+    parameters = number(run.summary, "parameters")
     parts = [f"{family} {size}"] if family and size else []
-    parts += [f"{count} parameters"] if count != NOT_RECORDED else []
+    parts += [] if parameters is None else [f"{count(parameters)} parameters"]
     parts += [f"trained on {run.config['data.path']}"] if run.config.get("data.path") else []
     return ", ".join(parts)
 
@@ -203,7 +160,7 @@ def _tiles(run: RunFiles) -> list[Tile]:
     if mfu is None:
         mfu = _median([m.mfu for m in steady if m.mfu is not None])
     memory = max((m.memory_gib for m in steps if math.isfinite(m.memory_gib)), default=None)
-    wall_s = number(run.summary, "wall_s")
+    wall_s, known = number(run.summary, "wall_s"), number(run.summary, "parameters")
     training_loss = steps[-1].loss if steps else None
     return [
         Tile(label="Held-out loss", value=_fixed(held_out["loss"], 4), note="nats per token"),
@@ -213,7 +170,7 @@ def _tiles(run: RunFiles) -> list[Tile]:
         Tile(label="Throughput", value=_fixed(speed, 0), note="tokens per second"),
         Tile(label="MFU", value=percent_or_na(mfu), note="of the matmul rate"),
         Tile(label="Memory", value=_fixed(memory, 2), note="GiB, most of any rank"),
-        Tile(label="Parameters", value=_large(number(run.summary, "parameters"))),
+        Tile(label="Parameters", value=NOT_RECORDED if known is None else count(known)),
         Tile(label="Time", value=NOT_RECORDED if wall_s is None else duration(wall_s)),
     ]
 
@@ -429,7 +386,7 @@ def _checkpoints(run: RunFiles) -> Table | None:
             (
                 f"{found.step:,}" + (" (latest)" if found.latest else ""),
                 f"{saved:%Y-%m-%d %H:%M:%S} UTC" if saved else NOT_RECORDED,
-                _size(found.bytes) if found.complete else NOT_RECORDED,
+                gib(found.bytes) if found.complete else NOT_RECORDED,
                 state,
             )
         )
@@ -455,21 +412,3 @@ def _perplexity(loss: float | None) -> str:
         return NOT_RECORDED
     value = perplexity(loss)
     return f"{value:,.2f}" if value < 1000 else f"{value:,.0f}" if value < 1e9 else f"{value:.2e}"
-
-
-def _size(num_bytes: int) -> str:
-    """``3.2 MiB``."""
-    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:.1f} {unit}"
-    return f"{num_bytes} bytes"
-
-
-def _large(value: float | None) -> str:
-    """``6.5 M``."""
-    if value is None:
-        return NOT_RECORDED
-    for factor, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
-        if value >= factor:
-            return f"{value / factor:.1f}{unit}"
-    return f"{value:.0f}"

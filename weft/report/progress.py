@@ -21,6 +21,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from weft.report.metrics import EvalMetrics, StepMetrics, perplexity
+from weft.report.units import duration, percent_or_na
 
 Mode = Literal["live", "plain", "quiet"]
 Report = Callable[[int, int, str], None]
@@ -326,28 +327,6 @@ def _bytes_done(done_bytes: int, total_bytes: int, text: str) -> str:
         size += f" of {total_bytes / 1e6:.1f}"
     sizes = [f"{size} MB"] if total_bytes or done_bytes else []
     return ", ".join([text, *sizes] if text else sizes)
-
-
-def percent_or_na(part: float | None) -> str:
-    """``31%``, ``3.1%``, or ``n/a`` for a part that is not known."""
-    if part is None or not math.isfinite(part):
-        return "n/a"
-    return f"{part:.0%}" if part >= 0.1 else f"{part:.1%}"
-
-
-def duration(seconds: float) -> str:
-    """``9s``, ``2m10s``, ``1h05m``, ``3d04h``: two units at most."""
-    if not math.isfinite(seconds):
-        return "n/a"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    minutes = whole // 60
-    if minutes < 24 * 60:
-        return f"{minutes // 60}h{minutes % 60:02d}m"
-    return f"{minutes // (24 * 60)}d{minutes // 60 % 24:02d}h"
 
 
 def _is_due(shown_at: float | None, now: float) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from weft.cli.output import count, err, out
+from weft.cli.output import err, out
 from weft.cli.plan.table import plan_table
 from weft.cli.plan.text import cluster_in_words, folded, show_outlook
 from weft.cli.plan.why import comparison
@@ -28,6 +28,7 @@ from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
 from weft.planner.rival import Rival, rival_of
 from weft.planner.search import Found, search
 from weft.planner.workload import Workload
+from weft.report.units import count
 from weft.resolve.cluster_plan import PlanRequest, plan_request, says_a_plan
 from weft.resolve.prediction import UNMEASURED, chips_here
 from weft.resolve.rank_chips import RankChips, chips_of_file

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.cli.output import count, out
+from weft.cli.output import out
 from weft.plan.plan import Plan, StagePlan
 from weft.report.plan_picture import ranges
+from weft.report.units import count
 from weft.resolve.resolve import Resolved
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from weft.cli.output import count, out
+from weft.cli.output import out
 from weft.cluster.view import ClusterView
 from weft.cost.energy import JOULES_PER_BYTE, WAITING
 from weft.planner.explain import pruned_in_words, settings
 from weft.planner.forecast import Forecast, PositionForecast
 from weft.planner.outlook import Outlook
 from weft.report.plan_picture import ranges
+from weft.report.units import count, seconds, sent
 from weft.simulate.picture import draw
 
 MOST_ROWS = 24
@@ -37,7 +38,7 @@ def in_words(outlook: Outlook) -> Iterator[str]:
     yield from folded(list(memory_table(cast)))
     if cast.sent:
         parts = [
-            f"{way.name} {_amount(num_bytes)} ({_reach(way.reach)})"
+            f"{way.name} {sent(num_bytes)} ({_reach(way.reach)})"
             for way, num_bytes in sorted(cast.sent.items(), key=lambda item: -item[1])
         ]
         yield f"sent in a step by all ranks: {', '.join(parts)}"
@@ -154,20 +155,6 @@ def folded(lines: Sequence[str], most: int = MOST_ROWS) -> Iterator[str]:
     yield from lines[:head]
     yield f"... {len(lines) - head - tail} more; --json has them all"
     yield from lines[-tail:]
-
-
-def seconds(number: float) -> str:
-    """``12.3 s`` or ``4.56 ms``."""
-    return f"{number:.3g} s" if number >= 1 else f"{number * 1e3:.3g} ms"
-
-
-def _amount(num_bytes: float) -> str:
-    """``1.86 TB``: powers of ten, as links are printed."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if num_bytes < 999.5:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.3g} PB"
 
 
 def _reach(reach: str) -> str:
