@@ -15,9 +15,9 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -65,6 +65,9 @@ class EvalMetrics:
     eval_tokens: int
     elapsed_s: float
     """Wall time since this start of the run began to train."""
+
+
+Metrics = TypeVar("Metrics", StepMetrics, EvalMetrics)
 
 
 class Writer(ABC):
@@ -128,9 +131,9 @@ def read_metrics(path: Path) -> tuple[list[StepMetrics], list[EvalMetrics]]:
     evals: list[EvalMetrics] = []
     for _, record in _records(path):
         if "eval_loss" in record:
-            evals.append(_eval(record))
+            evals.append(_read(EvalMetrics, record))
         elif "loss" in record:
-            steps.append(_step(record))
+            steps.append(_read(StepMetrics, record))
     return steps, evals
 
 
@@ -161,48 +164,21 @@ def _record(line: str) -> dict[str, Any] | None:
     return value
 
 
-def _step(record: Mapping[str, Any]) -> StepMetrics:
-    return StepMetrics(
-        step=record["step"],
-        loss=_float(record, "loss"),
-        tokens=_int(record, "tokens"),
-        grad_norm=_float(record, "grad_norm"),
-        lr=_float(record, "lr"),
-        step_time_s=_float(record, "step_time_s"),
-        tokens_per_s=_float(record, "tokens_per_s"),
-        memory_gib=_float(record, "memory_gib"),
-        mfu=_known(record, "mfu"),
-        samples=_int(record, "samples"),
-        elapsed_s=_float(record, "elapsed_s"),
-        data=None if record.get("data") is None else _int(record, "data"),
-        predicted_step_time_s=_known(record, "predicted_step_time_s"),
-    )
+def _read(kind: type[Metrics], record: Mapping[str, Any]) -> Metrics:
+    values: dict[str, Any] = {f.name: _value(record.get(f.name), f.type) for f in fields(kind)}
+    return kind(**values)
 
 
-def _eval(record: Mapping[str, Any]) -> EvalMetrics:
-    return EvalMetrics(
-        step=record["step"],
-        eval_loss=_float(record, "eval_loss"),
-        eval_tokens=_int(record, "eval_tokens"),
-        elapsed_s=_float(record, "elapsed_s"),
-    )
-
-
-def _float(record: Mapping[str, Any], key: str) -> float:
-    value = record.get(key)
+def _value(value: object, written: Any) -> float | None:
+    """A field whose type is ``written`` so: NaN, 0 or None for what is missing or no number."""
+    if value is None and written.endswith("None"):
+        return None
+    if written.startswith("int"):
+        return value if isinstance(value, int) else 0
     try:
         return float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:  # an integer beyond all floats
         return math.nan
-
-
-def _known(record: Mapping[str, Any], key: str) -> float | None:
-    return None if record.get(key) is None else _float(record, key)
-
-
-def _int(record: Mapping[str, Any], key: str) -> int:
-    value = record.get(key)
-    return value if isinstance(value, int) else 0
 
 
 def _or_null(value: float | None) -> float | None:
