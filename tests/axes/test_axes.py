@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from weft.axes.check import check_mesh
 from weft.axes.dp.axis import DataParallel
 from weft.axes.held import placement, tiling
-from weft.axes.registry import AXES, check_mesh
+from weft.axes.registry import AXES
 from weft.axes.tp.axis import TensorParallel
 from weft.config.axes import ENTRIES, NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
@@ -91,6 +92,32 @@ def test_every_published_size_has_the_degrees_that_its_heads_allow() -> None:
                 shared = tp % keys == 0 and per_key % max(1, tp // keys) == 0
                 fits = tp <= min(spec.num_heads, spec.seq_len, spec.vocab_size, spec.d_ff)
                 assert TP.allows(dims, tp) == (fits and (tp <= keys or shared)), (spec, tp)
+
+
+def test_axes_are_checked_on_what_those_before_them_leave() -> None:
+    """Twelve queries of three key heads in three parts: four queries of one key, not for three."""
+    outer = TensorParallel()
+    axes = {"dp": outer, "tp": TP}
+    dims = [DIMS.heads, DIMS.kv_heads]
+    check_mesh(dims, Mesh.of(range(12), dp=3, tp=4), "mesh", axes)
+    with pytest.raises(ConfigError) as refused:
+        check_mesh(dims, Mesh.of(range(9), dp=3, tp=3), "mesh", axes)
+    assert str(refused.value).startswith("mesh.tp = 3: expected one of 1, 2, 4. ")
+    six = Dim(name="heads", size=36, groups=2, units=6)  # a quarter is three queries
+    with pytest.raises(ConfigError, match=r"mesh\.tp = 2: expected one of 1, 3\."):
+        check_mesh([six], Mesh.of(range(8), dp=4, tp=2), "mesh", axes)
+
+
+@pytest.mark.parametrize("size", [1, 5, 12])
+def test_samples_lie_as_plans_divide_them(size: int) -> None:
+    for mesh in (Mesh.of(range(12), tp=2, dp=6), Mesh.of(range(7), dp=7), Mesh.of((3,))):
+        lying = tiling([replace(SAMPLES, size=size)], "stream", mesh).boxes
+        for rank, part in mesh.split_samples(size).items():
+            assert [range(b.offset[0], b.end[0]) for b in lying[rank]] == [part]
+        first = [rank for rank in mesh.ranks if mesh.is_first_with_samples(rank)]
+        assert len(first) == mesh.sample_ways == mesh.size("dp")
+        parts = mesh.split_samples(size)
+        assert sum(len(parts[rank]) for rank in first) == size
 
 
 def test_ranks_without_samples_are_refused() -> None:

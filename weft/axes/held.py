@@ -81,11 +81,11 @@ def _along(
         if mesh.size(name) > 1 and axis.divides(dim, form):
             part = axis.part(left, mesh.size(name), position[name])
             mine = _inside(mine, part)
-            left = _rest(left, sum(map(len, mine)))
+            left = rest_of(left, sum(map(len, mine)))
     return mine
 
 
-def _rest(dim: Dim, size: int) -> Dim:
+def rest_of(dim: Dim, size: int) -> Dim:
     """What is left of a dimension to be divided further: whole groups, or units of one."""
     if not dim.groups:
         return replace(dim, size=size)

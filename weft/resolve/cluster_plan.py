@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from weft.axes.registry import check_mesh
+from weft.axes.check import check_mesh
 from weft.cluster.cluster import Cluster, Node
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from weft.axes.registry import check_mesh
+from weft.axes.check import check_mesh
 from weft.cluster.cluster import Cluster
 from weft.config.batch import derive_batch
 from weft.config.check import flat
