@@ -23,14 +23,6 @@ class DecoderSpec(ModelSpec):
     qkv_bias: bool = False
     qk_norm: bool = False
 
-    def splits_over(self, tp: int) -> bool:
-        """Every tensor-parallel rank gets work: a key head, or equal numbers of queries of one."""
-        most = min(self.num_heads, self.seq_len, self.vocab_size, self.d_ff)
-        per_key = self.num_heads // self.num_kv_heads
-        whole_keys = tp <= self.num_kv_heads
-        shared = tp % self.num_kv_heads == 0 and per_key % (tp // self.num_kv_heads) == 0
-        return 1 <= tp <= most and (whole_keys or shared)
-
     def reduced(self) -> Self:
         d_head = 4
         return replace(

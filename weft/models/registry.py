@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weft.config.names import Registry, unknown_name
 from weft.models.family import Family
 from weft.models.shape import ModelShape
-from weft.plan.layout import Layout
+from weft.plan.layout import Dim, Layout, dims_of
 from weft.plan.model import ModelSpec, ParamSpec
 
 if TYPE_CHECKING:
@@ -43,6 +43,12 @@ def param_specs(spec: ModelSpec) -> list[ParamSpec]:
 def layout_of(spec: ModelSpec) -> dict[str, Layout]:
     """By module name, what the dimensions of a model's tensors are."""
     return FAMILIES[spec.family].layout(spec)
+
+
+@lru_cache(maxsize=256)
+def dims_of_model(spec: ModelSpec) -> frozenset[Dim]:
+    """Every dimension that a model's layout names."""
+    return frozenset(dims_of(layout_of(spec).values()))
 
 
 def module_names(spec: ModelSpec) -> set[str]:

@@ -43,10 +43,6 @@ class ModelSpec(ABC):
     dropout: float = 0.0
 
     @abstractmethod
-    def splits_over(self, tp: int) -> bool:
-        """Every one of ``tp`` tensor-parallel ranks gets work."""
-
-    @abstractmethod
     def reduced(self) -> Self:
         """A model of the same kind, heads and all, that a rehearsal runs in a moment."""
 

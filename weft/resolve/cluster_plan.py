@@ -15,8 +15,7 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import PLAN_WAYS
 from weft.config.tree import Origin, origin_of
-from weft.models.registry import FAMILIES, layout_of, model_spec
-from weft.plan.layout import dims_of
+from weft.models.registry import FAMILIES, dims_of_model, model_spec
 from weft.plan.plan import Plan
 from weft.planner.options import Options
 from weft.planner.search.choice import device_of
@@ -133,7 +132,7 @@ def _given(loaded: Loaded, cluster: ClusterView, workload: Workload) -> Plan | N
     samples = loaded.config.batch.samples or plan.global_batch
     num_layers = workload.spec.num_layers
     validate_plan(plan, num_layers=num_layers, global_batch=samples, elsewhere=True)
-    dims = dims_of(layout_of(workload.spec).values())
+    dims = dims_of_model(workload.spec)
     for p, s, stage in plan.stages():
         where = f"pipelines[{p}].stages[{s}]"
         check_mesh(dims, stage.mesh, f"{where}.mesh")

@@ -18,9 +18,8 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import Config, PipelineConfig, PlanConfig, StageConfig
 from weft.config.tree import COMMAND_LINE
-from weft.models.registry import layout_of, model_spec, param_specs
+from weft.models.registry import dims_of_model, model_spec, param_specs
 from weft.optim.groups import refuse_idle_groups
-from weft.plan.layout import dims_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, StagePlan
 from weft.planner.sharing import refuse_idle_zero
@@ -192,7 +191,7 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     samples = config.batch.samples or plan.global_batch
     validate_plan(plan, num_layers=spec.num_layers, global_batch=samples)
     refuse_idle_zero(plan, tied=any(param.also for param in param_specs(spec)))
-    dims = dims_of(layout_of(spec).values())
+    dims = dims_of_model(spec)
     for p, s, stage in plan.stages():
         check_mesh(dims, stage.mesh, f"pipelines[{p}].stages[{s}].mesh")
 

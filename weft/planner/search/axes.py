@@ -12,12 +12,15 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
+from weft.axes.registry import AXES
 from weft.cluster.view import ChipPool
 from weft.cost.work import DIVISIONS, Axes
+from weft.models.registry import dims_of_model
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.planner.options import Options
 
+TENSOR = "tp"
 SAMPLES = "dp"
 """The axis whose ranks compute different samples with the same parameters."""
 
@@ -35,10 +38,11 @@ def tensor_sizes(pool: ChipPool, spec: ModelSpec, options: Options) -> list[int]
     """Divisors of a node that leave every rank heads."""
     node = pool.chips_per_node
     most = min(node, options.max_tp or node)
-    return [ways for ways in range(1, most + 1) if node % ways == 0 and spec.splits_over(ways)]
+    axis, dims = AXES[TENSOR], dims_of_model(spec)
+    return [ways for ways in range(1, most + 1) if node % ways == 0 and axis.allows(dims, ways)]
 
 
-INSIDE: tuple[AxisEntry, ...] = (AxisEntry("tp", tensor_sizes),)
+INSIDE: tuple[AxisEntry, ...] = (AxisEntry(TENSOR, tensor_sizes),)
 """Outermost first."""
 
 
