@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 from weft.cost.times import SeamTimes, StageTimes
 from weft.elastic.pool import WorkerPool
-from weft.parallel.pipeline.seam import channels
+from weft.parallel.pipeline.stage_border import channels
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, ScheduleName, StagePlan, ZeroLevel
 from weft.simulate.play import simulate_plan

@@ -1,7 +1,7 @@
 """Where one global tensor lives, and the moves that turn one placement into another.
 
-The only resharding mechanism of Weft: activations across a seam, checkpoints, live migration and
-gradient reduction across unlike pipelines are all intersections of two tilings.
+The only resharding mechanism of Weft: activations over a stage border, checkpoints, live migration
+and gradient reduction across unlike pipelines are all intersections of two tilings.
 """
 
 from __future__ import annotations

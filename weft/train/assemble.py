@@ -31,7 +31,7 @@ from weft.parallel.params import (
 from weft.parallel.pipeline.deferred import WeightWork, defer_linears
 from weft.parallel.pipeline.executor import Computation, Executor
 from weft.parallel.pipeline.passes import InPasses, objective_in_passes
-from weft.parallel.pipeline.seam import channels
+from weft.parallel.pipeline.stage_border import channels
 from weft.parallel.runtimes import axis_groups
 from weft.parallel.sharding import Attendance, UnitParams, gather_in_time
 from weft.plan.border import Border

@@ -17,7 +17,7 @@ from weft.comm.channel import Channel
 from weft.cost.times import SeamTimes, StageTimes
 from weft.elastic.pool import WorkerPool
 from weft.parallel.buckets import BUCKET_BYTES
-from weft.parallel.pipeline.seam import channel
+from weft.parallel.pipeline.stage_border import channel
 from weft.plan.plan import Plan
 from weft.virtual.predicted import Prediction, VirtualCluster, byte_s
 from weft.virtual.rank import StageKey, Times, VirtualJob, run_steps

@@ -14,7 +14,7 @@ from weft.nn.stage import MicroBatch, Objective, Stage, Terms, added, total_of
 from weft.parallel.gradients import Gradients
 from weft.parallel.pipeline.deferred import Job, WeightWork
 from weft.parallel.pipeline.releases import releases
-from weft.parallel.pipeline.seam import Seam, Way
+from weft.parallel.pipeline.stage_border import StageBorder, Way
 from weft.parallel.sharding import Attendance
 from weft.plan.border import Border, BorderTensor
 from weft.plan.plan import Seat
@@ -45,9 +45,9 @@ class _Flight:
     """One microbatch on its way through one stage: what backward needs."""
 
     given: Mapping[str, Tensor]
-    """What came over a seam and wants a gradient."""
+    """What came over a stage border and wants a gradient."""
     result: Mapping[str, Tensor]
-    """What went over a seam; nothing on the last stage."""
+    """What went over a stage border; nothing on the last stage."""
     total: Tensor | None
     """What the stage adds to the loss."""
 
@@ -103,8 +103,8 @@ class Executor:
         self._evaluation = _Work.of(forwards, seat.position)
         self._dtype = PRECISIONS[seat.stage_plan.precision].compute.dtype
         self._last = len(seat.pipeline_plan.stages) - 1
-        self._seams: Mapping[int, Seam] = {}
-        self._seams_of: dict[_Crossing, Mapping[int, Seam]] = {}
+        self._borders: Mapping[int, StageBorder] = {}
+        self._borders_of: dict[_Crossing, Mapping[int, StageBorder]] = {}
         self.cross(computation.borders)
         self._totals = torch.zeros(2, dtype=torch.float64, device=comm.device)
         self._flights: dict[tuple[int, int], _Flight] = {}
@@ -113,13 +113,13 @@ class Executor:
     def cross(self, borders: Mapping[int, Border]) -> None:
         """Let these tensors cross from now on, where they depend on the batch."""
         key = tuple((stage, tuple(border.items())) for stage, border in borders.items())
-        if key not in self._seams_of:
-            self._seams_of[key] = {
-                stage: Seam(self._comm, self._seat.pipeline_plan, stage, border)
+        if key not in self._borders_of:
+            self._borders_of[key] = {
+                stage: StageBorder(self._comm, self._seat.pipeline_plan, stage, border)
                 for stage, border in borders.items()
                 if stage in self._stages or stage + 1 in self._stages
             }
-        self._seams = self._seams_of[key]
+        self._borders = self._borders_of[key]
 
     def train(self, microbatches: Sequence[MicroBatch]) -> Tensor:
         """Every action of the schedule. This rank's sums ``[loss, weight]``, fp64.
@@ -155,8 +155,8 @@ class Executor:
                     self._attend(action)
                 for sent in work.arrived[number]:
                     self._release(sent)
-        for seam in self._seams.values():
-            seam.finish()
+        for border in self._borders.values():
+            border.finish()
         return self._totals
 
     def _computes(self, microbatch: MicroBatch) -> bool:
@@ -170,18 +170,18 @@ class Executor:
             self._attendances[action.stage].backward()
 
     def _expect(self, action: Action, microbatches: Sequence[MicroBatch]) -> None:
-        """Start to receive what the action works on, where it comes over a seam."""
+        """Start to receive what the action works on, where it comes over a stage border."""
         if not self._computes(microbatches[action.microbatch]):
             return
         way: Way = "F" if action.kind == "F" else "B"
-        seam = action.stage - 1 if way == "F" else action.stage
-        if action.kind != "W" and seam in self._seams:
-            self._seams[seam].expect(way, action.microbatch)
+        before = action.stage - 1 if way == "F" else action.stage
+        if action.kind != "W" and before in self._borders:
+            self._borders[before].expect(way, action.microbatch)
 
     def _release(self, action: Action) -> None:
         """Let go of what the action sent."""
         way: Way = "F" if action.kind == "F" else "B"
-        self._seams[action.stage - (way == "B")].release(way, action.microbatch)
+        self._borders[action.stage - (way == "B")].release(way, action.microbatch)
 
     def _do(self, action: Action, microbatch: MicroBatch) -> None:
         match action.kind:
@@ -204,7 +204,7 @@ class Executor:
             tree = {}
         else:
             sent = {name: tensor.detach() for name, tensor in tree.items()}
-            self._seams[action.stage].send("F", action.microbatch, sent)
+            self._borders[action.stage].send("F", action.microbatch, sent)
         self._count(terms)
         if torch.is_grad_enabled():
             flight = _Flight(wanted, tree, total_of(terms))
@@ -212,9 +212,9 @@ class Executor:
 
     def _received(self, action: Action) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What came over the border, and the part of it that wants a gradient."""
-        given = self._seams[action.stage - 1].receive("F", action.microbatch)
+        given = self._borders[action.stage - 1].receive("F", action.microbatch)
         wanted: dict[str, Tensor] = {}
-        for name in self._seams[action.stage - 1].differentiable:
+        for name in self._borders[action.stage - 1].differentiable:
             tensor = given[name].to(self._dtype).requires_grad_(torch.is_grad_enabled())
             given[name] = wanted[name] = tensor
         return given, wanted
@@ -239,13 +239,13 @@ class Executor:
                 name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
                 for name, tensor in flight.given.items()
             }
-            self._seams[action.stage - 1].send("B", action.microbatch, grads)
+            self._borders[action.stage - 1].send("B", action.microbatch, grads)
 
     def _differentiate(self, flight: _Flight, action: Action) -> None:
         roots: list[Tensor] = []
         grads: list[Tensor | None] = []
         if action.stage != self._last:
-            received = self._seams[action.stage].receive("B", action.microbatch)
+            received = self._borders[action.stage].receive("B", action.microbatch)
             for name, grad in received.items():
                 if flight.result[name].requires_grad:
                     roots.append(flight.result[name])

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from weft.comm.channel import Channel
-from weft.parallel.pipeline.seam import Seam, activation_tiling, channel, channels
+from weft.parallel.pipeline.stage_border import StageBorder, activation_tiling, channel, channels
 from weft.plan.border import Border, BorderTensor
 from weft.plan.box import Box
 from weft.plan.layout import Dim
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
-Road = tuple[int, int, int]
+Wiring = tuple[int, int, int]
 """Sender, receiver, number of the channel."""
 
 
@@ -23,7 +23,7 @@ class Wires:
     """Carries what the stand-ins of all ranks send, in order and without names."""
 
     def __init__(self) -> None:
-        self.travelling: dict[Road, list[Tensor]] = defaultdict(list)
+        self.travelling: dict[Wiring, list[Tensor]] = defaultdict(list)
         self.waiting = 0
 
     def rank(self, rank: int) -> "Wire":
@@ -81,7 +81,7 @@ def test_what_leaves_a_wide_border_arrives_in_its_place(shape: tuple[int, ...]) 
     wide, other = Mesh.of(range(16), dp=8, tp=2), Mesh.of(range(16, 28), dp=3, tp=4)
     pipeline = pipeline_of(wide, other, samples=15, microbatch=11)
     wires = Wires()
-    seams = {rank: Seam(wires.rank(rank), pipeline, 0, border(shape)) for rank in range(28)}  # type: ignore[arg-type]
+    ends = {rank: StageBorder(wires.rank(rank), pipeline, 0, border(shape)) for rank in range(28)}  # type: ignore[arg-type]
     for way, (src, dst) in (("F", (wide, other)), ("B", (other, wide))):
         wholes = []
         for microbatch, size in enumerate((11, 4)):
@@ -92,16 +92,16 @@ def test_what_leaves_a_wide_border_arrives_in_its_place(shape: tuple[int, ...]) 
             ]
             given, taken = tilings if way == "F" else reversed(tilings)
             for rank in src.ranks:
-                seams[rank].send(way, microbatch, {"x": whole[given[rank][0].slices()]})  # type: ignore[arg-type]
+                ends[rank].send(way, microbatch, {"x": whole[given[rank][0].slices()]})  # type: ignore[arg-type]
         for microbatch, whole in enumerate(wholes):
             taken = activation_tiling(pipeline, int(way == "F"), microbatch, dims_of(shape)).boxes
             for rank in dst.ranks:
-                seams[rank].expect(way, microbatch)  # type: ignore[arg-type]
-                received = seams[rank].receive(way, microbatch)  # type: ignore[arg-type]
+                ends[rank].expect(way, microbatch)  # type: ignore[arg-type]
+                received = ends[rank].receive(way, microbatch)  # type: ignore[arg-type]
                 assert torch.equal(received["x"], whole[taken[rank][0].slices()])
     assert not any(wires.travelling.values())
-    for seam in seams.values():
-        seam.finish()
+    for end in ends.values():
+        end.finish()
     assert not wires.waiting
 
 
@@ -114,12 +114,14 @@ def test_only_the_dimension_after_the_batch_is_cut() -> None:
 def test_stages_of_one_rank_pass_tensors_by_hand() -> None:
     mesh = Mesh.of((0,), dp=1)
     wires = Wires()
-    seam = Seam(wires.rank(0), pipeline_of(mesh, mesh, samples=2, microbatch=2), 0, border((3,)))  # type: ignore[arg-type]
+    end = StageBorder(
+        wires.rank(0), pipeline_of(mesh, mesh, samples=2, microbatch=2), 0, border((3,))
+    )  # type: ignore[arg-type]
     output = torch.ones(2, 3, dtype=torch.float64)
-    seam.send("F", 0, {"x": output})
-    seam.expect("F", 0)
-    assert torch.equal(seam.receive("F", 0)["x"], output)
-    seam.finish()
+    end.send("F", 0, {"x": output})
+    end.expect("F", 0)
+    assert torch.equal(end.receive("F", 0)["x"], output)
+    end.finish()
     assert not wires.travelling
 
 
@@ -129,19 +131,19 @@ def test_every_way_over_every_border_is_a_channel_of_its_own() -> None:
     alone = pipeline_of(Mesh.of((3,), dp=1), samples=2, microbatch=1)
     opened = list(channels(Plan(num_layers=0, pipelines=(vee, alone))))
     assert opened == [channel(vee, s, way) for s in (0, 2) for way in "FB"]  # type: ignore[arg-type]
-    assert [road.ranks for road in opened] == [(0, 1, 2)] * 4
-    assert len({road.number for road in opened}) == 4
+    assert [each.ranks for each in opened] == [(0, 1, 2)] * 4
+    assert len({each.number for each in opened}) == 4
 
 
 def test_what_was_sent_is_let_go_once() -> None:
     pipeline = pipeline_of(Mesh.of((0,), dp=1), Mesh.of((1,), dp=1), samples=3, microbatch=1)
     wires = Wires()
-    seam = Seam(wires.rank(0), pipeline, 0, border((3,)))  # type: ignore[arg-type]
+    end = StageBorder(wires.rank(0), pipeline, 0, border((3,)))  # type: ignore[arg-type]
     for microbatch in range(2):
-        seam.send("F", microbatch, {"x": torch.zeros(1, 3, dtype=torch.float64)})
+        end.send("F", microbatch, {"x": torch.zeros(1, 3, dtype=torch.float64)})
     assert wires.waiting == 2
-    seam.release("F", 0)
-    seam.release("F", 0)
+    end.release("F", 0)
+    end.release("F", 0)
     assert wires.waiting == 1
-    seam.finish()
+    end.finish()
     assert not wires.waiting

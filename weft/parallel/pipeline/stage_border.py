@@ -41,7 +41,7 @@ def activation_tiling(
 
 
 def channel(pipeline: PipelinePlan, stage: int, way: Way) -> Channel:
-    """The road of one way over the border after ``stage``: a border's ways never share one."""
+    """The channel of one way over the border after ``stage``: a border's ways never share one."""
     ends = (pipeline.stages[stage].mesh.ranks, pipeline.stages[stage + 1].mesh.ranks)
     return Channel(tuple(sorted({*ends[0], *ends[1]})), 2 * stage + (way == "B"))
 
@@ -75,7 +75,7 @@ class _Arrival:
     """Name of the tensor, box of it, and the memory that it comes to."""
 
 
-class Seam:
+class StageBorder:
     """The border between stages ``stage`` and ``stage + 1`` of one pipeline, on one rank.
 
     Activations go forward along the moves from one tiling to the other, gradients of those that
@@ -115,8 +115,8 @@ class Seam:
                 else:
                     parts.append((move.dst, part.contiguous()))
         if parts:
-            road = self._channels[way]
-            self._sent[way, microbatch] = self._comm.send(parts, channel=road, name="activations")
+            over = self._channels[way]
+            self._sent[way, microbatch] = self._comm.send(parts, channel=over, name="activations")
 
     def expect(self, way: Way, microbatch: int) -> None:
         """Start to receive what ``receive`` will be asked for, so that it can come meanwhile."""
@@ -130,8 +130,8 @@ class Seam:
                     boxes.append((name, move.box, tensor))
         wait: Finish = _at_once
         if parts:
-            road = self._channels[way]
-            wait = self._comm.receive(parts, channel=road, name="activations")
+            over = self._channels[way]
+            wait = self._comm.receive(parts, channel=over, name="activations")
         self._arriving[way, microbatch] = _Arrival(wait, tuple(boxes))
 
     def receive(self, way: Way, microbatch: int) -> dict[str, Tensor]:
