@@ -41,7 +41,7 @@ def test_kinds_and_the_part_of_a_cluster_that_has_one() -> None:
 @pytest.mark.parametrize(
     ("number", "told"),
     [
-        (0, {"max_stages": 1, "max_tp": 1}),
+        (0, {"max_stages": 1, "max_split": 1}),
         (1, {"max_pipelines": 1, "max_ranks": 1}),
         (2, {"max_pipelines": 1, "max_stages": 2}),
     ],

@@ -96,7 +96,7 @@ def candidate(made: Plan, name: str, cluster: ClusterView) -> Candidate:
 @cache
 def some_search() -> Found:
     """Of next to nothing."""
-    options = Options(max_tp=1, max_stages=1, micros=(1,), zero=(1,), recompute=("full",))
+    options = Options(max_split=1, max_stages=1, micros=(1,), zero=(1,), recompute=("full",))
     return search(WORKLOAD, nodes(8), options=options)
 
 

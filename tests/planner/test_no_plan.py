@@ -53,14 +53,14 @@ def test_the_changes_that_are_named_do() -> None:
 def test_a_choice_that_was_taken_away_is_named() -> None:
     medium = replace(LARGE, spec=SIZES["llama3-8b"])
     assert "It would fit with ZeRO 3, or with " in message(
-        medium, zero=(0,), max_stages=1, max_tp=1
+        medium, zero=(0,), max_stages=1, max_split=1
     )
     text = message(replace(LARGE, spec=SIZES["llama3-8b"], seq_len=131_072), recompute=("off",))
     assert "It would fit with recomputation, or with " in text
 
 
 def test_no_samples_for_the_ranks() -> None:
-    text = message(replace(LARGE, samples=1), leave_idle=False, max_tp=1, max_stages=2)
+    text = message(replace(LARGE, samples=1), leave_idle=False, max_split=1, max_stages=2)
     assert text == (
         "cluster = ['A100-SXM4-80GB']: expected chips that the model can be laid over, however "
         "much memory they had. No mesh fills the nodes with the samples given."

@@ -171,7 +171,7 @@ def test_layers_go_by_speed() -> None:
 @pytest.mark.parametrize(("gib", "level"), [(40, 2), (24, 2), (20, 3)])
 def test_zero_shares_what_memory_demands(gib: float, level: int) -> None:
     """Level 2 costs no time, so that it is taken at once; level 3 does, and is taken last."""
-    lean = Options(max_tp=1, max_stages=1, leave_idle=False, recompute=("full",))
+    lean = Options(max_split=1, max_stages=1, leave_idle=False, recompute=("full",))
     workload = Workload(spec=replace(SPEC, num_layers=16), seq_len=SEQ, samples=4)
     best = search(workload, ClusterView((pool(H100, gib, 4),)), options=lean).best
     assert {stage.zero for _, _, stage in best.plan.stages()} == {level}

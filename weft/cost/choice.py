@@ -78,7 +78,7 @@ class StageChoice:
             predicts=self.predicts,
             samples=self.samples,
             seq_len=self.seq_len,
-            axes=tuple(axis for axis in self.axes if DIVISIONS[axis[0]].inner != {"samples"}),
+            axes=tuple(axis for axis in self.axes if not DIVISIONS[axis[0]].only_samples),
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,
             dtype=self.dtype,

@@ -7,12 +7,13 @@ costs ``n - 1`` times its bytes to sum onto its owner, and again to send back.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, product
 from typing import Literal, NamedTuple
 
 from weft.cluster.view import ClusterView
-from weft.cost.work import STATES
+from weft.cost.choice import axes_of
+from weft.cost.work import DIVISIONS, STATES, share
 from weft.models.registry import shape_of
 from weft.models.shape import ModelShape
 from weft.plan.mesh import Mesh
@@ -42,7 +43,8 @@ def sent_by_plan(
     for pipeline in plan.pipelines:
         for number, stage in enumerate(pipeline.stages):
             for name, num_bytes in _inside(shape, pipeline, number, seq_len):
-                total[Way(name, _reach(cluster, _along(stage.mesh, "tp")))] += num_bytes
+                inside = [axis for axis in DIVISIONS if "d_ff" in DIVISIONS[axis].inner]
+                total[Way(name, _reach(cluster, _along(stage.mesh, inside)))] += num_bytes
         for one, other in pairwise(pipeline.stages):
             if one.mesh.ranks != other.mesh.ranks:
                 border = _reach(cluster, (*one.mesh.ranks, *other.mesh.ranks))
@@ -57,9 +59,10 @@ def _width(stage: StagePlan) -> float:
     return STATES[stage.precision].weight
 
 
-def _along(mesh: Mesh, axis: str) -> tuple[int, ...]:
-    """The first group along an axis: it reaches as far as the others."""
-    return tuple(mesh.rank_at(**{axis: i}) for i in range(mesh.size(axis)))
+def _along(mesh: Mesh, axes: Sequence[str]) -> tuple[int, ...]:
+    """The first group along some axes: it reaches as far as the others."""
+    positions = product(*(range(mesh.size(axis)) for axis in axes))
+    return tuple(mesh.rank_at(**dict(zip(axes, at, strict=True))) for at in positions)
 
 
 def _reach(cluster: ClusterView, ranks: tuple[int, ...]) -> Reach:
@@ -69,25 +72,25 @@ def _reach(cluster: ClusterView, ranks: tuple[int, ...]) -> Reach:
 def _inside(
     shape: ModelShape, pipeline: PipelinePlan, number: int, seq_len: int
 ) -> Iterator[tuple[Purpose, float]]:
-    """Of a stage's layers split over ``tp``: sums are scattered along the sequence, then gathered.
+    """Of a stage's divided layers: sums are scattered along the sequence, then gathered.
 
     A layer does each twice in forward and twice in backward. The second forward of a recomputed
     one ends before its last sum.
     """
     stage = pipeline.stages[number]
-    tp = stage.mesh.size("tp")
-    if tp == 1:
+    ways = share(axes_of(stage.mesh), "d_ff")
+    if ways == 1:
         return
     layers = stage.layers[1] - stage.layers[0]
     again = layers * (stage.recompute == "full")
     ends = (number == 0) + (number == len(pipeline.stages) - 1)
     tokens = pipeline.samples * seq_len
-    once = (tp - 1) * tokens * shape.d_model * _width(stage)
+    once = (ways - 1) * tokens * shape.d_model * _width(stage)
     yield "gather seq", once * (4 * layers + 2 * again + ends)
     yield "scatter seq", once * (4 * layers + again + ends)
     if number == len(pipeline.stages) - 1:
         wide = 8 if stage.precision == "fp64" else 4
-        yield "vocab sums", 2 * (tp - 1) * tokens * 3 * wide
+        yield "vocab sums", 2 * (ways - 1) * tokens * 3 * wide
 
 
 class _Piece(NamedTuple):
@@ -103,8 +106,9 @@ class _Piece(NamedTuple):
 
 def _state(plan: Plan, shape: ModelShape, cluster: ClusterView) -> Iterator[tuple[Way, float]]:
     """Gradients and parameters of what several ranks hold, piece by piece of the model."""
+    alike = [axis for axis in DIVISIONS if DIVISIONS[axis].copies]
     for piece in _pieces(plan, shape):
-        ranks = tuple(rank for _, stage in piece.stages for rank in _along(stage.mesh, "dp"))
+        ranks = tuple(rank for _, stage in piece.stages for rank in _along(stage.mesh, alike))
         if len(ranks) == 1 or not piece.params:
             continue
         reach, copies = _reach(cluster, ranks), len(ranks) - 1

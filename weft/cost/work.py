@@ -1,7 +1,6 @@
 """What one rank of one stage computes: the part of a choice that operations and activations know.
 
-Axes are named here nowhere but in the table of what they divide: operations ask into how many parts
-a logical dimension is cut, whoever cuts it.
+Operations ask into how many parts a logical dimension is cut, whichever axis cuts it.
 """
 
 from __future__ import annotations
@@ -9,54 +8,69 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
+from weft.axes.axis import Axis
+from weft.axes.registry import AXES
 from weft.cluster.cluster import Dtype
 from weft.models.shape import ModelShape
+from weft.plan.layout import Dim, Form
 from weft.plan.plan import ZeroLevel
 
 Keep = Literal["off", "selective", "half", "full"]
 """What is computed again in backward: nothing, the attention's core, every other layer, or all."""
-Dim = Literal["samples", "seq", "heads", "kv_heads", "d_ff", "vocab", "experts"]
-"""A logical dimension of parameters or activations."""
-Form = Literal["stream", "inner"]
-"""Of activations: as they travel between modules, or as a module computes with them."""
+DimName = Literal["samples", "seq", "heads", "kv_heads", "d_ff", "vocab", "experts"]
+"""A logical dimension that costs depend on."""
 Axes = tuple[tuple[str, int], ...]
 """Sizes above 1 by name, outermost first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """What an axis divides."""
+    """Which logical dimensions an axis divides, by the form of the tensor."""
 
-    stream: frozenset[Dim]
-    inner: frozenset[Dim]
-    """Parameters are divided along the same dimensions."""
+    stream: frozenset[str]
+    inner: frozenset[str]
+    param: frozenset[str]
     borrowed: bool = False
     """Its ranks are those of other axes."""
 
-    def of(self, form: Form) -> frozenset[Dim]:
-        """The dimensions of one form."""
-        return self.stream if form == "stream" else self.inner
+    @staticmethod
+    def of(axis: Axis) -> Division:
+        """By an axis that Weft runs."""
+
+        def divided(form: Form) -> frozenset[str]:
+            names = get_args(DimName)
+            return frozenset(n for n in names if axis.divides(Dim(name=n, size=0), form))
+
+        return Division(divided("stream"), divided("inner"), divided("param"))
 
     @property
     def copies(self) -> bool:
         """Its ranks hold the same parameters."""
-        return self.inner <= {"samples", "seq"}
+        return not self.param
+
+    @property
+    def only_samples(self) -> bool:
+        """Along it ranks do the same with other samples."""
+        return self.inner == {"samples"}
 
 
+_SEQ, _EXPERTS = frozenset({"seq"}), frozenset({"experts"})
 DIVISIONS: dict[str, Division] = {
-    "dp": Division(frozenset({"samples"}), frozenset({"samples"})),
-    "cp": Division(frozenset({"seq"}), frozenset({"seq"})),
-    "tp": Division(frozenset({"seq"}), frozenset({"heads", "kv_heads", "d_ff", "vocab"})),
-    "ep": Division(frozenset(), frozenset({"experts"}), borrowed=True),
+    **{name: Division.of(axis) for name, axis in AXES.items()},
+    # Of runs that others published, which this version does not run.
+    "cp": Division(_SEQ, _SEQ, frozenset()),
+    "ep": Division(frozenset(), _EXPERTS, _EXPERTS, borrowed=True),
 }
 
 
 @lru_cache(maxsize=1 << 14)
-def share(axes: Axes, dim: Dim, form: Form = "inner") -> int:
+def share(axes: Axes, dim: DimName, form: Literal["stream", "inner"] = "inner") -> int:
     """Into how many parts the axes cut a dimension."""
-    return prod(size for name, size in axes if dim in DIVISIONS[name].of(form))
+    if form == "stream":
+        return prod(size for name, size in axes if dim in DIVISIONS[name].stream)
+    return prod(size for name, size in axes if dim in DIVISIONS[name].inner)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -95,7 +109,7 @@ class StageWork:
     """On a processor: attention in blocks of queries, the gate kept before and after its
     activation, and logits in chunks (``weft/nn``)."""
 
-    def share(self, dim: Dim) -> int:
+    def share(self, dim: DimName) -> int:
         """Into how many parts a dimension is cut, as modules compute with it."""
         return share(self.axes, dim)
 

@@ -53,7 +53,7 @@ class Question:
                 micros = tuple(range(1, most + 1))
                 return replace(usual, micros=micros, unlike_stages=False, shapes=self.shapes)
             case "1":
-                return replace(usual, max_stages=1, max_tp=1)
+                return replace(usual, max_stages=1, max_split=1)
             case "2":
                 return replace(usual, max_pipelines=1, max_ranks=1)
             case "3":

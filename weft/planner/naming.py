@@ -10,7 +10,7 @@ from weft.plan.plan import PipelinePlan, Plan
 
 
 def name_of(plan: Plan, cluster: ClusterView) -> str:
-    """``pp 4 x (dp 2 x tp 8) on 64 H100-SXM5-80GB``; pipelines that are called alike are counted.
+    """``pp 4 x (AXIS 2 x AXIS 8) on 64 H100``; pipelines that are called alike are counted.
 
     ``pp`` counts meshes: each is one position of the pipeline, with one stage or several.
     """
@@ -23,7 +23,7 @@ def name_of(plan: Plan, cluster: ClusterView) -> str:
 
 
 def axes_of(mesh: Mesh) -> str:
-    """``dp 2 x tp 8``; nothing of a rank alone."""
+    """Axes by name with their sizes; nothing of a rank alone."""
     return " x ".join(f"{axis} {size}" for axis, size in mesh.axes if size > 1)
 
 

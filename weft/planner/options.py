@@ -26,8 +26,8 @@ class Shape:
 class Options:
     """Bounds of the search."""
 
-    max_tp: int | None = None
-    """Largest tensor-parallel degree; None is all chips of a node."""
+    max_split: int | None = None
+    """Into how many parts an axis may divide layers; None is all chips of a node."""
     micros: tuple[int, ...] | None = None
     """Samples of a microbatch that one rank may take; None is every power of two."""
     schedules: tuple[ScheduleName, ...] = (

@@ -100,8 +100,8 @@ def virtual_job(virtual: VirtualCluster, slower: float = 1.0) -> VirtualJob:
     plan = _in_doubles(virtual.with_ends())
     sizes = virtual.gradient_bytes()
     shrink = sum(sizes) / (8 * _NUMEL)
-    tp = max(stage.mesh.size("tp") for _, _, stage in plan.stages())
-    least = LEAST_NUMEL * tp
+    width = max(len(s.mesh.ranks) // s.mesh.sample_ways for _, _, s in plan.stages())
+    least = LEAST_NUMEL * width
     numels = [max(least, _GRAIN * ceil(size / 8 / shrink / _GRAIN)) for size in sizes]
     updates = dict(enumerate(slower * seconds for seconds in virtual.update_s()))
     return VirtualJob(
@@ -112,7 +112,7 @@ def virtual_job(virtual: VirtualCluster, slower: float = 1.0) -> VirtualJob:
         numels=numels,
         bucket_bytes=max(8 * least, int(BUCKET_BYTES / shrink)),
         links=_links(virtual, slower, shrink),
-        width=tp,
+        width=width,
     )
 
 
@@ -132,7 +132,7 @@ def _times(virtual: VirtualCluster, slower: float) -> dict[StageKey, dict[int, l
     found: dict[StageKey, dict[int, list[StageTimes]]] = {}
     for p, s, stage in virtual.plan.stages():
         pipeline = virtual.plan.pipelines[p]
-        samples = ceil(pipeline.microbatch / stage.mesh.size("dp"))
+        samples = ceil(pipeline.microbatch / stage.mesh.sample_ways)
         found[p, s] = {
             rank: [times.scaled(slower / samples) for times in virtual.layers(pipeline, s, rank)]
             for rank in stage.mesh.ranks
@@ -144,7 +144,7 @@ def _said(virtual: VirtualCluster, slower: float) -> dict[StageKey, list[StageTi
     found: dict[StageKey, list[StageTimes]] = {}
     for p, s, stage in virtual.plan.stages():
         pipeline = virtual.plan.pipelines[p]
-        samples = ceil(pipeline.microbatch / stage.mesh.size("dp"))
+        samples = ceil(pipeline.microbatch / stage.mesh.sample_ways)
         found[p, s] = [times.scaled(slower / samples) for times in virtual.said(pipeline, s)]
     return found
 

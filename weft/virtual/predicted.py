@@ -20,6 +20,7 @@ from weft.cost.times import SeamTimes, StageTimes
 from weft.cost.timing import WEFT
 from weft.cost.traffic import Fabric
 from weft.models.registry import FAMILIES, shape_of
+from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan
 from weft.simulate.play import simulate_plan
@@ -165,9 +166,9 @@ class VirtualCluster:
         spent = [0.0] * self.plan.world_size
         for layer, numel in enumerate(self._numels()):
             held = [s for _, _, s in self.with_ends().stages() if layer in range(*s.layers)]
-            ways = sum(stage.mesh.size("dp") for stage in held)
+            ways = sum(stage.mesh.sample_ways for stage in held)
             for stage in held:
-                owned = numel / stage.mesh.size("tp") / (ways if stage.zero else 1)
+                owned = numel / _split(stage.mesh) / (ways if stage.zero else 1)
                 for rank in stage.mesh.ranks:
                     chip = core(self.gflops * self._speed(rank))
                     spent[rank] += chip.moving_seconds(WEFT.optimizer_bytes * owned)
@@ -223,10 +224,10 @@ class VirtualCluster:
         spent = [0.0] * self.plan.world_size
         for layer, num_bytes in enumerate(self.gradient_bytes()):
             held = [s.mesh for _, _, s in self.with_ends().stages() if layer in range(*s.layers)]
-            ways = sum(mesh.size("dp") for mesh in held)
+            ways = sum(mesh.sample_ways for mesh in held)
             ranks = sorted({rank for mesh in held for rank in mesh.ranks})
-            tp = min(mesh.size("tp") for mesh in held)
-            seconds = 2 * (ways - 1) / ways * num_bytes / tp * byte_s(self.link(ranks))
+            split = min(map(_split, held))
+            seconds = 2 * (ways - 1) / ways * num_bytes / split * byte_s(self.link(ranks))
             for rank in ranks:
                 spent[rank] += seconds
         return max(spent)
@@ -249,6 +250,11 @@ class VirtualCluster:
 
 def _whole(times: StageTimes) -> float:
     return times.of("F") + times.of("B")
+
+
+def _split(mesh: Mesh) -> int:
+    """Parts into which each layer's parameters are divided."""
+    return len(mesh.ranks) // mesh.sample_ways
 
 
 def byte_s(link: LinkEntry) -> float:

@@ -1,57 +1,41 @@
-"""The axes that the search divides a mesh by: an entry each says which sizes are worth trying.
+"""The axes that the search divides a mesh by, and the sizes that are worth trying.
 
-What a size costs and saves follows from the logical dimensions that the axis divides
-(``weft.cost.work``), and so do the bounds: they are costs of single layers at each size.
+Every axis that this version runs is here by itself: which sizes a model allows, the axis says, and
+what a size costs and saves follows from the logical dimensions that it divides
+(``weft.cost.work``). Bounds follow too, for they are costs of single layers at each size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 from math import prod
 
 from weft.axes.registry import AXES
 from weft.cluster.view import ChipPool
-from weft.cost.work import DIVISIONS, Axes
+from weft.config.axes import SAMPLE_AXES
+from weft.cost.work import Axes
 from weft.models.registry import dims_of_model
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.planner.options import Options
 
-TENSOR = "tp"
-SAMPLES = "dp"
+SAMPLES = SAMPLE_AXES[0]
 """The axis whose ranks compute different samples with the same parameters."""
-
-
-@dataclass(frozen=True, slots=True)
-class AxisEntry:
-    """An axis that divides layers, inside a node."""
-
-    name: str
-    sizes: Callable[[ChipPool, ModelSpec, Options], Sequence[int]]
-    """Those to try on a kind of chip, in order; 1 is one of them."""
-
-
-def tensor_sizes(pool: ChipPool, spec: ModelSpec, options: Options) -> list[int]:
-    """Divisors of a node that leave every rank heads."""
-    node = pool.chips_per_node
-    most = min(node, options.max_tp or node)
-    axis, dims = AXES[TENSOR], dims_of_model(spec)
-    return [ways for ways in range(1, most + 1) if node % ways == 0 and axis.allows(dims, ways)]
-
-
-INSIDE: tuple[AxisEntry, ...] = (AxisEntry(TENSOR, tensor_sizes),)
-"""Outermost first."""
+INSIDE = tuple(name for name in AXES if name not in SAMPLE_AXES)
+"""Axes that divide layers, inside a node; outermost first."""
 
 
 def inner_axes(pool: ChipPool, spec: ModelSpec, options: Options) -> Iterator[Axes]:
-    """Every combination of sizes that fills whole parts of a node."""
-    names = [entry.name for entry in INSIDE]
-    for sizes in product(*(entry.sizes(pool, spec, options) for entry in INSIDE)):
-        if pool.chips_per_node % prod(sizes) == 0:
-            yield tuple(zip(names, sizes, strict=True))
+    """Every combination of sizes that fills whole parts of a node and leaves all ranks work."""
+    node, dims = pool.chips_per_node, dims_of_model(spec)
+    most = min(node, options.max_split or node)
+    ways = [n for n in range(1, most + 1) if node % n == 0]
+    for sizes in product(ways, repeat=len(INSIDE)):
+        axes = tuple(zip(INSIDE, sizes, strict=True))
+        if node % prod(sizes) == 0 and all(AXES[name].allows(dims, n) for name, n in axes):
+            yield axes
 
 
 def mesh_axes(ways: int, inner: Axes) -> Axes:
@@ -61,13 +45,13 @@ def mesh_axes(ways: int, inner: Axes) -> Axes:
 
 def searched_axes(mesh: Mesh) -> Axes:
     """A mesh's axes as the search writes them."""
-    return mesh_axes(mesh.size(SAMPLES), tuple((e.name, mesh.size(e.name)) for e in INSIDE))
+    return mesh_axes(mesh.sample_ways, tuple((name, mesh.size(name)) for name in INSIDE))
 
 
 @lru_cache(maxsize=1 << 12)
 def inner_of(axes: Axes) -> Axes:
     """Those that divide layers."""
-    return tuple(axis for axis in axes if DIVISIONS[axis[0]].inner != {"samples"})
+    return tuple(axis for axis in axes if axis[0] not in SAMPLE_AXES)
 
 
 def num_ranks(axes: Axes) -> int:

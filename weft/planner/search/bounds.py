@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import floor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from weft.cost.times import SeamTimes
+from weft.plan.plan import ScheduleName
 from weft.planner.search.choice import chunks_of
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.schedules.registry import splits_backward
 from weft.simulate.play import last_size
-
-if TYPE_CHECKING:
-    from weft.planner.search.route import Route
 
 _SLACK = 1e-9
 """Relative; sums of many seconds differ by the order in which they are added."""
@@ -67,19 +66,35 @@ class MeshTimes(NamedTuple):
     first_back: float
 
 
-def bounds_of(route: Route, least: Sequence[int]) -> Bounds:
-    """Bounds on ``route.seconds`` without ``least_once``, where meshes have at least these layers.
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What bounds know of a pipeline: its meshes and borders, and what flows through them."""
+
+    meshes: Sequence[MeshTimes]
+    seams: Sequence[SeamTimes]
+    schedule: ScheduleName
+    samples: int
+    micro: int
+    num_layers: int
+
+    @property
+    def num_microbatches(self) -> int:
+        return -(-self.samples // self.micro)
+
+
+def bounds_of(flow: Flow, least: Sequence[int]) -> Bounds:
+    """Bounds on a step without ``least_once``, where meshes have at least these layers.
 
     With a smaller last microbatch there are two of each: with all of it, and without it.
     """
-    meshes = route.mesh_times
-    last = last_size(route.samples, route.micro)
-    amounts = [(route.samples / route.micro, last)]
+    meshes = flow.meshes
+    last = last_size(flow.samples, flow.micro)
+    amounts = [(flow.samples / flow.micro, last)]
     if last < 1:
-        amounts.append((float(route.pattern.num_microbatches - 1), 1.0))
+        amounts.append((float(flow.num_microbatches - 1), 1.0))
     slopes: list[list[Slope]] = [[] for _ in meshes]
     for many, size in amounts:
-        way = _Way(route, least, size)
+        way = _Way(flow, least, size)
         for p, mesh in enumerate(meshes):
             slopes[p] += _alone(way, p, mesh, many)
             if way.through is not None:
@@ -90,12 +105,12 @@ def bounds_of(route: Route, least: Sequence[int]) -> Bounds:
 class _Way:
     """How long microbatches are on their way down to each mesh, and from it back up."""
 
-    def __init__(self, route: Route, least: Sequence[int], size: float) -> None:
-        meshes, chunks = route.mesh_times, chunks_of(route.schedule)
-        self.route, self.size, self.num_meshes = route, size, len(meshes)
-        self.splits = splits_backward(route.schedule)
+    def __init__(self, flow: Flow, least: Sequence[int], size: float) -> None:
+        meshes, chunks = flow.meshes, chunks_of(flow.schedule)
+        self.schedule, self.size, self.num_meshes = flow.schedule, size, len(meshes)
+        self.splits = splits_backward(flow.schedule)
         self.down, self.up = [0.0], [0.0]
-        for mesh, layers, seam in zip(meshes, least, route.seams, strict=False):
+        for mesh, layers, seam in zip(meshes, least, flow.seams, strict=False):
             early = -(-layers // chunks)
             forward = mesh.first_forward + early * mesh.forward.each
             back = mesh.first_back + early * mesh.back.each
@@ -103,9 +118,9 @@ class _Way:
             self.up.append(self.up[-1] + (back + seam.transfer_s) * size + seam.latency_s)
         self.through: float | None = None
         """Seconds of a microbatch through all meshes and back, where none overtakes another."""
-        if route.schedule in ("1f1b", "gpipe"):
-            seams = sum(s.transfer_s * (1 + size) + 2 * s.latency_s for s in route.seams)
-            fewest = route.costs.workload.spec.num_layers * min(m.whole.each for m in meshes)
+        if flow.schedule in ("1f1b", "gpipe"):
+            seams = sum(s.transfer_s * (1 + size) + 2 * s.latency_s for s in flow.seams)
+            fewest = flow.num_layers * min(m.whole.each for m in meshes)
             known = sum(m.whole.each * n for m, n in zip(meshes, least, strict=True))
             base = sum(m.whole.base for m in meshes)
             self.through = size * (base + max(fewest, known)) + seams
@@ -127,8 +142,8 @@ def _with_others(way: _Way, p: int, mesh: MeshTimes, many: float) -> Iterator[Sl
 
     Under 1F1B a mesh can do no more than its first few forwards until the first one is back.
     """
-    assert way.through is not None, way.route.schedule
-    waiting = way.num_meshes - 1 - p if way.route.schedule == "1f1b" else 0
+    assert way.through is not None, way.schedule
+    waiting = way.num_meshes - 1 - p if way.schedule == "1f1b" else 0
     rest = many - way.size
     base = way.through + rest * mesh.whole.base - waiting * mesh.forward.base
     each = rest * mesh.whole.each - waiting * mesh.forward.each
@@ -136,15 +151,20 @@ def _with_others(way: _Way, p: int, mesh: MeshTimes, many: float) -> Iterator[Sl
         yield Slope(base, each)
 
 
-def mesh_times(route: Route) -> list[MeshTimes]:
-    """Of every mesh, with ZeRO that costs nothing."""
-    split, final = splits_backward(route.schedule), route.pattern.num_stages - 1
+def mesh_times(
+    costs: Costs,
+    ranks: Sequence[Rank],
+    positions: Sequence[tuple[int, ...]],
+    schedule: ScheduleName,
+) -> list[MeshTimes]:
+    """Of every mesh; ``ranks``: with ZeRO that costs nothing."""
+    split, final = splits_backward(schedule), sum(map(len, positions)) - 1
     known: dict[object, MeshTimes] = {}
     result = []
-    for rank, stages in zip(route.free_ranks, route.positions, strict=True):
+    for rank, stages in zip(ranks, positions, strict=True):
         ends = tuple((stage == 0, stage == final) for stage in stages)
         if (rank, ends) not in known:
-            known[rank, ends] = _mesh_times(route.costs, rank, ends, split=split)
+            known[rank, ends] = _mesh_times(costs, rank, ends, split=split)
         result.append(known[rank, ends])
     return result
 
@@ -166,9 +186,8 @@ def _mesh_times(
     )
 
 
-def least_once(route: Route) -> float:
+def least_once(costs: Costs, ranks: Sequence[Rank], schedule: ScheduleName) -> float:
     """Some mesh has at least the mean number of layers; what that one does once."""
-    mean = -(-route.costs.workload.spec.num_layers // route.num_meshes)
-    chunks = chunks_of(route.schedule)
-    share = Held(mean // chunks, False, False)
-    return min(route.costs.times(rank, share).update_s for rank in dict.fromkeys(route.ranks))
+    mean = -(-costs.workload.spec.num_layers // len(ranks))
+    held = Held(mean // chunks_of(schedule), False, False)
+    return min(costs.times(rank, held).update_s for rank in dict.fromkeys(ranks))

@@ -22,7 +22,7 @@ class Candidate:
     """One plan, and what it is predicted to take."""
 
     name: str
-    """In words: ``pp 2 x (dp 8) on 16 A100-SXM4-80GB``."""
+    """In words; see ``weft.planner.naming``."""
     plan: Plan
     cluster: ClusterView
     """The chips that the plan uses: its ranks are numbered over them."""

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from weft.cluster.view import ChipPool, ClusterView
 from weft.cost.times import SeamTimes, StageTimes
 from weft.plan.plan import ScheduleName
-from weft.planner.search.bounds import MeshTimes, bounds_of, least_once, mesh_times
+from weft.planner.search.bounds import Flow, bounds_of, least_once, mesh_times
 from weft.planner.search.choice import Line, Section, chunks_of, stage_layers, used_part
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.schedules.known import Pattern, held_at_peak
@@ -60,11 +60,6 @@ class Route:
     def ranks(self) -> list[Rank]:
         """Of each mesh."""
         return self._ranks(self.sections)
-
-    @cached_property
-    def free_ranks(self) -> list[Rank]:
-        """Likewise with ZeRO that costs nothing."""
-        return self._ranks([replace(section, zero=0) for section in self.sections])
 
     def _ranks(self, sections: Sequence[Section]) -> list[Rank]:
         found = []
@@ -215,7 +210,7 @@ class Route:
         least, most = self.least, list(fits)
         seconds -= self.once if room is None else 0.0
         for _ in range(2):
-            bounds = bounds_of(self, least)
+            bounds = bounds_of(self.flow, least)
             most = [min(layers, bounds.most(mesh, seconds)) for mesh, layers in enumerate(fits)]
             spare = sum(most) - total
             if spare < 0:
@@ -225,18 +220,26 @@ class Route:
 
     def shortest(self, layers: Sequence[int]) -> float:
         """An admissible bound on ``seconds`` of a split."""
-        bounds = bounds_of(self, layers)
+        bounds = bounds_of(self.flow, layers)
         return max(bounds.of(mesh, number) for mesh, number in enumerate(layers)) + self.once
 
     @cached_property
-    def mesh_times(self) -> list[MeshTimes]:
-        """Of each, apart from how many layers it has."""
-        return mesh_times(self)
+    def flow(self) -> Flow:
+        """What bounds know of it, apart from how many layers its meshes have."""
+        free = self._ranks([replace(section, zero=0) for section in self.sections])
+        return Flow(
+            meshes=mesh_times(self.costs, free, self.positions, self.schedule),
+            seams=self.seams,
+            schedule=self.schedule,
+            samples=self.samples,
+            micro=self.micro,
+            num_layers=self.costs.workload.spec.num_layers,
+        )
 
     @cached_property
     def once(self) -> float:
         """What is done once a step, at least."""
-        return least_once(self)
+        return least_once(self.costs, self.ranks, self.schedule)
 
     def _is_end(self, mesh: int) -> bool:
         last = self.pattern.num_stages - 1

@@ -117,7 +117,7 @@ def splits(least: Sequence[int], most: Sequence[int], total: int) -> Iterator[tu
 def filled(route: Route, total: int) -> tuple[int, ...]:
     """Layers one by one to where the step's bound grows least, as memory allows."""
     layers = list(route.least)
-    bounds = bounds_of(route, layers)
+    bounds = bounds_of(route.flow, layers)
 
     def with_one_more(mesh: int) -> tuple[float, int]:
         more = layers[mesh] + 1
