@@ -11,7 +11,17 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from weft.cluster.cluster import Dtype
-from weft.cost.work import DIVISIONS, STATES, Axes, Keep, StageWork, StateBytes, share, stride
+from weft.cost.work import (
+    DIVISIONS,
+    STATES,
+    Axes,
+    Keep,
+    StageWork,
+    StateBytes,
+    copies_in,
+    share,
+    stride,
+)
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Precision, ZeroLevel
 
@@ -90,7 +100,7 @@ class StageChoice:
     @property
     def copies(self) -> int:
         """Ranks of the mesh that hold the same parameters."""
-        return prod(size for name, size in self.axes if DIVISIONS[name].copies)
+        return copies_in(self.axes)
 
     @property
     def num_holders(self) -> int:

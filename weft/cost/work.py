@@ -73,6 +73,12 @@ def share(axes: Axes, dim: DimName, form: Literal["stream", "inner"] = "inner") 
     return prod(size for name, size in axes if dim in DIVISIONS[name].inner)
 
 
+@lru_cache(maxsize=1 << 14)
+def copies_in(axes: Axes) -> int:
+    """Ranks of a mesh that hold the same parameters."""
+    return prod(size for name, size in axes if DIVISIONS[name].copies)
+
+
 @lru_cache(maxsize=1 << 12)
 def stride(axes: Axes, name: str) -> int:
     """How far apart neighbours along an axis are, in ranks."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from weft.cluster.view import ChipPool, ClusterView
-from weft.cost.work import Axes, share
+from weft.cost.work import Axes, copies_in, share
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
 from weft.planner.search.axes import inner_of, num_ranks
@@ -54,6 +54,11 @@ class Section:
     def ways(self) -> int:
         """Into which a mesh divides samples."""
         return share(self.axes, "samples")
+
+    @property
+    def copies(self) -> int:
+        """Ranks of a mesh that hold the same parameters."""
+        return copies_in(self.axes)
 
     @property
     def together(self) -> int:

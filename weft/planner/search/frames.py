@@ -263,7 +263,7 @@ class Space:
         meshes = sum(section.meshes for section in sections)
         ways = factorial(len(sections))
         for section in sections:
-            ways *= len(self._levels[section.ways * self.costs.num_pipelines > 1])
+            ways *= len(self._levels[section.copies * self.costs.num_pipelines > 1])
         late_s = per_sample_s * stretch
         return Frame(per_sample_s, micro, sections, meshes, ways, stretch, late_s)
 
@@ -281,7 +281,7 @@ class Space:
 
     def _leanest(self, section: Section) -> tuple[ZeroLevel, ...]:
         """Two levels of ZeRO, of which one saves most."""
-        return self._levels[section.ways * self.costs.num_pipelines > 1][:-3:-1]
+        return self._levels[section.copies * self.costs.num_pipelines > 1][:-3:-1]
 
     def _capacity(
         self, section: Section, b: int, micro: int, zero: ZeroLevel, *, enough: float = 0.0

@@ -258,7 +258,7 @@ class Group:
         return list(product(*map(self._zero_levels, sections)))
 
     def _zero_levels(self, section: Section) -> tuple[ZeroLevel, ...]:
-        alone = section.ways * self.costs.num_pipelines == 1
+        alone = section.copies * self.costs.num_pipelines == 1
         return self._levels_alone if alone else self._levels_shared
 
     def _useful(self, section: Section) -> list[ZeroLevel]:

@@ -1,0 +1,96 @@
+"""An axis that this version does not run, added to the search: only its entry is new."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from benchmarks.every_plan import WITHOUT_LIMIT, Case, every_pipeline, fits, pool
+from weft.axes.axis import Axis
+from weft.plan.layout import Dim, Form
+from weft.plan.mesh import Mesh
+from weft.plan.plan import Plan, ZeroLevel
+from weft.planner.options import Options
+from weft.planner.search import axes as searched
+from weft.planner.search import search
+from weft.simulate.step import time_of_plan
+
+H100, A100 = "H100-SXM5-80GB", "A100-SXM4-80GB"
+
+
+class Context(Axis):
+    """Divides the sequence everywhere, and no parameter."""
+
+    @property
+    def name(self) -> str:
+        return "cp"
+
+    def divides(self, dim: Dim, form: Form) -> bool:
+        return dim.name == "seq" and form != "param"
+
+    def part(self, dim: Dim, ways: int, position: int) -> tuple[range, ...]:
+        each = dim.size // ways
+        return (range(position * each, (position + 1) * each),)
+
+    def allows(self, dims: Iterable[Dim], ways: int) -> bool:
+        return all(dim.size % ways == 0 for dim in dims if dim.name == "seq")
+
+    def check(self, dims: Iterable[Dim], ways: int, key: str) -> None:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search divides meshes by one axis more."""
+    monkeypatch.setattr(searched, "AXES", {**searched.AXES, "cp": Context()})
+    monkeypatch.setattr(searched, "INSIDE", ("cp", *searched.INSIDE))
+
+
+def divided(plan: Plan) -> Iterator[Plan]:
+    """The plan with each tensor-parallel group divided by both axes in every way, and with every
+    level of ZeRO where that makes copies."""
+    (pipeline,) = plan.pipelines
+    mesh = pipeline.stages[0].mesh
+    together = mesh.size("tp")
+    for context_ways in (n for n in range(1, together + 1) if together % n == 0):
+        axes = (("dp", mesh.size("dp")), ("cp", context_ways), ("tp", together // context_ways))
+        levels: tuple[ZeroLevel, ...] = (0, 1, 2, 3)
+        shared = mesh.size("dp") == 1 and context_ways > 1
+        for zero in levels if shared else (pipeline.stages[0].zero,):
+            stages = tuple(
+                replace(stage, mesh=Mesh(stage.mesh.ranks, axes), zero=zero)
+                for stage in pipeline.stages
+            )
+            yield replace(plan, pipelines=(replace(pipeline, stages=stages),))
+
+
+CASES = {
+    "one sample": Case(pools=(pool(H100, 75, 2),), num_layers=2, samples=1, seq_len=32768),
+    "short of memory": Case(pools=(pool(H100, 12, 4),), num_layers=3, samples=2, seq_len=4096),
+    "two samples": Case(pools=(pool(A100, 30, 4),), num_layers=2, samples=2, seq_len=16384),
+}
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_found_is_the_fastest_of_all(name: str) -> None:
+    case = CASES[name]
+    best, ways = inf, 1
+    for one in every_pipeline(case.pools, case.num_layers, case.samples, shared=False):
+        used = one[1]
+        for plan in divided(one[0]):
+            if fits(plan, case.workload.spec, used, case.seq_len, used.world_size):
+                time = time_of_plan(plan, case.workload.spec, used, seq_len=case.seq_len)
+                if time.step_s < best:
+                    best, ways = time.step_s, plan.pipelines[0].stages[0].mesh.size("cp")
+    found = search(case.workload, case.cluster, options=Options(effort=WITHOUT_LIMIT)).best
+    assert found.time.step_s == pytest.approx(best, rel=1e-9)
+    assert found.plan.pipelines[0].stages[0].mesh.size("cp") == ways
+    assert ways > 1 or name == "short of memory", "nobody would add this axis"
+
+
+def test_without_its_entry_nobody_tries_it() -> None:
+    case = CASES["one sample"]
+    best = search(case.workload, case.cluster).best.plan
+    assert all(stage.mesh.size("cp") == 1 for _, _, stage in best.stages())
