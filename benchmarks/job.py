@@ -15,7 +15,7 @@ from weft.cluster.cluster import Dtype
 from weft.cost.choice import Group, StageChoice
 from weft.cost.memory import Memory, Overheads, stage_memory
 from weft.cost.times import StageTimes
-from weft.cost.timing import Place, stage_times
+from weft.cost.timing import Hardware, stage_times
 from weft.cost.traffic import Fabric
 from weft.cost.work import STATES, Keep, StageWork, StateBytes
 from weft.models.shape import ModelShape
@@ -125,24 +125,26 @@ def memory_of_job(job: Job, state: StateBytes, overheads: Overheads) -> list[Mem
     return result
 
 
-def step_seconds_of_job(job: Job, places: Sequence[Place]) -> float:
+def step_seconds_of_job(job: Job, by_position: Sequence[Hardware]) -> float:
     """One step: the pipeline, and what is done once.
 
-    ``places``: of every position, or one for all.
+    ``by_position``: of every position, or one for all.
     """
     shape, choices = job.shape, job.choices()
-    known: dict[tuple[StageChoice, Place], StageTimes] = {}
-    everywhere = list(places) * (job.pp // len(places))
+    known: dict[tuple[StageChoice, Hardware], StageTimes] = {}
+    everywhere = list(by_position) * (job.pp // len(by_position))
     times = []
-    for choice, place in zip(choices, everywhere, strict=True):
+    for choice, hardware in zip(choices, everywhere, strict=True):
         alike = job.alike(choice)
-        if (alike, place) not in known:
-            known[alike, place] = stage_times(shape, alike, place)
-        times.append(known[alike, place])
+        if (alike, hardware) not in known:
+            known[alike, hardware] = stage_times(shape, alike, hardware)
+        times.append(known[alike, hardware])
     seam = 0.0
     if job.pp > 1:
         stride = job.tp * job.cp * job.dp
-        narrowest = min((place.fabric for place in places), key=lambda one: one.across_bytes_s)
+        narrowest = min(
+            (hardware.fabric for hardware in by_position), key=lambda one: one.across_bytes_s
+        )
         transfer, latency = seam_seconds(shape, choices[0].work, narrowest, stride=stride)
         seam = 2 * (transfer + latency)
     pipeline = pipeline_seconds(
@@ -151,11 +153,11 @@ def step_seconds_of_job(job: Job, places: Sequence[Place]) -> float:
         schedule=job.schedule,
         chunks=job.chunks,
         seam_s=seam,
-        seam_hidden=places[0].software.seam_hidden,
+        seam_hidden=by_position[0].software.seam_hidden,
     )
     tail = max(times[end].update_s for end in (0, job.pp - 1))
     ranks = job.dp * job.tp * job.pp * job.cp
-    return (pipeline + tail) * (1 + places[0].software.straggle * log2(ranks))
+    return (pipeline + tail) * (1 + by_position[0].software.straggle * log2(ranks))
 
 
 def seam_seconds(

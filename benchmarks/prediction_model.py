@@ -18,7 +18,7 @@ from benchmarks.published import Run
 from weft.cluster.cluster import Chip
 from weft.cost.memory import Overheads
 from weft.cost.rates import Efficiency, Roofline, chip_class
-from weft.cost.timing import Place, Software
+from weft.cost.timing import Hardware, Software
 from weft.cost.traffic import Fabric
 from weft.cost.work import StateBytes
 
@@ -115,11 +115,11 @@ def write_constants(constants: Constants) -> None:
 
 def time_of(run: Run, constants: Constants) -> float:
     """Predicted seconds of a step."""
-    known = {chip.name: place_of(run, chip, constants) for chip in run.chips}
+    known = {chip.name: hardware_on(run, chip, constants) for chip in run.chips}
     return step_seconds_of_job(run.job, [known[chip.name] for chip in run.chips])
 
 
-def place_of(run: Run, made_by: Chip, constants: Constants) -> Place:
+def hardware_on(run: Run, made_by: Chip, constants: Constants) -> Hardware:
     """One kind of a run's chips, their links and the software on them."""
 
     def of(name: str) -> float:
@@ -160,7 +160,7 @@ def place_of(run: Run, made_by: Chip, constants: Constants) -> Place:
         unaligned=of("links.all.unaligned"),
         launch_s=of(f"{made}.launch_us") / 1e6,
     )
-    return Place(chip=roofline, fabric=fabric, software=software)
+    return Hardware(chip=roofline, fabric=fabric, software=software)
 
 
 def memory_of(run: Run, constants: Constants) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.job import Job
-from benchmarks.prediction_model import Constants, memory_of, place_of
+from benchmarks.prediction_model import Constants, hardware_on, memory_of
 from benchmarks.published import Record, Run, attempt, shape_of, with_numbers
 from benchmarks.published_chips import (
     Shelf,
@@ -238,15 +238,15 @@ class ScoresInMemory:
 
 def _knowledge(trial: Trial, constants: Constants) -> Knowledge:
     """What the runs are predicted with, for plans on the same chips and links."""
-    places = {}
+    by_name = {}
     for pool in sorted(trial.cluster.pools, key=lambda pool: -pool.network_bytes_s):
         chip = replace(pool.chip, network_gbit_s=pool.network_bytes_s * 8 / 1e9)
-        place = place_of(trial.run, chip, constants)
+        hardware = hardware_on(trial.run, chip, constants)
         if not trial.run.job.fused_attention:
-            slow = ScoresInMemory(place.chip, trial.run.job.shape.dropout)
-            place = replace(place, chip=slow)
-        places[pool.chip.name] = place
-    return Knowledge(places=places)
+            slow = ScoresInMemory(hardware.chip, trial.run.job.shape.dropout)
+            hardware = replace(hardware, chip=slow)
+        by_name[pool.chip.name] = hardware
+    return Knowledge(hardware=by_name)
 
 
 def planned_seconds(trial: Trial, constants: Constants) -> float:

@@ -147,7 +147,7 @@ def test_parts_of_a_chip_and_chips_together() -> None:
 
 
 def test_a_place_has_the_measured_links() -> None:
-    fabric = PROFILE.place(2).fabric
+    fabric = PROFILE.hardware(2).fabric
     assert (fabric.inside_latency_s, fabric.inside_bytes_s) == (1e-4, 1e9)
 
 
@@ -322,6 +322,6 @@ def test_a_measured_chip_comes_before_its_vendors(monkeypatch, tmp_path) -> None
     save_profile(PROFILE, tmp_path / "x.json")
     knowledge = knowledge_of(local_view(NODE, PROFILE, 2), tmp_path)
     assert not knowledge.chips
-    assert knowledge.places[PROFILE.name].chip == PROFILE.shared(2)
+    assert knowledge.hardware[PROFILE.name].chip == PROFILE.shared(2)
     h100 = ChipPool(chip=catalogue()["H100-SXM5-80GB"], num_nodes=1, chips_per_node=8)
-    assert not knowledge_of(ClusterView((h100,)), tmp_path).places
+    assert not knowledge_of(ClusterView((h100,)), tmp_path).hardware

@@ -12,7 +12,7 @@ from weft.cost.memory import params_of
 from weft.cost.operators import Op, Phase
 from weft.cost.rates import CLASSES, Roofline, compute_seconds, efficiency_of
 from weft.cost.sends import layer_sends
-from weft.cost.timing import Place, Software, stage_times
+from weft.cost.timing import Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
 from weft.cost.work import StageWork
 from weft.models.llama.sizes import SIZES
@@ -151,9 +151,9 @@ def test_rings_over_many_nodes_wait_for_each_piece() -> None:
 def test_hidden_traffic_costs_nothing() -> None:
     split = on("tp 8")
     for hidden in (0.0, 1.0):
-        place = Place(chip=roofline(), fabric=FABRIC, software=Software(tensor_hidden=hidden))
-        both = stage_times(SHAPE, split, place)
-        alone = compute_seconds(SHAPE, split.work, place.chip)
+        hardware = Hardware(chip=roofline(), fabric=FABRIC, software=Software(tensor_hidden=hidden))
+        both = stage_times(SHAPE, split, hardware)
+        alone = compute_seconds(SHAPE, split.work, hardware.chip)
         waits = 32 * sent(SHAPE, split.work)["sums"]
         assert both.forward_s == pytest.approx(alone.forward + (1 - hidden) * waits)
 
@@ -169,27 +169,27 @@ def test_hidden_traffic_costs_nothing() -> None:
 )
 def test_once_a_step(zero, ways, talk, share) -> None:
     software = Software(data_hidden=0.0, optimizer_bytes=32)
-    place = Place(chip=roofline(bytes_s=1e3), fabric=FABRIC, software=software)
-    got = stage_times(SHAPE, on("dp 16", zero=zero, shard_ways=ways), place).update_s
+    hardware = Hardware(chip=roofline(bytes_s=1e3), fabric=FABRIC, software=software)
+    got = stage_times(SHAPE, on("dp 16", zero=zero, shard_ways=ways), hardware).update_s
     assert got == pytest.approx(SHAPE.params * (talk + 32 / share / 1e3))
 
 
 def test_traffic_hides_behind_what_computes_and_no_more() -> None:
     """Half of it hides, where there is computing for all of it; else half of the computing."""
     software = Software(data_hidden=0.5, optimizer_bytes=0.0)
-    place = Place(chip=roofline(), fabric=FABRIC, software=software)
+    hardware = Hardware(chip=roofline(), fabric=FABRIC, software=software)
     copies = on("dp 16")
-    bare = stage_times(SHAPE, replace(copies, overlap=0.0), place)
+    bare = stage_times(SHAPE, replace(copies, overlap=0.0), hardware)
     talk = bare.update_s
-    assert stage_times(SHAPE, copies, place).update_s == pytest.approx(talk / 2)
+    assert stage_times(SHAPE, copies, hardware).update_s == pytest.approx(talk / 2)
     few = talk / 4 / bare.whole_s
-    some = stage_times(SHAPE, replace(copies, overlap=few), place).update_s
+    some = stage_times(SHAPE, replace(copies, overlap=few), hardware).update_s
     assert some == pytest.approx(talk * 7 / 8)
 
 
 def test_interleaved_stages_hide_more_of_the_exchange() -> None:
     """Chunks end one after another: exchanges of the earlier ones have all the others' backward."""
-    place = Place(
+    hardware = Hardware(
         chip=Roofline.of(catalogue()["H100-SXM5-80GB"]),
         fabric=Fabric(chips_per_node=1, inside_bytes_s=3e11, across_bytes_s=4e9),
         software=Software(data_hidden=1.0, seam_hidden=1.0),
@@ -198,9 +198,9 @@ def test_interleaved_stages_hide_more_of_the_exchange() -> None:
         Job(shape=SHAPE, seq_len=4096, global_batch=64, dp=8, pp=8, chunks=chunks)
         for chunks in (1, 4)
     )
-    blank = replace(place, software=replace(place.software, grad_bytes=0.0))
+    blank = replace(hardware, software=replace(hardware.software, grad_bytes=0.0))
     exposed = [
-        step_seconds_of_job(job, [place]) - step_seconds_of_job(job, [blank])
+        step_seconds_of_job(job, [hardware]) - step_seconds_of_job(job, [blank])
         for job in (whole, parts)
     ]
     assert exposed[0] > 1.1 * exposed[1] > 0
@@ -224,20 +224,22 @@ def test_chips_without_a_class_go_by_their_best_product() -> None:
 
 
 def test_recomputed_layers_talk_again() -> None:
-    place = Place(chip=roofline(), fabric=FABRIC, software=Software())
-    off, full = (stage_times(SHAPE, on("tp 8", recompute=keep), place) for keep in ("off", "full"))
+    hardware = Hardware(chip=roofline(), fabric=FABRIC, software=Software())
+    off, full = (
+        stage_times(SHAPE, on("tp 8", recompute=keep), hardware) for keep in ("off", "full")
+    )
     waits = 32 * sent(SHAPE, on("tp 8").work)["sums"]
-    computed = compute_seconds(SHAPE, on("tp 8", recompute="full").work, place.chip)
+    computed = compute_seconds(SHAPE, on("tp 8", recompute="full").work, hardware.chip)
     assert full.input_grad_s == pytest.approx(computed.input_grad + 2 * waits)
     assert full.forward_s == off.forward_s
 
 
 @pytest.mark.parametrize("hidden", [0.0, 0.75, 1.0])
 def test_level_3_takes_the_longer_of_computing_and_gathering(hidden) -> None:
-    place = Place(chip=roofline(), fabric=FABRIC, software=Software(data_hidden=hidden))
+    hardware = Hardware(chip=roofline(), fabric=FABRIC, software=Software(data_hidden=hidden))
     gather = 2 * SHAPE.params * 7 / 8 / 100
     for chip in (roofline(), roofline(flops_s=1e9, attention_flops_s=1e9)):
-        slower = replace(place, chip=chip)
+        slower = replace(hardware, chip=chip)
         alone = stage_times(SHAPE, WHOLE, slower).forward_s
         both = stage_times(SHAPE, on("dp 8", zero=3), slower).forward_s
         expected = max(alone, gather) + (1 - hidden) * min(alone, gather)
@@ -247,29 +249,29 @@ def test_level_3_takes_the_longer_of_computing_and_gathering(hidden) -> None:
 def test_level_2_reduces_in_each_backward_and_not_once_a_step() -> None:
     """Where several pipelines share the gradients it cannot, and talks as level 1 does."""
     software = Software(data_hidden=0.0, reduces_each_backward=True)
-    place = Place(chip=roofline(), fabric=FABRIC, software=software)
-    once = replace(place, software=replace(software, reduces_each_backward=False))
+    hardware = Hardware(chip=roofline(), fabric=FABRIC, software=software)
+    once = replace(hardware, software=replace(software, reduces_each_backward=False))
     level_2 = on("dp 8", zero=2)
     reduce = 4 * SHAPE.params * 7 / 8 / 100
-    unchanged, longer = (stage_times(SHAPE, level_2, those) for those in (once, place))
-    assert unchanged == stage_times(SHAPE, replace(level_2, zero=1), place)
+    unchanged, longer = (stage_times(SHAPE, level_2, those) for those in (once, hardware))
+    assert unchanged == stage_times(SHAPE, replace(level_2, zero=1), hardware)
     assert longer.forward_s == unchanged.forward_s
     assert longer.of("B") == pytest.approx(unchanged.of("B") + reduce)
     assert unchanged.update_s - longer.update_s == pytest.approx(reduce)
     several = replace(level_2, axes=(("dp", 4),), pipelines=2)
-    level_1 = stage_times(SHAPE, replace(several, zero=1), place)
-    assert stage_times(SHAPE, several, place) == level_1
+    level_1 = stage_times(SHAPE, replace(several, zero=1), hardware)
+    assert stage_times(SHAPE, several, hardware) == level_1
 
 
 def test_experts_are_updated_by_those_who_share_them() -> None:
     mixed = replace(SHAPE, experts=ExpertShape(num_experts=8, top_k=2, d_ff=512))
     software = Software(data_hidden=1.0, optimizer_bytes=1.0)
-    place = Place(chip=roofline(bytes_s=1.0), fabric=FABRIC, software=software)
+    hardware = Hardware(chip=roofline(bytes_s=1.0), fabric=FABRIC, software=software)
     dense = sum(mixed.dense_params(layer) for layer in range(32)) + 2 * 32_000 * 4096 + 4096
     experts = 32 * mixed.expert_params(0) / 4
     for zero, expected in ((0, dense + experts), (1, dense / 8 + experts / 2)):
         choice = on("dp 8 ep 4", zero=zero)
-        assert stage_times(mixed, choice, place).update_s == pytest.approx(expected)
+        assert stage_times(mixed, choice, hardware).update_s == pytest.approx(expected)
 
 
 @dataclass(frozen=True)
@@ -296,7 +298,7 @@ def test_a_vendor_can_bring_its_own_cost_function() -> None:
     ]
     orders = []
     for chip in (rates, FromVendor(1 / rates.flops_s)):
-        seconds = [step_seconds_of_job(job, [Place(chip=chip, fabric=fabric)]) for job in jobs]
+        seconds = [step_seconds_of_job(job, [Hardware(chip=chip, fabric=fabric)]) for job in jobs]
         orders.append(sorted(range(len(jobs)), key=seconds.__getitem__))
     assert orders[0] == orders[1]
 
@@ -324,7 +326,7 @@ def test_tensor_parallel_ranks_swap_parts_at_the_measured_rate() -> None:
 def test_hosts_and_adding_gradients_take_time_too() -> None:
     """Of each layer, of the embedding and of the head; backward twice as much of the former."""
     bare, full = (
-        stage_times(SHAPE, WHOLE, Place(chip=roofline(), fabric=FABRIC, software=each))
+        stage_times(SHAPE, WHOLE, Hardware(chip=roofline(), fabric=FABRIC, software=each))
         for each in (Software(), Software(layer_s=1e15, accumulate_bytes=1e36))
     )
     assert full.forward_s - bare.forward_s == pytest.approx(34e15)
@@ -339,15 +341,15 @@ def test_parameters_may_go_out_with_nothing_beside_them(alone) -> None:
     copies = on("dp 16", zero=1)
     software = Software(data_hidden=0.0, optimizer_bytes=0.0, bucket_bytes=1e18)
     fabric = replace(FABRIC, across_latency_s=1e6)
-    place = Place(chip=roofline(), fabric=fabric, software=software)
-    whole = stage_times(SHAPE, copies, place).update_s
+    hardware = Hardware(chip=roofline(), fabric=fabric, software=software)
+    whole = stage_times(SHAPE, copies, hardware).update_s
     params = sum(params_of(SHAPE, WORK))
     publish = fabric.seconds("all_gather", 2 * params, Group(16))
-    half = replace(place, software=replace(software, data_hidden=0.5, publishes_alone=alone))
+    half = replace(hardware, software=replace(software, data_hidden=0.5, publishes_alone=alone))
     hidden = whole - publish if alone else whole
     got = stage_times(SHAPE, copies, half).update_s
     assert got == pytest.approx(whole - hidden / 2)
-    tensors = replace(place, software=replace(software, layer_messages=9))
+    tensors = replace(hardware, software=replace(software, layer_messages=9))
     many = fabric.seconds("all_gather", 2 * params, Group(16), messages=9 * WORK.num_layers)
     more = stage_times(SHAPE, copies, tensors).update_s - whole
     assert more == pytest.approx(many - publish)

@@ -48,7 +48,12 @@ def two() -> Forecast:
 
 def test_parts_add_up_to_the_step(two: Forecast) -> None:
     for position in two.positions:
-        parts = (position.computing_s, position.talking_s, position.once_s, position.waiting_s)
+        parts = (
+            position.computing_s,
+            position.communicating_s,
+            position.once_s,
+            position.waiting_s,
+        )
         assert sum(parts) == pytest.approx(two.step_s)
         assert min(parts) >= 0
         assert 0 < position.by_memory < 0.3, "large products are bound by arithmetic"
@@ -85,7 +90,7 @@ def test_energy_of_one_chip_by_hand() -> None:
     busy = found.positions[0].computing_s
     assert found.sent == {}
     assert found.energy_j == pytest.approx(700 * (busy + 0.35 * (found.step_s - busy)))
-    assert found.positions[0].talking_s == 0
+    assert found.positions[0].communicating_s == 0
     unknown = replace(H100, power_w=None)
     cluster = ClusterView((ChipPool(chip=unknown, num_nodes=1, chips_per_node=1),))
     assert forecast(plan, WORKLOAD, cluster).energy_j is None
@@ -103,10 +108,10 @@ def test_traffic_costs_energy_by_how_far_it_goes() -> None:
 def test_talking_is_what_free_links_save() -> None:
     split = stages(stage(range(8), (0, 21), tp=4), stage(range(8, 16), (21, 32), tp=2))
     found = forecast(split, WORKLOAD, MIXED)
-    assert min(position.talking_s for position in found.positions) > 0
+    assert min(position.communicating_s for position in found.positions) > 0
     free, known = with_links(MIXED, Knowledge(), inf)
     silent = forecast(split, WORKLOAD, free, known)
-    assert [position.talking_s for position in silent.positions] == [0, 0]
+    assert [position.communicating_s for position in silent.positions] == [0, 0]
     assert silent.exchange_s == 0
     for one, other in zip(found.positions, silent.positions, strict=True):
         assert one.computing_s == pytest.approx(other.computing_s)

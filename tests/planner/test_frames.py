@@ -11,10 +11,10 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.planner.options import Options
 from weft.planner.search.choice import Line
 from weft.planner.search.costs import Costs
-from weft.planner.search.fate import lines_of
 from weft.planner.search.frames import Frame, Space
 from weft.planner.search.route import Route
 from weft.planner.search.splits import filled
+from weft.planner.search.verdict import lines_of
 from weft.simulate.step import Knowledge
 
 OPTIONS = Options(effort=WITHOUT_LIMIT)

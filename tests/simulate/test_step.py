@@ -53,7 +53,7 @@ def test_plans_of_like_stages_take_what_their_job_takes(dp, tp, pp, zero) -> Non
     bounds = [32 * p // pp for p in range(pp + 1)]
     planned = seconds(plan(bounds, dp=dp, tp=tp, zero=zero), ALIKE)
     job = Job(shape=shape_of(SPEC), seq_len=SEQ, global_batch=64, dp=dp, tp=tp, pp=pp, zero=zero)
-    expected = step_seconds_of_job(job, [Knowledge().place(ALIKE.pools[0])])
+    expected = step_seconds_of_job(job, [Knowledge().hardware_of(ALIKE.pools[0])])
     assert planned == pytest.approx(expected, rel=0.03)
 
 

@@ -43,7 +43,7 @@ def layer_working(shape: ModelShape, work: StageWork, *, experts: bool) -> float
 
 def _whole_layer(shape: ModelShape, work: StageWork, *, experts: bool, scores: bool) -> float:
     tokens, rows, wide = work.tokens, work.rows, work.wide * work.tokens
-    # Inputs, outputs; two masks. Gathered outputs are kept, where nobody gathers them again.
+    # Inputs, outputs; two masks. Gathered outputs are kept, where they are not gathered again.
     outputs = tokens if work.eager else rows
     norms = shape.d_model * (2 * work.wide * (rows + outputs) + 2 * shape.dropout * rows)
     heads = shape.num_heads / work.share("heads")

@@ -39,7 +39,7 @@ class Memory:
     buffers: float = 0.0
     """Of collectives and seams."""
     fragments: float = 0.0
-    """Free, but in pieces that nobody can use."""
+    """Free, but in pieces too small to be used."""
     runtime: float = 0.0
     """Driver, kernels and communication libraries, whatever the model."""
 

@@ -10,14 +10,14 @@ from weft.cost.work import StageWork, layers_by_kind
 from weft.models.shape import ModelShape
 
 Phase = Literal["forward", "input_grad", "weight_grad"]
-Kind = Literal["matmul", "batched", "attention", "elementwise"]
+OpKind = Literal["matmul", "batched", "attention", "elementwise"]
 
 
 class Op(NamedTuple):
     """One operation of a forward on one rank. Fractional sizes are averages."""
 
     name: str
-    kind: Kind
+    kind: OpKind
     m: float = 0.0
     n: float = 0.0
     k: float = 0.0

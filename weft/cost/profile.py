@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from weft.cluster.cluster import Dtype
 from weft.cost.memory import ACCELERATOR, CPU, Overheads
 from weft.cost.operators import Op, Phase
-from weft.cost.timing import Place, Software
+from weft.cost.timing import Hardware, Software
 from weft.cost.traffic import Fabric
 
 ADDED_BYTES = 12
@@ -199,7 +199,7 @@ class Profile:
         longest = max((size for size, _ in points), default=0.0)
         return _between(points, num_bytes) * max(num_bytes / longest, 1.0) if points else 0.0
 
-    def place(self, chips_per_node: int) -> Place:
+    def hardware(self, chips_per_node: int) -> Hardware:
         """What costs need to know of a pool of such chips on one machine."""
         latency, rate = self._link()
         fabric = Fabric(
@@ -211,11 +211,11 @@ class Profile:
             exchange_bytes_s=self._exchange_bytes_s(),
             exchange_latency_s=self.link_seconds("exchange", 1.0),
         )
-        return Place(chip=self, fabric=fabric, software=self.software)
+        return Hardware(chip=self, fabric=fabric, software=self.software)
 
     @property
     def software(self) -> Software:
-        """Of Weft on this chip. On a processor, who sends takes time from who computes."""
+        """Of Weft on this chip. On a processor, sending takes time from computing."""
         hidden = 0.0 if self.machine.device == "cpu" else 0.8
         return Software(
             slowdown=self.gap,

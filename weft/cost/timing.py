@@ -73,7 +73,7 @@ WEFT = Software(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Hardware:
     """Where a stage runs: a kind of chip, its links, and the software on it."""
 
     chip: CostFunction
@@ -81,13 +81,13 @@ class Place:
     software: Software = WEFT
 
 
-def stage_times(shape: ModelShape, choice: StageChoice, place: Place) -> StageTimes:
+def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> StageTimes:
     """One full microbatch of one stage, with all that it has to wait for inside the stage, and what
     it adds once a step."""
     work = choice.work
-    computed = compute_seconds(shape, work, place.chip)
-    software, slow = place.software, place.software.slowdown
-    sent = message_seconds(shape, work, place)
+    computed = compute_seconds(shape, work, hardware.chip)
+    software, slow = hardware.software, hardware.software.slowdown
+    sent = message_seconds(shape, work, hardware)
     again = sent if work.recompute == "full" else 0.0
     idle = software.layer_s * (work.num_layers + work.embeds + work.predicts)
     twice = 2.0 if work.recompute == "full" else 1.0
@@ -95,10 +95,10 @@ def stage_times(shape: ModelShape, choice: StageChoice, place: Place) -> StageTi
     times = StageTimes(
         forward_s=computed.forward * slow + sent + idle,
         input_grad_s=computed.input_grad * slow + sent + again + idle * twice,
-        weight_grad_s=computed.weight_grad * slow + idle + place.chip.moving_seconds(added),
+        weight_grad_s=computed.weight_grad * slow + idle + hardware.chip.moving_seconds(added),
     )
-    holders = choice.holders(place.fabric.chips_per_node)
-    state = _State(shape, choice, work, place, holders)
+    holders = choice.holders(hardware.fabric.chips_per_node)
+    state = _State(shape, choice, work, hardware, holders)
     if holders.size > 1 and (choice.zero == 3 or state.reduces_each_backward):
         times = state.gathering(times)
     return StageTimes(
@@ -109,12 +109,12 @@ def stage_times(shape: ModelShape, choice: StageChoice, place: Place) -> StageTi
     )
 
 
-def message_seconds(shape: ModelShape, work: StageWork, place: Place) -> float:
+def message_seconds(shape: ModelShape, work: StageWork, hardware: Hardware) -> float:
     """Of messages inside the layers of one forward that nothing hides."""
     total = 0.0
     for experts, number in layers_by_kind(shape, work.layers):
         for send in layer_sends(shape, work, experts=experts):
-            total += number * send.seconds(place.fabric) * place.software.seen(send.what)
+            total += number * send.seconds(hardware.fabric) * hardware.software.seen(send.what)
     return total
 
 
@@ -125,17 +125,17 @@ class _State:
     shape: ModelShape
     choice: StageChoice
     work: StageWork
-    place: Place
+    hardware: Hardware
     holders: Group
 
     @property
     def reduces_each_backward(self) -> bool:
-        return self.choice.reduces_each_backward and self.place.software.reduces_each_backward
+        return self.choice.reduces_each_backward and self.hardware.software.reduces_each_backward
 
     def gathering(self, times: StageTimes) -> StageTimes:
         """Gradients are reduced in each backward; at level 3 parameters are gathered before each
         forward and backward."""
-        software, fabric = self.place.software, self.place.fabric
+        software, fabric = self.hardware.software, self.hardware.fabric
         params = sum(params_of(self.shape, self.work))
         group = Group(self.choice.ways, self.holders.stride)
         weights = software.weight_bytes * params
@@ -159,7 +159,7 @@ class _State:
 
         ``beside_s``: computing that may hide traffic, of the last backward and the first forward.
         """
-        software = self.place.software
+        software = self.hardware.software
         if self.work.frozen:
             return software.step_s
         dense, experts = params_of(self.shape, self.work)
@@ -172,7 +172,7 @@ class _State:
             more = self._exchange(experts, fewer, limit)
             reduce, publish = reduce + more[0], publish + more[1]
         updated = dense / self.choice.ways + experts / ways
-        update = self.place.chip.moving_seconds(software.optimizer_bytes * updated)
+        update = self.hardware.chip.moving_seconds(software.optimizer_bytes * updated)
         beside = reduce if software.publishes_alone else reduce + publish
         seen = reduce + publish - min(beside, beside_s) * software.data_hidden
         return seen + update + software.step_s
@@ -180,7 +180,7 @@ class _State:
     def _exchange(self, params: float, holders: Group, ways: int) -> tuple[float, float]:
         """Seconds of gradients to those who update and of their sums between the groups that
         share, and of the weights' way back, in so many messages at least."""
-        fabric, software = self.place.fabric, self.place.software
+        fabric, software = self.hardware.fabric, self.hardware.software
         near, grads = Group(ways, holders.stride), software.grad_bytes * params
         weights = software.weight_bytes * params
         far = Group(holders.size // ways, holders.stride * ways)

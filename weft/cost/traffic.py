@@ -1,4 +1,4 @@
-"""What ranks say to each other: how much, over which links, and how long it takes.
+"""Links between ranks, and how long collectives take over them.
 
 A ring sends ``2 (n - 1) / n`` of a tensor for an all-reduce and half of that for a reduce-scatter
 or an all-gather, in ``n - 1`` steps one after another; a tree, which only an all-reduce has, takes
@@ -28,7 +28,7 @@ class Fabric:
     inside_latency_s: float = 3e-6
     across_latency_s: float = 10e-6
     exchange_bytes_s: float | None = None
-    """Of tensor-parallel ranks, who swap parts of a tensor, where that was measured; None: they
+    """Of ranks that swap parts of a tensor, where that was measured; None: they
     go round as all do."""
     exchange_latency_s: float = 0.0
     piece_bytes: float = 256e3

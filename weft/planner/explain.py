@@ -11,7 +11,7 @@ from weft.planner.fit import shortages, without_recompute
 from weft.planner.forecast import Forecast, forecast, with_links
 from weft.planner.options import Options
 from weft.planner.search import Candidate, Found, search
-from weft.planner.search.found import MEANING, Kind
+from weft.planner.search.found import MEANING, ReasonKind
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge, time_of_plan
 
@@ -91,7 +91,7 @@ def _why(best: Forecast, other: Forecast) -> str:
     ours, theirs = best.slowest, other.slowest
     differences = {
         "computes": theirs.computing_s - ours.computing_s,
-        "communicates inside layers": theirs.talking_s - ours.talking_s,
+        "communicates inside layers": theirs.communicating_s - ours.communicating_s,
         "waits for other stages": theirs.waiting_s - ours.waiting_s,
         "exchanges and updates at the end": theirs.once_s - ours.once_s,
     }
@@ -197,7 +197,7 @@ def pruned_in_words(found: Found) -> Iterator[str]:
 class ReasonRow:
     """What all candidates that are out for one reason have in common."""
 
-    kind: Kind
+    kind: ReasonKind
     count: int
     bounds: tuple[float, float] | None
     """Seconds that they take at least, from the least to the most, where that was told."""

@@ -39,7 +39,7 @@ class PositionForecast:
     precision: Precision
     computing_s: float
     """In a step, recomputation included."""
-    talking_s: float
+    communicating_s: float
     """Inside the layers, as far as nothing hides it."""
     once_s: float
     """What the pipeline does at the end of a step: exchange, update, publish."""
@@ -111,7 +111,7 @@ class Forecast:
         both = zip(self.time.timelines, self.time.once_s, strict=True)
         ends = [timeline.step_s + once for timeline, once in both]
         mine = [p for p in self.positions if p.pipeline == ends.index(max(ends))]
-        return max(mine, key=lambda position: position.computing_s + position.talking_s)
+        return max(mine, key=lambda position: position.computing_s + position.communicating_s)
 
     @property
     def fullest(self) -> PositionForecast:
@@ -155,7 +155,7 @@ def forecast(
         for stages, busy_s, computing_s in busy:
             stage, once = pipeline.stages[stages[0]], time.once_s[number]
             pool = cluster.pool_of(stage.mesh.ranks[0])
-            chip = known.place(pool).chip
+            chip = known.hardware_of(pool).chip
             positions.append(
                 PositionForecast(
                     pipeline=number,
@@ -164,7 +164,7 @@ def forecast(
                     ranks=stage.mesh.ranks,
                     precision=stage.precision,
                     computing_s=computing_s,
-                    talking_s=max(busy_s - computing_s, 0.0),
+                    communicating_s=max(busy_s - computing_s, 0.0),
                     once_s=once,
                     waiting_s=max(time.step_s - busy_s - once, 0.0),
                     by_memory=_by_memory(pipeline, stages, workload, chip),
@@ -202,11 +202,11 @@ def with_links(
         )
         for pool in cluster.pools
     ]
-    places = {
-        name: replace(place, fabric=_faster(place.fabric, inside, outside))
-        for name, place in knowledge.places.items()
+    hardware = {
+        name: replace(hardware, fabric=_faster(hardware.fabric, inside, outside))
+        for name, hardware in knowledge.hardware.items()
     }
-    return ClusterView(tuple(pools)), replace(knowledge, places=places)
+    return ClusterView(tuple(pools)), replace(knowledge, hardware=hardware)
 
 
 def _faster(fabric: Fabric, inside: float, outside: float) -> Fabric:
@@ -251,7 +251,7 @@ def _energy(positions: Sequence[PositionForecast], sent: Mapping[Way, float]) ->
     for position in positions:
         if position.chip.power_w is None:
             return None
-        waiting = position.talking_s + position.once_s + position.waiting_s
+        waiting = position.communicating_s + position.once_s + position.waiting_s
         joules = chip_joules(position.chip.power_w, position.computing_s, waiting)
         total += len(position.ranks) * joules
     return total

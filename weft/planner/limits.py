@@ -78,7 +78,7 @@ def limits_of(forecast: Forecast) -> Limits:
     parts: dict[Cause, float] = {
         "arithmetic": slow.computing_s * (1 - slow.by_memory),
         "memory bandwidth": slow.computing_s * slow.by_memory,
-        "communication": slow.talking_s,
+        "communication": slow.communicating_s,
         "waiting": slow.waiting_s,
         "exchange": exchange,
         "update": slow.once_s - exchange,

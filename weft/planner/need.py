@@ -47,7 +47,7 @@ def in_units(flops_s: float) -> str:
 
 
 def reached_flops(pool: ChipPool, workload: Workload, knowledge: Knowledge) -> float:
-    """Model FLOPs a second that one chip computes of this workload, nobody to wait for."""
+    """Model FLOPs a second that one chip computes of this workload, without waiting for others."""
     spec = workload.spec
     whole = StageChoice(
         layers=(0, spec.num_layers),
@@ -57,12 +57,12 @@ def reached_flops(pool: ChipPool, workload: Workload, knowledge: Knowledge) -> f
         seq_len=workload.seq_len,
         dtype=dtype_of(workload.precision),
     )
-    seconds = stage_times(shape_of(spec), whole, knowledge.place(pool)).whole_s
+    seconds = stage_times(shape_of(spec), whole, knowledge.hardware_of(pool)).whole_s
     return train_flops_per_token(spec, workload.seq_len) * workload.seq_len / seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class NodesTaken:
     """Nodes taken from one pool."""
 
     pool: ChipPool
@@ -85,7 +85,7 @@ class Part:
 class Mix:
     """Which nodes, and why."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[NodesTaken, ...]
     """Of every pool, in their order; some may give none."""
     by_price: bool
 
@@ -149,7 +149,7 @@ def choose_mix(cluster: ClusterView, workload: Workload, knowledge: Knowledge, n
     """
     by_price = all(pool.price_per_hour for pool in cluster.pools)
     parts = [
-        Part(
+        NodesTaken(
             pool=pool,
             num_nodes=0,
             flops_s=reached_flops(pool, workload, knowledge),
@@ -169,7 +169,12 @@ def choose_mix(cluster: ClusterView, workload: Workload, knowledge: Knowledge, n
 
 
 def _fill(
-    parts: Sequence[Part], order: Sequence[int], need: float, *, by_price: bool, best: list[Mix]
+    parts: Sequence[NodesTaken],
+    order: Sequence[int],
+    need: float,
+    *,
+    by_price: bool,
+    best: list[Mix],
 ) -> None:
     """Decide the pools in ``order``, the cheapest compute first, most nodes first.
 

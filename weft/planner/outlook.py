@@ -68,7 +68,7 @@ class Outlook:
                     "chip": position.chip.name,
                     "num_ranks": len(position.ranks),
                     "computing_s": position.computing_s,
-                    "communicating_s": position.talking_s,
+                    "communicating_s": position.communicating_s,
                     "memory_gib": {
                         name: num_bytes / 2**30
                         for name, num_bytes in position.memory.by_category().items()

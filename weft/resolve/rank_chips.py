@@ -16,7 +16,7 @@ from weft.cluster.cluster_file import ClusterFile, Core, lab_view, read_view
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.cost.profile import Profile
-from weft.cost.timing import Place
+from weft.cost.timing import Hardware
 from weft.simulate.known import knowledge_of, knowledge_of_local, local_profile, local_view
 from weft.simulate.step import Knowledge
 
@@ -66,15 +66,15 @@ def chips_of_machines(machines: Sequence[Machine], devices: Sequence[str]) -> Ra
         for number, part in enumerate(parts)
         for pool in part.view.pools
     ]
-    places = {
-        name: _over_network(place)
+    hardware = {
+        name: _over_network(hardware)
         for part in parts
-        for name, place in part.knowledge.places.items()
+        for name, hardware in part.knowledge.hardware.items()
     }
     network = f"a guess of {GUESSED_NETWORK_GBIT:g} Gbit/s between machines"
     return RankChips(
         view=ClusterView(tuple(_merged(pools))),
-        knowledge=replace(parts[0].knowledge, places=places),
+        knowledge=replace(parts[0].knowledge, hardware=hardware),
         basis=(*dict.fromkeys(chain.from_iterable(part.basis for part in parts)), network),
         is_guess=any(part.is_guess for part in parts),
     )
@@ -95,7 +95,7 @@ def chips_of_file(path: Path, node: Node, ranks: int) -> RankChips:
     if not all(pool.chip.vendor == "CPU" for pool in view.pools):
         own = knowledge_of(view)
         names = dict.fromkeys(pool.chip.name for pool in view.pools)
-        told = (_source(name, own) for name in names if name in own.places or name in own.chips)
+        told = (_source(name, own) for name in names if name in own.hardware or name in own.chips)
         return RankChips(view=view, knowledge=own, basis=(f"{path}", *told))
     return _parts_of_cores(view, profile, node, f"{path}")
 
@@ -118,7 +118,7 @@ def _parts_of_cores(
     }
     knowledge = replace(
         knowledge_of_local(profile, view.world_size),
-        places={},
+        hardware={},
         chips=parts,
         software=profile.software,
     )
@@ -139,13 +139,13 @@ def _different_names(view: ClusterView) -> ClusterView:
     return ClusterView(tuple(pools))
 
 
-def _over_network(place: Place) -> Place:
+def _over_network(hardware: Hardware) -> Hardware:
     fabric = replace(
-        place.fabric,
+        hardware.fabric,
         across_bytes_s=GUESSED_NETWORK_GBIT / 8 * 1e9,
         across_latency_s=GUESSED_NETWORK_LATENCY_S,
     )
-    return replace(place, fabric=fabric)
+    return replace(hardware, fabric=fabric)
 
 
 def _part(machine: Machine, devices: Sequence[str]) -> RankChips:
@@ -173,7 +173,7 @@ def _part(machine: Machine, devices: Sequence[str]) -> RankChips:
             )
         knowledge = replace(
             knowledge,
-            places={**knowledge.places, **own.places},
+            hardware={**knowledge.hardware, **own.hardware},
             overheads={**knowledge.overheads, **own.overheads},
         )
     if len(pools) > 1:
@@ -229,7 +229,7 @@ def _core(profile: Profile | None) -> Core:
 def _source(name: str, knowledge: Knowledge) -> str:
     if name in knowledge.chips:
         return f"the cost function of {name}, from its vendor's package"
-    return f"{'a profile' if name in knowledge.places else 'the catalogue'} of {name}"
+    return f"{'a profile' if name in knowledge.hardware else 'the catalogue'} of {name}"
 
 
 def _measured(profile: Profile) -> str:

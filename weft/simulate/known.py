@@ -79,16 +79,16 @@ def knowledge_of(cluster: ClusterView, folder: Path | None = None) -> Knowledge:
     newest: dict[str, Profile] = {}
     for _, profile in saved_profiles(folder):
         newest.setdefault(profile.name, profile)
-    places, overheads, chips = {}, {}, {}
+    hardware, overheads, chips = {}, {}, {}
     for pool in cluster.pools:
         name = pool.chip.name
         cost = newest.get(name) or _from_vendor(name)
         if isinstance(cost, Profile):
-            places[name] = cost.shared(pool.chips_per_node).place(pool.chips_per_node)
+            hardware[name] = cost.shared(pool.chips_per_node).hardware(pool.chips_per_node)
             overheads[cost.machine.device] = cost.overheads
         elif cost is not None:
             chips[name] = cost
-    return Knowledge(chips=chips, places=places, overheads=overheads)
+    return Knowledge(chips=chips, hardware=hardware, overheads=overheads)
 
 
 def _from_vendor(name: str) -> CostFunction | None:
@@ -126,6 +126,6 @@ def knowledge_of_local(profile: Profile | None, ranks: int) -> Knowledge:
     if profile is None:
         return Knowledge()
     return Knowledge(
-        places={profile.name: profile.shared(ranks).place(ranks)},
+        hardware={profile.name: profile.shared(ranks).hardware(ranks)},
         overheads={profile.machine.device: profile.overheads},
     )

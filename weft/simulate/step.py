@@ -16,7 +16,7 @@ from weft.cost.memory import Overheads
 from weft.cost.rates import CostFunction, Roofline
 from weft.cost.sends import WIDTHS, BorderSide, border_bytes, border_times
 from weft.cost.times import SeamTimes, StageTimes
-from weft.cost.timing import WEFT, Place, Software, stage_times
+from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
 from weft.models.registry import shape_of
 from weft.models.shape import ModelShape
@@ -36,21 +36,23 @@ class Knowledge:
 
     chips: Mapping[str, CostFunction] = field(default_factory=dict)
     """By chip name: a profile, or the vendor's own cost function; others get their class's."""
-    places: Mapping[str, Place] = field(default_factory=dict)
+    hardware: Mapping[str, Hardware] = field(default_factory=dict)
     """By chip name: chip, links and software as measured; nothing of the catalogue is used."""
     overheads: Mapping[str, Overheads] = field(default_factory=dict)
     """By device family: what ``memory_of_plan`` adds, where it was measured."""
     software: Software = WEFT
 
-    def place(self, pool: ChipPool) -> Place:
+    def hardware_of(self, pool: ChipPool) -> Hardware:
         """Costs of a pool's chips and links.
 
         Raises:
             ConfigError: the catalogue lacks something, and nothing here replaces it.
         """
-        if pool.chip.name in self.places:
-            place = self.places[pool.chip.name]
-            return replace(place, fabric=replace(place.fabric, chips_per_node=pool.chips_per_node))
+        if pool.chip.name in self.hardware:
+            hardware = self.hardware[pool.chip.name]
+            return replace(
+                hardware, fabric=replace(hardware.fabric, chips_per_node=pool.chips_per_node)
+            )
         chip = self.chips.get(pool.chip.name)
         fabric = Fabric(
             chips_per_node=pool.chips_per_node,
@@ -59,7 +61,7 @@ class Knowledge:
             inside_latency_s=pool.link_latency_s,
             across_latency_s=pool.network_latency_s,
         )
-        return Place(chip=chip or Roofline.of(pool.chip), fabric=fabric, software=self.software)
+        return Hardware(chip=chip or Roofline.of(pool.chip), fabric=fabric, software=self.software)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +123,15 @@ class _Asked:
     seq_len: int
     num_pipelines: int
 
-    def place(self, pipeline: PipelinePlan, number: int) -> Place:
+    def hardware(self, pipeline: PipelinePlan, number: int) -> Hardware:
         """A stage's ranks are of one kind of chip, so its first speaks for all."""
         first = pipeline.stages[number].mesh.ranks[0]
-        return self.knowledge.place(self.cluster.pool_of(first))
+        return self.knowledge.hardware_of(self.cluster.pool_of(first))
 
     def stage(self, pipeline: PipelinePlan, number: int) -> StageTimes:
         """One full microbatch, in all its passes, and what is done once a step."""
         choice = choice_of(pipeline, number, self.seq_len, self.num_pipelines)
-        return stage_times(self.shape, choice, self.place(pipeline, number))
+        return stage_times(self.shape, choice, self.hardware(pipeline, number))
 
     def seam(self, pipeline: PipelinePlan, number: int) -> SeamTimes:
         """Between a stage and the next."""
@@ -140,7 +142,7 @@ class _Asked:
         samples, d_model = pipeline.microbatch, self.shape.d_model
         return border_times(
             border_bytes(width, samples, self.seq_len, d_model),
-            BorderSide(len(here.ranks), self.place(pipeline, number).fabric),
-            BorderSide(len(there.ranks), self.place(pipeline, number + 1).fabric),
+            BorderSide(len(here.ranks), self.hardware(pipeline, number).fabric),
+            BorderSide(len(there.ranks), self.hardware(pipeline, number + 1).fabric),
             inside=self.cluster.share_a_node((*here.ranks, *there.ranks)),
         )

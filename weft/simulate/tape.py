@@ -59,7 +59,7 @@ class Tape:
     def end(
         self, stages: Sequence[StageTimes], seams: Sequence[SeamTimes], sizes: Sequence[float]
     ) -> float:
-        """When the last action of ``play`` has ended, sooner said than when each has."""
+        """When the last action of ``play`` has ended, computed faster than all ends."""
         takes, carry, late = _durations(stages, seams, sizes)
         free, sent = [0.0] * self.num_positions, [0.0] * (2 * len(seams))
         arrived: list[float] = []

@@ -12,7 +12,7 @@ from math import inf
 from weft.cost.choice import StageChoice, by_layer, choice_of, dtype_of
 from weft.cost.rates import Roofline, compute_seconds
 from weft.cost.times import StageTimes
-from weft.cost.timing import Place, Software, stage_times
+from weft.cost.timing import Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
 from weft.models.registry import shape_of
 from weft.plan.model import ModelSpec
@@ -57,7 +57,7 @@ def layer_times(
 
     The embedding is the first stage's first layer, the head the last one's last.
     """
-    shape, free = shape_of(spec), Place(chip=chip, fabric=NO_LINKS, software=BARE)
+    shape, free = shape_of(spec), Hardware(chip=chip, fabric=NO_LINKS, software=BARE)
     choice = choice_of(pipeline, number, seq_len)
     return [stage_times(shape, each, free) for each in by_layer(choice)]
 

@@ -20,12 +20,12 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded, recipe_names
 from weft.cost.flops import train_flops_per_token
 from weft.models.registry import shape_of
+from weft.planner.comparison import Comparison, compare
 from weft.planner.forecast import forecast
 from weft.planner.limits import limits_of
 from weft.planner.naming import name_of
 from weft.planner.need import Mix, choose_mix, in_units, parse_need
 from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
-from weft.planner.rival import Rival, rival_of
 from weft.planner.search import Found, search
 from weft.planner.workload import Workload
 from weft.report.units import count
@@ -49,7 +49,7 @@ class Answer:
     chips: RankChips
     outlook: Outlook
     mix: Mix | None = None
-    rival: Rival | None = None
+    compared: Comparison | None = None
     """A plan that was asked about."""
 
     @property
@@ -135,21 +135,25 @@ def answer(
         everything=cluster,
         explain=explain,
     )
-    rival = None
+    compared = None
     if why is not None:
         other = replace(plan_request(why, cluster), options=asked.options)
-        rival = _rival(other, outlook, chips, cluster)
-    return Answer(model=model, asked=asked, chips=chips, outlook=outlook, mix=mix, rival=rival)
+        compared = _compared(other, outlook, chips, cluster)
+    return Answer(
+        model=model, asked=asked, chips=chips, outlook=outlook, mix=mix, compared=compared
+    )
 
 
-def _rival(asked: PlanRequest, outlook: Outlook, chips: RankChips, cluster: ClusterView) -> Rival:
+def _compared(
+    asked: PlanRequest, outlook: Outlook, chips: RankChips, cluster: ClusterView
+) -> Comparison:
     assert asked.plan is not None, "a plan was given"
     best = outlook.forecast
     samples = asked.plan.global_batch
     if samples != best.plan.global_batch:
         raise ConfigError("--why", {"samples": samples}, f"{best.plan.global_batch} samples a step")
     knowledge = chips.knowledge
-    return rival_of(asked.plan, best, asked.workload, cluster, knowledge, asked.options)
+    return compare(asked.plan, best, asked.workload, cluster, knowledge, asked.options)
 
 
 def _search(asked: PlanRequest, chips: RankChips, cluster: ClusterView) -> Found:
@@ -211,7 +215,7 @@ def as_data(answer: Answer) -> dict[str, Any]:
         "notes": list(answer.asked.notes),
     }
     mix = {} if answer.mix is None else {"mix": answer.mix.as_json()}
-    why = {} if answer.rival is None else {"why": answer.rival.as_json()}
+    why = {} if answer.compared is None else {"why": answer.compared.as_json()}
     return about | answer.outlook.as_json() | mix | why
 
 
@@ -237,5 +241,5 @@ def show_answer(answer: Answer, *, explain: bool) -> None:
     for note in (*answer.asked.notes, f"rates from {', '.join(answer.chips.basis)}"):
         out.print(f"  {note}", markup=False)
     show_outlook(outlook, explain=explain)
-    for line in comparison(answer.rival) if answer.rival else ():
+    for line in comparison(answer.compared) if answer.compared else ():
         out.print(line, markup=False)

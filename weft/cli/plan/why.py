@@ -9,7 +9,7 @@ from weft.cli.target import load
 from weft.config.axes import NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
-from weft.planner.rival import Part, Rival
+from weft.planner.comparison import ComparedPart, Comparison
 
 SHORT = ("pp", *NAMES, "zero", "recompute", "schedule", "micro")
 """What may be given without the name of a section: equal meshes in one pipeline."""
@@ -69,17 +69,17 @@ def _equal_stages(pairs: dict[str, str]) -> Iterator[str]:
     yield f"batch.micro={pairs.get('micro', each[0] if each else '1')}"
 
 
-def comparison(rival: Rival) -> Iterator[str]:
+def comparison(compared: Comparison) -> Iterator[str]:
     """Lines: by how much the plan is slower, why, and in which part of a step."""
-    yield f"why not {rival.name} ({rival.settings})?"
-    yield f"  {rival.slower:+.1%} of a step: {rival.words}"
-    rows = [("", "best", "this", ""), *map(_row, rival.parts)]
+    yield f"why not {compared.name} ({compared.settings})?"
+    yield f"  {compared.slower:+.1%} of a step: {compared.words}"
+    rows = [("", "best", "this", ""), *map(_row, compared.parts)]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for name, *cells in rows:
         shown = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
         yield f"  {name:<{widths[0]}}  {'  '.join(shown)}".rstrip()
 
 
-def _row(part: Part) -> tuple[str, str, str, str]:
-    more = f"{part.rival - part.best:+.3g}"
-    return f"{part.name}, {part.unit}", f"{part.best:.4g}", f"{part.rival:.4g}", more
+def _row(part: ComparedPart) -> tuple[str, str, str, str]:
+    more = f"{part.other - part.best:+.3g}"
+    return f"{part.name}, {part.unit}", f"{part.best:.4g}", f"{part.other:.4g}", more

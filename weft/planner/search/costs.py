@@ -10,7 +10,7 @@ from weft.cost.choice import StageChoice, dtype_of
 from weft.cost.memory import StageMemory, stage_memory
 from weft.cost.sends import WIDTHS, BorderSide, border_bytes, border_times
 from weft.cost.times import SeamTimes, StageTimes
-from weft.cost.timing import Place, stage_times
+from weft.cost.timing import Hardware, stage_times
 from weft.cost.work import STATES
 from weft.models.registry import shape_of
 from weft.planner.search.choice import Section, device_of
@@ -68,15 +68,15 @@ class Costs:
         """Most layers of a mesh, by all that decides; of the routes that ask."""
         self._times: dict[tuple[Rank, Held], StageTimes] = {}
         self._bytes: dict[tuple[StageChoice, int, Held], Bytes] = {}
-        self._places: dict[tuple[int, int], Place] = {}
+        self._hardware: dict[tuple[int, int], Hardware] = {}
         self._eager = [device_of(pool) == "cpu" for pool in cluster.pools]
 
-    def place(self, pool: int, per_node: int) -> Place:
+    def hardware(self, pool: int, per_node: int) -> Hardware:
         """Chips and links of a section."""
-        if (pool, per_node) not in self._places:
+        if (pool, per_node) not in self._hardware:
             part = replace(self.cluster.pools[pool], chips_per_node=per_node)
-            self._places[pool, per_node] = self.knowledge.place(part)
-        return self._places[pool, per_node]
+            self._hardware[pool, per_node] = self.knowledge.hardware_of(part)
+        return self._hardware[pool, per_node]
 
     def budget(self, pool: int, memory_part: float) -> float:
         """Bytes of one chip that may be planned."""
@@ -104,8 +104,8 @@ class Costs:
         """One full microbatch, and what a step does once."""
         key = rank, held
         if key not in self._times:
-            place = self.place(rank.pool, rank.per_node)
-            self._times[key] = stage_times(self.shape, holding(rank.choice, held), place)
+            hardware = self.hardware(rank.pool, rank.per_node)
+            self._times[key] = stage_times(self.shape, holding(rank.choice, held), hardware)
         return self._times[key]
 
     def bytes(self, pool: int, choice: StageChoice, held: Held) -> Bytes:
@@ -132,7 +132,7 @@ class Costs:
     def border(self, ranks: tuple[Rank, Rank], micro: int, *, inside: bool) -> SeamTimes:
         """Between stages on two meshes."""
         here, there = (
-            BorderSide(each.choice.num_ranks, self.place(each.pool, each.per_node).fabric)
+            BorderSide(each.choice.num_ranks, self.hardware(each.pool, each.per_node).fabric)
             for each in ranks
         )
         workload = self.workload

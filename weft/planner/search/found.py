@@ -12,7 +12,7 @@ from weft.cost.memory import Memory
 from weft.plan.plan import Plan
 from weft.simulate.step import StepTime
 
-Kind = Literal["shape", "memory", "bound", "slower", "limit"]
+ReasonKind = Literal["shape", "memory", "bound", "slower", "limit"]
 """It cannot be laid out; does not fit; its bound says that another is faster; another does the same
 no slower; the space is too large, and its bound is not among the most promising."""
 
@@ -35,7 +35,7 @@ class Candidate:
 class Reason:
     """Why a candidate is out."""
 
-    kind: Kind
+    kind: ReasonKind
     words: str
     """With the numbers that prove it."""
 
@@ -44,17 +44,17 @@ class Reason:
 class Pruned:
     """Every candidate that was not simulated, by reason. Counts, and some examples in words."""
 
-    counts: dict[Kind, int] = field(default_factory=dict)
-    examples: dict[Kind, list[str]] = field(default_factory=dict)
-    """Kind -> the first few, each with its candidate."""
-    bounds: dict[Kind, tuple[float, float]] = field(default_factory=dict)
-    """Kind -> seconds that candidates would take at least, where told: the least and the most."""
+    counts: dict[ReasonKind, int] = field(default_factory=dict)
+    examples: dict[ReasonKind, list[str]] = field(default_factory=dict)
+    """Reason -> the first few, each with its candidate."""
+    bounds: dict[ReasonKind, tuple[float, float]] = field(default_factory=dict)
+    """Reason -> seconds that candidates would take at least, where told: the least and the most."""
 
     @property
     def total(self) -> int:
         return sum(self.counts.values())
 
-    def add(self, kind: Kind, words: str, count: int = 1) -> None:
+    def add(self, kind: ReasonKind, words: str, count: int = 1) -> None:
         """So many candidates are out for a reason."""
         if not count:
             return
@@ -62,19 +62,19 @@ class Pruned:
         if self.wants(kind):
             self.examples.setdefault(kind, []).append(words)
 
-    def bounded(self, kind: Kind, seconds: float) -> None:
+    def bounded(self, kind: ReasonKind, seconds: float) -> None:
         """So long candidates that are out for a reason would take at least."""
         low, high = self.bounds.get(kind, (seconds, seconds))
         self.bounds[kind] = min(low, seconds), max(high, seconds)
 
-    def wants(self, kind: Kind) -> bool:
+    def wants(self, kind: ReasonKind) -> bool:
         """Another example would be kept."""
         return len(self.examples.get(kind, ())) < MOST_EXAMPLES
 
 
 MOST_EXAMPLES = 5
 
-MEANING: dict[Kind, str] = {
+MEANING: dict[ReasonKind, str] = {
     "shape": "cannot be laid out: nodes not filled evenly, or unlike levels of ZeRO side by side",
     "memory": "does not fit the chips' memory, with any layers on its meshes",
     "bound": "takes at least as long as a plan that is known, whatever is still open",

@@ -50,7 +50,7 @@ class Frame(NamedTuple):
     """``per_sample_s`` with that."""
 
 
-class Speed(NamedTuple):
+class LayerRate(NamedTuple):
     """What a section could do for a given microbatch, if there were memory for it."""
 
     layers_per_s: float
@@ -110,7 +110,7 @@ class Space:
         self._kept: dict[object, tuple[float, float]] = {}
         self._rest: dict[object, tuple[float, float, float]] = {}
         self._rates: dict[tuple[int, int], list[Rate]] = {}
-        self._speeds: dict[tuple[int, int], list[Speed]] = {}
+        self._speeds: dict[tuple[int, int], list[LayerRate]] = {}
         self._counts: dict[int, list[int]] = {}
         self._sections: dict[int, list[Section]] = {}
 
@@ -206,7 +206,7 @@ class Space:
                 best = sum(some[0].layers_per_s for some in speeds)
                 yield self.num_layers / (micro * best), micro
 
-    def speeds(self, pool: int, micro: int) -> list[Speed]:
+    def speeds(self, pool: int, micro: int) -> list[LayerRate]:
         """Layers a second of the sections for a microbatch that fewer ranks with the same layers
         would not serve as well; best first."""
         if (pool, micro) not in self._speeds:
@@ -328,7 +328,7 @@ class Space:
         choice = self.costs.choice(section, b)
         return self.costs.memory(section.pool, choice, Held(1, False, False))
 
-    def _for_micro(self, pool: int, micro: int) -> Iterator[Speed]:
+    def _for_micro(self, pool: int, micro: int) -> Iterator[LayerRate]:
         recompute = self.options.recompute
         part = self.costs.cluster.pools[pool]
         parts = sorted({-(-micro // b) for b in _some_parts(micro)})
@@ -343,7 +343,7 @@ class Space:
             layer_s = [self.unit(pool, inner, r, -(-micro // ways)).layer_s for r in recompute]
             for meshes in counts:
                 for how, seconds in zip(recompute, layer_s, strict=True):
-                    yield Speed(meshes / seconds, inner, ways, meshes, how)
+                    yield LayerRate(meshes / seconds, inner, ways, meshes, how)
 
     def _allowed(self, section: Section, micro: int) -> bool:
         """Options leave that shape open."""
@@ -395,7 +395,7 @@ class Space:
         return nodes_for(num_chips, together, part.num_nodes, part.chips_per_node) > 0
 
 
-def _section(pool: int, speed: Speed) -> Section:
+def _section(pool: int, speed: LayerRate) -> Section:
     return Section(pool, mesh_axes(speed.ways, speed.inner), speed.meshes, speed.recompute)
 
 

@@ -11,7 +11,7 @@ from weft.plan.plan import ScheduleName, ZeroLevel
 from weft.planner.options import Options
 from weft.planner.search.choice import Line, Section
 from weft.planner.search.costs import Costs, Held, Rank
-from weft.planner.search.found import Kind, Pruned
+from weft.planner.search.found import Pruned, ReasonKind
 from weft.planner.search.frames import Frame, Space, zero_levels
 from weft.planner.search.route import Route
 from weft.planner.search.splits import explore, too_slow
@@ -40,7 +40,7 @@ class Ledger:
     """Schedules that were made."""
 
     def count(self, route: Route, played: int) -> None:
-        """Splits of a route were played, after its schedules were made if nobody had."""
+        """Splits of a route were played, and its schedules made where they were not known."""
         made = not self.patterns.issuperset(route.played)
         self.effort += (MAKING * made + played) * route.actions
         self.patterns.update(route.played)
@@ -160,7 +160,7 @@ class Group:
         return frames
 
     def _count_unmade(self, space: Space) -> None:
-        counts: tuple[tuple[Kind, str, int], ...] = (
+        counts: tuple[tuple[ReasonKind, str, int], ...] = (
             ("bound", "at best slower than what is known", space.too_slow),
             ("limit", "less promising than the many that were looked at", space.left_out),
             ("memory", "do not hold the model", space.too_large),

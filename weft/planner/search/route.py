@@ -16,12 +16,12 @@ from weft.planner.search.costs import Costs, Held, Rank
 from weft.schedules.known import Pattern, held_at_peak
 from weft.schedules.registry import positions_of, splits_backward
 from weft.simulate.play import last_size
-from weft.simulate.rhythm import seconds_each
+from weft.simulate.steady import seconds_each
 from weft.simulate.tape import tape_of
 
 FULL_AFTER = 3
 """Microbatches for each mesh, after which the next for each is taken for all that follow."""
-RHYTHMIC = ("1f1b", "zb-h1")
+REPEATING = ("1f1b", "zb-h1")
 """Schedules that repeat themselves after fewer microbatches than meshes, which is looked for."""
 PLAYED_WHOLE = 6000
 """Actions up to which a step is played to its end."""
@@ -118,12 +118,12 @@ class Route:
     def played(self) -> tuple[Pattern, ...]:
         """What is played to time a step: all of it, or what shows how a long one grows."""
         many, meshes = self.pattern.num_microbatches, self.num_meshes
-        rhythm = self.schedule in RHYTHMIC
-        full = (rhythm + FULL_AFTER) * meshes
+        repeats = self.schedule in REPEATING
+        full = (repeats + FULL_AFTER) * meshes
         full += many % meshes if self.schedule == "interleaved" else 0
         if many <= full or self._actions(many) <= PLAYED_WHOLE:
             return (self.pattern,)
-        numbers = (full,) if rhythm else (full - meshes, full)
+        numbers = (full,) if repeats else (full - meshes, full)
         return tuple(replace(self.pattern, num_microbatches=n) for n in numbers)
 
     def _actions(self, microbatches: int) -> int:

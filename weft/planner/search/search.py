@@ -20,7 +20,7 @@ from weft.planner.search.costs import Costs
 from weft.planner.search.cuts import cut_in_two
 from weft.planner.search.found import Candidate, Found, Pruned
 from weft.planner.search.group import Group, Ledger, Timed
-from weft.planner.search.short import leanest, no_plan
+from weft.planner.search.no_plan import leanest, no_plan
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge, time_of_plan
 
@@ -53,32 +53,32 @@ def search(
         ConfigError: a rate is not known.
     """
     begin = perf_counter()
-    hunt = Hunt(workload, cluster, knowledge or Knowledge(), options)
+    run = SearchRun(workload, cluster, knowledge or Knowledge(), options)
     for arrangement in arrangements(len(cluster.pools), options):
-        hunt.look_at(arrangement)
+        run.look_at(arrangement)
         if progress is not None:
-            progress(hunt.ledger.considered, hunt.cutoff)
+            progress(run.ledger.considered, run.cutoff)
     for other, first in cut_in_two(cluster):
-        hunt.look_at_cut(other, first)
-    found = hunt.distinct()
+        run.look_at_cut(other, first)
+    found = run.distinct()
     if not found:
 
         def attempt(other: ClusterView, lean: Options) -> Candidate | None:
-            return any_fit(workload, other, hunt.knowledge, lean)
+            return any_fit(workload, other, run.knowledge, lean)
 
         if attempt(cluster, leanest(options)) is None:
             raise no_plan(attempt, cluster, options)
         # Something fits, and the effort ended before it was looked at.
         more = replace(options, effort=LONGER * options.effort)
         return search(workload, cluster, knowledge=knowledge, options=more, progress=progress)
-    candidates = [hunt.candidate(lines) for lines in found]
+    candidates = [run.candidate(lines) for lines in found]
     candidates.sort(key=lambda candidate: candidate.time.step_s)
     return Found(
         best=candidates[0],
         others=tuple(candidates[1:]),
-        considered=hunt.ledger.considered,
-        simulated=hunt.ledger.simulated,
-        pruned=hunt.ledger.pruned,
+        considered=run.ledger.considered,
+        simulated=run.ledger.simulated,
+        pruned=run.ledger.pruned,
         seconds=perf_counter() - begin,
     )
 
@@ -87,13 +87,13 @@ def any_fit(
     workload: Workload, cluster: ClusterView, knowledge: Knowledge, options: Options
 ) -> Candidate | None:
     """A plan of one pipeline that fits, if there is one."""
-    hunt = Hunt(workload, cluster, knowledge, options)
+    run = SearchRun(workload, cluster, knowledge, options)
     for arrangement in arrangements(len(cluster.pools), options):
         if len(arrangement) == 1:
-            hunt.look_at(arrangement)
-        found = hunt.distinct()
+            run.look_at(arrangement)
+        found = run.distinct()
         if found:
-            return hunt.candidate(found[0])
+            return run.candidate(found[0])
     return None
 
 
@@ -129,7 +129,7 @@ class Lines:
     """Whose pools the lines number."""
 
 
-class Hunt:
+class SearchRun:
     """A search under way."""
 
     def __init__(
@@ -170,7 +170,7 @@ class Hunt:
 
     def look_at_cut(self, cluster: ClusterView, first: int) -> None:
         """The same chips with a pool in two parts, ``first`` and the next, where both are used."""
-        other = Hunt(self.workload, cluster, self.knowledge, self.options)
+        other = SearchRun(self.workload, cluster, self.knowledge, self.options)
         other.ledger, other.cutoff = self.ledger, self.cutoff
         for arrangement in arrangements(len(cluster.pools), self.options):
             if {first, first + 1} <= {pool for group in arrangement for pool in group}:

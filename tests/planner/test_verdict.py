@@ -10,23 +10,25 @@ from planner.lines import drawn
 from benchmarks.every_plan import CASES, WITHOUT_LIMIT, every_pipeline, fits
 from weft.cluster.view import ClusterView
 from weft.plan.plan import Plan
+from weft.planner.comparison import Comparison, compare
 from weft.planner.forecast import forecast
 from weft.planner.options import Options
-from weft.planner.rival import Rival, rival_of
 from weft.planner.search import search
 from weft.planner.search.choice import plan_of, used_cluster
-from weft.planner.search.fate import OutsideError, fate, least_seconds, lines_of
 from weft.planner.search.splits import too_slow
+from weft.planner.search.verdict import OutsideError, least_seconds, lines_of, verdict
 from weft.simulate.step import Knowledge, time_of_plan
 
 OPTIONS = Options(effort=WITHOUT_LIMIT)
 CASE = CASES["odd-layers"]
 
 
-def asked(plan: Plan, cluster: ClusterView = CASE.cluster, options: Options = OPTIONS) -> Rival:
+def asked(
+    plan: Plan, cluster: ClusterView = CASE.cluster, options: Options = OPTIONS
+) -> Comparison:
     found = search(CASE.workload, CASE.cluster, options=OPTIONS).best
     best = forecast(found.plan, CASE.workload, found.cluster)
-    return rival_of(plan, best, CASE.workload, cluster, Knowledge(), options)
+    return compare(plan, best, CASE.workload, cluster, Knowledge(), options)
 
 
 def on_a100s(**changes) -> Plan:
@@ -71,7 +73,7 @@ def test_no_plan_is_said_to_be_ruled_out_by_a_bound_that_it_beats() -> None:
         if not fits(plan, spec, used, seq_len, ranks=used.world_size):
             continue
         time = time_of_plan(plan, spec, used, seq_len=seq_len)
-        reason = fate(plan, CASE.workload, used, Knowledge(), OPTIONS, best_s=best_s)
+        reason = verdict(plan, CASE.workload, used, Knowledge(), OPTIONS, best_s=best_s)
         told.add(reason.kind)
         if reason.kind == "bound":
             assert float(reason.words.split()[-2]) <= time.step_s * 1.001
@@ -82,10 +84,10 @@ def test_no_plan_is_said_to_be_ruled_out_by_a_bound_that_it_beats() -> None:
 def test_the_best_loses_to_nobody() -> None:
     found = search(CASE.workload, CASE.cluster, options=OPTIONS).best
     best = forecast(found.plan, CASE.workload, found.cluster)
-    told = rival_of(found.plan, best, CASE.workload, found.cluster, Knowledge(), OPTIONS)
+    told = compare(found.plan, best, CASE.workload, found.cluster, Knowledge(), OPTIONS)
     assert told.slower == 0 and told.fits
-    assert all(part.best == part.rival for part in told.parts)
-    reason = fate(found.plan, CASE.workload, found.cluster, Knowledge(), OPTIONS, best_s=inf)
+    assert all(part.best == part.other for part in told.parts)
+    reason = verdict(found.plan, CASE.workload, found.cluster, Knowledge(), OPTIONS, best_s=inf)
     assert reason.kind == "slower" and "weighed as it is" in reason.words
 
 
@@ -99,10 +101,10 @@ def test_a_plan_without_room_is_told_so_with_a_way_out() -> None:
 def test_parts_add_up_to_the_step() -> None:
     told = asked(on_a100s())
     parts = {part.name: part for part in told.parts}
-    seconds = [(part.best, part.rival) for part in told.parts if part.unit == "s"]
+    seconds = [(part.best, part.other) for part in told.parts if part.unit == "s"]
     for *each, whole in zip(*seconds, strict=True):
         assert sum(each) == pytest.approx(whole, rel=1e-6)
-    assert parts["whole step"].rival == told.step_s
+    assert parts["whole step"].other == told.step_s
     assert told.slower == pytest.approx(told.step_s / parts["whole step"].best - 1)
 
 
@@ -116,7 +118,7 @@ def test_parts_add_up_to_the_step() -> None:
     ],
 )
 def test_what_the_search_does_not_look_at(plan: Plan, options: Options, words: str) -> None:
-    reason = fate(plan, CASE.workload, CASE.cluster, Knowledge(), options, best_s=1.0)
+    reason = verdict(plan, CASE.workload, CASE.cluster, Knowledge(), options, best_s=1.0)
     assert reason.kind == "shape" and words in reason.words
 
 

@@ -17,7 +17,7 @@ Attempt = Callable[[ClusterView, Options], Candidate | None]
 """Any plan that fits, if there is one."""
 
 _MOST = 1024
-"""Times the memory, or the nodes, beyond which nobody would go."""
+"""Times the memory, or the nodes, beyond which no change is tried."""
 _FINE = 1.01
 
 

@@ -28,7 +28,7 @@ class OutsideError(ValueError):
     """The search does not look there; says why."""
 
 
-def fate(
+def verdict(
     plan: Plan,
     workload: Workload,
     cluster: ClusterView,

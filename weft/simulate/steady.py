@@ -39,6 +39,6 @@ def seconds_each(pattern: Pattern, ended: Sequence[float]) -> float:
 
 @lru_cache(maxsize=256)
 def _backwards(pattern: Pattern) -> tuple[int, ...]:
-    """The numbers of the first stage's backwards on the tape, but for halves that nobody awaits."""
+    """The numbers of the first stage's backwards on the tape, without weight gradients."""
     stages_kinds = tape_of(pattern).code
     return tuple(number for number, code in enumerate(stages_kinds) if code // 2 in (1, 2))

@@ -11,34 +11,34 @@ from weft.planner.fit import shortages, smallest_change
 from weft.planner.forecast import Forecast, forecast
 from weft.planner.naming import name_of
 from weft.planner.options import Options
-from weft.planner.search.fate import fate
 from weft.planner.search.found import Reason
+from weft.planner.search.verdict import verdict
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class ComparedPart:
     """Of a step, or of memory, in both plans."""
 
     name: str
     unit: str
     best: float
-    rival: float
+    other: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rival:
+class Comparison:
     """A plan that a person asked about."""
 
     name: str
     settings: str
     step_s: float
     slower: float
-    """Part of the best step by which its own is longer; below zero it is faster."""
+    """ComparedPart of the best step by which its own is longer; below zero it is faster."""
     fits: bool
     reason: Reason
-    parts: tuple[Part, ...]
+    parts: tuple[ComparedPart, ...]
 
     @property
     def words(self) -> str:
@@ -57,20 +57,20 @@ class Rival:
             "reason": self.reason.kind,
             "words": self.words,
             "parts": [
-                {"name": part.name, "unit": part.unit, "best": part.best, "rival": part.rival}
+                {"name": part.name, "unit": part.unit, "best": part.best, "rival": part.other}
                 for part in self.parts
             ],
         }
 
 
-def rival_of(
+def compare(
     plan: Plan,
     best: Forecast,
     workload: Workload,
     cluster: ClusterView,
     knowledge: Knowledge,
     options: Options,
-) -> Rival:
+) -> Comparison:
     """Forecast a plan by the same model, whether it fits or not, beside the best.
 
     Args:
@@ -85,8 +85,8 @@ def rival_of(
         words = f"it does not fit: {needs} of {worst.room_gib:.1f} that may be planned. {change}"
         reason = Reason("memory", words)
     else:
-        reason = fate(plan, workload, cluster, knowledge, options, best_s=best.step_s)
-    return Rival(
+        reason = verdict(plan, workload, cluster, knowledge, options, best_s=best.step_s)
+    return Comparison(
         name=name_of(plan, cluster),
         settings=settings(plan),
         step_s=cast.step_s,
@@ -97,19 +97,19 @@ def rival_of(
     )
 
 
-def _parts(best: Forecast, rival: Forecast) -> tuple[Part, ...]:
+def _parts(best: Forecast, other: Forecast) -> tuple[ComparedPart, ...]:
     """Of the position that works longest, and of the one with least room."""
-    ours, theirs = best.slowest, rival.slowest
+    ours, theirs = best.slowest, other.slowest
     seconds = {
         "computing": (ours.computing_s, theirs.computing_s),
-        "messages inside layers": (ours.talking_s, theirs.talking_s),
+        "messages inside layers": (ours.communicating_s, theirs.communicating_s),
         "waiting for others": (ours.waiting_s, theirs.waiting_s),
         "exchange and update": (ours.once_s, theirs.once_s),
-        "whole step": (best.step_s, rival.step_s),
+        "whole step": (best.step_s, other.step_s),
     }
-    parts = [Part(name=name, unit="s", best=a, rival=b) for name, (a, b) in seconds.items()]
-    a, b = best.fullest, rival.fullest
-    gib = Part(
-        name="fullest rank", unit="GiB", best=a.memory.total / 2**30, rival=b.memory.total / 2**30
+    parts = [ComparedPart(name=name, unit="s", best=a, other=b) for name, (a, b) in seconds.items()]
+    a, b = best.fullest, other.fullest
+    gib = ComparedPart(
+        name="fullest rank", unit="GiB", best=a.memory.total / 2**30, other=b.memory.total / 2**30
     )
     return (*parts, gib)
