@@ -19,6 +19,7 @@ from weft.cost.work import (
     StageWork,
     StateBytes,
     copies_in,
+    dividing,
     share,
     stride,
 )
@@ -68,16 +69,41 @@ class StageChoice:
     overlap: float = ALL
     """Microbatches whose computing may hide gradients and parameters on their way."""
     key: int = field(init=False, repr=False, compare=False, default=0)
-    """Its hash, which searches ask for often."""
+    """Its hash, which searches ask for often; 0 until then."""
 
-    def __post_init__(self) -> None:
+    def __hash__(self) -> int:
+        if not self.key:
+            object.__setattr__(self, "key", self._hash())
+        return self.key
+
+    def _hash(self) -> int:
         held = self.layers, self.embeds, self.predicts, self.samples, self.passes, self.pipelines
         how = self.axes, self.recompute, self.dtype, self.state, self.zero, self.shard_ways
         rest = self.seq_len, self.sequence_parallel, self.fused_attention, self.frozen, self.eager
-        object.__setattr__(self, "key", hash((held, how, rest, self.overlap)))
+        return hash((held, how, rest, self.overlap))
 
-    def __hash__(self) -> int:
-        return self.key
+    def holding(self, num_layers: int, embeds: bool, predicts: bool) -> StageChoice:
+        """The same of a stage that holds so many layers."""
+        return StageChoice(
+            layers=(0, num_layers),
+            embeds=embeds,
+            predicts=predicts,
+            samples=self.samples,
+            seq_len=self.seq_len,
+            axes=self.axes,
+            passes=self.passes,
+            pipelines=self.pipelines,
+            recompute=self.recompute,
+            dtype=self.dtype,
+            state=self.state,
+            zero=self.zero,
+            shard_ways=self.shard_ways,
+            sequence_parallel=self.sequence_parallel,
+            fused_attention=self.fused_attention,
+            frozen=self.frozen,
+            eager=self.eager,
+            overlap=self.overlap,
+        )
 
     @property
     def work(self) -> StageWork:
@@ -88,7 +114,7 @@ class StageChoice:
             predicts=self.predicts,
             samples=self.samples,
             seq_len=self.seq_len,
-            axes=tuple(axis for axis in self.axes if not DIVISIONS[axis[0]].only_samples),
+            axes=dividing(self.axes),
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,
             dtype=self.dtype,

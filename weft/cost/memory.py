@@ -146,8 +146,8 @@ def stage_memory(
     arriving = ARRIVING * (work.eager and (work.share("d_ff") > 1 or choice.zero == 3))
     fragments = overheads.fragments + arriving
     return StageMemory(
-        whole=replace(
-            whole,
+        whole=Memory(
+            **whole,
             working=working,
             logits=last,
             buffers=borders + _buckets(choice) + gathered,
@@ -160,7 +160,9 @@ def stage_memory(
     )
 
 
-def _state(shape: ModelShape, choice: StageChoice, work: StageWork) -> tuple[Memory, Memory]:
+def _state(
+    shape: ModelShape, choice: StageChoice, work: StageWork
+) -> tuple[dict[str, float], Memory]:
     """Bytes of parameters at rest: those that every holder keeps, and those that are divided.
 
     Fewer ranks hold the same experts, so that what they divide counts as more.
@@ -180,7 +182,7 @@ def _state(shape: ModelShape, choice: StageChoice, work: StageWork) -> tuple[Mem
         divided[name] = each * (dense + experts * fewer) if divides else 0.0
     if work.eager and choice.zero == 1:  # its own segment of the sums, beside all gradients
         divided["grads"] += choice.state.grad * dense
-    return Memory(**whole), Memory(**divided)
+    return whole, Memory(**divided)
 
 
 def _buckets(choice: StageChoice) -> float:

@@ -74,6 +74,12 @@ def share(axes: Axes, dim: DimName, form: Literal["stream", "inner"] = "inner") 
 
 
 @lru_cache(maxsize=1 << 14)
+def dividing(axes: Axes) -> Axes:
+    """Those that divide more than samples."""
+    return tuple(axis for axis in axes if not DIVISIONS[axis[0]].only_samples)
+
+
+@lru_cache(maxsize=1 << 14)
 def copies_in(axes: Axes) -> int:
     """Ranks of a mesh that hold the same parameters."""
     return prod(size for name, size in axes if DIVISIONS[name].copies)

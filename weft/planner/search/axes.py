@@ -54,6 +54,7 @@ def inner_of(axes: Axes) -> Axes:
     return tuple(axis for axis in axes if axis[0] not in SAMPLE_AXES)
 
 
+@lru_cache(maxsize=1 << 12)
 def num_ranks(axes: Axes) -> int:
     """Of a mesh."""
     return prod(size for _, size in axes)

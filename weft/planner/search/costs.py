@@ -105,7 +105,11 @@ class Costs:
         key = rank, held
         if key not in self._times:
             hardware = self.hardware(rank.pool, rank.per_node)
-            self._times[key] = stage_times(self.shape, holding(rank.choice, held), hardware)
+            self._times[key] = stage_times(
+                self.shape,
+                rank.choice.holding(*held),
+                hardware,
+            )
         return self._times[key]
 
     def bytes(self, pool: int, choice: StageChoice, held: Held) -> Bytes:
@@ -127,7 +131,11 @@ class Costs:
     def memory(self, pool: int, choice: StageChoice, held: Held) -> StageMemory:
         """Of one stage on one rank, in parts."""
         overheads = self.knowledge.overheads.get(device_of(self.cluster.pools[pool]))
-        return stage_memory(self.shape, holding(choice, held), overheads)
+        return stage_memory(
+            self.shape,
+            choice.holding(*held),
+            overheads,
+        )
 
     def border(self, ranks: tuple[Rank, Rank], micro: int, *, inside: bool) -> SeamTimes:
         """Between stages on two meshes."""
@@ -139,8 +147,3 @@ class Costs:
         width, d_model = WIDTHS[workload.precision], self.shape.d_model
         sent = border_bytes(width, micro, workload.seq_len, d_model)
         return border_times(sent, here, there, inside=inside)
-
-
-def holding(choice: StageChoice, held: Held) -> StageChoice:
-    """The same of a stage that holds these layers."""
-    return replace(choice, layers=(0, held.layers), embeds=held.embeds, predicts=held.predicts)
