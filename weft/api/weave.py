@@ -234,6 +234,7 @@ class _WovenSource:
     """
 
     may_be_absent = True
+    buffers = ()
 
     def __init__(self, model: nn.Module, comm: Comm, settings: Settings) -> None:
         for tensor in [*model.parameters(), *model.buffers()]:

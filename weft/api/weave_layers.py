@@ -152,6 +152,7 @@ class _ListSource:
     """A list of layers as something to assemble: each process builds its own."""
 
     may_be_absent = True
+    buffers = ()
 
     def __init__(self, job: LayerJob, comm: Comm) -> None:
         self.job = job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,19 @@ from torch import Tensor, nn
 
 from weft.models.decoder_spec import DecoderSpec
 from weft.nn.context import Context
-from weft.nn.stage import STREAM, Output, Term, Terms, Tree, Unit
+from weft.nn.stage import (
+    STREAM,
+    Buffer,
+    Objective,
+    Output,
+    Stage,
+    Term,
+    Terms,
+    Tree,
+    Unit,
+)
+from weft.plan.border import Border, BorderTensor
+from weft.plan.layout import Dim
 from weft.plan.model import UnitName
 
 
@@ -89,6 +102,32 @@ class Decoder(nn.Module, ABC):
         module = self.embed if self.head is None else self.head
         assert self.norm is not None and module is not None, "this stage does not hold the head"
         return module.weight
+
+
+class LanguageModelling:
+    """The task of every decoder."""
+
+    def objective(self, last: Stage) -> Objective:
+        """The next token's."""
+        assert isinstance(last, Decoder), type(last)
+        return NextToken(last)
+
+    def border(self, spec: DecoderSpec, seq_len: int) -> Border:
+        """Hidden states."""
+        dims = (Dim(name="seq", size=seq_len), Dim(name="d_model", size=spec.d_model))
+        return {STREAM: BorderTensor(dims)}
+
+    def sizes(self, seq_len: int) -> Mapping[str, int]:
+        """The length of samples."""
+        return {"seq": seq_len}
+
+    def weight_of_sample(self, seq_len: int) -> float:
+        """Every token counts."""
+        return float(seq_len)
+
+    def buffers(self, _spec: DecoderSpec) -> Sequence[Buffer]:
+        """None."""
+        return ()
 
 
 class NextToken:

@@ -12,7 +12,8 @@ from weft.plan.layout import Layout
 from weft.plan.model import ModelSpec, ParamSpec
 
 if TYPE_CHECKING:
-    from weft.models.decoder import Decoder
+    from weft.models.task import Task
+    from weft.nn.stage import Stage
 
 Spec = TypeVar("Spec", bound=ModelSpec)
 
@@ -35,7 +36,9 @@ class Family(Generic[Spec]):
     """Raises ConfigError for a shape the family cannot have."""
     shape: Callable[[Spec], ModelShape]
     """What it computes, for the cost model."""
-    model: Callable[[], type[Decoder]]
-    """The model class; called as ``model()(spec, layers, embed=..., head=...)``."""
+    model: Callable[[], Callable[..., Stage]]
+    """The class of a stage; called as ``model()(spec, layers, embed=..., head=...)``."""
+    task: Callable[[], Task]
+    """What it is trained to do."""
     converter: Converter[Spec] | None = None
     """To and from Hugging Face; None where nothing there is like it."""

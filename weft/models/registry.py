@@ -16,6 +16,7 @@ from weft.plan.model import ModelSpec, ParamSpec
 if TYPE_CHECKING:
     from weft.config.sections import ModelConfig
     from weft.models.decoder import Decoder
+    from weft.nn.stage import Stage
 
 FAMILIES: Registry[Family[Any]] = Registry(
     "weft.models", folder="family", entry="FAMILY", group="weft.families"
@@ -31,6 +32,17 @@ def register_family(family: Family[Any]) -> None:
 def build_model(
     spec: ModelSpec, layers: range | None = None, *, embed: bool = True, head: bool = True
 ) -> Decoder:
+    """One stage of a decoder, or all of it, as ``build_stage``."""
+    from weft.models.decoder import Decoder
+
+    stage = build_stage(spec, layers, embed=embed, head=head)
+    assert isinstance(stage, Decoder), f"{spec.family} is no family of decoders"
+    return stage
+
+
+def build_stage(
+    spec: ModelSpec, layers: range | None = None, *, embed: bool = True, head: bool = True
+) -> Stage:
     """One stage of a model on the current default device; its values are not yet meaningful."""
     return FAMILIES[spec.family].model()(spec, layers, embed=embed, head=head)
 
@@ -56,7 +68,7 @@ def module_names(spec: ModelSpec) -> set[str]:
     import torch
 
     with torch.device("meta"):
-        return {name for name, _ in build_model(spec).named_modules()}
+        return {name for name, _ in build_stage(spec).module.named_modules()}
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,24 @@ class Objective(Protocol):
 
     def __call__(self, output: Tree, batch: Tree, /) -> Terms:
         """Sums over the samples of one microbatch, never means. It may have no samples."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Buffer:
+    """A tensor of a model that is no parameter, and how it stays the same under every split.
+
+    While a step is computed everybody sees the value that it began with.
+    """
+
+    name: str
+    """Dotted name in the unsplit model."""
+    rule: Literal["constant", "sum", "mean"]
+    """``constant``: forwards leave it alone. ``sum``: what the forwards of a step add to it is
+    summed over the whole batch. ``mean``: that sum, divided by the samples of the batch, takes the
+    place of a part ``momentum`` of its value."""
+    value: Callable[[], Tensor]
+    """Where it starts."""
+    momentum: float = 1.0
 
 
 Call = Callable[..., Any]

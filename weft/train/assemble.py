@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from weft.comm.comm import Comm
+from weft.config.errors import ConfigError
 from weft.memory.recompute import Recomputed
 from weft.nn.init import initial_values
-from weft.nn.stage import MicroBatch, Objective, Stage
+from weft.nn.stage import Buffer, MicroBatch, Objective, Stage
 from weft.optim.optimizer import Optimizer
 from weft.parallel.buckets import BUCKET_BYTES
 from weft.parallel.gradients import Gradients
@@ -31,6 +32,7 @@ from weft.parallel.params import (
 from weft.parallel.pipeline.deferred import WeightWork, defer_linears
 from weft.parallel.pipeline.executor import Computation, Executor
 from weft.parallel.pipeline.passes import InPasses, objective_in_passes
+from weft.parallel.pipeline.running import RunningBuffers
 from weft.parallel.pipeline.stage_border import channels
 from weft.parallel.runtimes import axis_groups
 from weft.parallel.sharding import Attendance, UnitParams, gather_in_time
@@ -69,6 +71,10 @@ class Source(Protocol):
     @property
     def may_be_absent(self) -> bool:
         """A parameter that no sample used has no gradient, rather than a zero one."""
+
+    @property
+    def buffers(self) -> Sequence[Buffer]:
+        """Buffers whose values the job looks after; whoever brings modules looks after theirs."""
 
     def tilings(self, plan: Plan) -> Mapping[str, Tiling]:
         """Where every trained parameter lives."""
@@ -139,6 +145,7 @@ def assemble(
     """
     options = options or Options()
     seat = plan.seat(comm.rank)
+    _refuse_shared_buffers(plan, source.buffers)
     specs, tilings = source.specs, source.tilings(plan)
     pieces = held_pieces(plan, specs, tilings)
     stored = {n: Stored(t.boxes[comm.rank]) for n, t in tilings.items() if comm.rank in t.boxes}
@@ -170,10 +177,20 @@ def assemble(
         gradients,
         optimizer,
         comm,
+        settle=executor.settle,
         expected_weight=scale,
         max_grad_norm=options.max_grad_norm,
     )
     return Assembled(stages, executor, engine, optimizer, specs)
+
+
+def _refuse_shared_buffers(plan: Plan, buffers: Sequence[Buffer]) -> None:
+    """Ranks that compute the same samples in parts would each add a part, or each add all."""
+    running = [buffer for buffer in buffers if buffer.rule != "constant"]
+    shares = any(not plan.seat(rank).counts_samples for rank in range(plan.world_size))
+    if running and shares:
+        expected = "constant in a plan whose ranks divide a sample's computation"
+        raise ConfigError(f"model.{running[0].name}", running[0].rule, expected)
 
 
 def gradient_path(
@@ -243,6 +260,9 @@ def _computation(
     asked = seat.pipeline_plan.stages
     attendances = _gather_in_time(stages, gradients)
     last = len(asked) - 1
+    buffers = RunningBuffers(
+        source.buffers, [stage.module for stage in stages.values()], seat.plan.global_batch
+    )
     objective = None
     if last in stages:
         objective = source.objective(stages[last])
@@ -258,6 +278,7 @@ def _computation(
         objective=objective,
         borders=source.borders(seat.pipeline_plan),
         attendances=attendances,
+        buffers=buffers,
     )
 
 

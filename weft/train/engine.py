@@ -55,6 +55,7 @@ class Engine(Generic[M]):
         expected_weight: About what the weights of a global batch add up to. A constant of the
             job that keeps gradients near their mean's scale until the true sum is known.
         max_grad_norm: Clip to this norm; None: do not clip.
+        settle: Takes what ``passes`` gives beside its two sums, summed over the job.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Engine(Generic[M]):
         *,
         expected_weight: float = 1.0,
         max_grad_norm: float | None = None,
+        settle: Callable[[Tensor], None] | None = None,
     ) -> None:
         self.gradients = gradients
         self._optimizer = optimizer
@@ -73,6 +75,7 @@ class Engine(Generic[M]):
         self._comm = comm
         self._expected_weight = expected_weight
         self._max_grad_norm = max_grad_norm
+        self._settle = settle
 
     def step(self, batch: M, *, stop: bool = False, data: int = 0) -> StepResult:
         """Train on this rank's part of one global batch (possibly empty).
@@ -90,7 +93,10 @@ class Engine(Generic[M]):
         said = [torch.full_like(sums[0], float(number)) for number in (stop, data)]
         totals = torch.cat([sums, torch.stack([self.gradients.squared_norm(), *said])])
         self._comm.all_reduce(totals, name="step totals")
-        loss, weight, squared_norm, stops, read = totals.unbind()
+        loss, weight = totals[:2]
+        squared_norm, stops, read = totals[-3:]
+        if self._settle is not None:
+            self._settle(totals[2:-3])
         some = weight > 0
         to_mean = torch.where(some, self._expected_weight / weight, 0.0)
         norm = squared_norm.sqrt() * to_mean

@@ -8,16 +8,15 @@ import torch
 from torch import nn
 
 from weft.comm.comm import Comm
+from weft.config.errors import ConfigError
 from weft.config.sections import OptimConfig
-from weft.models.decoder import Decoder, NextToken
-from weft.models.registry import FAMILIES, build_model, module_names, param_specs
-from weft.nn.stage import STREAM, Objective, Stage
+from weft.models.registry import FAMILIES, build_stage, module_names, param_specs
+from weft.nn.stage import Buffer, Objective, Stage
 from weft.optim.groups import marked
 from weft.optim.optimizer import Optimizer
 from weft.parallel.apply import apply_layout, refuse_strangers, shrink_params
 from weft.parallel.params import param_tilings
-from weft.plan.border import Border, BorderTensor
-from weft.plan.layout import Dim
+from weft.plan.border import Border
 from weft.plan.model import ModelSpec, ParamSpec
 from weft.plan.plan import PipelinePlan, Plan, Seat
 from weft.plan.tiling import Tiling
@@ -35,8 +34,13 @@ class FamilySource:
         self._spec = spec
         self._seq_len = seq_len
         self._family = FAMILIES[spec.family]
+        self._task = self._family.task()
         self._layout = self._family.layout(spec)
         refuse_strangers(self._layout, module_names(spec))
+
+    @property
+    def buffers(self) -> Sequence[Buffer]:
+        return self._task.buffers(self._spec)
 
     def tilings(self, plan: Plan) -> Mapping[str, Tiling]:
         return param_tilings(plan, self._spec)
@@ -49,15 +53,15 @@ class FamilySource:
         seat = share.seat
         asked = seat.pipeline_plan.stages[number]
         with torch.device("meta"):
-            model = build_model(
+            stage = build_stage(
                 self._spec,
                 range(*asked.layers),
                 embed=seat.holds_embedding(number),
                 head=seat.holds_head(number),
             )
+        model = stage.module
         shrink_params(model, share.stored)
-        buffers = [name for name, _ in model.named_buffers()]
-        assert not buffers, f"a buffer would be left without values: {buffers}"
+        self._fill_buffers(model, share.comm.device)
         role = PRECISIONS[asked.precision].parameters
         for name, param in list(model.named_parameters()):
             owner, _, leaf = name.rpartition(".")
@@ -65,24 +69,37 @@ class FamilySource:
             if name in share.hollow:
                 empty.untyped_storage().resize_(0)
             model.get_submodule(owner).register_parameter(leaf, nn.Parameter(empty))
-        return model
+        return stage
+
+    def _fill_buffers(self, model: nn.Module, device: torch.device) -> None:
+        """Give every buffer the value that its family declares.
+
+        Raises:
+            ConfigError: a buffer is not declared: nobody knows what it would be under a split.
+        """
+        declared = {buffer.name: buffer for buffer in self.buffers}
+        for name, _ in list(model.named_buffers()):
+            if name not in declared:
+                expected = "a constant, or summed or averaged over the batch, as its family says"
+                raise ConfigError(f"model.{name}", "a buffer", expected)
+            owner, _, leaf = name.rpartition(".")
+            value = declared[name].value().to(device)
+            model.get_submodule(owner).register_buffer(leaf, value)
 
     def split(self, stage: Stage, share: Share) -> None:
         """Divided along the axes of its mesh, as the family's layout says."""
-        sizes = {"seq": self._seq_len}
+        sizes = self._task.sizes(self._seq_len)
         apply_layout(stage.module, self._layout, share.seat, share.comm, sizes=sizes)
 
     def objective(self, last: Stage) -> Objective:
-        assert isinstance(last, Decoder), type(last)
-        return NextToken(last)
+        return self._task.objective(last)
 
     def borders(self, pipeline: PipelinePlan) -> Mapping[int, Border]:
-        dims = (Dim(name="seq", size=self._seq_len), Dim(name="d_model", size=self._spec.d_model))
-        border = {STREAM: BorderTensor(dims)}
+        border = self._task.border(self._spec, self._seq_len)
         return dict.fromkeys(range(len(pipeline.stages) - 1), border)
 
     def expected_weight(self, plan: Plan) -> float:
-        return float(plan.global_batch * self._seq_len)
+        return plan.global_batch * self._task.weight_of_sample(self._seq_len)
 
 
 def assemble_model(

@@ -150,6 +150,7 @@ class _Layers:
     """Layers that take time, each with one parameter, as something to assemble."""
 
     may_be_absent = False
+    buffers = ()
 
     def __init__(self, job: VirtualJob, chip: Chip) -> None:
         self._job = job

@@ -13,7 +13,7 @@ from weft.models.llama.sizes import SIZES, check, param_specs
 from weft.models.shape import ModelShape, decoder_shape
 
 if TYPE_CHECKING:
-    from weft.models.decoder import Decoder
+    from weft.models.decoder import Decoder, LanguageModelling
 
 
 def shape(spec: DecoderSpec) -> ModelShape:
@@ -28,6 +28,13 @@ def model() -> type[Decoder]:
     return Llama
 
 
+def task() -> LanguageModelling:
+    """What it is trained to do."""
+    from weft.models.decoder import LanguageModelling
+
+    return LanguageModelling()
+
+
 FAMILY = Family(
     name="llama",
     order=0,
@@ -38,5 +45,6 @@ FAMILY = Family(
     check=check,
     shape=shape,
     model=model,
+    task=task,
     converter=CONVERTER,
 )

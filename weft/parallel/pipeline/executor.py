@@ -14,6 +14,7 @@ from weft.nn.stage import MicroBatch, Objective, Stage, Terms, added, total_of
 from weft.parallel.gradients import Gradients
 from weft.parallel.pipeline.deferred import Job, WeightWork
 from weft.parallel.pipeline.releases import releases
+from weft.parallel.pipeline.running import RunningBuffers
 from weft.parallel.pipeline.stage_border import StageBorder, Way
 from weft.parallel.sharding import Attendance
 from weft.plan.border import Border, BorderTensor
@@ -68,6 +69,8 @@ class Computation:
     """What crosses from each stage of the pipeline to the next, by the number of the first."""
     attendances: Mapping[int, Attendance]
     """By stage, how this rank helps the others to parameters where it has no samples."""
+    buffers: RunningBuffers
+    """What forwards add to."""
 
 
 class Executor:
@@ -93,6 +96,7 @@ class Executor:
         self._stages = computation.stages
         self._objective = computation.objective
         self._attendances = computation.attendances
+        self._buffers = computation.buffers
         self._runs_empty = any(stage.spans_samples for stage in self._stages.values())
         self._gradients = gradients
         self._scale = scale
@@ -122,14 +126,25 @@ class Executor:
         self._borders = self._borders_of[key]
 
     def train(self, microbatches: Sequence[MicroBatch]) -> Tensor:
-        """Every action of the schedule. This rank's sums ``[loss, weight]``, fp64.
+        """Every action of the schedule. This rank's sums ``[loss, weight, ...]``, fp64.
 
-        The result is overwritten by the next call; so is that of ``evaluate``.
+        The result of ``evaluate`` is overwritten by the next call.
         ``microbatches``: this rank's part of each, in order. Parts without samples are skipped,
         unless layers have something to say to those of other ranks.
         """
         self._gradients.begin(sum(map(self._computes, microbatches)))
-        return self._run(self._training, microbatches, nullcontext())
+        self._buffers.begin()
+        totals = self._run(self._training, microbatches, nullcontext())
+        return torch.cat([totals, *self._buffers.sums(totals.device)])
+
+    @property
+    def running_buffers(self) -> Sequence[str]:
+        """Names of the buffers that change while the job trains."""
+        return self._buffers.names
+
+    def settle(self, totals: Tensor) -> None:
+        """What comes after the first two of ``train``'s sums, summed over all ranks."""
+        self._buffers.settle(totals)
 
     def evaluate(self, microbatches: Sequence[MicroBatch]) -> Tensor:
         """Forwards alone, without gradients."""
@@ -197,7 +212,9 @@ class Executor:
         wanted: Mapping[str, Tensor] = {}
         if action.stage:
             given, wanted = self._received(action)
-        tree, terms = self._stages[action.stage].compute(given, microbatch.context)
+        counts = torch.is_grad_enabled() and self._seat.counts_samples
+        with self._buffers.unchanged(counts=counts):
+            tree, terms = self._stages[action.stage].compute(given, microbatch.context)
         if action.stage == self._last:
             assert self._objective is not None, "the last stage has the objective"
             terms = added([terms, self._objective(tree, microbatch.tensors)])
@@ -231,7 +248,8 @@ class Executor:
         flight = self._flights.pop(key)
         if self._work is not None:
             self._work.is_deferring = action.kind == "I"
-        self._differentiate(flight, action)
+        with self._buffers.unchanged(counts=False):  # recomputing adds again
+            self._differentiate(flight, action)
         if self._work is not None:
             self._weight_jobs[key] = self._work.take()
         if action.stage:
