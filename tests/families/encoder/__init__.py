@@ -1,0 +1,4 @@
+"""A family that is no decoder, and no line of Weft that knows it: an encoder that classifies.
+
+Tokens look both ways, except at those that are hidden; a sample's class is read at its first place.
+"""

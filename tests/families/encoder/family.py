@@ -1,0 +1,22 @@
+"""All that Weft is told of this family. Whoever imports this adds it to the process."""
+
+from families.encoder.layout import layout
+from families.encoder.model import Classification, Encoder
+from families.encoder.sizes import SIZES, EncoderSpec, check, param_specs, shape
+
+from weft.models.family import Family
+from weft.models.registry import register_family
+
+FAMILY = Family(
+    name="encoder",
+    order=10,
+    spec=EncoderSpec,
+    sizes=SIZES,
+    param_specs=param_specs,
+    layout=layout,
+    check=check,
+    shape=shape,
+    model=lambda: Encoder,
+    task=Classification,
+)
+register_family(FAMILY)
