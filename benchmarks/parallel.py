@@ -36,6 +36,7 @@ from benchmarks.parallel_peers import (
     tensor_step,
     zero1_step,
 )
+from benchmarks.step import join_default_group
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
@@ -169,6 +170,7 @@ def measure(address: RankAddress, number: int, rounds: int, steps: int) -> dict[
     warnings.filterwarnings("ignore")  # of PyTorch, about its own calls
     case = cases()[number]
     comm = join(address, backend="gloo", device=torch.device("cpu"))
+    join_default_group(address)
     ours, settle = weft_step(case.plan, comm)
     contenders = {"weft": ours} | {n: make(spec(), OPTIM) for n, make in case.peers.items()}
     times = {name: Times([], [], []) for name in contenders}
@@ -188,6 +190,7 @@ def measure(address: RankAddress, number: int, rounds: int, steps: int) -> dict[
                 times[name].cpu_s.append(cpu / steps)
             else:
                 times[name].losses.extend(map(float, losses))
+    dist.destroy_process_group()
     comm.close()
     return times
 

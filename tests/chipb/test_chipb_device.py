@@ -49,7 +49,7 @@ def freed_before_it_arrives(device: torch.device) -> list[float]:
     host, ready = copies.down(tensor)
     del tensor
     ready()
-    copies.close()
+    copies.close(wait=True)
     return host.tolist()
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from weft.comm.address import RankAddress
-from weft.comm.agreement import agreement
+from weft.comm.agreement import Agreement
+from weft.comm.rendezvous import Rendezvous
 from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
 
@@ -23,14 +24,14 @@ def refusing(everyone: Sequence[str]) -> str:
 
 
 def ask(address: RankAddress) -> str:
-    with agreement(address, TIMEOUT_S) as meeting:
-        return meeting.agree(f"rank{address.rank}", joined)
+    with Rendezvous(address, TIMEOUT_S) as rendezvous:
+        return Agreement(rendezvous).agree(f"rank{address.rank}", joined)
 
 
 def ask_in_vain(address: RankAddress) -> str:
-    with agreement(address, TIMEOUT_S) as meeting:
+    with Rendezvous(address, TIMEOUT_S) as rendezvous:
         try:
-            return meeting.agree(address.rank, refusing)
+            return Agreement(rendezvous).agree(address.rank, refusing)
         except ConfigError as error:
             return str(error)
 

@@ -12,7 +12,7 @@ from weft.elastic.pool import WorkerPool
 
 def collectives(address: RankAddress) -> dict[str, Any]:
     comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
-    comm.open_groups([(0, 2), (1, 2)], timeout_s=600)
+    comm.open_groups([(0, 2), (1, 2)])
     comm.all_reduce(torch.ones(6), name="world")
     pair = torch.full((5,), float(address.rank), dtype=torch.float64)
     for group in ((0, 2), (1, 2)):
@@ -64,7 +64,7 @@ def test_a_job_of_one_process_sends_nothing() -> None:
 def exchanged(address: RankAddress, group: tuple[int, ...]) -> list[list[float]]:
     """Rank r gives the group's i-th rank ``i + 1`` elements of value ``10 r + i``."""
     comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
-    comm.open_groups([group], timeout_s=600)
+    comm.open_groups([group])
     own = group.index(address.rank)
     parts = [torch.full((i + 1,), 10.0 * address.rank + i) for i in range(len(group))]
     sizes = [(own + 1,)] * len(group)

@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from parity.cases import Case
 
 from weft.comm.address import RankAddress
@@ -33,10 +34,8 @@ def counts() -> tuple[int, int]:
     return threads, files
 
 
-def one_job(address: RankAddress, number: int, plan: Plan, rehearsal: Rehearsal) -> None:
-    assert address.store_file is not None
-    meeting = address.store_file.with_name(f"meet-{number}")
-    comm, _ = join_plan(replace(address, store_file=meeting), plan, timeout_s=600)
+def one_job(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> None:
+    comm, _ = join_plan(address, plan, timeout_s=600)
     built = assemble_model(
         plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
     )
@@ -45,13 +44,24 @@ def one_job(address: RankAddress, number: int, plan: Plan, rehearsal: Rehearsal)
     comm.close()
 
 
+def one_epoch(address: RankAddress, plan: Plan) -> None:
+    """Every kind of group and a call in each, without a model."""
+    comm, _ = join_plan(address, plan, timeout_s=600)
+    comm.open_gathering([comm.world])
+    comm.all_reduce(torch.ones(3), name="sum")
+    comm.all_gather(torch.ones(2), name="gather", group=comm.world)()
+    comm.close()
+
+
 def many_jobs(
     address: RankAddress, plans: list[Plan], rehearsal: Rehearsal
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """What is open after each plan was met once, and after all jobs."""
+    """What is open after each plan was run once, and after all epochs; one in five trains."""
     for number in range(EPOCHS):
-        one_job(address, number, plans[number % len(plans)], rehearsal)
-        gc.collect()
+        if number < len(plans) or number % 5 == 0:
+            one_job(address, plans[number % len(plans)], rehearsal)
+        else:
+            one_epoch(address, plans[0])
         if number + 1 == len(plans):
             first = counts()
     deadline = time.monotonic() + SETTLED_S
@@ -66,3 +76,31 @@ def test_two_hundred_jobs_in_one_process_leave_nothing_open(pool: WorkerPool) ->
     for first, last in pool.run(many_jobs, plans, rehearsal, world_size=2, timeout_s=1200):
         assert last[0] <= first[0], f"threads: {first[0]} at first, {last[0]} after {EPOCHS} jobs"
         assert last[1] <= first[1], f"files: {first[1]} at first, {last[1]} after {EPOCHS} jobs"
+
+
+def losses_of(address: RankAddress, plans: list[Plan], rehearsal: Rehearsal) -> list[list[float]]:
+    """Of one job for each plan, all open at once, in turns."""
+    comms = [join_plan(address, plan, timeout_s=600)[0] for plan in plans]
+    jobs = []
+    for comm, plan in zip(comms, plans, strict=True):
+        built = assemble_model(
+            plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+        )
+        fill(built.gradients, initial(rehearsal.seed))
+        jobs.append((comm, plan, built))
+    losses: list[list[float]] = [[] for _ in plans]
+    for step in range(3):
+        for (comm, plan, built), found in zip(jobs, losses, strict=True):
+            batch = synthetic_microbatches(comm, plan, rehearsal, step)
+            found.append(float(built.engine.step(batch).loss))
+    for comm in comms:
+        comm.close()
+    return losses
+
+
+def test_jobs_of_one_process_do_not_disturb_each_other(pool: WorkerPool) -> None:
+    rehearsal = replace(PLANS[0].rehearsal(), seq_len=8)
+    plans = [case.plan() for case in PLANS]
+    alone = [pool.run(losses_of, [plan], rehearsal, world_size=2)[0][0] for plan in plans]
+    for together in pool.run(losses_of, plans, rehearsal, world_size=2):
+        assert together == alone

@@ -76,7 +76,8 @@ def resolved_among(
 
     if loaded.config.plan.auto is None:
         return ResolvedRun(resolved=resolved(read_plan(loaded)))
-    from weft.comm.agreement import agreement
+    from weft.comm.agreement import Agreement
+    from weft.comm.rendezvous import Rendezvous
     from weft.resolve.planned import Chosen, choose, facts
 
     resources: list[Resources] = []
@@ -91,8 +92,8 @@ def resolved_among(
         if address.world_size == 1:
             said = decide([mine])
         else:
-            meeting = agreement(address, loaded.config.train.timeout_s)
-            said = until_joined.enter_context(meeting).agree(mine, decide)
+            rendezvous = Rendezvous(address, loaded.config.train.timeout_s)
+            said = Agreement(until_joined.enter_context(rendezvous)).agree(mine, decide)
         chosen = Chosen.from_json(said)
     except ConfigError as error:
         raise loaded.place(error) from error

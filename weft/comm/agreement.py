@@ -7,16 +7,13 @@ meet again to join, so that no collective and no device is needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, Store
-
-from weft.comm.address import RankAddress
 from weft.comm.arrival import await_ranks
-from weft.comm.join import ARRIVAL_S, meeting_store
+from weft.comm.rendezvous import ARRIVAL_S, Rendezvous
 from weft.config.errors import ConfigError, ConfigErrors, RunError
 
 DECISION_S = 600.0
@@ -29,20 +26,13 @@ Decide = Callable[[Sequence[Any]], str]
 """What every rank knows, by rank -> what all are told."""
 
 
-@contextmanager
-def agreement(address: RankAddress, timeout_s: float) -> Iterator[Agreement]:
-    """An agreement of all ranks. Stay in it until they have joined: rank 0 may host their store."""
-    store = meeting_store(address, timeout_s)
-    yield Agreement(address, PrefixStore("agreement", store), min(timeout_s, ARRIVAL_S))
-
-
 class Agreement:
-    """One round of questions; made by ``agreement``."""
+    """One round of questions. Keep the rendezvous open until all ranks have joined."""
 
-    def __init__(self, address: RankAddress, store: Store, arrival_s: float) -> None:
-        self._address = address
-        self._store = store
-        self._arrival_s = arrival_s
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._address = rendezvous.address
+        self._store = rendezvous.store("agreement")
+        self._arrival_s = min(rendezvous.timeout_s, ARRIVAL_S)
 
     def agree(self, mine: object, decide: Decide) -> str:
         """What ``decide`` makes of what all ranks know; it runs on rank 0 alone.

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import prod
+from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from weft.comm.channel import Channel
 from weft.comm.counters import Count, Counters
 from weft.comm.errors import CommError
 from weft.comm.flight import Call, Flight, Kind
+from weft.comm.groups import Group, Groups
 from weft.comm.members import Choice, Link, Member, choose, farthest, in_words
+from weft.comm.rendezvous import Rendezvous
 from weft.comm.transport import (
     DirectGroup,
     Finish,
@@ -25,21 +26,28 @@ from weft.comm.transport import (
     Parts,
     StagedGroup,
     Transport,
+    nothing,
 )
 
-__all__ = ["Comm", "Finish", "Parts"]
+__all__ = ["Arriving", "Comm", "Finish", "Parts"]
 
 T = TypeVar("T")
+Arriving = Callable[[], T]
+"""Call it to wait for an asynchronous collective and get its result."""
 
 
 class Comm:
-    """The groups of one job and the collectives over them.
+    """One epoch of a job: the groups that this rank is in, and the collectives over them.
 
-    Every rank must name the same groups in the same order in ``open_groups``: group creation is
-    itself collective. A group of one rank, and a job of one process, send nothing.
+    It ends with ``close``, or with ``abort`` where something failed; as a context manager with
+    either. Afterwards nothing of it is left in the process, and another one may be opened.
+
+    All ranks open the groups that they share in the same order. A group of one rank, and a job of
+    one process, send nothing.
 
     Args:
         members: What each rank runs on, in rank order; by default all are alike.
+        groups: Where groups are opened; None for a job of one process.
         timeout_s: How long a collective may take.
     """
 
@@ -50,6 +58,7 @@ class Comm:
         device: str | torch.device = "cpu",
         *,
         members: Sequence[Member] = (),
+        groups: Groups | None = None,
         timeout_s: float = 600.0,
     ) -> None:
         self.rank = rank
@@ -57,57 +66,52 @@ class Comm:
         self.device = torch.device(device)
         self.world = tuple(range(world_size))
         self.members = list(members) or [Member()] * world_size
+        self.groups = groups
         self.counters = Counters()
         self.flight = Flight(rank)
         self.timeout_s = timeout_s
+        self._rendezvous: Rendezvous | None = None
         self._choices: dict[tuple[int, ...], Choice] = {}
         self._transports: dict[tuple[int, ...], Transport] = {}
         self._gathering: dict[tuple[int, ...], Transport] = {}
-        self._roads: dict[Channel, Transport] = {}
+        self._channels: dict[Channel, Transport] = {}
         self._links: dict[tuple[int, ...], Link] = {}
         self._host_copies: HostCopies | None = None
 
-    def open_groups(
-        self, groups: Iterable[tuple[int, ...]], timeout_s: float | None = None
-    ) -> None:
-        """Create the groups that do not exist yet, and that of all ranks. Collective.
+    def __enter__(self) -> Comm:
+        return self
 
-        Their calls may take ``timeout_s``; None: as long as those of the job.
-        """
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+    def __exit__(
+        self, kind: type[BaseException] | None, _: object, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def open_groups(self, groups: Iterable[tuple[int, ...]]) -> None:
+        """Create those of the groups that this rank is in, and that of all ranks."""
         for ranks in (self.world, *groups):
-            if len(ranks) > 1 and ranks not in self._transports:
-                choice = self._choose(ranks)
-                is_default = ranks == self.world and choice == Choice("gloo")
-                handle = None if is_default else self._new_group(ranks, choice, timeout_s)
-                self._transports[ranks] = self._transport(choice, handle)
-                self._connect(ranks, self._transports[ranks], choice)
+            if self._is_missing(ranks, self._transports):
+                self._transports[ranks] = self._open(ranks, "calls")
 
     def open_gathering(self, groups: Iterable[tuple[int, ...]]) -> None:
-        """Create what ``all_gather`` needs. Collective.
+        """Create what ``all_gather`` needs in those of the groups that this rank is in.
 
         It has communicators of its own: gathers may then come in between other calls of the same
         ranks in an order that differs from rank to rank.
         """
         for ranks in groups:
-            if len(ranks) > 1 and ranks not in self._gathering:
-                choice = self._choose(ranks)
-                handle = self._new_group(ranks, choice, self.timeout_s)
-                self._gathering[ranks] = self._transport(choice, handle)
-                self._connect(ranks, self._gathering[ranks], choice)
+            if self._is_missing(ranks, self._gathering):
+                self._gathering[ranks] = self._open(ranks, "gathers")
 
     def open_channels(self, channels: Iterable[Channel]) -> None:
-        """Create what channels need that have a communicator of their own. Collective."""
+        """Create what this rank's channels need that have a communicator of their own."""
         for channel in channels:
-            choice = self._choose(channel.ranks)
-            if choice.backend == "gloo":
-                continue  # tags keep them apart
-            transport = self._transport(
-                choice, self._new_group(channel.ranks, choice, self.timeout_s)
-            )
-            if self.rank in channel.ranks:
-                self._roads[channel] = transport
-            self._connect(channel.ranks, transport, choice)
+            is_tagged = self._choose(channel.ranks).backend == "gloo"  # tags keep them apart
+            if not is_tagged and self._is_missing(channel.ranks, {}):
+                purpose = f"channel {channel.number}"
+                self._channels[channel] = self._open(channel.ranks, purpose)
 
     def transports(self) -> list[str]:
         """How each group of ranks talks, in words; those that talk alike in one line."""
@@ -131,7 +135,7 @@ class Comm:
         """
         ranks = self.world if group is None else group
         if len(ranks) == 1:
-            return _nothing
+            return nothing
         others = len(ranks) - 1
         self._count(name, ranks, 2 * others, 2 * others / len(ranks) * tensor.nbytes)
         transport = self._group(ranks)
@@ -140,7 +144,7 @@ class Comm:
         )
         if wait:
             finish()
-            return _nothing
+            return nothing
         return finish
 
     def exchange(
@@ -159,15 +163,69 @@ class Comm:
         others = [part for part, rank in zip(parts, group, strict=True) if rank != self.rank]
         sent = sum(part.nbytes for part in others)
         self._count(name, group, sum(part.numel() > 0 for part in others), sent)
-        ascending = sorted(range(len(group)), key=group.__getitem__)  # as PyTorch numbers them
+        ascending = _ascending(group)
         flat = torch.cat([parts[i].reshape(-1) for i in ascending])
         counts = [prod(sizes[i]) for i in ascending]
         result = torch.empty(sum(counts), dtype=flat.dtype, device=flat.device)
         given = [parts[i].numel() for i in ascending]
         transport = self._group(group)
         self._start(name, group, sent, lambda: transport.all_to_all(result, flat, counts, given))()
-        pieces = dict(zip(ascending, torch.split(result, counts), strict=True))
-        return [pieces[i].view(*size) for i, size in enumerate(sizes)]
+        return _pieces(result, counts, ascending, sizes)
+
+    def gather_parts(
+        self,
+        part: Tensor,
+        sizes: Sequence[Sequence[int]],
+        *,
+        name: str,
+        group: tuple[int, ...],
+    ) -> Arriving[list[Tensor]]:
+        """Start to collect every rank's contiguous ``part``, in the group's order.
+
+        Shard -> Replicate. ``sizes[i]`` is the shape of what comes from its ``i``-th rank; parts
+        may be unequal. ``part`` must not change before the result was called.
+        """
+        others = len(group) - 1
+        self._count(name, group, others if part.numel() else 0, others * part.nbytes)
+        ascending = _ascending(group)
+        counts = [prod(sizes[i]) for i in ascending]
+        flat = torch.empty(sum(counts), dtype=part.dtype, device=part.device)
+        transport = self._group(group)
+        begin = lambda: transport.gather_parts(part, flat, counts)  # noqa: E731
+        finish = self._start(name, group, others * part.nbytes, begin)
+
+        def result() -> list[Tensor]:
+            finish()
+            return _pieces(flat, counts, ascending, sizes)
+
+        return result
+
+    def reduce_scatter_parts(
+        self, parts: Sequence[Tensor], *, name: str, group: tuple[int, ...]
+    ) -> Arriving[Tensor]:
+        """Start to sum ``parts[i]`` over the group for its ``i``-th rank; the result is this one's.
+
+        Partial -> Shard. Parts may be unequal. Added in the group's order, where the backend
+        leaves that to us.
+        """
+        me = group.index(self.rank)
+        others = [part for i, part in enumerate(parts) if i != me]
+        sent = sum(part.nbytes for part in others)
+        self._count(name, group, sum(part.numel() > 0 for part in others), sent)
+        ascending = _ascending(group)
+        flat = torch.cat([parts[i].reshape(-1) for i in ascending])
+        counts = [parts[i].numel() for i in ascending]
+        order = [ascending.index(i) for i in range(len(group))]
+        own = torch.empty_like(parts[me], memory_format=torch.contiguous_format)
+        transport = self._group(group)
+        begin = lambda: transport.scatter_sum(flat, own, counts, order)  # noqa: E731
+        finish = self._start(name, group, sent, begin)
+
+        def result() -> Tensor:
+            finish()
+            return own
+
+        return result
 
     def reduce_scatter(
         self, flat: Tensor, own: Tensor, *, name: str, group: tuple[int, ...]
@@ -220,8 +278,8 @@ class Comm:
             count.add(Count(messages=1, bytes=part.nbytes, peers={dst}))
         for link, count in by_link.items():
             self.counters.add(name, link, count)
-        road = self._road(channel)
-        return self._between("send", name, parts, lambda: road.send(parts, channel.number))
+        transport = self._channel(channel)
+        return self._between("send", name, parts, lambda: transport.send(parts, channel.number))
 
     def receive(self, parts: Parts, *, channel: Channel, name: str) -> Finish:
         """Start to receive into contiguous tensors, each from the rank beside it.
@@ -229,8 +287,9 @@ class Comm:
         They are valid when the result was called. What comes from one rank over one channel is
         received in the order in which it was sent.
         """
-        road = self._road(channel)
-        return self._between("receive", name, parts, lambda: road.receive(parts, channel.number))
+        transport = self._channel(channel)
+        begin = lambda: transport.receive(parts, channel.number)  # noqa: E731
+        return self._between("receive", name, parts, begin)
 
     def gather_json(self, value: Any, *, name: str) -> list[Any]:
         """Every rank's ``value``, in rank order, on every rank. JSON on the wire, never pickle."""
@@ -251,18 +310,35 @@ class Comm:
         if self.world_size > 1:
             self._sum_on_host(torch.zeros(1), name)
 
+    def own(self, rendezvous: Rendezvous) -> None:
+        """Close it too when the epoch ends."""
+        self._rendezvous = rendezvous
+
     def close(self) -> None:
-        """Leave the job."""
+        """Leave the epoch. No rank has to wait for the others before, nor is one disturbed."""
+        self._end(abort=False)
+
+    def abort(self) -> None:
+        """Leave the epoch although something failed: what the others still do with it fails."""
+        self._end(abort=True)
+
+    def _end(self, *, abort: bool) -> None:
         if self._host_copies is not None:
-            self._host_copies.close()
-        for known in (self._transports, self._gathering, self._roads):
-            known.clear()  # a group's threads and sockets end with the last that holds it
-        if dist.is_initialized():
-            dist.destroy_process_group()
+            self._host_copies.close(wait=not abort)
+            self._host_copies = None
+        for known in (self._transports, self._gathering, self._channels):
+            known.clear()
+        if self.groups is not None:
+            self.groups.abort() if abort else self.groups.close()
+            self.groups = None
+        self.flight.close()
+        if self._rendezvous is not None:
+            self._rendezvous.close(wait=not abort)
+            self._rendezvous = None
 
     def _sum_on_host(self, tensor: Tensor, name: str) -> None:
         """Over all ranks; gloo joins them whatever they run on."""
-        host = NativeGroup(None)
+        host = self._host_group()
         others = self.world_size - 1
         self._count(name, self.world, 2 * others, 2 * others / self.world_size * tensor.nbytes)
         begin = lambda: host.all_reduce(tensor, largest=False)  # noqa: E731
@@ -271,39 +347,57 @@ class Comm:
     def _group(self, ranks: tuple[int, ...]) -> Transport:
         if ranks == self.world and ranks not in self._transports:
             assert self._choose(ranks) == Choice("gloo"), "the group of all ranks was not opened"
-            self._transports[ranks] = NativeGroup(None)
+            self._transports[ranks] = self._host_group()
         return self._transports[ranks]
+
+    def _host_group(self) -> NativeGroup:
+        """Of all ranks, over gloo, on tensors in host memory."""
+        return NativeGroup(self._opened().open(self.world, "gloo", "calls"))
+
+    def _opened(self) -> Groups:
+        if self.groups is None:
+            raise CommError(f"rank {self.rank}: this epoch was closed")
+        return self.groups
+
+    def _is_missing(self, ranks: tuple[int, ...], known: Collection[tuple[int, ...]]) -> bool:
+        """Whether this rank has to open the group; how it talks is known of every group."""
+        if len(ranks) == 1:
+            return False
+        self._choose(ranks)
+        return self.rank in ranks and ranks not in known
 
     def _choose(self, ranks: tuple[int, ...]) -> Choice:
         if ranks not in self._choices:
             self._choices[ranks] = choose([self.members[rank] for rank in ranks])
         return self._choices[ranks]
 
-    def _new_group(
-        self, ranks: tuple[int, ...], choice: Choice, timeout_s: float
-    ) -> dist.ProcessGroup | None:
-        timeout = timedelta(seconds=timeout_s)
-        handle = dist.new_group(list(ranks), backend=choice.backend, timeout=timeout)
-        return handle if self.rank in ranks else None
+    def _open(self, ranks: tuple[int, ...], purpose: str) -> Transport:
+        choice = self._choose(ranks)
+        if choice.through_host:
+            # Begun by a thread of its own: apart from what this one asks of the same ranks.
+            return self._staged(self._opened().open(ranks, choice.backend, f"staged {purpose}"))
+        group = self._opened().open(ranks, choice.backend, purpose)
+        if choice.backend == "gloo":
+            return NativeGroup(group)
+        transport = DirectGroup(group)
+        # Libraries that connect at the first call do so now, while all ranks keep one order.
+        transport.all_reduce(torch.zeros(1, device=self.device), largest=False)()
+        return transport
 
-    def _transport(self, choice: Choice, handle: dist.ProcessGroup | None) -> Transport:
-        if not choice.through_host:
-            return NativeGroup(handle) if choice.backend == "gloo" else DirectGroup(handle)
+    def _staged(self, group: Group) -> StagedGroup:
         if self._host_copies is None:
             self._host_copies = HostCopies(self.device)
-        return StagedGroup(handle, self._host_copies)
+        return StagedGroup(group, self._host_copies)
 
-    def _connect(self, ranks: tuple[int, ...], transport: Transport, choice: Choice) -> None:
-        """Libraries that connect at the first call do so now, while all ranks keep one order."""
-        if self.rank in ranks and choice.backend != "gloo":
-            transport.all_reduce(torch.zeros(1, device=self.device), largest=False)()
-
-    def _road(self, channel: Channel) -> Transport:
-        if channel not in self._roads:
+    def _channel(self, channel: Channel) -> Transport:
+        if channel not in self._channels:
             choice = self._choose(channel.ranks)
             assert choice.backend == "gloo", f"{channel} was not opened"
-            self._roads[channel] = self._transport(choice, None)
-        return self._roads[channel]
+            world = self._opened().open(self.world, "gloo", "calls")
+            self._channels[channel] = (
+                self._staged(world) if choice.through_host else NativeGroup(world)
+            )
+        return self._channels[channel]
 
     def _link(self, ranks: tuple[int, ...]) -> Link:
         if ranks not in self._links:
@@ -348,5 +442,17 @@ class Comm:
             raise CommError(message) from error
 
 
-def _nothing() -> None:
-    """There is nothing to wait for."""
+def _ascending(group: Sequence[int]) -> list[int]:
+    """The group's positions by rank, ascending, as a backend numbers them."""
+    return sorted(range(len(group)), key=group.__getitem__)
+
+
+def _pieces(
+    flat: Tensor,
+    counts: Sequence[int],
+    ascending: Sequence[int],
+    sizes: Sequence[Sequence[int]],
+) -> list[Tensor]:
+    """What came of each rank in ascending order, in the group's order and shaped."""
+    pieces = dict(zip(ascending, torch.split(flat, list(counts)), strict=True))
+    return [pieces[i].view(*size) for i, size in enumerate(sizes)]

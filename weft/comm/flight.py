@@ -48,6 +48,8 @@ class Flight:
         self._numbers: Counter[tuple[Kind, tuple[int, ...]]] = Counter()
         self._waits_in: Call | None = None
         self._file: Path | None = None
+        self._over = threading.Event()
+        self._watcher: threading.Thread | None = None
 
     def begin(self, name: str, kind: Kind, ranks: tuple[int, ...], num_bytes: int) -> Call:
         """A call that starts now."""
@@ -75,8 +77,17 @@ class Flight:
         self._file = flight_file(folder, self._rank)
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.unlink(missing_ok=True)
-        name = "flight recorder"
-        threading.Thread(target=self._watch, args=(patience_s,), name=name, daemon=True).start()
+        self._watcher = threading.Thread(
+            target=self._watch, args=(patience_s,), name="flight recorder", daemon=True
+        )
+        self._watcher.start()
+
+    def close(self) -> None:
+        """Look no longer; the file stays as it is."""
+        self._over.set()
+        if self._watcher is not None:
+            self._watcher.join()
+            self._watcher = None
 
     def write(self) -> None:
         """Write the file, if there is a place for it."""
@@ -97,8 +108,7 @@ class Flight:
 
     def _watch(self, patience_s: float) -> None:
         written: Call | None = None
-        while True:
-            time.sleep(patience_s / 4)
+        while not self._over.wait(patience_s / 4):
             call = self._waits_in
             if call is None or call is written or call.waiting_since is None:
                 continue

@@ -12,21 +12,24 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    ReduceOp,
+    ReduceScatterOptions,
+)
 
-try:  # their names from torch 2.13 on; the older ones warn there
-    from torch.distributed import all_gather_single as gather_whole
-    from torch.distributed import reduce_scatter_single as scatter_sum
-except ImportError:
-    from torch.distributed import all_gather_into_tensor as gather_whole
-    from torch.distributed import reduce_scatter_tensor as scatter_sum
+from weft.comm.groups import Group
 
-Handle = dist.ProcessGroup
 Finish = Callable[[], None]
 """Call it to wait for an asynchronous collective."""
 Parts = Sequence[tuple[int, Tensor]]
 """Tensors, each with the rank it goes to or comes from."""
+PARTS_TAG = 1 << 20
+"""Of messages that make up a collective; those of channels are lower."""
 
 
 class Transport(ABC):
@@ -66,6 +69,21 @@ class Transport(ABC):
         return _all([self.broadcast(segment, src) for src, segment in pairs])
 
     @abstractmethod
+    def gather_parts(self, part: Tensor, flat: Tensor, counts: Sequence[int]) -> Finish:
+        """Fill ``flat`` with every rank's part, ``counts[i]`` elements from the ``i``-th rank.
+
+        ``part`` is contiguous; parts may be unequal.
+        """
+
+    @abstractmethod
+    def scatter_sum(
+        self, flat: Tensor, own: Tensor, counts: Sequence[int], order: Sequence[int]
+    ) -> Finish:
+        """``own`` gets the sum over ranks of its part of ``flat``: ``counts[i]`` elements are the
+        ``i``-th rank's. Added in the ``order`` given, where the library leaves that to us.
+        """
+
+    @abstractmethod
     def send(self, parts: Parts, tag: int) -> Finish:
         """Send contiguous tensors; equal tags arrive in order."""
 
@@ -75,60 +93,114 @@ class Transport(ABC):
 
 
 class NativeGroup(Transport):
-    """Collectives of PyTorch on the tensors themselves."""
+    """Collectives of PyTorch on the tensors themselves. A backend numbers ranks in the group."""
 
-    def __init__(self, handle: Handle | None) -> None:
-        self._handle = handle
+    def __init__(self, group: Group) -> None:
+        self._group = group
 
     def all_reduce(self, tensor: Tensor, *, largest: bool) -> Finish:
-        op = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
-        return _wait_for(dist.all_reduce(tensor, op, group=self._handle, async_op=True))
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp(ReduceOp.MAX if largest else ReduceOp.SUM)
+        return _wait_for(self._group.handle.allreduce([tensor], options))
 
     def broadcast(self, tensor: Tensor, src: int) -> Finish:
-        return _wait_for(dist.broadcast(tensor, src, group=self._handle, async_op=True))
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor = self._group.number(src), 0
+        return _wait_for(self._group.handle.broadcast([tensor], options))
 
     def all_to_all(
         self, result: Tensor, flat: Tensor, counts: Sequence[int], given: Sequence[int]
     ) -> Finish:
-        work = dist.all_to_all_single(
-            result, flat, list(counts), list(given), group=self._handle, async_op=True
-        )
-        return _wait_for(work)
+        handle, options = self._group.handle, AllToAllOptions()
+        return _wait_for(handle.alltoall_base(result, flat, list(counts), list(given), options))
+
+    def gather_parts(self, part: Tensor, flat: Tensor, counts: Sequence[int]) -> Finish:
+        """Message by message: nothing is copied but this rank's own part."""
+        rooms = torch.split(flat, list(counts))
+        me, ranks = self._group.handle.rank(), self._group.ranks
+        rooms[me].copy_(part.view(-1))
+        others = [number for number in range(len(ranks)) if number != me]
+        out = [(ranks[number], part) for number in others]
+        return self._at_once(out, [(ranks[n], rooms[n]) for n in others], PARTS_TAG)
+
+    def scatter_sum(
+        self, flat: Tensor, own: Tensor, counts: Sequence[int], order: Sequence[int]
+    ) -> Finish:
+        me, ranks = self._group.handle.rank(), self._group.ranks
+        parts = torch.split(flat, list(counts))
+        others = [number for number in range(len(ranks)) if number != me]
+        arrived = {number: torch.empty_like(parts[me]) for number in others}
+        out = [(ranks[number], parts[number]) for number in others]
+        into = [(ranks[number], room) for number, room in arrived.items()]
+        terms = [{**arrived, me: parts[me]}[number] for number in order]
+
+        def add() -> None:
+            total = own.view(-1)
+            torch.add(terms[0], terms[1], out=total)
+            for term in terms[2:]:
+                total.add_(term)
+
+        return _then(self._at_once(out, into, PARTS_TAG), add)
 
     def send(self, parts: Parts, tag: int) -> Finish:
-        return self._at_once(dist.isend, parts, tag)
+        return self._at_once(parts, (), tag)
 
     def receive(self, parts: Parts, tag: int) -> Finish:
-        return self._at_once(dist.irecv, parts, tag)
+        return self._at_once((), parts, tag)
 
-    def _at_once(self, way: Callable[..., Any], parts: Parts, tag: int) -> Finish:
-        """All parts as one call, where the backend can."""
-        ops = [dist.P2POp(way, part, peer, self._handle, tag) for peer, part in parts]
-        works = dist.batch_isend_irecv(ops)
-
-        def finish() -> None:
-            for work in works:
-                work.wait()
-
-        return finish
+    def _at_once(self, sent: Parts, received: Parts, tag: int) -> Finish:
+        """All messages as one call, where the backend can. Empty ones are not sent."""
+        handle, number = self._group.handle, self._group.number
+        starts = [
+            (way, part, number(peer))
+            for way, parts in ((handle.recv, received), (handle.send, sent))
+            for peer, part in parts
+            if part.numel()
+        ]
+        if not starts:
+            return nothing
+        device = starts[0][1].device
+        if not handle._get_backend(device).supports_coalescing:
+            return _all([_wait_for(way([part], peer, tag)) for way, part, peer in starts])
+        handle._start_coalescing(device)
+        for way, part, peer in starts:
+            way([part], peer, 0)  # such backends keep the order, and know no tags
+        return _wait_for(handle._end_coalescing(device))
 
 
 class DirectGroup(NativeGroup):
     """Where the library's own collectives on segments are the best: NCCL and its relatives."""
 
     def reduce_scatter(self, flat: Tensor, own: Tensor, size: int) -> Finish:  # noqa: ARG002
-        return _wait_for(scatter_sum(own, flat, group=self._handle, async_op=True))
+        options = ReduceScatterOptions()
+        options.reduceOp = ReduceOp(ReduceOp.SUM)
+        return _wait_for(self._group.handle._reduce_scatter_base(own, flat, options))
 
     def all_gather(self, flat: Tensor, ranks: Sequence[int], rank: int) -> Finish:
         own = flat.view(len(ranks), -1)[list(ranks).index(rank)]
-        return _wait_for(gather_whole(flat, own, group=self._handle, async_op=True))
+        return self._all_gather(flat, own)
+
+    def gather_parts(self, part: Tensor, flat: Tensor, counts: Sequence[int]) -> Finish:
+        if len(set(counts)) > 1:
+            return super().gather_parts(part, flat, counts)
+        return self._all_gather(flat, part.view(-1))
+
+    def scatter_sum(
+        self, flat: Tensor, own: Tensor, counts: Sequence[int], order: Sequence[int]
+    ) -> Finish:
+        if len(set(counts)) > 1:
+            return super().scatter_sum(flat, own, counts, order)
+        return self.reduce_scatter(flat, own.view(-1), len(counts))
+
+    def _all_gather(self, flat: Tensor, own: Tensor) -> Finish:
+        return _wait_for(self._group.handle._allgather_base(flat, own, AllgatherOptions()))
 
 
 class StagedGroup(Transport):
     """Collectives over gloo on copies in host memory, for ranks that share no other backend."""
 
-    def __init__(self, handle: Handle | None, copies: HostCopies) -> None:
-        self._native = NativeGroup(handle)
+    def __init__(self, group: Group, copies: HostCopies) -> None:
+        self._native = NativeGroup(group)
         self._copies = copies
 
     def all_reduce(self, tensor: Tensor, *, largest: bool) -> Finish:
@@ -149,6 +221,22 @@ class StagedGroup(Transport):
         start = self._copies.when(ready, lambda: self._native.all_to_all(into, host, counts, given))
         return _then(start, lambda: result.copy_(into, non_blocking=True))
 
+    def gather_parts(self, part: Tensor, flat: Tensor, counts: Sequence[int]) -> Finish:
+        host, ready = self._copies.down(part)
+        into = self._copies.room(flat)
+        start = self._copies.when(ready, lambda: self._native.gather_parts(host, into, counts))
+        return _then(start, lambda: flat.copy_(into, non_blocking=True))
+
+    def scatter_sum(
+        self, flat: Tensor, own: Tensor, counts: Sequence[int], order: Sequence[int]
+    ) -> Finish:
+        host, ready = self._copies.down(flat)
+        into = self._copies.room(own)
+        start = self._copies.when(
+            ready, lambda: self._native.scatter_sum(host, into, counts, order)
+        )
+        return _then(start, lambda: own.copy_(into, non_blocking=True))
+
     def send(self, parts: Parts, tag: int) -> Finish:
         down = [(peer, *self._copies.down(part)) for peer, part in parts]
         hosts = [(peer, host) for peer, host, _ in down]
@@ -162,7 +250,7 @@ class StagedGroup(Transport):
 
     def receive(self, parts: Parts, tag: int) -> Finish:
         rooms = [(peer, self._copies.room(part)) for peer, part in parts]
-        start = self._copies.when(_nothing, lambda: self._native.receive(rooms, tag))
+        start = self._copies.when(nothing, lambda: self._native.receive(rooms, tag))
 
         def copy_up() -> None:
             for (_, part), (_, room) in zip(parts, rooms, strict=True):
@@ -192,7 +280,7 @@ class HostCopies:
         host = self.room(tensor)
         if self._side is None:
             host.copy_(tensor)
-            return host, _nothing
+            return host, nothing
         self._side.wait_stream(torch.accelerator.current_stream(tensor.device))
         with self._side:
             host.copy_(tensor, non_blocking=True)
@@ -213,13 +301,19 @@ class HostCopies:
 
         return finish
 
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+    def close(self, *, wait: bool) -> None:
+        """End the thread; with ``wait`` return when it has ended."""
+        self._thread.shutdown(wait=wait, cancel_futures=True)
 
 
 def _wait_for(work: Any) -> Finish:
+    """Once waited for, a call is let go of: it would keep its group's sockets open."""
+    pending = [work]
+
     def finish() -> None:
-        work.wait()
+        for each in pending:
+            each.wait()
+        pending.clear()
 
     return finish
 
@@ -240,5 +334,5 @@ def _then(first: Finish, second: Callable[[], object]) -> Finish:
     return finish
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """There is nothing to wait for."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Backend, ProcessGroup, Store, _DistributedBackendOptions
 
 
 class Platform(ABC):
@@ -36,6 +39,25 @@ class Platform(ABC):
     def peak_memory_gib(self) -> float:
         """Most memory this process has held so far: device memory, or resident memory on CPU."""
 
+    def open_group(
+        self, backend: str, store: Store, number: int, size: int, timeout: timedelta
+    ) -> ProcessGroup:
+        """A process group of a backend that PyTorch's own registry knows.
+
+        Its ``size`` members call this at the same time, each with its own ``number`` and a store
+        where nobody else meets.
+        """
+        plugin = dist.Backend._plugins[backend.upper()]
+        if plugin.extended_api:
+            options = _DistributedBackendOptions()
+            options.store, options.timeout = store, timeout
+            options.group_rank, options.group_size = number, size
+            made = plugin.creator_fn(options, None)
+        else:
+            made = plugin.creator_fn(store, number, size, timeout)
+        device = torch.device(self.name)
+        return made if isinstance(made, ProcessGroup) else group_of(made, backend, store, device)
+
     def matmul_flops(self, dtype: torch.dtype, device: torch.device, size: int = 1024) -> float:
         """Measured FLOP/s of a square matrix product, the best of several; the peak for MFU."""
         a = torch.ones(size, size, dtype=dtype, device=device)
@@ -50,3 +72,13 @@ class Platform(ABC):
         torch.mm(a, a, out=out)
         self.synchronize()
         return time.perf_counter() - start
+
+
+def group_of(backend: Backend, name: str, store: Store, device: torch.device) -> ProcessGroup:
+    """A process group that belongs to nobody but its owner, for tensors of ``device`` and host."""
+    kind = dist.Backend.backend_type_map.get(name, ProcessGroup.BackendType.CUSTOM)
+    group = ProcessGroup(store, backend.rank(), backend.size())
+    group._set_default_backend(kind)
+    for each in {device.type, "cpu"}:
+        group._register_backend(torch.device(each), kind, backend)
+    return group

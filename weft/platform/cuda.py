@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from datetime import timedelta
 
-from weft.platform.base import Platform
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup, Store
+
+from weft.platform.base import Platform, group_of
 
 
 class CudaPlatform(Platform):
@@ -25,6 +29,17 @@ class CudaPlatform(Platform):
 
     def peak_memory_gib(self) -> float:
         return torch.cuda.max_memory_allocated() / 2**30
+
+    def open_group(
+        self, backend: str, store: Store, number: int, size: int, timeout: timedelta
+    ) -> ProcessGroup:
+        """NCCL is in PyTorch's registry of backends from 2.15 on only."""
+        if backend != self.collective_backend:
+            return super().open_group(backend, store, number, size, timeout)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        made = dist.ProcessGroupNCCL(store, number, size, options)
+        return group_of(made, backend, store, torch.device(self.name))
 
     def matmul_flops(self, dtype: torch.dtype, device: torch.device, size: int = 8192) -> float:
         return super().matmul_flops(dtype, device, size)

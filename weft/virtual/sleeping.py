@@ -177,7 +177,7 @@ class VirtualComm(Comm):
     """
 
     def __init__(self, comm: Comm, links: Links) -> None:
-        super().__init__(comm.rank, comm.world_size, comm.device)
+        super().__init__(comm.rank, comm.world_size, comm.device, groups=comm.groups)
         self._modelled = links
         self._carried_at = 0.0
         self._wires_free_at: dict[tuple[Channel, int], float] = {}

@@ -1,0 +1,171 @@
+"""The process groups of one rank, each opened by its members alone.
+
+PyTorch offers groups of one global default group, which every process of the job opens. Here each
+group is an object of its own that meets at a store under a name made of its ranks and purpose: a
+rank opens those that it is in, several epochs fit in one process, and closing leaves nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store
+
+from weft.comm.errors import CommError
+from weft.comm.members import in_words
+from weft.platform.base import group_of
+from weft.platform.registry import platform_named
+
+
+class Group:
+    """One open process group. Its ranks are those of the job, ascending."""
+
+    def __init__(self, ranks: tuple[int, ...], handle: ProcessGroup, store: Store) -> None:
+        self.ranks = ranks
+        self.store = store
+        """Of this group alone."""
+        self._handle: ProcessGroup | None = handle
+        self._numbers = {rank: number for number, rank in enumerate(ranks)}
+
+    @property
+    def handle(self) -> ProcessGroup:
+        """PyTorch's object.
+
+        Raises:
+            CommError: the group was closed.
+        """
+        if self._handle is None:
+            raise CommError(f"the group of {in_words(self.ranks)} was closed")
+        return self._handle
+
+    def number(self, rank: int) -> int:
+        """A rank's number within the group."""
+        return self._numbers[rank]
+
+    def release(self, *, abort: bool) -> None:
+        """Let the group go. Its threads and sockets end now, whoever still holds this object."""
+        handle, self._handle = self.handle, None
+        if abort:
+            handle.abort()
+        else:
+            handle.shutdown()
+
+
+class Groups:
+    """Opens groups at a store and closes all of them. One object an epoch.
+
+    All ranks open the groups that they share in the same order: opening one waits for its members.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        device: torch.device,
+        *,
+        timeout_s: float,
+        is_local: bool = False,
+    ) -> None:
+        """``timeout_s``: how long opening a group, and each of its calls, may take; ``is_local``:
+        all ranks are on this machine."""
+        self.rank = rank
+        self._store = store
+        self._device = device
+        self._timeout = timedelta(seconds=timeout_s)
+        self._is_local = is_local
+        self._open: dict[str, Group] = {}
+        self._gloo_devices: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, ranks: Sequence[int], backend: str, purpose: str) -> Group:
+        """The group of these ranks for this purpose; created by the first call.
+
+        Raises:
+            CommError: a member has not come, or was lost.
+        """
+        members = tuple(sorted(ranks))
+        name = f"{purpose}/{backend}/{_short(members)}"
+        if name not in self._open:
+            assert self.rank in members, f"rank {self.rank} opens the group of {in_words(members)}"
+            self._open[name] = self._new(name, members, backend)
+        return self._open[name]
+
+    def close(self) -> None:
+        """Leave every group, once its members have connected.
+
+        A rank that left earlier would break those that are still connecting.
+        """
+        for group in self._open.values():
+            with suppress(RuntimeError):  # a member was lost: nothing is left to wait for
+                group.store.wait([_connected(n) for n in range(len(group.ranks))], self._timeout)
+        self._release(abort=False)
+
+    def abort(self) -> None:
+        """Leave every group at once, whatever goes on there.
+
+        Calls on gloo that wait for a peer which neither answers nor is gone end at their limit.
+        """
+        self._release(abort=True)
+
+    def _release(self, *, abort: bool) -> None:
+        for group in self._open.values():
+            group.release(abort=abort)
+        self._open.clear()
+        self._gloo_devices.clear()
+
+    def _new(self, name: str, members: tuple[int, ...], backend: str) -> Group:
+        store = PrefixStore(name, self._store)
+        number = members.index(self.rank)
+        try:
+            handle = self._handle(backend, PrefixStore("backend", store), number, len(members))
+            store.set(_connected(number), "1")
+        except RuntimeError as error:
+            text = str(error).splitlines()[0]
+            message = f"rank {self.rank}: connecting {in_words(members)} failed: {text}"
+            raise CommError(message) from error
+        return Group(members, handle, store)
+
+    def _handle(self, backend: str, store: Store, number: int, size: int) -> ProcessGroup:
+        if backend == "gloo":
+            options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._timeout = self._timeout
+            options._devices = self._devices()
+            options._threads = 2 * len(options._devices)
+            gloo = ProcessGroupGloo(store, number, size, options)
+            return group_of(gloo, "gloo", store, self._device)
+        platform = platform_named(self._device.type)
+        return platform.open_group(backend, store, number, size, self._timeout)
+
+    def _devices(self) -> list[Any]:
+        """Network interfaces for gloo, each with one thread, shared by all groups of the epoch."""
+        if not self._gloo_devices:
+            names = os.environ.get("GLOO_SOCKET_IFNAME", "")
+            if not names and self._is_local:
+                names = _loopback_interface()  # nothing needs to leave the machine
+            self._gloo_devices = [
+                ProcessGroupGloo.create_device(interface=name) for name in names.split(",") if name
+            ] or [ProcessGroupGloo.create_default_device()]
+        return self._gloo_devices
+
+
+def _short(members: Sequence[int]) -> str:
+    """A name of any number of ranks, as short as a key should be."""
+    return hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()[:16]
+
+
+def _connected(number: int) -> str:
+    return f"connected/{number}"
+
+
+def _loopback_interface() -> str:
+    names = [name for _, name in socket.if_nameindex()]
+    return "lo" if "lo" in names else names[0]

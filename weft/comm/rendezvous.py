@@ -1,0 +1,89 @@
+"""Where the ranks of a job find one another: a store that all of them can reach."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+
+from weft.comm.address import RankAddress
+from weft.config.errors import ConfigError
+
+ARRIVAL_S = 120.0
+"""How long ranks may come one after another."""
+LEAVE_S = 10.0
+"""How long rank 0, where it hosts the store, stays for the others to leave."""
+
+
+class Rendezvous:
+    """The store of a job. A rank opens it once and may join as many epochs there as it likes.
+
+    Raises:
+        ConfigError: it cannot be reached.
+    """
+
+    def __init__(self, address: RankAddress, timeout_s: float) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._base: Store | None
+        if address.store_file is not None:
+            # Never removed by a rank: the next epoch may begin before the last rank has left.
+            self._base, self._is_host = FileStore(str(address.store_file), -1), False
+        else:
+            self._base, self._is_host = _tcp_store(address, min(timeout_s, ARRIVAL_S))
+        # Without it the ranks of a restarted job would read the addresses of dead processes.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"weft/{attempt}", self._base)
+        number = store.add(f"opened/{address.rank}", 1)  # all ranks open it equally often
+        self._store: Store | None = PrefixStore(str(number), store)
+        self._rounds: Counter[str] = Counter()
+
+    def __enter__(self) -> Rendezvous:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: object, traceback: TracebackType | None
+    ) -> None:
+        self.close(wait=kind is None)
+
+    def store(self, purpose: str) -> Store:
+        """Where ranks meet that call this with the same purpose equally often."""
+        assert self._store is not None, "the rendezvous was closed"
+        self._rounds[purpose] += 1
+        return PrefixStore(f"{purpose}/{self._rounds[purpose]}", self._store)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Leave. With ``wait`` a rank that hosts the store stays until the others have left."""
+        store, self._store, self._base = self._store, None, None
+        if store is None:
+            return
+        with suppress(RuntimeError):  # the store went with its host: nobody needs it
+            store.set(f"left/{self.address.rank}", "1")
+            if self._is_host and wait:
+                others = [f"left/{rank}" for rank in range(1, self.address.world_size)]
+                store.wait(others, timedelta(seconds=LEAVE_S))
+
+
+def _tcp_store(address: RankAddress, wait_s: float) -> tuple[Store, bool]:
+    """The store at ``MASTER_ADDR``, and whether this process hosts it."""
+    agent_hosts_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_host = address.rank == 0 and not agent_hosts_it
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        store = TCPStore(
+            host,
+            port,
+            is_master=is_host,
+            multi_tenant=True,
+            wait_for_workers=False,  # ``await_ranks`` does, and knows them by number
+            timeout=timedelta(seconds=wait_s),
+        )
+    except RuntimeError as error:
+        expected = f"the address and port where rank 0 can be reached within {wait_s:g} s"
+        problem = f"{str(error).splitlines()[0].rstrip('.')}."
+        raise ConfigError("MASTER_ADDR", f"{host}:{port}", expected, problem) from error
+    return store, is_host
