@@ -13,7 +13,6 @@ from typing import TypeVar
 import pytest
 import torch
 from torch.distributed import FileStore, HashStore, ProcessGroup, Store
-from weft.parallel.pipeline.seam import channels
 
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
@@ -24,7 +23,9 @@ from weft.comm.rendezvous import Rendezvous
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import FAMILIES
-from weft.parallel.params import held_pieces, param_tilings, reduction_groups, tensor_groups
+from weft.parallel.params import held_pieces, param_tilings, reduction_groups
+from weft.parallel.pipeline.stage_border import channels
+from weft.parallel.runtimes import axis_groups
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
@@ -177,6 +178,26 @@ def test_after_a_failed_collective_nothing_is_left() -> None:
         assert message.startswith(f"rank {rank}: sum with rank(s) {peers} failed: "), message
 
 
+def test_an_abort_waits_for_no_call_that_is_stuck() -> None:
+    """Rank 1 never answers rank 0, whose call ends at its limit without anybody waiting for it."""
+    store, limit_s = HashStore(), 3.0
+
+    def rank_main(rank: int) -> Groups:
+        groups = Groups(store, rank, CPU, timeout_s=limit_s, is_local=True)
+        groups.open((0, 1), "gloo", "calls")
+        return groups
+
+    with nothing_left():
+        stuck, silent = on_ranks(2, rank_main)
+        handle = stuck.open((0, 1), "gloo", "calls").handle
+        handle.allreduce([torch.ones(1)])
+        del handle
+        start = time.monotonic()
+        stuck.abort()
+        assert time.monotonic() - start < limit_s / 2
+        silent.abort()
+
+
 def test_a_member_that_does_not_come_is_waited_for_and_then_said() -> None:
     groups = Groups(HashStore(), 0, CPU, timeout_s=0.2, is_local=True)
     with nothing_left():
@@ -195,7 +216,8 @@ def test_epochs_follow_one_another_at_one_rendezvous(
         port = probe.getsockname()[1]
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
-    Rendezvous(RankAddress(), TIMEOUT_S).close()  # PyTorch keeps a pipe open after the first one
+    with Rendezvous(RankAddress(), TIMEOUT_S) as first:
+        first.store("any")  # PyTorch keeps a pipe open after the first one
 
     def rank_main(rank: int) -> list[float]:
         found = []
@@ -240,7 +262,7 @@ def test_a_rank_of_a_large_job_opens_its_own_groups_only() -> None:
     for rank in range(128):
         groups = Counted(rank)
         comm = Comm(rank, 128, groups=groups)
-        comm.open_groups([*tensor_groups(plan), *reduction_groups(pieces)])
+        comm.open_groups([*axis_groups(plan), *reduction_groups(pieces)])
         comm.open_gathering(reduction_groups(pieces, sharded=True))
         comm.open_channels(channels(plan))
         assert len(groups.opened) == len(set(groups.opened))

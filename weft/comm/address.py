@@ -19,6 +19,8 @@ class RankAddress:
     local_rank: int = 0
     store_file: Path | None = None
     """Where the ranks of one machine meet; None: ``MASTER_ADDR`` and ``MASTER_PORT``."""
+    phase_file: Path | None = None
+    """Where this rank notes which phase of its life it is in; None: nobody asks."""
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] = os.environ) -> RankAddress | None:

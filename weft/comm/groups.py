@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -49,13 +50,10 @@ class Group:
         """A rank's number within the group."""
         return self._numbers[rank]
 
-    def release(self, *, abort: bool) -> None:
-        """Let the group go. Its threads and sockets end now, whoever still holds this object."""
+    def release(self) -> ProcessGroup:
+        """PyTorch's object, which is the caller's now: it ends when that lets go of it."""
         handle, self._handle = self.handle, None
-        if abort:
-            handle.abort()
-        else:
-            handle.shutdown()
+        return handle
 
 
 class Groups:
@@ -107,20 +105,28 @@ class Groups:
         for group in self._open.values():
             with suppress(RuntimeError):  # a member was lost: nothing is left to wait for
                 group.store.wait([_connected(n) for n in range(len(group.ranks))], self._timeout)
-        self._release(abort=False)
+        for handle in self._released():
+            handle.shutdown()
 
     def abort(self) -> None:
         """Leave every group at once, whatever goes on there.
 
-        Calls on gloo that wait for a peer which neither answers nor is gone end at their limit.
+        Calls on gloo that wait for a peer which neither answers nor is gone end at their limit:
+        the groups' threads and sockets stay until then, but nobody waits for it here.
         """
-        self._release(abort=True)
+        handles = self._released()
 
-    def _release(self, *, abort: bool) -> None:
-        for group in self._open.values():
-            group.release(abort=abort)
+        def end() -> None:
+            while handles:
+                handles.pop().abort()
+
+        threading.Thread(target=end, name="abort groups", daemon=True).start()
+
+    def _released(self) -> list[ProcessGroup]:
+        handles = [group.release() for group in self._open.values()]
         self._open.clear()
         self._gloo_devices.clear()
+        return handles
 
     def _new(self, name: str, members: tuple[int, ...], backend: str) -> Group:
         store = PrefixStore(name, self._store)

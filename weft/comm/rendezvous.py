@@ -20,26 +20,14 @@ LEAVE_S = 10.0
 
 
 class Rendezvous:
-    """The store of a job. A rank opens it once and may join as many epochs there as it likes.
-
-    Raises:
-        ConfigError: it cannot be reached.
-    """
+    """The store of a job. A rank opens it once and may join as many epochs there as it likes."""
 
     def __init__(self, address: RankAddress, timeout_s: float) -> None:
+        """``timeout_s``: how long ranks may come one after another, and each collective take."""
         self.address = address
         self.timeout_s = timeout_s
-        self._base: Store | None
-        if address.store_file is not None:
-            # Never removed by a rank: the next epoch may begin before the last rank has left.
-            self._base, self._is_host = FileStore(str(address.store_file), -1), False
-        else:
-            self._base, self._is_host = _tcp_store(address, min(timeout_s, ARRIVAL_S))
-        # Without it the ranks of a restarted job would read the addresses of dead processes.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = PrefixStore(f"weft/{attempt}", self._base)
-        number = store.add(f"opened/{address.rank}", 1)  # all ranks open it equally often
-        self._store: Store | None = PrefixStore(str(number), store)
+        self._base: Store | None = None
+        self._is_host = False
         self._rounds: Counter[str] = Counter()
 
     def __enter__(self) -> Rendezvous:
@@ -51,21 +39,39 @@ class Rendezvous:
         self.close(wait=kind is None)
 
     def store(self, purpose: str) -> Store:
-        """Where ranks meet that call this with the same purpose equally often."""
-        assert self._store is not None, "the rendezvous was closed"
+        """Where ranks meet that call this with the same purpose equally often.
+
+        Raises:
+            ConfigError: the store cannot be reached.
+        """
+        if self._base is None:
+            self._base = self._open()
         self._rounds[purpose] += 1
-        return PrefixStore(f"{purpose}/{self._rounds[purpose]}", self._store)
+        return PrefixStore(f"{purpose}/{self._rounds[purpose]}", self._base)
 
     def close(self, *, wait: bool = True) -> None:
         """Leave. With ``wait`` a rank that hosts the store stays until the others have left."""
-        store, self._store, self._base = self._store, None, None
-        if store is None:
+        base, self._base = self._base, None
+        if base is None:
             return
         with suppress(RuntimeError):  # the store went with its host: nobody needs it
-            store.set(f"left/{self.address.rank}", "1")
+            base.set(f"left/{self.address.rank}", "1")
             if self._is_host and wait:
                 others = [f"left/{rank}" for rank in range(1, self.address.world_size)]
-                store.wait(others, timedelta(seconds=LEAVE_S))
+                base.wait(others, timedelta(seconds=LEAVE_S))
+
+    def _open(self) -> Store:
+        store: Store
+        if self.address.store_file is not None:
+            # Never removed by a rank: the next epoch may begin before the last rank has left.
+            store = FileStore(str(self.address.store_file), -1)
+        else:
+            store, self._is_host = _tcp_store(self.address, min(self.timeout_s, ARRIVAL_S))
+        # Without it the ranks of a restarted job would read the addresses of dead processes.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"weft/{attempt}", store)
+        number = store.add(f"opened/{self.address.rank}", 1)  # all ranks open it equally often
+        return PrefixStore(str(number), store)
 
 
 def _tcp_store(address: RankAddress, wait_s: float) -> tuple[Store, bool]:

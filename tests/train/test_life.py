@@ -1,0 +1,100 @@
+"""A rank's phases: one epoch after another in one process, and nothing of a failed one."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from weft.cluster.cluster import Cluster, Node
+from weft.comm.address import RankAddress
+from weft.comm.rendezvous import Rendezvous
+from weft.config.load import load_config
+from weft.elastic.pool import WorkerPool
+from weft.resolve.resolve import resolve
+from weft.train.job import Job
+from weft.train.stop import StopSignal
+from weft.train.worker import RankLife
+
+STEPS = 4
+CHANGED_AT = 2
+SMALL = [
+    "batch.samples=4",
+    "batch.micro=1",
+    "data.seq_len=32",
+    "data.workers=0",
+    f"train.steps={STEPS}",
+]
+LAPTOP = Node(
+    host="laptop", cpu="some", cores=2, memory_gib=16, cpu_bf16=False, chips=(), problems=()
+)
+STAGES = "plan.stages=[{layers: 1}, {}]"
+FIRST = [*SMALL, STAGES, "plan.schedule=gpipe"]
+SECOND = [*SMALL, STAGES, "plan.schedule=1f1b"]
+"""Another plan whose sums are added in the same order: not one bit may differ."""
+OTHER = [*SMALL, "plan.shares=[2,2]"]
+"""A plan with other groups; its sums are added in another order."""
+
+
+def job(overrides: list[str], out: Path, last_step: int) -> Job:
+    resolved = resolve(load_config("debug", overrides), Cluster(nodes=(LAPTOP,)))
+    return Job(
+        config=resolved.config,
+        plan=resolved.plan,
+        out=out,
+        last_step=last_step,
+        threads=1,
+        console="quiet",
+    )
+
+
+def live(address: RankAddress, jobs: list[Job]) -> tuple[list[int], str]:
+    """One epoch for each job, in this process; the phase in which the rank was at last."""
+    assert address.store_file is not None
+    phases = address.store_file.with_name(f"phase-{address.rank}")
+    address = replace(address, phase_file=phases)
+    with Rendezvous(address, 60.0) as rendezvous:
+        life = RankLife(rendezvous, StopSignal())
+        return [life.epoch(each) for each in jobs], phases.read_text()
+
+
+def losses(out: Path) -> list[float]:
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
+
+
+@pytest.mark.parametrize("second", [SECOND, OTHER], ids=["schedule", "groups"])
+def test_a_rank_leaves_and_joins_again_with_another_plan(
+    tmp_path: Path, pool: WorkerPool, second: list[str]
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    pool.run(live, [job(FIRST, whole, STEPS)], world_size=2)
+    jobs = [job(FIRST, parts, CHANGED_AT), job(second, parts, STEPS)]
+    lives = pool.run(live, jobs, world_size=2)
+    assert lives == [([CHANGED_AT, STEPS], "leave")] * 2
+    expected, found = losses(whole), losses(parts)
+    assert len(expected) == STEPS
+    if second is SECOND:
+        assert found == expected
+    else:
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def fails_once(address: RankAddress, broken: Job, sound: Job) -> tuple[str, list[int]]:
+    """An epoch that fails while it restores, and the next one at the same rendezvous."""
+    with Rendezvous(address, 60.0) as rendezvous:
+        life = RankLife(rendezvous, StopSignal())
+        joined = life.join(broken)
+        agreed = life.agree(broken, joined)
+        joined.comm.abort()
+        try:
+            life.build(broken, joined, agreed)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next epoch begins
+            said = f"{type(error).__name__}: {error}"
+        return said, [life.epoch(sound)]
+
+
+def test_after_a_failed_epoch_the_next_one_begins(tmp_path: Path, pool: WorkerPool) -> None:
+    jobs = [job(OTHER, tmp_path / name, 1) for name in ("broken", "sound")]
+    for rank, (said, done) in enumerate(pool.run(fails_once, *jobs, world_size=2)):
+        assert (said, done) == (f"CommError: rank {rank}: this epoch was closed", [1])

@@ -1,0 +1,137 @@
+"""What the ranks of a job agree on before they build: the same job, data that all see, a start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from weft.checkpoint.entry import CheckpointError
+from weft.checkpoint.reader import Checkpoint, open_checkpoint
+from weft.checkpoint.store import LATEST, candidates
+from weft.comm.comm import Comm
+from weft.comm.heartbeat import with_heartbeat
+from weft.config.errors import ConfigError, ConfigErrors, show
+from weft.data.prepare import Prepared, prepare
+from weft.models.registry import model_spec
+from weft.plan.model import ModelSpec
+from weft.train.consistency import refuse_unlike_files, refuse_unlike_ranks
+from weft.train.job import Job
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks of a job found alike."""
+
+    data: Prepared
+    spec: ModelSpec
+    checkpoint: Checkpoint | None
+    """What to go on from; None for a new run."""
+
+    @property
+    def first_step(self) -> int:
+        """Steps that were done before."""
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+
+def agree(job: Job, comm: Comm, local_rank: int) -> Agreed:
+    """Compare what the ranks know, prepare the data, and choose where to start.
+
+    Raises:
+        ConfigError: ranks differ, or the data or a value cannot be used; on every rank.
+        CheckpointError: there are checkpoints, and none that is whole.
+        RunError: ranks see other files than rank 0.
+    """
+    refuse_unlike_ranks(comm, job)
+    data = _prepared(job, comm, local_rank)
+    spec = model_spec(job.config.model, data.vocab_size, job.config.data.seq_len)
+    agreed = Agreed(data, spec, _checkpoint(job, data, spec))
+    refuse_unlike_files(comm, agreed.first_step, data.fingerprint)
+    return agreed
+
+
+def _prepared(job: Job, comm: Comm, local_rank: int) -> Prepared:
+    """The first process of each machine prepares the data; the others then just open it.
+
+    Raises:
+        ConfigError: on every rank, where any machine cannot use the data.
+    """
+    config = job.config
+
+    def prepare_here() -> tuple[Prepared | None, str]:
+        """The data, and why they cannot be used; neither where another process sees to it."""
+        if local_rank:
+            return None, ""
+        try:
+            return prepare(config.data, config.seed, report=_silent), ""
+        except ConfigError as error:
+            return None, str(error)
+
+    prepared, refusal = with_heartbeat(comm, prepare_here, name="data preparation")
+    refusals = comm.gather_json(refusal, name="data prepared")
+    for text in filter(None, refusals):
+        raise ConfigError("data", None, "", text)
+    return prepared or prepare(config.data, config.seed, report=_silent)
+
+
+def _checkpoint(job: Job, data: Prepared, spec: ModelSpec) -> Checkpoint | None:
+    """What to go on from; None for a new run.
+
+    Raises:
+        ConfigErrors: the checkpoint is of another model.
+        ConfigError: it was made on other data.
+        CheckpointError: there are checkpoints, and none that is whole.
+    """
+    root = job.checkpoints
+    if not (root / LATEST).exists() and not (root.is_dir() and candidates(root)):
+        return None
+    with way_out(f"Remove {root} to begin the run again."):
+        checkpoint = open_checkpoint(root)
+    _refuse_other_model(checkpoint, spec)
+    saved = checkpoint.state.get("data")
+    if checkpoint.step and saved != data.fingerprint:
+        hint = "The sources or the tokenizer changed since. Train in another --out folder."
+        raise ConfigError("data", data.fingerprint, f"the data of {root}: {saved}", hint)
+    samples, batch = checkpoint.state.get("samples", 0), job.plan.global_batch
+    if samples != checkpoint.step * batch:
+        hint = "Other shares need micro or accumulation that keep the batch."
+        expected = f"a batch with which {checkpoint.step} steps take {samples} samples"
+        raise ConfigError("batch.samples", batch, expected, hint)
+    return checkpoint
+
+
+@contextmanager
+def way_out(hint: str) -> Iterator[None]:
+    """Add to what is wrong with a checkpoint what can be done about it."""
+    try:
+        yield
+    except CheckpointError as error:
+        problem = f"{error.problem}. {hint}"
+        raise CheckpointError(problem, file=error.file, tensor=error.tensor) from error
+
+
+def _refuse_other_model(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+    """Refuse to put weights into a model that computes something else with them.
+
+    Raises:
+        ConfigErrors: every number of the model that differs from the checkpoint's.
+    """
+    saved = checkpoint.state.get("model")
+    now = json.loads(json.dumps(asdict(spec)))
+    if not isinstance(saved, Mapping) or not now.keys() >= saved.keys():
+        return  # restoring compares names and shapes
+    wrong = [name for name in saved if name not in _MAY_DIFFER and saved[name] != now[name]]
+    hint = f"The checkpoint in {checkpoint.folder} is of that model."
+    if wrong:
+        raise ConfigErrors(
+            ConfigError(f"model.{name}", now[name], show(saved[name]), hint) for name in wrong
+        )
+
+
+_MAY_DIFFER = ("seq_len", "dropout")
+"""What the same weights can be trained with. (The length of a position table is a shape.)"""
+
+
+def _silent(*_: object) -> None:
+    """Preparation was already shown by the command that started the ranks."""
