@@ -9,8 +9,8 @@ from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.heartbeat import with_heartbeat
 from weft.comm.join import join
+from weft.elastic.failure import RanksFailedError
 from weft.elastic.pool import WorkerPool
-from weft.elastic.processes import RanksFailedError
 
 TIMEOUT_S = 3.0
 

@@ -12,9 +12,17 @@ from weft.comm.address import RankAddress
 from weft.comm.channel import Channel
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, RunError
+from weft.elastic.failure import (
+    GRACE_S,
+    EndAfterFirst,
+    EndAll,
+    Failure,
+    FailurePolicy,
+    RanksFailedError,
+)
 from weft.elastic.pool import WorkerPool
-from weft.elastic.processes import RanksFailedError, run_ranks
+from weft.elastic.processes import run_ranks
 
 FOREVER_S = 3600.0
 """Longer than a test may take: whoever waits for this hangs."""
@@ -75,6 +83,44 @@ def test_the_first_failure_is_named(tmp_path: Path, how: str, cause: str, messag
     assert any("gradients with rank(s)" in f.message for f in peers), peers
 
 
+class Remembers(FailurePolicy):
+    """Ends everybody at once, and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[Failure] = []
+
+    def on_failure(self, failure: Failure) -> EndAll:
+        self.told.append(failure)
+        return EndAll(grace_s=0.0)
+
+
+def fails_in_a_phase(address: RankAddress, how: str) -> None:
+    assert address.phase_file is not None
+    address.phase_file.write_text("restore" if address.rank else "build")
+    if address.rank == 1:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RunError("the disk is upside down")
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(("how", "cause"), [("kill", "signal"), ("error", "machine")])
+def test_a_policy_is_told_who_failed_why_and_where(tmp_path: Path, how: str, cause: str) -> None:
+    """It answers that the others get no time, and they get none."""
+    policy = Remembers()
+    with pytest.raises(RanksFailedError) as failed:
+        run_ranks(fails_in_a_phase, (how,), 2, folder=tmp_path, policy=policy)
+    assert [(f.rank, f.cause, f.phase) for f in policy.told] == [(1, cause, "restore")]
+    ended = {f.rank: f.phase for f in failed.value.failures}
+    assert ended == {1: "restore", 0: "build"}
+    assert not list(tmp_path.glob(".*")), "phases left behind"
+
+
+def test_without_a_policy_the_others_have_time_to_say_what_they_saw() -> None:
+    failure = Failure(1, "signal", "was ended")
+    assert EndAfterFirst().on_failure(failure) == EndAll(GRACE_S)
+
+
 def fails_on(address: RankAddress, rank: int) -> int:
     if address.rank == rank:
         raise ValueError("once")
@@ -114,14 +160,16 @@ def trains_until_stopped(address: RankAddress, folder: Path) -> None:
     while True:
         if address.rank == 2 and comm.flight.step == 3:
             os.kill(os.getpid(), signal.SIGSTOP)
-        roads = [Channel((r, r + 1), r) for r in range(2)]
+        channels = [Channel((r, r + 1), r) for r in range(2)]
         if address.rank < 2:
-            road = roads[address.rank]
+            channel = channels[address.rank]
             part = torch.zeros(2)
-            comm.send([(address.rank + 1, part)], channel=road, name="activations")()
+            comm.send([(address.rank + 1, part)], channel=channel, name="activations")()
         if address.rank > 0:
-            road = roads[address.rank - 1]
-            comm.receive([(address.rank - 1, torch.zeros(2))], channel=road, name="activations")()
+            channel = channels[address.rank - 1]
+            comm.receive(
+                [(address.rank - 1, torch.zeros(2))], channel=channel, name="activations"
+            )()
         comm.all_reduce(torch.zeros(1), name="step totals")
         comm.flight.step += 1
 

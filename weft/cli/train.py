@@ -23,7 +23,8 @@ from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
 from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.config.load import Loaded, explain, to_yaml
-from weft.elastic.processes import RanksFailedError, run_rank, run_ranks, warm_context
+from weft.elastic.failure import RanksFailedError
+from weft.elastic.processes import run_rank, run_ranks, warm_context
 from weft.elastic.signals import sigterm_interrupts
 from weft.report.progress import Preparing, choose_mode
 from weft.resolve.prediction import AUTO_FILE, PREDICTION_FILE, Prediction

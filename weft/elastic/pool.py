@@ -19,8 +19,9 @@ from typing import Any
 
 from weft.comm.address import RankAddress
 from weft.comm.errors import CommError
+from weft.elastic.failure import Cause, Failure, RanksFailedError
 from weft.elastic.parent import end_with_parent
-from weft.elastic.processes import Cause, Failure, RanksFailedError, warm_context
+from weft.elastic.processes import warm_context
 
 Job = Callable[..., Any]
 """Called as ``job(address, *args)``; its result must be plain data or arrays."""
@@ -122,7 +123,7 @@ def _serve(pipe: Connection, threads: int) -> None:
             os._exit(0)
         pipe.send(_answer(job, address, args))
         del job, args
-        gc.collect()  # models hold themselves in circles; their groups' threads end with them
+        gc.collect()  # models hold themselves in circles
 
 
 def _answer(job: Job, address: RankAddress, args: tuple[Any, ...]) -> Any:

@@ -16,60 +16,29 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from weft.comm.address import RankAddress
 from weft.comm.errors import CommError
 from weft.comm.flight import read_flights, remove_flights, who_waits
 from weft.config.errors import ConfigError, ConfigErrors, RunError
+from weft.elastic.failure import Cause, EndAfterFirst, Failure, FailurePolicy, RanksFailedError
 from weft.elastic.parent import end_with_parent
 from weft.elastic.signals import Asked
 from weft.train.stop import interrupts_held
 
-GRACE_S = 3.0
-"""How long the other ranks may take to notice a failure and say what they saw."""
 LOOK_S = 0.2
 """How soon a signal to this process is passed on to the ranks."""
 
-Cause = Literal["config", "error", "machine", "peer", "signal"]
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """How one rank ended when it did not end well."""
-
-    rank: int
-    cause: Cause
-    """A value the user wrote; an exception; a disk or a file (``RunError``); a collective that
-    lost its peer; a signal."""
-    message: str
-    detail: str = ""
-    """Traceback of an exception; empty where the message says all."""
-    when: float = 0.0
-
-
-class RanksFailedError(RuntimeError):
-    """At least one rank failed; ``first`` is the one that brought the others down.
-
-    ``waits``: where no rank says more than that it lost another, who waited for whom.
-    """
-
-    def __init__(self, failures: Sequence[Failure], waits: str | None = None) -> None:
-        order: dict[Cause, int] = {"config": 0, "signal": 1, "error": 2, "machine": 2, "peer": 3}
-        self.failures = sorted(failures, key=lambda f: (order[f.cause], f.when, f.rank))
-        self.first = self.failures[0]
-        self.waits = waits if self.first.cause == "peer" else None
-        super().__init__(self.waits or f"rank {self.first.rank}: {self.first.message}")
-
-
 _MEETING = ".meet-"
 _REPORT = ".failed-"
+_PHASE = ".phase-"
 
 Target = Callable[..., None] | str
 """Called as ``target(address, *args)`` in every rank; ``"module:name"`` is imported there alone."""
@@ -94,6 +63,7 @@ def run_ranks(
     *,
     folder: Path,
     context: ForkServerContext | None = None,
+    policy: FailurePolicy | None = None,
 ) -> None:
     """Run ``target`` in ``world_size`` processes of this machine until all have ended.
 
@@ -103,6 +73,7 @@ def run_ranks(
 
     Args:
         context: What ``warm_context`` returned, if it was called early to save time.
+        policy: What happens after a rank failed; None: ``EndAfterFirst``.
 
     Raises:
         RanksFailedError: a rank failed. The others have been ended.
@@ -113,27 +84,29 @@ def run_ranks(
     _remove_traces(folder)
     remove_flights(logs)
     attempt = f"{os.getpid()}-{time.monotonic_ns()}"
-    store_file = folder / f"{_MEETING}{attempt}"
-    reports = [folder / f"{_REPORT}{attempt}-{rank}.json" for rank in range(world_size)]
-    processes: list[BaseProcess] = []
+    ranks = [
+        _Rank(
+            RankAddress(
+                rank=rank,
+                world_size=world_size,
+                local_rank=rank,
+                store_file=folder / f"{_MEETING}{attempt}",
+                phase_file=folder / f"{_PHASE}{attempt}-{rank}",
+            ),
+            report=folder / f"{_REPORT}{attempt}-{rank}.json",
+        )
+        for rank in range(world_size)
+    ]
     asked = Asked()
     with asked.handlers():
         try:
-            for rank in range(world_size):
-                address = RankAddress(
-                    rank=rank, world_size=world_size, local_rank=rank, store_file=store_file
-                )
-                process = context.Process(
-                    target=_rank_main,
-                    args=(target, address, args, logs, reports[rank]),
-                    name=f"rank{rank}",
-                )
-                process.start()
-                processes.append(process)
-            _watch(processes, asked)
-            failures = _failures(processes, reports)
+            for rank in ranks:
+                rank.start(context, (target, rank.address, args, logs, rank.report))
+            _watch(ranks, asked, policy or EndAfterFirst())
+            failures = [failure for rank in ranks if (failure := rank.failure()) is not None]
         finally:
-            _end(processes)
+            for rank in ranks:
+                rank.end()
             _remove_traces(folder)
     stopped = asked.times > 0 and all(f.cause in ("signal", "peer") for f in failures)
     if failures and not stopped:
@@ -160,13 +133,59 @@ def run_rank(target: Target, address: RankAddress, args: tuple[Any, ...], *, fol
         os._exit(1)
 
 
-def _watch(processes: Sequence[BaseProcess], asked: Asked) -> None:
-    """Wait for all to end, or for the first failure and a moment for the others to react.
+@dataclass(slots=True)
+class _Rank:
+    """One rank as its launcher sees it."""
+
+    address: RankAddress
+    report: Path
+    """Where it says how it failed."""
+    process: BaseProcess | None = None
+    """None until it was started."""
+
+    def start(self, context: ForkServerContext, args: tuple[Any, ...]) -> None:
+        process = context.Process(target=_rank_main, args=args, name=f"rank{self.address.rank}")
+        process.start()
+        self.process = process
+
+    def end(self) -> None:
+        if self.process is None:
+            return
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+
+    def failure(self) -> Failure | None:
+        """How it failed; None for a rank that ended well."""
+        process, rank = self.process, self.address.rank
+        if process is None or process.exitcode == 0:
+            return None
+        phase = self._phase()
+        if self.report.exists():
+            return replace(Failure(**json.loads(self.report.read_text())), phase=phase)
+        cause: Cause = "signal"
+        if process.exitcode is None:
+            cause, text = "peer", "was still waiting for the others and had to be ended"
+        elif process.exitcode < 0:
+            text = f"was ended by {signal.Signals(-process.exitcode).name} from outside"
+        else:
+            text = f"ended with exit code {process.exitcode} and said nothing"
+        return Failure(rank, cause, text, phase=phase)
+
+    def _phase(self) -> str:
+        file = self.address.phase_file
+        return file.read_text() if file is not None and file.exists() else ""
+
+
+def _watch(ranks: Sequence[_Rank], asked: Asked, policy: FailurePolicy) -> None:
+    """Wait for all to end, or as long as the policy says after a failure.
 
     Ranks that are asked to stop do so after their step, however long it takes.
     """
     deadline = math.inf
     passed_on = False
+    told: set[int] = set()
+    processes = [rank.process for rank in ranks if rank.process is not None]
     while alive := [process for process in processes if process.is_alive()]:
         timeout = min(LOOK_S, max(0.0, deadline - time.monotonic()))
         wait([process.sentinel for process in alive], timeout)
@@ -176,36 +195,21 @@ def _watch(processes: Sequence[BaseProcess], asked: Asked) -> None:
             passed_on = True
             for process in alive:
                 process.terminate()
-        if deadline == math.inf and any(process.exitcode for process in processes):
-            deadline = time.monotonic() + GRACE_S
+        for failure in _new_failures(ranks, told):
+            answer = policy.on_failure(failure)
+            deadline = min(deadline, time.monotonic() + answer.grace_s)
 
 
-def _end(processes: Sequence[BaseProcess]) -> None:
-    for process in processes:
-        if process.is_alive():
-            process.kill()
-        process.join()
-
-
-def _failures(processes: Sequence[BaseProcess], reports: Sequence[Path]) -> list[Failure]:
-    found = [
-        _failure(rank, process, report)
-        for rank, (process, report) in enumerate(zip(processes, reports, strict=True))
-    ]
-    return [failure for failure in found if failure is not None]
-
-
-def _failure(rank: int, process: BaseProcess, report: Path) -> Failure | None:
-    if process.exitcode == 0:
-        return None
-    if report.exists():
-        return Failure(**json.loads(report.read_text()))
-    if process.exitcode is None:
-        return Failure(rank, "peer", "was still waiting for the others and had to be ended")
-    if process.exitcode < 0:
-        name = signal.Signals(-process.exitcode).name
-        return Failure(rank, "signal", f"was ended by {name} from outside")
-    return Failure(rank, "signal", f"ended with exit code {process.exitcode} and said nothing")
+def _new_failures(ranks: Sequence[_Rank], told: set[int]) -> list[Failure]:
+    """Of ranks that have ended and were not told before."""
+    found = []
+    for rank in ranks:
+        number = rank.address.rank
+        has_ended = rank.process is not None and rank.process.exitcode is not None
+        if number not in told and has_ended and (failure := rank.failure()) is not None:
+            told.add(number)
+            found.append(failure)
+    return found
 
 
 def _rank_main(
@@ -248,8 +252,8 @@ def _described(rank: int, error: Exception) -> Failure:
 
 
 def _remove_traces(folder: Path) -> None:
-    """Meeting files and reports, also of an earlier job that was killed."""
-    for pattern in (f"{_MEETING}*", f"{_REPORT}*"):
+    """What ranks left for one another and for us, also in an earlier job that was killed."""
+    for pattern in (f"{_MEETING}*", f"{_REPORT}*", f"{_PHASE}*"):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
 

@@ -1,0 +1,66 @@
+"""How ranks fail, and what is done then."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+GRACE_S = 3.0
+"""How long the other ranks may take to notice a failure and say what they saw."""
+
+Cause = Literal["config", "error", "machine", "peer", "signal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How one rank ended when it did not end well."""
+
+    rank: int
+    cause: Cause
+    """A value the user wrote; an exception; a disk or a file (``RunError``); a collective that
+    lost its peer; a signal."""
+    message: str
+    detail: str = ""
+    """Traceback of an exception; empty where the message says all."""
+    when: float = 0.0
+    phase: str = ""
+    """Of the rank's life, as ``weft.train.worker`` names them; empty where it did not say."""
+
+
+class RanksFailedError(RuntimeError):
+    """At least one rank failed; ``first`` is the one that brought the others down.
+
+    ``waits``: where no rank says more than that it lost another, who waited for whom.
+    """
+
+    def __init__(self, failures: Sequence[Failure], waits: str | None = None) -> None:
+        order: dict[Cause, int] = {"config": 0, "signal": 1, "error": 2, "machine": 2, "peer": 3}
+        self.failures = sorted(failures, key=lambda f: (order[f.cause], f.when, f.rank))
+        self.first = self.failures[0]
+        self.waits = waits if self.first.cause == "peer" else None
+        super().__init__(self.waits or f"rank {self.first.rank}: {self.first.message}")
+
+
+@dataclass(frozen=True, slots=True)
+class EndAll:
+    """An answer to a failure: all ranks are ended."""
+
+    grace_s: float
+    """Those that are left have as long to end by themselves."""
+
+
+class FailurePolicy(ABC):
+    """What happens to a job after a rank failed. The launcher asks once for each rank."""
+
+    @abstractmethod
+    def on_failure(self, failure: Failure) -> EndAll:
+        """What to do now. Called in the launcher's process, which waits for the answer."""
+
+
+class EndAfterFirst(FailurePolicy):
+    """A job without one of its ranks is over; the others say what they saw, and end."""
+
+    def on_failure(self, failure: Failure) -> EndAll:  # noqa: ARG002
+        return EndAll(GRACE_S)
