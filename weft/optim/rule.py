@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.parallel.mains import MainParam
@@ -76,6 +77,15 @@ class Update:
             rest = iter(sums)
             found.append([[next(rest) for _ in group.mains] for group in self.groups])
         return found
+
+
+def take_over(tensors: Sequence[Tensor], new: Sequence[Tensor], skip: Tensor) -> None:
+    """Write ``new`` into ``tensors``, unless ``skip`` is 1: without asking the host, and without
+    harm where ``new`` is no number.
+    """
+    is_kept = skip > 0
+    for tensor, value in zip(tensors, new, strict=True):
+        torch.where(is_kept, tensor, value, out=tensor)
 
 
 class Rule(ABC):

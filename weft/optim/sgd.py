@@ -7,12 +7,14 @@ from collections.abc import Mapping
 import torch
 
 from weft.config.sections import SgdConfig
-from weft.optim.rule import Dims, Kind, Rule, Update, every_dim
+from weft.optim.rule import Dims, Kind, Rule, Update, every_dim, take_over
 from weft.plan.model import ParamSpec
 
 
 class Sgd(Rule):
     """``v = momentum v + g + weight_decay p``, then ``p = p - lr v``, as PyTorch defines it."""
+
+    skips_on_device = True
 
     def __init__(self, config: SgdConfig) -> None:
         self._momentum = config.momentum
@@ -25,11 +27,15 @@ class Sgd(Rule):
             steps = group.grads
             torch._foreach_add_(steps, group.values, alpha=group.weight_decay)
             if self._momentum:
-                velocities = list(group.states["momentum"])
-                torch._foreach_mul_(velocities, self._momentum)
+                kept = list(group.states["momentum"])
+                velocities = torch._foreach_mul(kept, self._momentum)
                 torch._foreach_add_(velocities, steps)
-                steps = velocities
-            torch._foreach_add_(group.values, steps, alpha=-update.lr * group.lr_scale)
+                take_over(kept, velocities, update.skip)
+                steps = list(velocities)
+            rate = update.lr * group.lr_scale
+            take_over(
+                group.values, torch._foreach_add(group.values, steps, alpha=-rate), update.skip
+            )
 
 
 OPTIMIZER = Kind(name="sgd", order=1, rule=Sgd)
