@@ -45,22 +45,15 @@ class Division:
     def gathered(self, x: Tensor) -> Tensor:
         """Every rank's part, in order."""
         sizes = [_resized(x.shape, self._dim, part) for part in self._parts]
-        copies = [x] * self._group.size
-        parts = self._group.comm.exchange(copies, sizes, name="gather seq", group=self._group.ranks)
-        return torch.cat(parts, dim=self._dim)
+        comm, ranks = self._group.comm, self._group.ranks
+        arriving = comm.gather_parts(x.contiguous(), sizes, name="gather seq", group=ranks)
+        return torch.cat(arriving(), dim=self._dim)
 
     def scattered(self, x: Tensor) -> Tensor:
-        """The sum over ranks of this rank's part, added in rank order."""
-        group = self._group
-        parts = [part.contiguous() for part in torch.split(x, list(self._parts), dim=self._dim)]
-        size = tuple(parts[group.position].shape)
-        received = group.comm.exchange(
-            parts, [size] * group.size, name="scatter seq", group=group.ranks
-        )
-        total = received[0]
-        for part in received[1:]:
-            total = total + part
-        return total
+        """The sum over ranks of this rank's part, in rank order where the backend has no own."""
+        comm, ranks = self._group.comm, self._group.ranks
+        parts = torch.split(x, list(self._parts), dim=self._dim)
+        return comm.reduce_scatter_parts(parts, name="scatter seq", group=ranks)()
 
 
 def _resized(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
