@@ -19,13 +19,14 @@ import os
 import statistics
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any, get_args
+from typing import Any
 
 from weft.cost.times import SeamTimes, StageTimes
 from weft.elastic.pool import WorkerPool
 from weft.parallel.pipeline.stage_border import channels
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, ScheduleName, StagePlan, ZeroLevel
+from weft.schedules.registry import SCHEDULES
 from weft.simulate.play import simulate_plan
 from weft.virtual.rank import Times, VirtualJob, run_steps
 from weft.virtual.sleeping import LEAST_NUMEL, Links
@@ -48,7 +49,7 @@ BUCKET_BYTES = 512
 BUCKET_S = 0.0044
 """How long links carry one bucket: less than the fastest chip takes for a layer's weight gradient.
 Where links are slower than that, no order of work hides what they carry."""
-NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)
+NAMES: tuple[ScheduleName, ...] = tuple(SCHEDULES)
 
 Record = dict[str, Any]
 

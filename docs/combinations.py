@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 from weft.cluster.cluster import Cluster, Node, catalogue
 from weft.config.errors import ConfigErrors
 from weft.config.load import load_config
 from weft.plan.plan import ScheduleName
 from weft.resolve.resolve import Resolved, resolve
+from weft.schedules.registry import SCHEDULES
 
 GPU = catalogue()["H100-SXM5-80GB"]
 GPUS = Cluster(
@@ -86,7 +86,7 @@ FEATURES = (
 def works() -> list[tuple[str, ...]]:
     """Feature by schedule, "yes" or "no"."""
     return [
-        (feature.name, *("yes" if feature.works_with(s) else "no" for s in get_args(ScheduleName)))
+        (feature.name, *("yes" if feature.works_with(s) else "no" for s in SCHEDULES))
         for feature in FEATURES
     ]
 

@@ -12,7 +12,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -25,7 +25,7 @@ from weft.config.load import load_config, recipe_summaries
 from weft.config.schema import Node, root
 from weft.config.sections import Config
 from weft.models.registry import FAMILIES
-from weft.plan.plan import ScheduleName
+from weft.schedules.registry import SCHEDULES
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
@@ -234,7 +234,7 @@ def _default(parameter: Any) -> str:
 
 def works() -> str:
     """Every feature of a plan with every schedule."""
-    return table(("", *(f"`{name}`" for name in get_args(ScheduleName))), combinations.works())
+    return table(("", *(f"`{name}`" for name in SCHEDULES)), combinations.works())
 
 
 def refused() -> str:

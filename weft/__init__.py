@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from weft.config.names import provide
 from weft.version import __version__
 
 if TYPE_CHECKING:
@@ -25,6 +26,16 @@ _MODULES = {
     "weave": "weft.api.weave",
     "weave_layers": "weft.api.weave_layers",
 }
+_REGISTRIES = {
+    "families": "weft.models.registry:FAMILIES",
+    "devices": "weft.platform.registry:PLATFORMS",
+    "precisions": "weft.precision.registry:PRECISIONS",
+    "schedules": "weft.schedules.registry:SCHEDULES",
+}
+"""Where the things are that a configuration names. They are imported when one is checked."""
+for _kind, _address in _REGISTRIES.items():
+    provide(_kind, _address)
+
 __all__ = [
     "Layer",
     "__version__",

@@ -12,7 +12,7 @@ from chipb.build import built
 
 from weft.comm.address import RankAddress
 from weft.platform.base import Platform
-from weft.platform.registry import PLATFORMS, register
+from weft.platform.registry import PLATFORMS
 
 NAME = "chipb"
 
@@ -65,5 +65,5 @@ def with_chips(address: RankAddress, job: Callable[..., Any], *args: Any) -> Any
     """
     load()
     if NAME not in PLATFORMS:
-        register(ChipbPlatform())
+        PLATFORMS.add(ChipbPlatform())
     return job(address, *args)

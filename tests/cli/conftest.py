@@ -10,7 +10,7 @@ from cli import commands
 from resolve import profiles
 
 from weft.cli.main import run
-from weft.cluster.detect import detect_node
+from weft.platform.detect import detect_node
 
 
 @pytest.fixture(scope="session")

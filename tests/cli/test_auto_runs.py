@@ -11,8 +11,8 @@ from cli.test_torchrun import free_port
 from resolve import profiles
 
 from weft.cli.main import run
-from weft.cluster.detect import detect_node
 from weft.plan.plan import Plan
+from weft.platform.detect import detect_node
 
 SHORT = ("plan=auto", "train.steps=4", "train.eval_every=0")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from weft.cluster.cluster import Chip, Cluster, Node, catalogue, chip_of_product
-from weft.cluster.detect import detect, detect_node
+from weft.platform.detect import detect, detect_node
 
 X86 = "processor\t: 0\nmodel name\t: Fast Chip 9000\nflags\t\t: fpu avx2 {flag} sse\n\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd bf16\n"
@@ -206,7 +206,7 @@ def test_this_machine() -> None:
 
 def test_import_is_light() -> None:
     heavy = "{'torch', 'numpy', 'pydantic'}"
-    code = f"import sys, weft.cluster.detect; print(*sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, weft.platform.detect; print(*sorted({heavy} & set(sys.modules)))"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from weft.cli.main import run
-from weft.cluster.detect import detect
 from weft.config.load import load_config, to_yaml
+from weft.platform.detect import detect
 from weft.resolve.resolve import resolve
 
 SMALL = "compute.device=cpu model.num_layers=2"

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import typer
@@ -23,8 +23,9 @@ from weft.config.errors import ConfigError
 from weft.config.load import load_config
 from weft.config.sections import PLAN_WAYS, CheckpointConfig, PlanConfig
 from weft.plan.mesh import Mesh
-from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.validate import validate_plan
+from weft.precision.registry import PRECISIONS
 
 LANGUAGES = {"", "console", "diff", "json", "python", "text", "toml", "yaml"}
 OPEN = "..."
@@ -244,6 +245,6 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "zero",
         "passes",
     }
-    assert set(get_args(Precision)) == {"fp64", "fp32", "bf16"}
+    assert set(PRECISIONS) == {"fp64", "fp32", "bf16"}
     assert set(CheckpointConfig.model_fields) == {"every", "keep"}
     assert set(PlanConfig.model_fields) == {*PLAN_WAYS, "schedule", "chunks"}

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from weft.cluster.detect import detect_node
 from weft.cost.profile import AttentionTime, LinkTime, Machine, MovingTime, Product, Profile
 from weft.cost.profile_file import from_data, to_json
 from weft.elastic import chip_profile
 from weft.elastic.chip_profile import KINDS, SHORT, measure_links, profile_chip, real_steps
 from weft.plan.mesh import Mesh
+from weft.platform.detect import detect_node
 
 PROFILE = Profile(
     name="C1 core",

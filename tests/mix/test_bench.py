@@ -15,7 +15,6 @@ from mix.mix_cases import MACHINE
 
 from weft.cli.main import run
 from weft.cluster.cluster_file import ClusterFile
-from weft.cluster.detect import detect
 from weft.lab.busy import Moment
 from weft.lab.rehearsal import Outcome, Rehearsal
 from weft.lab.tools import why_not_here
@@ -25,6 +24,7 @@ from weft.mix.mix import MixReport
 from weft.models.registry import FAMILIES
 from weft.plan.plan import Plan
 from weft.planner.workload import Workload
+from weft.platform.detect import detect
 
 needs_lab = pytest.mark.skipif(why_not_here() != "", reason=why_not_here() or "here")
 

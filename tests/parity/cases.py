@@ -8,6 +8,7 @@ from weft.diagnose.verify import Rehearsal
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
+from weft.schedules.registry import SCHEDULES
 
 NUM_LAYERS = 4
 OPTIM = AdamWConfig(
@@ -217,7 +218,6 @@ def on_a_line(schedule: ScheduleName, *counts: int) -> tuple[int, ...]:
 
 
 ONE_STAGE_A_MESH = ("gpipe", "1f1b", "zb-h1")
-SCHEDULES = get_args(ScheduleName)
 LEVELS = get_args(ZeroLevel)
 
 SCHEDULES_BY_LAYERS = [

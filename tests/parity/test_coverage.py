@@ -8,7 +8,8 @@ from parity.cases import PARITY
 
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import AXES
-from weft.plan.plan import PipelinePlan, ScheduleName, StagePlan, ZeroLevel
+from weft.plan.plan import PipelinePlan, StagePlan, ZeroLevel
+from weft.schedules.registry import SCHEDULES
 
 PLANS = [case.plan() for case in PARITY]
 STAGES = [stage for plan in PLANS for _, _, stage in plan.stages()]
@@ -43,9 +44,9 @@ def test_every_schedule_occurs_with_every_zero_level_and_with_unequal_layers() -
         for pipeline in plan.pipelines
         for stage in pipeline.stages
     }
-    assert found >= set(product(get_args(ScheduleName), get_args(ZeroLevel)))
+    assert found >= set(product(SCHEDULES, get_args(ZeroLevel)))
     unequal = {p.schedule for plan in PLANS for p in plan.pipelines if _is_unequal(p)}
-    assert unequal == set(get_args(ScheduleName))
+    assert unequal == set(SCHEDULES)
 
 
 def test_every_setting_of_a_stage_occurs_with_more_than_one_value() -> None:

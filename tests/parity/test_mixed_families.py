@@ -22,11 +22,11 @@ class OtherPlatform(CpuPlatform):
 
 
 def with_another_family(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
-    PLATFORMS[OtherPlatform.name] = OtherPlatform()
+    PLATFORMS.add(OtherPlatform())
     try:
         return run_rank(address, plan, rehearsal)
     finally:
-        del PLATFORMS[OtherPlatform.name]
+        PLATFORMS.remove(OtherPlatform.name)
 
 
 def mixed(plan: Plan) -> Plan:

@@ -9,12 +9,16 @@ from hypothesis import strategies as st
 from weft.config import sections
 from weft.config.batch import Batch
 from weft.config.errors import ConfigError
+from weft.config.schema import root
 from weft.config.sections import PlanConfig, StageConfig
 from weft.plan import plan as plans
 from weft.plan.mesh import Mesh
 from weft.plan.plan import Plan, StagePlan
 from weft.planner.stages import pipelines_of, staged_plan
 from weft.planner.validate import validate_plan
+from weft.platform.registry import PLATFORMS
+from weft.precision.registry import PRECISIONS
+from weft.schedules.registry import SCHEDULES
 
 BATCH = Batch(samples=24, micro=4, accumulation=6, note="")
 
@@ -36,10 +40,11 @@ def ranks(plan: Plan) -> list[tuple[int, ...]]:
     return [stage.mesh.ranks for _, _, stage in plan.stages()]
 
 
-def test_the_words_are_those_of_a_plan() -> None:
-    """Config knows no plan, so it spells them out."""
-    assert get_args(sections.Schedule) == get_args(plans.ScheduleName)
-    assert get_args(sections.Precision)[1:] == get_args(plans.Precision)
+def test_the_words_are_those_of_the_registries() -> None:
+    """Config knows none of what it names; the one closed list is spelled out in both places."""
+    assert root().at("plan.schedule").words == tuple(SCHEDULES)
+    assert root().at("compute.precision").words == ("auto", *PRECISIONS)
+    assert root().at("compute.device").words == ("auto", *PLATFORMS)
     assert get_args(sections.Recompute) == get_args(plans.Recompute)
 
 
@@ -102,7 +107,7 @@ def test_a_schedule_says_how_many_stages_a_mesh_has() -> None:
 
 
 @given(
-    st.sampled_from(get_args(plans.ScheduleName)),
+    st.sampled_from(tuple(SCHEDULES)),
     st.lists(st.integers(0, 5) | st.none(), min_size=1, max_size=4),
     st.integers(0, 9),
 )

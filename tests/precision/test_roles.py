@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from weft.config.errors import ConfigError
-from weft.precision.roles import PRECISIONS, Role, Roles
+from weft.precision.registry import PRECISIONS
+from weft.precision.roles import Role, Roles
 
 WIDE = ("accumulation", "reduction", "master", "state")
 
@@ -14,14 +15,16 @@ WIDE = ("accumulation", "reduction", "master", "state")
 @pytest.mark.parametrize(
     ("name", "low", "high"),
     [
-        ("fp64", torch.float64, torch.float64),
-        ("fp32", torch.float32, torch.float32),
-        ("bf16", torch.bfloat16, torch.float32),
+        ("fp64", "float64", "float64"),
+        ("fp32", "float32", "float32"),
+        ("bf16", "bfloat16", "float32"),
     ],
 )
-def test_named_precisions(name: str, low: torch.dtype, high: torch.dtype) -> None:
-    roles = PRECISIONS[name]  # type: ignore[index]
+def test_named_precisions(name: str, low: str, high: str) -> None:
+    roles = PRECISIONS[name]
     assert roles.name == name
+    assert roles.compute.dtype is vars(torch)[low]
+    assert roles.master.dtype is vars(torch)[high]
     for role, stored in roles.by_role().items():
         assert stored == Role(high if role in WIDE else low), role
     assert roles.by_role().keys() == {"compute", "parameters", *WIDE}
@@ -29,14 +32,14 @@ def test_named_precisions(name: str, low: torch.dtype, high: torch.dtype) -> Non
 
 def test_another_tier_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"precision.bf16.state.tier = 'host': expected 'device'"):
-        replace(PRECISIONS["bf16"], state=Role(torch.float32, tier="host"))
+        replace(PRECISIONS["bf16"], state=Role("float32", tier="host"))
 
 
 def test_parameters_are_what_the_arithmetic_takes() -> None:
     with pytest.raises(ConfigError, match=r"precision.fp32.parameters = 'torch.bfloat16'"):
-        replace(PRECISIONS["fp32"], parameters=Role(torch.bfloat16))
+        replace(PRECISIONS["fp32"], parameters=Role("bfloat16"))
 
 
 def test_a_role_names_the_device_it_is_kept_on() -> None:
     meta = torch.device("meta")
-    assert Roles.of("x", torch.float32, torch.float64).master.place(meta) == meta
+    assert Roles.of("x", 9, "float32", "float64").master.place(meta) == meta

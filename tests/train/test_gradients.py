@@ -21,7 +21,8 @@ from weft.plan.box import Box
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import ZeroLevel
 from weft.plan.tiling import Stored, Tiling, refine
-from weft.precision.roles import PRECISIONS, Role, Roles
+from weft.precision.registry import PRECISIONS
+from weft.precision.roles import Role, Roles
 
 BUCKET_BYTES = 4 * (64 + 16 * 16)
 """One layer in fp32: 16 biases, as long as 64 by alignment, and 16 x 16 weights."""
@@ -51,9 +52,9 @@ def gradients_of(
 
 
 UNLIKE = replace(
-    Roles.of("unlike", torch.float32, torch.float64),
-    accumulation=Role(torch.float32),
-    reduction=Role(torch.bfloat16),
+    Roles.of("unlike", 9, "float32", "float64"),
+    accumulation=Role("float32"),
+    reduction=Role("bfloat16"),
 )
 """A dtype of its own for adding up, for travelling and for updating."""
 

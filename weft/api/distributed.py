@@ -24,7 +24,7 @@ from weft.parallel.params import Held, LocalParam
 from weft.plan.model import Init, ParamSpec, UnitName
 from weft.plan.tiling import Stored
 from weft.platform.registry import platform_named
-from weft.precision.roles import PRECISIONS
+from weft.precision.registry import PRECISIONS
 from weft.train.assemble import gradient_path
 from weft.train.engine import Engine
 

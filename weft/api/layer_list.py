@@ -14,8 +14,9 @@ from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError
 from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
-from weft.plan.plan import PipelinePlan, Plan, ScheduleName, StagePlan
+from weft.plan.plan import DEFAULT_SCHEDULE, PipelinePlan, Plan, ScheduleName, StagePlan
 from weft.plan.tiling import split_evenly
+from weft.schedules.registry import chunks_of, positions_of
 
 Forward = Callable[[Any, Tensor], Tensor]
 """(the built layer, what the layer before gave) -> what the next one gets."""
@@ -26,7 +27,6 @@ CANNOT = (RuntimeError, TypeError, ValueError, IndexError)
 """What modules raise for tensors they do not take, or that have no values."""
 PROBE = 2
 """Samples of the batch that finds shapes."""
-_STAGES_A_MESH = {"interleaved": 2, "zb-v": 2, "dualpipe-v": 2}
 
 
 class Layer:
@@ -167,7 +167,7 @@ def split(
     microbatch: int,
     meshes: int | None = None,
     dp: int = 1,
-    schedule: ScheduleName = "1f1b",
+    schedule: ScheduleName = DEFAULT_SCHEDULE,
     **settings: Any,
 ) -> Plan:
     """A plan of one pipeline for a list of layers.
@@ -190,8 +190,9 @@ def split(
     if meshes is None:
         meshes = max(1, (RankAddress.from_environment() or RankAddress()).world_size // dp)
     grid = [Mesh.of(range(m * dp, m * dp + dp), dp=dp) for m in range(meshes)]
-    if schedule in _STAGES_A_MESH:
-        grid += grid if schedule == "interleaved" else grid[::-1]
+    positions = positions_of(schedule, meshes, meshes * chunks_of(schedule))
+    mesh_of = {stage: mesh for mesh, stages in enumerate(positions) for stage in stages}
+    grid = [grid[mesh_of[stage]] for stage in range(len(mesh_of))]
     counts = _counts(layers, by, len(grid))
     stages = tuple(
         StagePlan(mesh=mesh, layers=(sum(counts[:s]), sum(counts[: s + 1])), **settings)

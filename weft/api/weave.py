@@ -11,7 +11,7 @@ import atexit
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,15 +43,15 @@ from weft.plan.border import Border
 from weft.plan.box import Box
 from weft.plan.mesh import Mesh
 from weft.plan.model import ParamSpec, UnitName
-from weft.plan.plan import PipelinePlan, Plan, Seat, StagePlan
+from weft.plan.plan import PipelinePlan, Plan, Precision, Seat, StagePlan
 from weft.plan.tiling import Tiling, split_evenly
 from weft.planner.sharing import refuse_idle_zero
 from weft.planner.validate import validate_plan
 from weft.platform.registry import platform_named
-from weft.precision.roles import PRECISIONS, Roles
+from weft.precision.registry import PRECISIONS
+from weft.precision.roles import Roles
 from weft.train.assemble import Options, Share, assemble
 
-ModelPrecision = Literal["fp64", "fp32", "bf16"]
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
 """(model, batch) -> losses of any shape, not reduced; or (losses, weights) of the same shape."""
 
@@ -62,7 +62,7 @@ def weave(
     *,
     loss: Loss | None = None,
     plan: Plan | Literal["auto"] = "auto",
-    precision: ModelPrecision | None = None,
+    precision: Precision | None = None,
     max_grad_norm: float | None = None,
 ) -> WovenEngine:
     """Make a model and its optimizer train over every process of the job.
@@ -85,8 +85,8 @@ def weave(
     address = RankAddress.from_environment() or RankAddress()
     parameters = dict(model.named_parameters())
     _check(model, optimizer, parameters, address.world_size)
-    if precision is not None and precision not in get_args(ModelPrecision):
-        raise ConfigError("precision", precision, f"None or one of {get_args(ModelPrecision)}")
+    if precision is not None and precision not in tuple(PRECISIONS):
+        raise ConfigError("precision", precision, f"None or one of {tuple(PRECISIONS)}")
     if isinstance(plan, Plan):
         _check_plan(plan, address.world_size)
         _refuse_unlike(plan, parameters.values(), precision)
@@ -108,7 +108,7 @@ class Settings:
 
     loss: Loss
     plan: Plan | None = None
-    precision: ModelPrecision | None = None
+    precision: Precision | None = None
     max_grad_norm: float | None = None
 
 
@@ -209,7 +209,7 @@ def _check_plan(plan: Plan, world_size: int) -> None:
 
 
 def _refuse_unlike(
-    plan: Plan, params: Collection[nn.Parameter], precision: ModelPrecision | None
+    plan: Plan, params: Collection[nn.Parameter], precision: Precision | None
 ) -> None:
     """A plan that says another device or precision than the model's would not be followed."""
     devices = sorted({param.device.type for param in params})

@@ -51,7 +51,8 @@ from weft.plan.plan import PipelinePlan, Plan, Seat
 from weft.plan.tiling import Tiling
 from weft.planner.sharing import refuse_idle_zero
 from weft.planner.validate import validate_plan
-from weft.precision.roles import PRECISIONS, Roles
+from weft.precision.registry import PRECISIONS
+from weft.precision.roles import Roles
 from weft.train.assemble import Options, Share, assemble
 from weft.train.joining import join_plan
 

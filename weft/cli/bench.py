@@ -13,7 +13,6 @@ from rich.table import Table
 from weft.cli.output import err, out, print_json
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, file_to_write, named
 from weft.cluster.cluster_file import read_cluster
-from weft.cluster.detect import detect, detect_node
 from weft.config.errors import ConfigError
 from weft.lab.lab import refuse_too_much
 from weft.lab.leftovers import find_labs, remarks
@@ -23,6 +22,7 @@ from weft.mix.job import load_job, resolved_alone, target_of_trials, work_of
 from weft.mix.measure import Bench, Effort
 from weft.mix.mix import MixReport, in_rows, uncertainty
 from weft.mix.page import page
+from weft.platform.detect import detect, detect_node
 
 NUMBERS = ("tokens/s", "+-", "of sum")
 

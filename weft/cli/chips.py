@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from weft.cli.output import err, out, print_json
 from weft.cli.target import Json, file_to_write
-from weft.cluster.cluster import Chip, catalogue
-from weft.cluster.detect import detect_node
+from weft.cluster.cluster import HOST, Chip, catalogue
 from weft.config.errors import ConfigError
 from weft.cost.profile import Corrections, Profile
 from weft.cost.profile_file import (
@@ -23,10 +22,12 @@ from weft.cost.profile_file import (
     save_profile,
     saved_profiles,
 )
+from weft.platform.detect import detect_node
+from weft.platform.registry import PLATFORMS
 from weft.report.units import gib
 
 app = typer.Typer(help="List the chips Weft knows; detect and measure those of this machine.")
-Device = Literal["auto", "cpu", "cuda"]
+DEVICES = ("auto", *(platform.name for platform in PLATFORMS.imported()))
 OutFile = Annotated[
     Path | None,
     typer.Option("--out", help="File to write. [default: among the profiles that plans look at]"),
@@ -83,7 +84,14 @@ def _table(rows: list[Chip] | tuple[Chip, ...]) -> Table:
 
 @app.command("profile")
 def profile(
-    device: Annotated[Device, typer.Option(help="Which chip of this machine.")] = "auto",
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar=f"[{'|'.join(DEVICES)}]",
+            help="Which chip of this machine.",
+            callback=lambda device: _one_of(DEVICES, device),
+        ),
+    ] = "auto",
     out_file: OutFile = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes: some seconds.")] = False,
     show: Annotated[
@@ -100,9 +108,10 @@ def profile(
         _show(json=json)
         return
     node = detect_node()
-    chosen = device if device != "auto" else ("cuda" if node.chips else "cpu")
-    if chosen == "cuda" and not node.chips:
-        raise ConfigError("--device", chosen, "a device of this machine (cpu)")
+    here = [*dict.fromkeys(chip.device for chip in node.chips), HOST]
+    chosen = here[0] if device == "auto" else device
+    if chosen not in here:
+        raise ConfigError("--device", chosen, f"a device of this machine ({', '.join(here)})")
     path = file_to_write("--out", out_file) if out_file else None
     from weft.elastic.chip_profile import profile_chip
 
@@ -177,3 +186,9 @@ def _in_words(profile: Profile) -> Iterator[str]:
             f"  corrected by a run: computing x {made.compute:.3f}, "
             f"{made.step_s * 1000:+.1f} ms a step, {made.runtime_bytes / 2**20:+.0f} MiB a rank"
         )
+
+
+def _one_of(words: Sequence[str], value: str) -> str:
+    if value not in words:
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(map(repr, words))}.")
+    return value

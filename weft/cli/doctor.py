@@ -17,7 +17,7 @@ import typer
 import weft
 from weft.cli.output import finish, out, print_json
 from weft.cli.target import Json
-from weft.cluster.detect import detect_node
+from weft.platform.detect import detect_node
 from weft.report.units import gib
 
 Level = Literal["ok", "hint", "problem"]

@@ -8,11 +8,11 @@ from pathlib import Path
 from weft.cli import train
 from weft.cli.output import err, out, print_json
 from weft.cluster.cluster_file import read_cluster
-from weft.cluster.detect import detect
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.lab.faults import Fault
 from weft.plan.plan import Plan
+from weft.platform.detect import detect
 from weft.resolve.resolve import read_plan, resolve
 from weft.virtual.predicted import Prediction, VirtualCluster
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.cluster.cluster import Cluster
-from weft.cluster.detect import detect
 from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.plan.plan import Plan
+from weft.platform.detect import detect
 from weft.resolve.resolve import Resolved, read_plan, resolve
 
 if TYPE_CHECKING:

@@ -11,6 +11,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+HOST = "cpu"
+"""What PyTorch calls the machine's own processor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +44,11 @@ class Chip:
     """Fields without a source; ``*`` is all of them."""
     sources: tuple[str, ...] = ()
     notes: str = ""
+
+    @property
+    def device(self) -> str:
+        """What PyTorch calls such chips."""
+        return _devices().get(self.vendor, self.vendor.lower().replace(" ", ""))
 
     def peak_flops(self, dtype: Dtype) -> float | None:
         """Dense matrix products, FLOP/s; None when not known."""
@@ -88,9 +95,19 @@ class Cluster:
 @cache
 def catalogue() -> Mapping[str, Chip]:
     """Name -> chip, for every chip that Weft knows without having met it."""
-    text = Path(__file__).with_name("chips.json").read_text("utf-8")
-    chips = [_chip(entry) for entry in json.loads(text)["chips"]]
+    chips = [_chip(entry) for entry in _data()["chips"]]
     return MappingProxyType({chip.name: chip for chip in chips})
+
+
+@cache
+def _devices() -> Mapping[str, str]:
+    """Vendor -> what PyTorch calls its chips."""
+    return MappingProxyType(_data()["devices"])
+
+
+def _data() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(Path(__file__).with_name("chips.json").read_text("utf-8"))
+    return data
 
 
 def chip_of_product(product: str) -> Chip | None:

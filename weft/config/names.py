@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import iter_modules
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from weft.config.errors import ConfigError
 
@@ -47,16 +47,15 @@ class Registry(Mapping[str, Entry]):
     def __init__(self, package: str, *, entry: str, group: str, folder: str = "") -> None:
         self._package, self._folder = package, folder
         self._entry, self._group = entry, group
-        self._added: dict[str, Entry] = {}
 
     def add(self, entry: Entry) -> None:
         """Add one to this process."""
-        assert entry.name not in self._loaded(), f"{entry.name} is there already"
-        self._added[entry.name] = entry
+        assert entry.name not in self._entries, f"{entry.name} is there already"
+        self._entries[entry.name] = entry
 
     def remove(self, name: str) -> None:
         """Take away one that was added."""
-        del self._added[name]
+        del self._entries[name]
 
     def named(self, key: str, name: str) -> Entry:
         """The entry of this name.
@@ -68,31 +67,31 @@ class Registry(Mapping[str, Entry]):
             return self[name]
         raise unknown_name(key, name, self)
 
+    def imported(self) -> tuple[Entry, ...]:
+        """Those that are here without importing an installed package."""
+        return tuple(self._entries.values())
+
     def __getitem__(self, name: str) -> Entry:
-        loaded = self._loaded()
-        if name in loaded:
-            return loaded[name]
+        if name in self._entries:
+            return self._entries[name]
         found = self._outside[name].load()
         entry: Entry = found() if isinstance(found, type) else found
         assert entry.name == name, f"{self._outside[name]} brings {entry.name}"
-        self._added[name] = entry
+        self.add(entry)
         return entry
 
     def __iter__(self) -> Iterator[str]:
-        yield from dict.fromkeys([*self._loaded(), *sorted(self._outside)])
+        return iter(dict.fromkeys([*self._entries, *sorted(self._outside)]))
 
     def __len__(self) -> int:
-        return len({*self._loaded(), *self._outside})
+        return len({*self._entries, *self._outside})
 
     def __contains__(self, name: object) -> bool:
-        return name in self._loaded() or name in self._outside
-
-    def _loaded(self) -> dict[str, Entry]:
-        return {**self._own, **self._added}
+        return name in self._entries or name in self._outside
 
     @cached_property
-    def _own(self) -> dict[str, Entry]:
-        """Those in our folder."""
+    def _entries(self) -> dict[str, Entry]:
+        """What is imported: at first those in our folder."""
         found: list[Entry] = []
         for module in iter_modules(import_module(self._package).__path__):
             if module.ispkg == bool(self._folder):
@@ -114,3 +113,33 @@ def unknown_name(key: str, name: str, known: Iterable[str]) -> ConfigError:
     near = get_close_matches(name, words, n=1)
     hint = f"Did you mean {near[0]}?" if near else ""
     return ConfigError(key, name, f"one of {', '.join(words)}", hint)
+
+
+_ADDRESSES: dict[str, str] = {}
+
+
+def provide(kind: str, address: str) -> None:
+    """Say where the registry of a kind of things is: ``package.module:CONSTANT``.
+
+    A configuration is read by the lowest package, and what it names is in packages above, which
+    that one does not know: whoever puts Weft together (``weft/__init__.py``) tells it.
+    """
+    _ADDRESSES[kind] = address
+
+
+def registry_of(kind: str) -> Registry[Any]:
+    """The registry of "families", "devices" and so on, imported now."""
+    module, _, constant = _ADDRESSES[kind].partition(":")
+    registry = vars(import_module(module))[constant]
+    assert isinstance(registry, Registry), f"{_ADDRESSES[kind]} is no registry"
+    return registry
+
+
+def names_of(kind: str) -> tuple[str, ...]:
+    """What a configuration may name."""
+    return tuple(registry_of(kind))
+
+
+def every_name() -> tuple[str, ...]:
+    """All names of all kinds: a key for what is kept as long as none is added."""
+    return tuple(f"{kind}:{name}" for kind in _ADDRESSES for name in names_of(kind))

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from weft.config.names import every_name
 from weft.config.sections import Config
 
 _OTHER_NAMES = {
@@ -96,9 +97,14 @@ class Node:
         return node
 
 
-@cache
 def node_of(model: type[BaseModel]) -> Node:
     """What a file may hold that is read as ``model``."""
+    return _node_of(model, every_name())
+
+
+@cache
+def _node_of(model: type[BaseModel], names: tuple[str, ...]) -> Node:  # noqa: ARG001
+    """Kept as long as no name is added."""
     schema = model.model_json_schema()
     return _node(schema, schema["$defs"])
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from weft.config.axes import NAMES, ORDER_MANUAL, RUN_ENTRIES
 from weft.config.errors import ConfigError
+from weft.config.open_fields import OneOf
 
 # Strict: text and true/false are never numbers, and numbers never text.
 Whole = Annotated[int, Field(strict=True, ge=0)]
@@ -42,7 +43,7 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """The model: a family, a row of its table of sizes, and what differs from that row."""
 
-    family: Literal["llama", "gpt2"] = "llama"
+    family: Annotated[str, OneOf("families")] = "llama"
     """Kind of decoder: "llama" (RMSNorm, rotary positions, SwiGLU, grouped heads) or "gpt2"."""
     size: Text = "demo-5m"
     """Row of the family's table of sizes; `weft plan` prints the table when the name is wrong."""
@@ -139,10 +140,10 @@ class BatchConfig(Section):
     """Micro-batches in one step of a share of 1; a share of 2 runs twice as many."""
 
 
-Device = Literal["auto", "cpu", "cuda"]
-Precision = Literal["auto", "fp64", "fp32", "bf16"]
+Device = Annotated[str, OneOf("devices", "auto")]
+Precision = Annotated[str, OneOf("precisions", "auto")]
 Recompute = Literal["off", "full"]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
+Schedule = Annotated[str, OneOf("schedules")]
 
 
 class _StageLayers(Section):

@@ -127,7 +127,7 @@ def measure_alone(
     address: RankAddress, device: str, dtypes: Sequence[Dtype], quick: bool
 ) -> dict[str, Any]:
     """What one rank finds out by itself, as fields of a profile, and ``heads``."""
-    from weft.platform import measure
+    from weft.elastic import measure
     from weft.platform.registry import platform_named
 
     platform = platform_named(device)

@@ -9,10 +9,13 @@ from typing import Any, Literal
 
 from weft.plan.mesh import Mesh
 
-Precision = Literal["fp64", "fp32", "bf16"]
+Precision = str
+"""Name of an entry of ``weft.precision``."""
 Recompute = Literal["off", "full"]
 ZeroLevel = Literal[0, 1, 2, 3]
-ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
+ScheduleName = str
+"""Name of a file of ``weft.schedules``."""
+DEFAULT_SCHEDULE: ScheduleName = "1f1b"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +47,7 @@ class PipelinePlan:
     """Samples of each global batch that this pipeline takes."""
     microbatch: int
     """Samples in one microbatch, over all data-parallel ranks of a stage; the last may be less."""
-    schedule: ScheduleName = "1f1b"
+    schedule: ScheduleName = DEFAULT_SCHEDULE
     """In which order forwards and backwards of the microbatches are done."""
 
     @property

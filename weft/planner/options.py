@@ -8,6 +8,7 @@ from math import prod
 
 from weft.config.errors import ConfigError
 from weft.plan.plan import Recompute, ScheduleName, ZeroLevel
+from weft.schedules.registry import by_preference
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,14 +31,7 @@ class Options:
     """Into how many parts an axis may divide layers; None is all chips of a node."""
     micros: tuple[int, ...] | None = None
     """Samples of a microbatch that one rank may take; None is every power of two."""
-    schedules: tuple[ScheduleName, ...] = (
-        "1f1b",
-        "zb-h1",
-        "gpipe",
-        "interleaved",
-        "zb-v",
-        "dualpipe-v",
-    )
+    schedules: tuple[ScheduleName, ...] = field(default_factory=by_preference)
     """For pipelines of several meshes. Of plans that take as long, the first here is chosen."""
     recompute: tuple[Recompute, ...] = ("off", "full")
     zero: tuple[ZeroLevel, ...] = (0, 1, 2, 3)

@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from weft.config.axes import NAMES
 from weft.config.batch import Batch
 from weft.config.errors import ConfigError
-from weft.config.sections import PipelineConfig, PlanConfig, Schedule, StageConfig
+from weft.config.sections import PipelineConfig, PlanConfig, StageConfig
 from weft.plan.mesh import Mesh
-from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
+from weft.plan.plan import DEFAULT_SCHEDULE, PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.plan.tiling import split_evenly
 from weft.planner.validate import refuse_idle_work
+from weft.schedules.registry import SCHEDULES
 
 Computes = Callable[[StageConfig, StagePlan], StagePlan]
 """Puts in how a stage computes: its device, precision and so on."""
 
 _ZERO: tuple[ZeroLevel, ...] = (0, 1, 2, 3)
-
-_TWO_ENDS = ("zb-v", "dualpipe-v")
-"""Schedules of which each mesh holds two stages, a first and a last one."""
 
 
 def pipelines_of(plan: PlanConfig, shares: Sequence[int]) -> tuple[PipelineConfig, ...]:
@@ -80,7 +78,7 @@ def staged_plan(
 class _Layout:
     """How a schedule lays stages over meshes."""
 
-    schedule: Schedule
+    schedule: str
     chunks: int
     """Stages on each mesh."""
     meshes: tuple[int, ...]
@@ -90,20 +88,21 @@ class _Layout:
 def _layout(plan: PlanConfig, asked: PipelineConfig, where: str) -> _Layout:
     count = len(asked.stages)
     if count == 1:
-        return _Layout("1f1b", 1, (0,))
-    schedule = asked.schedule or plan.schedule or "1f1b"
-    if asked.chunks is not None and schedule != "interleaved":
+        return _Layout(DEFAULT_SCHEDULE, 1, (0,))
+    schedule = asked.schedule or plan.schedule or DEFAULT_SCHEDULE
+    known = SCHEDULES[schedule]
+    if asked.chunks is not None and not known.any_chunks:
         raise ConfigError(f"{where}chunks", asked.chunks, f'null with the schedule "{schedule}"')
-    if schedule in _TWO_ENDS:
-        return _Layout(schedule, 2, (*range(count), *reversed(range(count))))
-    if schedule != "interleaved":
-        return _Layout(schedule, 1, tuple(range(count)))
-    chunks = asked.chunks or plan.chunks or 2
-    if chunks == 1:
-        key = "plan.chunks" if asked.chunks is None else f"{where}chunks"
-        hint = 'With one stage on each mesh, "1f1b" is the same.'
-        raise ConfigError(key, chunks, 'at least 2 with the schedule "interleaved"', hint)
-    return _Layout(schedule, chunks, tuple(range(count)) * chunks)
+    chunks = known.chunks
+    if known.any_chunks:
+        chunks = asked.chunks or plan.chunks or known.chunks
+        if chunks == 1:
+            key = "plan.chunks" if asked.chunks is None else f"{where}chunks"
+            hint = f'With one stage on each mesh, "{DEFAULT_SCHEDULE}" is the same.'
+            raise ConfigError(key, chunks, f'at least 2 with the schedule "{schedule}"', hint)
+    positions = known.placement(count, chunks * count)
+    mesh_of = {stage: mesh for mesh, stages in enumerate(positions) for stage in stages}
+    return _Layout(schedule, chunks, tuple(mesh_of[stage] for stage in range(chunks * count)))
 
 
 def _stages(
@@ -194,6 +193,8 @@ def _refuse_idle_keys(plan: PlanConfig, pipelines: Sequence[PipelineConfig]) -> 
         expected = "null where no pipeline of several stages is left to it"
         raise ConfigError("plan.schedule", plan.schedule, expected)
     schedules = [pipeline.schedule or plan.schedule for pipeline in several if not pipeline.chunks]
-    if plan.chunks is not None and "interleaved" not in schedules:
-        expected = 'null where no schedule "interleaved" is left to it'
+    with_chunks = [name for name, known in SCHEDULES.items() if known.any_chunks]
+    if plan.chunks is not None and not set(with_chunks) & set(schedules):
+        names = " or ".join(f'"{name}"' for name in with_chunks)
+        expected = f"null where no schedule {names} is left to it"
         raise ConfigError("plan.chunks", plan.chunks, expected)

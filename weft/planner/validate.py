@@ -11,10 +11,12 @@ from typing import get_args
 from weft.axes.registry import AXES
 from weft.config.axes import ENTRIES, NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
+from weft.config.names import names_of
 from weft.plan.layout import SAMPLES
 from weft.plan.mesh import Mesh
-from weft.plan.plan import PipelinePlan, Plan, Precision, Recompute, ScheduleName, ZeroLevel
-from weft.schedules.registry import expected_positions
+from weft.plan.plan import PipelinePlan, Plan, Recompute, ZeroLevel
+from weft.platform.registry import PLATFORMS
+from weft.schedules.registry import SCHEDULES, expected_positions
 
 
 def validate_plan(
@@ -56,7 +58,7 @@ def _check_values(plan: Plan) -> None:
     for p, pipeline in enumerate(plan.pipelines):
         _refuse_other(f"pipelines[{p}].samples", pipeline.samples, int)
         _refuse_other(f"pipelines[{p}].microbatch", pipeline.microbatch, int)
-        _refuse_unnamed(f"pipelines[{p}].schedule", pipeline.schedule, get_args(ScheduleName))
+        _refuse_unnamed(f"pipelines[{p}].schedule", pipeline.schedule, tuple(SCHEDULES))
     for p, s, stage in plan.stages():
         where = f"pipelines[{p}].stages[{s}]"
         for end in stage.layers:
@@ -65,7 +67,7 @@ def _check_values(plan: Plan) -> None:
         _refuse_other(f"{where}.device", stage.device, str)
         _refuse_other(f"{where}.compile", stage.compile, bool)
         _refuse_other(f"{where}.passes", stage.passes, int)
-        _refuse_unnamed(f"{where}.precision", stage.precision, get_args(Precision))
+        _refuse_unnamed(f"{where}.precision", stage.precision, names_of("precisions"))
         _refuse_unnamed(f"{where}.recompute", stage.recompute, get_args(Recompute))
         _refuse_unnamed(f"{where}.zero", stage.zero, get_args(ZeroLevel))
 
@@ -97,10 +99,11 @@ def _check_ranks(plan: Plan) -> None:
 def _refuse_unrun_borders(plan: Plan) -> None:
     for pipeline in plan.pipelines:
         for before, after in pairwise(pipeline.stages):
-            if before.device == after.device == "cuda" and before.mesh != after.mesh:
+            device = before.device
+            why = PLATFORMS[device].no_border if device in PLATFORMS else ""
+            if why and after.device == device and before.mesh != after.mesh:
                 expected = "another device on one side of every border between stages"
-                hint = "Pipelines that send from GPU to GPU (NCCL) have never been run."
-                raise ConfigError("stages.device", "cuda", expected, hint)
+                raise ConfigError("stages.device", device, expected, why)
 
 
 def _check_alike(plan: Plan) -> None:
@@ -174,9 +177,9 @@ def _parts(pipeline: PipelinePlan, stage: int, microbatch: int) -> Iterable[rang
 def _check_positions(where: str, pipeline: PipelinePlan) -> None:
     """The schedule can run the stages where they are."""
     expected, found = expected_positions(pipeline), pipeline.positions()
-    if pipeline.schedule == "interleaved" and len(pipeline.stages) % len(found):
+    if SCHEDULES[pipeline.schedule].any_chunks and len(pipeline.stages) % len(found):
         key, expected_words = f"{where}.stages", f"a multiple of its {len(found)} meshes"
-        hint = "Interleaved gives every mesh as many stages."
+        hint = f"{pipeline.schedule.capitalize()} gives every mesh as many stages."
         raise ConfigError(key, f"{len(pipeline.stages)} stages", expected_words, hint)
     if found != expected:
         hint = f"{pipeline.schedule} with {len(found)} meshes holds {expected}."

@@ -1,15 +1,22 @@
-"""What the rest of Weft may ask of a device family. One file a family implements it."""
+"""What the rest of Weft may ask of a device family. One file a family implements it.
+
+Families are looked up where plans are made, so torch is imported only inside methods.
+"""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch._C._distributed_c10d import Backend, ProcessGroup, Store, _DistributedBackendOptions
+from weft.cluster.cluster import Chip
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch._C._distributed_c10d import Backend, ProcessGroup, Store
 
 
 class Platform(ABC):
@@ -17,11 +24,31 @@ class Platform(ABC):
 
     name: str
     """As in ``StagePlan.device``, and as PyTorch names the type of device."""
+    order: int = 100
+    """Place where families are listed."""
+    no_border: str = ""
+    """Why stages next to each other in a pipeline cannot both be on it; empty where they can."""
+    detects_chips: bool = False
+    """``chips`` finds every one of the machine."""
     collective_backend: str
     """Native backend of ``torch.distributed``; "none": all its groups go through host memory."""
 
     is_host: bool = False
     """Tensors lie in the host's memory and are there when a call returns: reading never waits."""
+
+    def chips(
+        self,
+        environment: Mapping[str, str],  # noqa: ARG002
+        *,
+        timeout_s: float,  # noqa: ARG002
+        problems: list[str],  # noqa: ARG002
+    ) -> Iterator[Chip]:
+        """Accelerators of this family that this process may use, without torch.
+
+        A driver's tool that takes longer than ``timeout_s`` is given up. What cannot be found out
+        is added to ``problems``, in words.
+        """
+        yield from ()
 
     @abstractmethod
     def available(self) -> bool:
@@ -47,6 +74,10 @@ class Platform(ABC):
         Its ``size`` members call this at the same time, each with its own ``number`` and a store
         where nobody else meets.
         """
+        import torch
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import ProcessGroup, _DistributedBackendOptions
+
         plugin = dist.Backend._plugins[backend.upper()]
         if plugin.extended_api:
             options = _DistributedBackendOptions()
@@ -60,6 +91,8 @@ class Platform(ABC):
 
     def matmul_flops(self, dtype: torch.dtype, device: torch.device, size: int = 1024) -> float:
         """Measured FLOP/s of a square matrix product, the best of several; the peak for MFU."""
+        import torch
+
         a = torch.ones(size, size, dtype=dtype, device=device)
         out = torch.empty_like(a)
         torch.mm(a, a, out=out)
@@ -67,6 +100,8 @@ class Platform(ABC):
         return 2 * size**3 / best
 
     def _time_matmul(self, a: Tensor, out: Tensor) -> float:
+        import torch
+
         self.synchronize()
         start = time.perf_counter()
         torch.mm(a, a, out=out)
@@ -76,6 +111,10 @@ class Platform(ABC):
 
 def group_of(backend: Backend, name: str, store: Store, device: torch.device) -> ProcessGroup:
     """A process group that belongs to nobody but its owner, for tensors of ``device`` and host."""
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import ProcessGroup
+
     kind = dist.Backend.backend_type_map.get(name, ProcessGroup.BackendType.CUSTOM)
     group = ProcessGroup(store, backend.rank(), backend.size())
     group._set_default_backend(kind)

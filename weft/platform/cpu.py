@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import resource
+from typing import TYPE_CHECKING
 
-import torch
-
+from weft.cluster.cluster import HOST
 from weft.platform.base import Platform
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CpuPlatform(Platform):
     """Processes on CPU cores, joined by gloo."""
 
-    name = "cpu"
+    name = HOST
+    order = 0
     collective_backend = "gloo"
     is_host = True
 
@@ -20,10 +24,15 @@ class CpuPlatform(Platform):
         return True
 
     def device(self, local_rank: int) -> torch.device:  # noqa: ARG002
-        return torch.device("cpu")
+        import torch
+
+        return torch.device(HOST)
 
     def synchronize(self) -> None:
         return
 
     def peak_memory_gib(self) -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+PLATFORM = CpuPlatform()

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-
 from weft.config.errors import ConfigError
+from weft.config.names import Registry
 from weft.platform.base import Platform
-from weft.platform.cpu import CpuPlatform
-from weft.platform.cuda import CudaPlatform
 
-PLATFORMS: dict[str, Platform] = {p.name: p for p in (CudaPlatform(), CpuPlatform())}
-
-ENTRY_POINTS = "weft.platforms"
-"""An installed package names its families here: ``chipx = "weft_chipx:ChipxPlatform"``."""
-
-
-def register(platform: Platform) -> None:
-    """Add a family from outside to this process."""
-    assert platform.name not in PLATFORMS, f"{platform.name} is there already"
-    PLATFORMS[platform.name] = platform
+PLATFORMS: Registry[Platform] = Registry("weft.platform", entry="PLATFORM", group="weft.platforms")
+"""Every file beside this one that has a ``PLATFORM``, and those of installed packages, which name
+theirs so: ``chipx = "weft_chipx:ChipxPlatform"``."""
 
 
 def platform_named(name: str) -> Platform:
@@ -28,14 +18,8 @@ def platform_named(name: str) -> Platform:
         ConfigError: unknown, or no such device here.
     """
     if name not in PLATFORMS:
-        outside = entry_points(group=ENTRY_POINTS)
-        if name not in outside.names:
-            known = " or ".join([*PLATFORMS, *sorted(outside.names - PLATFORMS.keys())])
-            raise ConfigError("compute.device", name, known)
-        platform = outside[name].load()()
-        assert platform.name == name, f"{outside[name]} brings {platform.name}"
-        register(platform)
+        raise ConfigError("compute.device", name, " or ".join(PLATFORMS))
     if not PLATFORMS[name].available():
-        here = ", ".join(p.name for p in PLATFORMS.values() if p.available())
+        here = ", ".join(p.name for p in PLATFORMS.imported() if p.available())
         raise ConfigError("compute.device", name, f"a device of this machine ({here})")
     return PLATFORMS[name]

@@ -1,15 +1,17 @@
-"""What each named precision means: a dtype and a place to keep it for every role of a number."""
+"""What a precision says of itself: a dtype and a place to keep it for every role of a number.
+
+Precisions are looked up where plans are made, so torch is imported only when a dtype is asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-
-import torch
+from typing import TYPE_CHECKING
 
 from weft.config.errors import ConfigError
-from weft.plan.plan import Precision
+
+if TYPE_CHECKING:
+    import torch
 
 TIERS = ("device",)
 """Where tensors of a role may be kept."""
@@ -19,9 +21,18 @@ TIERS = ("device",)
 class Role:
     """How the numbers of one role are stored."""
 
-    dtype: torch.dtype
+    stored_as: str
+    """Name of the dtype in torch."""
     tier: str = "device"
     """``device``: in the memory of the chip that computes."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        found = vars(torch)[self.stored_as]
+        assert isinstance(found, torch.dtype), f"{self.stored_as} is no dtype of torch"
+        return found
 
     def place(self, device: torch.device) -> torch.device:
         """Where a rank that computes on ``device`` keeps tensors of this role."""
@@ -30,14 +41,18 @@ class Role:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Roles:
-    """One precision. Gradients are accumulated, reduced and handed to the optimizer in this order;
-    each step converts where the next role has another dtype.
+    """One precision; a file in ``weft/precision`` holds one as ``PRECISION``.
+
+    Gradients are accumulated, reduced and handed to the optimizer in this order; each step
+    converts where the next role has another dtype.
 
     Raises:
         ConfigError: a tier that does not exist, or parameters in another dtype than the arithmetic.
     """
 
     name: str
+    order: int
+    """Place where precisions are listed."""
     compute: Role
     """Arithmetic of forward and backward, activations, and what crosses stage borders."""
     parameters: Role
@@ -67,17 +82,18 @@ class Roles:
             if role.tier not in TIERS:
                 key = f"precision.{self.name}.{name}.tier"
                 raise ConfigError(key, role.tier, " or ".join(map(repr, TIERS)))
-        if self.parameters.dtype != self.compute.dtype:
+        if self.parameters.stored_as != self.compute.stored_as:
             key = f"precision.{self.name}.parameters"
-            expected = f"{self.compute.dtype}, as the arithmetic"
-            raise ConfigError(key, str(self.parameters.dtype), expected)
+            expected = f"torch.{self.compute.stored_as}, as the arithmetic"
+            raise ConfigError(key, f"torch.{self.parameters.stored_as}", expected)
 
     @staticmethod
-    def of(name: str, low: torch.dtype, high: torch.dtype) -> Roles:
+    def of(name: str, order: int, low: str, high: str) -> Roles:
         """Arithmetic in ``low``; what is summed over many terms or many steps in ``high``."""
         small, wide = Role(low), Role(high)
         return Roles(
             name=name,
+            order=order,
             compute=small,
             parameters=small,
             accumulation=wide,
@@ -85,13 +101,3 @@ class Roles:
             master=wide,
             state=wide,
         )
-
-
-PRECISIONS: Mapping[Precision, Roles] = MappingProxyType(
-    {
-        "fp64": Roles.of("fp64", torch.float64, torch.float64),
-        "fp32": Roles.of("fp32", torch.float32, torch.float32),
-        "bf16": Roles.of("bf16", torch.bfloat16, torch.float32),
-    }
-)
-"""By the name that a plan gives."""

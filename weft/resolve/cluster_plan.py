@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from weft.axes.check import check_mesh
-from weft.cluster.cluster import Cluster, Node
+from weft.cluster.cluster import HOST, Cluster, Node
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
@@ -75,7 +75,7 @@ def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workloa
         notes.append(f"the vocabulary is that of {config.model.size}: {vocab_size} tokens")
     precision = config.compute.precision
     if precision == "auto":
-        on_cores = any(pool.chip.vendor == "CPU" for pool in cluster.pools)
+        on_cores = any(pool.chip.device == HOST for pool in cluster.pools)
         precision = "fp32" if on_cores else "bf16"
         notes.append(f"compute.precision = {precision}, from the cluster's chips")
     samples = _samples(loaded)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from weft.cluster.cluster import Cluster, Node
+from weft.cluster.cluster import HOST, Cluster, Node
 from weft.cluster.view import ChipPool
 from weft.config.errors import ConfigError, show
 from weft.config.sections import Config
@@ -72,7 +72,7 @@ def resources_here(config: Config, cluster: Cluster) -> Resources:
         raise ConfigError("plan.auto.cluster", auto.cluster, expected, hint)
     device = _device(config, node, 1)
     threads = config.compute.threads or 1
-    most = len(node.chips) if device == "cuda" else node.cores // threads
+    most = node.cores // threads if device == HOST else len(node.chips)
     ranks = auto.ranks or max(1, most)
     machine = Machine(node=node, ranks=ranks, profile=local_profile(node), threads=threads)
     chips = chips_of_machines([machine], [device] * ranks)
@@ -92,8 +92,9 @@ def resources_of_file(config: Config, file: Path, cluster: Cluster, world_size: 
     _refuse_other_number(config, world_size)
     (node,) = cluster.nodes
     chips = chips_of_file(file, node, world_size)
-    on_cores = all(pool.chip.vendor == "CPU" for pool in chips.view.pools)
-    precision = _precision([node], ["cpu" if on_cores else "cuda"])
+    devices = {pool.chip.device for pool in chips.view.pools}
+    fastest = next(iter(sorted(devices - {HOST})), HOST)
+    precision = _precision([node], [fastest])
     return Resources(chips=chips, precision=precision, may_idle=False)
 
 
@@ -196,7 +197,7 @@ def _in_words(pool: ChipPool) -> str:
 
 def _options(config: Config, resources: Resources) -> Options:
     """What the configuration leaves open, and this version can run."""
-    gpus = sum(pool.num_chips for pool in resources.chips.view.pools if pool.chip.vendor != "CPU")
+    gpus = sum(pool.num_chips for pool in resources.chips.view.pools if pool.chip.device != HOST)
     options = replace(options_asked(config), leave_idle=resources.may_idle)
     return replace(options, max_stages=1) if gpus > 1 else options
 
@@ -260,12 +261,12 @@ def _device(config: Config, node: Node, ranks: int) -> str:
     """What ranks of a machine compute on."""
     if config.compute.device != "auto":
         return config.compute.device
-    return "cuda" if len(node.chips) >= ranks else "cpu"
+    return node.chips[0].device if len(node.chips) >= ranks else HOST
 
 
 def _precision(nodes: Sequence[Node], devices: Sequence[str]) -> Precision:
     """bf16 where every chip is fast at it."""
-    fast = (d != "cpu" or n.cpu_bf16 for n, d in zip(nodes, devices, strict=True))
+    fast = (d != HOST or n.cpu_bf16 for n, d in zip(nodes, devices, strict=True))
     return "bf16" if all(fast) else "fp32"
 
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
 from pathlib import Path
 
-from weft.cluster.cluster import Chip, Node
+from weft.cluster.cluster import HOST, Chip, Node
 from weft.cluster.cluster_file import ClusterFile, Core, lab_view, read_view
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.cost.profile import Profile
 from weft.cost.timing import Hardware
+from weft.platform.registry import PLATFORMS
 from weft.simulate.known import knowledge_of, knowledge_of_local, local_profile, local_view
 from weft.simulate.step import Knowledge
 
@@ -52,7 +53,7 @@ class Machine:
 
 
 def chips_of_machines(machines: Sequence[Machine], devices: Sequence[str]) -> RankChips:
-    """The chips of ranks that compute on these devices ("cpu", "cuda"), in their order.
+    """The chips of ranks that compute on these devices, in their order.
 
     Raises:
         ConfigError: a machine has fewer GPUs than its ranks ask for, or the device is not known.
@@ -92,7 +93,7 @@ def chips_of_file(path: Path, node: Node, ranks: int) -> RankChips:
     if view.world_size != ranks:
         expected = f"a file that describes {ranks} chips, one for each process"
         raise ConfigError("cluster", str(path), expected, f"It has {view.world_size}.")
-    if not all(pool.chip.vendor == "CPU" for pool in view.pools):
+    if not all(pool.chip.device == HOST for pool in view.pools):
         own = knowledge_of(view)
         names = dict.fromkeys(pool.chip.name for pool in view.pools)
         told = (_source(name, own) for name in names if name in own.hardware or name in own.chips)
@@ -155,19 +156,20 @@ def _part(machine: Machine, devices: Sequence[str]) -> RankChips:
     cards = iter(machine.node.chips)
     runs = [(device, len(list(same))) for device, same in groupby(devices)]
     for device, count in runs:
-        if device == "cpu":
+        if device == HOST:
             pools.append(_cores(machine, count))
-            own = knowledge_of_local(_own(machine), devices.count("cpu"))
+            own = knowledge_of_local(_own(machine), devices.count(HOST))
             is_guess = is_guess or machine.profile is None
             basis.append(
                 _average(machine.node) if machine.profile is None else _measured(machine.profile)
             )
-        elif device == "cuda":
-            pools += _cards(machine, list(islice(cards, count)), count)
+        elif device in PLATFORMS and PLATFORMS[device].detects_chips:
+            pools += _cards(machine, device, list(islice(cards, count)), count)
             own = knowledge_of(ClusterView(tuple(pools)))
-            basis += [_source(pool.chip.name, own) for pool in pools if pool.chip.vendor != "CPU"]
+            basis += [_source(pool.chip.name, own) for pool in pools if pool.chip.device != HOST]
         else:
-            expected = "cpu or cuda"
+            known = (each.name for each in PLATFORMS.imported() if each.detects_chips)
+            expected = " or ".join([HOST, *known])
             raise ConfigError(
                 "device", device, expected, "There are no rates for other chips here."
             )
@@ -197,10 +199,10 @@ def _cores(machine: Machine, count: int) -> ChipPool:
     return replace(pool, chips_per_node=count)
 
 
-def _cards(machine: Machine, chips: Sequence[Chip], count: int) -> Iterator[ChipPool]:
+def _cards(machine: Machine, device: str, chips: Sequence[Chip], count: int) -> Iterator[ChipPool]:
     if len(chips) < count:
         seen = len(machine.node.chips)
-        raise ConfigError("compute.device", "cuda", f"a GPU for each rank ({seen} seen)")
+        raise ConfigError("compute.device", device, f"a GPU for each rank ({seen} seen)")
     for chip, same in groupby(chips):
         yield ChipPool(chip=chip, num_nodes=1, chips_per_node=len(list(same)))
 

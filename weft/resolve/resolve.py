@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from weft.axes.check import check_mesh
-from weft.cluster.cluster import Cluster
+from weft.cluster.cluster import HOST, Cluster
 from weft.config.batch import derive_batch
 from weft.config.check import flat
 from weft.config.errors import ConfigError
@@ -25,6 +25,7 @@ from weft.plan.plan import Plan, Precision, Recompute, StagePlan
 from weft.planner.sharing import refuse_idle_zero
 from weft.planner.stages import pipelines_of, staged_plan
 from weft.planner.validate import validate_plan
+from weft.platform.registry import PLATFORMS
 
 BYTES_VOCAB = 257
 
@@ -203,46 +204,55 @@ def _devices(
     ranks_here: int | None,
     notes: list[str],
 ) -> dict[str, str]:
-    """Platform of stages that ask for "cpu", "cuda" and "auto"."""
-    chips = len(cluster.nodes[0].chips)
+    """Platform of stages, by what they ask for: a platform or "auto"."""
+    chips = Counter(chip.device for chip in cluster.nodes[0].chips)
     ranks: Counter[str] = Counter()
     for pipeline in pipelines:
         for stage in pipeline.stages:
             ranks[stage.device or config.compute.device] += stage.num_ranks
     here = ranks_here or ranks.total()
-    if chips < min(ranks["cuda"], here):
-        key = _first_cuda(config, pipelines)
-        hint = f"Use fewer {'shares' if config.plan.shares else 'ranks'}, or {key}=cpu."
-        expected = f"{min(ranks['cuda'], here)} GPUs here ({chips} seen)"
-        raise ConfigError(key, "cuda", expected, hint)
-    wanted = min(ranks["auto"] + ranks["cuda"], here)
-    against = _against_cuda(chips, wanted, pipelines)
-    device = "cuda" if chips and not against else "cpu"
+    devices = {device: device for device in ranks if device != "auto"}
+    for device in devices:
+        if _is_counted(device) and chips[device] < min(ranks[device], here):
+            key = _first_on(device, config, pipelines)
+            hint = f"Use fewer {'shares' if config.plan.shares else 'ranks'}, or {key}={HOST}."
+            expected = f"{min(ranks[device], here)} GPUs here ({chips[device]} seen)"
+            raise ConfigError(key, device, expected, hint)
+    found = next(iter(chips), HOST)
+    wanted = min(ranks["auto"] + ranks[found], here)
+    against = _against(found, chips[found], wanted, pipelines)
+    chosen = HOST if against else found
     if ranks["auto"]:
-        notes.append(f"compute.device = {device}, from what this machine has{against}")
-    return {"cpu": "cpu", "cuda": "cuda", "auto": device}
+        notes.append(f"compute.device = {chosen}, from what this machine has{against}")
+    return {**devices, "auto": chosen}
 
 
-def _against_cuda(chips: int, wanted: int, pipelines: Sequence[PipelineConfig]) -> str:
-    """Why "auto" leaves the GPUs that are there alone; empty where it does not."""
+def _is_counted(device: str) -> bool:
+    """The machine says how many chips of this platform it has."""
+    return device in PLATFORMS and PLATFORMS[device].detects_chips
+
+
+def _against(device: str, chips: int, wanted: int, pipelines: Sequence[PipelineConfig]) -> str:
+    """Why "auto" leaves the chips that are there alone; empty where it does not."""
     if 0 < chips < wanted:
         return f", for {chips} GPU(s) are fewer than {wanted} ranks"
-    if chips and any(len(pipeline.stages) > 1 for pipeline in pipelines):
+    several = any(len(pipeline.stages) > 1 for pipeline in pipelines)
+    if chips and several and device in PLATFORMS and PLATFORMS[device].no_border:
         return ", for pipelines do not go from GPU to GPU so far"
     return ""
 
 
-def _first_cuda(config: Config, pipelines: Sequence[PipelineConfig]) -> str:
-    """The key that asks for GPUs."""
+def _first_on(device: str, config: Config, pipelines: Sequence[PipelineConfig]) -> str:
+    """The key that asks for chips of a platform."""
     for p, pipeline in enumerate(pipelines):
         for s, stage in enumerate(pipeline.stages):
-            if stage.device == "cuda":
+            if stage.device == device:
                 return f"{_stage_key(config.plan, p, s)}.device"
     return "compute.device"
 
 
 def _precision(cluster: Cluster, device: str, notes: list[str]) -> Precision:
-    fast = device == "cuda" or all(node.cpu_bf16 for node in cluster.nodes)
+    fast = device != HOST or all(node.cpu_bf16 for node in cluster.nodes)
     precision: Precision = "bf16" if fast else "fp32"
     why = "has" if fast else "lacks"
     notes.append(f"compute.precision = {precision}, for the chip {why} bf16 matrix instructions")
@@ -307,11 +317,15 @@ def _said_by_every_stage(plan: PlanConfig) -> list[str]:
 
 def _check_devices(config: Config, plan: Plan, cluster: Cluster) -> None:
     """Where all ranks run on this machine, it has a GPU for each that wants one."""
-    ranks = {r for _, _, stage in plan.stages() if stage.device == "cuda" for r in stage.mesh.ranks}
-    chips = len(cluster.nodes[0].chips)
-    if config.plan.file is not None and len(ranks) > chips:
-        expected = f"a plan for what is here ({chips} GPUs)"
-        raise ConfigError("plan.file", config.plan.file, expected, f"It asks for {len(ranks)}.")
+    chips = Counter(chip.device for chip in cluster.nodes[0].chips)
+    ranks: dict[str, set[int]] = {}
+    for _, _, stage in plan.stages():
+        ranks.setdefault(stage.device, set()).update(stage.mesh.ranks)
+    for device, wanted in ranks.items():
+        if config.plan.file is not None and _is_counted(device) and len(wanted) > chips[device]:
+            expected = f"a plan for what is here ({chips[device]} GPUs)"
+            hint = f"It asks for {len(wanted)}."
+            raise ConfigError("plan.file", config.plan.file, expected, hint)
 
 
 def _check_world_size(config: Config, plan: Plan, world_size: int | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from weft.schedules.action import Action, Kind
+from weft.schedules.pipeline_schedule import PipelineSchedule
 from weft.schedules.zero_bubble_v import v_stages
 
 Turn = tuple[Kind, int]
@@ -57,3 +58,14 @@ def _turns(position: int, num_positions: int, rounds: int) -> list[Turn]:
         *filled,
         *put_off[later:],
     ]
+
+
+SCHEDULE = PipelineSchedule(
+    name="dualpipe-v",
+    order=5,
+    preference=5,
+    actions=lambda meshes, _, microbatches: dualpipe_v(meshes, microbatches),
+    placement=lambda meshes, _: v_stages(meshes),
+    splits_backward=True,
+    chunks=2,
+)

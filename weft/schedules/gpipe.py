@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.schedules.action import Action
+from weft.schedules.pipeline_schedule import PipelineSchedule
 
 
 def gpipe(num_positions: int, num_microbatches: int) -> list[list[Action]]:
@@ -12,3 +13,12 @@ def gpipe(num_positions: int, num_microbatches: int) -> list[list[Action]]:
         [Action("F", s, m) for m in microbatches] + [Action("B", s, m) for m in microbatches]
         for s in range(num_positions)
     ]
+
+
+SCHEDULE = PipelineSchedule(
+    name="gpipe",
+    order=0,
+    preference=2,
+    actions=lambda meshes, _, microbatches: gpipe(meshes, microbatches),
+    holds_every_microbatch=True,
+)

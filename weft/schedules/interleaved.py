@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from weft.schedules.action import Action
 from weft.schedules.greedy import Position, play
+from weft.schedules.pipeline_schedule import PipelineSchedule
+
+
+def in_rounds(num_positions: int, num_stages: int) -> list[tuple[int, ...]]:
+    """Position ``p`` holds stages ``p``, ``p + num_positions``, and so on."""
+    return [tuple(range(p, num_stages, num_positions)) for p in range(num_positions)]
 
 
 def interleaved(
@@ -15,9 +21,7 @@ def interleaved(
     the next; backwards likewise from the last chunk. The last group may be smaller, so any number
     of microbatches will do.
     """
-    stages_of = [
-        tuple(range(p, num_positions * num_chunks, num_positions)) for p in range(num_positions)
-    ]
+    stages_of = in_rounds(num_positions, num_positions * num_chunks)
     groups = [
         range(low, min(low + num_positions, num_microbatches))
         for low in range(0, num_microbatches, num_positions)
@@ -39,3 +43,14 @@ def interleaved(
         return wanted
 
     return play(stages_of, num_microbatches, wishes, split=False)
+
+
+SCHEDULE = PipelineSchedule(
+    name="interleaved",
+    order=2,
+    preference=3,
+    actions=lambda meshes, stages, many: interleaved(meshes, many, stages // meshes),
+    placement=in_rounds,
+    chunks=2,
+    any_chunks=True,
+)

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from weft.plan.plan import PipelinePlan, ScheduleName
 from weft.schedules.action import Action, Schedule
-from weft.schedules.registry import positions_of, schedule_named
+from weft.schedules.registry import SCHEDULES, positions_of, schedule_named
 from weft.schedules.validity import prove
 
 
@@ -62,9 +62,10 @@ def held_at_peak(pattern: Pattern) -> tuple[tuple[int, ...], ...]:
     """For every position, how many microbatches each of its stages holds at the position's peak.
 
     The peak is where the counts together are largest; unlike stages of one position may peak a
-    little later. Once the pipeline is full, further microbatches change nothing, but under GPipe.
+    little later. Once the pipeline is full, further microbatches change nothing, but where a
+    schedule holds them all.
     """
-    if pattern.name == "gpipe":
+    if SCHEDULES[pattern.name].holds_every_microbatch:
         return ((pattern.num_microbatches,),) * pattern.num_positions
     full = pattern.num_positions + pattern.num_stages
     if pattern.num_microbatches > full:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.schedules.action import Action
+from weft.schedules.pipeline_schedule import PipelineSchedule
 
 
 def one_forward_one_backward(num_positions: int, num_microbatches: int) -> list[list[Action]]:
@@ -16,3 +17,11 @@ def _one(stage: int, num_stages: int, num_microbatches: int) -> list[Action]:
     backward = [Action("B", stage, m) for m in range(num_microbatches)]
     steady = [action for pair in zip(forward[warmup:], backward, strict=False) for action in pair]
     return forward[:warmup] + steady + backward[num_microbatches - warmup :]
+
+
+SCHEDULE = PipelineSchedule(
+    name="1f1b",
+    order=1,
+    preference=0,
+    actions=lambda meshes, _, microbatches: one_forward_one_backward(meshes, microbatches),
+)

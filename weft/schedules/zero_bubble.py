@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.schedules.action import Action
+from weft.schedules.pipeline_schedule import PipelineSchedule
 
 
 def zero_bubble_h1(num_positions: int, num_microbatches: int) -> list[list[Action]]:
@@ -29,3 +30,12 @@ def _one(stage: int, num_stages: int, num_microbatches: int) -> list[Action]:
         )
         actions += [action for action in turn if 0 <= action.microbatch < num_microbatches]
     return actions
+
+
+SCHEDULE = PipelineSchedule(
+    name="zb-h1",
+    order=3,
+    preference=1,
+    actions=lambda meshes, _, microbatches: zero_bubble_h1(meshes, microbatches),
+    splits_backward=True,
+)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from weft.schedules.action import Action
 from weft.schedules.greedy import Position, play
+from weft.schedules.pipeline_schedule import PipelineSchedule
 
 
 def v_stages(num_positions: int) -> list[tuple[int, ...]]:
@@ -38,3 +39,14 @@ def zero_bubble_v(num_positions: int, num_microbatches: int) -> list[list[Action
 
     stages_of = v_stages(num_positions)
     return play(stages_of, num_microbatches, wishes, split=True)
+
+
+SCHEDULE = PipelineSchedule(
+    name="zb-v",
+    order=4,
+    preference=4,
+    actions=lambda meshes, _, microbatches: zero_bubble_v(meshes, microbatches),
+    placement=lambda meshes, _: v_stages(meshes),
+    splits_backward=True,
+    chunks=2,
+)

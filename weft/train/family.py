@@ -20,7 +20,8 @@ from weft.plan.border import Border
 from weft.plan.model import ModelSpec, ParamSpec
 from weft.plan.plan import PipelinePlan, Plan, Seat
 from weft.plan.tiling import Tiling
-from weft.precision.roles import PRECISIONS, Roles
+from weft.precision.registry import PRECISIONS
+from weft.precision.roles import Roles
 from weft.train.assemble import Built, Options, Share, assemble
 
 

@@ -13,7 +13,7 @@ import torch
 from weft.checkpoint.entry import CheckpointError
 from weft.cost.flops import train_flops_per_token
 from weft.data.batch import Dataset
-from weft.precision.roles import PRECISIONS
+from weft.precision.registry import PRECISIONS
 from weft.report.metrics import EvalMetrics, StepMetrics, Writer
 from weft.report.progress import Progress
 from weft.train.evaluate import Evaluation, evaluate

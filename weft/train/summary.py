@@ -17,13 +17,13 @@ from torch import nn
 
 from weft.checkpoint.reader import open_checkpoint
 from weft.checkpoint.whole import load_model
-from weft.cluster.detect import detect_node
 from weft.config.sections import SampleConfig
 from weft.data.baselines import baselines
 from weft.data.prepare import Prepared
 from weft.data.tokenizer import Tokenizer
 from weft.models.decoder import Decoder
 from weft.models.generate import generate
+from weft.platform.detect import detect_node
 from weft.report.metrics import perplexity, read_metrics
 from weft.report.page import write_report
 from weft.resolve.prediction import WARM_UP_STEPS, Quantities, beside, measured

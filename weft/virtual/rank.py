@@ -24,7 +24,8 @@ from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import PipelinePlan, Plan, Seat
 from weft.plan.tiling import Tiling, part_of
-from weft.precision.roles import PRECISIONS, Roles
+from weft.precision.registry import PRECISIONS
+from weft.precision.roles import Roles
 from weft.train.assemble import Options, Share, assemble
 from weft.virtual.sleeping import (
     NOTHING,

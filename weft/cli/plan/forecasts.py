@@ -14,7 +14,6 @@ from weft.cli.plan.text import cluster_in_words, folded, show_outlook
 from weft.cli.plan.why import comparison
 from weft.cli.target import load
 from weft.cluster.cluster_file import read_view
-from weft.cluster.detect import detect_node
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded, recipe_names
@@ -28,6 +27,7 @@ from weft.planner.need import Mix, choose_mix, in_units, parse_need
 from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
 from weft.planner.search import Found, search
 from weft.planner.workload import Workload
+from weft.platform.detect import detect_node
 from weft.report.units import count
 from weft.resolve.cluster_plan import PlanRequest, plan_request, says_a_plan
 from weft.resolve.prediction import UNMEASURED, chips_here

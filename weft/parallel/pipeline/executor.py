@@ -19,7 +19,7 @@ from weft.parallel.pipeline.stage_border import StageBorder, Way
 from weft.parallel.sharding import Attendance
 from weft.plan.border import Border, BorderTensor
 from weft.plan.plan import Seat
-from weft.precision.roles import PRECISIONS
+from weft.precision.registry import PRECISIONS
 from weft.schedules.action import Action, Schedule
 from weft.schedules.registry import schedule_of
 

@@ -22,7 +22,7 @@ from weft.plan.box import Box
 from weft.plan.layout import SAMPLES, Dim
 from weft.plan.plan import PipelinePlan, Plan
 from weft.plan.tiling import Move, Stored, Tiling, moves
-from weft.precision.roles import PRECISIONS
+from weft.precision.registry import PRECISIONS
 
 Way = Literal["F", "B"]
 """Activations go forward, their gradients backward."""

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from weft.cost.times import SeamTimes
 from weft.plan.plan import ScheduleName
-from weft.planner.search.choice import chunks_of
 from weft.planner.search.costs import Costs, Held, Rank
-from weft.schedules.registry import splits_backward
+from weft.schedules.registry import chunks_of, splits_backward
 from weft.simulate.play import last_size
 
 _SLACK = 1e-9

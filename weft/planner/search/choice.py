@@ -12,26 +12,12 @@ from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
 from weft.planner.search.axes import inner_of, num_ranks
 from weft.planner.workload import Workload
-from weft.schedules.registry import positions_of
-
-FAMILIES = {
-    "CPU": "cpu",
-    "NVIDIA": "cuda",
-    "AMD": "cuda",
-    "Hygon": "cuda",
-    "Huawei": "npu",
-    "Intel": "xpu",
-    "Google": "xla",
-    "Cambricon": "mlu",
-    "Moore Threads": "musa",
-}
-"""Vendor -> the type of device that its chips are in PyTorch; others by the vendor's own name."""
+from weft.schedules.registry import chunks_of, positions_of
 
 
 def device_of(pool: ChipPool) -> str:
     """What PyTorch calls the chips of a pool."""
-    vendor = pool.chip.vendor
-    return FAMILIES.get(vendor, vendor.lower().replace(" ", ""))
+    return pool.chip.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +67,6 @@ class Line:
     @property
     def num_meshes(self) -> int:
         return sum(section.meshes for section in self.sections)
-
-
-def chunks_of(schedule: ScheduleName) -> int:
-    """Stages on each mesh."""
-    return 2 if schedule in ("interleaved", "zb-v", "dualpipe-v") else 1
 
 
 def used_part(pool: ChipPool, num_chips: int, together: int) -> ChipPool | None:

@@ -11,10 +11,10 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.cost.times import SeamTimes, StageTimes
 from weft.plan.plan import ScheduleName
 from weft.planner.search.bounds import Flow, bounds_of, least_once, mesh_times
-from weft.planner.search.choice import Line, Section, chunks_of, stage_layers, used_part
+from weft.planner.search.choice import Line, Section, stage_layers, used_part
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.schedules.known import Pattern, held_at_peak
-from weft.schedules.registry import positions_of, splits_backward
+from weft.schedules.registry import chunks_of, positions_of, splits_backward
 from weft.simulate.play import last_size
 from weft.simulate.steady import seconds_each
 from weft.simulate.tape import tape_of

@@ -1,4 +1,4 @@
-"""This machine, without torch: cores, memory, bf16 instructions, and GPUs by their driver's tool.
+"""This machine, without torch: cores, memory, bf16 instructions, and what device families find.
 
 What cannot be found out is not guessed: it is left out, and ``Node.problems`` says why.
 """
@@ -8,15 +8,13 @@ from __future__ import annotations
 import math
 import os
 import platform
-import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
-from weft.cluster.cluster import Chip, Cluster, Node, chip_of_product
+from weft.cluster.cluster import Chip, Cluster, Node
+from weft.platform.registry import PLATFORMS
 
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86, x86, Arm
 _UNLIMITED_BYTES = 1 << 60  # cgroup v1 writes a huge number for "no limit"
@@ -32,8 +30,8 @@ def detect_node(
 ) -> Node:
     """This machine as this process may use it.
 
-    ``root`` holds ``proc`` and ``sys``; ``environment`` gives ``PATH`` and
-    ``CUDA_VISIBLE_DEVICES``; a driver's tool that takes longer than ``timeout_s`` is given up.
+    ``root`` holds ``proc`` and ``sys``; ``environment`` gives ``PATH`` and what drivers read; a
+    driver's tool that takes longer than ``timeout_s`` is given up.
     """
     problems: list[str] = []
     cpu, flags = _processor(root)
@@ -43,9 +41,14 @@ def detect_node(
         cores=_cores(root),
         memory_gib=_memory_gib(root),
         cpu_bf16=not _BF16_FLAGS.isdisjoint(flags),
-        chips=tuple(_cuda_chips(environment, timeout_s, problems)),
+        chips=tuple(_chips(environment, timeout_s, problems)),
         problems=tuple(problems),
     )
+
+
+def _chips(environment: Mapping[str, str], timeout_s: float, problems: list[str]) -> Iterator[Chip]:
+    for family in PLATFORMS.imported():
+        yield from family.chips(environment, timeout_s=timeout_s, problems=problems)
 
 
 def _processor(root: Path) -> tuple[str, set[str]]:
@@ -103,66 +106,3 @@ def _text(path: Path) -> str:
         return path.read_text("utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _cuda_chips(
-    environment: Mapping[str, str], timeout_s: float, problems: list[str]
-) -> Iterator[Chip]:
-    """The GPUs that ``CUDA_VISIBLE_DEVICES`` shows, in its order, else in that of the bus."""
-    rows = _nvidia_smi(environment, timeout_s, problems)
-    for index in _visible(rows, environment.get("CUDA_VISIBLE_DEVICES")):
-        product, memory_mib, _ = rows[index]
-        known = chip_of_product(product)
-        blank = Chip(
-            name=product, vendor="NVIDIA", memory_gib=0, peak_tflops={}, measured_tflops={}
-        )
-        if known is None:
-            problems.append(f"GPU {index}: {product!r} is not in the catalogue; no peak rates.")
-        memory = float(memory_mib) / 1024 if memory_mib.isdecimal() else 0
-        chip = known or blank
-        yield replace(chip, memory_gib=round(memory or chip.memory_gib, 2))
-
-
-def _nvidia_smi(
-    environment: Mapping[str, str], timeout_s: float, problems: list[str]
-) -> list[tuple[str, str, str]]:
-    """Product name, memory in MiB and UUID of every NVIDIA GPU of the machine."""
-    tool = shutil.which("nvidia-smi", path=environment.get("PATH", os.defpath))
-    if tool is None:
-        return []
-    query = [tool, "--query-gpu=name,memory.total,uuid", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(
-            query, capture_output=True, text=True, timeout=timeout_s, check=True, errors="replace"
-        )
-    except subprocess.TimeoutExpired:
-        problems.append(f"nvidia-smi did not answer in {timeout_s:g} s; GPUs are left out.")
-        return []
-    except (OSError, subprocess.CalledProcessError) as error:
-        problems.append(f"nvidia-smi failed ({error}); GPUs are left out.")
-        return []
-    rows = []
-    for line in answer.stdout.splitlines():
-        parts = [part.strip() for part in line.split(",")]
-        if len(parts) == 3:
-            rows.append((parts[0], parts[1], parts[2]))
-        elif line.strip():
-            problems.append(f"nvidia-smi said {line.strip()!r}, which names no GPU.")
-    return rows
-
-
-def _visible(rows: list[tuple[str, str, str]], selection: str | None) -> list[int]:
-    """Row numbers that CUDA would show; like CUDA, it stops at the first name it cannot find."""
-    if selection is None:
-        return list(range(len(rows)))
-    result: list[int] = []
-    for word in (part.strip() for part in selection.split(",")):
-        matches = [
-            index
-            for index, (_, _, uuid) in enumerate(rows)
-            if word == str(index) or (word.startswith("GPU-") and uuid.startswith(word))
-        ]
-        if len(matches) != 1:
-            break
-        result += matches
-    return result
