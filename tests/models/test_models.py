@@ -13,8 +13,8 @@ from torch import Tensor
 import weft.models
 import weft.nn
 from weft.config.errors import ConfigError
-from weft.config.sections import ModelConfig
 from weft.models.decoder import Decoder
+from weft.models.decoder_config import DecoderConfig
 from weft.models.decoder_spec import DecoderSpec
 from weft.models.registry import FAMILIES, build_model, model_spec
 from weft.nn.context import Context
@@ -235,17 +235,17 @@ REFUSALS = {
 def test_refusals(name: str) -> None:
     fields, message = REFUSALS[name]
     with pytest.raises(ConfigError) as caught:
-        model_spec(ModelConfig(**fields), 4096, 256)
+        model_spec(DecoderConfig(**fields), 4096, 256)
     assert str(caught.value) == message.format(rows=", ".join(FAMILIES["llama"].sizes))
 
 
 def test_a_vocabulary_of_one_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"data.vocab_size = 1: expected an integer >= 2"):
-        model_spec(ModelConfig(), 1, 256)
+        model_spec(DecoderConfig(), 1, 256)
 
 
 def test_overrides_and_the_data_s_sizes_go_in() -> None:
-    config = ModelConfig(family="gpt2", size="small", num_layers=3, dropout=0.0)
+    config = DecoderConfig(family="gpt2", size="small", num_layers=3, dropout=0.0)
     row = FAMILIES["gpt2"].sizes["small"]
     expected = replace(row, num_layers=3, dropout=0.0, vocab_size=300, seq_len=77)
     assert model_spec(config, 300, 77) == expected

@@ -6,19 +6,25 @@ name written out here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import core_schema
 
-from weft.config.names import names_of
+from weft.config.names import names_of, registry_of
 
 
 class OneOf:
-    """Marks a text: one of the words, or the name of something of a kind ("devices")."""
+    """Marks a text: one of the words, or the name of something of a kind ("devices").
 
-    def __init__(self, kind: str, *words: str) -> None:
+    Args:
+        shows_first: The default is the first name, and the JSON schema says so.
+    """
+
+    def __init__(self, kind: str, *words: str, shows_first: bool = False) -> None:
         self._kind, self._words = kind, words
+        self._shows_first = shows_first
 
     def _all(self) -> list[str]:
         return [*self._words, *names_of(self._kind)]
@@ -36,4 +42,47 @@ class OneOf:
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return {**handler(schema), "enum": self._all()}
+        default = {"default": self._all()[0]} if self._shows_first else {}
+        return {**handler(schema), "enum": self._all(), **default}
+
+
+def section_of(kind: str, key: str, data: Mapping[str, Any]) -> Any:
+    """A section as the entry of a kind wants it that ``data`` names under ``key``.
+
+    Raises:
+        pydantic.ValidationError: every problem of it.
+    """
+    registry = registry_of(kind)
+    name = data.get(key)
+    known = name if isinstance(name, str) and name in registry else next(iter(registry))
+    return registry[known].config.model_validate(data)
+
+
+class SectionOf:
+    """Marks a section whose keys depend on one of them: "family" names a model family, and that
+    says which others there are (its ``config``)."""
+
+    def __init__(self, kind: str, *, key: str) -> None:
+        self._kind, self._key = kind, key
+
+    def _checked(self, value: object) -> Any:
+        return section_of(self._kind, self._key, value) if isinstance(value, Mapping) else value
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._checked)
+
+    def __get_pydantic_json_schema__(
+        self,
+        schema: core_schema.CoreSchema,
+        handler: GetJsonSchemaHandler,
+    ) -> dict[str, Any]:
+        sections = {
+            name: entry.config.__pydantic_core_schema__
+            for name, entry in registry_of(self._kind).items()
+        }
+        choice = handler(core_schema.tagged_union_schema(sections, discriminator=self._key))
+        default = section_of(self._kind, self._key, {}).model_dump(mode="json")
+        one = choice["oneOf"][0] if len(choice["oneOf"]) == 1 else choice
+        return {**one, "default": default}

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from weft.config.axes import NAMES, ORDER_MANUAL, RUN_ENTRIES
 from weft.config.errors import ConfigError
-from weft.config.open_fields import OneOf
+from weft.config.names import names_of
+from weft.config.open_fields import OneOf, SectionOf, section_of
 
 # Strict: text and true/false are never numbers, and numbers never text.
 Whole = Annotated[int, Field(strict=True, ge=0)]
@@ -40,27 +41,21 @@ class Section(BaseModel):
     )
 
 
-class ModelConfig(Section):
-    """The model: a family, a row of its table of sizes, and what differs from that row."""
+Family = Annotated[str, OneOf("families", shows_first=True)]
 
-    family: Annotated[str, OneOf("families")] = "llama"
+
+def _first_family() -> str:
+    return names_of("families")[0]
+
+
+class ModelConfig(Section):
+    """The model: a family and a row of its table of sizes. What may differ from the row is said by
+    the family, in a section below this one."""
+
+    family: Family = Field(default_factory=_first_family)
     """Kind of decoder: "llama" (RMSNorm, rotary positions, SwiGLU, grouped heads) or "gpt2"."""
     size: Text = "demo-5m"
     """Row of the family's table of sizes; `weft plan` prints the table when the name is wrong."""
-    d_model: Count | None = None
-    """Width of the hidden state; null takes the row's value, as for every field below."""
-    d_ff: Count | None = None
-    """Width inside the feed-forward block."""
-    d_head: Count | None = None
-    """Width of one attention head."""
-    num_layers: Count | None = None
-    """Decoder blocks."""
-    num_heads: Count | None = None
-    """Query heads."""
-    num_kv_heads: Count | None = None
-    """Key and value heads; a divisor of num_heads."""
-    dropout: Fraction | None = None
-    """Part of the activations dropped in training."""
 
 
 class SourceConfig(Section):
@@ -459,7 +454,9 @@ class Config(Section):
     """Begins the name of the run folder; by default the name of the recipe or file."""
     seed: Annotated[Whole, Field(le=2**32 - 1)] = 1234
     """Of the initial values, dropout and the order of samples; same seed, same run."""
-    model: ModelConfig = ModelConfig()
+    model: Annotated[ModelConfig, SectionOf("families", key="family")] = Field(
+        default_factory=lambda: section_of("families", "family", {})
+    )
     data: DataConfig
     batch: BatchConfig = BatchConfig()
     plan: PlanConfig = PlanConfig()

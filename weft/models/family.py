@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from weft.config.sections import ModelConfig
 from weft.models.config_json import Converter
 from weft.models.shape import ModelShape
 from weft.plan.layout import Layout
@@ -36,6 +37,9 @@ class Family(Generic[Spec]):
     """Raises ConfigError for a shape the family cannot have."""
     shape: Callable[[Spec], ModelShape]
     """What it computes, for the cost model."""
+    config: type[ModelConfig]
+    """What a configuration may say besides family and size: fields of ``spec`` by their names, and
+    null for the row's value. The text under a field is its manual."""
     model: Callable[[], Callable[..., Stage]]
     """The class of a stage; called as ``model()(spec, layers, embed=..., head=...)``."""
     task: Callable[[], Task]

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from weft.config.names import Registry, unknown_name
+from weft.config.open_fields import section_of
 from weft.models.family import Family
 from weft.models.shape import ModelShape
 from weft.plan.layout import Dim, Layout, dims_of
@@ -75,6 +76,12 @@ def module_names(spec: ModelSpec) -> set[str]:
 def shape_of(spec: ModelSpec) -> ModelShape:
     """What a model computes, for the cost model."""
     return FAMILIES[spec.family].shape(spec)
+
+
+def model_config(data: Mapping[str, Any]) -> ModelConfig:
+    """The section ``model`` of a configuration, as its family has it."""
+    config: ModelConfig = section_of("families", "family", data)
+    return config
 
 
 def model_spec(config: ModelConfig, vocab_size: int, seq_len: int) -> ModelSpec:

@@ -17,7 +17,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.plan import DEFAULT_SCHEDULE, PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.plan.tiling import split_evenly
 from weft.planner.validate import refuse_idle_work
-from weft.schedules.registry import SCHEDULES
+from weft.schedules.registry import SCHEDULES, chunks_of, positions_of
 
 Computes = Callable[[StageConfig, StagePlan], StagePlan]
 """Puts in how a stage computes: its device, precision and so on."""
@@ -90,19 +90,25 @@ def _layout(plan: PlanConfig, asked: PipelineConfig, where: str) -> _Layout:
     if count == 1:
         return _Layout(DEFAULT_SCHEDULE, 1, (0,))
     schedule = asked.schedule or plan.schedule or DEFAULT_SCHEDULE
-    known = SCHEDULES[schedule]
-    if asked.chunks is not None and not known.any_chunks:
-        raise ConfigError(f"{where}chunks", asked.chunks, f'null with the schedule "{schedule}"')
-    chunks = known.chunks
-    if known.any_chunks:
-        chunks = asked.chunks or plan.chunks or known.chunks
-        if chunks == 1:
-            key = "plan.chunks" if asked.chunks is None else f"{where}chunks"
-            hint = f'With one stage on each mesh, "{DEFAULT_SCHEDULE}" is the same.'
-            raise ConfigError(key, chunks, f'at least 2 with the schedule "{schedule}"', hint)
-    positions = known.placement(count, chunks * count)
+    chunks = _chunks(plan, asked, where, schedule)
+    positions = positions_of(schedule, count, chunks * count)
     mesh_of = {stage: mesh for mesh, stages in enumerate(positions) for stage in stages}
     return _Layout(schedule, chunks, tuple(mesh_of[stage] for stage in range(chunks * count)))
+
+
+def _chunks(plan: PlanConfig, asked: PipelineConfig, where: str, schedule: str) -> int:
+    """Stages on each mesh of a pipeline of several."""
+    if not SCHEDULES[schedule].any_chunks:
+        if asked.chunks is not None:
+            expected = f'null with the schedule "{schedule}"'
+            raise ConfigError(f"{where}chunks", asked.chunks, expected)
+        return chunks_of(schedule)
+    chunks = asked.chunks or plan.chunks or chunks_of(schedule)
+    if chunks == 1:
+        key = "plan.chunks" if asked.chunks is None else f"{where}chunks"
+        hint = f'With one stage on each mesh, "{DEFAULT_SCHEDULE}" is the same.'
+        raise ConfigError(key, chunks, f'at least 2 with the schedule "{schedule}"', hint)
+    return chunks
 
 
 def _stages(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.cluster.cluster import HOST
 from weft.config.errors import ConfigError
 from weft.config.names import Registry
 from weft.platform.base import Platform
@@ -18,7 +19,8 @@ def platform_named(name: str) -> Platform:
         ConfigError: unknown, or no such device here.
     """
     if name not in PLATFORMS:
-        raise ConfigError("compute.device", name, " or ".join(PLATFORMS))
+        ours = sorted((p.name for p in PLATFORMS.imported()), key=lambda each: each == HOST)
+        raise ConfigError("compute.device", name, " or ".join(dict.fromkeys([*ours, *PLATFORMS])))
     if not PLATFORMS[name].available():
         here = ", ".join(p.name for p in PLATFORMS.imported() if p.available())
         raise ConfigError("compute.device", name, f"a device of this machine ({here})")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from weft.config.errors import ConfigError
-from weft.models.registry import model_spec
+from weft.models.registry import model_config, model_spec
 from weft.plan.plan import Plan, Precision
 from weft.report.compare_band import coarser, loss_band
 from weft.report.metrics import EvalMetrics
@@ -208,10 +208,8 @@ def _d_model(run: RunFiles) -> int:
     written = run.config.get("model.d_model")
     if isinstance(written, int):
         return written
-    from weft.config.sections import ModelConfig
-
     names = [f.removeprefix("model.") for f in run.config if f.startswith("model.")]
-    model = ModelConfig.model_validate({name: run.config[f"model.{name}"] for name in names})
+    model = model_config({name: run.config[f"model.{name}"] for name in names})
     return model_spec(model, 257, 128).d_model
 
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -206,18 +207,15 @@ def _devices(
 ) -> dict[str, str]:
     """Platform of stages, by what they ask for: a platform or "auto"."""
     chips = Counter(chip.device for chip in cluster.nodes[0].chips)
-    ranks: Counter[str] = Counter()
-    for pipeline in pipelines:
-        for stage in pipeline.stages:
-            ranks[stage.device or config.compute.device] += stage.num_ranks
+    ranks = _ranks_by_device(config, pipelines)
     here = ranks_here or ranks.total()
     devices = {device: device for device in ranks if device != "auto"}
-    for device in devices:
-        if _is_counted(device) and chips[device] < min(ranks[device], here):
-            key = _first_on(device, config, pipelines)
-            hint = f"Use fewer {'shares' if config.plan.shares else 'ranks'}, or {key}={HOST}."
-            expected = f"{min(ranks[device], here)} GPUs here ({chips[device]} seen)"
-            raise ConfigError(key, device, expected, hint)
+    lacking = (d for d in devices if _is_counted(d) and chips[d] < min(ranks[d], here))
+    for device in lacking:
+        key = _first_on(device, config, pipelines)
+        hint = f"Use fewer {'shares' if config.plan.shares else 'ranks'}, or {key}={HOST}."
+        expected = f"{min(ranks[device], here)} GPUs here ({chips[device]} seen)"
+        raise ConfigError(key, device, expected, hint)
     found = next(iter(chips), HOST)
     wanted = min(ranks["auto"] + ranks[found], here)
     against = _against(found, chips[found], wanted, pipelines)
@@ -225,6 +223,14 @@ def _devices(
     if ranks["auto"]:
         notes.append(f"compute.device = {chosen}, from what this machine has{against}")
     return {**devices, "auto": chosen}
+
+
+def _ranks_by_device(config: Config, pipelines: Sequence[PipelineConfig]) -> Counter[str]:
+    """How many ranks ask for each platform, or for "auto"."""
+    ranks: Counter[str] = Counter()
+    for stage in chain.from_iterable(pipeline.stages for pipeline in pipelines):
+        ranks[stage.device or config.compute.device] += stage.num_ranks
+    return ranks
 
 
 def _is_counted(device: str) -> bool:

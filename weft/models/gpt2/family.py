@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from weft.models.decoder_config import DecoderConfig
 from weft.models.decoder_spec import DecoderSpec
 from weft.models.family import Family
 from weft.models.gpt2.convert import CONVERTER
@@ -44,6 +45,7 @@ FAMILY = Family(
     layout=layout,
     check=check,
     shape=shape,
+    config=DecoderConfig,
     model=model,
     task=task,
     converter=CONVERTER,
