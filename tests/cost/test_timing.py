@@ -10,7 +10,7 @@ from weft.config.errors import ConfigError
 from weft.cost.choice import Group, StageChoice
 from weft.cost.memory import params_of
 from weft.cost.operators import Op, Phase
-from weft.cost.rates import CLASSES, Roofline, compute_seconds, efficiency_of
+from weft.cost.rates import Roofline, chip_classes, compute_seconds, efficiency_of
 from weft.cost.sends import layer_sends
 from weft.cost.timing import Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
@@ -218,7 +218,10 @@ def test_chips_without_a_class_go_by_their_best_product() -> None:
     best = 668.4 / 1307.4
     assert efficiency_of(chip).matmul == pytest.approx(0.7 * best / 0.8)
     assert efficiency_of(catalogue()["L40S"]).matmul == pytest.approx(0.7)
-    assert efficiency_of(catalogue()["H100-SXM5-80GB"]).matmul == CLASSES["H100"].matmul
+    assert (
+        efficiency_of(catalogue()["H100-SXM5-80GB"]).matmul
+        == chip_classes()["H100"].efficiency.matmul
+    )
     quick = replace(chip, measured_tflops={"bf16": 1400.0})
     assert efficiency_of(quick).matmul == 0.9
 

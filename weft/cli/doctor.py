@@ -91,7 +91,7 @@ def _packages() -> Iterator[Finding]:
         todo = f"only for {use}: pip install {name}"
         yield _package(name, Finding(name, "hint", "absent", todo))
     if importlib.util.find_spec("torchvision") is not None:
-        todo = "Weft does not use it, and a build for CUDA breaks a PyTorch without: uninstall it"
+        todo = "Weft does not use it, and a build for GPUs breaks a PyTorch without: uninstall it"
         yield Finding("torchvision", "hint", "installed", todo)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from weft.config.errors import ConfigError, ConfigErrors
-from weft.config.load import Loaded, load_config
+from weft.config.load import Loaded, load_config, recipe_names
 
 DEFAULT_RECIPE = "demo"
 
@@ -17,7 +17,7 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="[RECIPE|FILE]",
-        help="A recipe's name (debug, demo, demo-gpt2) or a YAML file.",
+        help=f"A recipe's name ({', '.join(recipe_names())}) or a YAML file.",
         show_default=True,
     ),
 ]

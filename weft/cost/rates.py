@@ -7,9 +7,13 @@ come from a profile of the chip, from measurements in the catalogue, or from the
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import hypot
+from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from weft.cluster.cluster import Chip, Dtype
@@ -45,16 +49,34 @@ class Efficiency:
     memory: float
 
 
-CLASSES: dict[str, Efficiency] = {
-    "V100": Efficiency(matmul=0.74, fp8=0.0, attention=0.27, memory=0.78),
-    "T4": Efficiency(matmul=0.45, fp8=0.0, attention=0.23, memory=0.26),
-    "A100": Efficiency(matmul=0.80, fp8=0.0, attention=0.43, memory=0.65),
-    "H100": Efficiency(matmul=0.67, fp8=0.65, attention=0.28, memory=0.55),
-    "B200": Efficiency(matmul=0.70, fp8=0.55, attention=0.40, memory=0.33),
-    "other": Efficiency(matmul=0.70, fp8=0.78, attention=0.35, memory=0.48),
-}
-"""By class of chip, see ``chip_class``; fitted to published runs (docs/prediction.md), with what
-all software adds to the model's traffic through memory."""
+@dataclass(frozen=True, slots=True)
+class ChipClass:
+    """Chips that are given the same efficiency."""
+
+    name: str
+    vendor: str
+    chips: tuple[str, ...]
+    """How their names begin."""
+    efficiency: Efficiency
+
+    def has(self, chip: Chip) -> bool:
+        return chip.vendor == self.vendor and chip.name.startswith(self.chips)
+
+
+OTHER = "other"
+"""The class of all chips that no class names."""
+
+
+@cache
+def chip_classes() -> Mapping[str, ChipClass]:
+    """By name; fitted to published runs (docs/prediction.md), with what all software adds to the
+    model's traffic through memory."""
+    data = json.loads(Path(__file__).with_name("efficiency.json").read_text("utf-8"))
+    found = [
+        ChipClass(each["name"], each["vendor"], tuple(each["chips"]), Efficiency(**each["rates"]))
+        for each in data["classes"]
+    ]
+    return MappingProxyType({each.name: each for each in found})
 
 
 USUAL_BEST = 0.8
@@ -65,8 +87,8 @@ HIGHEST = 0.9
 
 def efficiency_of(chip: Chip, of_class: Efficiency | None = None) -> Efficiency:
     """Of the chip's class; where that is all others, as the chip's best product was measured."""
-    part = of_class or CLASSES[chip_class(chip)]
-    if chip_class(chip) != "other":
+    part = of_class or chip_classes()[chip_class(chip)].efficiency
+    if chip_class(chip) != OTHER:
         return part
     wide = _best(chip, "bf16") or USUAL_BEST
     narrow = _best(chip, "fp8") or wide
@@ -86,16 +108,7 @@ def _best(chip: Chip, dtype: Dtype) -> float | None:
 
 def chip_class(chip: Chip) -> str:
     """The class whose efficiency a chip without a profile is given."""
-    for name, marks in (
-        ("V100", ("V100-SXM",)),
-        ("T4", ("T4",)),
-        ("A100", ("A100", "A800")),
-        ("H100", ("H100", "H800", "H200", "H20")),
-        ("B200", ("B200", "GB200", "B300", "GB300")),
-    ):
-        if chip.vendor == "NVIDIA" and chip.name.startswith(marks):
-            return name
-    return "other"
+    return next((name for name, each in chip_classes().items() if each.has(chip)), OTHER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
