@@ -1,12 +1,18 @@
 """What a configuration may name grows with the registries, in errors and in the JSON schema too."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Self
 
 import pytest
 
 from weft.config.errors import ConfigErrors
 from weft.config.load import Loaded, config_schema, load_config
+from weft.config.schema import root
+from weft.config.sections import Count, ModelConfig
+from weft.models.decoder_config import DecoderConfig
+from weft.models.registry import FAMILIES, model_spec, register_family
+from weft.plan.model import ModelSpec
 from weft.platform.cpu import CpuPlatform
 from weft.platform.registry import PLATFORMS
 from weft.precision.registry import PRECISIONS
@@ -67,3 +73,99 @@ def test_the_schema_lists_them(more: None) -> None:
     compute = config_schema()["$defs"]["ComputeConfig"]["properties"]
     assert compute["device"]["enum"] == ["auto", "cpu", "cuda", "chipx"]
     assert compute["precision"]["enum"] == ["auto", "fp64", "fp32", "bf16", "fp48"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvSpec(ModelSpec):
+    """A family that is no decoder: a channel more here, no feed-forward there."""
+
+    kernel: int
+
+    def splits_over(self, tp: int) -> bool:
+        return tp == 1
+
+    def reduced(self) -> Self:
+        return self
+
+
+class ConvConfig(ModelConfig):
+    """A convolutional model."""
+
+    kernel: Count | None = None
+    """Width of a kernel; null is the row's."""
+    num_layers: Count | None = None
+    """Blocks."""
+
+
+CONV = replace(
+    FAMILIES["llama"],
+    name="conv",
+    order=7,
+    spec=ConvSpec,
+    sizes={
+        "tiny": ConvSpec(
+            family="conv",
+            d_model=8,
+            d_head=8,
+            num_layers=2,
+            num_heads=1,
+            num_kv_heads=1,
+            vocab_size=9,
+            seq_len=8,
+            kernel=3,
+        )
+    },
+    check=lambda spec: None,
+    config=ConvConfig,
+)
+
+
+@pytest.fixture
+def conv() -> Iterator[None]:
+    register_family(CONV)
+    yield
+    FAMILIES.remove("conv")
+
+
+def test_a_family_brings_its_own_keys(conv: None) -> None:
+    config = loaded("model.family=conv", "model.size=tiny", "model.kernel=5").config
+    assert config.model == ConvConfig(family="conv", size="tiny", kernel=5)
+    spec = model_spec(config.model, 99, 16)
+    assert isinstance(spec, ConvSpec)
+    assert (spec.kernel, spec.num_layers, spec.vocab_size, spec.seq_len) == (5, 2, 99, 16)
+    assert load_config("debug").config.model == DecoderConfig(family="llama", size="debug-1m")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (
+            ("model.family=conv", "model.size=tiny", "model.kernel=x"),
+            "model.kernel = 'x': expected an integer >= 1, or null.",
+        ),
+        (
+            ("model.family=conv", "model.kernl=3"),
+            "unknown key 'model.kernl': did you mean 'model.kernel'?",
+        ),
+        (("model.family=cnv",), "model.family = 'cnv': expected 'conv', 'gpt2' or 'llama'. "),
+        (("model.kernel=3",), "unknown key 'model.kernel': "),
+        (("model=3",), "model = 3: expected a section whose family is 'conv', 'gpt2' or 'llama'."),
+    ],
+)
+def test_keys_of_other_families_are_refused(
+    conv: None, pairs: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        loaded(*pairs)
+    (error,) = caught.value.errors
+    assert str(error).startswith(message)
+    assert error.where == "on the command line"
+
+
+def test_the_schema_has_both_sections(conv: None) -> None:
+    schema = config_schema()
+    refs = {"#/$defs/DecoderConfig", "#/$defs/ConvConfig"}
+    assert {option["$ref"] for option in schema["properties"]["model"]["anyOf"]} == refs
+    keys = schema["$defs"]["ConvConfig"]["properties"]
+    assert keys["kernel"]["description"] == "Width of a kernel; null is the row's."
+    assert root().at("model.kernel").expected == "an integer >= 1, or null"

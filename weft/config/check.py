@@ -69,11 +69,11 @@ def flat(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _data(entry: Entry, node: Node | None) -> Any:
-    """Plain values as sections take them: 1e4 is an integer, a choice has its ``kind``."""
+    """Plain values as sections take them: 1e4 is an integer, a choice says which it is."""
     value = entry.value
     if isinstance(value, Mapping):
-        kind = {"kind": node.default_variant} if node is not None and node.variants else {}
-        return kind | {key: _data(child, node and node.child(key)) for key, child in value.items()}
+        which = {node.key: node.default_variant} if node is not None and node.variants else {}
+        return which | {key: _data(child, node and node.child(key)) for key, child in value.items()}
     if isinstance(value, list):
         return [_data(item, node and node.items) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -121,12 +121,13 @@ def _in_words(problem: Mapping[str, Any], tree: Entry, top: Node) -> ConfigError
         around = str(origin_of(tree, key.rpartition(".")[0]))
         return ConfigError(key, None, node.expected, "It has to be given.", where=around)
     if problem["type"].startswith("union_tag"):
-        assert isinstance(entry.value, Mapping), f"{key} has a kind"
-        kind = plain(entry.value["kind"]) if "kind" in entry.value else ""
-        return ConfigError(f"{key}.kind", kind, one_of(node.words), _near_word(kind, node))
+        assert isinstance(entry.value, Mapping), f"{key} has a {node.key}"
+        which = plain(entry.value[node.key]) if node.key in entry.value else ""
+        return ConfigError(f"{key}.{node.key}", which, one_of(node.words), _near_word(which, node))
     value = plain(entry)
-    hint = f"Write {key}.kind={value}." if node.kind == "choice" and value in node.words else ""
-    return ConfigError(key, value, node.expected, hint or _hint(value, node))
+    is_word = node.kind == "choice" and value in node.words
+    hint = f"Write {key}.{node.key}={value}." if is_word else _hint(value, node)
+    return ConfigError(key, value, node.expected, hint)
 
 
 def _unknown_key(loc: _Location, tree: Entry, top: Node) -> ConfigError:

@@ -189,8 +189,8 @@ def merge(base: Entry, over: Entry, node: Node | None) -> Entry:
 def _staying(base: Mapping[str, Entry], over: Mapping[str, Entry], node: Node) -> dict[str, Entry]:
     """What is not left behind of ``base``."""
     merged = dict(base)
-    if "kind" in over and plain(over["kind"]) in node.variants:
-        fields = node.variants[str(plain(over["kind"]))].fields
+    if node.key in over and plain(over[node.key]) in node.variants:
+        fields = node.variants[str(plain(over[node.key]))].fields
         merged = {key: entry for key, entry in merged.items() if key in fields}
     if node.fields.keys() >= set(PLAN_WAYS):
         merged = _unless_replaced(merged, over)

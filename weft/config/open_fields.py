@@ -6,11 +6,11 @@ name written out here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import core_schema
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import SchemaValidator, core_schema
 
 from weft.config.names import names_of, registry_of
 
@@ -52,10 +52,19 @@ def section_of(kind: str, key: str, data: Mapping[str, Any]) -> Any:
     Raises:
         pydantic.ValidationError: every problem of it.
     """
-    registry = registry_of(kind)
-    name = data.get(key)
-    known = name if isinstance(name, str) and name in registry else next(iter(registry))
-    return registry[known].config.model_validate(data)
+    sections = {name: entry.config for name, entry in registry_of(kind).items()}
+    first = next(iter(sections))
+    if len(set(sections.values())) == 1:
+        return sections[first].model_validate(data)
+    choice = _choice(sections, lambda given: given.get(key, first))
+    return SchemaValidator(choice).validate_python(data)
+
+
+def _choice(
+    sections: Mapping[str, type[BaseModel]], chosen_by: str | Callable[[Any], Hashable]
+) -> core_schema.CoreSchema:
+    schemas = {name: section.__pydantic_core_schema__ for name, section in sections.items()}
+    return core_schema.tagged_union_schema({**schemas}, discriminator=chosen_by)
 
 
 class SectionOf:
@@ -66,7 +75,11 @@ class SectionOf:
         self._kind, self._key = kind, key
 
     def _checked(self, value: object) -> Any:
-        return section_of(self._kind, self._key, value) if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            return section_of(self._kind, self._key, value)
+        if not isinstance(value, BaseModel):
+            raise ValueError("no section")
+        return value
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
@@ -78,11 +91,8 @@ class SectionOf:
         schema: core_schema.CoreSchema,
         handler: GetJsonSchemaHandler,
     ) -> dict[str, Any]:
-        sections = {
-            name: entry.config.__pydantic_core_schema__
-            for name, entry in registry_of(self._kind).items()
-        }
-        choice = handler(core_schema.tagged_union_schema(sections, discriminator=self._key))
+        sections = {name: entry.config for name, entry in registry_of(self._kind).items()}
+        choice = handler(_choice(sections, self._key))
         default = section_of(self._kind, self._key, {}).model_dump(mode="json")
         one = choice["oneOf"][0] if len(choice["oneOf"]) == 1 else choice
         return {**one, "default": default}

@@ -54,19 +54,21 @@ class Node:
     """One place of the configuration."""
 
     kind: Literal["section", "choice", "list", "number", "text", "flag"]
-    """``choice``: one of several sections, told apart by their key ``kind``."""
+    """``choice``: one of several sections, told apart by one of their keys."""
     expected: str
     """Completes "expected ..."."""
     nullable: bool = False
     fields: Mapping[str, Node] = field(default_factory=dict)
     """Of a section."""
     variants: Mapping[str, Node] = field(default_factory=dict)
-    """Of a choice: value of ``kind`` -> section."""
+    """Of a choice: value of ``key`` -> section."""
+    key: str = "kind"
+    """Of a choice: what tells its sections apart."""
     default_variant: str = ""
     items: Node | None = None
     """Of a list."""
     words: tuple[str, ...] = ()
-    """Allowed texts, where only some are; of a choice, the values of ``kind``."""
+    """Allowed texts, where only some are; of a choice, the values of ``key``."""
 
     @property
     def shorthands(self) -> tuple[str, ...]:
@@ -150,14 +152,15 @@ def _node(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Node:
         schema = defs[schema["$ref"].rpartition("/")[2]]
     null = ", or null" if nullable else ""
     if "discriminator" in schema:
-        mapping = schema["discriminator"]["mapping"]
+        key, mapping = schema["discriminator"]["propertyName"], schema["discriminator"]["mapping"]
         return Node(
             kind="choice",
-            expected=f"a section whose kind is {one_of(mapping)}{null}",
+            expected=f"a section whose {key} is {one_of(mapping)}{null}",
+            key=key,
             nullable=nullable,
             words=tuple(mapping),
             variants={kind: _node({"$ref": ref}, defs) for kind, ref in mapping.items()},
-            default_variant=default["kind"] if default else "",
+            default_variant=default[key] if default else "",
         )
     if schema["type"] == "object":
         fields = {name: _node(child, defs) for name, child in schema["properties"].items()}
