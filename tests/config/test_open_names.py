@@ -106,10 +106,7 @@ CONV = replace(
         "tiny": ConvSpec(
             family="conv",
             d_model=8,
-            d_head=8,
             num_layers=2,
-            num_heads=1,
-            num_kv_heads=1,
             vocab_size=9,
             seq_len=8,
             kernel=3,

@@ -15,6 +15,9 @@ class DecoderSpec(ModelSpec):
     """Sizes of a decoder-only transformer; one row of a family's sizes table."""
 
     d_ff: int
+    d_head: int
+    num_heads: int
+    num_kv_heads: int
     norm_eps: float
     tied: bool
     """The head multiplies by the embedding's weight."""

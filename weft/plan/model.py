@@ -31,11 +31,8 @@ class ModelSpec(ABC):
     """Folder under ``weft.models``, or the name under which a family was added."""
     d_model: int
     """Channels of what goes from one layer to the next."""
-    d_head: int
     num_layers: int
     """Blocks, which a plan gives to its stages."""
-    num_heads: int
-    num_kv_heads: int
     vocab_size: int
     """Tokens that samples are made of."""
     seq_len: int

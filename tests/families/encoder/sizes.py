@@ -10,6 +10,9 @@ from weft.plan.model import Init, ModelSpec, ParamSpec, UnitName
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderSpec(ModelSpec):
     d_ff: int
+    d_head: int
+    num_heads: int
+    num_kv_heads: int
     num_classes: int
 
     def splits_over(self, tp: int) -> bool:
