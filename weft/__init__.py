@@ -28,6 +28,7 @@ _MODULES = {
 }
 _REGISTRIES = {
     "families": "weft.models.registry:FAMILIES",
+    "optimizers": "weft.optim.registry:OPTIMIZERS",
     "devices": "weft.platform.registry:PLATFORMS",
     "precisions": "weft.precision.registry:PRECISIONS",
     "schedules": "weft.schedules.registry:SCHEDULES",

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Literal, Self
 
 import pytest
 
 from weft.config.errors import ConfigErrors
 from weft.config.load import Loaded, config_schema, load_config
 from weft.config.schema import root
-from weft.config.sections import Count, ModelConfig
+from weft.config.sections import Count, ModelConfig, OptimConfig, Positive
 from weft.models.decoder_config import DecoderConfig
 from weft.models.registry import FAMILIES, model_spec, register_family
+from weft.optim.kind import Kind
+from weft.optim.registry import OPTIMIZERS
 from weft.plan.model import ModelSpec
 from weft.platform.cpu import CpuPlatform
 from weft.platform.registry import PLATFORMS
@@ -166,3 +168,27 @@ def test_the_schema_has_both_sections(conv: None) -> None:
     keys = schema["$defs"]["ConvConfig"]["properties"]
     assert keys["kernel"]["description"] == "Width of a kernel; null is the row's."
     assert root().at("model.kernel").expected == "an integer >= 1, or null"
+
+
+class PlainConfig(OptimConfig):
+    """The gradient, and nothing else."""
+
+    kind: Literal["plain"] = "plain"
+    """Which optimizer this is."""
+    push: Positive = 1.0
+    """Times the gradient."""
+
+
+def test_an_optimizer_brings_its_own_keys() -> None:
+    plain = Kind(name="plain", order=5, config=PlainConfig, rule=lambda config: config)
+    asked = ("optim.kind=plain", "optim.push=2.0")
+    with pytest.raises(ConfigErrors, match=r"optim.kind = 'plain': expected 'adamw' or 'sgd'"):
+        loaded(*asked)
+    OPTIMIZERS.add(plain)
+    try:
+        optim = loaded(*asked).config.optim
+        assert isinstance(optim, PlainConfig) and optim.push == 2.0
+        with pytest.raises(ConfigErrors, match=r"unknown key 'optim.momentum'"):
+            loaded(*asked, "optim.momentum=0.5")
+    finally:
+        OPTIMIZERS.remove("plain")

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from weft.config.sections import OptimConfig
+from weft.optim.kind import Kind
 from weft.optim.registry import OPTIMIZERS
-from weft.optim.rule import Dims, Kind, Rule, Update, every_dim
+from weft.optim.rule import Dims, Rule, Update, every_dim
 from weft.plan.model import ParamSpec
 
 

@@ -86,7 +86,7 @@ def test_another_source_is_noticed(pool: WorkerPool, tmp_path: Path) -> None:
     shutil.copytree(Path(consistency.__file__).parents[1], tmp_path / "weft")
     both = [job([]), job([])]
     assert pool.run(told, both, str(tmp_path / "weft"), world_size=2) == ["", ""]
-    (tmp_path / "weft/optim/adamw.py").write_text("# nothing\n")
+    (tmp_path / "weft/optim/adamw/rule.py").write_text("# nothing\n")
     first, second = pool.run(told, both, str(tmp_path / "weft"), world_size=2)
     assert first == second
     assert first.startswith("weft's source = ")

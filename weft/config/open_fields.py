@@ -52,12 +52,18 @@ def section_of(kind: str, key: str, data: Mapping[str, Any]) -> Any:
     Raises:
         pydantic.ValidationError: every problem of it.
     """
-    sections = {name: entry.config for name, entry in registry_of(kind).items()}
+    sections = _sections(kind)
     first = next(iter(sections))
     if len(set(sections.values())) == 1:
         return sections[first].model_validate(data)
     choice = _choice(sections, lambda given: given.get(key, first))
     return SchemaValidator(choice).validate_python(data)
+
+
+def _sections(kind: str) -> dict[str, type[BaseModel]]:
+    """Those that entries bring; some are for programs alone and have none."""
+    sections = ((name, entry.config) for name, entry in registry_of(kind).items())
+    return {name: section for name, section in sections if section is not None}
 
 
 def _choice(
@@ -91,8 +97,7 @@ class SectionOf:
         schema: core_schema.CoreSchema,
         handler: GetJsonSchemaHandler,
     ) -> dict[str, Any]:
-        sections = {name: entry.config for name, entry in registry_of(self._kind).items()}
-        choice = handler(_choice(sections, self._key))
+        choice = handler(_choice(_sections(self._kind), self._key))
         default = section_of(self._kind, self._key, {}).model_dump(mode="json")
         one = choice["oneOf"][0] if len(choice["oneOf"]) == 1 else choice
         return {**one, "default": default}

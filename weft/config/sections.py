@@ -461,7 +461,9 @@ class Config(Section):
     batch: BatchConfig = BatchConfig()
     plan: PlanConfig = PlanConfig()
     compute: ComputeConfig = ComputeConfig()
-    optim: Annotated[AdamWConfig | SgdConfig, Field(discriminator="kind")] = AdamWConfig()
+    optim: Annotated[OptimConfig, SectionOf("optimizers", key="kind")] = Field(
+        default_factory=lambda: section_of("optimizers", "kind", {})
+    )
     """The optimizer, chosen by `kind`."""
     train: TrainConfig = TrainConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -1,13 +1,20 @@
-"""The optimizers by name, as ``optim.kind`` gives it."""
+"""The optimizers by name, as ``optim.kind`` gives it. No torch until one is made."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from weft.config.names import Registry
 from weft.config.sections import OptimConfig
-from weft.optim.rule import Kind, Rule
+from weft.optim.kind import Kind
 
-OPTIMIZERS: Registry[Kind] = Registry("weft.optim", entry="OPTIMIZER", group="weft.optimizers")
-"""Every file beside this one that has an ``OPTIMIZER``, and what installed packages name so."""
+if TYPE_CHECKING:
+    from weft.optim.rule import Rule
+
+OPTIMIZERS: Registry[Kind] = Registry(
+    "weft.optim", folder="optimizer", entry="OPTIMIZER", group="weft.optimizers"
+)
+"""Every folder beside this file, and what installed packages name so."""
 
 
 def rule_of(optim: OptimConfig) -> Rule:

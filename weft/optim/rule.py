@@ -1,16 +1,16 @@
 """What an optimizer is: what it keeps for every parameter, and how one update changes both.
 
-A rule is one file of this package, which ends with its ``OPTIMIZER``. It sees main parameters, the
-boxes of logical tensors that this rank updates, and need not know how they are split: element by
-element it does the same to each, and sums of squares over whole logical tensors it may ask for.
+A rule is one folder of this package, whose module ``optimizer`` has its ``OPTIMIZER``. It sees
+main parameters, the boxes of logical tensors that this rank updates, and need not know how they
+are split: element by element it does the same to each, and sums of squares over whole logical
+tensors it may ask for.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,13 +104,3 @@ class Rule(ABC):
     @abstractmethod
     def update(self, update: Update) -> None:
         """Change values and states in place. Gradients may be overwritten."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
-    """An entry of the registry."""
-
-    name: str
-    order: int
-    rule: Callable[[Any], Rule]
-    """From the optimizer's own section of the configuration."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from weft.config.sections import AdamWConfig
-from weft.optim.rule import Dims, Kind, Rule, Update, every_dim
+from weft.optim.rule import Dims, Rule, Update, every_dim
 from weft.plan.model import ParamSpec
 
 
@@ -42,6 +42,3 @@ class AdamW(Rule):
                 maximize=False,
                 found_inf=update.skip,
             )
-
-
-OPTIMIZER = Kind(name="adamw", order=0, rule=AdamW)

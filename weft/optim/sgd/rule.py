@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from weft.config.sections import SgdConfig
-from weft.optim.rule import Dims, Kind, Rule, Update, every_dim, take_over
+from weft.optim.rule import Dims, Rule, Update, every_dim, take_over
 from weft.plan.model import ParamSpec
 
 
@@ -36,6 +36,3 @@ class Sgd(Rule):
             take_over(
                 group.values, torch._foreach_add(group.values, steps, alpha=-rate), update.skip
             )
-
-
-OPTIMIZER = Kind(name="sgd", order=1, rule=Sgd)

@@ -1,0 +1,1 @@
+"""AdamW: running means of the gradient and of its square, decay apart."""

@@ -1,0 +1,25 @@
+"""What an optimizer says of itself. No torch until one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weft.config.sections import OptimConfig
+
+if TYPE_CHECKING:
+    from weft.optim.rule import Rule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """An entry of the registry."""
+
+    name: str
+    order: int
+    """Place where optimizers are listed; the first is what a configuration names none of."""
+    config: type[OptimConfig] | None = None
+    """Its section of a configuration, whose ``kind`` is its name; None: for programs alone."""
+    rule: Callable[[Any], Rule]
+    """From its section."""
