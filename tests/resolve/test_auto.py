@@ -196,7 +196,7 @@ def test_ranks_tell_what_they_run_on() -> None:
         f"the catalogue of {GPU.name}",
         "a guess of 10 Gbit/s between machines",
     )
-    place = resources.chips.knowledge.places["Abacus core"]
+    place = resources.chips.knowledge.hardware["Abacus core"]
     assert place.fabric.across_bytes_s == 1.25e9
     alone = resources_of_facts(asked().config, told(alike, "a", 2))
     assert shape(alone) == [("Abacus core", 1, 2)]
