@@ -119,3 +119,9 @@ def test_ranks_are_put_together_in_one_place(name: str) -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
     ]
     assert calls == ["weft/train/assemble.py"]
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by it."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

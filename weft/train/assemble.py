@@ -222,9 +222,11 @@ def gradient_path(
 def local_params(
     stages: Sequence[Stage], specs: Sequence[ParamSpec], stored: Mapping[str, Stored]
 ) -> list[LocalParam]:
-    """The trained parameters that these stages hold, by logical name, in forward order.
+    """The trained parameters that these stages hold, in the order of the unsplit model.
 
-    Two stages that hold the same one (the ends of a V with a tied head) then share it.
+    Ranks that share some must put them in the same buckets, whatever else each of them holds and
+    wherever it uses them. Two stages that hold the same one (the ends of a V with a tied head) then
+    share it.
     """
     by_name = {spec.name: spec for spec in specs}
     found: dict[str, LocalParam] = {}
@@ -237,7 +239,7 @@ def local_params(
                 module.get_submodule(owner).register_parameter(leaf, first.param)
             elif name in by_name:
                 found[name] = LocalParam(by_name[name], stored[name], param)
-    return list(found.values())
+    return [found[spec.name] for spec in specs if spec.name in found]
 
 
 def _apply(stage: Stage, asked: StagePlan, work: WeightWork | None) -> None:
