@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -51,14 +51,15 @@ class Mesh:
 
     def split_samples(self, size: int) -> dict[int, range]:
         """Which of ``size`` samples each rank computes: consecutive parts, as even as they go."""
-        result = {}
-        for rank in self.ranks:
-            position, mine = self.coordinate(rank), range(size)
-            for axis in SAMPLE_AXES:
-                part = part_of(len(mine), self.size(axis), position[axis])
-                mine = mine[part.start : part.stop]
-            result[rank] = mine
-        return result
+        return {rank: self.part(size, rank, SAMPLE_AXES) for rank in self.ranks}
+
+    def part(self, size: int, rank: int, axes: Iterable[str]) -> range:
+        """Which of ``size`` elements a rank has, where each axis cuts what the one before left."""
+        position, mine = self.coordinate(rank), range(size)
+        for axis in axes:
+            part = part_of(len(mine), self.size(axis), position[axis])
+            mine = mine[part.start : part.stop]
+        return mine
 
     def is_first_with_samples(self, rank: int) -> bool:
         """The rank is the first of those that compute the same samples."""

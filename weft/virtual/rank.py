@@ -23,7 +23,7 @@ from weft.plan.layout import Dim
 from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import PipelinePlan, Plan, Seat
-from weft.plan.tiling import Tiling, part_of
+from weft.plan.tiling import Tiling
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import Roles
 from weft.train.assemble import Options, Share, assemble
@@ -211,8 +211,8 @@ def _samples(number: int) -> MicroBatch:
 
 
 def _part(mesh: Mesh, rank: int, numel: int) -> Box:
-    """Tensor-parallel ranks hold parts."""
-    part = part_of(numel, mesh.size("tp"), mesh.coordinate(rank)["tp"])
+    """Ranks that compute the same samples hold parts."""
+    part = mesh.part(numel, rank, mesh.model_axes)
     return Box((part.start,), (len(part),))
 
 
