@@ -173,3 +173,47 @@ def test_groups_are_those_of_axes_that_have_a_runtime() -> None:
     plan = seat_of(Mesh.of(range(4), dp=2, tp=2)).plan
     assert axis_groups(plan) == [(0, 1), (2, 3)]
     assert Partial not in {after for _, after in RUNTIMES["tp"].changes}
+
+
+class Sequence(Channels):
+    """Another: each rank takes a part of the sequence, also where modules compute."""
+
+    def divides(self, dim: Dim, form: Form) -> bool:
+        return dim.name == "seq" and form in ("stream", "inner")
+
+
+class Told(nn.Module):
+    """A kind of module that knows which part of a dimension it has."""
+
+    def __init__(self, inside: nn.Module, share: Any) -> None:
+        super().__init__()
+        self.inside, self.first = inside, share.first
+
+
+def along_sequence(layout: dict[str, Layout], forms: dict[Any, Any]) -> nn.ModuleDict:
+    made = model(Convolution())
+    tables = {"axes": {"cp": Sequence()}, "runtimes": {"cp": Runtime({}, forms)}}
+    apply(made, layout, Mesh.of((0, 1), cp=2), **tables)
+    return made
+
+
+def test_a_module_that_mixes_what_is_divided_gets_another_form() -> None:
+    layout = {"down": Layout(takes={0: Edge(STREAM, "stream", "inner")}, mixes=SEQ)}
+    made = along_sequence(layout, {Convolution: Told})
+    assert isinstance(made["down"], Told)
+    assert made["down"].first == 0
+    with pytest.raises(
+        ConfigError, match=r"layout.down = 'Convolution': .* It mixes seq, of which"
+    ):
+        along_sequence(layout, {nn.Linear: Told})
+
+
+def test_what_is_divided_and_looked_at_by_no_module_is_refused() -> None:
+    """A layout that was written before the axis would give other numbers in silence."""
+    layout = {"down": Layout(takes={0: Edge(STREAM, "stream", "inner")})}
+    with pytest.raises(ConfigError) as refused:
+        along_sequence(layout, {Convolution: Told})
+    assert str(refused.value) == (
+        "layout.down = 'seq': expected a dimension that some module of the layout sums or mixes. "
+        "cp gives each rank a part of it to compute with."
+    )

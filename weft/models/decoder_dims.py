@@ -56,13 +56,18 @@ class DecoderDims:
     def positions(self) -> Edge:
         """``[samples, seq]``: the places of tokens, for a module that computes with hidden states
         as they travel."""
-        return Edge((SAMPLES, self.seq), "inner", "stream")
+        return Edge((SAMPLES, self.seq), "batch", "stream")
 
     def ends(self, *, tied: bool) -> dict[str, Layout]:
         """The vocabulary's tables: embedding, head and loss."""
         table = {"weight": (self.vocab, self.d_model)}
         ends = {
-            "embed": Layout(params=table, sums=self.vocab, gives=self.leaves),
-            "cross_entropy": Layout(takes={0: self.enters}, sums=self.vocab),
+            "embed": Layout(
+                params=table,
+                sums=self.vocab,
+                takes={0: Edge((SAMPLES, self.seq), "batch", "inner")},
+                gives=self.leaves,
+            ),
+            "cross_entropy": Layout(takes={0: self.enters}, sums=self.vocab, mixes=self.seq),
         }
         return ends if tied else {**ends, "head": Layout(params=table)}

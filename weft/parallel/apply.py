@@ -16,7 +16,7 @@ from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.parallel.runtime import AxisGroup, Change, Lying, Runtime, Sum
 from weft.parallel.runtimes import RUNTIMES
-from weft.plan.layout import Dim, Edge, Form, Layout
+from weft.plan.layout import SAMPLES, Dim, Edge, Form, Layout
 from weft.plan.placement import Shard
 from weft.plan.plan import Seat
 from weft.plan.tiling import Stored
@@ -60,13 +60,19 @@ def apply_layout(
     """
     modules = dict(model.named_modules())
     mesh = seat.stage_plan.mesh
-    for name, axis in axes.items():
-        if mesh.size(name) == 1:
-            continue
-        along = _Along(axis, AxisGroup(comm, name, seat.group(name)), seat, runtimes, axes, sizes)
-        for where, entry in layout.items():
-            if where in modules:
-                modules[where] = along.apply(model, where, modules[where], entry)
+    found = [
+        _Along(axis, AxisGroup(comm, name, seat.group(name)), seat, runtimes, axes, sizes)
+        for name, axis in axes.items()
+        if mesh.size(name) > 1
+    ]
+    here = {where: entry for where, entry in layout.items() if where in modules}
+    for along in reversed(found):  # a split form may stand around that of an axis further inside
+        for where, entry in here.items():
+            modules[where] = along.split(model, where, modules[where], entry)
+    for along in found:
+        for where, entry in here.items():
+            along.change(where, modules[where], entry)
+        along.refuse_unstated(layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,26 +86,51 @@ class _Along:
     axes: Mapping[str, Axis]
     sizes: Mapping[str, int]
 
-    def apply(self, model: nn.Module, where: str, module: nn.Module, entry: Layout) -> nn.Module:
+    def refuse_unstated(self, layout: Mapping[str, Layout]) -> None:
+        """What ranks hold parts of while modules compute must be looked at by some module.
+
+        Else the axis would be new to this layout, and numbers would be wrong in silence.
+        """
+        entries = layout.values()
+        stated = {dim.name for entry in entries for dim in (entry.sums, entry.mixes) if dim}
+        for where, entry in layout.items():
+            for dim in entry.inner_dims():
+                if dim.name not in (SAMPLES.name, *stated) and self.axis.divides(dim, "inner"):
+                    expected = "a dimension that some module of the layout sums or mixes"
+                    hint = f"{self.axis.name} gives each rank a part of it to compute with."
+                    raise ConfigError(f"layout.{where}", dim.name, expected, hint)
+
+    def split(self, model: nn.Module, where: str, module: nn.Module, entry: Layout) -> nn.Module:
         """The module that stands in the model's place ``where`` from now on."""
+        if entry.mixes is not None and self.axis.divides(entry.mixes, "inner"):
+            alone = replace(entry, gives=None)
+            module = self._split(module, where, alone, entry.mixes, does="mixes")
+            owner, _, leaf = where.rpartition(".")
+            model.get_submodule(owner).register_module(leaf, module)
         if entry.sums is not None and self.axis.divides(entry.sums, "inner"):
             module = self._split(module, where, entry, entry.sums)
             owner, _, leaf = where.rpartition(".")
             model.get_submodule(owner).register_module(leaf, module)
-        elif entry.gives is not None:
+        return module
+
+    def change(self, where: str, module: nn.Module, entry: Layout) -> None:
+        """Let what it takes and gives change where it has to."""
+        completes = entry.sums is not None and self.axis.divides(entry.sums, "inner")
+        if entry.gives is not None and not completes:
             for change in self._change(entry.gives, f"{where}.gives"):
                 module.register_forward_hook(_after(change))
         for place, edge in entry.takes.items():
             for change in self._change(edge, f"{where}.takes[{place}]"):
                 module.register_forward_pre_hook(_before(change, place))
-        return module
 
-    def _split(self, module: nn.Module, where: str, entry: Layout, sums: Dim) -> nn.Module:
+    def _split(
+        self, module: nn.Module, where: str, entry: Layout, sums: Dim, *, does: str = "adds up over"
+    ) -> nn.Module:
         forms = self._runtime(where).split_forms
         form = next((forms[kind] for kind in type(module).__mro__ if kind in forms), None)
         if form is None:
             known = ", ".join(kind.__name__ for kind in forms)
-            hint = f"It adds up over {sums.name}, of which each rank holds a part."
+            hint = f"It {does} {sums.name}, of which each rank holds a part."
             key = f"layout.{where}"
             raise ConfigError(
                 key, type(module).__name__, f"a kind with a split form: {known}", hint
@@ -114,7 +145,7 @@ class _Along:
         """What the edge asks of this axis; nothing where the tensor lies alike before and after."""
         before = self._lying(edge.dims, edge.before, sums)
         after = self._lying(edge.dims, edge.after)
-        if before == after:
+        if before.placement == after.placement:  # parts may differ by what other axes divide
             return
         kinds = (type(before.placement), type(after.placement))
         changes = self._runtime(where).changes

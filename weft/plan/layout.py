@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Form = Literal["param", "stream", "inner"]
+Form = Literal["param", "stream", "inner", "batch"]
 """How a tensor occurs: as a parameter; as activations travel between modules and over stage
-borders; or as a module computes with them."""
+borders; as a module computes with them; or as the batch's tensors come, of whole samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +62,18 @@ class Layout:
     """Dimensions of its own parameters."""
     sums: Dim | None = None
     """The dimension over which it adds up. A rank that holds a part of it makes a term."""
+    mixes: Dim | None = None
+    """The dimension whose elements it lets see one another, or adds up, without parameters of it. A
+    rank that holds a part needs another form of the module."""
     takes: Mapping[int, Edge] = field(default_factory=dict)
     """By the place of an argument of ``forward``."""
     gives: Edge | None = None
+
+    def inner_dims(self) -> set[Dim]:
+        """Dimensions of the activations that it computes with, as far as its edges tell."""
+        edges = [*self.takes.values(), *([] if self.gives is None else [self.gives])]
+        inner = [edge for edge in edges if "inner" in (edge.before, edge.after)]
+        return {dim for edge in inner for dim in edge.dims}
 
 
 def dims_of(layout: Iterable[Layout]) -> set[Dim]:

@@ -14,6 +14,7 @@ _DIVIDED: Mapping[Form, frozenset[str]] = {
     "param": _WIDTHS,
     "inner": _WIDTHS,
     "stream": frozenset({"seq"}),
+    "batch": frozenset(),
 }
 
 

@@ -32,7 +32,7 @@ def _block_layout(dims: DecoderDims) -> dict[str, Layout]:
     dropout = Layout(takes={2: dims.positions})
     return {
         "attn_norm": norm,
-        "attn": Layout(takes={0: dims.enters}),  # once for q, k and v
+        "attn": Layout(takes={0: dims.enters}, mixes=dims.seq),  # once for q, k and v
         "attn.q": Layout(params={"weight": (heads, d_model), "bias": (heads,)}),
         "attn.k": keys,
         "attn.v": keys,

@@ -27,7 +27,7 @@ def _block_layout(spec: DecoderSpec, dims: DecoderDims) -> dict[str, Layout]:
     norm = Layout(params={"weight": (d_model,)})
     result = {
         "attn_norm": norm,
-        "attn": Layout(takes={0: dims.enters}),  # once for q, k and v
+        "attn": Layout(takes={0: dims.enters}, mixes=dims.seq),  # once for q, k and v
         "attn.q": Layout(params=queries),
         "attn.k": Layout(params=keys),
         "attn.v": Layout(params=keys),
