@@ -180,7 +180,7 @@ def test_after_a_failed_collective_nothing_is_left() -> None:
 
 def test_an_abort_waits_for_no_call_that_is_stuck() -> None:
     """Rank 1 never answers rank 0, whose call ends at its limit without anybody waiting for it."""
-    store, limit_s = HashStore(), 3.0
+    store, limit_s = HashStore(), 10.0
 
     def rank_main(rank: int) -> Groups:
         groups = Groups(store, rank, CPU, timeout_s=limit_s, is_local=True)

@@ -23,7 +23,8 @@ from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import PipelinePlan, Plan, ScheduleName, Seat, StagePlan
 from weft.plan.tiling import Tiling
-from weft.precision.roles import PRECISIONS, Roles
+from weft.precision.registry import PRECISIONS
+from weft.precision.roles import Roles
 from weft.train.assemble import Assembled, Share, assemble
 from weft.train.joining import join_plan
 

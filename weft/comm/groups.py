@@ -24,6 +24,9 @@ from weft.comm.members import in_words
 from weft.platform.base import group_of
 from weft.platform.registry import platform_named
 
+ABORT_S = 2.0
+"""How long leaving groups at once may take before the rest of it is left to a thread."""
+
 
 class Group:
     """One open process group. Its ranks are those of the job, ascending."""
@@ -112,7 +115,8 @@ class Groups:
         """Leave every group at once, whatever goes on there.
 
         Calls on gloo that wait for a peer which neither answers nor is gone end at their limit:
-        the groups' threads and sockets stay until then, but nobody waits for it here.
+        the groups' threads and sockets stay until then, but nobody waits for it here. What ends at
+        once is waited for: a process that left meanwhile would be terminated by its own threads.
         """
         handles = self._released()
 
@@ -120,7 +124,9 @@ class Groups:
             while handles:
                 handles.pop().abort()
 
-        threading.Thread(target=end, name="abort groups", daemon=True).start()
+        thread = threading.Thread(target=end, name="abort groups", daemon=True)
+        thread.start()
+        thread.join(ABORT_S)
 
     def _released(self) -> list[ProcessGroup]:
         handles = [group.release() for group in self._open.values()]
