@@ -2,19 +2,22 @@
 
 import os
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_cases import edit_index, save, values
+from checkpoint_cases import edit_index, save, save_shards, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from weft.checkpoint.entry import CheckpointError
+from weft.checkpoint.entry import CHUNK_BYTES, CheckpointError, Shard
 from weft.checkpoint.index import from_text
 from weft.checkpoint.reader import open_checkpoint
 from weft.checkpoint.verify import verify
+from weft.plan.box import Box
 
 RANK0, RANK1, INDEX = "rank-00000.safetensors", "rank-00001.safetensors", "index.json"
 
@@ -133,10 +136,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / INDEX).write_text((f / INDEX).read_text().replace('"step": 1', '"step": 2')),
         f"{INDEX}: it is not what was written (sha256)",
     ),
-    "schema 2": (
-        index(lambda d: d.update(schema=2)),
-        f"{INDEX}: schema 2, and this Weft reads schema 1",
+    "schema 3": (
+        index(lambda d: d.update(schema=3)),
+        f"{INDEX}: schema 3, and this Weft reads schemas 1 to 2",
     ),
+    "checksums lost": (set_box(crc32=[]), "0 checksums"),
+    "checksum of another": (set_box(crc32=[0]), "the elements are not those that were written"),
+    "a checksum too many": (set_box(crc32=[0, 0]), "2 checksums"),
     "schema true": (index(lambda d: d.update(schema=True)), "schema = True: expected a JSON int"),
     "other step": (index(lambda d: d.update(step=2)), f"{INDEX}: says step 2"),
     "no state": (index(lambda d: d.pop("state")), "state = None: expected a JSON dict"),
@@ -188,12 +194,58 @@ def test_an_untouched_checkpoint_verifies(tmp_path: Path) -> None:
     assert (result.ok, result.files, result.bytes, result.problems) == (True, 2, 1184, [])
 
 
-def test_a_part_of_a_box_cannot_be_checked_but_verify_finds_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("element", range(4))
+def test_an_element_that_changed_is_refused_with_any_part_of_its_box(
+    element: int, tmp_path: Path
+) -> None:
+    """As another plan reads it."""
     folder = save(tmp_path, 1, seed=1)
-    flip(folder, RANK1, -1)
-    assert verify(folder).problems == [
-        f"{folder / RANK1}: the bytes are not those that were written (sha256)"
-    ]
+    flip(folder, RANK1, -1 - 4 * element)
+    for half in (Box((4,), (2,)), Box((6,), (2,))):
+        with pytest.raises(CheckpointError, match="the elements are not those that were written"):
+            open_checkpoint(folder).read("norm.weight", box=half)
+
+
+def big() -> Tensor:
+    """Two chunks and a half, in 10 rows of a quarter of a chunk."""
+    return torch.arange(10 * CHUNK_BYTES // 16, dtype=torch.float32).reshape(10, -1)
+
+
+@pytest.mark.parametrize("row", [0, 3, 4, 9])
+def test_a_chunk_that_changed_is_refused_and_the_others_are_read(row: int, tmp_path: Path) -> None:
+    whole = big()
+    shard = Shard("w", "param", tuple(whole.shape), Box.whole(tuple(whole.shape)), whole)
+    folder = save_shards(tmp_path, 1, [[shard]])
+    size = (folder / RANK0).stat().st_size
+    flip(folder, RANK0, size - whole.nbytes + row * CHUNK_BYTES // 4 + 5)
+    checkpoint = open_checkpoint(folder)
+    for other in range(10):
+        box = Box((other, 0), (1, whole.shape[1]))
+        if other // 4 == row // 4:
+            with pytest.raises(CheckpointError, match="the elements are not those"):
+                checkpoint.read("w", box=box)
+        else:
+            assert torch.equal(checkpoint.read("w", box=box), whole[other : other + 1])
+    with pytest.raises(CheckpointError, match="the elements are not those"):
+        checkpoint.read("w", box=Box((0, 0), (10, 1)))
+
+
+@pytest.mark.parametrize("half", [Box((0, 0), (5, 8)), Box((0, 2), (10, 3)), Box((9, 7), (1, 1))])
+def test_a_checkpoint_with_one_checksum_a_box_is_read(half: Box, tmp_path: Path) -> None:
+    """As schema 1 wrote them."""
+    whole = big()
+    shard = Shard("w", "param", tuple(whole.shape), Box.whole(tuple(whole.shape)), whole)
+    folder = save_shards(tmp_path, 1, [[shard]])
+
+    def to_schema_1(data: dict) -> None:
+        data["schema"] = 1
+        box(data)["crc32"] = zlib.crc32(whole.numpy().tobytes())
+
+    edit_index(folder, to_schema_1)
+    assert torch.equal(open_checkpoint(folder).read("w", box=half), whole[half.slices()])
+    flip(folder, RANK0, -1)
+    with pytest.raises(CheckpointError, match="the elements are not those"):
+        open_checkpoint(folder).read("w", box=half)
 
 
 def test_verify_reports_what_nobody_listed(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ DTYPES: dict[str, torch.dtype] = {
 }
 """The safetensors code of every dtype that can be stored."""
 
+CHUNK_BYTES = 4 << 20
+"""What has a checksum of its own: small enough to stay in cache between the checksums and the
+write, and to read little more than a part of a tensor needs."""
+
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
@@ -85,11 +89,12 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class StoredBox:
-    """A box of a tensor in a file. ``crc32`` is of its bytes, row-major."""
+    """A box of a tensor in a file."""
 
     file: str
     box: Box
-    crc32: int
+    crc32: tuple[int, ...]
+    """Of its bytes, row-major: of each ``CHUNK_BYTES`` of them, or one of all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from weft.checkpoint.entry import (
+    CHUNK_BYTES,
     DTYPES,
     JSON,
     CheckpointError,
@@ -29,7 +30,9 @@ from weft.plan.box import Box
 from weft.plan.tiling import Tiling
 from weft.version import __version__
 
-SCHEMA = 1
+SCHEMA = 2
+_READ_SCHEMAS = (1, SCHEMA)
+"""In schema 1 every box has one checksum."""
 INDEX = "index.json"
 _FILE_NAME = re.compile(r"rank-\d{5,9}\.safetensors", re.ASCII)
 _SHOWN = 3
@@ -92,7 +95,10 @@ def problems(index: Index) -> list[str]:
             found.append(f"{tensor.id}: {strange[0]} is not among the files of the index")
             continue
         for stored in tensor.boxes:
-            held[stored.file] += tensor.num_bytes(stored.box)
+            num_bytes = tensor.num_bytes(stored.box)
+            held[stored.file] += num_bytes
+            if len(stored.crc32) not in (1, -(-num_bytes // CHUNK_BYTES)):
+                found.append(f"{tensor.key(stored)}: {len(stored.crc32)} checksums")
         found += _tiling_problems(tensor)
     for file, num_bytes in held.items():
         if num_bytes > index.files[file].bytes:
@@ -165,8 +171,8 @@ def from_text(text: str | bytes, file: Path) -> Index:
         raise CheckpointError(f"not a readable index: {error}", file=file) from error
     try:
         schema = _field(data, "schema", int)
-        if schema != SCHEMA:
-            raise _BadFieldError(f"schema {schema}, and this Weft reads schema {SCHEMA}")
+        if schema not in _READ_SCHEMAS:
+            raise _BadFieldError(f"schema {schema}, and this Weft reads schemas 1 to {SCHEMA}")
         if _field(data, "sha256", str) != _digest({k: data[k] for k in data if k != "sha256"}):
             raise _BadFieldError("it is not what was written (sha256)")
         listed = [_rank_file(entry) for entry in _field(data, "files", list)]
@@ -270,5 +276,6 @@ def _box(data: object) -> StoredBox:
     size = _counts(_field(data, "size", list))
     if len(offset) != len(size):
         raise _BadFieldError(f"offset {offset} and size {size}: expected equal lengths")
-    file, crc32 = _field(data, "file", str), _count(_field(data, "crc32", int))
-    return StoredBox(file, Box(offset, size), crc32)
+    many = isinstance(data, dict) and isinstance(data.get("crc32"), list)
+    crc32 = _field(data, "crc32", list) if many else [_field(data, "crc32", int)]
+    return StoredBox(_field(data, "file", str), Box(offset, size), _counts(crc32))

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from weft.checkpoint.entry import (
+    CHUNK_BYTES,
     DTYPE_CODES,
     CheckpointError,
     RankFile,
@@ -31,9 +32,6 @@ from weft.checkpoint.entry import (
 )
 from weft.checkpoint.index import rank_file_name, resolve_inside
 from weft.plan.box import Box
-
-_CHUNK_BYTES = 4 << 20
-"""Small enough to stay in cache between the checksums and the write."""
 
 
 def write_rank(folder: Path, rank: int, shards: Sequence[Shard]) -> RankFile:
@@ -72,15 +70,15 @@ class _HashedFile:
         self._file = file
         self._sha256 = hashlib.sha256()
 
-    def write(self, data: memoryview) -> int:
-        """Write bytes and return their crc32."""
-        crc = 0
-        for start in range(0, len(data), _CHUNK_BYTES):
-            chunk = data[start : start + _CHUNK_BYTES]
+    def write(self, data: memoryview) -> tuple[int, ...]:
+        """Write bytes and return the crc32 of each of their chunks."""
+        checksums = []
+        for start in range(0, len(data), CHUNK_BYTES):
+            chunk = data[start : start + CHUNK_BYTES]
             self._sha256.update(chunk)
-            crc = zlib.crc32(chunk, crc)
+            checksums.append(zlib.crc32(chunk))
             self._file.write(chunk)
-        return crc
+        return tuple(checksums)
 
     def hexdigest(self) -> str:
         return self._sha256.hexdigest()
@@ -128,6 +126,8 @@ class RankFileReader:
     def __init__(self, folder: Path, facts: RankFile) -> None:
         self._path = resolve_inside(folder, facts.file)
         check_size(self._path, facts)
+        self._checked: set[tuple[str, int]] = set()
+        """Chunks, by box, whose bytes are those that were written."""
         try:
             self._file: Any = safe_open(self._path, framework="pt")
         except (OSError, SafetensorError) as error:
@@ -153,26 +153,41 @@ class RankFileReader:
     def read(self, tensor: StoredTensor, stored: StoredBox, box: Box) -> Tensor:
         """Elements ``box`` (global indices) of a stored box: ``[*box.size]``, a view of the file.
 
-        A box that is read whole is compared with its checksum; a part of one cannot be.
+        Every chunk that holds one of them is read once and compared with its checksum, before
+        anything in it is given out: at most the stored box, and two chunks more than the elements
+        where they lie together.
         """
         self.check(tensor, stored)
         key = tensor.key(stored)
         try:
-            if box != stored.box:
-                part: Tensor = self._file.get_slice(key)[box.within(stored.box).slices()]
-                return part
             whole: Tensor = self._file.get_tensor(key)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"cannot be read: {error}", file=self._path, tensor=key
             ) from error
-        if zlib.crc32(_bytes(whole)) != stored.crc32:
-            raise CheckpointError(
-                "the elements are not those that were written (checksum differs)",
-                file=self._path,
-                tensor=key,
-            )
-        return whole
+        if box.numel == 0:
+            return whole.new_empty(box.size)
+        part = box.within(stored.box)
+        self._check_elements(key, whole, stored, part)
+        return whole[part.slices()]
+
+    def _check_elements(self, key: str, whole: Tensor, stored: StoredBox, part: Box) -> None:
+        data = _bytes(whole)
+        size = CHUNK_BYTES if len(stored.crc32) > 1 else len(data)
+        lines = list(zip(part.offset, part.end, whole.stride(), strict=True))
+        first = sum(low * stride for low, _, stride in lines) * whole.element_size()
+        last = sum((high - 1) * stride for _, high, stride in lines) * whole.element_size()
+        for chunk in range(first // size, last // size + 1):
+            if (key, chunk) in self._checked:
+                continue
+            found = zlib.crc32(data[chunk * size : (chunk + 1) * size])
+            if (found,) != stored.crc32[chunk : chunk + 1]:
+                raise CheckpointError(
+                    "the elements are not those that were written (checksum differs)",
+                    file=self._path,
+                    tensor=key,
+                )
+            self._checked.add((key, chunk))
 
 
 def check_size(path: Path, facts: RankFile) -> None:

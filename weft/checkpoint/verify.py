@@ -100,7 +100,7 @@ def _content_problems(folder: Path, index: Index, facts: RankFile) -> list[str]:
         for stored in (stored for stored in tensor.boxes if stored.file == facts.file):
             listed.add(tensor.key(stored))
             try:
-                reader.check(tensor, stored)
+                reader.read(tensor, stored, stored.box)
             except CheckpointError as error:
                 found.append(str(error))
     unlisted = sorted(set(reader.keys()) - listed)
