@@ -1,5 +1,6 @@
 """A rank that fails brings the job down within seconds, and its own error comes first."""
 
+import inspect
 import os
 import signal
 import time
@@ -13,14 +14,7 @@ from weft.comm.channel import Channel
 from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.config.errors import ConfigError, RunError
-from weft.elastic.failure import (
-    GRACE_S,
-    EndAfterFirst,
-    EndAll,
-    Failure,
-    FailurePolicy,
-    RanksFailedError,
-)
+from weft.elastic.failure import GRACE_S, Failure, RanksFailedError, end_after_first
 from weft.elastic.pool import WorkerPool
 from weft.elastic.processes import run_ranks
 
@@ -83,17 +77,6 @@ def test_the_first_failure_is_named(tmp_path: Path, how: str, cause: str, messag
     assert any("gradients with rank(s)" in f.message for f in peers), peers
 
 
-class Remembers(FailurePolicy):
-    """Ends everybody at once, and keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.told: list[Failure] = []
-
-    def on_failure(self, failure: Failure) -> EndAll:
-        self.told.append(failure)
-        return EndAll(grace_s=0.0)
-
-
 def fails_in_a_phase(address: RankAddress, how: str) -> None:
     assert address.phase_file is not None
     address.phase_file.write_text("restore" if address.rank else "build")
@@ -113,10 +96,15 @@ def fails_in_a_phase(address: RankAddress, how: str) -> None:
 @pytest.mark.parametrize(("how", "cause"), [("kill", "signal"), ("error", "machine")])
 def test_a_policy_is_told_who_failed_why_and_where(tmp_path: Path, how: str, cause: str) -> None:
     """It answers that the others get no time, and they get none."""
-    policy = Remembers()
+    told: list[Failure] = []
+
+    def end_at_once(failure: Failure) -> float:
+        told.append(failure)
+        return 0.0
+
     with pytest.raises(RanksFailedError) as failed:
-        run_ranks(fails_in_a_phase, (how,), 2, folder=tmp_path, policy=policy)
-    assert [(f.rank, f.cause, f.phase) for f in policy.told] == [(1, cause, "restore")]
+        run_ranks(fails_in_a_phase, (how,), 2, folder=tmp_path, policy=end_at_once)
+    assert [(f.rank, f.cause, f.phase) for f in told] == [(1, cause, "restore")]
     ended = {f.rank: f.phase for f in failed.value.failures}
     assert ended == {1: "restore", 0: "build"}
     assert not list(tmp_path.glob(".*")), "phases left behind"
@@ -124,7 +112,8 @@ def test_a_policy_is_told_who_failed_why_and_where(tmp_path: Path, how: str, cau
 
 def test_without_a_policy_the_others_have_time_to_say_what_they_saw() -> None:
     failure = Failure(1, "signal", "was ended")
-    assert EndAfterFirst().on_failure(failure) == EndAll(GRACE_S)
+    assert end_after_first(failure) == GRACE_S
+    assert inspect.signature(run_ranks).parameters["policy"].default is end_after_first
 
 
 def fails_on(address: RankAddress, rank: int) -> int:

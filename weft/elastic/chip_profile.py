@@ -7,27 +7,33 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from weft.cluster.cluster import Dtype, Node
 from weft.comm.address import RankAddress
 from weft.comm.channel import Channel
+from weft.comm.comm import Comm
+from weft.comm.join import join
 from weft.config.sections import AdamWConfig
 from weft.cost.operators import Op
 from weft.cost.profile import LinkKind, LinkTime, Machine, MovingTime, Profile, Together
 from weft.cost.rates import PHASES
+from weft.elastic import measure
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import default_family
+from weft.nn.context import Context
+from weft.nn.stage import MicroBatch
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.platform.registry import platform_named
 from weft.simulate.known import core_name, knowledge_of_local, local_view
 from weft.simulate.step import time_of_plan
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from weft.comm.comm import Comm
+from weft.train.assemble import fill, initial
+from weft.train.family import assemble_model
 
 Say = Callable[[str], None]
 
@@ -102,15 +108,11 @@ def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
 
 def measure_runtime(address: RankAddress, device: str) -> float:
     """Most memory of a rank that trains next to nothing."""
-    from weft.platform.registry import platform_named
-
     real_steps(address, device, SHORT, 2)
     return platform_named(device).peak_memory_gib() * 2**30
 
 
 def _machine(node: Node, device: str) -> Machine:
-    from torch import __version__
-
     return Machine(
         host=node.host,
         cpu=node.cpu,
@@ -118,7 +120,7 @@ def _machine(node: Node, device: str) -> Machine:
         memory_gib=node.memory_gib,
         device=device,
         threads=1,
-        torch=str(__version__),
+        torch=str(torch.__version__),
         date=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
     )
 
@@ -127,9 +129,6 @@ def measure_alone(
     address: RankAddress, device: str, dtypes: Sequence[Dtype], quick: bool
 ) -> dict[str, Any]:
     """What one rank finds out by itself, as fields of a profile, and ``heads``."""
-    from weft.elastic import measure
-    from weft.platform.registry import platform_named
-
     platform = platform_named(device)
     extent = measure.FULL if device == "cpu" else measure.ACCELERATED
     extent = measure.QUICK if quick else extent
@@ -187,15 +186,6 @@ def _predicted(profile: Profile, node: Node, sample: Sample) -> float:
 
 def real_steps(address: RankAddress, device: str, sample: Sample, rounds: int) -> float:
     """Seconds of one step of training: of a rank alone on a processor those that it computed."""
-    import torch
-
-    from weft.comm.join import join
-    from weft.nn.context import Context
-    from weft.nn.stage import MicroBatch
-    from weft.platform.registry import platform_named
-    from weft.train.assemble import fill, initial
-    from weft.train.family import assemble_model
-
     platform = platform_named(device)
     where = platform.device(address.local_rank)
     alone = device == "cpu" and address.world_size == 1
@@ -252,11 +242,6 @@ def _exchanging(profile: Profile, times: float) -> Profile:
 
 def measure_links(address: RankAddress, device: str, quick: bool) -> list[LinkTime]:
     """Collectives between two ranks; the lower quartile, for others may use the machine."""
-    import torch
-
-    from weft.comm.join import join
-    from weft.platform.registry import platform_named
-
     platform = platform_named(device)
     where = platform.device(address.local_rank)
     comm = join(address, backend=platform.collective_backend, device=where, timeout_s=60)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,24 +42,11 @@ class RanksFailedError(RuntimeError):
         super().__init__(self.waits or f"rank {self.first.rank}: {self.first.message}")
 
 
-@dataclass(frozen=True, slots=True)
-class EndAll:
-    """An answer to a failure: all ranks are ended."""
-
-    grace_s: float
-    """Those that are left have as long to end by themselves."""
+Policy = Callable[[Failure], float]
+"""What happens to a job after a rank failed: so many seconds later the others are ended. Called
+once for each rank, in the launcher's process, which waits for the answer."""
 
 
-class FailurePolicy(ABC):
-    """What happens to a job after a rank failed. The launcher asks once for each rank."""
-
-    @abstractmethod
-    def on_failure(self, failure: Failure) -> EndAll:
-        """What to do now. Called in the launcher's process, which waits for the answer."""
-
-
-class EndAfterFirst(FailurePolicy):
+def end_after_first(_failure: Failure) -> float:
     """A job without one of its ranks is over; the others say what they saw, and end."""
-
-    def on_failure(self, failure: Failure) -> EndAll:  # noqa: ARG002
-        return EndAll(GRACE_S)
+    return GRACE_S

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from statistics import median
 
 import torch
@@ -174,16 +175,14 @@ def _turns(num_bytes: float) -> int:
 
 def products(watch: Stopwatch, dtype: Dtype, extent: Extent) -> Iterator[Product]:
     """Linear layers, each phase by itself."""
-    kind = TORCH_DTYPE[dtype]
     for n, k in extent.weights:
-        w = watch.ring(n, k, dtype=kind)
-        for m in extent.rows:
-            yield _product(watch, dtype, w, m)
+        w = watch.ring(n, k, dtype=TORCH_DTYPE[dtype])
+        yield from (_product(watch, dtype, w, m) for m in extent.rows)
 
 
 def _product(watch: Stopwatch, dtype: Dtype, w: Ring, m: int) -> Product:
     n, k = w[0].shape
-    x, g = watch.ring(m, k, dtype=w[0].dtype), watch.ring(m, n, dtype=w[0].dtype)
+    x, g = (watch.ring(m, width, dtype=w[0].dtype) for width in (k, n))
     forward = watch.seconds(lambda i: F.linear(x[i], w[i]), num_bytes=g[0].nbytes)
     input_grad = watch.seconds(lambda i: g[i] @ w[i], num_bytes=x[0].nbytes)
     weight_grad = watch.seconds(lambda i: g[i].T @ x[i], num_bytes=w[0].nbytes)
@@ -213,47 +212,33 @@ def _attend(q: Ring, k: Ring, v: Ring, turn: Rotation, number: int) -> Tensor:
 
 def moving(watch: Stopwatch, dtype: Dtype, extent: Extent) -> Iterator[MovingTime]:
     """What is bound by memory: one layer's activation, norms and residuals, and the embedding."""
-    kind = TORCH_DTYPE[dtype]
-    d_model, d_ff = 256, 704
-    norm = RMSNorm(d_model, 1e-5).to(watch.device, kind)
-    table = watch.ring(4096, d_model, dtype=kind)
+    norm = RMSNorm(256, 1e-5).to(watch.device, TORCH_DTYPE[dtype])
+    table = watch.ring(4096, 256, dtype=TORCH_DTYPE[dtype])
     for rows in extent.tokens:
-        gate, up = (watch.ring(rows, d_ff, dtype=kind) for _ in range(2))
-        times = watch.both_ways(partial(_gated, gate, up), gate, up)
-        yield MovingTime("activation", dtype, 6.0 * rows * d_ff, *times)
-        times = watch.both_ways(partial(_plain, up), up)
-        yield MovingTime("plain activation", dtype, 4.0 * rows * d_ff, *times)
-        x = watch.ring(rows, d_model, dtype=kind)
-        times = watch.both_ways(partial(_residual, x, norm), x)
-        yield MovingTime("norms and residuals", dtype, 20.0 * rows * d_model, *times)
-        times = watch.both_ways(partial(_normed, x, norm), x)
-        yield MovingTime("last norm", dtype, 4.0 * rows * d_model, *times)
-        ids = torch.arange(rows, device=watch.device) % 4096
-        times = watch.both_ways(partial(_embedded, table, ids), table)
-        yield MovingTime("embedding", dtype, 4.0 * rows * d_model, *times)
+        yield from _moving(watch, dtype, rows, norm, table)
 
 
-def _gated(gate: Ring, up: Ring, number: int) -> Tensor:
-    return F.silu(gate[number]) * up[number]
+def _moving(
+    watch: Stopwatch, dtype: Dtype, rows: int, norm: nn.Module, table: Ring
+) -> Iterator[MovingTime]:
+    wide, narrow = (rows, 704), (rows, table[0].shape[1])
+    gate, up, x = (watch.ring(*shape, dtype=table[0].dtype) for shape in (wide, wide, narrow))
+    ids = torch.arange(rows, device=watch.device) % len(table[0])
 
+    def residual(number: int) -> Tensor:
+        once = x[number] + norm(x[number])
+        result: Tensor = once + norm(once)
+        return result
 
-def _plain(up: Ring, number: int) -> Tensor:
-    return F.gelu(up[number], approximate="tanh")
-
-
-def _residual(x: Ring, norm: nn.Module, number: int) -> Tensor:
-    once = x[number] + norm(x[number])
-    result: Tensor = once + norm(once)
-    return result
-
-
-def _normed(x: Ring, norm: nn.Module, number: int) -> Tensor:
-    result: Tensor = norm(x[number])
-    return result
-
-
-def _embedded(table: Ring, ids: Tensor, number: int) -> Tensor:
-    return F.embedding(ids, table[number])
+    calls: Sequence[tuple[str, float, Callable[[int], Tensor], Sequence[Ring]]] = (
+        ("activation", 6.0 * prod(wide), lambda i: F.silu(gate[i]) * up[i], (gate, up)),
+        ("plain activation", 4.0 * prod(wide), lambda i: F.gelu(up[i], approximate="tanh"), (up,)),
+        ("norms and residuals", 20.0 * prod(narrow), residual, (x,)),
+        ("last norm", 4.0 * prod(narrow), lambda i: norm(x[i]), (x,)),
+        ("embedding", 4.0 * prod(narrow), lambda i: F.embedding(ids, table[i]), (table,)),
+    )
+    for name, num_bytes, call, inputs in calls:
+        yield MovingTime(name, dtype, num_bytes, *watch.both_ways(call, *inputs))
 
 
 def head_seconds(watch: Stopwatch, dtype: Dtype, tokens: int, vocab: int, d_model: int) -> float:

@@ -6,18 +6,19 @@ second each instead of two.
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import multiprocessing
 import os
+import pkgutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import forkserver
+from multiprocessing import forkserver, parent_process
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -28,8 +29,7 @@ from weft.comm.address import RankAddress
 from weft.comm.errors import CommError
 from weft.comm.flight import read_flights, remove_flights, who_waits
 from weft.config.errors import ConfigError, ConfigErrors, RunError
-from weft.elastic.failure import Cause, EndAfterFirst, Failure, FailurePolicy, RanksFailedError
-from weft.elastic.parent import end_with_parent
+from weft.elastic.failure import Cause, Failure, Policy, RanksFailedError, end_after_first
 from weft.elastic.signals import Asked
 from weft.train.stop import interrupts_held
 
@@ -63,7 +63,7 @@ def run_ranks(
     *,
     folder: Path,
     context: ForkServerContext | None = None,
-    policy: FailurePolicy | None = None,
+    policy: Policy = end_after_first,
 ) -> None:
     """Run ``target`` in ``world_size`` processes of this machine until all have ended.
 
@@ -73,7 +73,7 @@ def run_ranks(
 
     Args:
         context: What ``warm_context`` returned, if it was called early to save time.
-        policy: What happens after a rank failed; None: ``EndAfterFirst``.
+        policy: What happens after a rank failed.
 
     Raises:
         RanksFailedError: a rank failed. The others have been ended.
@@ -84,29 +84,30 @@ def run_ranks(
     _remove_traces(folder)
     remove_flights(logs)
     attempt = f"{os.getpid()}-{time.monotonic_ns()}"
-    ranks = [
-        _Rank(
-            RankAddress(
-                rank=rank,
-                world_size=world_size,
-                local_rank=rank,
-                store_file=folder / f"{_MEETING}{attempt}",
-                phase_file=folder / f"{_PHASE}{attempt}-{rank}",
-            ),
-            report=folder / f"{_REPORT}{attempt}-{rank}.json",
+    ranks = []
+    for rank in range(world_size):
+        address = RankAddress(
+            rank=rank,
+            world_size=world_size,
+            local_rank=rank,
+            store_file=folder / f"{_MEETING}{attempt}",
+            phase_file=folder / f"{_PHASE}{attempt}-{rank}",
         )
-        for rank in range(world_size)
-    ]
+        report = folder / f"{_REPORT}{attempt}-{rank}.json"
+        process = context.Process(
+            target=_rank_main, args=(target, address, args, logs, report), name=f"rank{rank}"
+        )
+        ranks.append(_Rank(address, report, process))
     asked = Asked()
     with asked.handlers():
         try:
-            for rank in ranks:
-                rank.start(context, (target, rank.address, args, logs, rank.report))
-            _watch(ranks, asked, policy or EndAfterFirst())
-            failures = [failure for rank in ranks if (failure := rank.failure()) is not None]
+            for each in ranks:
+                each.process.start()
+            _watch(ranks, asked, policy)
+            failures = [failure for each in ranks if (failure := each.failure()) is not None]
         finally:
-            for rank in ranks:
-                rank.end()
+            for each in ranks:
+                each.end()
             _remove_traces(folder)
     stopped = asked.times > 0 and all(f.cause in ("signal", "peer") for f in failures)
     if failures and not stopped:
@@ -133,23 +134,17 @@ def run_rank(target: Target, address: RankAddress, args: tuple[Any, ...], *, fol
         os._exit(1)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Rank:
     """One rank as its launcher sees it."""
 
     address: RankAddress
     report: Path
     """Where it says how it failed."""
-    process: BaseProcess | None = None
-    """None until it was started."""
-
-    def start(self, context: ForkServerContext, args: tuple[Any, ...]) -> None:
-        process = context.Process(target=_rank_main, args=args, name=f"rank{self.address.rank}")
-        process.start()
-        self.process = process
+    process: BaseProcess
 
     def end(self) -> None:
-        if self.process is None:
+        if self.process.pid is None:  # it was never started
             return
         if self.process.is_alive():
             self.process.kill()
@@ -157,59 +152,60 @@ class _Rank:
 
     def failure(self) -> Failure | None:
         """How it failed; None for a rank that ended well."""
-        process, rank = self.process, self.address.rank
-        if process is None or process.exitcode == 0:
+        code, file = self.process.exitcode, self.address.phase_file
+        if code == 0:
             return None
-        phase = self._phase()
+        phase = file.read_text() if file is not None and file.exists() else ""
         if self.report.exists():
             return replace(Failure(**json.loads(self.report.read_text())), phase=phase)
         cause: Cause = "signal"
-        if process.exitcode is None:
+        if code is None:
             cause, text = "peer", "was still waiting for the others and had to be ended"
-        elif process.exitcode < 0:
-            text = f"was ended by {signal.Signals(-process.exitcode).name} from outside"
+        elif code < 0:
+            text = f"was ended by {signal.Signals(-code).name} from outside"
         else:
-            text = f"ended with exit code {process.exitcode} and said nothing"
-        return Failure(rank, cause, text, phase=phase)
-
-    def _phase(self) -> str:
-        file = self.address.phase_file
-        return file.read_text() if file is not None and file.exists() else ""
+            text = f"ended with exit code {code} and said nothing"
+        return Failure(self.address.rank, cause, text, phase=phase)
 
 
-def _watch(ranks: Sequence[_Rank], asked: Asked, policy: FailurePolicy) -> None:
+def _watch(ranks: Sequence[_Rank], asked: Asked, policy: Policy) -> None:
     """Wait for all to end, or as long as the policy says after a failure.
 
     Ranks that are asked to stop do so after their step, however long it takes.
     """
     deadline = math.inf
     passed_on = False
-    told: set[int] = set()
-    processes = [rank.process for rank in ranks if rank.process is not None]
-    while alive := [process for process in processes if process.is_alive()]:
+    running = list(ranks)
+    while running:
         timeout = min(LOOK_S, max(0.0, deadline - time.monotonic()))
-        wait([process.sentinel for process in alive], timeout)
+        wait([rank.process.sentinel for rank in running], timeout)
         if time.monotonic() >= deadline or asked.times > 1:
             return
         if asked.times and not passed_on:
             passed_on = True
-            for process in alive:
-                process.terminate()
-        for failure in _new_failures(ranks, told):
-            answer = policy.on_failure(failure)
-            deadline = min(deadline, time.monotonic() + answer.grace_s)
+            for rank in running:
+                rank.process.terminate()
+        ended = [rank for rank in running if rank.process.exitcode is not None]
+        running = [rank for rank in running if rank not in ended]
+        for failure in filter(None, (rank.failure() for rank in ended)):
+            deadline = min(deadline, time.monotonic() + policy(failure))
 
 
-def _new_failures(ranks: Sequence[_Rank], told: set[int]) -> list[Failure]:
-    """Of ranks that have ended and were not told before."""
-    found = []
-    for rank in ranks:
-        number = rank.address.rank
-        has_ended = rank.process is not None and rank.process.exitcode is not None
-        if number not in told and has_ended and (failure := rank.failure()) is not None:
-            told.add(number)
-            found.append(failure)
-    return found
+def end_with_parent() -> None:
+    """End this process as soon as the one that started it is gone, however that one ended.
+
+    Nobody would read how it ended, or end it. A thread waits for the end of a pipe that only the
+    parent holds open; it costs nothing.
+    """
+    parent = parent_process()
+    assert parent is not None, "only a process that another one started has a parent"
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent watch", daemon=True).start()
 
 
 def _rank_main(
@@ -238,17 +234,18 @@ def _rank_main(
 
 def _described(rank: int, error: Exception) -> Failure:
     """A failure whose message is all there is to say, or one with a traceback."""
-    causes: dict[type, Cause] = {
-        ConfigError: "config",
-        ConfigErrors: "config",
-        CommError: "peer",
-        RunError: "machine",
-    }
-    for kind, cause in causes.items():
-        if isinstance(error, kind):
-            return Failure(rank, cause, str(error), when=time.time())
-    text = f"{type(error).__name__}: {error}"
-    return Failure(rank, "error", text, traceback.format_exc(), time.time())
+    cause: Cause
+    match error:
+        case ConfigError() | ConfigErrors():
+            cause = "config"
+        case CommError():
+            cause = "peer"
+        case RunError():
+            cause = "machine"
+        case _:
+            text = f"{type(error).__name__}: {error}"
+            return Failure(rank, "error", text, traceback.format_exc(), time.time())
+    return Failure(rank, cause, str(error), when=time.time())
 
 
 def _remove_traces(folder: Path) -> None:
@@ -259,11 +256,7 @@ def _remove_traces(folder: Path) -> None:
 
 
 def _find(target: Target) -> Callable[..., None]:
-    if not isinstance(target, str):
-        return target
-    module, _, name = target.partition(":")
-    found: Callable[..., None] = vars(importlib.import_module(module))[name]
-    return found
+    return pkgutil.resolve_name(target) if isinstance(target, str) else target
 
 
 def _redirect(path: Path) -> None:

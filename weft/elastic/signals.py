@@ -31,9 +31,9 @@ class Asked:
     def __init__(self) -> None:
         self.times = 0
 
-    def handlers(self) -> Handlers:
-        """Count Ctrl-C and SIGTERM instead of ending."""
-        return Handlers({signal.SIGINT: self._on_signal, signal.SIGTERM: self._on_signal})
+    def handlers(self, *more: signal.Signals) -> Handlers:
+        """Count Ctrl-C, SIGTERM and these instead of ending."""
+        return Handlers(dict.fromkeys((signal.SIGINT, signal.SIGTERM, *more), self._on_signal))
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.times += 1
