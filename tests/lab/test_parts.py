@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -173,8 +174,7 @@ class Ended(RankProcess):
     """A rank that has ended so."""
 
     def __init__(self, code: int, at: float = 0, *, why: str = "", by_fault: bool = False) -> None:
-        self.rank, self.ended_s, self.why, self.by_fault = 0, at, why, by_fault
-        self._code = code
+        super().__init__(0, SimpleNamespace(returncode=code), at, why, by_fault)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from mix.mix_cases import MACHINE
 
 from weft.cli.main import run
 from weft.cluster.cluster_file import ClusterFile
-from weft.lab.busy import Moment
 from weft.lab.rehearsal import Outcome, Rehearsal
+from weft.lab.steps import Moment
 from weft.lab.tools import why_not_here
 from weft.mix.job import Work, load_job, resolved_alone, target_of_trials, work_of
 from weft.mix.measure import Bench, Effort

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from mix.mix_cases import BIG, KINDS, SMALL, WORK, answers, chips_of, part_trial
 
-from weft.lab.busy import Moment, busy
+from weft.lab.steps import Moment, busy
 from weft.mix.mix import MixReport, Rates, in_rows, uncertainty
 from weft.mix.page import page
 from weft.mix.questions import Question, Trial

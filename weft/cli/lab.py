@@ -14,11 +14,11 @@ from weft.cli.output import err, finish, out, print_json
 from weft.cli.target import Json
 from weft.cluster.cluster_file import ClusterFile, LinkEntry, read_cluster
 from weft.config.errors import ConfigError
-from weft.lab.busy import busy
 from weft.lab.faults import EXAMPLES, parse_fault
 from weft.lab.lab import LOGS, refuse_too_much
 from weft.lab.leftovers import clean, dead, find_labs, remarks
 from weft.lab.rehearsal import RECORD, Outcome, Rehearsal, rehearse
+from weft.lab.steps import busy
 from weft.lab.tools import why_not_here
 from weft.platform.detect import detect_node
 from weft.virtual.cores import GFLOPS

@@ -1,15 +1,18 @@
-"""Faults by appointment: what goes wrong, when, and for how long."""
+"""Faults by appointment: what goes wrong, when, and for how long; and that it does."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal, get_args
 
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import ConfigError
+from weft.lab.lab import Lab
 
 Verb = Literal["kill", "stop", "cut", "slow", "disk"]
 
@@ -84,20 +87,39 @@ def parse_fault(text: str, cluster: ClusterFile) -> Fault:
 
 def _field(text: str, key: str, value: str, cluster: ClusterFile) -> tuple[str, Any]:
     """The field of a fault that a key gives, and its value."""
+
+    def number(pattern: str, low: float, high: float, expected: str) -> float:
+        if not re.fullmatch(pattern, value) or not low <= float(value) <= high:
+            raise _wrong(text, f"{expected}, not {value!r}")
+        return float(value)
+
     match key:
         case "step":
-            return "step", _step(text, value)
+            return "step", int(number(r"\d{1,12}", 1, inf, "a step from 1 on"))
         case "at" | "for":
-            return f"{key}_s", _seconds(text, value)
+            if (match := _DURATION.fullmatch(value)) is None:
+                raise _wrong(text, f"a time such as 10s, 500ms or 2min, not {value!r}")
+            return f"{key}_s", float(match[1]) * _UNITS[match[2]]
         case "host":
             return "host", _host(text, value, cluster)
         case "rank":
-            return "rank", _rank(text, value, cluster)
+            last = cluster.world_size - 1
+            return "rank", int(number(r"\d{1,9}", 0, last, f"a rank from 0 to {last}"))
         case "link":
-            return "link", _link(text, value, cluster)
+            first, dash, second = value.partition("-")
+            if not dash or first == second:
+                raise _wrong(text, f"two hosts, as in link=h1-h2, not {value!r}")
+            return "link", (_host(text, first, cluster), _host(text, second, cluster))
         case "to":
-            return "speed", _speed(text, value)
+            return "speed", number(r"\d?\.?\d{1,6}", 0.01, 1, "a speed from 0.01 to 1")
     raise AssertionError(f"no field for {key}")
+
+
+def _host(text: str, name: str, cluster: ClusterFile) -> int:
+    names = [host.name for host in cluster.hosts]
+    if name not in names:
+        raise _wrong(text, f"a host of the cluster ({', '.join(names)}), not {name!r}")
+    return names.index(name)
 
 
 def _taken_apart(text: str, words: list[str]) -> tuple[Verb, dict[str, str]]:
@@ -116,40 +138,53 @@ def _wrong(text: str, expected: str) -> ConfigError:
     return ConfigError("--fault", text, expected, f"For example: {EXAMPLES[0]!r}.")
 
 
-def _step(text: str, value: str) -> int:
-    if not re.fullmatch(r"\d{1,12}", value) or int(value) < 1:
-        raise _wrong(text, f"a step from 1 on, not {value!r}")
-    return int(value)
+Say = Callable[[str], None]
 
 
-def _seconds(text: str, value: str) -> float:
-    match = _DURATION.fullmatch(value)
-    if match is None:
-        raise _wrong(text, f"a time such as 10s, 500ms or 2min, not {value!r}")
-    return float(match[1]) * _UNITS[match[2]]
+@dataclass
+class Appointment:
+    """One fault and what has become of it."""
+
+    fault: Fault
+    happened_s: float | None = None
+    """Time from the start of the ranks; None: not yet."""
+    after_step: int | None = None
+    """The last step that the metrics of the run held then."""
+    undone_s: float | None = None
+
+    def keep(self, now_s: float, step: int, lab: Lab, say: Say) -> None:
+        """Do the fault, or undo it, when it is time."""
+        fault = self.fault
+        if self.happened_s is None:
+            at_s = inf if fault.at_s is None else fault.at_s
+            if now_s >= at_s if fault.step is None else step >= fault.step:
+                _carry_out(fault, lab)
+                self.happened_s, self.after_step = now_s, step
+                say(f"{now_s:.1f} s, after step {step}: fault: {fault.text}")
+            return
+        lasts_s = inf if fault.for_s is None else fault.for_s
+        if self.undone_s is None and now_s >= self.happened_s + lasts_s:
+            _carry_out(fault, lab, undo=True)
+            self.undone_s = now_s
+            say(f"{now_s:.1f} s, after step {step}: over: {fault.text}")
 
 
-def _host(text: str, name: str, cluster: ClusterFile) -> int:
-    names = [host.name for host in cluster.hosts]
-    if name not in names:
-        raise _wrong(text, f"a host of the cluster ({', '.join(names)}), not {name!r}")
-    return names.index(name)
-
-
-def _rank(text: str, value: str, cluster: ClusterFile) -> int:
-    if not re.fullmatch(r"\d{1,9}", value) or int(value) >= cluster.world_size:
-        raise _wrong(text, f"a rank from 0 to {cluster.world_size - 1}, not {value!r}")
-    return int(value)
-
-
-def _link(text: str, value: str, cluster: ClusterFile) -> tuple[int, int]:
-    first, dash, second = value.partition("-")
-    if not dash or first == second:
-        raise _wrong(text, f"two hosts, as in link=h1-h2, not {value!r}")
-    return _host(text, first, cluster), _host(text, second, cluster)
-
-
-def _speed(text: str, value: str) -> float:
-    if not re.fullmatch(r"\d?\.?\d{1,6}", value) or not 0.01 <= float(value) <= 1:
-        raise _wrong(text, f"a speed from 0.01 to 1, not {value!r}")
-    return float(value)
+def _carry_out(fault: Fault, lab: Lab, *, undo: bool = False) -> None:
+    match fault:
+        case Fault(verb="kill", host=int(host)):
+            lab.kill_host(host, fault.text)
+        case Fault(verb="kill", rank=int(rank)):
+            lab.kill_rank(rank, fault.text, by_fault=True)
+        case Fault(verb="stop", rank=int(rank)) if undo:
+            lab.groups.signal(rank, signal.SIGCONT)
+        case Fault(verb="stop", rank=int(rank)):
+            lab.stop_rank(rank, for_good=fault.text if fault.for_s is None else "")
+        case Fault(verb="cut", link=(one, other)):
+            lab.network.cut(one, other, mend=undo)
+        case Fault(verb="slow", rank=int(rank), speed=float(speed)):
+            lab.groups.set_speed(rank, lab.cluster.by_rank[rank][1].speed if undo else speed)
+        case Fault(verb="disk"):
+            assert lab.disk is not None, "a lab without a disk of its own"
+            (lab.disk.empty if undo else lab.disk.fill)()
+        case _:
+            raise AssertionError(f"not a whole fault: {fault}")

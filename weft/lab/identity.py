@@ -41,9 +41,14 @@ class Identity:
         return _started(self.pid) == self.started
 
 
-def _started(pid: int) -> int | None:
+def fields_of(pid: int) -> list[str]:
+    """Of a process, what ``/proc/PID/stat`` holds after the command; empty where it has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+        return []
+
+
+def _started(pid: int) -> int | None:
+    fields = fields_of(pid)
+    return int(fields[19]) if fields and fields[0] not in "ZX" else None

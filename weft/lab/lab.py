@@ -5,17 +5,18 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from weft.cluster.cluster import Node
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import ConfigError
-from weft.lab.busy import processor_s
 from weft.lab.cgroups import control_groups
 from weft.lab.disk import SmallDisk
 from weft.lab.identity import Identity
 from weft.lab.network import Network
-from weft.lab.ranks import RankProcess, Where, environment, start
+from weft.lab.ranks import RankProcess, environment, start
+from weft.lab.steps import processor_s
 from weft.resolve.rank_chips import CLUSTER_VARIABLE
 
 LOGS = "lab"
@@ -55,28 +56,28 @@ class Lab:
         self.cluster = cluster
         identity = Identity.own()
         self.name = identity.name
-        self._network = Network(identity, cluster)
-        self._groups = control_groups(identity)
-        self._disk = SmallDisk(identity, disk) if disk else None
+        self.network = Network(identity, cluster)
+        self.groups = control_groups(identity)
+        self.disk = SmallDisk(identity, disk) if disk else None
         self._stack = ExitStack()
         self.ranks: list[RankProcess] = []
 
     def __enter__(self) -> Lab:
         with ExitStack() as stack:
-            stack.callback(self._network.remove)
-            if self._disk is not None:
-                stack.callback(self._disk.unmount)
+            stack.callback(self.network.remove)
+            if self.disk is not None:
+                stack.callback(self.disk.unmount)
             stack.callback(self._reap)
-            stack.callback(self._groups.remove)
-            self._network.build()
-            if self._disk is not None:
-                self._disk.mount()
-            self._groups.build(self.cluster.world_size)
+            stack.callback(self.groups.remove)
+            self.network.build()
+            if self.disk is not None:
+                self.disk.mount()
+            self.groups.build(self.cluster.world_size)
             for rank, (_, chip) in enumerate(self.cluster.by_rank):
-                self._groups.add(rank)
-                self._groups.set_speed(rank, chip.speed)
+                self.groups.add(rank)
+                self.groups.set_speed(rank, chip.speed)
                 if chip.memory_gib is not None:
-                    self._groups.set_memory(rank, int(chip.memory_gib * 2**30))
+                    self.groups.set_memory(rank, int(chip.memory_gib * 2**30))
             self._stack = stack.pop_all()
         return self
 
@@ -94,26 +95,32 @@ class Lab:
         described = logs / CLUSTER
         described.write_text(self.cluster.model_dump_json(indent=2, exclude_unset=True))
         for rank, (host, _) in enumerate(self.cluster.by_rank):
-            where = Where(self._network.hosts[host], self._groups.entries(rank))
             variables = environment(self.cluster, rank)
             variables[CLUSTER_VARIABLE] = str(described.resolve())
+            begin = partial(
+                start,
+                command,
+                variables,
+                namespace=self.network.hosts[host],
+                groups=self.groups.entries(rank),
+            )
             if rank == 0:
-                process = start(command, rank, where, variables, output=None, quiet=quiet)
+                process = begin(stdout=2 if quiet else None)
             else:
                 with (logs / f"rank{rank}.log").open("wb") as log:
-                    process = start(command, rank, where, variables, output=log)
-            self.ranks.append(process)
+                    process = begin(stdout=log, stderr=log)
+            self.ranks.append(RankProcess(rank, process))
 
     def look(self, now_s: float) -> bool:
         """See which ranks have ended; have all?"""
         for rank in self.ranks:
-            if rank.code is None and rank.look(now_s) and rank.code == -signal.SIGKILL:
-                rank.killed_for_memory = self._groups.killed_for_memory(rank.rank) > 0
+            if rank.has_just_ended(now_s) and rank.code == -signal.SIGKILL:
+                rank.killed_for_memory = self.groups.killed_for_memory(rank.rank) > 0
         return all(rank.code is not None for rank in self.ranks)
 
     def used_s(self) -> tuple[float, ...]:
         """Processor time of every rank so far; 0 for one that has ended."""
-        return tuple(processor_s(self._groups.processes(rank.rank)) for rank in self.ranks)
+        return tuple(processor_s(self.groups.processes(rank.rank)) for rank in self.ranks)
 
     def ask_to_stop(self) -> None:
         """SIGTERM to every rank that runs."""
@@ -126,11 +133,11 @@ class Lab:
         process = self.ranks[rank]
         if process.code is None:
             process.why, process.by_fault = why, by_fault
-            self._groups.signal(rank, signal.SIGKILL)
+            self.groups.signal(rank, signal.SIGKILL)
 
     def kill_host(self, host: int, why: str) -> None:
         """A host without power: nobody hears of it any more, not even that it is gone."""
-        self._network.unplug(host)
+        self.network.unplug(host)
         for rank in self.cluster.ranks_of(host):
             self.kill_rank(rank, why, by_fault=True)
 
@@ -141,30 +148,4 @@ class Lab:
         """
         if for_good:
             self.ranks[rank].why, self.ranks[rank].by_fault = for_good, True
-        self._groups.signal(rank, signal.SIGSTOP)
-
-    def resume_rank(self, rank: int) -> None:
-        """Undo ``stop_rank``."""
-        self._groups.signal(rank, signal.SIGCONT)
-
-    def set_speed(self, rank: int, speed: float) -> None:
-        """Make a chip faster or slower while its rank runs."""
-        self._groups.set_speed(rank, speed)
-
-    def cut(self, one: int, other: int) -> None:
-        """What two hosts send each other is lost."""
-        self._network.cut(one, other)
-
-    def mend(self, one: int, other: int) -> None:
-        """Undo ``cut``."""
-        self._network.mend(one, other)
-
-    def fill_disk(self) -> None:
-        """The file system of ``disk`` takes nothing more."""
-        assert self._disk is not None, "a lab without a disk of its own"
-        self._disk.fill()
-
-    def empty_disk(self) -> None:
-        """Undo ``fill_disk``."""
-        assert self._disk is not None, "a lab without a disk of its own"
-        self._disk.empty()
+        self.groups.signal(rank, signal.SIGSTOP)

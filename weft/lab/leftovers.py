@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from weft.config.errors import RunError
@@ -37,19 +38,17 @@ def find_labs() -> list[Leftovers]:
     """Everything that carries a lab's name, lab by lab."""
     found: dict[Identity, Leftovers] = {}
 
-    def of(name: str) -> Leftovers | None:
+    def lab(name: str) -> Leftovers:
         identity = Identity.of_name(name)
-        return found.setdefault(identity, Leftovers(identity)) if identity else None
+        assert identity is not None, f"{name} is no lab's"
+        return found.setdefault(identity, Leftovers(identity))
 
-    for folder in groups_of_labs():
-        if (lab := of(folder.name)) is not None:
-            lab.groups.append(folder)
+    for group in groups_of_labs():
+        lab(group.name).groups.append(group)
     for name, folder in mounted(Path("/proc/self/mounts").read_text("latin-1")):
-        if (lab := of(name)) is not None:
-            lab.disks.append(folder)
-    for name in namespaces():
-        if (lab := of(name)) is not None:
-            lab.namespaces.append(name)
+        lab(name).disks.append(folder)
+    for name in filter(Identity.of_name, namespaces()):
+        lab(name).namespaces.append(name)
     return [found[identity] for identity in sorted(found)]
 
 
@@ -78,18 +77,15 @@ def clean(lab: Leftovers) -> None:
     """
     assert not lab.identity.is_alive(), f"{lab.identity.name} still runs"
     problems = []
-    try:
-        remove_groups(lab.groups)
-    except RunError as error:
-        problems.append(str(error))
-    for folder in lab.disks:
+    removals: list[tuple[str, Callable[[], None]]] = [
+        ("", partial(remove_groups, lab.groups)),
+        *((f"{disk}: ", partial(put_back, disk, lab.identity.name)) for disk in lab.disks),
+        ("", partial(remove_namespaces, lab.namespaces)),
+    ]
+    for what, remove in removals:
         try:
-            put_back(folder, lab.identity.name)
+            remove()
         except (OSError, RunError) as error:
-            problems.append(f"{folder}: {error}")
-    try:
-        remove_namespaces(lab.namespaces)
-    except RunError as error:
-        problems.append(str(error))
+            problems.append(f"{what}{error}")
     if problems:
         raise RunError("; ".join(problems))

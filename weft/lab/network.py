@@ -116,19 +116,12 @@ class Network:
             raise ConfigError(key, latency, expected, hint) from error
         batch("tc", self._switch, ["qdisc del dev lo root"])
 
-    def cut(self, one: int, other: int) -> None:
-        """From now on, what two hosts send each other is lost, without a word to either."""
+    def cut(self, one: int, other: int, *, mend: bool = False) -> None:
+        """What two hosts send each other is lost, without a word to either; mended, no longer."""
         for here, there in ((one, other), (other, one)):
-            self._direct(here, there, NOWHERE)
-
-    def mend(self, one: int, other: int) -> None:
-        """Undo ``cut``."""
-        for here, there in ((one, other), (other, one)):
-            self._direct(here, there, _ethernet(there))
-
-    def _direct(self, here: int, there: int, ethernet: str) -> None:
-        entry = f"neighbour replace {host_address(there)} lladdr {ethernet} nud permanent"
-        batch("ip", self.hosts[here], [f"{entry} dev {PORT}"])
+            ethernet = _ethernet(there) if mend else NOWHERE
+            entry = f"{host_address(there)} lladdr {ethernet} nud permanent dev {PORT}"
+            batch("ip", self.hosts[here], [f"neighbour replace {entry}"])
 
     def unplug(self, host: int) -> None:
         """The host's port goes down: nobody hears of it any more."""

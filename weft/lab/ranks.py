@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -57,84 +57,74 @@ class RankProcess:
     """Where somebody else ended it: the fault, or what the lab had for a reason."""
     by_fault: bool = False
     killed_for_memory: bool = False
-    _code: int | None = field(default=None, init=False)
 
-    def look(self, now_s: float) -> bool:
-        """Has it ended?"""
-        if self._code is None:
-            self._code = self.process.poll()
-            if self._code is not None:
-                self.ended_s = now_s
-        return self._code is not None
+    def has_just_ended(self, now_s: float) -> bool:
+        """It has ended, and nobody has seen that before."""
+        if self.ended_s is not None or self.process.poll() is None:
+            return False
+        self.ended_s = now_s
+        return True
 
     @property
     def code(self) -> int | None:
         """Exit code; the number of a signal, less than 0; None while it runs."""
-        return self._code
+        return self.process.returncode
 
     def in_words(self) -> str:
         """How it ended."""
-        if self._code is None:
+        code = self.code
+        if code is None:
             return "still runs"
-        if self._code >= 0:
-            how = f"ended with exit code {self._code}"
-        else:
-            how = f"was ended by {signal.Signals(-self._code).name}"
+        ended = f"ended with exit code {code}"
+        how = ended if code >= 0 else f"was ended by {signal.Signals(-code).name}"
         if self.killed_for_memory:
             how += ", as its chip was out of memory"
         return f"{how}: {self.why}" if self.why else how
 
 
-@dataclass(frozen=True)
-class Where:
-    """Where a rank starts."""
-
-    namespace: str
-    groups: Sequence[Path]
-    """Files to write 0 into."""
-
-
 def start(
     command: Sequence[str],
-    rank: int,
-    where: Where,
     variables: Mapping[str, str],
     *,
-    output: IO[bytes] | None,
-    quiet: bool = False,
-) -> RankProcess:
+    namespace: str,
+    groups: Sequence[Path],
+    stdout: IO[bytes] | int | None,
+    stderr: IO[bytes] | None = None,
+) -> subprocess.Popen[bytes]:
     """Start one rank. It ends with this process, however that one ends.
 
     Args:
-        output: Where it prints; None: where this process does.
-        quiet: Without ``output``, standard output goes where errors go.
+        variables: What ``environment`` says, beside the variables of this process.
+        namespace: Of its network.
+        groups: Files to write 0 into, which puts it under its limits.
+        stdout: Where it prints; None: where this process does. So with ``stderr``.
 
     Raises:
         ConfigError: there is no such program.
         RunError: it cannot be put in its place.
     """
     with ExitStack() as stack:
-        network = os.open(f"/run/netns/{where.namespace}", os.O_RDONLY)
+        network = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
         stack.callback(os.close, network)
-        groups = [os.open(file, os.O_WRONLY) for file in where.groups]
-        for handle in groups:
+        handles = [os.open(file, os.O_WRONLY) for file in groups]
+        for handle in handles:
             stack.callback(os.close, handle)
         try:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 command,
                 env={**os.environ, **variables},
                 stdin=subprocess.DEVNULL,
-                stdout=output or (2 if quiet else None),
-                stderr=output,
+                stdout=stdout,
+                stderr=stderr,
                 start_new_session=True,
-                preexec_fn=_entrance(network, groups),  # noqa: PLW1509 - there is one thread
+                preexec_fn=_entrance(network, handles),  # noqa: PLW1509 - there is one thread
             )
         except OSError as error:
             expected = "a program that can be started"
             raise ConfigError("COMMAND", command[0], expected, f"{error.strerror}.") from error
         except subprocess.SubprocessError as error:
+            rank = variables["RANK"]
             raise RunError(f"rank {rank} cannot be put in its network and limits") from error
-    return RankProcess(rank, process)
 
 
 def _entrance(network: int, groups: Sequence[int]) -> Callable[[], None]:

@@ -15,13 +15,11 @@ from typing import Any
 
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import ConfigError
-from weft.elastic.signals import Asked, Handlers
-from weft.lab.appointments import Appointments, Say
-from weft.lab.busy import Moment
-from weft.lab.faults import Fault
+from weft.elastic.signals import Asked
+from weft.lab.faults import Appointment, Fault, Say
 from weft.lab.lab import LOGS, Lab
 from weft.lab.ranks import RankProcess
-from weft.lab.steps import Steps
+from weft.lab.steps import Moment, Steps
 from weft.train.run_folder import write_text
 
 LOOK_S = 0.01
@@ -72,12 +70,11 @@ def rehearse(asked: Rehearsal, say: Say) -> Outcome:
         RunError: the kernel refused something.
     """
     interrupts = Asked()
-    hang_up = Handlers({signal.SIGHUP: lambda *_: _count(interrupts)})
     wants_disk = any(fault.verb == "disk" for fault in asked.faults)
     lab = Lab(asked.cluster, disk=asked.out / "checkpoints" if wants_disk else None)
     steps = Steps(asked.out / "metrics.jsonl")
-    faults = Appointments(asked.faults, lab, say)
-    with _alone_in(asked.out / LOGS), interrupts.handlers(), hang_up, lab:
+    faults = [Appointment(fault) for fault in asked.faults]
+    with _alone_in(asked.out / LOGS), interrupts.handlers(signal.SIGHUP), lab:
         lab.start(asked.command, asked.out, quiet=asked.quiet)
         begun = time.monotonic()
         _record(asked, lab, faults, None)
@@ -86,17 +83,16 @@ def rehearse(asked: Rehearsal, say: Say) -> Outcome:
         while not watch.is_over(now_s := time.monotonic() - begun):
             if steps.look() > moments[-1].step:
                 moments.append(Moment(steps.last, now_s, lab.used_s()))
-            faults.keep(now_s, steps.last)
+            for each in faults:
+                each.keep(now_s, steps.last, lab, say)
             time.sleep(LOOK_S)
     lab.look(time.monotonic() - begun)
     code = exit_code(lab.ranks)
-    missed = [each.fault for each in faults.all if each.happened_s is None]
-    record = _record(asked, lab, faults, code)
     return Outcome(
-        record=record,
+        record=_record(asked, lab, faults, code),
         exit_code=code,
         ranks=lab.ranks,
-        missed=missed,
+        missed=[each.fault for each in faults if each.happened_s is None],
         was_stopped=interrupts.times > 0,
         moments=moments,
     )
@@ -108,24 +104,17 @@ def _alone_in(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _lock(handle, folder.parent)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        expected = "a run folder in which no other lab runs"
+        raise ConfigError("--out", str(folder.parent), expected, "Choose another.") from None
+    except OSError:
+        pass  # a network file system without locks
+    try:
         yield
     finally:
         os.close(handle)
-
-
-def _lock(handle: int, out: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        expected = "a run folder in which no other lab runs"
-        raise ConfigError("--out", str(out), expected, "Choose another.") from None
-    except OSError:
-        return  # a network file system without locks
-
-
-def _count(interrupts: Asked) -> None:
-    interrupts.times += 1
 
 
 class _Watch:
@@ -181,7 +170,9 @@ def exit_code(ranks: Sequence[RankProcess]) -> int:
     return 0 if any(rank.code == 0 for rank in ranks) else 1
 
 
-def _record(asked: Rehearsal, lab: Lab, faults: Appointments, code: int | None) -> dict[str, Any]:
+def _record(
+    asked: Rehearsal, lab: Lab, faults: Sequence[Appointment], code: int | None
+) -> dict[str, Any]:
     """Write ``lab.json``: at the start, so that a lab that is killed leaves it, and at the end."""
     ranks = [
         {
@@ -195,22 +186,13 @@ def _record(asked: Rehearsal, lab: Lab, faults: Appointments, code: int | None) 
         }
         for rank, (host, chip) in zip(lab.ranks, asked.cluster.by_rank, strict=True)
     ]
-    happened = [
-        {
-            "fault": each.fault.text,
-            "happened_s": each.happened_s,
-            "after_step": each.after_step,
-            "undone_s": each.undone_s,
-        }
-        for each in faults.all
-    ]
     record = {
         "lab": lab.name,
         "cluster": asked.cluster.model_dump(mode="json"),
         "command": list(asked.command),
         "exit_code": code,
         "ranks": ranks,
-        "faults": happened,
+        "faults": [vars(each) | {"fault": each.fault.text} for each in faults],
     }
     write_text(asked.out / RECORD, json.dumps(record, indent=2))
     return record

@@ -1,9 +1,19 @@
-"""How far a run is, from what it writes while a lab looks on."""
+"""How far a run is, from what it writes while a lab looks on, and how much of their chips its
+ranks use, from the processor time that the kernel counts."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from weft.lab.identity import fields_of
+
+_TICKS_S = os.sysconf("SC_CLK_TCK")
+_USER, _SYSTEM = 11, 12
+"""Fields of a process: ticks in either mode, all threads together."""
 
 
 class Steps:
@@ -47,3 +57,33 @@ def _step(line: bytes) -> int:
     is_step = isinstance(record, dict) and "eval_loss" not in record
     step = record.get("step") if is_step else None
     return step if isinstance(step, int) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a step was seen to be done."""
+
+    step: int
+    now_s: float
+    used_s: tuple[float, ...]
+    """Processor time of each rank until then; 0 for one that has ended."""
+
+
+def processor_s(pids: Iterable[int]) -> float:
+    """What processes that run have used so far."""
+    each = (fields_of(pid) for pid in pids)
+    return sum(int(f[_USER]) + int(f[_SYSTEM]) for f in each if f) / _TICKS_S
+
+
+def busy(moments: Sequence[Moment], speeds: Sequence[float], after_step: int) -> tuple[float, ...]:
+    """Part of the time after a step in which each rank used all of its chip; () where unknown.
+
+    ``speeds``: the part of a core that each rank has.
+    """
+    seen = [moment for moment in moments if moment.step >= after_step and all(moment.used_s)]
+    if len(seen) < 2:
+        return ()
+    first, last = seen[0], seen[-1]
+    whole = last.now_s - first.now_s
+    used = zip(first.used_s, last.used_s, speeds, strict=True)
+    return tuple((after - before) / (whole * speed) for before, after, speed in used)

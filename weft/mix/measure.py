@@ -14,8 +14,8 @@ from typing import Any
 from weft.cluster.cluster import Node
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import ConfigError, RunError
-from weft.lab.busy import busy
 from weft.lab.rehearsal import Outcome, Rehearsal, rehearse
+from weft.lab.steps import busy
 from weft.mix.chips import Chips, Kind, Shown, after_run, after_shortage, kinds_of, only
 from weft.mix.job import Work
 from weft.mix.mix import MixReport, Rates

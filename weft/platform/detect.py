@@ -89,15 +89,18 @@ def _memory_gib(root: Path) -> float:
     return round(total / 2**30, 2)
 
 
+def own_groups(root: Path = Path("/")) -> dict[str, str]:
+    """Controller -> path of this process's control group; that of version 2 has no name."""
+    lines = (line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines())
+    return {name: path for _, names, path in lines for name in names.split(",")}
+
+
 def _groups(root: Path, controller: str) -> Iterator[Path]:
     """Folders of the control groups around this process, innermost first."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / (controller if controllers else "")
-        inner = Path(path.lstrip("/"))
-        yield from (top / folder for folder in (inner, *inner.parents))
+    own = own_groups(root)
+    for name in own.keys() & {controller, ""}:
+        inner = Path(own[name].lstrip("/"))
+        yield from (root / "sys/fs/cgroup" / name / folder for folder in (inner, *inner.parents))
 
 
 def _text(path: Path) -> str:
