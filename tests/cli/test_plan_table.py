@@ -1,6 +1,6 @@
 """``weft plan`` shows what a plan says, and no column that says nothing."""
 
-from weft.cli.plan.table import plan_table
+from weft.cli.plan.text import plan_table
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 

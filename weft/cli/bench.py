@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from weft.cli.output import err, out, print_json
+from weft.cli.output import COLUMNS, err, out, print_json, print_table
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, file_to_write, named
 from weft.cluster.cluster_file import read_cluster
 from weft.config.errors import ConfigError
@@ -68,7 +67,7 @@ def mix(
     machine = detect_node()
     refuse_too_much(described, machine)
     for remark in remarks(find_labs()):
-        err.print(f"[bench] {remark}", markup=False)
+        err.print(f"[bench] {remark}")
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as temporary:
         from weft.data.prepare import prepare
 
@@ -80,7 +79,7 @@ def mix(
             target=target_of_trials(recipe, pairs, loaded.config, effort.most),
             out=out_dir or Path(temporary),
             effort=effort,
-            say=lambda text: err.print(f"[bench] {text}", markup=False),
+            say=lambda text: err.print(f"[bench] {text}"),
         ).run()
     if html is not None:
         html.write_text(page(report, kinds))
@@ -98,13 +97,9 @@ def _effort(steps: str, repeats: int) -> Effort:
 
 
 def _show(report: MixReport) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim")
     rows = in_rows(report)
-    for column in rows[0]:
-        table.add_column(column, justify="right" if column in NUMBERS else "left")
-    for row in rows:
-        table.add_row(*row.values())
-    out.print(table)
+    cells = (row.values() for row in rows)
+    print_table(rows[0], cells, right=NUMBERS, header_style="dim", **COLUMNS)
     out.print(f"lower bound  {report.lower:.0f} tokens/s, the fastest part alone")
     out.print(f"upper bound  {report.upper:.0f} tokens/s, all parts at their own rates")
     out.print(f"mix          {report.best.middle:.0f} tokens/s: {report.best.trial.name}")
@@ -114,9 +109,8 @@ def _show(report: MixReport) -> None:
     if report.pooling_gain is None:
         out.print("  the parts' own plans do not run side by side")
     else:
-        out.print(
-            f"  pooling     x {report.pooling_gain:.3f} over the fastest part, plans unchanged"
-        )
+        gain = f"{report.pooling_gain:.3f}"
+        out.print(f"  pooling     x {gain} over the fastest part, plans unchanged")
         out.print(f"  re-planning x {report.replanning_gain:.3f} over that")
     for reason in report.reasons:
-        out.print(f"unlike work: {reason}", markup=False)
+        out.print(f"unlike work: {reason}")

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from weft.cli.output import err, finish, out, print_json
+from weft.cli.output import COLUMNS, err, finish, out, print_json, print_table
 from weft.cli.saved import Folder, To, open_saved, refuse_filled, refuse_missing
 from weft.cli.target import Json
 from weft.report.units import count, gib
@@ -30,22 +28,22 @@ def ls(folder: Folder, json: Json = False) -> None:
         print_json({"checkpoints": [{**asdict(e), "complete": e.complete} for e in listed]})
         return
     if not listed:
-        out.print(f"no checkpoint in {folder}", markup=False)
+        out.print(f"no checkpoint in {folder}")
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("step", "saved", "size", "parameters", "ranks", "state"):
-        table.add_column(column)
-    for entry in listed:
-        state = "complete" if entry.complete else f"damaged: {entry.problem}"
-        table.add_row(
+    rows = [
+        (
             str(entry.step),
             f"{datetime.fromtimestamp(entry.saved_at):%F %T}" if entry.saved_at else "",
             gib(entry.bytes),
             count(entry.num_params),
             str(entry.world_size or ""),
-            state + (", latest" if entry.latest else ""),
+            ("complete" if entry.complete else f"damaged: {entry.problem}")
+            + ", latest" * entry.latest,
         )
-    out.print(table)
+        for entry in listed
+    ]
+    headers = ("step", "saved", "size", "parameters", "ranks", "state")
+    print_table(headers, rows, header_style="dim", **COLUMNS)
 
 
 @app.command("show")
@@ -59,15 +57,14 @@ def show(folder: Folder, json: Json = False) -> None:
         print_json({**asdict(found), "notes": checkpoint.notes})
         return
     listed = found.listed
-    out.print(
-        f"[bold]{escape(str(listed.folder))}[/], step {listed.step}, written by weft {found.weft}"
-    )
+    out.print(listed.folder, style="bold", end="")
+    out.print(f", step {listed.step}, written by weft {found.weft}")
     for kind in found.kinds:
         elements, size = count(kind.num_elements), gib(kind.bytes)
         dtypes = " ".join(kind.dtypes)
         out.print(f"  {kind.kind:<12} {kind.num_tensors} tensors, {elements}, {size}, {dtypes}")
     for name, shape in found.shapes.items():
-        out.print(f"  {name:<40} {' x '.join(map(str, shape))}", markup=False)
+        out.print(f"  {name:<40} {' x '.join(map(str, shape))}")
 
 
 @app.command("verify")
@@ -81,9 +78,9 @@ def verify(folder: Folder, json: Json = False) -> None:
         print_json(asdict(found))
     else:
         for problem in found.problems:
-            out.print(problem, style="red", markup=False)
+            out.print(problem, style="red")
         verdict = "[green]sound[/]" if found.ok else f"[red]{len(found.problems)} problem(s)[/]"
-        out.print(f"{found.files} files, {gib(found.bytes)}: {verdict}")
+        out.print(f"{found.files} files, {gib(found.bytes)}: {verdict}", markup=True)
     finish(0 if found.ok else 1)
 
 
@@ -91,10 +88,12 @@ def verify(folder: Folder, json: Json = False) -> None:
 def export(folder: Folder, to: To, json: Json = False) -> None:
     """Write a checkpoint as a Hugging Face folder that `transformers` opens as it is."""
     from weft.checkpoint.convert import export_hf
+    from weft.data.cache import TOKENIZER_FILE
 
     refuse_filled(to)
     checkpoint = open_saved(folder)
-    export_hf(checkpoint, to, tokenizer_file=_tokenizer_beside(checkpoint.folder))
+    tokenizer = checkpoint.folder.parent.parent / TOKENIZER_FILE  # the run's, beside checkpoints/
+    export_hf(checkpoint, to, tokenizer_file=tokenizer if tokenizer.is_file() else None)
     _tell({"exported": str(to), "step": checkpoint.step}, json=json)
 
 
@@ -125,16 +124,8 @@ def import_(
     _tell({"imported": str(checkpoint), "into": str(to)}, json=json)
 
 
-def _tokenizer_beside(checkpoint: Path) -> Path | None:
-    """The run's tokenizer, kept two folders up from each checkpoint."""
-    from weft.data.cache import TOKENIZER_FILE
-
-    path = checkpoint.parent.parent / TOKENIZER_FILE
-    return path if path.is_file() else None
-
-
 def _tell(facts: dict[str, Any], *, json: bool) -> None:
     if json:
         print_json(facts)
     else:
-        out.print("  ".join(f"{key} {value}" for key, value in facts.items()), markup=False)
+        out.print("  ".join(f"{key} {value}" for key, value in facts.items()))

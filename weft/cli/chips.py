@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from weft.cli.output import err, out, print_json
+from weft.cli.output import COLUMNS, err, out, print_json, print_table
 from weft.cli.target import Json, file_to_write
 from weft.cluster.cluster import HOST, Chip, catalogue
 from weft.config.errors import ConfigError
@@ -28,10 +27,6 @@ from weft.report.units import gib
 
 app = typer.Typer(help="List the chips Weft knows; detect and measure those of this machine.")
 DEVICES = ("auto", *(platform.name for platform in PLATFORMS.imported()))
-OutFile = Annotated[
-    Path | None,
-    typer.Option("--out", help="File to write. [default: among the profiles that plans look at]"),
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -50,8 +45,8 @@ def list_(json: Json = False) -> None:
     known = sorted(catalogue().values(), key=lambda chip: (chip.vendor, chip.name))
     if json:
         print_json({"chips": [asdict(chip) for chip in known]})
-        return
-    out.print(_table(known))
+    else:
+        _print_chips(known)
 
 
 @app.command("detect")
@@ -64,22 +59,21 @@ def detect(json: Json = False) -> None:
     bf16 = "has" if node.cpu_bf16 else "lacks"
     out.print(f"{node.host}: {node.cpu}, {node.cores} cores, {node.memory_gib:g} GiB, {bf16} bf16")
     if node.chips:
-        out.print(_table(node.chips))
+        _print_chips(node.chips)
     else:
         out.print("no accelerator; training runs on the CPU")
     for problem in node.problems:
-        out.print(problem, style="yellow", markup=False)
+        out.print(problem, style="yellow")
 
 
-def _table(rows: list[Chip] | tuple[Chip, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("chip", "vendor", "bf16 TFLOP/s", "memory GiB", "GB/s", "link GB/s", "sure"):
-        table.add_column(column, justify="left" if column in ("chip", "vendor") else "right")
-    for chip in rows:
+def _print_chips(chips: Sequence[Chip]) -> None:
+    headers = ("chip", "vendor", "bf16 TFLOP/s", "memory GiB", "GB/s", "link GB/s", "sure")
+    rows = []
+    for chip in chips:
         numbers = (chip.peak_tflops.get("bf16"), chip.memory_gib, chip.memory_gb_s, chip.link_gb_s)
         cells = ["?" if number is None else f"{number:g}" for number in numbers]
-        table.add_row(chip.name, chip.vendor, *cells, chip.confidence)
-    return table
+        rows.append((chip.name, chip.vendor, *cells, chip.confidence))
+    print_table(headers, rows, right=headers[2:], header_style="dim", **COLUMNS)
 
 
 @app.command("profile")
@@ -92,7 +86,12 @@ def profile(
             callback=lambda device: _one_of(DEVICES, device),
         ),
     ] = "auto",
-    out_file: OutFile = None,
+    out_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="File to write. [default: among the profiles that plans look at]"
+        ),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes: some seconds.")] = False,
     show: Annotated[
         bool, typer.Option("--show", help="Only show what was measured before.")
@@ -123,9 +122,7 @@ def profile(
     if json:
         print_json({"file": str(path), **asdict(found)})
         return
-    for line in _in_words(found):
-        out.print(line, markup=False)
-    out.print(f"saved: {path}", markup=False)
+    out.print(*_in_words(found), f"saved: {path}", sep="\n")
 
 
 @app.command("calibrate")
@@ -152,9 +149,7 @@ def calibrate(
     if json:
         print_json({"file": str(path), **asdict(found.errors), **asdict(found.after.corrections)})
         return
-    for line in found.in_words():
-        out.print(line, markup=False)
-    out.print(f"saved: {path}", markup=False)
+    out.print(*found.in_words(), f"saved: {path}", sep="\n")
 
 
 def _show(*, json: bool) -> None:
@@ -163,9 +158,7 @@ def _show(*, json: bool) -> None:
         print_json({"profiles": [{"file": str(path), **asdict(each)} for path, each in saved]})
     elif saved:
         for path, each in saved:
-            for line in _in_words(each):
-                out.print(line, markup=False)
-            out.print(f"  {path}", markup=False)
+            out.print(*_in_words(each), f"  {path}", sep="\n")
     else:
         out.print(f"no profiles in {profiles_folder()}: measure with `weft chips profile`")
 

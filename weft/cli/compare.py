@@ -1,4 +1,4 @@
-"""``weft compare``: are two runs the same but for rounding, and if not, where do they part?"""
+"""``weft compare`` and ``weft verify``: are two runs, or plans, the same but for rounding?"""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table as RichTable
 
-from weft.cli.output import finish, out, print_json
+from weft.cli.output import finish, out, print_json, print_table
 from weft.cli.resolved import resolved_here
-from weft.cli.target import Json, load
+from weft.cli.target import Json, Overrides, Target, load
 from weft.config.errors import ConfigError
 from weft.resolve.resolve import Resolved
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("compare")(compare)
 
 
 def compare(
@@ -58,7 +52,9 @@ def compare(
     0: inside the band; 1: outside.
     """
     if bisect:
-        _refuse_beside_bisect(html, noise)
+        for key, value in (("--html", html), ("--noise", noise)):
+            if value is not None:
+                raise ConfigError(key, str(value), "nothing beside --bisect")
         _bisect(a, b, steps=steps, full=full, json=json)
         return
     if full or steps != 3:
@@ -73,20 +69,9 @@ def compare(
         print_json(to_json(found))
     else:
         for table in tables(found):
-            shown = RichTable(*table.headers, title=table.caption, title_justify="left")
-            for row in table.rows:
-                shown.add_row(*row)
-            out.print(shown, markup=False)
-        for line in lines(found):
-            out.print(line, markup=False)
+            print_table(table.headers, table.rows, title=table.caption, title_justify="left")
+        out.print(*lines(found), sep="\n")
     finish(0 if found.ok else 1)
-
-
-def _refuse_beside_bisect(html: Path | None, noise: tuple[Path, Path] | None) -> None:
-    given = {"--html": html, "--noise": noise}
-    for key, value in given.items():
-        if value is not None:
-            raise ConfigError(key, str(value), "nothing beside --bisect")
 
 
 def _bisect(a: str, b: str, *, steps: int, full: bool, json: bool) -> None:
@@ -95,7 +80,8 @@ def _bisect(a: str, b: str, *, steps: int, full: bool, json: bool) -> None:
     from weft.diagnose.sides import bisect_sides
     from weft.elastic.pool import WorkerPool
 
-    start = _checkpoints(a) if full else None
+    saved = Path(a) / "checkpoints"
+    start = saved if full and (saved / "latest").exists() else None
     with WorkerPool() as pool:
         found = bisect_sides(pool.run, sides, steps=steps, full=full, start=start)
     if json:
@@ -104,7 +90,7 @@ def _bisect(a: str, b: str, *, steps: int, full: bool, json: bool) -> None:
         ranks = " and ".join(str(plan.world_size) for plan in found.plans)
         model = "" if full else ", a small model of the same kind; --full takes it as it is"
         out.print(f"{ranks} rank(s), {steps} steps, {found.precision}{model}")
-        out.print(in_words(found), markup=False)
+        out.print(in_words(found))
     finish(0 if found.divergence is None else 1)
 
 
@@ -122,6 +108,32 @@ def _resolved(key: str, target: str) -> Resolved:
     return resolved_here(loaded).resolved
 
 
-def _checkpoints(target: str) -> Path | None:
-    folder = Path(target) / "checkpoints"
-    return folder if (folder / "latest").exists() else None
+def verify(
+    target: Target = "demo",
+    overrides: Overrides = None,
+    json: Json = False,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps to compare.")] = 3,
+) -> None:
+    """Train a few steps twice, under the plan and in one process, and compare everything.
+
+    The model is made small and the data random, with random loss weights; the plan's shares,
+    microbatches and settings are kept, and precision is fp64 unless compute.precision says
+    otherwise. Exit code 0 only if every loss, gradient, norm and parameter agrees within the
+    stated tolerance.
+    """
+    loaded = load(target, overrides)
+    resolved = resolved_here(loaded).resolved
+    from weft.diagnose.verify import verify_plan
+    from weft.elastic.pool import WorkerPool
+
+    with WorkerPool() as pool:
+        found = verify_plan(pool.run, resolved.plan, resolved.spec, resolved.config, steps=steps)
+    if json:
+        print_json(found.to_json())
+    else:
+        out.print(f"{found.ranks} rank(s) against one process, {steps} steps, {found.dtype}")
+        for name, value in found.difference.by_name().items():
+            out.print(f"  {name:<10} largest relative difference {value:.2e}")
+        verdict = "[green]the plan changes nothing[/]" if found.ok else "[red]THE PLAN DIFFERS[/]"
+        out.print(f"{verdict} (tolerance {found.tolerance:.0e})", markup=True)
+    finish(0 if found.ok else 1)

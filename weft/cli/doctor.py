@@ -12,8 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-import typer
-
 import weft
 from weft.cli.output import finish, out, print_json
 from weft.cli.target import Json
@@ -22,16 +20,8 @@ from weft.report.units import gib
 
 Level = Literal["ok", "hint", "problem"]
 NEEDED = (
-    "torch",
-    "numpy",
-    "pydantic",
-    "PyYAML",
-    "typer",
-    "rich",
-    "jinja2",
-    "markupsafe",
-    "safetensors",
-    "tokenizers",
+    *("torch", "numpy", "pydantic", "PyYAML", "typer", "rich"),
+    *("jinja2", "markupsafe", "safetensors", "tokenizers"),
 )
 OPTIONAL = {
     "tensorboard": "curves in TensorBoard",
@@ -53,11 +43,6 @@ class Finding:
     todo: str = ""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("doctor")(doctor)
-
-
 def doctor(json: Json = False) -> None:
     """Check this machine: Python, packages, processors, accelerators, disk, launcher.
 
@@ -67,14 +52,11 @@ def doctor(json: Json = False) -> None:
     broken = any(finding.level == "problem" for finding in findings)
     if json:
         print_json({"ok": not broken, "findings": [asdict(f) for f in findings]})
-        finish(int(broken))
-        return
-    for finding in findings:
-        colour = COLOURS[finding.level]
-        out.print(f"[{colour}]{finding.level:<8}[/]", end="")
-        out.print(f"{finding.what:<14} {finding.says}", markup=False)
+    for finding in () if json else findings:
+        out.print(f"{finding.level:<8}", style=COLOURS[finding.level], end="")
+        out.print(f"{finding.what:<14} {finding.says}")
         if finding.todo:
-            out.print(f"{'':<23}-> {finding.todo}", markup=False)
+            out.print(f"{'':<23}-> {finding.todo}")
     finish(int(broken))
 
 
@@ -84,22 +66,19 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    for name in NEEDED:
-        todo = f"pip install {name} (the Makefile's `make setup` installs everything)"
-        yield _package(name, Finding(name, "problem", "missing", todo))
-    for name, use in OPTIONAL.items():
-        todo = f"only for {use}: pip install {name}"
-        yield _package(name, Finding(name, "hint", "absent", todo))
+    for name in (*NEEDED, *OPTIONAL):
+        try:
+            yield Finding(name, "ok", version(name))
+        except PackageNotFoundError:
+            install = f"pip install {name}"
+            if name in OPTIONAL:
+                yield Finding(name, "hint", "absent", f"only for {OPTIONAL[name]}: {install}")
+            else:
+                todo = f"{install} (the Makefile's `make setup` installs everything)"
+                yield Finding(name, "problem", "missing", todo)
     if importlib.util.find_spec("torchvision") is not None:
         todo = "Weft does not use it, and a build for GPUs breaks a PyTorch without: uninstall it"
         yield Finding("torchvision", "hint", "installed", todo)
-
-
-def _package(name: str, absent: Finding) -> Finding:
-    try:
-        return Finding(name, "ok", version(name))
-    except PackageNotFoundError:
-        return absent
 
 
 def _machine() -> Iterator[Finding]:

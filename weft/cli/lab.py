@@ -26,11 +26,6 @@ from weft.virtual.cores import GFLOPS
 CLEAN = "clean"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("lab")(lab)
-
-
 def lab(
     cluster: Annotated[
         str,
@@ -117,7 +112,7 @@ def _said(reason: str) -> str:
 
 def say(text: str) -> None:
     """A line of the lab itself, between those of the job."""
-    err.print(f"[lab] {text}", style="cyan", markup=False)
+    err.print(f"[lab] {text}", style="cyan")
 
 
 def _command(words: Sequence[str] | None) -> tuple[str, ...]:
@@ -182,9 +177,9 @@ def _clean(words: Sequence[str] | None) -> None:
     gone = dead(labs)
     for left in gone:
         clean(left)
-        out.print(f"removed what was left {left.in_words()}", markup=False)
+        out.print(f"removed what was left {left.in_words()}")
     for other in labs:
         if other not in gone:
-            out.print(f"left alone, as it still runs: lab {other.in_words()}", markup=False)
+            out.print(f"left alone, as it still runs: lab {other.in_words()}")
     if not labs:
         out.print("nothing is left of any lab")

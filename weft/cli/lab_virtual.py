@@ -47,7 +47,7 @@ def virtual_chips(
         why=why,
     )
     for note in why:
-        err.print(f"[lab] {note}", markup=False)
+        err.print(f"[lab] {note}")
     seq_len = resolved.config.data.seq_len
     return VirtualCluster(resolved.plan, resolved.spec, seq_len, cluster, gflops)
 
@@ -86,7 +86,6 @@ def run_virtual(virtual: VirtualCluster, *, plays: bool, json: bool) -> None:
     if not json:
         err.print(
             "[lab] playing it: a process a chip, which sleeps instead of computing",
-            markup=False,
         )
     from weft.virtual.play import play
 
@@ -116,7 +115,7 @@ def _tell(virtual: VirtualCluster, prediction: Prediction) -> None:
         out.print(f"pipeline {number}: {timeline.step_s:.3g} s a step, {idle}")
     for rank, (host, chip) in enumerate(virtual.cluster.by_rank):
         name = f"rank {rank} ({virtual.cluster.hosts[host].name}, {chip.kind} {chip.speed:g})"
-        out.print(f"{name}: computes {prediction.busy[rank]:.0%} of the step", markup=False)
+        out.print(f"{name}: computes {prediction.busy[rank]:.0%} of the step")
     gradients = f"gradients: {prediction.exchange_s:.3g} s a step on the slowest link"
     out.print(f"{gradients}, if nothing hides it")
     out.print(f"update: {prediction.update_s:.3g} s a step on the slowest rank")

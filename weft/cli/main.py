@@ -7,22 +7,17 @@ import sys
 
 import typer
 
-from weft.cli import (
-    bench,
-    checkpoint,
-    chips,
-    compare,
-    doctor,
-    generate,
-    lab,
-    report,
-    schema,
-    train,
-    verify,
-)
-from weft.cli.output import err, print_anything
-from weft.cli.plan import command as plan
+from weft.cli import bench, checkpoint, chips
+from weft.cli.compare import compare, verify
+from weft.cli.doctor import doctor
+from weft.cli.lab import lab
+from weft.cli.output import err, print_anything, print_json
+from weft.cli.plan.command import plan
+from weft.cli.saved import generate, report
+from weft.cli.target import OVERRIDES
+from weft.cli.train import train
 from weft.config.errors import ConfigError, ConfigErrors, RunError
+from weft.config.load import config_schema
 
 INTERRUPTED = 130
 """How typer ends on Ctrl-C."""
@@ -36,8 +31,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (train, plan, verify, compare, lab, generate, doctor, report, schema):
-    module.register(app)
+
+
+def schema() -> None:
+    """Print the JSON schema of a configuration file.
+
+    Save it, and begin your YAML with `# yaml-language-server: $schema=PATH`: editors then complete
+    keys and show what each one means.
+    """
+    print_json(config_schema())
+
+
+for of_a_recipe in (train, plan, verify):
+    app.command(context_settings=OVERRIDES)(of_a_recipe)
+for other in (compare, lab, generate, doctor, report, schema):
+    app.command()(other)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(chips.app, name="chips")
 app.add_typer(bench.app, name="bench")
@@ -56,26 +64,21 @@ def run(arguments: list[str]) -> int:
     except (ConfigErrors, ConfigError, RunError) as error:
         text = str(error) if isinstance(error, ConfigErrors) else f"error: {error}"
         if isinstance(error, RunError) or _speaks():
-            err.print(text, style="red", markup=False)
+            err.print(text, style="red")
         return 1 if isinstance(error, RunError) else 2
     except OSError as error:
         if error.filename is None:  # not a file of the user's: a fault in the program
             raise
-        err.print(f"error: {error.filename}: {error.strerror}", style="red", markup=False)
+        err.print(f"error: {error.filename}: {error.strerror}", style="red")
         return 1
     except SystemExit as exit_:
-        return _exit_code(exit_)
+        if exit_.code == INTERRUPTED:
+            err.print("stopped")
+            return 1
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     return 0
 
 
 def _speaks() -> bool:
     """Of the processes that a launcher started on a machine, one prints why all refuse."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
-
-
-def _exit_code(exit_: SystemExit) -> int:
-    code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-    if code == INTERRUPTED:
-        err.print("stopped")
-        return 1
-    return code

@@ -5,21 +5,50 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
-out = Console(soft_wrap=True, highlight=False, emoji=False)
+out = Console(soft_wrap=True, highlight=False, emoji=False, markup=False)
 """Results."""
-err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False, markup=False)
 """Errors and warnings; everything, when the result is JSON."""
+
+COLUMNS: dict[str, Any] = {"box": None, "pad_edge": False}
+"""Looks of a table without lines."""
 
 
 def print_json(value: Mapping[str, Any]) -> None:
     """The one object that ``--json`` promises. All its numbers must be finite."""
     typer.echo(json.dumps(value, indent=2, default=str, allow_nan=False))
+
+
+def print_table(
+    headers: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    *,
+    right: Collection[str] = (),
+    **looks: Any,
+) -> None:
+    """A table of ``rich``; the columns in ``right`` line up there."""
+    table = Table(**looks)
+    for header in headers:
+        table.add_column(header, justify="right" if header in right else "left")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+
+
+def aligned(rows: Sequence[Sequence[str]], *, words: int) -> Iterator[str]:
+    """A line for each row, as wide as it is; columns after the first ``words`` are numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = "<" * words + ">" * (len(widths) - words)
+    for row in rows:
+        cells = zip(row, sides, widths, strict=True)
+        yield "  ".join(f"{cell:{side}{width}}" for cell, side, width in cells).rstrip()
 
 
 def print_anything() -> None:

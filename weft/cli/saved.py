@@ -1,4 +1,4 @@
-"""The folders that commands read checkpoints from, and those that they write."""
+"""``weft generate``, ``weft report``, and the folders that commands read from and write."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.output import err
-from weft.config.errors import ConfigError
+from weft.cli.output import err, out, print_json
+from weft.cli.target import Json
+from weft.config.errors import ConfigError, RunError
+from weft.config.sections import SampleConfig
 
 if TYPE_CHECKING:
     from weft.checkpoint.reader import Checkpoint
@@ -55,5 +57,73 @@ def open_saved(folder: Path) -> Checkpoint:
         raise ConfigError("FOLDER", str(folder), expected, "No checkpoint was saved there.")
     checkpoint = open_checkpoint(folder)
     for note in checkpoint.notes:
-        err.print(f"note: {note}", markup=False)
+        err.print(f"note: {note}")
     return checkpoint
+
+
+def generate(
+    folder: Folder,
+    *,
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help="Text to continue; may be repeated.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 128,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0 always takes the likeliest token.")
+    ] = 0.8,
+    top_p: Annotated[
+        float, typer.Option(help="Draw from the likeliest tokens of this sum.")
+    ] = 0.95,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
+    json: Json = False,
+) -> None:
+    """Continue a prompt with a trained model.
+
+    Example: `weft generate runs/demo-20260101-120000 --prompt "def main("`.
+    """
+    if not 0 < top_p <= 1:
+        raise ConfigError("--top-p", top_p, "a number > 0 and <= 1")
+    prompts = tuple(prompt or ("def ",))
+    for text in prompts:
+        _refuse_unusable(text)
+    from weft.checkpoint.whole import load_model, load_tokenizer_of
+    from weft.train.summary import is_finite, write_samples
+
+    checkpoint = open_saved(folder)
+    model, tokenizer = load_model(checkpoint), load_tokenizer_of(checkpoint)
+    if not is_finite(model):
+        problem = "holds weights that are not finite: its training diverged, so it cannot write"
+        raise RunError(f"{checkpoint.folder}: {problem}")
+    wanted = SampleConfig(prompts=prompts, tokens=tokens, temperature=temperature, top_p=top_p)
+    samples = write_samples(model, tokenizer, wanted, seed)
+    if json:
+        print_json({"step": checkpoint.step, "samples": samples})
+        return
+    for sample in samples:
+        out.print(sample["prompt"], style="bold", end="")
+        out.print(sample["text"])
+
+
+def _refuse_unusable(prompt: str) -> None:
+    if not prompt:
+        raise ConfigError("--prompt", prompt, "at least one character")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("--prompt", prompt, "text in UTF-8") from None
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The run's folder.")],
+    json: Json = False,
+) -> None:
+    """Write report.html from the files of a run, finished or not."""
+    from weft.report.page import write_report
+
+    if not (folder / "plan.json").is_file():
+        raise ConfigError("FOLDER", str(folder), "the folder of a run (it holds plan.json)")
+    page = write_report(folder)
+    if json:
+        print_json({"report": str(page)})
+    else:
+        out.print(f"wrote {page}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from weft.cli.output import out
+from weft.cli.output import COLUMNS, out, print_table
 from weft.report.prediction_rows import HEADERS, prediction_note, prediction_rows
 from weft.train.job import TRAFFIC_FILE
 
@@ -17,31 +17,20 @@ from weft.train.job import TRAFFIC_FILE
 def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Held-out loss beside those of the baselines, samples, and the paths of what was written."""
     out.print()
-    for line in _held_out(summary["held_out"], summary["baselines"]):
-        out.print(line)
+    out.print(*_held_out(summary["held_out"], summary["baselines"]), sep="\n", markup=True)
     for sample in summary["samples"]:
-        out.print("[dim]" + "─" * 60 + "[/]")
-        out.print(sample["prompt"], style="bold", markup=False, end="")
-        out.print(sample["text"], markup=False)
-    _print_prediction(summary)
-    out.print()
-    out.print(f"report:     {folder / 'report.html'}", markup=False)
-    out.print(f"checkpoint: {folder / 'checkpoints'}", markup=False)
-    out.print(f"go on with: weft generate {folder} --prompt 'def '", markup=False)
-
-
-def _print_prediction(summary: Mapping[str, Any]) -> None:
-    """What a step was expected to take beside what it took."""
+        out.print("─" * 60, style="dim")
+        out.print(sample["prompt"], style="bold", end="")
+        out.print(sample["text"])
     out.print()
     if rows := prediction_rows(summary):
-        table = Table(box=None, pad_edge=False)
-        for number, header in enumerate(HEADERS):
-            table.add_column(header, justify="right" if number else "left")
-        for row in rows:
-            table.add_row(*row)
-        out.print(table)
+        print_table(HEADERS, rows, right=HEADERS[1:], **COLUMNS)
     if note := prediction_note(summary):
-        out.print(note, style="dim", markup=False)
+        out.print(note, style="dim")
+    out.print()
+    out.print(f"report:     {folder / 'report.html'}")
+    out.print(f"checkpoint: {folder / 'checkpoints'}")
+    out.print(f"go on with: weft generate {folder} --prompt 'def '")
 
 
 def _held_out(found: Mapping[str, Any] | None, baselines: Mapping[str, float]) -> Iterator[str]:
@@ -63,22 +52,18 @@ def _held_out(found: Mapping[str, Any] | None, baselines: Mapping[str, float]) -
 
 def print_traffic(folder: Path) -> None:
     """What a step sent, added up over ranks; calls and peers of the rank that has most."""
-    record = json.loads((folder / TRAFFIC_FILE).read_text())
-    table = Table(title="sent in one step", title_justify="left", box=None, pad_edge=False)
-    table.add_column("collective")
-    table.add_column("link")
-    for column in ("calls", "messages", "MB", "peers"):
-        table.add_column(column, justify="right")
-    for name, link in sorted({(row["name"], row["link"]) for row in record["per_step"]}):
-        rows = [row for row in record["per_step"] if (row["name"], row["link"]) == (name, link)]
-        table.add_row(name, link, *_figures(rows))
+    key = itemgetter("name", "link")
+    record = sorted(json.loads((folder / TRAFFIC_FILE).read_text())["per_step"], key=key)
+    rows = []
+    for (name, link), same in groupby(record, key=key):
+        of_ranks = list(same)
+        calls = max(row["calls"] for row in of_ranks)
+        messages = sum(row["messages"] for row in of_ranks)
+        megabytes = sum(row["bytes"] for row in of_ranks) / 1e6
+        peers = max(len(row["peers"]) for row in of_ranks)
+        rows.append((name, link, f"{calls:g}", f"{messages:g}", f"{megabytes:.3f}", str(peers)))
+    headers = ("collective", "link", "calls", "messages", "MB", "peers")
     out.print()
-    out.print(table)
-
-
-def _figures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    megabytes = sum(row["bytes"] for row in rows) / 1e6
-    calls = max(row["calls"] for row in rows)
-    messages = sum(row["messages"] for row in rows)
-    peers = max(len(row["peers"]) for row in rows)
-    return [f"{calls:g}", f"{messages:g}", f"{megabytes:.3f}", str(peers)]
+    print_table(
+        headers, rows, right=headers[2:], title="sent in one step", title_justify="left", **COLUMNS
+    )

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.output import err, finish, out, print_json
-from weft.cli.plan.table import show_plan
+from weft.cli.plan.text import show_plan
 from weft.cli.resolved import ResolvedRun, ranks_here, resolved_among, resolved_here
 from weft.cli.summary import print_summary, print_traffic
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
@@ -34,11 +34,6 @@ from weft.train.resume import CONFIG_FILE, changes, saved_step, saved_summary
 from weft.train.run_folder import RunFolder
 
 WORKER = "weft.train.worker:main"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("train", context_settings=OVERRIDES)(train)
 
 
 def train(
@@ -124,7 +119,7 @@ def _predict(asked: ResolvedRun, address: RankAddress | None) -> Prediction:
 def loaded(words: Sequence[str]) -> Loaded:
     """The configuration that ``weft train WORDS`` would run."""
     app = typer.Typer()
-    register(app)
+    app.command(context_settings=OVERRIDES)(train)
     with typer.main.get_command(app).make_context("train", list(words)) as context:
         given = context.params
         return load(given["target"], [*(given["overrides"] or ()), *context.args])
@@ -137,7 +132,7 @@ def _explain(loaded: Loaded, *, json: bool) -> None:
         return
     width = max(len(key) for key, _, _ in rows)
     for key, value, origin in rows:
-        out.print(f"{key:<{width}}  {show(value):<24}  {origin}", markup=False)
+        out.print(f"{key:<{width}}  {show(value):<24}  {origin}")
 
 
 def _refuse_missing_packages(loaded: Loaded) -> None:
@@ -164,9 +159,9 @@ def _show_start(job: Job, resolved: Resolved, differing: Sequence[str]) -> None:
     show_plan(resolved)
     step = saved_step(job.out)
     going_on = f", going on after step {step}" if step else ""
-    out.print(f"run folder: {job.out}{going_on}", markup=False)
+    out.print(f"run folder: {job.out}{going_on}")
     for change in differing:
-        out.print(f"  changed since its last start: {change}", markup=False)
+        out.print(f"  changed since its last start: {change}")
 
 
 def _start(job: Job, resolved: Resolved) -> int:
@@ -239,22 +234,22 @@ def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
     if first.cause == "config":
         _print_refusal(first.message)
         return 2
-    err.print(f"error: {error}", style="red", markup=False)
+    err.print(f"error: {error}", style="red")
     if first.detail:
-        err.print(first.detail.rstrip(), markup=False)
+        err.print(first.detail.rstrip())
     if error.waits is not None:
         calls = f"{job.out}/logs/flight-rank*.json"
-        err.print(f"  every rank that answered left its last calls in {calls}", markup=False)
+        err.print(f"  every rank that answered left its last calls in {calls}")
     log = "above" if first.rank == 0 else f"in {job.out}/logs/rank{first.rank}.log"
-    err.print(f"  what it printed is {log}; the other ranks were ended", markup=False)
+    err.print(f"  what it printed is {log}; the other ranks were ended")
     if first.cause != "machine" or saved_step(job.out) > step_before:
-        err.print(f"  {_saved(job)}", markup=False)
+        err.print(f"  {_saved(job)}")
     return 1
 
 
 def _print_refusal(message: str) -> None:
     heading = "" if message.startswith("error: ") else "error: "
-    err.print(heading + message, style="red", markup=False)
+    err.print(heading + message, style="red")
 
 
 def _saved(job: Job) -> str:
@@ -269,7 +264,7 @@ def _tell_end(job: Job, *, already: bool = False) -> int:
     summary = saved_summary(job.out)
     if saved_step(job.out) < job.last_step or summary is None:
         at = f"step {job.last_step}" if saved_step(job.out) < job.last_step else "its summary"
-        err.print(f"stopped before {at}; {_saved(job)}", markup=False)
+        err.print(f"stopped before {at}; {_saved(job)}")
         return 1
     if job.json:
         print_json({"out": str(job.out), **summary})

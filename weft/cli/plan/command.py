@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from weft.cli.output import err, print_json
-from weft.cli.plan.table import show_plan
+from weft.cli.plan.forecasts import Answer, AnswerHere, answer, answer_here, load_for_cluster
+from weft.cli.plan.why import load_compared
 from weft.cli.resolved import resolved_here
-from weft.cli.target import OVERRIDES, Json, Overrides, Target, file_to_write, load
+from weft.cli.target import Json, Overrides, Target, file_to_write, load
 from weft.config.errors import ConfigError
-from weft.resolve.resolve import Resolved, refuse_without_effect
-
-if TYPE_CHECKING:
-    from weft.planner.outlook import Outlook
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("plan", context_settings=OVERRIDES)(plan)
+from weft.report.forecast_page import forecast_page
+from weft.resolve.resolve import refuse_without_effect
 
 
 def plan(
@@ -75,87 +68,26 @@ def plan(
     """
     if html is not None:
         file_to_write("--html", html)
-    if cluster is not None:
-        _plan_on_cluster(
-            target,
-            overrides or [],
-            cluster,
-            need=need,
-            why=why,
-            explain=explain,
-            html=html,
-            json=json,
-        )
-        return
-    for option, value in (("--need", need), ("--why", why)):
-        if value is not None:
-            raise ConfigError(option, value, "--cluster beside it", "It says what there is.")
-    _plan_here(target, overrides, explain=explain, html=html, json=json)
-
-
-def _plan_here(
-    target: str, overrides: list[str] | None, *, explain: bool, html: Path | None, json: bool
-) -> None:
-    """For this machine."""
-    loaded = load(target, overrides)
-    resolved = resolved_here(loaded).resolved
-    refuse_without_effect(loaded)
-    from weft.cli.plan.forecasts import outlook_here
-    from weft.cli.plan.text import show_outlook
-
-    outlook, problem = outlook_here(resolved)
+    found: Answer | AnswerHere
+    if cluster is None:
+        for option, value in (("--need", need), ("--why", why)):
+            if value is not None:
+                raise ConfigError(option, value, "--cluster beside it", "It says what there is.")
+        loaded = load(target, overrides)
+        resolved = resolved_here(loaded).resolved
+        refuse_without_effect(loaded)
+        found = answer_here(resolved)
+    else:
+        words = overrides or []
+        loaded = load_for_cluster(target, words)
+        compared = None if why is None else load_compared(target, words, why)
+        found = answer(loaded, cluster, need, explain=explain, why=compared)
     if html is not None:
-        if outlook is None:
-            raise ConfigError("--html", str(html), "a plan whose chips are known", problem)
-        _write(html, outlook, f"{resolved.config.model.family} {resolved.config.model.size}")
+        if found.outlook is None:
+            raise ConfigError("--html", str(html), "a plan whose chips are known", found.problem)
+        html.write_text(forecast_page(found.outlook, found.title), encoding="utf-8")
+        err.print(f"wrote {html}")
     if json:
-        print_json(as_json(resolved) | (UNKNOWN if outlook is None else outlook.as_json()))
-        return
-    show_plan(resolved)
-    if outlook is None:
-        err.print(f"no forecast: {problem}", markup=False)
-        return
-    show_outlook(outlook, explain=explain)
-
-
-def _plan_on_cluster(
-    target: str,
-    overrides: list[str],
-    cluster: Path,
-    *,
-    need: str | None,
-    why: str | None,
-    explain: bool,
-    html: Path | None,
-    json: bool,
-) -> None:
-    """For the chips of a file."""
-    from weft.cli.plan.forecasts import answer, as_data, load_for_cluster, show_answer
-    from weft.cli.plan.why import load_compared
-
-    loaded = load_for_cluster(target, overrides)
-    compared = None if why is None else load_compared(target, overrides, why)
-    found = answer(loaded, cluster, need, explain=explain, why=compared)
-    if html is not None:
-        _write(html, found.outlook, found.title)
-    print_json(as_data(found)) if json else show_answer(found, explain=explain)
-
-
-def _write(path: Path, outlook: Outlook, title: str) -> None:
-    from weft.report.forecast_page import forecast_page
-
-    path.write_text(forecast_page(outlook, title), encoding="utf-8")
-    err.print(f"wrote {path}", markup=False)
-
-
-def as_json(resolved: Resolved) -> dict[str, Any]:
-    """The plan, the model and what was derived."""
-    return {
-        "plan": json_format.loads(resolved.plan.to_json()),
-        "model": {"parameters": resolved.num_parameters, "size": resolved.config.model.size},
-        "notes": list(resolved.notes),
-    }
-
-
-UNKNOWN: dict[str, Any] = {"predicted": None, "limits": None, "alternatives": [], "search": None}
-"""Of a plan whose chips are not known."""
+        print_json(found.as_json())
+    else:
+        found.show(explain=explain)

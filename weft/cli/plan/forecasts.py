@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from weft.cli.output import err, out
-from weft.cli.plan.table import plan_table
-from weft.cli.plan.text import cluster_in_words, folded, show_outlook
-from weft.cli.plan.why import comparison
+from weft.cli.plan.text import (
+    cluster_in_words,
+    comparison,
+    folded,
+    plan_table,
+    print_plan,
+    show_outlook,
+    show_plan,
+)
 from weft.cli.target import load
 from weft.cluster.cluster_file import read_view
 from weft.cluster.view import ClusterView
@@ -37,20 +44,56 @@ from weft.resolve.resolve import Resolved
 ROUNDS = 6
 """Times that a mix is made larger because plans lose what chips compute."""
 SECONDS_BETWEEN_LINES = 2.0
+UNKNOWN: dict[str, Any] = {"predicted": None, "limits": None, "alternatives": [], "search": None}
+"""Of a plan whose chips are not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerHere:
+    """A plan for this machine, and what to expect of it where its chips are known."""
+
+    resolved: Resolved
+    outlook: Outlook | None
+    problem: str
+    """Why nothing can be expected."""
+
+    @property
+    def title(self) -> str:
+        """Of a page."""
+        return f"{self.resolved.config.model.family} {self.resolved.config.model.size}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan, the model and what was derived."""
+        resolved = self.resolved
+        facts = {
+            "plan": json.loads(resolved.plan.to_json()),
+            "model": {"parameters": resolved.num_parameters, "size": resolved.config.model.size},
+            "notes": list(resolved.notes),
+        }
+        return facts | (UNKNOWN if self.outlook is None else self.outlook.as_json())
+
+    def show(self, *, explain: bool) -> None:
+        """For people."""
+        show_plan(self.resolved)
+        if self.outlook is None:
+            err.print(f"no forecast: {self.problem}")
+        else:
+            show_outlook(self.outlook, explain=explain)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What is printed."""
+    """A plan for the chips of a file."""
 
     model: str
     """Family and size."""
     asked: PlanRequest
     chips: RankChips
     outlook: Outlook
-    mix: Mix | None = None
-    compared: Comparison | None = None
+    mix: Mix | None
+    compared: Comparison | None
     """A plan that was asked about."""
+    problem: str = ""
 
     @property
     def title(self) -> str:
@@ -58,16 +101,45 @@ class Answer:
         return f"{self.model} on {cluster_in_words(self.outlook.cluster)}"
 
     @property
-    def flops_s(self) -> float:
-        """Model FLOP/s that the plan reaches."""
-        return model_flops_s(self.asked.workload, self.outlook.forecast.step_s)
-
-    @property
     def num_parameters(self) -> int:
         return int(shape_of(self.asked.workload.spec).params)
 
+    def as_json(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        size = self.model.partition(" ")[2]
+        facts = {
+            "model": {"parameters": self.num_parameters, "size": size},
+            "notes": list(self.asked.notes),
+        }
+        mix = {} if self.mix is None else {"mix": self.mix.as_json()}
+        why = {} if self.compared is None else {"why": self.compared.as_json()}
+        return facts | self.outlook.as_json() | mix | why
 
-def outlook_here(resolved: Resolved) -> tuple[Outlook | None, str]:
+    def show(self, *, explain: bool) -> None:
+        """For people."""
+        workload, outlook = self.asked.workload, self.outlook
+        out.print(
+            f"[bold]{self.model}[/]: {count(self.num_parameters)} parameters, "
+            f"{workload.spec.num_layers} layers; {workload.samples} samples = "
+            f"{count(workload.samples * workload.seq_len)} tokens a step",
+            markup=True,
+        )
+        if self.mix is not None:
+            out.print(*(f"  {line}" for line in self.mix.sentences()), sep="\n")
+            reached = model_flops_s(workload, outlook.forecast.step_s)
+            out.print(f"  the plan reaches {in_units(reached)} of it")
+        chips = f"{outlook.cluster.world_size:,} of {self.chips.view.world_size:,} chips"
+        out.print(f"{chips}: {cluster_in_words(outlook.cluster)}")
+        out.print(f"plan: {outlook.name}")
+        heading, *lines = plan_table(outlook.forecast.plan)
+        notes = (*self.asked.notes, f"rates from {', '.join(self.chips.basis)}")
+        print_plan(heading, [*folded(lines), *(f"  {note}" for note in notes)])
+        show_outlook(outlook, explain=explain)
+        if self.compared is not None:
+            out.print(*comparison(self.compared), sep="\n")
+
+
+def answer_here(resolved: Resolved) -> AnswerHere:
     """What to expect on this machine, or why nothing can be said."""
     plan = resolved.plan
     _, _, stage = next(iter(plan.stages()))
@@ -77,15 +149,16 @@ def outlook_here(resolved: Resolved) -> tuple[Outlook | None, str]:
         samples=plan.global_batch,
         precision=stage.precision,
     )
+    outlook, problem = None, UNMEASURED
     try:
         chips = chips_here(resolved)
-        if chips.is_guess:
-            return None, UNMEASURED
-        cast = forecast(plan, workload, chips.view, chips.knowledge)
+        if not chips.is_guess:
+            cast = forecast(plan, workload, chips.view, chips.knowledge)
+            name, limits = name_of(plan, chips.view), limits_of(cast)
+            outlook = Outlook(name=name, cluster=chips.view, forecast=cast, limits=limits)
     except ConfigError as error:
-        return None, str(error)
-    name = name_of(plan, chips.view)
-    return Outlook(name=name, cluster=chips.view, forecast=cast, limits=limits_of(cast)), ""
+        problem = str(error)
+    return AnswerHere(resolved=resolved, outlook=outlook, problem=problem)
 
 
 def load_for_cluster(target: str, overrides: Sequence[str]) -> Loaded:
@@ -114,46 +187,43 @@ def answer(
     view = read_view(file)
     chips = chips_of_file(file, detect_node(), view.world_size)
     asked = plan_request(loaded, chips.view)
-    model = f"{loaded.config.model.family} {loaded.config.model.size}"
+    mix, compared, cluster = None, None, chips.view
     if asked.plan is not None:
         if need is not None:
             raise ConfigError("--need", need, "no plan beside it", "The planner makes one.")
         if why is not None:
             raise ConfigError("--why", "a plan", "no other plan beside it", "One is to be found.")
-        outlook = outlook_of_plan(asked.plan, asked.workload, chips.view, chips.knowledge)
-        return Answer(model=model, asked=asked, chips=chips, outlook=outlook)
-    if need is None:
-        mix, cluster, found = None, chips.view, _search(asked, chips, chips.view)
+        outlook = outlook_of_plan(asked.plan, asked.workload, cluster, chips.knowledge)
     else:
-        mix, found = _enough(asked, chips, parse_need(need))
-        cluster = mix.cluster
-    outlook = outlook_of_search(
-        found,
-        asked.workload,
-        chips.knowledge,
-        asked.options,
-        everything=cluster,
-        explain=explain,
-    )
-    compared = None
-    if why is not None:
-        other = replace(plan_request(why, cluster), options=asked.options)
-        compared = _compared(other, outlook, chips, cluster)
+        if need is None:
+            found = _search(asked, chips, cluster)
+        else:
+            mix, found = _enough(asked, chips, parse_need(need))
+            cluster = mix.cluster
+        outlook = outlook_of_search(
+            found,
+            asked.workload,
+            chips.knowledge,
+            asked.options,
+            everything=cluster,
+            explain=explain,
+        )
+        if why is not None:
+            compared = _compared(plan_request(why, cluster), asked, outlook, chips, cluster)
+    model = f"{loaded.config.model.family} {loaded.config.model.size}"
     return Answer(
         model=model, asked=asked, chips=chips, outlook=outlook, mix=mix, compared=compared
     )
 
 
 def _compared(
-    asked: PlanRequest, outlook: Outlook, chips: RankChips, cluster: ClusterView
+    other: PlanRequest, asked: PlanRequest, outlook: Outlook, chips: RankChips, cluster: ClusterView
 ) -> Comparison:
-    assert asked.plan is not None, "a plan was given"
-    best = outlook.forecast
-    samples = asked.plan.global_batch
+    assert other.plan is not None, "a plan was given"
+    best, samples = outlook.forecast, other.plan.global_batch
     if samples != best.plan.global_batch:
         raise ConfigError("--why", {"samples": samples}, f"{best.plan.global_batch} samples a step")
-    knowledge = chips.knowledge
-    return compare(asked.plan, best, asked.workload, cluster, knowledge, asked.options)
+    return compare(other.plan, best, other.workload, cluster, chips.knowledge, asked.options)
 
 
 def _search(asked: PlanRequest, chips: RankChips, cluster: ClusterView) -> Found:
@@ -177,14 +247,11 @@ def _enough(asked: PlanRequest, chips: RankChips, need: float) -> tuple[Mix, Fou
             return mix, found
         if mix.cluster.world_size == chips.view.world_size:
             break
-        wanted = min(max(mix.flops_s, wanted) * need / reached, _all_of(asked, chips))
+        most = choose_mix(chips.view, asked.workload, chips.knowledge, 0.0).most_flops
+        wanted = min(max(mix.flops_s, wanted) * need / reached, most)
     expected = f"at most {in_units(reached)}, what the best plan found reaches"
     hint = "More samples a step let more chips work."
     raise ConfigError("--need", in_units(need), expected, hint)
-
-
-def _all_of(asked: PlanRequest, chips: RankChips) -> float:
-    return choose_mix(chips.view, asked.workload, chips.knowledge, 0.0).most_flops
 
 
 def model_flops_s(workload: Workload, step_s: float) -> float:
@@ -205,41 +272,3 @@ def _progress() -> Callable[[int, float], None]:
             err.print(f"searching: {done:,} candidates done{best}", style="dim")
 
     return tell
-
-
-def as_data(answer: Answer) -> dict[str, Any]:
-    """What ``--json`` prints."""
-    size = answer.model.partition(" ")[2]
-    about = {
-        "model": {"parameters": answer.num_parameters, "size": size},
-        "notes": list(answer.asked.notes),
-    }
-    mix = {} if answer.mix is None else {"mix": answer.mix.as_json()}
-    why = {} if answer.compared is None else {"why": answer.compared.as_json()}
-    return about | answer.outlook.as_json() | mix | why
-
-
-def show_answer(answer: Answer, *, explain: bool) -> None:
-    """For people."""
-    workload, outlook = answer.asked.workload, answer.outlook
-    out.print(
-        f"[bold]{answer.model}[/]: {count(answer.num_parameters)} parameters, "
-        f"{workload.spec.num_layers} layers; {workload.samples} samples = "
-        f"{count(workload.samples * workload.seq_len)} tokens a step"
-    )
-    if answer.mix is not None:
-        for line in answer.mix.sentences():
-            out.print(f"  {line}", markup=False)
-        out.print(f"  the plan reaches {in_units(answer.flops_s)} of it", markup=False)
-    chips = f"{outlook.cluster.world_size:,} of {answer.chips.view.world_size:,} chips"
-    out.print(f"{chips}: {cluster_in_words(outlook.cluster)}", markup=False)
-    out.print(f"plan: {outlook.name}", markup=False)
-    heading, *lines = plan_table(outlook.forecast.plan)
-    out.print(heading, style="dim", markup=False)
-    for line in folded(lines):
-        out.print(line, markup=False)
-    for note in (*answer.asked.notes, f"rates from {', '.join(answer.chips.basis)}"):
-        out.print(f"  {note}", markup=False)
-    show_outlook(outlook, explain=explain)
-    for line in comparison(answer.compared) if answer.compared else ():
-        out.print(line, markup=False)

@@ -1,31 +1,99 @@
-"""What to expect of a plan, as people read it."""
+"""A plan and what to expect of it, as people read them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from weft.cli.output import out
+from weft.cli.output import aligned, out
 from weft.cluster.view import ClusterView
 from weft.cost.energy import JOULES_PER_BYTE, WAITING
+from weft.plan.plan import Plan, StagePlan
+from weft.planner.comparison import Comparison
 from weft.planner.explain import pruned_in_words, settings
 from weft.planner.forecast import Forecast, PositionForecast
 from weft.planner.outlook import Outlook
 from weft.report.plan_picture import ranges
 from weft.report.units import count, seconds, sent
+from weft.resolve.resolve import Resolved
 from weft.simulate.picture import draw
 
 MOST_ROWS = 24
 _CATEGORIES = ("weights", "grads", "optimizer", "activations", "working", "logits")
+_ALWAYS = ("pipeline", "stage", "ranks", "layers", "samples", "microbatches", "computes")
+
+
+def show_plan(resolved: Resolved) -> None:
+    """The plan as people read it."""
+    config, plan = resolved.config, resolved.plan
+    tokens = plan.global_batch * config.data.seq_len
+    out.print(
+        f"[bold]{config.model.family} {config.model.size}[/]: "
+        f"{count(resolved.num_parameters)} parameters, {plan.num_layers} layers; "
+        f"{plan.global_batch} samples = {tokens} tokens a step; {config.train.steps} steps",
+        markup=True,
+    )
+    heading, *lines = plan_table(plan)
+    print_plan(heading, [*lines, *(f"  {note}" for note in resolved.notes)])
+
+
+def print_plan(heading: str, lines: Iterable[str]) -> None:
+    """The heading of a table of stages, its lines, and what is to be said of them."""
+    out.print(heading, style="dim")
+    out.print(*lines, sep="\n")
+
+
+def plan_table(plan: Plan) -> Iterator[str]:
+    """One line a stage, below a heading; columns that say nothing are left out."""
+    rows = list(_rows(plan))
+    columns = zip(rows[0], *(row.values() for row in rows), strict=True)
+    kept = [column for column in columns if column[0] in _ALWAYS or any(column[1:])]
+    return aligned(list(zip(*kept, strict=True)), words=len(kept))
+
+
+def _rows(plan: Plan) -> Iterator[dict[str, str]]:
+    """Column -> text; what holds for a whole pipeline stands beside its first stage."""
+    for p, s, stage in plan.stages():
+        pipeline = plan.pipelines[p]
+        share = f"{pipeline.samples}"
+        if len(plan.pipelines) > 1:
+            share += f" ({pipeline.samples / plan.global_batch:.0%})"
+        extras = [stage.device, stage.precision]
+        if stage.layers[1] > stage.layers[0]:
+            extras += ["recompute"] if stage.recompute == "full" else []
+            extras += ["compiled"] if stage.compile else []
+        row = {
+            "pipeline": str(p),
+            "stage": str(s),
+            "ranks": ranges(stage.mesh.ranks, dash="-"),
+            "mesh": " x ".join(f"{axis} {size}" for axis, size in stage.mesh.axes if size > 1),
+            "layers": _layers_held(stage, s, len(pipeline.stages)),
+            "samples": share,
+            "microbatches": f"{pipeline.num_microbatches} x {pipeline.microbatch}",
+            "schedule": pipeline.schedule if len(pipeline.stages) > 1 else "",
+            "zero": str(stage.zero) if stage.zero else "",
+            "passes": str(stage.passes) if stage.passes > 1 else "",
+            "computes": " ".join(extras),
+        }
+        if s:
+            row |= dict.fromkeys(("pipeline", "samples", "microbatches", "schedule"), "")
+        yield row
+
+
+def _layers_held(stage: StagePlan, number: int, num_stages: int) -> str:
+    """``0-2``; with several stages also the embedding and the head, as ``3 + head``."""
+    layers = [ranges(range(*stage.layers), dash="-")] if stage.layers[1] > stage.layers[0] else []
+    if num_stages == 1:
+        return layers[0]
+    ends = ["embed"] * (number == 0), ["head"] * (number == num_stages - 1)
+    return " + ".join([*ends[0], *layers, *ends[1]]) or "none"
 
 
 def show_outlook(outlook: Outlook, *, explain: bool) -> None:
     """What to expect, and with ``explain`` why."""
-    for line in in_words(outlook):
-        out.print(line, markup=False)
+    out.print(*in_words(outlook), sep="\n")
     if explain:
-        for line in why_in_words(outlook):
-            out.print(line, markup=False)
+        out.print(*why_in_words(outlook), sep="\n")
 
 
 def in_words(outlook: Outlook) -> Iterator[str]:
@@ -109,12 +177,7 @@ def memory_table(cast: Forecast) -> Iterator[str]:
     decimals = _decimals(max(position.memory.total for position in cast.positions) / 2**30)
     heading = ("pipeline", "stage", "ranks", "GiB", "of", *_CATEGORIES, "other")
     rows = [heading, *(_memory_row(positions, decimals) for positions in groups)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = list(zip(row, widths, strict=True))
-        words = [f"{cell:<{width}}" for cell, width in cells[:_NUM_WORDS]]
-        numbers = [f"{cell:>{width}}" for cell, width in cells[_NUM_WORDS:]]
-        yield "  ".join((*words, *numbers))
+    return aligned(rows, words=3)
 
 
 def _memory_row(equal: Sequence[PositionForecast], decimals: int) -> tuple[str, ...]:
@@ -125,10 +188,6 @@ def _memory_row(equal: Sequence[PositionForecast], decimals: int) -> tuple[str, 
         chip,
         *(f"{figure:.{decimals}f}" for figure in figures),
     )
-
-
-_NUM_WORDS = 3
-"""Columns of a memory table that hold no numbers."""
 
 
 def _figures(position: PositionForecast) -> tuple[str, tuple[float, ...]]:
@@ -159,3 +218,14 @@ def folded(lines: Sequence[str], most: int = MOST_ROWS) -> Iterator[str]:
 
 def _reach(reach: str) -> str:
     return "inside nodes" if reach == "node" else "between nodes"
+
+
+def comparison(compared: Comparison) -> Iterator[str]:
+    """By how much a user's plan is slower, why, and in which part of a step."""
+    yield f"why not {compared.name} ({compared.settings})?"
+    yield f"  {compared.slower:+.1%} of a step: {compared.words}"
+    rows = [
+        (f"{p.name}, {p.unit}", f"{p.best:.4g}", f"{p.other:.4g}", f"{p.other - p.best:+.3g}")
+        for p in compared.parts
+    ]
+    yield from (f"  {line}" for line in aligned([("", "best", "this", ""), *rows], words=1))

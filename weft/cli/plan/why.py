@@ -9,7 +9,6 @@ from weft.cli.target import load
 from weft.config.axes import NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
-from weft.planner.comparison import ComparedPart, Comparison
 
 SHORT = ("pp", *NAMES, "zero", "recompute", "schedule", "micro")
 """What may be given without the name of a section: equal meshes in one pipeline."""
@@ -67,19 +66,3 @@ def _equal_stages(pairs: dict[str, str]) -> Iterator[str]:
     yield f"plan.schedule={schedule}"
     each = [pairs[axis] for axis in SAMPLE_AXES if axis in pairs]
     yield f"batch.micro={pairs.get('micro', each[0] if each else '1')}"
-
-
-def comparison(compared: Comparison) -> Iterator[str]:
-    """Lines: by how much the plan is slower, why, and in which part of a step."""
-    yield f"why not {compared.name} ({compared.settings})?"
-    yield f"  {compared.slower:+.1%} of a step: {compared.words}"
-    rows = [("", "best", "this", ""), *map(_row, compared.parts)]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for name, *cells in rows:
-        shown = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-        yield f"  {name:<{widths[0]}}  {'  '.join(shown)}".rstrip()
-
-
-def _row(part: ComparedPart) -> tuple[str, str, str, str]:
-    more = f"{part.other - part.best:+.3g}"
-    return f"{part.name}, {part.unit}", f"{part.best:.4g}", f"{part.other:.4g}", more
