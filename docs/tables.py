@@ -72,7 +72,7 @@ def recipes() -> str:
 def configuration() -> str:
     """Every key of the configuration, section by section."""
     schema = Config.model_json_schema()
-    kinds = ("section", "choice")
+    kinds = ("object", "choice")
     single = {name: child for name, child in root().fields.items() if child.kind not in kinds}
     sections = (name for name in root().fields if name not in single)
     parts = [f"### Top level\n\n{_keys(schema, single, '')}"]
@@ -131,7 +131,7 @@ _SHOWN_ELSEWHERE = ("plan.pipelines[].stages",)
 
 
 def _is_section(node: Node) -> bool:
-    return node.kind == "section"
+    return node.kind == "object"
 
 
 def _definition(reference: Schema, whole: Schema) -> Schema:

@@ -23,8 +23,7 @@ from weft.config.sections import (
     SourceConfig,
     WsdSchedule,
 )
-from weft.config.tree import COMMAND_LINE, DEFAULT, Origin, plain
-from weft.config.yaml_text import Reading, dump, scalar
+from weft.config.tree import COMMAND_LINE, DEFAULT, Origin, Reading, dump, plain, scalar
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from weft.config.layers import RECIPES
-from weft.config.load import config_schema, recipe_names
+from weft.config.load import RECIPES, config_schema, recipe_names
 from weft.config.schema import _OTHER_NAMES, nearest_key, root
 
 

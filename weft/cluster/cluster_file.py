@@ -18,8 +18,7 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.config.check import check_file
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.sections import Number, Positive, Section, Text
-from weft.config.tree import Origin
-from weft.config.yaml_text import Reading
+from weft.config.tree import Origin, Reading
 
 HOST_NAME = re.compile(r"[a-z][a-z0-9]{0,11}")
 

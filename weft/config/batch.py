@@ -37,26 +37,17 @@ def derive_batch(
         raise _not_two(given, origins or {})
     total = sum(shares)
     times = f" x shares {total}" if total > 1 else ""
-    match batch.samples, batch.micro, batch.accumulation:
-        case None, int(micro), int(accumulation):
-            samples = micro * accumulation * total
-            note = f"samples = {samples}, derived from micro {micro} x accumulation {accumulation}"
-            note += times
-        case int(samples), None, int(accumulation):
-            micro = _divided(samples, "accumulation", accumulation, total)
-            note = f"micro = {micro}, derived from samples {samples}"
-            note += f" / {_product(f'accumulation {accumulation}', times)}"
-        case int(samples), int(micro), None:
-            accumulation = _divided(samples, "micro", micro, total)
-            note = f"accumulation = {accumulation}, derived from samples {samples}"
-            note += f" / {_product(f'micro {micro}', times)}"
-        case _:
-            raise AssertionError(f"two of three are given: {batch}")
-    return Batch(samples=samples, micro=micro, accumulation=accumulation, note=f"batch.{note}")
-
-
-def _product(first: str, times: str) -> str:
-    return f"({first}{times})" if times else first
+    if "samples" not in given:
+        samples = given["micro"] * given["accumulation"] * total
+        note = f"samples = {samples}, derived from "
+        note += " x ".join(f"{name} {value}" for name, value in given.items()) + times
+        return Batch(samples=samples, **given, note=f"batch.{note}")
+    (name,) = given.keys() - {"samples"}
+    derived = "micro" if name == "accumulation" else "accumulation"
+    given[derived] = _divided(given["samples"], name, given[name], total)
+    product = f"({name} {given[name]}{times})" if times else f"{name} {given[name]}"
+    note = f"{derived} = {given[derived]}, derived from samples {given['samples']} / {product}"
+    return Batch(**given, note=f"batch.{note}")
 
 
 def _divided(samples: int, name: str, value: int, total: int) -> int:
@@ -64,26 +55,19 @@ def _divided(samples: int, name: str, value: int, total: int) -> int:
     if samples % unit == 0:
         return samples // unit
     below = samples // unit * unit
-    factors = f"batch.{name}"
+    factors = f"batch.{name} ({value})"
     if total > 1:
-        factors += f" x the sum of the shares ({value} x {total} = {unit})"
-    else:
-        factors += f" ({value})"
-    raise ConfigError(
-        "batch.samples",
-        samples,
-        f"a multiple of {factors}",
-        f"Try {below} or {below + unit}." if below else f"Try {unit}.",
-    )
+        factors = f"batch.{name} x the sum of the shares ({value} x {total} = {unit})"
+    hint = f"Try {below} or {below + unit}." if below else f"Try {unit}."
+    raise ConfigError("batch.samples", samples, f"a multiple of {factors}", hint)
 
 
 def _not_two(given: Mapping[str, int], origins: Mapping[str, Origin]) -> ConfigError:
+    hint = {
+        3: "Set one of them to null",
+        1: "Give one more, and the third follows",
+        0: "Give two, and the third follows",
+    }[len(given)]
     places = ", ".join(f"{name} is given {origins.get(f'batch.{name}', DEFAULT)}" for name in given)
-    if len(given) == 3:
-        hint = "Set one of them to null"
-    elif given:
-        hint = "Give one more, and the third follows"
-    else:
-        hint = "Give two, and the third follows"
     hint = f"{hint}: {places}." if places and origins else f"{hint}."
     return ConfigError("batch", given, "two of samples, micro and accumulation", hint)

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from weft.config.check import by_place, check, flat
-from weft.config.errors import ConfigError, ConfigErrors
-from weft.config.layers import (
-    in_full,
-    merge,
-    read_layers,
-    read_overrides,
-    recipe_names,
-    recipe_summaries,
+from weft.config.errors import ConfigError, ConfigErrors, show
+from weft.config.names import nearest
+from weft.config.schema import Node, nearest_key, root
+from weft.config.sections import PLAN_WAYS, Config
+from weft.config.tree import (
+    COMMAND_LINE,
+    DEFAULT,
+    Entry,
+    Origin,
+    Reading,
+    dump,
+    find,
+    origin_of,
+    plain,
+    scalar,
 )
-from weft.config.schema import root
-from weft.config.sections import Config
-from weft.config.tree import DEFAULT, Entry, Origin, origin_of
-from weft.config.yaml_text import dump
-
-__all__ = [
-    "Loaded",
-    "config_schema",
-    "explain",
-    "load_config",
-    "recipe_names",
-    "recipe_summaries",
-    "to_yaml",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +87,9 @@ def config_schema() -> dict[str, Any]:
     properties = {"extends": extends, **schema.pop("properties")}
     schema.pop("required", None)  # what a file leaves out comes from what it extends
     for definition in ({"properties": properties}, *schema["$defs"].values()):
-        _loosen(definition)
+        for child in definition["properties"].values():
+            if "oneOf" in child:  # a choice without its kind fits several of its sections
+                child["anyOf"] = child.pop("oneOf")
     for name, node in root().fields.items():
         if node.shorthands:
             word = {"enum": list(node.shorthands), "description": "That section, by default."}
@@ -102,11 +98,218 @@ def config_schema() -> dict[str, Any]:
     return {"$schema": dialect, **schema, "properties": properties}
 
 
-def _loosen(definition: dict[str, Any]) -> None:
-    """A choice without its ``kind`` fits several sections: ``anyOf``, where pydantic has one."""
-    for child in _choices(definition):
-        child["anyOf"] = child.pop("oneOf")
+RECIPES = Path(__file__).parents[1] / "recipes"
 
 
-def _choices(definition: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    return (child for child in definition["properties"].values() if "oneOf" in child)
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A recipe or a file that holds one layer."""
+
+    path: Path
+    label: str
+    """What messages call it: ``demo.yaml``, or the path as the user wrote it."""
+    is_recipe: bool
+
+    def origin(self, line: int) -> Origin:
+        return Origin("recipe" if self.is_recipe else "file", f"{self.label}:{line}")
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with Weft, sorted."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def recipe_summaries() -> dict[str, str]:
+    """Name -> one line on what the recipe is for: the comment it begins with."""
+    first = {name: (RECIPES / f"{name}.yaml").read_text("utf-8") for name in recipe_names()}
+    return {name: text.partition("\n")[0].lstrip("# ") for name, text in first.items()}
+
+
+def read_layers(target: str, errors: list[ConfigError]) -> list[Entry]:
+    """The target and what it extends, the most basic first. Problems are added to ``errors``."""
+    layers: list[Entry] = []
+    chain: list[Source] = []
+    folder, asked = Path(), COMMAND_LINE
+    while target:
+        try:
+            source = _locate(target, folder)
+            _refuse_circle([*chain, source])
+        except ConfigError as error:
+            error.where = str(asked)
+            errors.append(error)
+            break
+        chain.append(source)
+        values = dict(_read(source, errors))
+        layers.insert(0, Entry(values, source.origin(1)))
+        target, asked = _extends(values.pop("extends", None), errors)
+        folder = source.path.parent
+    return layers
+
+
+def _locate(target: str, folder: Path) -> Source:
+    if target in recipe_names():
+        return Source(RECIPES / f"{target}.yaml", f"{target}.yaml", is_recipe=True)
+    path = folder / target
+    label = os.path.normpath(path)
+    if path.is_file():
+        return Source(path, label, is_recipe=False)
+    if path.is_dir():
+        inside = path / "config.yaml"
+        way_out = f"did you mean '{inside}'?" if inside.is_file() else "a YAML file is needed."
+        raise ConfigError("", target, "", f"'{label}' is a folder: {way_out}")
+    if path.suffix in (".yaml", ".yml") or len(Path(target).parts) > 1:
+        there = {file.stem: file for file in path.parent.glob("*.y*ml")}
+        near = nearest(path.stem, there)
+        way_out = f": did you mean '{there[near]}'?" if near else "."
+        raise ConfigError("", target, "", f"there is no file '{label}'{way_out}")
+    near = nearest(target, recipe_names(), cutoff=0.4)
+    way_out = f"did you mean '{near}'? " if near else ""
+    known = f"The recipes are {', '.join(recipe_names())}; a file of your own ends in .yaml."
+    raise ConfigError("", target, "", f"unknown recipe '{target}': {way_out}{known}")
+
+
+def _refuse_circle(chain: list[Source]) -> None:
+    paths = [source.path.resolve() for source in chain]
+    if paths[-1] in paths[:-1]:
+        circle = " -> ".join(source.label for source in chain[paths.index(paths[-1]) :])
+        raise ConfigError("extends", chain[-1].label, "", f"extends goes in a circle: {circle}.")
+
+
+def _read(source: Source, errors: list[ConfigError]) -> Mapping[str, Entry]:
+    """The values of one file; none where it cannot be read."""
+    try:
+        text = source.path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        errors.append(ConfigError("", None, "", f"cannot read '{source.label}': {reason}."))
+        return {}
+    reading = Reading(source.origin)
+    entry = reading.read(text)
+    errors += reading.errors
+    if entry is not None and isinstance(entry.value, Mapping):
+        return entry.value
+    if not reading.errors:
+        empty = entry is None or entry.value is None
+        found = "is empty" if empty else "holds no 'key: value' pairs"
+        hint = f"'{source.label}' {found}. A first line could be 'extends: demo'."
+        errors.append(ConfigError("", None, "", hint, where=str(source.origin(1))))
+    return {}
+
+
+def _extends(entry: Entry | None, errors: list[ConfigError]) -> tuple[str, Origin]:
+    if entry is None:
+        return "", COMMAND_LINE
+    if isinstance(entry.value, str) and entry.value:
+        return entry.value, entry.origin
+    expected = "the name of a recipe or the path of a file"
+    errors.append(ConfigError("extends", plain(entry), expected, where=str(entry.origin)))
+    return "", entry.origin
+
+
+def read_overrides(overrides: Iterable[str], root: Node, errors: list[ConfigError]) -> list[Entry]:
+    """Each ``key=value`` as a layer, in order. Problems are added to ``errors``."""
+    layers = []
+    for text in overrides:
+        try:
+            layers.append(_override(text, root))
+        except ConfigError as error:
+            error.where = str(COMMAND_LINE)
+            errors.append(error)
+    return layers
+
+
+def _override(text: str, root: Node) -> Entry:
+    key, equals, raw = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        near = nearest_key(key) if key else ""
+        node = root.at(near)
+        example = f"{near}=VALUE" if node is not None and not node.fields else "optim.lr=0.001"
+        raise ConfigError(key, None, "", f"'{text}' is not an override: write {example}.")
+    entry = _value(raw.strip(), root.at(key), key)
+    for part in reversed(key.split(".")):
+        entry = Entry({part: entry}, COMMAND_LINE)
+    return entry
+
+
+def _value(raw: str, node: Node | None, key: str) -> Entry:
+    """Text fields take what was written; others read it as YAML; numbers may go ``2,1``."""
+    quoted = len(raw) > 1 and raw[0] == raw[-1] and raw[0] in "\"'"
+    if quoted or raw.startswith(("[", "{")):
+        reading = Reading(lambda _: COMMAND_LINE)
+        entry = reading.read(raw)
+        if entry is None or reading.errors:
+            raise ConfigError(key, raw, "", f"{key} = {show(raw)}: {reading.errors[0]}")
+        return entry
+    value = scalar(raw)
+    if value is None or node is None:
+        return Entry(value, COMMAND_LINE)
+    if node.items is not None and node.items.kind in ("integer", "number"):
+        parts = re.split(r"\s*,\s*", raw)
+        return Entry([Entry(scalar(part), COMMAND_LINE) for part in parts], COMMAND_LINE)
+    return Entry(raw if node.kind == "string" else value, COMMAND_LINE)
+
+
+def in_full(entry: Entry, node: Node) -> Entry:
+    """``plan: auto`` is short for ``plan: {auto: {}}``: an optional section by its name alone."""
+    if isinstance(entry.value, str) and entry.value in node.shorthands:
+        return Entry({entry.value: Entry({}, entry.origin)}, entry.origin)
+    if not isinstance(entry.value, Mapping):
+        return entry
+    values = {
+        key: in_full(child, node.fields[key]) if key in node.fields else child
+        for key, child in entry.value.items()
+    }
+    return Entry(values, entry.origin)
+
+
+def merge(base: Entry, over: Entry, root: Node) -> Entry:
+    """One layer on top of another: sections key by key, anything else whole.
+
+    Where ``over`` names another ``kind``, what ``base`` gave for keys that this kind lacks is left
+    behind: ``optim.schedule.kind=cosine`` keeps the warm-up of a recipe and forgets its decay.
+    Likewise, another way to say the plan leaves the plan of ``base`` behind, and ``plan.auto`` its
+    micro-batches too; what the command line says of either stays.
+    """
+    assert isinstance(base.value, Mapping), "a layer is a section"
+    before, now = (
+        {
+            way
+            for way in PLAN_WAYS
+            if (said := find(layer, f"plan.{way}")) and said.value is not None
+        }
+        for layer in (base, over)
+    )
+    values = dict(base.value)
+    if now and not before & now:
+        values |= _without(values, "plan", ".*")
+    if "auto" in now - before:
+        values |= _without(values, "batch", "micro|accumulation")
+    return _merged(Entry(values, base.origin), over, root)
+
+
+def _says(layer: Entry, way: str) -> bool:
+    said = find(layer, f"plan.{way}")
+    return said is not None and said.value is not None
+
+
+def _without(values: Mapping[str, Entry], section: str, keys: str) -> Mapping[str, Entry]:
+    """The section without what files say of some of its keys."""
+    entry = values.get(section)
+    if entry is None or not isinstance(entry.value, Mapping):
+        return {}
+    said = entry.value.items()
+    kept = {k: e for k, e in said if e.origin == COMMAND_LINE or not re.fullmatch(keys, k)}
+    return {section: Entry(kept, entry.origin)}
+
+
+def _merged(base: Entry, over: Entry, node: Node | None) -> Entry:
+    if not isinstance(base.value, Mapping) or not isinstance(over.value, Mapping):
+        return over
+    merged = dict(base.value)
+    if node is not None and node.key in over.value and (kind := node.section_of(over.value)):
+        merged = {key: entry for key, entry in merged.items() if key in kind.fields}
+    for key, entry in over.value.items():
+        child = node and node.child(key)
+        merged[key] = _merged(merged[key], entry, child) if key in merged else entry
+    return Entry(merged, over.origin)

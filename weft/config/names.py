@@ -3,17 +3,24 @@
 A registry finds its entries by looking into a folder, so that adding one is adding a file.
 Installed packages bring others through entry points, and a program adds its own with ``add``. What
 is found is imported when somebody first asks.
+
+Fields of a configuration may have such names for values, or be sections chosen by one. To pydantic,
+to the JSON schema and to error messages such a field is what it would be with every name written
+out here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import iter_modules
 from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import SchemaValidator, core_schema
 
 from weft.config.errors import ConfigError
 
@@ -50,18 +57,17 @@ class Registry(Mapping[str, Entry]):
 
     def add(self, entry: Entry) -> None:
         """Add one to this process."""
-        assert entry.name not in self._entries, f"{entry.name} is there already"
-        self._entries[entry.name] = entry
+        assert entry.name not in self, f"{entry.name} is there already"
+        self._found[entry.name] = entry
 
     def remove(self, name: str) -> None:
         """Take away one that was added."""
-        del self._entries[name]
+        del self._found[name]
 
     def named(self, key: str, name: str) -> Entry:
         """The entry of this name.
 
-        Raises:
-            ConfigError: there is none; ``key`` is where the name was written.
+        Raises ConfigError: there is none; ``key`` is where the name was written.
         """
         if name in self:
             return self[name]
@@ -69,49 +75,51 @@ class Registry(Mapping[str, Entry]):
 
     def imported(self) -> tuple[Entry, ...]:
         """Those that are here without importing an installed package."""
-        return tuple(self._entries.values())
+        return tuple(each for each in self._found.values() if not isinstance(each, EntryPoint))
 
     def __getitem__(self, name: str) -> Entry:
-        if name in self._entries:
-            return self._entries[name]
-        found = self._outside[name].load()
-        entry: Entry = found() if isinstance(found, type) else found
-        assert entry.name == name, f"{self._outside[name]} brings {entry.name}"
-        self.add(entry)
-        return entry
+        found = self._found[name]
+        if isinstance(found, EntryPoint):
+            brought = found.load()
+            entry: Entry = brought() if isinstance(brought, type) else brought
+            assert entry.name == name, f"{found} brings {entry.name}"
+            found = self._found[name] = entry
+        return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self._entries, *sorted(self._outside)]))
+        return iter(self._found)
 
     def __len__(self) -> int:
-        return len({*self._entries, *self._outside})
+        return len(self._found)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries or name in self._outside
+        return name in self._found
 
     @cached_property
-    def _entries(self) -> dict[str, Entry]:
-        """What is imported: at first those in our folder."""
-        found: list[Entry] = []
+    def _found(self) -> dict[str, Entry | EntryPoint]:
+        """Those in our folder, and where installed packages have theirs."""
+        ours: list[Entry] = []
         for module in iter_modules(import_module(self._package).__path__):
             if module.ispkg == bool(self._folder):
                 address = f"{self._package}.{module.name}.{self._folder}".rstrip(".")
                 constants = vars(import_module(address))
-                found += [constants[self._entry]] if self._entry in constants else []
-        found.sort(key=lambda entry: (entry.order, entry.name))
-        return {entry.name: entry for entry in found}
+                ours += [constants[self._entry]] if self._entry in constants else []
+        ours.sort(key=lambda entry: (entry.order, entry.name))
+        outside = sorted(entry_points(group=self._group), key=lambda point: point.name)
+        found: dict[str, Entry | EntryPoint] = {entry.name: entry for entry in ours}
+        return found | {point.name: point for point in outside if point.name not in found}
 
-    @cached_property
-    def _outside(self) -> dict[str, EntryPoint]:
-        """Those of installed packages, by name."""
-        return {point.name: point for point in entry_points(group=self._group)}
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known one most like a name, by this part of their letters; empty when none is."""
+    return next(iter(get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
 
 
 def unknown_name(key: str, name: str, known: Iterable[str]) -> ConfigError:
     """What to say of a name that is none of those known."""
     words = list(known)
-    near = get_close_matches(name, words, n=1)
-    hint = f"Did you mean {near[0]}?" if near else ""
+    near = nearest(name, words)
+    hint = f"Did you mean {near}?" if near else ""
     return ConfigError(key, name, f"one of {', '.join(words)}", hint)
 
 
@@ -129,8 +137,7 @@ def provide(kind: str, address: str) -> None:
 
 def registry_of(kind: str) -> Registry[Any]:
     """The registry of "families", "devices" and so on, imported now."""
-    module, _, constant = _ADDRESSES[kind].partition(":")
-    registry = vars(import_module(module))[constant]
+    registry = EntryPoint(kind, _ADDRESSES[kind], group="").load()
     assert isinstance(registry, Registry), f"{_ADDRESSES[kind]} is no registry"
     return registry
 
@@ -143,3 +150,87 @@ def names_of(kind: str) -> tuple[str, ...]:
 def every_name() -> tuple[str, ...]:
     """All names of all kinds: a key for what is kept as long as none is added."""
     return tuple(f"{kind}:{name}" for kind in _ADDRESSES for name in names_of(kind))
+
+
+class OneOf:
+    """Marks a text: one of the words, or the name of something of a kind ("devices").
+
+    Args:
+        shows_first: The default is the first name, and the JSON schema says so.
+    """
+
+    def __init__(self, kind: str, *words: str, shows_first: bool = False) -> None:
+        self._kind, self._words, self._shows_first = kind, words, shows_first
+
+    def _all(self) -> list[str]:
+        return [*self._words, *names_of(self._kind)]
+
+    def _checked(self, value: str) -> str:
+        if value not in self._all():
+            raise ValueError(f"none of {self._all()}")
+        return value
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        default = {"default": self._all()[0]} if self._shows_first else {}
+        return {**handler(schema), "enum": self._all(), **default}
+
+
+def section_of(kind: str, key: str, data: Mapping[str, Any]) -> Any:
+    """A section as the entry of a kind wants it that ``data`` names under ``key``.
+
+    Raises pydantic.ValidationError: every problem of it.
+    """
+    sections = _sections(kind)
+    first = next(iter(sections))
+    if len(set(sections.values())) == 1:
+        return sections[first].model_validate(data)
+    choice = _choice(sections, lambda given: given.get(key, first))
+    return SchemaValidator(choice).validate_python(data)
+
+
+def _sections(kind: str) -> dict[str, type[BaseModel]]:
+    """Those that entries bring; some are for programs alone and have none."""
+    sections = ((name, entry.config) for name, entry in registry_of(kind).items())
+    return {name: section for name, section in sections if section is not None}
+
+
+def _choice(
+    sections: Mapping[str, type[BaseModel]], chosen_by: str | Callable[[Any], Hashable]
+) -> core_schema.CoreSchema:
+    schemas = {name: section.__pydantic_core_schema__ for name, section in sections.items()}
+    return core_schema.tagged_union_schema({**schemas}, discriminator=chosen_by)
+
+
+class SectionOf:
+    """Marks a section whose keys depend on one of them: "family" names a model family, and that
+    says which others there are (its ``config``)."""
+
+    def __init__(self, kind: str, *, key: str) -> None:
+        self._kind, self._key = kind, key
+
+    def _checked(self, value: object) -> Any:
+        if isinstance(value, Mapping):
+            return section_of(self._kind, self._key, value)
+        if not isinstance(value, BaseModel):
+            raise ValueError("no section")
+        return value
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._checked)
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        choice = handler(_choice(_sections(self._kind), self._key))
+        default = section_of(self._kind, self._key, {}).model_dump(mode="json")
+        one = choice["oneOf"][0] if len(choice["oneOf"]) == 1 else choice
+        return {**one, "default": default}

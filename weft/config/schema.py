@@ -6,16 +6,16 @@ checks themselves cannot disagree.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel
 
-from weft.config.names import every_name
+from weft.config.names import every_name, nearest
 from weft.config.sections import Config
+from weft.config.tree import Entry
 
 _OTHER_NAMES = {
     "batch_size": "batch.samples",
@@ -53,28 +53,28 @@ _OTHER_NAMES = {
 class Node:
     """One place of the configuration."""
 
-    kind: Literal["section", "choice", "list", "number", "text", "flag"]
-    """``choice``: one of several sections, told apart by one of their keys."""
-    expected: str
+    kind: str
+    """Type of JSON schema; "choice" is one of several objects, told apart by one of their keys."""
+    expected: str = ""
     """Completes "expected ..."."""
-    nullable: bool = False
-    fields: Mapping[str, Node] = field(default_factory=dict)
+    nullable: bool
+    fields: Mapping[str, Node]
     """Of a section."""
-    variants: Mapping[str, Node] = field(default_factory=dict)
+    variants: Mapping[str, Node]
     """Of a choice: value of ``key`` -> section."""
-    key: str = "kind"
+    key: str
     """Of a choice: what tells its sections apart."""
-    default_variant: str = ""
-    items: Node | None = None
+    default_variant: str
+    items: Node | None
     """Of a list."""
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...]
     """Allowed texts, where only some are; of a choice, the values of ``key``."""
 
     @property
     def shorthands(self) -> tuple[str, ...]:
         """Optional sections of this one: their name alone, in its place, is them by default."""
-        inside = self.fields.items() if self.kind == "section" else ()
-        return tuple(name for name, node in inside if node.kind == "section" and node.nullable)
+        inside = self.fields.items()
+        return tuple(name for name, node in inside if node.kind == "object" and node.nullable)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Every dotted key below this node, sections included."""
@@ -86,16 +86,20 @@ class Node:
 
     def child(self, name: str) -> Node | None:
         """What ``name`` is inside a section, or inside any section of a choice."""
-        for section in (self, *self.variants.values()):
-            if name in section.fields:
-                return section.fields[name]
-        return None
+        sections = (self, *self.variants.values())
+        return next((node.fields[name] for node in sections if name in node.fields), None)
+
+    def section_of(self, values: Mapping[str, Entry]) -> Node | None:
+        """The section that values belong to: this one, or the one that they choose."""
+        chosen = values.get(self.key)
+        kind = self.default_variant if chosen is None else str(chosen.value)
+        return self.variants.get(kind) if self.variants else self if self.fields else None
 
     def at(self, key: str) -> Node | None:
         """The node of a dotted key; None for an unknown one."""
         node: Node | None = self
         for name in key.split("."):
-            node = node.child(name) if node is not None else None
+            node = node and node.child(name)
         return node
 
 
@@ -123,72 +127,65 @@ def nearest_key(key: str, siblings: Sequence[str] = (), top: Node | None = None)
     ``top``: of the file; without it, the configuration.
     """
     top = top or root()
-    leaf = key.rpartition(".")[2]
-    renamed = _OTHER_NAMES.get(key, _OTHER_NAMES.get(leaf, "")) if top is root() else ""
+    leaf = _leaf(key)
+    # So many letters must agree that of the part after the last dot at least 0.6 do.
+    cutoff = 1 - 0.4 * len(leaf) / len(key)
     keys = list(dict.fromkeys(top.keys()))
-    by_leaf = {other.rpartition(".")[2]: other for other in reversed(keys)}
-    same_leaf = [other for other in keys if other.rpartition(".")[2] == leaf]
+    by_leaf = {_leaf(other): other for other in reversed(keys)}
     guesses = (
-        [renamed] if renamed else [],
-        difflib.get_close_matches(key, siblings, n=1, cutoff=_cutoff(key)),
-        difflib.get_close_matches(key, same_leaf, n=1, cutoff=0),
-        difflib.get_close_matches(key, keys, n=1, cutoff=_cutoff(key)),
-        [by_leaf[name] for name in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)],
+        _OTHER_NAMES.get(key, _OTHER_NAMES.get(leaf, "")) if top is root() else "",
+        nearest(key, siblings, cutoff),
+        nearest(key, [other for other in keys if _leaf(other) == leaf], cutoff=0),
+        nearest(key, keys, cutoff),
+        by_leaf.get(nearest(leaf, by_leaf, cutoff=0.7), ""),
     )
-    return next((guess[0] for guess in guesses if guess), "")
+    return next(filter(None, guesses), "")
 
 
-def _cutoff(key: str) -> float:
-    """Part of the letters that must agree, so that the part after the last dot agrees by 0.6."""
-    return 1 - 0.4 * len(key.rpartition(".")[2]) / len(key)
+def _leaf(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def _node(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Node:
     nullable = {"type": "null"} in schema.get("anyOf", ())
     if nullable:
         (schema,) = (option for option in schema["anyOf"] if option != {"type": "null"})
-    default = schema.get("default")
+    default, choice = schema.get("default"), schema.get("discriminator", {})
     if "$ref" in schema:
         schema = defs[schema["$ref"].rpartition("/")[2]]
-    null = ", or null" if nullable else ""
-    if "discriminator" in schema:
-        key, mapping = schema["discriminator"]["propertyName"], schema["discriminator"]["mapping"]
-        return Node(
-            kind="choice",
-            expected=f"a section whose {key} is {one_of(mapping)}{null}",
-            key=key,
-            nullable=nullable,
-            words=tuple(mapping),
-            variants={kind: _node({"$ref": ref}, defs) for kind, ref in mapping.items()},
-            default_variant=default[key] if default else "",
-        )
-    if schema["type"] == "object":
-        fields = {name: _node(child, defs) for name, child in schema["properties"].items()}
-        expected = f"a section with keys of {', '.join(fields)}{null}"
-        section = Node(kind="section", expected=expected, nullable=nullable, fields=fields)
-        words = "".join(f", or {name!r}" for name in section.shorthands)
-        return replace(section, expected=expected + words)
-    return _leaf(schema, defs, nullable=nullable)
+    key, sections = choice.get("propertyName", "kind"), choice.get("mapping", {})
+    item = schema.get("items") or next(iter(schema.get("prefixItems", ())), None)
+    only = [schema["const"]] if "const" in schema else []
+    node = Node(
+        kind="choice" if choice else schema["type"],
+        nullable=nullable,
+        fields={name: _node(child, defs) for name, child in schema.get("properties", {}).items()},
+        variants={name: _node({"$ref": ref}, defs) for name, ref in sections.items()},
+        key=key,
+        default_variant=default[key] if choice and default else "",
+        items=_node(item, defs) if item else None,
+        words=tuple(sections or schema.get("enum", only)),
+    )
+    words = ", or null" * nullable + "".join(f", or {name!r}" for name in node.shorthands)
+    return replace(node, expected=_expected(schema, node) + words)
 
 
-def _leaf(schema: Mapping[str, Any], defs: Mapping[str, Any], *, nullable: bool) -> Node:
-    null = ", or null" if nullable else ""
-    words = tuple(schema.get("enum", ())) or ((schema["const"],) if "const" in schema else ())
-    match schema["type"]:
-        case "integer" | "number" as name:
-            expected = f"{'an' if name == 'integer' else 'a'} {name}{_bounds(schema)}{null}"
-            return Node(kind="number", expected=expected, nullable=nullable)
+def _expected(schema: Mapping[str, Any], node: Node) -> str:
+    match node.kind:
+        case "integer" | "number":
+            return f"{'an' if node.kind == 'integer' else 'a'} {node.kind}{_bounds(schema)}"
         case "string":
-            expected = (one_of(words) if words else "text") + null
-            return Node(kind="text", expected=expected, nullable=nullable, words=words)
+            return one_of(node.words) if node.words else "text"
         case "boolean":
-            return Node(kind="flag", expected="true or false" + null, nullable=nullable)
-        case "array":
-            item = schema.get("items") or schema["prefixItems"][0]
-            items = _node(item, defs)
-            expected = f"a list of {_how_many(schema)}{_several(items)}{null}"
-            return Node(kind="list", expected=expected, nullable=nullable, items=items)
-    raise AssertionError(f"no words for the schema {schema}")
+            return "true or false"
+        case "object":
+            return f"a section with keys of {', '.join(node.fields)}"
+        case "choice":
+            return f"a section whose {node.key} is {one_of(node.words)}"
+    assert node.items is not None, f"a list of what: {schema}"
+    low, high = schema.get("minItems", 0), schema.get("maxItems")
+    many = f"{low} " if low == high else "one or more " if low == 1 else ""
+    return f"a list of {many}{_several(node.items)}"
 
 
 def one_of(words: Iterable[str]) -> str:
@@ -205,18 +202,10 @@ def _bounds(schema: Mapping[str, Any]) -> str:
     return " " + " and ".join(limits) if limits else ""
 
 
-def _how_many(schema: Mapping[str, Any]) -> str:
-    low, high = schema.get("minItems", 0), schema.get("maxItems")
-    if low == high:
-        return f"{low} "
-    return "one or more " if low == 1 else ""
-
-
 def _several(items: Node) -> str:
     if items.words:
         return f"of {items.expected}"
-    article, _, rest = items.expected.partition(" ")
-    if article not in ("a", "an"):
+    if items.kind in ("string", "boolean"):
         return f"{items.expected}s"
-    noun, _, rest = rest.partition(" ")
-    return f"{noun}s {rest}".strip()
+    _, noun, *rest = items.expected.split(" ")
+    return " ".join([f"{noun}s", *rest])

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from weft.config.axes import NAMES, ORDER_MANUAL, RUN_ENTRIES
 from weft.config.errors import ConfigError
-from weft.config.names import names_of
-from weft.config.open_fields import OneOf, SectionOf, section_of
+from weft.config.names import OneOf, SectionOf, names_of, section_of
 
 # Strict: text and true/false are never numbers, and numbers never text.
 Whole = Annotated[int, Field(strict=True, ge=0)]
@@ -102,16 +101,11 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _one_way_to_name_sources(self) -> Self:
         if self.path is not None and self.sources:
-            raise ConfigError(
-                "data.path", self.path, "null when data.sources is given", "Remove one of the two."
-            )
+            expected, hint = "null when data.sources is given", "Remove one of the two."
+            raise ConfigError("data.path", self.path, expected, hint)
         if self.path is None and not self.sources:
-            raise ConfigError(
-                "data.path",
-                None,
-                'a file, a folder or "builtin:python"',
-                "Several sources go in data.sources.",
-            )
+            hint = "Several sources go in data.sources."
+            raise ConfigError("data.path", None, 'a file, a folder or "builtin:python"', hint)
         return self
 
     @property
@@ -308,10 +302,8 @@ class WsdSchedule(Section):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if self.warmup + self.decay > 1:
-            left = 1 - self.warmup
-            raise ConfigError(
-                "optim.schedule.decay", self.decay, f"at most {left:g}, what warmup leaves"
-            )
+            expected = f"at most {1 - self.warmup:g}, what warmup leaves"
+            raise ConfigError("optim.schedule.decay", self.decay, expected)
         return self
 
 
@@ -377,10 +369,7 @@ class AdamWConfig(OptimConfig):
 
     kind: Literal["adamw"] = "adamw"
     """Which optimizer this is."""
-    betas: tuple[Fraction, Fraction] = (
-        0.9,
-        0.95,
-    )
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     """Decay of the running mean of the gradient and of its square."""
     eps: Positive = 1e-8
     """Added to the root of the mean square before dividing by it."""
@@ -474,7 +463,6 @@ class Config(Section):
     @classmethod
     def _fits_a_folder_name(cls, name: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise ConfigError(
-                "name", name, "letters, digits, '.', '_' and '-', beginning with a letter or digit"
-            )
+            expected = "letters, digits, '.', '_' and '-', beginning with a letter or digit"
+            raise ConfigError("name", name, expected)
         return name
