@@ -19,7 +19,7 @@ from weft.config.errors import ConfigError
 from weft.data.cache import PrepareError, locked
 from weft.data.prepare import Prepared, prepare
 from weft.data.tokenizer import FileTokenizer, train_bpe
-from weft.data.tokens import TokenStore
+from weft.data.tokens import read_index
 
 
 def big_jsonl(path: Path, megabytes: int = 4) -> Path:
@@ -69,7 +69,7 @@ def test_every_shard_is_a_megatron_pair(tmp_path: Path) -> None:
     data = prepared(tmp_path / "text", tmp_path / "cache")
     (store,) = data.train.stores
     ((name, num_tokens),) = store.shards
-    assert TokenStore.open(data.folder / name).num_tokens == num_tokens
+    assert read_index(data.folder / name).num_tokens == num_tokens
 
 
 def test_the_tokenizer_never_sees_held_out_text(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_the_tokenizer_never_sees_held_out_text(tmp_path: Path) -> None:
 def test_a_tokenizer_is_trained_on_so_much_text_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.data.build.TOKENIZER_BYTES", 1 << 20)
+    monkeypatch.setattr("weft.data.prepare.TOKENIZER_BYTES", 1 << 20)
     settings = config(big_jsonl(tmp_path / "x.jsonl", 3), tmp_path / "cache", tokenizer="bpe")
     data = prepare(settings, 1, report=silent)
     assert any(re.fullmatch(r"data: the .* trained on 3\d% of the text", n) for n in data.notes)
@@ -295,7 +295,7 @@ def test_a_lock_that_is_kept_alive_is_waited_for(
     """The holder works for longer than others wait, and tells them so. Waiting moves the clock."""
     path, polls = tmp_path / "x.lock", 0
     with ExitStack() as holder:
-        tell = holder.enter_context(locked(path)).keeping_alive(silent)
+        tell = holder.enter_context(locked(path))(silent)
 
         def poll(_: float) -> None:
             nonlocal polls

@@ -11,11 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.config.errors import ConfigError
-from weft.data.documents import Part, choose_split, parts, pieces, split_blocks
+from weft.data.documents import (
+    STREAM_BYTES,
+    Part,
+    Split,
+    block_bytes,
+    choose_limit,
+    choose_split,
+    parts,
+    pieces,
+    split_blocks,
+)
 from weft.data.hashing import identity_hash
 from weft.data.prepare import prepare
 from weft.data.sources import Request, open_source
-from weft.data.splitting import STREAM_BYTES, Split, block_bytes, choose_limit
 
 IDENTITIES = st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=60)
 

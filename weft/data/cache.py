@@ -11,11 +11,10 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -72,13 +71,6 @@ class Meta:
         return StoreSpec(folder=str(folder), shards=shards, type_code=self.type_code)
 
 
-def slot_name(label: str, settings: Sequence[object]) -> str:
-    """Name of the cache folder for these settings; ``label`` is for people."""
-    text = json.dumps([FORMAT, *settings])
-    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", label).strip("-")[:32] or "data"
-    return f"{readable}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
-
-
 def read_meta(folder: Path) -> Meta | None:
     """What the cache folder holds; None when it is absent or not whole."""
     path = folder / META_FILE
@@ -90,16 +82,12 @@ def read_meta(folder: Path) -> Meta | None:
         return None
     shards = tuple(Shard(**shard) for shard in data.pop("shards"))
     meta = Meta(shards=shards, **data)
-    return meta if _is_whole(folder, meta) else None
-
-
-def _is_whole(folder: Path, meta: Meta) -> bool:
     try:
-        for shard in meta.shards:
+        for shard in shards:
             check_size(folder / f"{shard.name}.bin", shard.tokens, TOKEN_TYPES[meta.type_code])
     except TokenFileError:
-        return False
-    return (folder / TOKENIZER_FILE).is_file()
+        return None
+    return meta if (folder / TOKENIZER_FILE).is_file() else None
 
 
 @contextmanager
@@ -133,35 +121,28 @@ def write_meta(folder: Path, meta: Meta) -> None:
         os.fsync(file.fileno())
 
 
-class Lock:
-    """A lock that is held; the system lifts it when its process ends."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def keeping_alive(self, report: Report) -> Report:
-        """``report``, which then also tells those who wait that work goes on."""
-
-        def tell(done: int, total: int, text: str) -> None:
-            os.utime(self._descriptor)
-            report(done, total, text)
-
-        return tell
-
-
 @contextmanager
-def locked(path: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[Lock]:
-    """Hold the lock on ``path``, which is created.
+def locked(path: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[Callable[[Report], Report]]:
+    """Hold the lock on ``path``, which is created; the system lifts it when its process ends.
 
-    Raises:
-        PrepareError: another process holds it and gave no sign of life for ``wait_s``.
+    Gives what makes of a report one that also tells those who wait that work goes on.
+
+    Raises PrepareError: another process holds it and gave no sign of life for ``wait_s``.
     """
     with path.open("a+", encoding="utf-8") as file:
         _acquire(file.fileno(), path, wait_s)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield Lock(file.fileno())
+
+        def keeping_alive(report: Report) -> Report:
+            def tell(done: int, total: int, text: str) -> None:
+                os.utime(file.fileno())
+                report(done, total, text)
+
+            return tell
+
+        yield keeping_alive
 
 
 def _acquire(descriptor: int, path: Path, wait_s: float) -> None:
@@ -174,15 +155,12 @@ def _acquire(descriptor: int, path: Path, wait_s: float) -> None:
             if sign != seen:
                 seen, since = sign, time.monotonic()
             if time.monotonic() - since > wait_s:
-                raise PrepareError(_held(path, wait_s)) from None
+                holder = path.read_text(encoding="utf-8").strip() or "unknown"
+                raise PrepareError(
+                    f"{path} is held by process {holder}, which prepares the same data and gave no"
+                    f" sign of life for {wait_s:.0f} s. End that process, or choose another"
+                    " data.cache_dir."
+                ) from None
             time.sleep(_POLL_S)
         else:
             return
-
-
-def _held(path: Path, wait_s: float) -> str:
-    holder = path.read_text(encoding="utf-8").strip() or "unknown"
-    return (
-        f"{path} is held by process {holder}, which prepares the same data and gave no sign of "
-        f"life for {wait_s:.0f} s. End that process, or choose another data.cache_dir."
-    )

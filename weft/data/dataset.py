@@ -34,8 +34,7 @@ class StoreSpec:
     def open(self) -> TokenStore:
         """Map every shard.
 
-        Raises:
-            TokenFileError: a shard is missing or has another size.
+        Raises TokenFileError: a shard is missing or has another size.
         """
         dtype = TOKEN_TYPES[self.type_code]
         folder = Path(self.folder)

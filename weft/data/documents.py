@@ -2,27 +2,87 @@
 
 A file can be read from any place to any other, so that several processes share a large one. The
 pieces and the side each is on depend on the file and the split alone, not on who reads what.
+
+Which text is held out for evaluation is decided by a hash, the same on every machine.
+A document is held out when the hash of its identity, as a fraction of 2**64, is below the part
+asked for. The identity of a file is its path inside the source, so editing it does not move it;
+that of a row (JSONL, Parquet, token files) is its content, so neither its place nor a copy of it
+matters: duplicates never end up on both sides. Neither depends on the seed: all runs share one
+held-out set.
+
+A source of fewer than 20 documents is cut into blocks first, and each block is hashed by its
+document and number: that is how a single text file gets a held-out part. Consecutive blocks on
+one side stay one document.
+
+Where chance leaves a side empty, the limit moves just enough to give it one document (or block).
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from weft.data.hashing import identity_hash
 from weft.data.rows import TOKEN_BYTES, decode_text, rows, stretches
-from weft.data.sources import Source, SourceFile
-from weft.data.splitting import (
-    FEW_DOCUMENTS,
-    STREAM_BYTES,
-    Split,
-    block_bytes,
-    block_identity,
-    choose_limit,
-)
+from weft.data.sources import Source, SourceFile, name_bytes
 from weft.data.tokens import Tokens
+
+STREAM_BYTES = 1 << 20
+"""Whole documents are read and tokenized in pieces of this size."""
+BLOCK_BYTES = 1 << 16
+"""Largest block of a source with few documents; a small source has smaller ones."""
+SMALLEST_BLOCK_BYTES = 1 << 9
+FEW_DOCUMENTS = 20
+
+
+@dataclass(frozen=True)
+class Split:
+    """How the documents of one source divide into a training and a held-out part."""
+
+    limit: int
+    """Identities below it, out of 2**64, are held out; 0 holds out nothing."""
+    by_block: bool
+    """Blocks are hashed one by one, not documents as a whole."""
+    unit: int
+    """Bytes of a document that are read, and decided on, as one."""
+
+    def held_out(self, identity: int, block: int) -> bool:
+        """Whether a block of the document with this identity is held out."""
+        return (_block_identity(identity, block) if self.by_block else identity) < self.limit
+
+
+def _block_identity(identity: int, block: int) -> int:
+    return identity_hash(identity.to_bytes(8, "little"), block.to_bytes(8, "little"))
+
+
+def choose_limit(identities: Iterable[int], held_out: float, enough: int) -> int | None:
+    """The limit below which identities are held out, so that neither side is empty.
+
+    Reads no further than it must: until ``enough`` identities were seen and both sides have one.
+    The result depends on the set of identities, not on their order.
+
+    Returns:
+        None: fewer than ``enough`` identities, or all of them are equal.
+    """
+    assert 0 < held_out < 1, f"held out {held_out}"
+    limit = int(held_out * 2.0**64)
+    low, high, seen = 2**64, -1, 0
+    for identity in identities:
+        low, high, seen = min(low, identity), max(high, identity), seen + 1
+        if seen >= enough and low < limit <= high:
+            return limit
+    if seen < enough or low >= high:
+        return None
+    return low + 1 if limit <= low else high
+
+
+def block_bytes(total_bytes: int) -> int:
+    """Block size for a source of few documents: a power of two, so that it rarely changes."""
+    wanted = max(total_bytes // FEW_DOCUMENTS, 1)
+    return min(max(1 << (wanted.bit_length() - 1), SMALLEST_BLOCK_BYTES), BLOCK_BYTES)
 
 
 class Piece(NamedTuple):
@@ -49,8 +109,7 @@ class Part(NamedTuple):
 def parts(source: Source, number: int, part_bytes: int) -> list[Part]:
     """Divide file ``number`` into parts of about ``part_bytes``, a multiple of ``STREAM_BYTES``.
 
-    Raises:
-        ConfigError: the file cannot be opened.
+    Raises ConfigError: the file cannot be opened.
     """
     assert part_bytes % STREAM_BYTES == 0, f"parts of {part_bytes} bytes"
     file = source.files[number]
@@ -74,14 +133,13 @@ def documents(source: Source) -> Iterator[tuple[int, int]]:
 
 
 def _file_identity(file: SourceFile) -> int:
-    return identity_hash(b"file", file.name.encode(errors="surrogateescape"))
+    return identity_hash(b"file", name_bytes(file.name))
 
 
 def choose_split(source: Source, held_out: float) -> Split:
-    """How to divide a source; ``weft.data.splitting`` says by which rule.
+    """How to divide a source; this file begins with the rule.
 
-    Raises:
-        ConfigError: the source is too small, or too uniform, to hold out anything.
+    Raises ConfigError: the source is too small, or too uniform, to hold out anything.
     """
     if held_out == 0:
         return Split(limit=0, by_block=False, unit=STREAM_BYTES)
@@ -91,7 +149,7 @@ def choose_split(source: Source, held_out: float) -> Split:
         return Split(limit=limit, by_block=False, unit=STREAM_BYTES)
     unit = block_bytes(sum(size for _, size in documents(source)))
     blocks = (
-        block_identity(identity, block)
+        _block_identity(identity, block)
         for identity, size in documents(source)
         for block in range(-(-size // unit))
     )
@@ -107,8 +165,7 @@ def choose_split(source: Source, held_out: float) -> Split:
 def pieces(source: Source, part: Part, split: Split) -> Iterator[Piece]:
     """The pieces of a part of a file, in order.
 
-    Raises:
-        ConfigError: a row cannot be read; names the file and the line.
+    Raises ConfigError: a row cannot be read; names the file and the line.
     """
     file = source.files[part.file]
     if file.kind == "text":

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from weft.data.documents import Part, Piece, parts, pieces
+from weft.data.documents import STREAM_BYTES, Part, Piece, Split, parts, pieces
 from weft.data.sources import Source
-from weft.data.splitting import STREAM_BYTES, Split
 from weft.data.tokenizer import Tokenizer
-from weft.data.tokens import TOKEN_TYPES, Tokens, TokenWriter
+from weft.data.tokens import Tokens, TokenWriter, token_type
 
 SIDES = ("train", "held_out")
 _LARGEST_JOB_BYTES = 1 << 28
@@ -23,26 +21,25 @@ _BATCH_PIECES = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoding:
-    """All that jobs have in common."""
-
-    sources: tuple[Source, ...]
-    splits: tuple[Split, ...]
-    """One for each source."""
-    tokenizer: Tokenizer
-    type_code: int
-    """Megatron's code of the token type."""
-    folder: Path
-    """Where the shards go."""
-
-
-class Job(NamedTuple):
+class Job:
     """Parts of one source whose documents make one shard for each side of the split."""
 
     number: int
-    source: int
+    source_number: int
+    source: Source
+    split: Split
     parts: list[Part]
     num_bytes: int
+
+    def pieces(self) -> Iterator[tuple[str, Piece]]:
+        """(name of its file, piece) of every document.
+
+        Raises ConfigError: a row cannot be read; names the file and the line.
+        """
+        for part in self.parts:
+            name = self.source.files[part.file].name
+            for piece in pieces(self.source, part, self.split):
+                yield name, piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,26 +56,32 @@ class Shard:
     digest: str
 
 
-def make_jobs(sources: Sequence[Source]) -> list[Job]:
+def make_jobs(sources: Sequence[Source], splits: Sequence[Split]) -> list[Job]:
     """Divide the sources into jobs of like size, by their sizes alone.
 
-    Raises:
-        ConfigError: a file with rows cannot be opened.
+    Raises ConfigError: a file with rows cannot be opened.
     """
     total = sum(file.size for source in sources for file in source.files)
     wanted = 1 << max(total // _WANTED_JOBS, 1).bit_length()
     job_bytes = min(max(wanted, STREAM_BYTES), _LARGEST_JOB_BYTES)
     jobs: list[Job] = []
-    for number, source in enumerate(sources):
-        for batch in _gather(source, job_bytes):
-            size = sum(num_bytes for _, num_bytes in batch)
-            jobs.append(Job(len(jobs), number, [part for part, _ in batch], size))
+    for number, (source, split) in enumerate(zip(sources, splits, strict=True)):
+        for batch, size in _gather(source, job_bytes):
+            job = Job(
+                number=len(jobs),
+                source_number=number,
+                source=source,
+                split=split,
+                parts=batch,
+                num_bytes=size,
+            )
+            jobs.append(job)
     return jobs
 
 
-def _gather(source: Source, job_bytes: int) -> Iterator[list[tuple[Part, int]]]:
-    """Lists of (part, its bytes) of a source, each of about ``job_bytes`` in all."""
-    batch: list[tuple[Part, int]] = []
+def _gather(source: Source, job_bytes: int) -> Iterator[tuple[list[Part], int]]:
+    """Lists of parts of a source, and the bytes of each list, about ``job_bytes``."""
+    batch: list[Part] = []
     size = 0
     for number, file in enumerate(source.files):
         found = parts(source, number, job_bytes)
@@ -86,115 +89,91 @@ def _gather(source: Source, job_bytes: int) -> Iterator[list[tuple[Part, int]]]:
         for part in found:
             part_bytes = max(file.size * (part.stop - part.start) // whole, 1)
             if batch and size + part_bytes > job_bytes:
-                yield batch
+                yield batch, size
                 batch, size = [], 0
-            batch.append((part, part_bytes))
+            batch.append(part)
             size += part_bytes
     if batch:
-        yield batch
+        yield batch, size
 
 
-class _Side:
-    """One shard in the making."""
-
-    def __init__(self, encoding: Encoding, job: Job, side: str) -> None:
-        self._end = [encoding.tokenizer.end_id]
-        self._name = f"{job.source}-{side}-{job.number:05d}"
-        self._source, self._side = job.source, side
-        self._num_bytes = 0
-        dtype = TOKEN_TYPES[encoding.type_code]
-        self.writer = TokenWriter(encoding.folder / self._name, dtype)
-
-    def add(self, piece: Piece, tokens: Tokens) -> None:
-        self.writer.add(tokens)
-        if isinstance(piece.content, str):
-            self._num_bytes += len(piece.content.encode())
-        ended = tokens.size and int(tokens[-1]) == self._end[0]
-        if piece.ends and not ended:
-            self.writer.add(self._end)
-        if piece.ends:
-            self.writer.end_document()
-
-    def shard(self) -> Shard:
-        return Shard(
-            name=self._name,
-            source=self._source,
-            side=self._side,
-            tokens=self.writer.num_tokens,
-            documents=self.writer.num_documents,
-            num_bytes=self._num_bytes,
-            digest=self.writer.digest,
-        )
-
-
-class Encoded(NamedTuple):
-    """What a job came to."""
-
-    shards: list[Shard]
-    lossy: list[str]
-    """Names of files with bytes that are not UTF-8."""
-
-
-def encode_job(encoding: Encoding, job: Job, progress: Callable[[int], None]) -> Encoded:
+def encode_job(
+    job: Job, tokenizer: Tokenizer, folder: Path, progress: Callable[[int], None]
+) -> tuple[list[Shard], set[str]]:
     """Tokenize the documents of a job into its shards; ``progress`` gets bytes as they are done.
 
-    Raises:
-        ConfigError: a document cannot be read or does not fit the tokenizer.
+    Returns:
+        The shards, and the names of files with bytes that are not UTF-8.
+
+    Raises ConfigError: a document cannot be read or does not fit the tokenizer.
     """
-    source = encoding.sources[job.source]
+    names = [f"{job.source_number}-{side}-{job.number:05d}" for side in SIDES]
+    dtype = token_type(tokenizer.vocab_size)
+    text_bytes = [0, 0]
     lossy: set[str] = set()
     left = job.num_bytes
     with ExitStack() as stack:
-        sides = [_Side(encoding, job, side) for side in SIDES]
-        for side in sides:
-            stack.enter_context(side.writer)
-        for batch in _batches(source, job.parts, encoding.splits[job.source]):
-            size = sum(len(piece.content) for _, piece in batch)
-            for piece, tokens in _encode(source, batch, encoding.tokenizer):
-                sides[piece.held_out].add(piece, tokens)
+        writers = [stack.enter_context(TokenWriter(folder / name, dtype)) for name in names]
+        for batch in _batches(job):
+            for piece, tokens in _encode(job.source, [piece for _, piece in batch], tokenizer):
+                _write(writers[piece.held_out], piece, tokens, tokenizer.end_id)
+                if isinstance(piece.content, str):
+                    text_bytes[piece.held_out] += len(piece.content.encode())
             lossy.update(name for name, piece in batch if piece.lossy)
-            progress(min(size, left))
-            left -= min(size, left)
+            done = min(sum(len(piece.content) for _, piece in batch), left)
+            progress(done)
+            left -= done
     progress(left)
-    return Encoded([side.shard() for side in sides], sorted(lossy))
+    shards = [
+        Shard(
+            name=name,
+            source=job.source_number,
+            side=side,
+            tokens=writer.num_tokens,
+            documents=writer.num_documents,
+            num_bytes=num_bytes,
+            digest=writer.digest,
+        )
+        for name, side, writer, num_bytes in zip(names, SIDES, writers, text_bytes, strict=True)
+    ]
+    return shards, lossy
 
 
-Named = tuple[str, Piece]
-"""The name of a file and a piece of it."""
+def _write(writer: TokenWriter, piece: Piece, tokens: Tokens, end_id: int) -> None:
+    writer.add(tokens)
+    if piece.ends:
+        if not tokens.size or int(tokens[-1]) != end_id:
+            writer.add([end_id])
+        writer.end_document()
 
 
-def _batches(source: Source, wanted: Sequence[Part], split: Split) -> Iterator[list[Named]]:
-    batch: list[Named] = []
+def _batches(job: Job) -> Iterator[list[tuple[str, Piece]]]:
+    batch: list[tuple[str, Piece]] = []
     size = 0
-    for part in wanted:
-        name = source.files[part.file].name
-        for piece in pieces(source, part, split):
-            batch.append((name, piece))
-            size += len(piece.content)
-            if size >= _BATCH_CHARS or len(batch) >= _BATCH_PIECES:
-                yield batch
-                batch, size = [], 0
+    for named in job.pieces():
+        batch.append(named)
+        size += len(named[1].content)
+        if size >= _BATCH_CHARS or len(batch) >= _BATCH_PIECES:
+            yield batch
+            batch, size = [], 0
     if batch:
         yield batch
 
 
 def _encode(
-    source: Source, batch: Sequence[Named], tokenizer: Tokenizer
+    source: Source, batch: Sequence[Piece], tokenizer: Tokenizer
 ) -> Iterator[tuple[Piece, Tokens]]:
     """Every piece with its tokens ``[n]``, those that are text tokenized as one batch."""
-    texts = [piece.content for _, piece in batch if isinstance(piece.content, str)]
+    texts = [piece.content for piece in batch if isinstance(piece.content, str)]
     encoded = iter(tokenizer.encode_batch(texts))
-    for _, piece in batch:
+    highest = tokenizer.vocab_size - 1
+    for piece in batch:
         if isinstance(piece.content, str):
             yield piece, next(encoded)
-        else:
-            _check_tokens(source, piece.content, tokenizer.vocab_size)
-            yield piece, piece.content
-
-
-def _check_tokens(source: Source, tokens: Tokens, vocab_size: int) -> None:
-    if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocab_size:
-        raise source.request.error(
-            f"tokens of data.tokenizer, 0 to {vocab_size - 1}",
-            f"It holds {tokens.min()} to {tokens.max()}. Name the tokenizer.json that made them.",
-        )
+            continue
+        tokens = piece.content
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() <= highest:
+            hint = f"It holds {tokens.min()} to {tokens.max()}. Name the tokenizer.json that made"
+            expected = f"tokens of data.tokenizer, 0 to {highest}"
+            raise source.request.error(expected, f"{hint} them.")
+        yield piece, tokens

@@ -1,39 +1,41 @@
 """Batches made ahead of time by processes of their own, in an order that does not depend on them.
 
 Step t is made by worker t modulo their number, and the consumer asks the workers in turn: which
-batch comes next is fixed, whichever worker is slow. Every worker has its own pair of pipes. A
-credit goes to a worker for each batch taken from it, and it stays at most ``prefetch``
-batches ahead.
+batch comes next is fixed, whichever worker is slow. A credit goes to a worker for each batch taken
+from it, and it stays at most ``prefetch`` batches ahead. No queue is shared: every worker has its
+own pair of pipes, and one that is slow, or dies in the middle of a message, holds up nobody else.
+Only bytes cross a pipe. A worker ends by itself when its parent is gone, however it went.
 """
 
 from __future__ import annotations
 
 import queue
+import signal
 import struct
+import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkContext, ForkServerContext, SpawnContext
+from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.config.errors import RunError
 from weft.data.batch import Batch, Dataset, DatasetSpec
-from weft.data.processes import (
-    Context,
-    ProcessDiedError,
-    WorkerProcess,
-    end_workers,
-    ignore_interrupts,
-    receive_or_end,
-)
+
+Context = SpawnContext | ForkServerContext
+"""How processes start. Plain fork is refused: it copies locks that the parent's threads hold."""
 
 _HEADER = struct.Struct("<?q")
 """(is an error, step) before every message of a worker."""
+_GRACE_S = 0.5
 
 
 class LoaderError(RunError):
@@ -47,21 +49,14 @@ class LoaderError(RunError):
         """The worker's traceback, or how it ended."""
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Which sample positions one rank reads at every step."""
-
-    global_batch: int
-    """Samples of all ranks in one step."""
-    offsets: tuple[int, ...]
-    """This rank's positions inside the global batch, in the order it wants them."""
-
-    def positions(self, step: int) -> npt.NDArray[np.int64]:
-        """The positions ``[len(offsets)]`` of a step."""
-        return step * self.global_batch + np.asarray(self.offsets, dtype=np.int64)
+def _positions(
+    global_batch: int, offsets: npt.NDArray[np.int64], step: int
+) -> npt.NDArray[np.int64]:
+    """The sample positions ``[n]`` of a step, in the order this rank wants them."""
+    return step * global_batch + offsets
 
 
-class Loader:
+class Loader(AbstractContextManager["Loader"]):
     """Iterates over the batches of one rank. A context manager; ``close`` ends its processes.
 
     Raises, while iterating:
@@ -92,38 +87,35 @@ class Loader:
             prefetch: Batches that each worker makes ahead, at least 1.
         """
         assert workers >= 0 and prefetch >= 1, f"workers {workers}, prefetch {prefetch}"
-        self._steps = Steps(global_batch, tuple(int(offset) for offset in offsets))
-        self._step = first_step
-        self._last_step = last_step
+        assert not isinstance(context, ForkContext), "workers need a spawn or forkserver context"
+        self._positions = partial(_positions, global_batch, np.array(offsets, np.int64))
+        self._step = self._first_step = first_step
+        self._end = sys.maxsize if last_step is None else last_step
         self._dataset: Dataset | None = None if workers else spec.open()
-        self._workers: list[WorkerProcess] = []
+        self._workers: list[_Worker] = []
         try:
             for number in range(workers):
-                first = first_step + number
-                plan = WorkerPlan(self._steps, first, last_step, workers, prefetch)
-                worker = WorkerProcess(context, work, spec, plan, name=f"loader{number}")
-                self._workers.append(worker)
+                own = range(first_step + number, self._end, workers)
+                self._workers.append(_Worker(context, number, spec, self._positions, own, prefetch))
         except BaseException:
             self.close()
             raise
-        self._first_step = first_step
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the workers."""
-        return [worker.pid for worker in self._workers]
+        return [worker.process.pid or 0 for worker in self._workers]
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        if self._last_step is not None and self._step >= self._last_step:
+        if self._step >= self._end:
             raise StopIteration
-        step = self._step
         if self._dataset is not None:
-            batch = self._dataset.batch(self._steps.positions(step))
+            batch = self._dataset.batch(self._positions(self._step))
         else:
-            batch = self._take(step)
+            batch = self._take(self._step)
         self._step += 1
         return batch
 
@@ -132,11 +124,11 @@ class Loader:
         number = (step - self._first_step) % len(self._workers)
         worker = self._workers[number]
         try:
-            data = worker.receive()
-        except ProcessDiedError as error:
-            raise LoaderError(number, step, str(error)) from None
-        with suppress(ProcessDiedError):  # What it made before it died is still good.
-            worker.send(b"")
+            data = worker.inbox.recv_bytes()
+        except (EOFError, OSError):
+            raise LoaderError(number, step, worker.how_it_ended()) from None
+        with suppress(OSError):  # What it made before it died is still good.
+            worker.outbox.send_bytes(b"")
         failed, made = _HEADER.unpack_from(data)
         if failed:
             raise LoaderError(number, step, data[_HEADER.size :].decode())
@@ -144,58 +136,98 @@ class Loader:
         return Batch.from_bytes(data[_HEADER.size :])
 
     def close(self) -> None:
-        """End the worker processes. May be called again."""
-        end_workers(self._workers)
+        """Let the worker processes end, and end those that do not within half a second. May be
+        called again."""
+        for worker in self._workers:
+            worker.outbox.close()
+            worker.inbox.close()
+        deadline = time.monotonic() + _GRACE_S
+        for worker in self._workers:
+            worker.process.join(max(deadline - time.monotonic(), 0))
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
         self._workers.clear()
 
-    def __enter__(self) -> Loader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-@dataclass(frozen=True)
-class WorkerPlan:
-    """Which batches one worker makes."""
+class _Worker:
+    """A daemonic process that makes batches, and the pipes to and from it."""
 
-    steps: Steps
-    first_step: int
-    last_step: int | None
-    stride: int
-    prefetch: int
+    def __init__(self, context: Context, number: int, *work: object) -> None:
+        child_inbox, self.outbox = context.Pipe(duplex=False)
+        self.inbox, child_outbox = context.Pipe(duplex=False)
+        args = (child_inbox, child_outbox, *work)
+        self.process = context.Process(target=_work, args=args, name=f"loader{number}", daemon=True)
+        # A process that is not forked imports ``__main__`` again, for functions that were defined
+        # there. Workers use none, and a script may import PyTorch and build a model at its top.
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            self.process.start()
+        finally:
+            sys.modules["__main__"] = main
+        # The pipes must have no other holder, or neither side would see that the other is gone.
+        child_inbox.close()
+        child_outbox.close()
+
+    def how_it_ended(self) -> str:
+        self.process.join(_GRACE_S)
+        code, name = self.process.exitcode, f"process {self.process.pid}"
+        if code is None:
+            return f"{name} closed its pipe"
+        if code >= 0:
+            return f"{name} ended with exit code {code}"
+        killer = signal.Signals(-code).name
+        hint = " (out of memory?)" if killer == "SIGKILL" else ""
+        return f"{name} was ended by {killer}{hint}"
 
 
-def work(inbox: Connection, outbox: Connection, spec: DatasetSpec, plan: WorkerPlan) -> None:
+def _work(
+    inbox: Connection,
+    outbox: Connection,
+    spec: DatasetSpec,
+    positions: Callable[[int], npt.NDArray[np.int64]],
+    own: range,
+    prefetch: int,
+) -> None:
     """A worker process: makes its batches until its credit, or its parent, is gone.
 
     A thread of its own sends, so that batches are made ahead although a pipe holds little.
     """
-    ignore_interrupts()
+    # Ctrl-C, which the terminal sends to all processes, is for the parent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     outgoing: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    sender = threading.Thread(target=_send_all, args=(outbox, outgoing), daemon=True)
-    sender.start()
-    step = plan.first_step
+    threading.Thread(target=_send_all, args=(outbox, outgoing), daemon=True).start()
+    step = own.start
     try:
         dataset = spec.open()
-        credit = plan.prefetch
-        while plan.last_step is None or step < plan.last_step:
+        credit = prefetch
+        for step in own:
             while credit == 0 or inbox.poll():
-                receive_or_end(inbox)
+                _receive_or_end(inbox)
                 credit += 1
-            batch = dataset.batch(plan.steps.positions(step))
+            batch = dataset.batch(positions(step))
             outgoing.put(_HEADER.pack(False, step) + batch.to_bytes())
             credit -= 1
-            step += plan.stride
     except Exception:  # noqa: BLE001 - reported in full to the parent
         outgoing.put(_HEADER.pack(True, step) + traceback.format_exc().encode())
     while True:  # Until the parent closes the pipe: what was made must be there to be taken.
-        receive_or_end(inbox)
+        _receive_or_end(inbox)
+
+
+def _receive_or_end(inbox: Connection) -> None:
+    """Wait for the parent's next message; end the process when the parent is gone."""
+    parent = parent_process()
+    assert parent is not None, "only a worker has a parent"
+    if inbox not in wait([inbox, parent.sentinel]):
+        sys.exit()
+    try:
+        inbox.recv_bytes()
+    except (EOFError, OSError):
+        sys.exit()
 
 
 def _send_all(outbox: Connection, outgoing: queue.SimpleQueue[bytes]) -> None:

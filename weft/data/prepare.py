@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,21 +14,37 @@ import numpy.typing as npt
 
 from weft.config.errors import ConfigError
 from weft.config.sections import DataConfig
-from weft.data.build import Builder
 from weft.data.cache import (
+    FORMAT,
     TOKENIZER_FILE,
     Meta,
     Report,
     locked,
     new_folder,
     read_meta,
-    slot_name,
+    write_meta,
 )
 from weft.data.dataset import PackedSpec, StoreSpec
+from weft.data.documents import choose_split
+from weft.data.encode import SIDES, Job, encode_job, make_jobs
 from weft.data.hashing import make_key
 from weft.data.order import TrainOrder
 from weft.data.sources import BUILTIN_PYTHON, Request, Source, open_source
-from weft.data.tokenizer import MADE_HERE, Tokenizer, file_digest, load_tokenizer
+from weft.data.tokenizer import (
+    CONFIG_FILE,
+    END,
+    MADE_HERE,
+    Tokenizer,
+    byte_tokenizer_json,
+    end_token_config,
+    file_digest,
+    load_tokenizer,
+    train_bpe,
+)
+from weft.data.tokens import token_type, type_code
+
+TOKENIZER_BYTES = 64 << 20
+"""A tokenizer is trained on about this much text at most, taken from all over the sources."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +75,7 @@ class Prepared:
     def train_tokens(self) -> int:
         return sum(store.num_tokens for store in self.train.stores)
 
-    @property
-    def held_out_tokens(self) -> int:
-        return sum(store.num_tokens for store in self.held_out.stores)
-
     def tokenizer(self) -> Tokenizer:
-        """Load the tokenizer."""
         return load_tokenizer(self.tokenizer_file)
 
     def train_stream(self, limit: int) -> npt.NDArray[np.integer]:
@@ -98,14 +112,13 @@ def prepare(config: DataConfig, seed: int, *, report: Report) -> Prepared:
     notes: list[str] = []
     if meta is None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(target.with_name(f"{target.name}.lock")) as lock:
-            report = lock.keeping_alive(report)
-            builder = Builder(config, sources, report)
+        with locked(target.with_name(f"{target.name}.lock")) as keeping_alive:
+            builder = _Builder(config, sources, keeping_alive(report))
             meta, notes = _build(builder, target, stamp)
     return _open(config, seed, target, meta, tuple(notes))
 
 
-def _build(builder: Builder, target: Path, stamp: str) -> tuple[Meta, list[str]]:
+def _build(builder: _Builder, target: Path, stamp: str) -> tuple[Meta, list[str]]:
     """Build the cache, unless another process did while this one waited for the lock."""
     meta = _fresh(target, stamp)
     if meta is not None:
@@ -153,16 +166,15 @@ def _slot(config: DataConfig, sources: Sequence[Source]) -> str:
     elif config.tokenizer not in MADE_HERE:
         tokenizer = ("file", file_digest(Path(config.tokenizer).expanduser()))
     requests = [source.request for source in sources]
-    places = [_place(request) for request in requests]
-    settings = [(p, r.format, r.field) for p, r in zip(places, requests, strict=True)]
-    label = Path(requests[0].path.removeprefix("builtin:")).name
-    return slot_name(label, (settings, *tokenizer, config.held_out, config.limit_mb))
+    settings = [(_place(request.path), request.format, request.field) for request in requests]
+    text = json.dumps([FORMAT, settings, *tokenizer, config.held_out, config.limit_mb])
+    label = Path(requests[0].path.removeprefix("builtin:")).name  # for people
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", label).strip("-")[:32] or "data"
+    return f"{readable}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
-def _place(request: Request) -> str:
-    if request.path == BUILTIN_PYTHON:
-        return request.path
-    return str(Path(request.path).expanduser().resolve())
+def _place(path: str) -> str:
+    return path if path == BUILTIN_PYTHON else str(Path(path).expanduser().resolve())
 
 
 def _open(
@@ -170,12 +182,11 @@ def _open(
 ) -> Prepared:
     """Cut the stores into samples, and see that there are some.
 
-    Raises:
-        ConfigError: too few tokens for a single sample, or a source that its weight leaves out.
+    Raises ConfigError: too few tokens for a single sample, or a source that its weight leaves out.
     """
     stores = {
         side: tuple(meta.store(folder, n, side) for n in range(len(config.all_sources)))
-        for side in ("train", "held_out")
+        for side in SIDES
     }
     _check_samples(config, stores["train"], stores["held_out"])
     order = TrainOrder(
@@ -185,12 +196,10 @@ def _open(
     )
     for number, share in enumerate(order.shares):
         if share == 0:
-            raise ConfigError(
-                f"data.sources[{number}].weight",
-                order.weights[number],
-                f"enough for one of the {order.epoch_samples} samples of an epoch",
-                "Give it more weight, or remove the source.",
-            )
+            key, weight = f"data.sources[{number}].weight", order.weights[number]
+            expected = f"enough for one of the {order.epoch_samples} samples of an epoch"
+            hint = "Give it more weight, or remove the source."
+            raise ConfigError(key, weight, expected, hint)
     spec = PackedSpec(
         stores=stores["train"],
         seq_len=config.seq_len,
@@ -217,17 +226,101 @@ def _check_samples(
     seq_len = config.seq_len
     for source, store in zip(config.all_sources, train, strict=True):
         if not store.num_samples(seq_len):
-            raise ConfigError(
-                "data.seq_len",
-                seq_len,
-                f"at most {max(store.num_tokens - 1, 0)}, for one sample to fit",
-                f"{source.path} has {store.num_tokens} tokens to train on. Give more text.",
-            )
+            expected = f"at most {max(store.num_tokens - 1, 0)}, for one sample to fit"
+            hint = f"{source.path} has {store.num_tokens} tokens to train on. Give more text."
+            raise ConfigError("data.seq_len", seq_len, expected, hint)
     if config.held_out and not any(store.num_samples(seq_len) for store in held_out):
         found = sum(store.num_tokens for store in held_out)
-        raise ConfigError(
-            "data.held_out",
-            config.held_out,
-            f"a part with room for one sample of {seq_len} tokens and its last target",
-            f"It has {found} tokens. Give more text, a larger part, or a smaller data.seq_len.",
+        expected = f"a part with room for one sample of {seq_len} tokens and its last target"
+        hint = f"It has {found} tokens. Give more text, a larger part, or a smaller data.seq_len."
+        raise ConfigError("data.held_out", config.held_out, expected, hint)
+
+
+class _Builder:
+    """Builds one cache folder. ``notes`` then says what a person should know of it."""
+
+    def __init__(self, config: DataConfig, sources: Sequence[Source], report: Report) -> None:
+        self.notes: list[str] = []
+        self._config = config
+        self._sources = sources
+        self._report = report
+        self._total = sum(file.size for source in sources for file in source.files)
+        self._tokenized = 0
+
+    def build(self, folder: Path, stamp: str) -> Meta:
+        """Write everything into ``folder``.
+
+        Raises ConfigError: a source or the tokenizer cannot be used.
+        """
+        self._report(0, self._total, "dividing the sources")
+        splits = [choose_split(source, self._config.held_out) for source in self._sources]
+        jobs = make_jobs(self._sources, splits)
+        path = folder / TOKENIZER_FILE
+        text, end = self._tokenizer(jobs)
+        path.write_text(text, encoding="utf-8")
+        path.with_name(CONFIG_FILE).write_text(end_token_config(end), encoding="utf-8")
+        tokenizer = load_tokenizer(path)
+        encoded = [encode_job(job, tokenizer, folder, self._tell) for job in jobs]
+        self._note(tokenizer.vocab_size, {name for _, lossy in encoded for name in lossy})
+        meta = Meta(
+            format=FORMAT,
+            stamp=stamp,
+            vocab_size=tokenizer.vocab_size,
+            end_id=tokenizer.end_id,
+            type_code=type_code(token_type(tokenizer.vocab_size)),
+            tokenizer_digest=file_digest(path),
+            shards=tuple(shard for shards, _ in encoded for shard in shards),
         )
+        write_meta(folder, meta)
+        return meta
+
+    def _tell(self, count: int) -> None:
+        """So many more bytes are tokenized."""
+        self._tokenized += count
+        self._report(self._tokenized, self._total, "tokenizing")
+
+    def _tokenizer(self, jobs: Sequence[Job]) -> tuple[str, str]:
+        """(text of the tokenizer.json, its end-of-document token)."""
+        config = self._config
+        if config.tokenizer == "bytes":
+            return byte_tokenizer_json(), END
+        if config.tokenizer == "bpe":
+            return train_bpe(self._training_text(jobs), config.vocab_size), END
+        path = Path(config.tokenizer).expanduser()
+        return path.read_text(encoding="utf-8"), load_tokenizer(path).end
+
+    def _training_text(self, jobs: Sequence[Job]) -> Iterator[str]:
+        """Text to train a tokenizer on: nothing held out, from jobs in the order of a hash."""
+        done = 0
+        for job in sorted(jobs, key=lambda job: make_key("tokenizer", job.number)):
+            if done >= TOKENIZER_BYTES:
+                share = done / self._total
+                self.notes.append(f"data: the tokenizer was trained on {share:.0%} of the text")
+                return
+            for _, piece in job.pieces():
+                if not isinstance(piece.content, str):
+                    expected = "the tokenizer.json that made the tokens of the sources"
+                    hint = f"{job.source.request.path} holds tokens, not text."
+                    raise ConfigError("data.tokenizer", "bpe", expected, hint)
+                if not piece.held_out:
+                    yield piece.content
+            done += job.num_bytes
+            self._report(done, self._total, "training the tokenizer")
+
+    def _note(self, found: int, lossy: set[str]) -> None:
+        asked = self._config.vocab_size
+        if self._config.tokenizer == "bpe" and found < asked:
+            different = f"data: the text has only {found} different tokens"
+            self.notes.append(f"{different} (data.vocab_size = {asked})")
+        if lossy:
+            replaced = "not UTF-8 throughout; U+FFFD stands for what is not"
+            self.notes.append(f"data: {_files(lossy)} {replaced}")
+        skipped = {name for source in self._sources for name in source.skipped}
+        if skipped:
+            self.notes.append(f"data: {_files(skipped)} not text, and left out")
+
+
+def _files(found: set[str]) -> str:
+    names = sorted(found)
+    few = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"1 file ({few}) is" if len(names) == 1 else f"{len(names)} files ({few}) are"

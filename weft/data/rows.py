@@ -7,8 +7,10 @@ and row numbers of everything else.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,11 +49,11 @@ class Row(NamedTuple):
 def stretches(request: Request, file: SourceFile, stretch_bytes: int) -> list[tuple[int, int]]:
     """Divide what is to be read of a file into stretches of about ``stretch_bytes``.
 
-    Raises:
-        ConfigError: the file cannot be opened.
+    Raises ConfigError: the file cannot be opened.
     """
     if file.kind == "jsonl":
-        return list(_even(file.size, stretch_bytes))
+        starts = range(0, file.size, stretch_bytes)
+        return [(low, min(low + stretch_bytes, file.size)) for low in starts]
     if file.kind == "parquet":
         ends = _group_ends(_open_parquet(request, file))
     else:
@@ -69,16 +71,10 @@ def stretches(request: Request, file: SourceFile, stretch_bytes: int) -> list[tu
     return result
 
 
-def _even(total: int, step: int) -> Iterator[tuple[int, int]]:
-    for low in range(0, total, step):
-        yield low, min(low + step, total)
-
-
 def rows(request: Request, file: SourceFile, start: int, stop: int) -> Iterator[Row]:
     """The documents of a stretch, those without any text left out.
 
-    Raises:
-        ConfigError: a row cannot be read; names the file and the line.
+    Raises ConfigError: a row cannot be read; names the file and the line.
     """
     if file.kind == "jsonl":
         found = _jsonl_rows(request, file, start, stop)
@@ -177,36 +173,25 @@ def _open_parquet(request: Request, file: SourceFile) -> Any:
         raise _no_text(request, file.path, dict.fromkeys(schema.names))
     kind = str(schema.field(field).type)
     if not kind.startswith(_TEXT_TYPES):
-        expected = "a column of strings"
         hint = f"{file.path} has {kind} there."
-        raise ConfigError(request.key_of("field"), field, expected, hint)
+        raise ConfigError(request.key_of("field"), field, "a column of strings", hint)
     return opened
 
 
 def _group_ends(opened: Any) -> list[int]:
     """The row after the last one of each row group, which is what Parquet reads as a whole."""
-    ends, total = [], 0
-    for group in range(opened.num_row_groups):
-        total += opened.metadata.row_group(group).num_rows
-        ends.append(total)
-    return ends
+    groups = map(opened.metadata.row_group, range(opened.num_row_groups))
+    return list(accumulate(group.num_rows for group in groups))
 
 
 def _parquet_rows(request: Request, file: SourceFile, start: int, stop: int) -> Iterator[Row]:
     opened = _open_parquet(request, file)
-    first = 0
-    for group, end in enumerate(_group_ends(opened)):
-        if start < end and first < stop:
-            wanted = range(max(start - first, 0), min(stop, end) - first)
-            yield from _group_rows(opened, group, request.field, wanted)
-        first = end
-
-
-def _group_rows(opened: Any, group: int, column: str, wanted: range) -> Iterator[Row]:
-    at = 0
-    for batch in opened.iter_batches(_PARQUET_ROWS, row_groups=[group], columns=[column]):
+    ends = _group_ends(opened)
+    groups = range(bisect_right(ends, start), bisect_left(ends, stop) + 1)
+    at = ends[groups.start - 1] if groups.start else 0
+    for batch in opened.iter_batches(_PARQUET_ROWS, row_groups=groups, columns=[request.field]):
         texts = batch.column(0).to_pylist()
-        for text in texts[max(wanted.start - at, 0) : max(wanted.stop - at, 0)]:
+        for text in texts[max(start - at, 0) : max(stop - at, 0)]:
             yield Row(text or "", lossy=False)
         at += len(texts)
 

@@ -7,16 +7,13 @@ import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from weft.config.errors import ConfigError
 from weft.data.hashing import identity_hash
 
-Kind = Literal["text", "jsonl", "parquet", "topics", "tokens"]
-"""How documents lie in a file; "topics" is Python's manual, "tokens" a Megatron .bin/.idx pair."""
-
 BUILTIN_PYTHON = "builtin:python"
-_SUFFIXES: dict[str, Kind] = {
+_SUFFIXES = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".parquet": "parquet",
@@ -36,7 +33,9 @@ class SourceFile(NamedTuple):
     """Path inside the source, with forward slashes; what identifies it on any machine."""
     path: str
     """Where it lies; for "tokens" without the suffix."""
-    kind: Kind
+    kind: str
+    """How documents lie in it: "text", "jsonl", "parquet", "topics" (Python's manual) or "tokens"
+    (a Megatron .bin/.idx pair)."""
     size: int
     """Bytes to read, at most what the file has."""
     full_size: int
@@ -76,7 +75,12 @@ class Source:
     def stamp(self) -> str:
         """Hash of the files' names, sizes and times of change: differs when a file changed."""
         lines = (f"{f.name}\0{f.size}\0{f.full_size}\0{f.modified_ns}" for f in self.files)
-        return f"{identity_hash(*(line.encode(errors='surrogateescape') for line in lines)):016x}"
+        return f"{identity_hash(*map(name_bytes, lines)):016x}"
+
+
+def name_bytes(name: str) -> bytes:
+    """To hash a file's name, whatever bytes it has, alike on every machine."""
+    return name.encode(errors="surrogateescape")
 
 
 def open_source(request: Request, limit_bytes: int | None) -> Source:
@@ -85,8 +89,7 @@ def open_source(request: Request, limit_bytes: int | None) -> Source:
     Files for a limited source are taken in the order of a hash of their names, so that they are a
     fair sample; the last one is cut.
 
-    Raises:
-        ConfigError: there is no such path, it is empty, or it holds nothing to read.
+    Raises ConfigError: there is no such path, it is empty, or it holds nothing to read.
     """
     skipped: list[str] = []
     path = Path(request.path).expanduser()
@@ -101,31 +104,27 @@ def open_source(request: Request, limit_bytes: int | None) -> Source:
         raise request.error("a file or a folder that exists", "" if path.exists() else hint)
     files = sorted(file for file in found if file.size)
     if not files:
-        raise request.error(*_nothing(request, found, skipped))
+        raise _nothing(request, found, skipped)
     if limit_bytes is not None:
         files = _take(files, limit_bytes)
     return Source(request=request, files=tuple(files), skipped=tuple(sorted(skipped)))
 
 
-def _nothing(
-    request: Request, found: Sequence[SourceFile], skipped: Sequence[str]
-) -> tuple[str, str]:
+def _nothing(request: Request, found: Sequence[SourceFile], skipped: Sequence[str]) -> ConfigError:
     """What would have been something to read, and what was found instead."""
     if found:
-        return "a source with text in it", "It is empty."
+        return request.error("a source with text in it", "It is empty.")
     if skipped:
         hint = f"It has {len(skipped)} files, such as {skipped[0]}, that are not text."
-        return "a folder with text files", hint
+        return request.error("a folder with text files", hint)
     what = "files" if request.format in ("auto", "text") else f"{request.format} files"
-    return f"a folder with {what}", "It has none."
+    return request.error(f"a folder with {what}", "It has none.")
 
 
 def _take(files: Sequence[SourceFile], limit_bytes: int) -> list[SourceFile]:
     taken: list[SourceFile] = []
     left = limit_bytes
-    for file in sorted(
-        files, key=lambda file: identity_hash(file.name.encode(errors="surrogateescape"))
-    ):
+    for file in sorted(files, key=lambda file: identity_hash(name_bytes(file.name))):
         if left <= 0:
             break
         size = min(file.size, left)
@@ -157,22 +156,14 @@ def _single(request: Request, path: Path) -> SourceFile:
         path = path.with_suffix(".idx")
     if not path.is_file():
         path = path.with_name(path.name + ".idx")
-    kind = _SUFFIXES.get(path.suffix.lower(), "text") if auto else _kind(request.format)
+    kind = _SUFFIXES.get(path.suffix.lower(), "text") if auto else request.format
     if kind == "tokens" and not path.with_suffix(".bin").is_file():
         name = path.with_suffix(".bin").name
         raise request.error("a .idx with its .bin beside it", f"{name} is missing.")
     if auto and kind == "text" and _is_binary(path):
-        raise request.error(
-            "text, JSONL, Parquet or a Megatron .idx",
-            f"It holds zero bytes, as text does not; {request.key_of('format')}=text reads it"
-            " anyway.",
-        )
+        hint = f"It holds zero bytes, as text does not; {request.key_of('format')}=text reads it"
+        raise request.error("text, JSONL, Parquet or a Megatron .idx", f"{hint} anyway.")
     return _file(path.name, path, kind, path.stat())
-
-
-def _kind(format_: str) -> Kind:
-    kinds: dict[str, Kind] = {"text": "text", "jsonl": "jsonl", "parquet": "parquet"}
-    return kinds[format_]
 
 
 def _folder(root: Path, format_: str) -> tuple[list[SourceFile], list[str]]:
@@ -184,17 +175,15 @@ def _folder(root: Path, format_: str) -> tuple[list[SourceFile], list[str]]:
         kind = _SUFFIXES.get(path.suffix.lower(), "text")
         if format_ == "text":
             kind = "text"
-        elif format_ not in ("auto", kind) or _belongs_to_index(path):
+        elif format_ not in ("auto", kind):
             continue
+        elif path.suffix == ".bin" and path.with_suffix(".idx").is_file():
+            continue  # the index stands for both
         elif kind == "text" and _is_binary(path):
             skipped.append(name)
             continue
         files.append(_file(name, path, kind, entry.stat()))
     return files, skipped
-
-
-def _belongs_to_index(path: Path) -> bool:
-    return path.suffix == ".bin" and path.with_suffix(".idx").is_file()
 
 
 def _standard_library(request: Request) -> list[SourceFile]:
@@ -208,13 +197,11 @@ def _standard_library(request: Request) -> list[SourceFile]:
     for name, entry in _walk(root, foreign):
         if not name.endswith(".py") or name.startswith("_sysconfigdata"):
             continue
-        kind: Kind = "topics" if name == _TOPICS else "text"
+        kind = "topics" if name == _TOPICS else "text"
         found.append(_file(name, Path(entry.path), kind, entry.stat()))
     if not found:
-        raise request.error(
-            "Python's standard library as source files",
-            f"{root} has no .py files; name a file or folder of text instead.",
-        )
+        hint = f"{root} has no .py files; name a file or folder of text instead."
+        raise request.error("Python's standard library as source files", hint)
     return found
 
 
@@ -245,7 +232,7 @@ def _is_binary(path: Path) -> bool:
         return b"\0" in file.read(_SNIFF_BYTES)
 
 
-def _file(name: str, path: Path, kind: Kind, status: os.stat_result) -> SourceFile:
+def _file(name: str, path: Path, kind: str, status: os.stat_result) -> SourceFile:
     size = status.st_size
     if kind == "tokens":
         data = path.with_suffix(".bin")

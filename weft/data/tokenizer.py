@@ -58,7 +58,6 @@ class ByteTokenizer:
     end = END
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
-        """Bytes ``[n]`` of each text."""
         return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
     def decode(self, tokens: npt.ArrayLike) -> str:
@@ -88,12 +87,10 @@ class FileTokenizer:
         self.end = end
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
-        """Token ids ``[n]`` of each text."""
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, dtype=np.int32) for one in encoded]
 
     def decode(self, tokens: npt.ArrayLike) -> str:
-        """The text of ids ``[n]``, without special tokens."""
         ids = np.asarray(tokens).tolist()
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
@@ -108,14 +105,12 @@ def copy_tokenizer(file: Path, folder: Path) -> None:
 def file_digest(path: Path) -> str:
     """Hash of a ``tokenizer.json``.
 
-    Raises:
-        ConfigError: there is no such file.
+    Raises ConfigError: there is no such file.
     """
     try:
         return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
     except OSError as error:
-        hint = '"bpe" and "bytes" need no file.'
-        raise _unusable(path, f"{error.strerror}; {hint}") from None
+        raise _unusable(path, f'{error.strerror}; "bpe" and "bytes" need no file.') from None
 
 
 def end_token_config(end: str) -> str:
@@ -126,8 +121,7 @@ def end_token_config(end: str) -> str:
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer in a ``tokenizer.json``.
 
-    Raises:
-        ConfigError: it is not one, or has no end-of-document token.
+    Raises ConfigError: it is not one, or has no end-of-document token.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -160,12 +154,9 @@ def _end_token(path: Path, data: dict[str, Any]) -> str:
     for token in (named, *_KNOWN_ENDS):
         if token in special:
             return str(token)
-    raise ConfigError(
-        "data.tokenizer",
-        str(path),
-        f"a tokenizer with an end-of-document token, such as {', '.join(_KNOWN_ENDS[:3])}",
-        f"A {CONFIG_FILE} beside it may name its own as eos_token.",
-    )
+    expected = f"a tokenizer with an end-of-document token, such as {', '.join(_KNOWN_ENDS[:3])}"
+    hint = f"A {CONFIG_FILE} beside it may name its own as eos_token."
+    raise ConfigError("data.tokenizer", str(path), expected, hint)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
@@ -194,32 +185,26 @@ def byte_tokenizer_json() -> str:
     """``ByteTokenizer`` as the ``tokenizers`` library would write it."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     end = {"id": 256, "content": END, "normalized": False, "special": True}
+    nothing = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
     model: dict[str, Any] = {
         "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
+        **dict.fromkeys(nothing),
+        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
         "vocab": {letter: byte for byte, letter in enumerate(_byte_letters())},
         "merges": [],
     }
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [{**end, "single_word": False, "lstrip": False, "rstrip": False}],
-            "normalizer": None,
-            "pre_tokenizer": {**level, "use_regex": False},
-            "post_processor": None,
-            "decoder": {**level, "use_regex": False},
-            "model": model,
-        },
-        ensure_ascii=False,
-    )
+    data = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{**end, **dict.fromkeys(("single_word", "lstrip", "rstrip"), False)}],
+        "normalizer": None,
+        "pre_tokenizer": {**level, "use_regex": False},
+        "post_processor": None,
+        "decoder": {**level, "use_regex": False},
+        "model": model,
+    }
+    return json.dumps(data, ensure_ascii=False)
 
 
 def _byte_letters() -> list[str]:

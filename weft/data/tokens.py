@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -54,12 +54,17 @@ def token_type(vocab_size: int) -> type[np.integer]:
     return np.uint16 if vocab_size <= 1 << 16 else np.int32
 
 
+def type_code(dtype: type[np.integer]) -> int:
+    """Megatron's code of a token type."""
+    return next(code for code, known in TOKEN_TYPES.items() if known is dtype)
+
+
 def with_suffix(prefix: Path, suffix: str) -> Path:
     """``prefix`` with ``suffix`` added, whatever dots it has."""
     return prefix.with_name(prefix.name + suffix)
 
 
-class TokenWriter:
+class TokenWriter(AbstractContextManager["TokenWriter"]):
     """Writes ``prefix.bin`` and ``prefix.idx``. A context manager; the index is written on exit.
 
     Every ``add`` extends the sequence at hand and every ``end_document`` closes it, so a sequence
@@ -70,7 +75,7 @@ class TokenWriter:
         self.prefix = prefix
         self.num_tokens = 0
         self.num_documents = 0
-        self._code = next(code for code, known in TOKEN_TYPES.items() if known is dtype)
+        self._code = type_code(dtype)
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._limits = np.iinfo(dtype)
         self._sizes: list[int] = []
@@ -105,30 +110,16 @@ class TokenWriter:
         """Hash of the tokens written so far, the same on every machine."""
         return self._hash.hexdigest()
 
-    def __enter__(self) -> TokenWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._file.close()
         if kind is None:
             self.end_document()
-            index = encode_index(self._sizes, self._dtype.itemsize, self._code)
-            with_suffix(self.prefix, ".idx").write_bytes(index)
-
-
-def encode_index(sizes: Sequence[int], itemsize: int, code: int) -> bytes:
-    """The bytes of an ``.idx`` whose every sequence is a document."""
-    lengths = np.asarray(sizes, dtype="<i4")
-    ends = np.cumsum(lengths, dtype="<i8")
-    pointers = (ends - lengths) * itemsize
-    documents = np.arange(len(sizes) + 1, dtype="<i8")
-    header = _HEADER.pack(MAGIC, 1, code, len(sizes), documents.size)
-    return b"".join([header, lengths.tobytes(), pointers.tobytes(), documents.tobytes()])
+            lengths = np.asarray(self._sizes, dtype="<i4")
+            pointers = (np.cumsum(lengths, dtype="<i8") - lengths) * self._dtype.itemsize
+            documents = np.arange(lengths.size + 1, dtype="<i8")
+            header = _HEADER.pack(MAGIC, 1, self._code, lengths.size, documents.size)
+            parts = (lengths.tobytes(), pointers.tobytes(), documents.tobytes())
+            with_suffix(self.prefix, ".idx").write_bytes(b"".join((header, *parts)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,11 +145,13 @@ class TokenIndex:
 def read_index(prefix: Path) -> TokenIndex:
     """Read and check ``prefix.idx`` against itself and the size of ``prefix.bin``.
 
-    Raises:
-        TokenFileError: either file is missing, cut short, or says what cannot be.
+    Raises TokenFileError: either file is missing, cut short, or says what cannot be.
     """
     path = with_suffix(prefix, ".idx")
-    data = _read(path)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise TokenFileError(path, "no such file") from None
     if len(data) < _HEADER.size:
         raise TokenFileError(path, f"{len(data)} bytes, too short for an index header")
     magic, version, code, num_sequences, num_documents = _HEADER.unpack_from(data)
@@ -181,13 +174,6 @@ def read_index(prefix: Path) -> TokenIndex:
     return index
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise TokenFileError(path, "no such file") from None
-
-
 def _check_index(path: Path, index: TokenIndex, pointers: npt.NDArray[np.int64]) -> None:
     sizes, documents = index.sizes, index.documents
     if sizes.size and sizes.min() < 0:
@@ -203,8 +189,7 @@ def _check_index(path: Path, index: TokenIndex, pointers: npt.NDArray[np.int64])
 def check_size(path: Path, num_tokens: int, dtype: type[np.integer]) -> None:
     """See that a ``.bin`` holds ``num_tokens`` tokens.
 
-    Raises:
-        TokenFileError: it does not, or is missing.
+    Raises TokenFileError: it does not, or is missing.
     """
     try:
         found = path.stat().st_size
@@ -218,8 +203,7 @@ def check_size(path: Path, num_tokens: int, dtype: type[np.integer]) -> None:
 def map_tokens(prefix: Path, num_tokens: int, dtype: type[np.integer]) -> Tokens:
     """The tokens of ``prefix.bin``, ``[num_tokens]``, memory-mapped and read-only.
 
-    Raises:
-        TokenFileError: the file is missing or has another size.
+    Raises TokenFileError: the file is missing or has another size.
     """
     path = with_suffix(prefix, ".bin")
     check_size(path, num_tokens, dtype)
@@ -237,17 +221,6 @@ class TokenStore:
         assert len({shard.dtype for shard in self._shards}) <= 1, "shards of several token types"
         sizes = [shard.size for shard in self._shards]
         self._offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
-        self._windows: dict[tuple[int, int], Tokens] = {}
-
-    @staticmethod
-    def open(prefix: Path) -> TokenStore:
-        """The store of one ``.bin``/``.idx`` pair.
-
-        Raises:
-            TokenFileError: the pair is damaged.
-        """
-        index = read_index(prefix)
-        return TokenStore([map_tokens(prefix, index.num_tokens, index.dtype)])
 
     @property
     def num_tokens(self) -> int:
@@ -280,15 +253,8 @@ class TokenStore:
         whole = starts + length <= self._offsets[shards + 1]
         for shard in np.unique(shards[whole]).tolist():
             rows = np.flatnonzero((shards == shard) & whole)
-            result[rows] = self._view(shard, length)[starts[rows] - self._offsets[shard]]
+            view = np.lib.stride_tricks.sliding_window_view(self._shards[shard], length)
+            result[rows] = view[starts[rows] - self._offsets[shard]]
         for row in np.flatnonzero(~whole).tolist():
             result[row] = self.read(int(starts[row]), int(starts[row]) + length)
         return result
-
-    def _view(self, shard: int, length: int) -> Tokens:
-        """Every window of a shard as a row of one strided view (no copy), kept for the next."""
-        view = self._windows.get((shard, length))
-        if view is None:
-            view = np.lib.stride_tricks.sliding_window_view(self._shards[shard], length)
-            self._windows[shard, length] = view
-        return view
