@@ -11,7 +11,7 @@ from weft.axes.registry import AXES
 from weft.axes.tp.axis import TensorParallel
 from weft.config.axes import ENTRIES, NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
-from weft.models.decoder_dims import DecoderDims
+from weft.models.decoder_family import DecoderDims
 from weft.models.registry import FAMILIES
 from weft.parallel.params import dims_of_param
 from weft.plan.box import Box

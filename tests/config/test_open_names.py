@@ -10,7 +10,7 @@ from weft.config.errors import ConfigErrors
 from weft.config.load import Loaded, config_schema, load_config
 from weft.config.schema import root
 from weft.config.sections import Count, ModelConfig, OptimConfig, Positive
-from weft.models.decoder_config import DecoderConfig
+from weft.models.decoder_spec import DecoderConfig
 from weft.models.registry import FAMILIES, model_spec, register_family
 from weft.optim.kind import Kind
 from weft.optim.registry import OPTIMIZERS

@@ -20,7 +20,7 @@ class Fixed(Decoder):
     """Says the same whatever it reads; remembers how much it read."""
 
     def __init__(self, logits: list[float]) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.spec = SPEC
         self.fixed = nn.Parameter(torch.tensor(logits))
         self.read: list[int] = []

@@ -14,8 +14,7 @@ import weft.models
 import weft.nn
 from weft.config.errors import ConfigError
 from weft.models.decoder import Decoder
-from weft.models.decoder_config import DecoderConfig
-from weft.models.decoder_spec import DecoderSpec
+from weft.models.decoder_spec import DecoderConfig, DecoderSpec
 from weft.models.registry import FAMILIES, build_model, model_spec
 from weft.nn.context import Context
 from weft.nn.dropout import Dropout, dropout_keys
@@ -266,7 +265,7 @@ def test_blocks_and_models_know_no_devices() -> None:
 
 def test_sizes_layouts_and_names_need_no_torch() -> None:
     models = Path(str(weft.models.__path__[0]))
-    files = [models / "params.py", models / "config_json.py"]
+    files = [models / "decoder_family.py", models / "config_json.py"]
     files += [path for n in ("sizes", "layout", "convert") for path in models.glob(f"*/{n}.py")]
     assert len(files) == 2 + 2 * 3
     for path in files:

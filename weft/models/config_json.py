@@ -62,20 +62,19 @@ class Fields:
 
     def whole(self, name: str, default: int | None = None) -> int:
         value = self.take(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.refusal(name, value, "an integer >= 1")
-        return value
+        return int(self._checked(name, value, type(value) is int and value >= 1, "an integer >= 1"))
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.take(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.refusal(name, value, "a number")
-        return float(value)
+        return float(self._checked(name, value, type(value) in (int, float), "a number"))
 
     def flag(self, name: str, *, default: bool) -> bool:
         value = self.take(name, default)
-        if not isinstance(value, bool):
-            raise self.refusal(name, value, "true or false")
+        return bool(self._checked(name, value, type(value) is bool, "true or false"))
+
+    def _checked(self, name: str, value: Any, fits: bool, expected: str) -> Any:
+        if not fits:
+            raise self.refusal(name, value, expected)
         return value
 
     def must(self, name: str, *allowed: Any) -> None:

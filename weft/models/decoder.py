@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -11,17 +11,8 @@ from torch import Tensor, nn
 
 from weft.models.decoder_spec import DecoderSpec
 from weft.nn.context import Context
-from weft.nn.stage import (
-    STREAM,
-    Buffer,
-    Objective,
-    Output,
-    Stage,
-    Term,
-    Terms,
-    Tree,
-    Unit,
-)
+from weft.nn.losses import LinearCrossEntropy
+from weft.nn.stage import STREAM, Buffer, Objective, Output, Stage, Term, Terms, Tree, Unit
 from weft.plan.border import Border, BorderTensor
 from weft.plan.layout import Dim
 from weft.plan.model import UnitName
@@ -30,27 +21,55 @@ from weft.plan.model import UnitName
 class Decoder(nn.Module, ABC):
     """Some consecutive layers, with or without the embedding before and the head after them.
 
-    A family builds the parts and says how they follow one another. Parameters carry their logical
+    A family gives the parts and says how they follow one another. Parameters carry their logical
     names whatever the stage holds; a tied stage with the head and without the embedding holds
     its own ``embed.weight``.
     """
 
-    spec: DecoderSpec
-    """Of the whole model."""
-    takes_tokens: bool
-    """The stage embeds: its input is tokens."""
-    embed: nn.Embedding | None
-    layers: nn.ModuleDict
-    """The blocks held, by layer number."""
-    norm: nn.Module | None
-    """The final norm; None on a stage without the head."""
-    head: nn.Linear | None
-    """None without the head, and where the embedding serves as one."""
-    units: dict[UnitName, Unit]
-    """Embedding, blocks, final norm: what ``forward`` calls, in order."""
     spans_samples = False
-    cross_entropy: nn.Module
-    """(hidden, head weight, targets, weights) -> weighted sum of losses."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        layers: range | None,
+        *,
+        embed: bool,
+        head: bool,
+        block: Callable[[int], nn.Module],
+        norm: Callable[[], nn.Module],
+        **beside: nn.Module,
+    ) -> None:
+        """
+        Args:
+            spec: Of the whole model.
+            layers: Those held; None: all.
+            embed: It has the embedding: its input is tokens.
+            head: It has the final norm and the head.
+            block: Number of a layer -> the layer.
+            norm: Makes the final norm.
+            beside: What stands beside the vocabulary's table where tokens enter, by name.
+        """
+        super().__init__()
+        self.spec = spec
+        self.takes_tokens = embed
+        table = embed or (head and spec.tied)
+        self.embed = nn.Embedding(spec.vocab_size, spec.d_model) if table else None
+        for name, part in beside.items():
+            self.add_module(name, part)
+        held = range(spec.num_layers) if layers is None else layers
+        self.layers = nn.ModuleDict({str(layer): block(layer) for layer in held})
+        self.norm = norm() if head else None
+        own_head = head and not spec.tied
+        self.head = nn.Linear(spec.d_model, spec.vocab_size, bias=False) if own_head else None
+        self.cross_entropy: nn.Module = LinearCrossEntropy()
+        self.units: dict[UnitName, Unit] = {}
+        """Embedding, blocks, final norm: what ``forward`` calls, in order."""
+        if embed:
+            self.units["embed"] = Unit(self.embed_tokens, backward_reads=False)
+        for name, layer in self.layers.items():
+            self.units[int(name)] = Unit(layer, block=layer)
+        if self.norm is not None:
+            self.units["head"] = Unit(self.norm)
 
     @abstractmethod
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -85,17 +104,6 @@ class Decoder(nn.Module, ABC):
     def blocks(self) -> list[nn.Module]:
         """The layers held, in order."""
         return list(self.layers.values())
-
-    def _declared_units(self) -> dict[UnitName, Unit]:
-        """For a family's ``__init__``, when all parts are there."""
-        units: dict[UnitName, Unit] = {}
-        if self.takes_tokens:
-            units["embed"] = Unit(self.embed_tokens, backward_reads=False)
-        for name, block in self.layers.items():
-            units[int(name)] = Unit(block, block=block)
-        if self.norm is not None:
-            units["head"] = Unit(self.norm)
-        return units
 
     def _head_weight(self) -> Tensor:
         """``[vocab, d_model]``."""

@@ -1,13 +1,33 @@
-"""Sizes of a decoder-only transformer, and what no such model can be. No torch."""
+"""Sizes of a decoder-only transformer, as asked for and in full. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from weft.config.errors import ConfigError
+from weft.config.sections import Count, Fraction, ModelConfig
 from weft.plan.model import ModelSpec, RopeScaling
+
+
+class DecoderConfig(ModelConfig):
+    """The model: a family, a row of its table of sizes, and what differs from that row."""
+
+    d_model: Count | None = None
+    """Width of the hidden state; null takes the row's value, as for every field below."""
+    d_ff: Count | None = None
+    """Width inside the feed-forward block."""
+    d_head: Count | None = None
+    """Width of one attention head."""
+    num_layers: Count | None = None
+    """Decoder blocks."""
+    num_heads: Count | None = None
+    """Query heads."""
+    num_kv_heads: Count | None = None
+    """Key and value heads; a divisor of num_heads."""
+    dropout: Fraction | None = None
+    """Part of the activations dropped in training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,17 +66,10 @@ class DecoderSpec(ModelSpec):
 
 def check_decoder(spec: DecoderSpec) -> None:
     """Refuse, as ConfigError, a shape that no decoder can have."""
-    sizes = {
-        "d_model": spec.d_model,
-        "d_ff": spec.d_ff,
-        "d_head": spec.d_head,
-        "num_layers": spec.num_layers,
-        "num_heads": spec.num_heads,
-        "num_kv_heads": spec.num_kv_heads,
-    }
-    for name, value in sizes.items():
-        if value < 1:
-            raise ConfigError(f"model.{name}", value, "an integer >= 1")
+    sizes = asdict(spec)
+    for name in ("d_model", "d_ff", "d_head", "num_layers", "num_heads", "num_kv_heads"):
+        if sizes[name] < 1:
+            raise ConfigError(f"model.{name}", sizes[name], "an integer >= 1")
     if spec.vocab_size < 2:
         raise ConfigError("data.vocab_size", spec.vocab_size, "an integer >= 2")
     if spec.num_heads % spec.num_kv_heads:

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from weft.config.sections import ModelConfig
 from weft.models.config_json import Converter
 from weft.models.shape import ModelShape
+from weft.plan.border import Border
 from weft.plan.layout import Layout
 from weft.plan.model import ModelSpec, ParamSpec
 
 if TYPE_CHECKING:
-    from weft.models.task import Task
-    from weft.nn.stage import Stage
+    from weft.nn.stage import Buffer, Objective, Stage
 
 Spec = TypeVar("Spec", bound=ModelSpec)
+
+
+class Task(Protocol):
+    """What a family is trained to do: from a model's description and the length of its samples to
+    what the runtime asks for."""
+
+    def objective(self, last: Stage, /) -> Objective:
+        """What becomes of the last stage's output."""
+
+    def border(self, spec: Any, seq_len: int, /) -> Border:
+        """What crosses from any stage to the next."""
+
+    def sizes(self, seq_len: int, /) -> Mapping[str, int]:
+        """Of the logical dimensions that the job chooses, by name."""
+
+    def weight_of_sample(self, seq_len: int, /) -> float:
+        """About what one sample's weights add up to, a constant."""
+
+    def buffers(self, spec: Any, /) -> Sequence[Buffer]:
+        """Every buffer of the unsplit model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,8 +29,7 @@ def generate(
     the model's ``seq_len`` the end is read. Draws are made on the CPU: a seed means the same on
     every device.
 
-    Raises:
-        ConfigError: an empty prompt.
+    Raises ConfigError: an empty prompt.
     """
     if not tokens.shape[1]:
         raise ConfigError("prompt", "", "text of at least one token")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from weft.plan.model import ModelSpec
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 4 << 30
+_HEAD = "lm_head.weight"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 """A tokenizer, and beside it what its special tokens are for."""
 
@@ -38,8 +41,7 @@ def export_hf(
     ``tensors`` holds every parameter whole by its logical name, in the dtype to be written; each
     is asked for once, so a mapping may read lazily. ``tokenizer_file`` is a ``tokenizer.json``.
 
-    Raises:
-        ConfigError: no Hugging Face architecture has this shape.
+    Raises ConfigError: no Hugging Face architecture has this shape.
     """
     converter = FAMILIES[spec.family].converter
     if converter is None:
@@ -118,28 +120,28 @@ def import_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
 
     Returns the shape and every parameter by its logical name, in the dtype of the file.
 
-    Raises:
-        ConfigError: an architecture, a field or a tensor that Weft does not know, lacks or finds
-            damaged; weights in pickles.
+    Raises ConfigError: an architecture, a field or a tensor that Weft does not know, lacks or finds
+    damaged; weights in pickles.
     """
     spec, converter = _read_spec(folder)
-    files = _prefixed(_tensor_files(folder), converter)
     shapes = {param.name: param.shape for param in param_specs(spec)}
     entries = converter.entries(spec)
     wanted = {entry.theirs for entry in entries}
-    for name in files:
-        if name not in wanted and not name.endswith((*converter.ignored, "lm_head.weight")):
-            raise ConfigError("tensor", name, "a parameter of this architecture", _where(folder))
+    where = f"Looked in {folder}."
     result: dict[str, Tensor] = {}
-    for entry in entries:
-        if entry.theirs not in files:
-            raise ConfigError("tensor", entry.theirs, "to be in the folder", _where(folder))
-        result |= _split(entry, _read_tensor(*files[entry.theirs]), shapes)
-    if "lm_head.weight" in files.keys() - wanted:
-        head = _read_tensor(*files["lm_head.weight"])
-        if not torch.equal(head, result["embed.weight"]):
+    with ExitStack() as stack:
+        found = _tensors(folder, converter.prefix, stack)
+        for name in found:
+            if name not in wanted and not name.endswith((*converter.ignored, _HEAD)):
+                raise ConfigError("tensor", name, "a parameter of this architecture", where)
+        for entry in entries:
+            if entry.theirs not in found:
+                raise ConfigError("tensor", entry.theirs, "to be in the folder", where)
+            result |= _split(entry, found[entry.theirs](), shapes)
+        has_copy = _HEAD in found.keys() - wanted
+        if has_copy and not torch.equal(found[_HEAD](), result["embed.weight"]):
             expected = "the embedding's values where tie_word_embeddings is true"
-            raise ConfigError("tensor", "lm_head.weight", expected, _where(folder))
+            raise ConfigError("tensor", _HEAD, expected, where)
     return spec, result
 
 
@@ -160,60 +162,43 @@ def _read_spec(folder: Path) -> tuple[ModelSpec, Converter[Any]]:
     raise fields.refusal("architectures", named, f"one of {', '.join(known)}")
 
 
-def _tensor_files(folder: Path) -> dict[str, tuple[Path, str]]:
-    """Tensor -> its file and its name there."""
+def _tensors(folder: Path, prefix: str, stack: ExitStack) -> dict[str, Callable[[], Tensor]]:
+    """By full name what reads a tensor; ``stack`` closes the files.
+
+    A file of the bare model leaves the prefix out of every name but the head's.
+    """
+    found: dict[str, Callable[[], Tensor]] = {}
+    for path in _weight_files(folder):
+        try:
+            file = stack.enter_context(safe_open(path, framework="pt"))
+        except SafetensorError as error:
+            raise ConfigError("file", str(path), "a sound safetensors file", f"{error}.") from None
+        found |= {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
+    if any(name.startswith(prefix) for name in found):
+        return found
+    return {name if name == _HEAD else prefix + name: read for name, read in found.items()}
+
+
+def _weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if index.is_file():
         weight_map = _read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise ConfigError(INDEX, str(index), "a weight_map inside")
-        paths = sorted({str(name) for name in weight_map.values()})
+        names = sorted({str(name) for name in weight_map.values()})
     else:
-        paths = [path.name for path in sorted(folder.glob("*.safetensors"))]
-    if not paths:
-        pickles = sorted(path.name for path in folder.glob("*.bin"))
-        raise ConfigError("folder", str(folder), "safetensors files inside", _way_out(pickles))
-    result: dict[str, tuple[Path, str]] = {}
-    for name in paths:
+        names = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not names:
+        pickle = min((path.name for path in folder.glob("*.bin")), default="")
+        hint = pickle and (
+            f"{pickle} is a pickle, which can run code and is never opened here; from_pretrained "
+            "and save_pretrained of transformers write safetensors in a place you trust."
+        )
+        raise ConfigError("folder", str(folder), "safetensors files inside", hint)
+    for name in names:
         if Path(name).name != name or not (folder / name).is_file():
             raise ConfigError(INDEX, name, "a file in the same folder")
-        result |= {tensor: (folder / name, tensor) for tensor in _names_in(folder / name)}
-    return result
-
-
-def _way_out(pickles: list[str]) -> str:
-    if not pickles:
-        return ""
-    return (
-        f"{pickles[0]} is a pickle, which can run code and is never opened here; from_pretrained "
-        "and save_pretrained of transformers write safetensors in a place you trust."
-    )
-
-
-def _prefixed(
-    files: dict[str, tuple[Path, str]], converter: Converter[Any]
-) -> dict[str, tuple[Path, str]]:
-    """Full names for a file of the bare model, which leaves the prefix out."""
-    if any(name.startswith(converter.prefix) for name in files):
-        return files
-    return {
-        name if name == "lm_head.weight" else converter.prefix + name: where
-        for name, where in files.items()
-    }
-
-
-def _names_in(path: Path) -> list[str]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
-    except SafetensorError as error:
-        raise ConfigError("file", str(path), "a sound safetensors file", f"{error}.") from None
-
-
-def _read_tensor(path: Path, name: str) -> Tensor:
-    with safe_open(path, framework="pt") as file:
-        tensor: Tensor = file.get_tensor(name)
-        return tensor
+    return [folder / name for name in names]
 
 
 def _split(
@@ -228,10 +213,6 @@ def _split(
     parts = torch.split(tensor, [shape[-1] for shape in theirs], dim=-1)
     turned = [part.T if entry.transposed else part for part in parts]
     return {n: part.contiguous() for n, part in zip(entry.ours, turned, strict=True)}
-
-
-def _where(folder: Path) -> str:
-    return f"Looked in {folder}."
 
 
 def _read_json(path: Path) -> dict[str, Any]:

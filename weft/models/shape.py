@@ -7,11 +7,7 @@ models that others trained: mixtures of experts, latent attention, any biases.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from weft.models.decoder_spec import DecoderSpec
-from weft.plan.model import ParamSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,28 +128,3 @@ class ModelShape:
         )
         tables = self.table_params * (1 if self.tied else 2)
         return layers + tables + self.num_positions * self.d_model + self.norm_params
-
-
-def decoder_shape(spec: DecoderSpec, params: Sequence[ParamSpec], *, gated: bool) -> ModelShape:
-    """The shape of a decoder, of its sizes and its parameters.
-
-    Args:
-        params: Of this model, or of one that differs in its number of layers.
-    """
-    vectors = [param for param in params if len(param.shape) == 1]
-    embedded = sum(param.numel for param in params if param.unit == "embed")
-    return ModelShape(
-        num_layers=spec.num_layers,
-        d_model=spec.d_model,
-        d_ff=spec.d_ff,
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        d_head=spec.d_head,
-        vocab_size=spec.vocab_size,
-        gated=gated,
-        tied=spec.tied,
-        num_positions=embedded // spec.d_model - spec.vocab_size,
-        num_vectors=sum(param.numel for param in vectors if param.unit == 0) / spec.d_model,
-        norm_bias=sum(param.unit == "head" for param in vectors) > 1,
-        dropout=spec.dropout > 0,
-    )

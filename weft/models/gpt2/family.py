@@ -2,51 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-from weft.models.decoder_config import DecoderConfig
-from weft.models.decoder_spec import DecoderSpec
-from weft.models.family import Family
+from weft.models.decoder_family import decoder_family
 from weft.models.gpt2.convert import CONVERTER
 from weft.models.gpt2.layout import layout
-from weft.models.gpt2.sizes import SIZES, check, param_specs
-from weft.models.shape import ModelShape, decoder_shape
+from weft.models.gpt2.sizes import SIZES, check
 
-if TYPE_CHECKING:
-    from weft.models.decoder import Decoder, LanguageModelling
-
-
-def shape(spec: DecoderSpec) -> ModelShape:
-    """What it computes, for the cost model."""
-    return decoder_shape(spec, param_specs(replace(spec, num_layers=1)), gated=False)
-
-
-def model() -> type[Decoder]:
-    """The model class."""
-    from weft.models.gpt2.model import GPT2
-
-    return GPT2
-
-
-def task() -> LanguageModelling:
-    """What it is trained to do."""
-    from weft.models.decoder import LanguageModelling
-
-    return LanguageModelling()
-
-
-FAMILY = Family(
+FAMILY = decoder_family(
     name="gpt2",
     order=1,
-    spec=DecoderSpec,
     sizes=SIZES,
-    param_specs=param_specs,
     layout=layout,
     check=check,
-    shape=shape,
-    config=DecoderConfig,
-    model=model,
-    task=task,
+    model="weft.models.gpt2.model:GPT2",
     converter=CONVERTER,
 )

@@ -10,7 +10,6 @@ from weft.nn.attention import Attention
 from weft.nn.context import Context, attention_mask
 from weft.nn.dropout import Dropout
 from weft.nn.feed_forward import GeluMLP
-from weft.nn.losses import LinearCrossEntropy
 
 
 class GPT2Block(nn.Module):
@@ -42,10 +41,10 @@ class GPT2Block(nn.Module):
 
 
 class GPT2(Decoder):
-    """The whole model, or the part of it that one pipeline stage holds.
+    """The whole model, or the part of it that one pipeline stage holds."""
 
-    ``layers`` is the range of layers held (None: all).
-    """
+    positions: nn.Embedding
+    embed_dropout: Dropout
 
     def __init__(
         self,
@@ -55,21 +54,17 @@ class GPT2(Decoder):
         embed: bool = True,
         head: bool = True,
     ) -> None:
-        super().__init__()
-        d_model, vocab_size = spec.d_model, spec.vocab_size
-        self.spec = spec
-        self.takes_tokens = embed
-        held = range(spec.num_layers) if layers is None else layers
-        table = embed or (head and spec.tied)
-        self.embed = nn.Embedding(vocab_size, d_model) if table else None
-        self.positions = nn.Embedding(spec.seq_len, d_model) if embed else None
-        self.embed_dropout = Dropout(spec.dropout, site=0)
-        self.layers = nn.ModuleDict({str(i): GPT2Block(spec, i) for i in held})
-        self.norm = nn.LayerNorm(d_model, spec.norm_eps) if head else None
-        self.cross_entropy = LinearCrossEntropy()
-        own_head = head and not spec.tied
-        self.head = nn.Linear(d_model, vocab_size, bias=False) if own_head else None
-        self.units = self._declared_units()
+        positions = {"positions": nn.Embedding(spec.seq_len, spec.d_model)} if embed else {}
+        super().__init__(
+            spec,
+            layers,
+            embed=embed,
+            head=head,
+            block=lambda layer: GPT2Block(spec, layer),
+            norm=lambda: nn.LayerNorm(spec.d_model, spec.norm_eps),
+            **positions,
+            embed_dropout=Dropout(spec.dropout, site=0),
+        )
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         keys, positions = context.dropout_keys, context.positions_of(x)
@@ -81,7 +76,7 @@ class GPT2(Decoder):
         return x if self.norm is None else self.units["head"](x)
 
     def embed_tokens(self, tokens: Tensor, context: Context) -> Tensor:
-        assert self.embed is not None and self.positions is not None, "the stage embeds"
+        assert self.embed is not None, "a stage that takes tokens holds the embedding"
         positions = context.positions_of(tokens)
         x = self.embed(tokens) + self.positions(positions)
         result: Tensor = self.embed_dropout(x, context.dropout_keys, positions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from weft.config.errors import ConfigError
@@ -20,6 +21,12 @@ _BLOCK = {
     "ff.up.weight": "mlp.up_proj.weight",
     "ff.down.weight": "mlp.down_proj.weight",
 }
+_ARCHITECTURES = {
+    "LlamaForCausalLM": (False, False),
+    "Qwen2ForCausalLM": (True, False),
+    "Qwen3ForCausalLM": (False, True),
+}
+"""(q, k and v have a bias; q and k have a norm)."""
 _QKV_BIAS = {f"attn.{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
 _QK_NORM = {f"attn.{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}
 
@@ -38,18 +45,18 @@ def entries(spec: DecoderSpec) -> list[Entry]:
 
 def to_fields(spec: DecoderSpec) -> dict[str, Any]:
     """The ``config.json`` of a shape, in the form that every version of transformers reads."""
-    if spec.qkv_bias and spec.qk_norm:
-        raise ConfigError(
-            "model", "qkv_bias and qk_norm", "one of the two", "No architecture there has both."
-        )
-    name, kind = "LlamaForCausalLM", "llama"
-    if spec.qkv_bias:
-        name, kind = "Qwen2ForCausalLM", "qwen2"
-    elif spec.qk_norm:
-        name, kind = "Qwen3ForCausalLM", "qwen3"
+    differs = (spec.qkv_bias, spec.qk_norm)
+    if differs not in _ARCHITECTURES.values():
+        hint = "No architecture there has both."
+        raise ConfigError("model", "qkv_bias and qk_norm", "one of the two", hint)
+    name = next(name for name, has in _ARCHITECTURES.items() if has == differs)
+    scaling = None
+    if spec.rope_scaling is not None:
+        scaling = {"rope_type": "llama3", **asdict(spec.rope_scaling)}
+        scaling["original_max_position_embeddings"] = scaling.pop("original_seq_len")
     return {
         "architectures": [name],
-        "model_type": kind,
+        "model_type": name.removesuffix("ForCausalLM").lower(),
         "hidden_act": "silu",
         "hidden_size": spec.d_model,
         "intermediate_size": spec.d_ff,
@@ -61,20 +68,8 @@ def to_fields(spec: DecoderSpec) -> dict[str, Any]:
         "max_position_embeddings": spec.seq_len,
         "rms_norm_eps": spec.norm_eps,
         "rope_theta": spec.rope_theta,
-        "rope_scaling": _scaling_fields(spec.rope_scaling),
+        "rope_scaling": scaling,
         "tie_word_embeddings": spec.tied,
-    }
-
-
-def _scaling_fields(scaling: RopeScaling | None) -> dict[str, Any] | None:
-    if scaling is None:
-        return None
-    return {
-        "rope_type": "llama3",
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_seq_len,
     }
 
 
@@ -91,6 +86,7 @@ def from_fields(architecture: str, fields: Fields) -> DecoderSpec:
         raise fields.refusal("layer_types", sorted(kinds), "full_attention only")
     heads, d_model = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     theta, scaling = _rope(fields)
+    qkv_bias, qk_norm = _ARCHITECTURES[architecture]
     d_head = 128 if architecture == "Qwen3ForCausalLM" else d_model // heads
     return DecoderSpec(
         family="llama",
@@ -106,8 +102,8 @@ def from_fields(architecture: str, fields: Fields) -> DecoderSpec:
         tied=fields.flag("tie_word_embeddings", default=False),
         rope_theta=theta,
         rope_scaling=scaling,
-        qkv_bias=architecture == "Qwen2ForCausalLM",
-        qk_norm=architecture == "Qwen3ForCausalLM",
+        qkv_bias=qkv_bias,
+        qk_norm=qk_norm,
     )
 
 
@@ -134,7 +130,7 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
 
 
 CONVERTER = Converter(
-    architectures=("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+    architectures=tuple(_ARCHITECTURES),
     prefix="model.",
     from_fields=from_fields,
     to_fields=to_fields,

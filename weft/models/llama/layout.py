@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.models.decoder_dims import DecoderDims
+from weft.models.decoder_family import DecoderDims
 from weft.models.decoder_spec import DecoderSpec
 from weft.plan.layout import Dim, Layout
 
@@ -10,35 +10,24 @@ from weft.plan.layout import Dim, Layout
 def layout(spec: DecoderSpec) -> dict[str, Layout]:
     """Module name -> layout, for every module that holds parameters or changes activations."""
     dims = DecoderDims.of(spec)
-    result = dims.ends(tied=spec.tied)
-    block = _block_layout(spec, dims)
-    for layer in range(spec.num_layers):
-        result |= {f"layers.{layer}.{name}": entry for name, entry in block.items()}
-    result["norm"] = Layout(params={"weight": (dims.d_model,)})
-    return result
-
-
-def _block_layout(spec: DecoderSpec, dims: DecoderDims) -> dict[str, Layout]:
     d_model, d_ff, heads, kv_heads = dims.d_model, dims.d_ff, dims.heads, dims.kv_heads
     queries: dict[str, tuple[Dim, ...]] = {"weight": (heads, d_model)}
     keys: dict[str, tuple[Dim, ...]] = {"weight": (kv_heads, d_model)}
     if spec.qkv_bias:
         queries["bias"], keys["bias"] = (heads,), (kv_heads,)
-    norm = Layout(params={"weight": (d_model,)})
-    result = {
+    norm, head_norm = (Layout(params={"weight": (dim,)}) for dim in (d_model, dims.d_head))
+    block = {
         "attn_norm": norm,
         "attn": Layout(takes={0: dims.enters}, mixes=dims.seq),  # once for q, k and v
         "attn.q": Layout(params=queries),
         "attn.k": Layout(params=keys),
         "attn.v": Layout(params=keys),
         "attn.o": Layout(params={"weight": (d_model, heads)}, sums=heads, gives=dims.leaves),
+        **({"attn.q_norm": head_norm, "attn.k_norm": head_norm} if spec.qk_norm else {}),
         "ff_norm": norm,
         "ff": Layout(takes={0: dims.enters}),  # once for gate and up
         "ff.gate": Layout(params={"weight": (d_ff, d_model)}),
         "ff.up": Layout(params={"weight": (d_ff, d_model)}),
         "ff.down": Layout(params={"weight": (d_model, d_ff)}, sums=d_ff, gives=dims.leaves),
     }
-    if spec.qk_norm:
-        head_norm = Layout(params={"weight": (dims.d_head,)})
-        result |= {"attn.q_norm": head_norm, "attn.k_norm": head_norm}
-    return result
+    return dims.whole(spec, block, norm)

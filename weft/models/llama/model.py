@@ -9,7 +9,6 @@ from weft.models.decoder_spec import DecoderSpec
 from weft.nn.attention import Attention
 from weft.nn.context import Context, attention_mask
 from weft.nn.feed_forward import SwiGLU
-from weft.nn.losses import LinearCrossEntropy
 from weft.nn.norm import RMSNorm
 from weft.nn.rope import Rotation, rotation
 
@@ -39,10 +38,7 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(Decoder):
-    """The whole model, or the part of it that one pipeline stage holds.
-
-    ``layers`` is the range of layers held (None: all).
-    """
+    """The whole model, or the part of it that one pipeline stage holds."""
 
     def __init__(
         self,
@@ -52,18 +48,14 @@ class Llama(Decoder):
         embed: bool = True,
         head: bool = True,
     ) -> None:
-        super().__init__()
-        self.spec = spec
-        self.takes_tokens = embed
-        held = range(spec.num_layers) if layers is None else layers
-        table = embed or (head and spec.tied)
-        self.embed = nn.Embedding(spec.vocab_size, spec.d_model) if table else None
-        self.layers = nn.ModuleDict({str(i): LlamaBlock(spec) for i in held})
-        self.norm = RMSNorm(spec.d_model, spec.norm_eps) if head else None
-        self.cross_entropy = LinearCrossEntropy()
-        own_head = head and not spec.tied
-        self.head = nn.Linear(spec.d_model, spec.vocab_size, bias=False) if own_head else None
-        self.units = self._declared_units()
+        super().__init__(
+            spec,
+            layers,
+            embed=embed,
+            head=head,
+            block=lambda _: LlamaBlock(spec),
+            norm=lambda: RMSNorm(spec.d_model, spec.norm_eps),
+        )
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if self.takes_tokens:

@@ -1,0 +1,183 @@
+"""What families of decoders have in common: dimensions, parameters, costs, task. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING
+
+from weft.models.config_json import Converter
+from weft.models.decoder_spec import DecoderConfig, DecoderSpec
+from weft.models.family import Family
+from weft.models.shape import ModelShape
+from weft.plan.layout import SAMPLES, Dim, Edge, Layout
+from weft.plan.model import Init, ParamSpec, UnitName
+
+if TYPE_CHECKING:
+    from weft.models.decoder import LanguageModelling
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderDims:
+    """What families of decoders call the dimensions of their tensors."""
+
+    d_model: Dim
+    d_ff: Dim
+    d_head: Dim
+    heads: Dim
+    """The channels of all query heads; those that share a key head are one group."""
+    kv_heads: Dim
+    """The channels of all key (or value) heads."""
+    vocab: Dim
+    seq: Dim
+
+    @staticmethod
+    def of(spec: DecoderSpec) -> DecoderDims:
+        keys, per_key = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
+        words = f"{spec.num_heads} heads share {keys} key heads"
+        heads, kv_heads = spec.num_heads * spec.d_head, keys * spec.d_head
+        return DecoderDims(
+            d_model=Dim(name="d_model", size=spec.d_model),
+            d_ff=Dim(name="d_ff", size=spec.d_ff),
+            d_head=Dim(name="d_head", size=spec.d_head),
+            heads=Dim(name="heads", size=heads, groups=keys, units=per_key, words=words),
+            kv_heads=Dim(name="kv_heads", size=kv_heads, groups=keys, shared=True),
+            vocab=Dim(name="vocab", size=spec.vocab_size),
+            seq=Dim(name="seq", size=spec.seq_len),
+        )
+
+    @property
+    def hidden(self) -> tuple[Dim, ...]:
+        """``[samples, seq, d_model]``: what goes from module to module, and over stage borders."""
+        return (SAMPLES, self.seq, self.d_model)
+
+    @property
+    def enters(self) -> Edge:
+        """Hidden states as they come into a module that computes with whole samples."""
+        return Edge(self.hidden, "stream", "inner")
+
+    @property
+    def leaves(self) -> Edge:
+        """Hidden states as such a module hands them on."""
+        return Edge(self.hidden, "inner", "stream")
+
+    @property
+    def positions(self) -> Edge:
+        """``[samples, seq]``: the places of tokens, for a module that computes with hidden states
+        as they travel."""
+        return Edge((SAMPLES, self.seq), "batch", "stream")
+
+    def whole(
+        self, spec: DecoderSpec, block: Mapping[str, Layout], norm: Layout, **beside: Layout
+    ) -> dict[str, Layout]:
+        """A decoder of such blocks, in the order of the forward pass, with such a norm at the end.
+
+        ``beside``: what stands beside the vocabulary's table where tokens enter.
+        """
+        table = {"weight": (self.vocab, self.d_model)}
+        tokens = Edge((SAMPLES, self.seq), "batch", "inner")
+        embed = Layout(params=table, sums=self.vocab, takes={0: tokens}, gives=self.leaves)
+        result = {"embed": embed, **beside}
+        for layer in range(spec.num_layers):
+            result |= {f"layers.{layer}.{name}": entry for name, entry in block.items()}
+        result["norm"] = norm
+        if not spec.tied:
+            result["head"] = Layout(params=table)
+        loss = Layout(takes={0: self.enters}, sums=self.vocab, mixes=self.seq)
+        return {**result, "cross_entropy": loss}
+
+
+_LayoutOf = Callable[[DecoderSpec], dict[str, Layout]]
+
+
+def decoder_family(
+    *,
+    name: str,
+    order: int,
+    sizes: Mapping[str, DecoderSpec],
+    layout: _LayoutOf,
+    check: Callable[[DecoderSpec], None],
+    model: str,
+    converter: Converter[DecoderSpec],
+) -> Family[DecoderSpec]:
+    """A family of decoder-only language models; what it is given is as in ``Family``, and ``model``
+    is where its class is: ``module:name``."""
+    return Family(
+        name=name,
+        order=order,
+        spec=DecoderSpec,
+        sizes=sizes,
+        param_specs=lambda spec: _params(spec, layout(spec)),
+        layout=layout,
+        check=check,
+        shape=lambda spec: _shape(spec, layout),
+        config=DecoderConfig,
+        model=EntryPoint(name, model, group="").load,
+        task=_task,
+        converter=converter,
+    )
+
+
+def _task() -> LanguageModelling:
+    from weft.models.decoder import LanguageModelling
+
+    return LanguageModelling()
+
+
+def _params(spec: DecoderSpec, layout: Mapping[str, Layout]) -> list[ParamSpec]:
+    """Every parameter that the layout names: norms and biases start at ones and zeros, matrices at
+    random (arXiv 1910.05895), with a standard deviation of 0.02 at d_model 1000."""
+    std = math.sqrt(2 / (5 * spec.d_model))
+    params = []
+    unit: UnitName = "embed"
+    for module, entry in layout.items():
+        if module.startswith("layers."):
+            unit = int(module.split(".")[1])
+        elif unit != "embed":
+            unit = "head"
+        for own, dims in entry.params.items():
+            init = Init("normal", std)
+            if len(dims) == 1:
+                init = Init("zeros" if own == "bias" else "ones")
+            elif unit != "embed" and entry.gives is not None:
+                # It ends a residual branch: the sum of all branches keeps its size.
+                init = Init("normal", std / math.sqrt(2 * spec.num_layers))
+            elif module == "embed" and not spec.tied:
+                # At unit size the first blocks add to something: a small model learns faster
+                # then. A tied table starts like the head that it is.
+                init = Init("normal", 1.0)
+            param = ParamSpec(
+                name=f"{module}.{own}",
+                shape=tuple(dim.size for dim in dims),
+                unit=unit,
+                init=init,
+                decay=len(dims) == 2 and unit != "embed",
+                also=("head",) if module == "embed" and spec.tied else (),
+            )
+            params.append(param)
+    return params
+
+
+def _shape(spec: DecoderSpec, layout_of: _LayoutOf) -> ModelShape:
+    """What it computes, for the cost model: of its sizes, and the parameters of one layer."""
+    layout = layout_of(replace(spec, num_layers=1))
+    params = _params(spec, layout)
+    vectors = [param for param in params if len(param.shape) == 1]
+    embedded = sum(param.numel for param in params if param.unit == "embed")
+    return ModelShape(
+        num_layers=spec.num_layers,
+        d_model=spec.d_model,
+        d_ff=spec.d_ff,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        d_head=spec.d_head,
+        vocab_size=spec.vocab_size,
+        gated="layers.0.ff.gate" in layout,
+        tied=spec.tied,
+        num_positions=embedded // spec.d_model - spec.vocab_size,
+        num_vectors=sum(param.numel for param in vectors if param.unit == 0) / spec.d_model,
+        norm_bias=sum(param.unit == "head" for param in vectors) > 1,
+        dropout=spec.dropout > 0,
+    )
