@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -27,6 +27,9 @@ from weft.config.tree import (
     plain,
     scalar,
 )
+
+
+RECIPES = Path(__file__).parents[1] / "recipes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,16 @@ def load_config(target: str, overrides: Sequence[str] = ()) -> Loaded:
     Raises ConfigErrors with every problem of all of them at once.
     """
     unread: list[ConfigError] = []
-    layers = [_named_after(target), *read_layers(target, unread)]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(target).stem).lstrip("._-") or "run"
+    named = Entry({"name": Entry(name, DEFAULT)}, DEFAULT)
+    layers = [named, *_read_layers(target, unread)]
     unusable: list[ConfigError] = []
-    layers += read_overrides(overrides, root(), unusable)
+    for text in overrides:
+        try:
+            layers.append(_override(text, root()))
+        except ConfigError as error:
+            error.where = str(COMMAND_LINE)
+            unusable.append(error)
     whole = (in_full(layer, root()) for layer in layers)
     tree = reduce(lambda base, over: merge(base, over, root()), whole)
     outcome = check(tree, has_gaps=bool(unread))
@@ -63,11 +73,6 @@ def load_config(target: str, overrides: Sequence[str] = ()) -> Loaded:
         return Loaded(outcome, origins, tree)
     found = unusable if isinstance(outcome, Config) else [*unusable, *outcome]
     raise ConfigErrors([*unread, *sorted(found, key=by_place)])
-
-
-def _named_after(target: str) -> Entry:
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(target).stem).lstrip("._-") or "run"
-    return Entry({"name": Entry(name, DEFAULT)}, DEFAULT)
 
 
 def explain(loaded: Loaded) -> list[tuple[str, object, Origin]]:
@@ -98,9 +103,6 @@ def config_schema() -> dict[str, Any]:
     return {"$schema": dialect, **schema, "properties": properties}
 
 
-RECIPES = Path(__file__).parents[1] / "recipes"
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """A recipe or a file that holds one layer."""
@@ -125,7 +127,7 @@ def recipe_summaries() -> dict[str, str]:
     return {name: text.partition("\n")[0].lstrip("# ") for name, text in first.items()}
 
 
-def read_layers(target: str, errors: list[ConfigError]) -> list[Entry]:
+def _read_layers(target: str, errors: list[ConfigError]) -> list[Entry]:
     """The target and what it extends, the most basic first. Problems are added to ``errors``."""
     layers: list[Entry] = []
     chain: list[Source] = []
@@ -133,7 +135,11 @@ def read_layers(target: str, errors: list[ConfigError]) -> list[Entry]:
     while target:
         try:
             source = _locate(target, folder)
-            _refuse_circle([*chain, source])
+            paths = [each.path.resolve() for each in (*chain, source)]
+            if paths[-1] in paths[:-1]:
+                round_ = [*chain[paths.index(paths[-1]) :], source]
+                circle = " -> ".join(each.label for each in round_)
+                raise ConfigError("extends", target, "", f"extends goes in a circle: {circle}.")
         except ConfigError as error:
             error.where = str(asked)
             errors.append(error)
@@ -168,13 +174,6 @@ def _locate(target: str, folder: Path) -> Source:
     raise ConfigError("", target, "", f"unknown recipe '{target}': {way_out}{known}")
 
 
-def _refuse_circle(chain: list[Source]) -> None:
-    paths = [source.path.resolve() for source in chain]
-    if paths[-1] in paths[:-1]:
-        circle = " -> ".join(source.label for source in chain[paths.index(paths[-1]) :])
-        raise ConfigError("extends", chain[-1].label, "", f"extends goes in a circle: {circle}.")
-
-
 def _read(source: Source, errors: list[ConfigError]) -> Mapping[str, Entry]:
     """The values of one file; none where it cannot be read."""
     try:
@@ -206,19 +205,8 @@ def _extends(entry: Entry | None, errors: list[ConfigError]) -> tuple[str, Origi
     return "", entry.origin
 
 
-def read_overrides(overrides: Iterable[str], root: Node, errors: list[ConfigError]) -> list[Entry]:
-    """Each ``key=value`` as a layer, in order. Problems are added to ``errors``."""
-    layers = []
-    for text in overrides:
-        try:
-            layers.append(_override(text, root))
-        except ConfigError as error:
-            error.where = str(COMMAND_LINE)
-            errors.append(error)
-    return layers
-
-
 def _override(text: str, root: Node) -> Entry:
+    """``key=value`` as a layer."""
     key, equals, raw = text.partition("=")
     key = key.strip()
     if not equals or not key:
