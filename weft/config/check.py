@@ -72,22 +72,23 @@ class _Checking:
         self._tree, self._top = tree, top
 
     def data(self, entry: Entry, node: Node | None, key: str = "") -> Any:
-        """Plain values as sections take them: 1e4 is an integer, a choice says which it is.
-
-        Unknown keys are problems, and left out, so that they hide no others.
-        """
+        """Plain values as sections take them: 1e4 is an integer, a choice says which it is."""
         value = entry.value
         if isinstance(value, list):
             items = enumerate(value)
             return [self.data(item, node and node.items, f"{key}[{n}]") for n, item in items]
-        if not isinstance(value, Mapping):
-            return int(value) if isinstance(value, float) and value.is_integer() else value
-        data = {node.key: node.default_variant} if node is not None and node.variants else {}
-        section = node and node.section_of(value)
-        for name, child in value.items():
+        if isinstance(value, Mapping):
+            return plain(entry) if node is None else self._section(value, node, key)
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    def _section(self, values: Mapping[str, Entry], node: Node, key: str) -> dict[str, Any]:
+        """Unknown keys are problems, and left out, so that they hide no others."""
+        data = {node.key: node.default_variant} if node.variants else {}
+        section = node.section_of(values)
+        for name, child in values.items():
             inner = f"{key}.{name}" if key else name
             if section is None or name in section.fields:
-                data[name] = self.data(child, node and node.child(name), inner)
+                data[name] = self.data(child, node.child(name), inner)
             else:
                 self._unknown_key(inner, name, child, section)
         return data

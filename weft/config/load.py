@@ -28,7 +28,6 @@ from weft.config.tree import (
     scalar,
 )
 
-
 RECIPES = Path(__file__).parents[1] / "recipes"
 
 
@@ -224,11 +223,7 @@ def _value(raw: str, node: Node | None, key: str) -> Entry:
     """Text fields take what was written; others read it as YAML; numbers may go ``2,1``."""
     quoted = len(raw) > 1 and raw[0] == raw[-1] and raw[0] in "\"'"
     if quoted or raw.startswith(("[", "{")):
-        reading = Reading(lambda _: COMMAND_LINE)
-        entry = reading.read(raw)
-        if entry is None or reading.errors:
-            raise ConfigError(key, raw, "", f"{key} = {show(raw)}: {reading.errors[0]}")
-        return entry
+        return _yaml(raw, key)
     value = scalar(raw)
     if value is None or node is None:
         return Entry(value, COMMAND_LINE)
@@ -236,6 +231,14 @@ def _value(raw: str, node: Node | None, key: str) -> Entry:
         parts = re.split(r"\s*,\s*", raw)
         return Entry([Entry(scalar(part), COMMAND_LINE) for part in parts], COMMAND_LINE)
     return Entry(raw if node.kind == "string" else value, COMMAND_LINE)
+
+
+def _yaml(raw: str, key: str) -> Entry:
+    reading = Reading(lambda _: COMMAND_LINE)
+    entry = reading.read(raw)
+    if entry is None or reading.errors:
+        raise ConfigError(key, raw, "", f"{key} = {show(raw)}: {reading.errors[0]}")
+    return entry
 
 
 def in_full(entry: Entry, node: Node) -> Entry:

@@ -155,7 +155,6 @@ def _node(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Node:
         schema = defs[schema["$ref"].rpartition("/")[2]]
     key, sections = choice.get("propertyName", "kind"), choice.get("mapping", {})
     item = schema.get("items") or next(iter(schema.get("prefixItems", ())), None)
-    only = [schema["const"]] if "const" in schema else []
     node = Node(
         kind="choice" if choice else schema["type"],
         nullable=nullable,
@@ -164,10 +163,15 @@ def _node(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Node:
         key=key,
         default_variant=default[key] if choice and default else "",
         items=_node(item, defs) if item else None,
-        words=tuple(sections or schema.get("enum", only)),
+        words=_words(schema, sections),
     )
     words = ", or null" * nullable + "".join(f", or {name!r}" for name in node.shorthands)
     return replace(node, expected=_expected(schema, node) + words)
+
+
+def _words(schema: Mapping[str, Any], sections: Iterable[str]) -> tuple[str, ...]:
+    only = [schema["const"]] if "const" in schema else []
+    return tuple(sections or schema.get("enum", only))
 
 
 def _expected(schema: Mapping[str, Any], node: Node) -> str:

@@ -116,9 +116,8 @@ def encode_job(
         writers = [stack.enter_context(TokenWriter(folder / name, dtype)) for name in names]
         for batch in _batches(job):
             for piece, tokens in _encode(job.source, [piece for _, piece in batch], tokenizer):
-                _write(writers[piece.held_out], piece, tokens, tokenizer.end_id)
-                if isinstance(piece.content, str):
-                    text_bytes[piece.held_out] += len(piece.content.encode())
+                writer = writers[piece.held_out]
+                text_bytes[piece.held_out] += _write(writer, piece, tokens, tokenizer.end_id)
             lossy.update(name for name, piece in batch if piece.lossy)
             done = min(sum(len(piece.content) for _, piece in batch), left)
             progress(done)
@@ -139,12 +138,14 @@ def encode_job(
     return shards, lossy
 
 
-def _write(writer: TokenWriter, piece: Piece, tokens: Tokens, end_id: int) -> None:
+def _write(writer: TokenWriter, piece: Piece, tokens: Tokens, end_id: int) -> int:
+    """Write a piece; gives its bytes of text."""
     writer.add(tokens)
     if piece.ends:
         if not tokens.size or int(tokens[-1]) != end_id:
             writer.add([end_id])
         writer.end_document()
+    return len(piece.content.encode()) if isinstance(piece.content, str) else 0
 
 
 def _batches(job: Job) -> Iterator[list[tuple[str, Piece]]]:

@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,28 +26,6 @@ MADE_HERE = ("bpe", "bytes")
 CONFIG_FILE = "tokenizer_config.json"
 """Beside a tokenizer.json; names its end-of-document token as ``eos_token``."""
 _KNOWN_ENDS = (END, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-
-
-class Tokenizer(Protocol):
-    """What the data path needs of a tokenizer."""
-
-    @property
-    def vocab_size(self) -> int:
-        """All ids are below it."""
-
-    @property
-    def end_id(self) -> int:
-        """The end-of-document token. No text contains it, whatever the text says."""
-
-    @property
-    def end(self) -> str:
-        """How the end-of-document token is written."""
-
-    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
-        """Token ids ``[n]`` of each text, without any special tokens."""
-
-    def decode(self, tokens: npt.ArrayLike) -> str:
-        """The text of ids ``[n]``; end-of-document tokens give nothing."""
 
 
 class ByteTokenizer:
@@ -69,7 +47,9 @@ class ByteTokenizer:
 class FileTokenizer:
     """A tokenizer of the ``tokenizers`` library.
 
-    ``encode_batch`` uses as many threads as RAYON_NUM_THREADS and TOKENIZERS_PARALLELISM allow.
+    All ids are below ``vocab_size``. The end-of-document token is ``end_id``, written ``end``; no
+    text contains it, whatever the text says. ``encode_batch`` uses as many threads as
+    RAYON_NUM_THREADS and TOKENIZERS_PARALLELISM allow.
     """
 
     def __init__(self, text: str, end: str) -> None:
@@ -87,12 +67,17 @@ class FileTokenizer:
         self.end = end
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
+        """Token ids ``[n]`` of each text, without any special tokens."""
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, dtype=np.int32) for one in encoded]
 
     def decode(self, tokens: npt.ArrayLike) -> str:
+        """The text of ids ``[n]``; end-of-document tokens give nothing."""
         ids = np.asarray(tokens).tolist()
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+Tokenizer = ByteTokenizer | FileTokenizer
 
 
 def copy_tokenizer(file: Path, folder: Path) -> None:

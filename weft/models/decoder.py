@@ -62,14 +62,8 @@ class Decoder(nn.Module, ABC):
         own_head = head and not spec.tied
         self.head = nn.Linear(spec.d_model, spec.vocab_size, bias=False) if own_head else None
         self.cross_entropy: nn.Module = LinearCrossEntropy()
-        self.units: dict[UnitName, Unit] = {}
+        self.units = self._declared_units()
         """Embedding, blocks, final norm: what ``forward`` calls, in order."""
-        if embed:
-            self.units["embed"] = Unit(self.embed_tokens, backward_reads=False)
-        for name, layer in self.layers.items():
-            self.units[int(name)] = Unit(layer, block=layer)
-        if self.norm is not None:
-            self.units["head"] = Unit(self.norm)
 
     @abstractmethod
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -104,6 +98,16 @@ class Decoder(nn.Module, ABC):
     def blocks(self) -> list[nn.Module]:
         """The layers held, in order."""
         return list(self.layers.values())
+
+    def _declared_units(self) -> dict[UnitName, Unit]:
+        units: dict[UnitName, Unit] = {}
+        if self.takes_tokens:
+            units["embed"] = Unit(self.embed_tokens, backward_reads=False)
+        for name, block in self.layers.items():
+            units[int(name)] = Unit(block, block=block)
+        if self.norm is not None:
+            units["head"] = Unit(self.norm)
+        return units
 
     def _head_weight(self) -> Tensor:
         """``[vocab, d_model]``."""

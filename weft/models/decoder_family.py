@@ -127,9 +127,7 @@ def _task() -> LanguageModelling:
 
 
 def _params(spec: DecoderSpec, layout: Mapping[str, Layout]) -> list[ParamSpec]:
-    """Every parameter that the layout names: norms and biases start at ones and zeros, matrices at
-    random (arXiv 1910.05895), with a standard deviation of 0.02 at d_model 1000."""
-    std = math.sqrt(2 / (5 * spec.d_model))
+    """Every parameter that the layout names."""
     params = []
     unit: UnitName = "embed"
     for module, entry in layout.items():
@@ -138,26 +136,32 @@ def _params(spec: DecoderSpec, layout: Mapping[str, Layout]) -> list[ParamSpec]:
         elif unit != "embed":
             unit = "head"
         for own, dims in entry.params.items():
-            init = Init("normal", std)
-            if len(dims) == 1:
-                init = Init("zeros" if own == "bias" else "ones")
-            elif unit != "embed" and entry.gives is not None:
-                # It ends a residual branch: the sum of all branches keeps its size.
-                init = Init("normal", std / math.sqrt(2 * spec.num_layers))
-            elif module == "embed" and not spec.tied:
-                # At unit size the first blocks add to something: a small model learns faster
-                # then. A tied table starts like the head that it is.
-                init = Init("normal", 1.0)
             param = ParamSpec(
                 name=f"{module}.{own}",
                 shape=tuple(dim.size for dim in dims),
                 unit=unit,
-                init=init,
+                init=_start(spec, f"{module}.{own}", ends_branch=entry.gives is not None),
                 decay=len(dims) == 2 and unit != "embed",
                 also=("head",) if module == "embed" and spec.tied else (),
             )
             params.append(param)
     return params
+
+
+def _start(spec: DecoderSpec, name: str, *, ends_branch: bool) -> Init:
+    """Norms and biases start at ones and zeros, matrices at random (arXiv 1910.05895), with a
+    standard deviation of 0.02 at d_model 1000."""
+    std = math.sqrt(2 / (5 * spec.d_model))
+    if name.endswith("bias"):
+        return Init("zeros")
+    if name.endswith("norm.weight"):
+        return Init("ones")
+    if name == "embed.weight":
+        # A tied table starts like the head that it is; one of its own at unit size, so that the
+        # first blocks add to something: a small model learns faster then.
+        return Init("normal", std if spec.tied else 1.0)
+    # What ends a residual branch is smaller: the sum of all branches keeps its size.
+    return Init("normal", std / math.sqrt(2 * spec.num_layers) if ends_branch else std)
 
 
 def _shape(spec: DecoderSpec, layout_of: _LayoutOf) -> ModelShape:
