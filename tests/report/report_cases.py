@@ -43,7 +43,7 @@ def write_metrics(path: Path, steps: int, *, eval_every: int = 50) -> None:
     """A loss of 8 that falls to 4, with a number that is not finite at step 13."""
     writer = JsonlWriter(path, None)
     for step in range(1, steps + 1):
-        writer.step(
+        writer.write(
             StepMetrics(
                 step=step,
                 loss=math.nan if step == 13 else 4 + 4 * 0.98**step,
@@ -60,7 +60,7 @@ def write_metrics(path: Path, steps: int, *, eval_every: int = 50) -> None:
         )
         if step % eval_every == 0:
             loss = 4.5 + 4 * 0.98**step
-            writer.eval(EvalMetrics(step=step, eval_loss=loss, eval_tokens=99, elapsed_s=1.0))
+            writer.write(EvalMetrics(step=step, eval_loss=loss, eval_tokens=99, elapsed_s=1.0))
     writer.close()
 
 

@@ -56,9 +56,9 @@ def make(
     folder = make_run(parent / name)
     writer = JsonlWriter(folder / "metrics.jsonl", None)
     for number in range(1, STEPS + 1):
-        writer.step(step(number, loss(number), data))
+        writer.write(step(number, loss(number), data))
     for number, value in (evals or {}).items():
-        writer.eval(evaluation(number, value))
+        writer.write(evaluation(number, value))
     writer.close()
     if plan_text is not None:
         (folder / "plan.json").write_text(plan_text)
@@ -210,7 +210,7 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
 def test_runs_without_a_common_step_are_refused(tmp_path: Path) -> None:
     a, b = make(tmp_path, "a", fall), make(tmp_path, "b", fall)
     writer = JsonlWriter(b / "metrics.jsonl", None)
-    writer.step(step(STEPS + 1, 4.0))
+    writer.write(step(STEPS + 1, 4.0))
     writer.close()
     with pytest.raises(ConfigError, match="a step that RUN_A did too"):
         compare_runs(a, b)

@@ -45,7 +45,7 @@ def eval_metrics(step: int) -> EvalMetrics:
 def write(path: Path, steps: range, resume_after: int | None = None) -> None:
     writer = JsonlWriter(path, resume_after)
     for step in steps:
-        writer.step(step_metrics(step))
+        writer.write(step_metrics(step))
     writer.close()
 
 
@@ -56,9 +56,9 @@ def steps_in(path: Path) -> list[int]:
 def test_reads_back_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "new" / "metrics.jsonl"
     writer = JsonlWriter(path, None)
-    writer.step(step_metrics(1))
-    writer.eval(eval_metrics(1))
-    writer.step(step_metrics(2, mfu=None))
+    writer.write(step_metrics(1))
+    writer.write(eval_metrics(1))
+    writer.write(step_metrics(2, mfu=None))
     writer.close()
     assert read_metrics(path) == ([step_metrics(1), step_metrics(2, mfu=None)], [eval_metrics(1)])
 
@@ -87,7 +87,7 @@ def test_every_line_can_be_read_before_the_writer_closes(tmp_path: Path) -> None
     path = tmp_path / "metrics.jsonl"
     writer = JsonlWriter(path, None)
     for step in (1, 2):
-        writer.step(step_metrics(step))
+        writer.write(step_metrics(step))
         assert steps_in(path) == list(range(1, step + 1))
     writer.close()
 
@@ -96,7 +96,7 @@ def test_every_line_can_be_read_before_the_writer_closes(tmp_path: Path) -> None
 def test_what_is_not_finite_is_null(tmp_path: Path, loss: float) -> None:
     path = tmp_path / "metrics.jsonl"
     writer = JsonlWriter(path, None)
-    writer.step(step_metrics(1, loss=loss))
+    writer.write(step_metrics(1, loss=loss))
     writer.close()
 
     def refuse(word: str) -> float:
@@ -118,9 +118,9 @@ def test_resume_drops_the_steps_that_run_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     writer = JsonlWriter(path, None)
     for step in range(1, 6):
-        writer.step(step_metrics(step, loss=float(step)))
+        writer.write(step_metrics(step, loss=float(step)))
         if step % 2 == 0:
-            writer.eval(eval_metrics(step))
+            writer.write(eval_metrics(step))
     writer.close()
     before = path.read_text().splitlines()
     write(path, range(4, 6), resume_after=3)
@@ -199,9 +199,9 @@ def test_tensorboard_shows_the_scalars(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     writer = TensorBoardWriter.open(tmp_path, None)
     assert writer is not None
-    writer.step(step_metrics(1, loss=4.0))
-    writer.step(step_metrics(2, loss=3.0, mfu=None))
-    writer.eval(eval_metrics(2))
+    writer.write(step_metrics(1, loss=4.0))
+    writer.write(step_metrics(2, loss=3.0, mfu=None))
+    writer.write(eval_metrics(2))
     writer.close()
     shown = scalars(tmp_path)
     assert shown["train/loss"] == [(1, 4.0), (2, 3.0)]
@@ -217,7 +217,7 @@ def test_tensorboard_forgets_the_steps_that_run_again(tmp_path: Path) -> None:
         writer = TensorBoardWriter.open(tmp_path, resume_after)
         assert writer is not None
         for step, loss in enumerate(losses, start=1 + (resume_after or 0)):
-            writer.step(step_metrics(step, loss=loss))
+            writer.write(step_metrics(step, loss=loss))
         writer.close()
     assert scalars(tmp_path)["train/loss"] == [(1, 9.0), (2, 5.0), (3, 4.0)]
 
@@ -246,7 +246,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "config.yaml").write_text("name: mine\n")
     (writer,) = optional_writers(MetricsConfig(wandb="mine", tensorboard=False), tmp_path, 0)
-    writer.step(step_metrics(1))
-    writer.eval(eval_metrics(1))
+    writer.write(step_metrics(1))
+    writer.write(eval_metrics(1))
     writer.close()
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

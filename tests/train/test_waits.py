@@ -48,10 +48,9 @@ class Kept(Writer):
     def __init__(self) -> None:
         self.steps: list[StepMetrics] = []
 
-    def step(self, metrics: StepMetrics) -> None:
-        self.steps.append(metrics)
-
-    def eval(self, metrics: EvalMetrics) -> None: ...
+    def write(self, metrics: StepMetrics | EvalMetrics) -> None:
+        if isinstance(metrics, StepMetrics):
+            self.steps.append(metrics)
 
     def close(self) -> None: ...
 

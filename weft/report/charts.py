@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import accumulate, cycle
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 from weft.report.metrics import EvalMetrics, StepMetrics
@@ -60,11 +61,6 @@ def steps_per_point(num_steps: int) -> int:
     return max(1, math.ceil(num_steps / MOST_POINTS))
 
 
-def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean of at least one value."""
-    return sum(values) / len(values)
-
-
 def thin(
     x: Sequence[int], y: Sequence[float], combine: Combine
 ) -> tuple[list[int], list[float | None]]:
@@ -83,52 +79,40 @@ def smooth(values: Sequence[float], half_life: float) -> list[float]:
     is left out.
     """
     keep = 0.5 ** (1 / half_life)
-    before = _decayed(values, keep)
-    after = _decayed(values[::-1], keep)[::-1]
-    result = []
-    for value, (sum_before, weight_before), (sum_after, weight_after) in zip(
-        values, before, after, strict=True
-    ):
-        own, own_weight = (value, 1.0) if math.isfinite(value) else (0.0, 0.0)
-        weight = weight_before + weight_after - own_weight
-        result.append((sum_before + sum_after - own) / weight if weight else math.nan)
-    return result
 
+    def looking_back(numbers: Sequence[float]) -> list[float]:
+        """Each number and those before it, decaying by ``keep`` a step."""
+        return list(accumulate(numbers, lambda so_far, own: keep * so_far + own))
 
-def _decayed(values: Sequence[float], keep: float) -> list[tuple[float, float]]:
-    """(sum of values so far, sum of their weights), both decaying by ``keep`` a step."""
-    total = weight = 0.0
-    result = []
-    for value in values:
-        is_known = math.isfinite(value)
-        total = keep * total + (value if is_known else 0.0)
-        weight = keep * weight + is_known
-        result.append((total, weight))
-    return result
+    def neighbours(own: Sequence[float]) -> list[float]:
+        before, after = looking_back(own), looking_back(own[::-1])[::-1]
+        return [b + a - o for b, a, o in zip(before, after, own, strict=True)]
+
+    sums = neighbours([v if math.isfinite(v) else 0.0 for v in values])
+    weights = neighbours([float(math.isfinite(v)) for v in values])
+    return [s / weight if weight else math.nan for s, weight in zip(sums, weights, strict=True)]
 
 
 def _loss(
     steps: Sequence[StepMetrics], evals: Sequence[EvalMetrics], baselines: Mapping[str, float]
 ) -> Chart:
     at, losses = [m.step for m in steps], [m.loss for m in steps]
-    x, y = thin(at, losses, mean)
-    series = [Series(label="training", x=x, y=y)]
-    if len(steps) >= _FEWEST_TO_SMOOTH:
+    smooths = len(steps) >= _FEWEST_TO_SMOOTH
+    x, y = thin(at, losses, fmean)
+    series = [Series(label="training", x=x, y=y, look="faint" if smooths else "line")]
+    if smooths:
         smoothed = smooth(losses, half_life=max(2.0, len(steps) / 100))
-        x, y = thin(at, smoothed, mean)
-        series = [
-            Series(label="training", x=series[0].x, y=series[0].y, look="faint"),
-            Series(label="training, smoothed", x=x, y=y),
-        ]
+        x, y = thin(at, smoothed, fmean)
+        series.append(Series(label="training, smoothed", x=x, y=y))
     held_out = [e for e in evals if math.isfinite(e.eval_loss)]
     if held_out:
-        x, y = thin([e.step for e in held_out], [e.eval_loss for e in held_out], mean)
+        x, y = thin([e.step for e in held_out], [e.eval_loss for e in held_out], fmean)
         series.append(Series(label="held-out", x=x, y=y, look="points", color="second"))
     edges = sorted({min(at), max(at)})
-    for color, (name, loss) in zip(cycle(_LEVELS), baselines.items(), strict=False):
-        level: list[float | None] = [loss] * len(edges)
-        label = f"{name} baseline"
-        series.append(Series(label=label, x=edges, y=level, look="level", color=color))
+    series += [
+        Series(label=f"{name} baseline", x=edges, y=[loss] * len(edges), look="level", color=color)
+        for color, (name, loss) in zip(cycle(_LEVELS), baselines.items(), strict=False)
+    ]
     words = [_in_words("training", at, losses)]
     words += [f"held-out {e.eval_loss:.4g} at step {e.step}" for e in held_out[-1:]]
     words += [f"{name} baseline {loss:.4g}" for name, loss in baselines.items()]
@@ -154,8 +138,8 @@ class _Curve(NamedTuple):
 
 
 _CURVES = (
-    _Curve("throughput", "Throughput", "tokens/s", "rate", lambda m: m.tokens_per_s, mean),
-    _Curve("lr", "Learning rate", "", "small", lambda m: m.lr, mean),
+    _Curve("throughput", "Throughput", "tokens/s", "rate", lambda m: m.tokens_per_s, fmean),
+    _Curve("lr", "Learning rate", "", "small", lambda m: m.lr, fmean),
     _Curve("grad-norm", "Gradient norm", "before clipping", "size", lambda m: m.grad_norm, max),
     _Curve("memory", "Memory", "GiB, most of any rank", "size", lambda m: m.memory_gib, max),
 )

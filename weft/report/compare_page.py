@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 from weft.report.charts import thin
@@ -70,17 +72,15 @@ def lines(found: Comparison) -> list[str]:
 
 def tables(found: Comparison) -> list[Table]:
     """Evaluations, and what was set otherwise; only those with something in them."""
-    result = []
-    if found.evals is not None:
-        result.append(_evaluations(found.evals, found.noise))
-    for caption, changes in (
-        ("Settings that differ", found.config),
-        ("Plans", found.plan),
-        ("Environments", found.environment),
-    ):
-        if changes:
-            result.append(Table(caption=caption, headers=("What", "A", "B"), rows=changes))
-    return result
+    changes = {
+        "Settings that differ": found.config,
+        "Plans": found.plan,
+        "Environments": found.environment,
+    }
+    headers = ("What", "A", "B")
+    result = [Table(caption=what, headers=headers, rows=rows) for what, rows in changes.items()]
+    evals = [] if found.evals is None else [_evaluations(found.evals, found.noise)]
+    return evals + [table for table in result if table.rows]
 
 
 def _evaluations(evals: EvalSummary, noise: EvalSummary | None) -> Table:
@@ -107,7 +107,6 @@ def _evaluations(evals: EvalSummary, noise: EvalSummary | None) -> Table:
 
 def to_json(found: Comparison) -> dict[str, Any]:
     """The comparison as one object; what is not a number is null."""
-    trend = found.trend
     return {
         "a": str(found.a),
         "b": str(found.b),
@@ -115,21 +114,13 @@ def to_json(found: Comparison) -> dict[str, Any]:
         "verdict": verdict(found),
         "precision": found.precision,
         "steps": [_step(pair) for pair in found.pairs],
-        "trend": trend
-        and {
-            "exponent": trend.exponent,
-            "above": trend.above,
-            "blocks": trend.blocks,
-            "chance": trend.chance,
-            "slope": trend.slope,
-            "drifts": trend.drifts,
-        },
-        "evaluations": _summary(found.evals),
-        "noise": _summary(found.noise),
+        "trend": found.trend and asdict(found.trend),
+        "evaluations": found.evals and asdict(found.evals),
+        "noise": found.noise and asdict(found.noise),
         "same_data": None if found.unlike_data is None else not found.unlike_data,
-        "config": [list(change) for change in found.config],
-        "plan": [list(change) for change in found.plan],
-        "environment": [list(change) for change in found.environment],
+        "config": found.config,
+        "plan": found.plan,
+        "environment": found.environment,
     }
 
 
@@ -137,19 +128,6 @@ def _step(pair: StepPair) -> dict[str, Any]:
     numbers = {"a": pair.a, "b": pair.b, "difference": pair.difference, "band": pair.band}
     finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
     return {"step": pair.step, **finite, "inside": pair.is_inside}
-
-
-def _summary(evals: EvalSummary | None) -> dict[str, Any] | None:
-    if evals is None:
-        return None
-    return {
-        "steps": list(evals.steps),
-        "differences": list(evals.differences),
-        "percent": list(evals.percent),
-        "mean": evals.mean,
-        "mean_absolute": evals.mean_absolute,
-        "largest": evals.largest,
-    }
 
 
 def page(found: Comparison) -> str:
@@ -168,7 +146,7 @@ def page(found: Comparison) -> str:
 def picture(pairs: Sequence[StepPair]) -> Picture:
     """The differences as a line, broken where there is no number; the band as an area."""
     steps = [pair.step for pair in pairs]
-    at, differences = thin(steps, [pair.difference for pair in pairs], _farthest)
+    at, differences = thin(steps, [pair.difference for pair in pairs], partial(max, key=abs))
     _, bands = thin(steps, [pair.band for pair in pairs], max)
     known = [abs(y) for y in (*differences, *bands) if y is not None]
     top = _MARGIN * max(known, default=0.0) or 1.0
@@ -178,24 +156,19 @@ def picture(pairs: Sequence[StepPair]) -> Picture:
         x = (step - at[0]) / span * WIDTH
         return f"{x:.1f},{HEIGHT / 2 * (1 - value / top):.1f}"
 
-    upper = [point(s, y) for s, y in zip(at, bands, strict=True) if y is not None]
-    lower = [point(s, -y) for s, y in zip(at, bands, strict=True) if y is not None]
-    parts: list[list[str]] = [[]]
-    for step, value in zip(at, differences, strict=True):
-        if value is None:
-            parts.append([])
-        else:
-            parts[-1].append(point(step, value))
+    edges = [(s, y) for s, y in zip(at, bands, strict=True) if y is not None]
+    outline = [*edges, *((s, -y) for s, y in reversed(edges))]
+    pieces = groupby(zip(at, differences, strict=True), key=lambda item: item[1] is None)
     return Picture(
         width=WIDTH,
         height=HEIGHT,
         middle=HEIGHT / 2,
-        band=" ".join([*upper, *lower[::-1]]),
-        lines=[" ".join(part) for part in parts if part],
+        band=" ".join(point(s, y) for s, y in outline),
+        lines=[
+            " ".join(point(step, y) for step, y in piece if y is not None)
+            for is_gap, piece in pieces
+            if not is_gap
+        ],
         top=f"{top:.1e}",
         steps=f"steps {at[0]} to {at[-1]}",
     )
-
-
-def _farthest(values: Sequence[float]) -> float:
-    return max(values, key=abs)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import linear_regression
 from typing import TypeVar
 
 from weft.config.errors import ConfigError
@@ -63,10 +64,7 @@ class Trend:
     """Of a split as uneven as this, or more, if either sign were as likely (sign test)."""
     slope: float
     """Nats a step: least squares through the differences."""
-
-    @property
-    def drifts(self) -> bool:
-        return self.chance < DRIFT
+    drifts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +76,11 @@ class EvalSummary:
     percent: tuple[float | None, ...]
     """``(b - a) / a * 100``; None where a is zero."""
 
-    @property
-    def mean(self) -> float:
-        """Signed: differences of unlike signs cancel."""
-        return sum(self.differences) / len(self.differences)
-
-    @property
-    def mean_absolute(self) -> float:
-        return sum(map(abs, self.differences)) / len(self.differences)
-
-    @property
-    def largest(self) -> float:
-        """By absolute value, with its sign."""
-        return max(self.differences, key=abs)
+    mean: float
+    """Signed: differences of unlike signs cancel."""
+    mean_absolute: float
+    largest: float
+    """By absolute value, with its sign."""
 
 
 Change = tuple[str, str, str]
@@ -148,7 +138,7 @@ def compare_runs(a: Path, b: Path, noise: tuple[Path, Path] | None = None) -> Co
         evals=eval_differences(runs[0].evals, runs[1].evals),
         noise=None if quiet is None else eval_differences(quiet[0].evals, quiet[1].evals),
         unlike_data=_unlike_data(*runs),
-        config=tuple(c for c in _changes(runs[0].config, runs[1].config) if _matters(c[0])),
+        config=_changes(*(_that_matter(run.config) for run in runs)),
         plan=_changes(*(dict(_plan_facts(plan)) for plan in plans)),
         environment=_environment(*runs),
     )
@@ -227,12 +217,14 @@ def trend(steps: Sequence[int], differences: Sequence[float]) -> Trend | None:
     means = [sum(d for _, d in block) / len(block) for block in blocks]
     above, below = sum(m > 0 for m in means), sum(m < 0 for m in means)
     sizes = [_size(block) for block in blocks if any(d for _, d in block)]
+    chance = sign_test(above, below)
     return Trend(
-        exponent=_slope(sizes) if len(sizes) >= 3 else None,
+        exponent=linear_regression(*zip(*sizes, strict=True)).slope if len(sizes) >= 3 else None,
         above=above,
         blocks=above + below,
-        chance=sign_test(above, below),
-        slope=_slope(known) or 0.0,
+        chance=chance,
+        slope=linear_regression(*zip(*known, strict=True)).slope,
+        drifts=chance < DRIFT,
     )
 
 
@@ -249,26 +241,22 @@ def sign_test(above: int, below: int) -> float:
     return min(1.0, 2.0 * ways / float(2**count))
 
 
-def _slope(points: Sequence[tuple[float, float]]) -> float | None:
-    """Of the least-squares line; None where all x are equal."""
-    x = sum(p[0] for p in points) / len(points)
-    y = sum(p[1] for p in points) / len(points)
-    spread = sum((p[0] - x) ** 2 for p in points)
-    return sum((p[0] - x) * (p[1] - y) for p in points) / spread if spread else None
-
-
 def eval_differences(a: Sequence[EvalMetrics], b: Sequence[EvalMetrics]) -> EvalSummary | None:
     """At every step that both evaluated after; None where there is none."""
     records = [{m.step: m for m in evals if math.isfinite(m.eval_loss)} for evals in (a, b)]
     common = _after_parting(*records)
     if not common:
         return None
-    mine, theirs = ([record[step].eval_loss for step in common] for record in records)
-    differences = tuple(other - one for one, other in zip(mine, theirs, strict=True))
-    percent = tuple(
-        d / one * 100 if one else None for d, one in zip(differences, mine, strict=True)
+    pairs = [(records[0][step].eval_loss, records[1][step].eval_loss) for step in common]
+    differences = tuple(other - one for one, other in pairs)
+    return EvalSummary(
+        steps=tuple(common),
+        differences=differences,
+        percent=tuple((other - one) / one * 100 if one else None for one, other in pairs),
+        mean=sum(differences) / len(differences),
+        mean_absolute=sum(map(abs, differences)) / len(differences),
+        largest=max(differences, key=abs),
     )
-    return EvalSummary(tuple(common), differences, percent)
 
 
 def _unlike_data(a: RunFiles, b: RunFiles) -> tuple[int, ...] | None:
@@ -279,10 +267,9 @@ def _unlike_data(a: RunFiles, b: RunFiles) -> tuple[int, ...] | None:
 
 def _changes(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[Change, ...]:
     """Every key whose values differ; a key that one lacks is "absent" there."""
-    keys = [*a, *(key for key in b if key not in a)]
     return tuple(
         (key, _show(a, key), _show(b, key))
-        for key in keys
+        for key in dict.fromkeys([*a, *b])
         if a.get(key) != b.get(key) or (key in a) != (key in b)
     )
 
@@ -294,8 +281,8 @@ def _show(values: Mapping[str, object], key: str) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _matters(key: str) -> bool:
-    return not key.startswith(IGNORED)
+def _that_matter(settings: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in settings.items() if not key.startswith(IGNORED)}
 
 
 def _plan_facts(plan: Plan) -> Iterable[tuple[str, object]]:
@@ -308,9 +295,8 @@ def _plan_facts(plan: Plan) -> Iterable[tuple[str, object]]:
         yield f"{where}: microbatch", pipeline.microbatch
         yield f"{where}: schedule", pipeline.schedule
         for s, stage in enumerate(pipeline.stages):
-            for item in fields(stage):
-                value = asdict(stage)[item.name]
-                yield f"{where}, stage {s}: {item.name}", value
+            for name, value in asdict(stage).items():
+                yield f"{where}, stage {s}: {name}", value
 
 
 def _environment(a: RunFiles, b: RunFiles) -> tuple[Change, ...]:
@@ -321,6 +307,5 @@ def _environment(a: RunFiles, b: RunFiles) -> tuple[Change, ...]:
         for number, node in enumerate(run.cluster.nodes if run.cluster else ()):
             found |= {f"machine {number}: {k}": v for k, v in asdict(node).items()}
         facts.append(found)
-    names = facts[0].keys() & facts[1].keys()
-    kept = [{key: fact[key] for key in fact if key in names} for fact in facts]
-    return _changes(kept[0], kept[1])
+    kept = ({k: v for k, v in fact.items() if all(k in f for f in facts)} for fact in facts)
+    return _changes(*kept)

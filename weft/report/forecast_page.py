@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 
 from markupsafe import Markup
@@ -35,26 +34,6 @@ COLOURS = {
 """By category of memory."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
-    """One timeline."""
-
-    heading: str
-    picture: Markup
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bar:
-    """Memory of one kind of position, as parts of the chip's."""
-
-    name: str
-    words: str
-    pieces: tuple[tuple[str, float], ...]
-    """Colour and percent of the widest chip's memory."""
-    room: float
-    """Percent at which the chip's own memory ends."""
-
-
 def forecast_page(outlook: Outlook, title: str) -> str:
     """One HTML page."""
     found = outlook.found
@@ -75,22 +54,22 @@ def forecast_page(outlook: Outlook, title: str) -> str:
 
 
 def _tiles(cast: Forecast) -> Iterator[Tile]:
-    yield Tile(label="step", value=f"{cast.step_s:.3g} s")
-    yield Tile(label="tokens a second", value=f"{cast.tokens_per_s:,.0f}")
-    yield Tile(label="model FLOPs utilization", value=f"{cast.mfu:.1%}")
+    yield Tile("step", f"{cast.step_s:.3g} s")
+    yield Tile("tokens a second", f"{cast.tokens_per_s:,.0f}")
+    yield Tile("model FLOPs utilization", f"{cast.mfu:.1%}")
     full = cast.fullest
     note = f"of {full.chip.memory_gib:g} GiB of {full.chip.name}"
-    yield Tile(label="fullest memory", value=f"{full.memory.total / 2**30:.1f} GiB", note=note)
-    yield Tile(label="sent in a step", value=f"{sum(cast.sent.values()) / 1e9:,.4g} GB")
+    yield Tile("fullest memory", f"{full.memory.total / 2**30:.1f} GiB", note)
+    yield Tile("sent in a step", f"{sum(cast.sent.values()) / 1e9:,.4g} GB")
     if cast.joules_per_token is not None:
         note = f"assumed: {WAITING:.0%} of the power while chips wait, and what links take"
-        yield Tile(label="energy of a token", value=f"{cast.joules_per_token:.3g} J", note=note)
+        yield Tile("energy of a token", f"{cast.joules_per_token:.3g} J", note)
     if cast.price_per_million_tokens is not None:
-        yield Tile(label="a million tokens", value=f"{cast.price_per_million_tokens:.3g}")
+        yield Tile("a million tokens", f"{cast.price_per_million_tokens:.3g}")
 
 
-def _timelines(cast: Forecast) -> Iterator[Drawn]:
-    """One of equal pipelines."""
+def _timelines(cast: Forecast) -> Iterator[tuple[str, Markup]]:
+    """Heading and picture, one of equal pipelines."""
     numbered = list(enumerate(cast.time.timelines))
     runs = [list(run) for _, run in groupby(numbered, key=lambda item: item[1].step_s)]
     for run in runs[:MOST_TIMELINES]:
@@ -99,8 +78,7 @@ def _timelines(cast: Forecast) -> Iterator[Drawn]:
         shown = _beginning(timeline)
         part = "" if shown is timeline else f"; the first {shown.step_s:.3g} s are drawn"
         idle = f", {timeline.bubble:.1%} idle" if len(timeline.spans) > 1 else ""
-        heading = f"{name}: {timeline.step_s:.3g} s{idle}{part}"
-        yield Drawn(heading=heading, picture=Markup(to_svg(shown)))
+        yield f"{name}: {timeline.step_s:.3g} s{idle}{part}", Markup(to_svg(shown))
 
 
 def _beginning(timeline: Timeline) -> Timeline:
@@ -113,8 +91,11 @@ def _beginning(timeline: Timeline) -> Timeline:
     return Timeline(tuple(rows))
 
 
-def _bars(cast: Forecast) -> Iterator[Bar]:
-    """Neighbouring positions with the same memory share a bar."""
+def _bars(cast: Forecast) -> Iterator[tuple[str, list[tuple[str, float]], float]]:
+    """What a bar shows, the percent of each category, and that at which the chip's memory ends.
+
+    Neighbouring positions with the same memory share a bar; 100 % is the widest of all.
+    """
     widest = max(max(p.chip.memory_gib * 2**30, p.memory.total) for p in cast.positions)
     for _, run in groupby(cast.positions, key=lambda each: (each.chip.name, each.memory.total)):
         members = list(run)
@@ -122,15 +103,11 @@ def _bars(cast: Forecast) -> Iterator[Bar]:
         name = where(position)
         if len(members) > 1:
             name += f" to {where(members[-1])}, {len(members)} equal ones"
-        parts = position.memory.by_category()
-        yield Bar(
-            name=name[:1].upper() + name[1:],
-            words=f"{position.memory.total / 2**30:.1f} of {position.chip.memory_gib:g} GiB",
-            pieces=tuple(
-                (COLOURS[part], 100 * num_bytes / widest) for part, num_bytes in parts.items()
-            ),
-            room=100 * position.chip.memory_gib * 2**30 / widest,
-        )
+        held = f"{position.memory.total / 2**30:.1f} of {position.chip.memory_gib:g} GiB"
+        parts = position.memory.by_category().items()
+        pieces = [(part, 100 * num_bytes / widest) for part, num_bytes in parts]
+        room = 100 * position.chip.memory_gib * 2**30 / widest
+        yield f"{name[:1].upper()}{name[1:]}: {held}", pieces, room
 
 
 def _tables(outlook: Outlook) -> Iterator[Table]:
@@ -151,13 +128,7 @@ def _tables(outlook: Outlook) -> Iterator[Table]:
         headers = ("With", "Step", "Tokens a second")
         yield Table(caption="What would help", headers=headers, rows=rows, numeric=True)
     if cast.sent:
-        sent = [
-            (
-                way.name,
-                f"{way.reach} nodes" if way.reach == "across" else "inside nodes",
-                f"{num_bytes / 1e9:,.4g}",
-            )
-            for way, num_bytes in cast.sent.items()
-        ]
+        places = {"across": "across nodes", "node": "inside nodes"}
+        sent = [(way.name, places[way.reach], f"{b / 1e9:,.4g}") for way, b in cast.sent.items()]
         headers = ("What", "Where", "GB")
         yield Table(caption="Sent in one step by all ranks", headers=headers, rows=sent)

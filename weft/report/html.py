@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -27,8 +28,7 @@ class Table:
     """All cells but the first are numbers and line up on the right."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tile:
+class Tile(NamedTuple):
     """One number that a reader looks for first."""
 
     label: str

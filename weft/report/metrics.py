@@ -74,10 +74,7 @@ class Writer(ABC):
     """Takes the records of a run in the order of their steps; rank 0 only."""
 
     @abstractmethod
-    def step(self, metrics: StepMetrics) -> None: ...
-
-    @abstractmethod
-    def eval(self, metrics: EvalMetrics) -> None: ...
+    def write(self, metrics: StepMetrics | EvalMetrics) -> None: ...
 
     @abstractmethod
     def close(self) -> None: ...
@@ -99,22 +96,20 @@ class JsonlWriter(Writer):
         kept: list[str] = []
         if resume_after is not None and path.exists():
             kept = [line for line, record in _records(path) if record["step"] <= resume_after]
-        _replace(path, "".join(f"{line}\n" for line in kept))
+        replace_text(path, "".join(f"{line}\n" for line in kept))
         self._file = path.open("a", encoding="utf-8", newline="\n")
 
-    def step(self, metrics: StepMetrics) -> None:
-        self._write(asdict(metrics))
-
-    def eval(self, metrics: EvalMetrics) -> None:
-        self._write(asdict(metrics))
+    def write(self, metrics: StepMetrics | EvalMetrics) -> None:
+        broken = {
+            key: None
+            for key, value in asdict(metrics).items()
+            if isinstance(value, float) and not math.isfinite(value)
+        }
+        self._file.write(json.dumps(asdict(metrics) | broken, allow_nan=False) + "\n")
+        self._file.flush()
 
     def close(self) -> None:
         self._file.close()
-
-    def _write(self, record: dict[str, Any]) -> None:
-        finite = {key: _or_null(value) for key, value in record.items()}
-        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
-        self._file.flush()
 
 
 def read_metrics(path: Path) -> tuple[list[StepMetrics], list[EvalMetrics]]:
@@ -181,19 +176,29 @@ def _value(value: object, written: Any) -> float | None:
         return math.nan
 
 
-def _or_null(value: float | None) -> float | None:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _replace(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
     """Give ``path`` a new content at once: a crash leaves the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8", newline="\n") as file:
+    with temporary.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+_TAGS = {
+    "loss": "train/loss",
+    "grad_norm": "train/grad_norm",
+    "lr": "train/lr",
+    "step_time_s": "speed/step_time_s",
+    "predicted_step_time_s": "speed/predicted_step_time_s",
+    "tokens_per_s": "speed/tokens_per_s",
+    "mfu": "speed/mfu",
+    "memory_gib": "memory/gib",
+    "eval_loss": "held_out/loss",
+}
+"""Field of a record -> its name in TensorBoard."""
 
 
 class TensorBoardWriter(Writer):
@@ -207,10 +212,10 @@ class TensorBoardWriter(Writer):
         """``records``: a tensorboard ``RecordWriter``; ``events``: its ``event_pb2`` module."""
         self._records = records
         self._events = events
-        self._add(self._event(0, file_version="brain.Event:2"))
+        self._add(0, file_version="brain.Event:2")
         first = 0 if resume_after is None else resume_after + 1
         start = events.SessionLog(status=events.SessionLog.START)
-        self._add(self._event(first, session_log=start))  # TensorBoard forgets earlier tries
+        self._add(first, session_log=start)  # TensorBoard forgets earlier tries
 
     @staticmethod
     def open(folder: Path, resume_after: int | None) -> TensorBoardWriter | None:
@@ -225,36 +230,17 @@ class TensorBoardWriter(Writer):
         file = (folder / f"{start}.{len(list(folder.iterdir()))}").open("xb")
         return TensorBoardWriter(RecordWriter(file), event_pb2, resume_after)
 
-    def step(self, metrics: StepMetrics) -> None:
-        values = {
-            "train/loss": metrics.loss,
-            "train/grad_norm": metrics.grad_norm,
-            "train/lr": metrics.lr,
-            "speed/step_time_s": metrics.step_time_s,
-            "speed/predicted_step_time_s": metrics.predicted_step_time_s,
-            "speed/tokens_per_s": metrics.tokens_per_s,
-            "speed/mfu": metrics.mfu,
-            "memory/gib": metrics.memory_gib,
-        }
-        self._scalars(metrics.step, values)
-
-    def eval(self, metrics: EvalMetrics) -> None:
-        self._scalars(metrics.step, {"held_out/loss": metrics.eval_loss})
+    def write(self, metrics: StepMetrics | EvalMetrics) -> None:
+        values = asdict(metrics)
+        shown = ((tag, values[name]) for name, tag in _TAGS.items() if name in values)
+        found = [{"tag": tag, "simple_value": value} for tag, value in shown if value is not None]
+        self._add(metrics.step, summary={"value": found})
 
     def close(self) -> None:
         self._records.close()
 
-    def _scalars(self, step: int, values: Mapping[str, float | None]) -> None:
-        event = self._event(step)
-        for tag, value in values.items():
-            if value is not None:
-                event.summary.value.add(tag=tag, simple_value=value)
-        self._add(event)
-
-    def _event(self, step: int, **fields: Any) -> Any:
-        return self._events.Event(wall_time=time.time(), step=step, **fields)
-
-    def _add(self, event: Any) -> None:
+    def _add(self, step: int, **fields: Any) -> None:
+        event = self._events.Event(wall_time=time.time(), step=step, **fields)
         self._records.write(event.SerializeToString())
         self._records.flush()
 
@@ -289,10 +275,7 @@ class WandbWriter(Writer):
         )
         self._run.define_metric("*", step_metric="step")
 
-    def step(self, metrics: StepMetrics) -> None:
-        self._run.log(asdict(metrics))
-
-    def eval(self, metrics: EvalMetrics) -> None:
+    def write(self, metrics: StepMetrics | EvalMetrics) -> None:
         self._run.log(asdict(metrics))
 
     def close(self) -> None:

@@ -11,8 +11,9 @@ import base64
 import hashlib
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -25,24 +26,23 @@ from weft.config.errors import ConfigError, show
 from weft.config.tree import DEFAULT
 from weft.plan.plan import Plan
 from weft.report.charts import charts, steps_per_point
-from weft.report.html import NOT_RECORDED, Table, Tile, asset, render
-from weft.report.metrics import EvalMetrics, StepMetrics, perplexity
+from weft.report.html import NOT_RECORDED, Tile, asset, render
+from weft.report.metrics import EvalMetrics, StepMetrics, perplexity, replace_text
 from weft.report.plan_picture import (
-    Picture,
     layers_in_words,
     mesh_in_words,
     picture,
     pipeline_groups,
     ranges,
-    summary,
 )
 from weft.report.prediction_rows import HEADERS, prediction_note, prediction_rows
 from weft.report.run_files import UNREADABLE, RunFiles, flat, number, read_run, reason
 from weft.report.units import count, duration, gib, percent_or_na
 
 T = TypeVar("T")
+Rows = Sequence[tuple[str, ...]]
+"""Of a table, whose heading is in the template."""
 
-_DEFAULT = str(DEFAULT)
 _WARM_UP_STEPS = 2
 _ROWS = 10
 _MOST_RANGES = 3
@@ -60,9 +60,7 @@ def write_report(run: Path) -> Path:
         hint = f"It holds none of {', '.join(_RUN_FILES)}."
         raise ConfigError("run", str(run), "the folder of a run", hint)
     page = run / "report.html"
-    temporary = page.with_name(f".{page.name}.{os.getpid()}.tmp")
-    temporary.write_text(_render(read_run(run)), encoding="utf-8", errors="replace")
-    temporary.replace(page)
+    replace_text(page, _render(read_run(run)))
     return page
 
 
@@ -77,26 +75,28 @@ def _render(run: RunFiles) -> str:
             problems.append(f"{name}: {reason(error, run.folder)}")
             return None
 
-    curves = charts(run.steps, run.evals, _baselines(run))
-    scripts = {}
-    if curves:
-        scripts = {"plot_script": _plot_script(), "charts_script": asset("charts.js")}
-    hashes = " ".join(f"'{_digest(text)}'" for text in scripts.values())
+    loss, bits = _held_out(run)
+    baselines = _baselines(run)
+    curves = charts(run.steps, run.evals, baselines)
+    scripts = [_plot_script(), asset("charts.js")] if curves else []
+    hashes = (base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts)
     return render(
         "report.html.j2",
         style=asset("uPlot.min.css"),
         name=str(run.config.get("name") or run.folder.resolve().name),
         subtitle=_subtitle(run),
         status=_status(run),
-        tiles=_tiles(run),
-        verdict=_verdict(run),
-        results=_results(run),
+        tiles=_tiles(run, loss, bits),
+        verdict=_verdict(loss, baselines),
+        results=_results(run, loss, bits, baselines),
         charts=curves,
         chart_data=[asdict(chart) for chart in curves],
         steps_per_point=steps_per_point(len(run.steps)),
         numbers=_numbers(run.steps, run.evals),
-        plan=attempt("plan.json", lambda: run.plan and _plan_view(run.plan)),
-        prediction=_prediction(run),
+        num_steps=len({m.step for m in run.steps}),
+        plan=attempt("plan.json", lambda: run.plan and (picture(run.plan), _stages(run.plan))),
+        prediction_headers=HEADERS,
+        prediction=prediction_rows(run.summary),
         prediction_note=prediction_note(run.summary),
         samples=_samples(run),
         samples_step=number(run.summary, "step"),
@@ -105,8 +105,8 @@ def _render(run: RunFiles) -> str:
         environment=_environment(run),
         checkpoints=_checkpoints(run),
         problems=problems,
-        script_policy=hashes or "'none'",
-        **{name: Markup(text) for name, text in scripts.items()},
+        script_policy=" ".join(f"'sha256-{digest}'" for digest in hashes) or "'none'",
+        scripts=[Markup(script) for script in scripts],
     )
 
 
@@ -114,11 +114,6 @@ def _plot_script() -> str:
     """uPlot with its licence in the place of its own first line, which has an address in it."""
     _, _, code = asset("uPlot.iife.min.js").partition("\n")
     return f"/*! uPlot\n{asset('uPlot.LICENSE')}*/\n{code}"
-
-
-def _digest(script: str) -> str:
-    """A script as a content security policy names it."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _subtitle(run: RunFiles) -> str:
@@ -152,8 +147,8 @@ def _baselines(run: RunFiles) -> dict[str, float]:
     return dict(sorted(known.items(), key=lambda item: item[1]))
 
 
-def _tiles(run: RunFiles) -> list[Tile]:
-    held_out, steps = _held_out(run), run.steps
+def _tiles(run: RunFiles, loss: float | None, bits: float | None) -> list[Tile]:
+    steps = run.steps
     steady = steps[_WARM_UP_STEPS:] or steps
     speed = number(run.summary, "tokens_per_s") or _median([m.tokens_per_s for m in steady])
     mfu = number(run.summary, "mfu")
@@ -161,21 +156,20 @@ def _tiles(run: RunFiles) -> list[Tile]:
         mfu = _median([m.mfu for m in steady if m.mfu is not None])
     memory = max((m.memory_gib for m in steps if math.isfinite(m.memory_gib)), default=None)
     wall_s, known = number(run.summary, "wall_s"), number(run.summary, "parameters")
-    training_loss = steps[-1].loss if steps else None
     return [
-        Tile(label="Held-out loss", value=_fixed(held_out["loss"], 4), note="nats per token"),
-        Tile(label="Perplexity", value=_perplexity(held_out["loss"]), note="held-out"),
-        Tile(label="Bits per byte", value=_fixed(held_out["bits"], 3), note="held-out"),
-        Tile(label="Training loss", value=_fixed(training_loss, 4), note="last step"),
-        Tile(label="Throughput", value=_fixed(speed, 0), note="tokens per second"),
-        Tile(label="MFU", value=percent_or_na(mfu), note="of the matmul rate"),
-        Tile(label="Memory", value=_fixed(memory, 2), note="GiB, most of any rank"),
-        Tile(label="Parameters", value=NOT_RECORDED if known is None else count(known)),
-        Tile(label="Time", value=NOT_RECORDED if wall_s is None else duration(wall_s)),
+        Tile("Held-out loss", _fixed(loss, 4), "nats per token"),
+        Tile("Perplexity", _perplexity(loss), "held-out"),
+        Tile("Bits per byte", _fixed(bits, 3), "held-out"),
+        Tile("Training loss", _fixed(steps[-1].loss if steps else None, 4), "last step"),
+        Tile("Throughput", _fixed(speed, 0), "tokens per second"),
+        Tile("MFU", percent_or_na(mfu), "of the matmul rate"),
+        Tile("Memory", _fixed(memory, 2), "GiB, most of any rank"),
+        Tile("Parameters", NOT_RECORDED if known is None else count(known)),
+        Tile("Time", NOT_RECORDED if wall_s is None else duration(wall_s)),
     ]
 
 
-def _held_out(run: RunFiles) -> dict[str, float | None]:
+def _held_out(run: RunFiles) -> tuple[float | None, float | None]:
     """The model's held-out loss in nats per token and in bits per byte."""
     loss = number(run.summary, "held_out", "loss")
     bits = number(run.summary, "held_out", "bits_per_byte")
@@ -183,7 +177,7 @@ def _held_out(run: RunFiles) -> dict[str, float | None]:
     newer = [m for m in run.evals if loss is None or (written is not None and m.step > written)]
     if newer and math.isfinite(newer[-1].eval_loss):
         loss, bits = newer[-1].eval_loss, None
-    return {"loss": loss, "bits": _bits_per_byte(run, loss) if bits is None else bits}
+    return loss, _bits_per_byte(run, loss) if bits is None else bits
 
 
 def _bits_per_byte(run: RunFiles, loss: float | None) -> float | None:
@@ -194,53 +188,42 @@ def _bits_per_byte(run: RunFiles, loss: float | None) -> float | None:
     return loss * tokens / num_bytes / math.log(2)
 
 
-def _results(run: RunFiles) -> Table | None:
-    held_out = _held_out(run)
-    if held_out["loss"] is None:
-        return None
-    entries = [("this model", held_out["loss"], held_out["bits"])]
-    for name, loss in _baselines(run).items():
-        entries.append((f"{name} baseline", loss, _bits_per_byte(run, loss)))
-    return Table(
-        caption="Held-out text: lower is better",
-        headers=("Model", "Loss (nats per token)", "Perplexity", "Bits per byte"),
-        rows=[(name, _fixed(a, 4), _perplexity(a), _fixed(b, 3)) for name, a, b in entries],
-        numeric=True,
-    )
-
-
-def _verdict(run: RunFiles) -> str:
-    """How the model compares with the baselines."""
-    loss = _held_out(run)["loss"]
+def _results(
+    run: RunFiles, loss: float | None, bits: float | None, baselines: Mapping[str, float]
+) -> Rows:
     if loss is None:
-        return ""
-    differences = [
-        f"{abs(base - loss):.2f} nats {'below' if loss < base else 'above'} the {name} baseline"
-        for name, base in _baselines(run).items()
+        return []
+    others = [(f"{name} baseline", x, _bits_per_byte(run, x)) for name, x in baselines.items()]
+    return [
+        (name, _fixed(nats, 4), _perplexity(nats), _fixed(per_byte, 3))
+        for name, nats, per_byte in [("this model", loss, bits), *others]
     ]
-    return f"Held-out loss lies {' and '.join(differences)}." if differences else ""
 
 
-def _numbers(steps: Sequence[StepMetrics], evals: Sequence[EvalMetrics]) -> Table | None:
+def _verdict(loss: float | None, baselines: Mapping[str, float]) -> str:
+    """How the model compares with the baselines."""
+    if loss is None or not baselines:
+        return ""
+    differences = (
+        f"{abs(base - loss):.2f} nats {'below' if loss < base else 'above'} the {name} baseline"
+        for name, base in baselines.items()
+    )
+    return f"Held-out loss lies {' and '.join(differences)}."
+
+
+def _numbers(steps: Sequence[StepMetrics], evals: Sequence[EvalMetrics]) -> Rows:
     """What the charts show, at a few steps: spread evenly, evaluations included, the last too."""
     by_step = {m.step: m for m in steps}
-    held_out = {m.step: m.eval_loss for m in evals}
-    chosen = sorted({*_spread(list(by_step)), *_spread(list(held_out))})
+    held_out = {m.step: _fixed(m.eval_loss, 4) for m in evals}
     rows = []
-    for step in chosen:
-        loss = held_out.get(step)
-        row = (f"{step:,}", *_step_cells(by_step.get(step)))
-        rows.append((*row[:2], "" if loss is None else _fixed(loss, 4), *row[2:]))
-    caption = f"The numbers at {len(rows)} of {len(by_step):,} steps, the last included"
-    loss_headers = ("Step", "Loss", "Held-out loss")
-    rest = ("Gradient norm", "Learning rate", "Tokens/s", "MFU", "Memory (GiB)")
-    headers = (*loss_headers, *rest)
-    return Table(caption=caption, headers=headers, rows=rows, numeric=True) if rows else None
+    for step in sorted({*_spread(list(by_step)), *_spread(list(held_out))}):
+        metrics = by_step.get(step)
+        loss, *others = ("",) * 6 if metrics is None else _step_cells(metrics)
+        rows.append((f"{step:,}", loss, held_out.get(step, ""), *others))
+    return rows
 
 
-def _step_cells(metrics: StepMetrics | None) -> tuple[str, ...]:
-    if metrics is None:
-        return ("",) * 6
+def _step_cells(metrics: StepMetrics) -> tuple[str, ...]:
     return (
         _fixed(metrics.loss, 4),
         _digits(metrics.grad_norm, ".3g"),
@@ -258,54 +241,27 @@ def _spread(steps: Sequence[int]) -> list[int]:
     return [steps[round(i * (len(steps) - 1) / (_ROWS - 1))] for i in range(_ROWS)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanView:
-    """The plan as a sentence, a picture and a table."""
-
-    summary: str
-    picture: Picture
-    table: Table
-
-
-def _plan_view(plan: Plan) -> PlanView:
-    return PlanView(summary=summary(plan), picture=picture(plan), table=_plan_table(plan))
-
-
-def _plan_table(plan: Plan) -> Table:
+def _stages(plan: Plan) -> Rows:
     rows = []
     for group in pipeline_groups(plan):
         pipeline, share = group.pipelines[0], group.samples / max(1, plan.global_batch)
-        for number_, stage in enumerate(pipeline.stages):
-            ends = {"is_first": number_ == 0, "is_last": number_ == len(pipeline.stages) - 1}
-            held = [r for p in group.pipelines for r in p.stages[number_].mesh.ranks]
+        for at, stage in enumerate(pipeline.stages):
+            ends = {"is_first": at == 0, "is_last": at == len(pipeline.stages) - 1}
             extras = [f"recompute {stage.recompute}"] * (stage.recompute != "off")
             extras += ["compiled"] * stage.compile
             rows.append(
                 (
-                    f"{group.name}, stage {number_}",
+                    f"{group.name}, stage {at}",
                     f"{group.samples:,} ({share:.0%})",
                     f"{pipeline.num_microbatches:,} of {pipeline.microbatch:,}",
                     layers_in_words(stage, **ends),
-                    _ranks(held),
+                    _ranks([r for p in group.pipelines for r in p.stages[at].mesh.ranks]),
                     mesh_in_words(stage) or "one rank",
                     f"{stage.device} {stage.precision}",
                     ", ".join(extras) or "none",
                 )
             )
-    return Table(
-        caption="The plan, stage by stage",
-        headers=(
-            "Pipeline",
-            "Samples a step",
-            "Microbatches of samples",
-            "Layers",
-            "Ranks",
-            "Mesh",
-            "Chip",
-            "Extras",
-        ),
-        rows=rows,
-    )
+    return rows
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -314,12 +270,6 @@ def _ranks(ranks: Sequence[int]) -> str:
     if len(parts) <= _MOST_RANGES:
         return ", ".join(parts)
     return f"{', '.join(parts[:_MOST_RANGES])} and more, {len(ranks):,} in all"
-
-
-def _prediction(run: RunFiles) -> Table | None:
-    rows = prediction_rows(run.summary)
-    caption = "What a step was predicted to take, and what it took"
-    return Table(caption=caption, headers=HEADERS, rows=rows, numeric=True) if rows else None
 
 
 def _samples(run: RunFiles) -> list[tuple[str, str]]:
@@ -333,65 +283,59 @@ def _samples(run: RunFiles) -> list[tuple[str, str]]:
     ]
 
 
-def _settings(run: RunFiles) -> list[Table]:
+def _settings(run: RunFiles) -> list[tuple[str, tuple[str, ...], Rows]]:
     """What was chosen, and what was left at its default. One table if that is not known."""
-    rows = [(key, _value(value)) for key, value in run.config.items()]
-    if not rows:
-        return []
+    rows: Rows = [
+        (key, _value(value), run.origins.get(key, NOT_RECORDED))
+        for key, value in run.config.items()
+    ]
+    defaults = [row[:2] for row in rows if row[2] == str(DEFAULT)]
+    chosen = [row for row in rows if row[2] != str(DEFAULT)]
+    tables: list[tuple[str, tuple[str, ...], Rows]] = [
+        ("Values of this run", ("Key", "Value", "Written"), chosen),
+        (f"{len(defaults)} values left at their defaults", ("Key", "Value"), defaults),
+    ]
     if not run.origins:
         caption = f"Every value; where each was written is {NOT_RECORDED}"
-        return [Table(caption=caption, headers=("Key", "Value"), rows=rows)]
-    placed = [(*row, run.origins.get(row[0], NOT_RECORDED)) for row in rows]
-    defaults = [row for row in placed if row[2] == _DEFAULT]
-    chosen = [row for row in placed if row[2] != _DEFAULT]
-    headers = ("Key", "Value", "Written")
-    caption = f"{len(defaults)} values left at their defaults"
-    tables = [
-        Table(caption="Values of this run", headers=headers, rows=chosen),
-        Table(caption=caption, headers=headers[:2], rows=[row[:2] for row in defaults]),
-    ]
-    return [table for table in tables if table.rows]
+        tables = [(caption, ("Key", "Value"), [row[:2] for row in rows])]
+    return [table for table in tables if table[2]]
 
 
 def _value(value: object) -> str:
     return value if isinstance(value, str) else show(value)
 
 
-def _environment(run: RunFiles) -> Table | None:
+def _environment(run: RunFiles) -> Rows:
     found = run.summary.get("environment")
-    if not isinstance(found, Mapping) or not found:
-        return None
-    rows = [(key, _value(value)) for key, value in flat(found)]
-    return Table(caption="Versions and settings", headers=("What", "Value"), rows=rows)
+    known = isinstance(found, Mapping) and found
+    return [(key, _value(value)) for key, value in flat(found)] if known else []
 
 
-def _machines(cluster: Cluster) -> Table | None:
-    rows = []
-    for node in cluster.nodes:
-        names = [chip.name for chip in node.chips]
-        counts = [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
-        memory = f"{node.memory_gib:.1f} GiB"
-        rows.append((node.host, node.cpu, str(node.cores), memory, ", ".join(counts) or "none"))
-    headers = ("Machine", "Processor", "Cores", "Memory", "Accelerators")
-    return Table(caption="Machines", headers=headers, rows=rows) if rows else None
+def _machines(cluster: Cluster) -> Rows:
+    return [
+        (
+            node.host,
+            node.cpu,
+            str(node.cores),
+            f"{node.memory_gib:.1f} GiB",
+            ", ".join(f"{n} x {name}" for name, n in Counter(c.name for c in node.chips).items())
+            or "none",
+        )
+        for node in cluster.nodes
+    ]
 
 
-def _checkpoints(run: RunFiles) -> Table | None:
+def _checkpoints(run: RunFiles) -> Rows:
     rows = []
     for found in run.checkpoints:
-        problem = found.problem.replace(f"{run.folder}{os.sep}", "")
-        state = "complete" if found.complete else f"damaged: {problem}"
-        saved = datetime.fromtimestamp(found.saved_at, UTC) if found.complete else None
-        rows.append(
-            (
-                f"{found.step:,}" + (" (latest)" if found.latest else ""),
-                f"{saved:%Y-%m-%d %H:%M:%S} UTC" if saved else NOT_RECORDED,
-                gib(found.bytes) if found.complete else NOT_RECORDED,
-                state,
-            )
-        )
-    headers = ("Step", "Saved", "Size", "State")
-    return Table(caption="Saved states of the run", headers=headers, rows=rows) if rows else None
+        step = f"{found.step:,}" + " (latest)" * found.latest
+        if found.complete:
+            saved = f"{datetime.fromtimestamp(found.saved_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+            rows.append((step, saved, gib(found.bytes), "complete"))
+        else:
+            problem = found.problem.replace(f"{run.folder}{os.sep}", "")
+            rows.append((step, NOT_RECORDED, NOT_RECORDED, f"damaged: {problem}"))
+    return rows
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 from weft.plan.mesh import Mesh
@@ -51,8 +52,7 @@ class PipelineGroup:
         return sum(pipeline.samples for pipeline in self.pipelines)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """One rank."""
 
     x: float
@@ -68,13 +68,20 @@ class StageBox:
     x: float
     y: float
     width: float
-    height: float
-    text_x: float
     kind: int
-    heading: str
-    detail: str
-    tooltip: str
     cells: tuple[Cell, ...]
+    tooltip: str
+    heading: str = ""
+    detail: str = ""
+
+    @property
+    def height(self) -> float:
+        rows = len({cell.y for cell in self.cells})
+        return _STAGE_TEXT_HEIGHT + rows * (_CELL_HEIGHT + _CELL_GAP) + 4 * bool(rows)
+
+    @property
+    def text_x(self) -> float:
+        return self.x + _padding(self.width)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,15 +113,12 @@ class Picture:
 
 def pipeline_groups(plan: Plan) -> list[PipelineGroup]:
     """The pipelines in order; equal neighbours as one if there are more than six."""
-    groups: list[PipelineGroup] = []
     fold = len(plan.pipelines) > _MOST_LANES_UNFOLDED
-    for number, pipeline in enumerate(plan.pipelines):
-        if fold and groups and _looks(groups[-1].pipelines[0]) == _looks(pipeline):
-            grown = (*groups[-1].pipelines, pipeline)
-            groups[-1] = PipelineGroup(first=groups[-1].first, pipelines=grown)
-        else:
-            groups.append(PipelineGroup(first=number, pipelines=(pipeline,)))
-    return groups
+    alike = groupby(
+        enumerate(plan.pipelines), key=lambda item: _looks(item[1]) if fold else item[0]
+    )
+    runs = (list(run) for _, run in alike)
+    return [PipelineGroup(first=r[0][0], pipelines=tuple(p for _, p in r)) for r in runs]
 
 
 def picture(plan: Plan) -> Picture:
@@ -124,9 +128,8 @@ def picture(plan: Plan) -> Picture:
     lanes: list[Lane] = []
     y = float(_AXIS_HEIGHT)
     for group in pipeline_groups(plan):
-        lane = _lane(group, plan, scale, kinds, y)
-        lanes.append(lane)
-        y += _STAGE_TOP + max(box.height for box in lane.stages) + _LANE_GAP
+        lanes.append(_lane(group, plan, scale, kinds, y))
+        y += _STAGE_TOP + max(box.height for box in lanes[-1].stages) + _LANE_GAP
     return Picture(
         width=WIDTH,
         height=y - _LANE_GAP + 2,
@@ -139,25 +142,20 @@ def picture(plan: Plan) -> Picture:
 
 def summary(plan: Plan) -> str:
     """The plan in a sentence."""
-    stages = [len(pipeline.stages) for pipeline in plan.pipelines]
-    depth = f"{min(stages)}" if len(set(stages)) == 1 else f"{min(stages)} to {max(stages)}"
-    one_stage = set(stages) == {1}
+    stages = {len(pipeline.stages) for pipeline in plan.pipelines}
+    depth = f"{min(stages)}" if len(stages) == 1 else f"{min(stages)} to {max(stages)}"
     return (
         f"{_count(plan.num_layers, 'layer')} on {_count(plan.world_size, 'rank')} in "
-        f"{_count(len(plan.pipelines), 'pipeline')} of {depth} stage{'' if one_stage else 's'}, "
+        f"{_count(len(plan.pipelines), 'pipeline')} of {depth} stage{'s' * (stages != {1})}, "
         f"{_count(plan.global_batch, 'sample')} a step."
     )
 
 
 def ranges(numbers: Sequence[int], *, dash: str = _TO) -> str:
     """``0-3, 6`` (with an en dash) for (0, 1, 2, 3, 6)."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][1] + 1 == number:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(f"{a}" if a == b else f"{a}{dash}{b}" for a, b in parts)
+    rising = groupby(enumerate(numbers), key=lambda item: item[1] - item[0])
+    runs = ([number for _, number in run] for _, run in rising)
+    return ", ".join(f"{r[0]}{dash}{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in runs)
 
 
 def layers_in_words(stage: StagePlan, *, is_first: bool, is_last: bool) -> str:
@@ -171,14 +169,6 @@ def layers_in_words(stage: StagePlan, *, is_first: bool, is_last: bool) -> str:
 def mesh_in_words(stage: StagePlan) -> str:
     """``dp 4 x tp 2`` (with a multiplication sign); empty for a single rank."""
     return f" {_BY} ".join(f"{axis} {size}" for axis, size in stage.mesh.axes if size > 1)
-
-
-def _settings_in_words(stage: StagePlan) -> list[str]:
-    """What is set on a stage beside its mesh, device and precision."""
-    words = [f"ZeRO {stage.zero}"] * bool(stage.zero)
-    words += [f"{stage.passes} passes"] * (stage.passes > 1)
-    words += ["recompute"] * (stage.recompute == "full")
-    return words + ["compiled"] * stage.compile
 
 
 class _Scale:
@@ -221,39 +211,37 @@ def _lane(
     share = group.samples / plan.global_batch if plan.global_batch else 0.0
     width, cuts = share * WIDTH, pipeline.num_microbatches * several
     ticks = [width * cut / cuts for cut in range(1, cuts)] if cuts and width / cuts >= 6 else []
-    slots, words = [], []
+    boxes, headings, details = [], [], []
     for number, stage in enumerate(pipeline.stages):
         ends = {"is_first": number == 0, "is_last": number == len(pipeline.stages) - 1}
         left, span = scale.span(stage.layers, **ends)
-        slots.append(_Slot(left + 1, y + _STAGE_TOP, max(2.0, span - 2)))
-        words.append(_words(number, stage, folded=several > 1, **ends))
-    headings = _same_form(slots, [w.headings for w in words], _HEADING_CHARACTER)
-    details = _same_form(slots, [w.details for w in words], _DETAIL_CHARACTER)
-    boxes = []
-    for number, (stage, slot) in enumerate(zip(pipeline.stages, slots, strict=True)):
-        cells = _cells(slot, stage.mesh.ranks) if several == 1 else ()
-        rows = len({cell.y for cell in cells})
+        x, top, room = left + 1, y + _STAGE_TOP, max(2.0, span - 2)
+        headings.append(_headings(number, stage, **ends))
+        details.append(_details(stage, folded=several > 1))
         boxes.append(
             StageBox(
-                x=slot.x,
-                y=slot.y,
-                width=slot.width,
-                height=_STAGE_TEXT_HEIGHT + rows * (_CELL_HEIGHT + _CELL_GAP) + 4 * bool(rows),
-                text_x=slot.x + slot.padding,
+                x=x,
+                y=top,
+                width=room,
                 kind=kinds.index(stage.device),
-                heading=headings[number],
-                detail=details[number],
-                tooltip=f"{words[number].headings[0]}; {words[number].details[0]}",
-                cells=cells,
+                cells=_cells(stage.mesh.ranks, x=x, y=top, width=room) if several == 1 else (),
+                tooltip=f"{headings[-1][0]}; {details[-1][0]}",
             )
         )
+    rooms = [box.width - 2 * _padding(box.width) for box in boxes]
+    fitted = zip(
+        boxes,
+        _same_form(rooms, headings, _HEADING_CHARACTER),
+        _same_form(rooms, details, _DETAIL_CHARACTER),
+        strict=True,
+    )
     return Lane(
         y=y,
         heading=_lane_heading(group, plan, share),
         share_y=y + _SHARE_TOP,
         share_width=width,
         ticks=tuple(ticks),
-        stages=tuple(boxes),
+        stages=tuple(replace(box, heading=h, detail=d) for box, h, d in fitted),
     )
 
 
@@ -268,45 +256,35 @@ def _lane_heading(group: PipelineGroup, plan: Plan, share: float) -> str:
     return " · ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """Room for a stage."""
-
-    x: float
-    y: float
-    width: float
-
-    @property
-    def padding(self) -> float:
-        """Between an edge and the text."""
-        return min(_PADDING, self.width / 12)
+def _padding(width: float) -> float:
+    """Between an edge of a stage that is so wide and its text."""
+    return min(_PADDING, width / 12)
 
 
-class _Words(NamedTuple):
-    """What a stage may say about itself, from the fullest form to the shortest."""
-
-    headings: tuple[str, ...]
-    details: tuple[str, ...]
-
-
-def _words(number: int, stage: StagePlan, *, is_first: bool, is_last: bool, folded: bool) -> _Words:
+def _headings(number: int, stage: StagePlan, *, is_first: bool, is_last: bool) -> tuple[str, ...]:
+    """What a stage may be called, from the fullest form to the shortest."""
     words = layers_in_words(stage, is_first=is_first, is_last=is_last)
     short = ranges(range(*stage.layers))
+    return f"stage {number}: {words}", words, f"layers {short}", short
+
+
+def _details(stage: StagePlan, *, folded: bool) -> tuple[str, ...]:
+    """What a stage may say about itself, from the fullest form to the shortest."""
     ranks = stage.mesh.ranks
-    who = f"{_count(len(ranks), 'rank')} each" if folded else _ranks_in_words(ranks)
-    mesh, chip = mesh_in_words(stage), f"{stage.device} {stage.precision}"
-    everything = " · ".join(filter(None, [who, mesh, chip, *_settings_in_words(stage)]))
-    return _Words(
-        headings=(f"stage {number}: {words}", words, f"layers {short}", short),
-        details=(everything, f"{who} · {chip}", who, chip, stage.device),
-    )
+    one_by_one = f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"
+    who = f"{_count(len(ranks), 'rank')} each" if folded else one_by_one
+    chip = f"{stage.device} {stage.precision}"
+    settings = [f"ZeRO {stage.zero}"] * bool(stage.zero)
+    settings += [f"{stage.passes} passes"] * (stage.passes > 1)
+    settings += ["recompute"] * (stage.recompute == "full") + ["compiled"] * stage.compile
+    everything = " · ".join(filter(None, [who, mesh_in_words(stage), chip, *settings]))
+    return everything, f"{who} · {chip}", who, chip, stage.device
 
 
 def _same_form(
-    slots: Sequence[_Slot], forms: Sequence[tuple[str, ...]], character: float
+    rooms: Sequence[float], forms: Sequence[tuple[str, ...]], character: float
 ) -> list[str]:
     """The fullest form that fits every stage of a lane; where none does, what fits each."""
-    rooms = [slot.width - 2 * slot.padding for slot in slots]
     for same in zip(*forms, strict=True):
         fitted = [_fitting(room, character, [text]) for room, text in zip(rooms, same, strict=True)]
         if fitted == list(same):
@@ -314,22 +292,18 @@ def _same_form(
     return [_fitting(room, character, texts) for room, texts in zip(rooms, forms, strict=True)]
 
 
-def _ranks_in_words(ranks: tuple[int, ...]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"
-
-
-def _cells(slot: _Slot, ranks: tuple[int, ...]) -> tuple[Cell, ...]:
-    """A box for every rank, in rows; none where they would not fit."""
-    room = slot.width - 2 * slot.padding + _CELL_GAP
-    width = max(_CELL_WIDTH, len(str(max(ranks))) * _DETAIL_CHARACTER + 10)
-    columns = int(room // (width + _CELL_GAP))
+def _cells(ranks: tuple[int, ...], *, x: float, y: float, width: float) -> tuple[Cell, ...]:
+    """A box for every rank, in rows, in a stage at this place; none where they would not fit."""
+    padding = _padding(width)
+    each = max(_CELL_WIDTH, len(str(max(ranks))) * _DETAIL_CHARACTER + 10)
+    columns = int((width - 2 * padding + _CELL_GAP) // (each + _CELL_GAP))
     if not columns or -(-len(ranks) // columns) > _MOST_CELL_ROWS:
         return ()
     return tuple(
         Cell(
-            x=slot.x + slot.padding + index % columns * (width + _CELL_GAP),
-            y=slot.y + _STAGE_TEXT_HEIGHT + index // columns * (_CELL_HEIGHT + _CELL_GAP),
-            width=width,
+            x=x + padding + index % columns * (each + _CELL_GAP),
+            y=y + _STAGE_TEXT_HEIGHT + index // columns * (_CELL_HEIGHT + _CELL_GAP),
+            width=each,
             text=str(rank),
         )
         for index, rank in enumerate(ranks)

@@ -12,8 +12,8 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, TextIO
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TextIO
 
 from rich import progress
 from rich.columns import Columns
@@ -88,7 +88,7 @@ class Progress:
         is_edge = self._line_at is None or metrics.step == self._total_steps
         is_round = metrics.step % self._log_every == 0
         now = metrics.elapsed_s
-        if not self._screen.bar and (is_edge or (is_round and _is_due(self._line_at, now))):
+        if not self._screen.is_live and (is_edge or (is_round and _is_due(self._line_at, now))):
             self._line_at = now
             eta = self._eta(metrics)
             self._screen.message(f"{step_line(metrics, self._total_steps)}  eta {eta}")
@@ -100,13 +100,12 @@ class Progress:
         self._screen.message(eval_line(metrics, self._total_steps))
 
     def _draw(self) -> None:
-        metrics, bar = self._step, self._screen.bar
-        if bar is None or metrics is None:
+        metrics, total = self._step, self._total_steps
+        if metrics is None or not self._screen.is_live:
             return
-        label = f"step {metrics.step}/{self._total_steps}"
         words = f"{duration(metrics.elapsed_s)}, {self._eta(metrics)} left"
-        bar.show(label, metrics.step, self._total_steps, words)
-        bar.show_numbers(_cells(metrics, self._held_out), self._curve)
+        numbers = {"cells": _cells(metrics, self._held_out), "curve": self._curve}
+        self._screen.show(f"step {metrics.step}/{total}", metrics.step, total, words, **numbers)
 
     def _eta(self, metrics: StepMetrics) -> str:
         return duration(self._pace.seconds_for(self._total_steps - metrics.step))
@@ -151,49 +150,24 @@ class Preparing:
     def _report(self, done_bytes: int, total_bytes: int, text: str) -> None:
         now = self._clock() - self._started
         words = _bytes_done(done_bytes, total_bytes, text)
-        if self._screen.bar is not None:
-            self._screen.bar.show(self._label, done_bytes, total_bytes, words)
+        if self._screen.is_live:
+            self._screen.show(self._label, done_bytes, total_bytes, words)
         elif _is_due(self._line_at, now):
             started = self._line_at is None
             self._line_at = now
             self._screen.message(f"{self._label} ..." if started else f"{self._label}: {words}")
 
 
-class _Screen:
-    """Lines on a stream and, when live, a bar below them. Nothing in a line is markup."""
+class _Screen(progress.Progress):
+    """Lines on a stream and, when live, below them a bar, and while training numbers and a curve.
+
+    Nothing in a line is markup.
+    """
 
     def __init__(self, mode: Mode, stream: TextIO, *, transient: bool = False) -> None:
-        self._mode = mode
+        self.is_live = mode == "live"
+        self._is_quiet = mode == "quiet"
         self._stream = stream
-        self.bar = _Bar(stream, transient=transient) if mode == "live" else None
-
-    def start(self) -> None:
-        """Before anything is shown."""
-        if self.bar is not None:
-            self.bar.start()
-
-    def stop(self) -> None:
-        """Draw the bar for the last time, or take a transient one away; may be called twice."""
-        if self.bar is not None:
-            self.bar.stop()
-
-    def message(self, text: str) -> None:
-        """A line, unless quiet."""
-        if self._mode != "quiet":
-            self.warn(text)
-
-    def warn(self, text: str) -> None:
-        """A line in every mode."""
-        if self.bar is None:
-            _write_line(self._stream, text)
-        else:
-            self.bar.console.print(Text(_encodable(text, self._stream)), soft_wrap=True)
-
-
-class _Bar(progress.Progress):
-    """What is done and how far it is; below it, while training, numbers and a curve."""
-
-    def __init__(self, stream: TextIO, *, transient: bool) -> None:
         super().__init__(
             progress.TextColumn("{task.description}", style="bold", markup=False),
             progress.BarColumn(bar_width=None),
@@ -203,17 +177,33 @@ class _Bar(progress.Progress):
             refresh_per_second=_REFRESHES_PER_SECOND,
             expand=True,
             transient=transient,
+            disable=not self.is_live,
         )
         self._id = self.add_task("", total=None, visible=False, words="", cells=(), curve=None)
 
-    def show(self, label: str, done: int, total: int, words: str) -> None:
-        """Soon, as a thread draws. ``total`` 0: not known."""
-        self.tasks[0].total = total or None  # ``update`` would keep the last one
-        self.update(self._id, description=label, completed=done, visible=True, words=words)
+    def stop(self) -> None:
+        """Draw the bar for the last time, or take a transient one away; may be called twice."""
+        if self.is_live:
+            super().stop()
 
-    def show_numbers(self, cells: Sequence[tuple[str, str]], curve: Curve) -> None:
-        """Below the bar: (name, value) each, and how the loss went."""
-        self.update(self._id, cells=cells, curve=curve)
+    def message(self, text: str) -> None:
+        """A line, unless quiet."""
+        if not self._is_quiet:
+            self.warn(text)
+
+    def warn(self, text: str) -> None:
+        """A line in every mode."""
+        if self.is_live:
+            self.console.print(Text(_encodable(text, self._stream)), soft_wrap=True)
+        else:
+            _write_line(self._stream, text)
+
+    def show(self, label: str, done: int, total: int, words: str, **numbers: Any) -> None:
+        """Soon, as a thread draws. ``total`` 0: not known. ``numbers``: ``cells`` and ``curve``."""
+        self.tasks[0].total = total or None  # ``update`` would keep the last one
+        self.update(
+            self._id, description=label, completed=done, visible=True, words=words, **numbers
+        )
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """What ``rich`` draws: the bar, the numbers, the curve."""
@@ -301,16 +291,11 @@ def _cells(metrics: StepMetrics, held_out: EvalMetrics | None) -> list[tuple[str
 
 def step_line(metrics: StepMetrics, total_steps: int) -> str:
     """The plain line of a step."""
-    return "  ".join(
-        (
-            f"step {metrics.step}/{total_steps}",
-            f"loss {metrics.loss:.4f}",
-            f"grad_norm {metrics.grad_norm:.2f}",
-            f"lr {metrics.lr:.1e}",
-            f"tokens/s {metrics.tokens_per_s:.0f}",
-            f"mfu {percent_or_na(metrics.mfu)}",
-            f"memory {metrics.memory_gib:.1f} GiB",
-        )
+    return (
+        f"step {metrics.step}/{total_steps}  loss {metrics.loss:.4f}  "
+        f"grad_norm {metrics.grad_norm:.2f}  lr {metrics.lr:.1e}  "
+        f"tokens/s {metrics.tokens_per_s:.0f}  mfu {percent_or_na(metrics.mfu)}  "
+        f"memory {metrics.memory_gib:.1f} GiB"
     )
 
 
@@ -322,11 +307,9 @@ def eval_line(metrics: EvalMetrics, total_steps: int) -> str:
 
 
 def _bytes_done(done_bytes: int, total_bytes: int, text: str) -> str:
-    size = f"{done_bytes / 1e6:.1f}"
-    if total_bytes:
-        size += f" of {total_bytes / 1e6:.1f}"
-    sizes = [f"{size} MB"] if total_bytes or done_bytes else []
-    return ", ".join([text, *sizes] if text else sizes)
+    of = f" of {total_bytes / 1e6:.1f}" if total_bytes else ""
+    size = f"{done_bytes / 1e6:.1f}{of} MB" if total_bytes or done_bytes else ""
+    return ", ".join(filter(None, (text, size)))
 
 
 def _is_due(shown_at: float | None, now: float) -> bool:

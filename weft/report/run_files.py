@@ -76,8 +76,8 @@ def read_run(folder: Path) -> RunFiles:
     steps, evals = read("metrics.jsonl", read_metrics) or ([], [])
     return RunFiles(
         folder=folder,
-        config=read("config.yaml", _config) or {},
-        origins=read("origins.json", _origins) or {},
+        config=dict(flat(read("config.yaml", _mapping) or {})),
+        origins={key: str(place) for key, place in (read("origins.json", _mapping) or {}).items()},
         plan=read("plan.json", lambda path: Plan.from_json(_text(path))),
         cluster=read("cluster.json", lambda path: Cluster.from_json(_text(path))),
         steps=tuple(steps),
@@ -95,11 +95,16 @@ def reason(error: Exception, folder: Path) -> str:
     return str(error).replace(f"{folder}{os.sep}", "") or f"a {type(error).__name__}"
 
 
+def at(tree: object, *keys: str) -> Any:
+    """What lies at the end of nested keys; None where a key is missing or no mapping has it."""
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
+
+
 def number(tree: Mapping[str, Any], *keys: str) -> float | None:
     """A finite number at the end of nested keys; None for anything else."""
-    value: object = tree
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
+    value = at(tree, *keys)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -122,21 +127,12 @@ def _text(path: Path) -> str:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    value = json.loads(_text(path))
+    is_yaml = path.suffix == ".yaml"
+    value = yaml.safe_load(_text(path)) if is_yaml else json.loads(_text(path))
     if not isinstance(value, dict):
-        raise TypeError(f"expected an object, found {type(value).__name__}")
+        expected = "sections" if is_yaml else "an object"
+        raise TypeError(f"expected {expected}, found {type(value).__name__}")
     return value
-
-
-def _config(path: Path) -> dict[str, object]:
-    value = yaml.safe_load(_text(path))
-    if not isinstance(value, dict):
-        raise TypeError(f"expected sections, found {type(value).__name__}")
-    return dict(flat(value))
-
-
-def _origins(path: Path) -> dict[str, str]:
-    return {key: str(origin) for key, origin in _mapping(path).items()}
 
 
 def _checkpoints(path: Path) -> tuple[Listed, ...]:

@@ -81,7 +81,7 @@ def log_metrics(
                 elapsed_s=numbers.ended - started,
             )
             for writer in writers:
-                writer.step(metrics)
+                writer.write(metrics)
             progress.step(metrics)
             warn_of_divergence(metrics)
 
@@ -139,7 +139,7 @@ def report_evaluation(
                 elapsed_s=time.perf_counter() - started,
             )
             for writer in writers if step not in written else ():
-                writer.eval(metrics)
+                writer.write(metrics)
             progress.eval(metrics)
 
     return report
