@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import re
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -89,11 +90,11 @@ def mix(
 
 
 def _effort(steps: str, repeats: int) -> Effort:
-    tune, comma, final = steps.partition(",")
-    if not (comma and tune.isdecimal() and final.isdecimal() and int(tune) and int(final)):
+    found = re.fullmatch(r"0*([1-9]\d*),0*([1-9]\d*)", steps)
+    if found is None:
         expected = "two numbers above 0, such as 5,10"
         raise ConfigError("--steps", steps, expected, "Of a tuning run, and of a repeat.")
-    return Effort(steps=int(final), repeats=repeats, tune_steps=int(tune))
+    return Effort(steps=int(found[2]), repeats=repeats, tune_steps=int(found[1]))
 
 
 def _show(report: MixReport) -> None:

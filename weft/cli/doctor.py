@@ -48,7 +48,7 @@ def doctor(json: Json = False) -> None:
 
     Exit code 1 if something that Weft needs is missing.
     """
-    findings = [*_python(), *_packages(), *_machine(), *_disk(), *_environment()]
+    findings = [*_software(), *_machine()]
     broken = any(finding.level == "problem" for finding in findings)
     if json:
         print_json({"ok": not broken, "findings": [asdict(f) for f in findings]})
@@ -60,12 +60,9 @@ def doctor(json: Json = False) -> None:
     finish(int(broken))
 
 
-def _python() -> Iterator[Finding]:
+def _software() -> Iterator[Finding]:
     yield Finding("weft", "ok", f"{weft.__version__} from {Path(weft.__file__).parent}")
     yield Finding("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
-
-
-def _packages() -> Iterator[Finding]:
     for name in (*NEEDED, *OPTIONAL):
         try:
             yield Finding(name, "ok", version(name))
@@ -90,16 +87,10 @@ def _machine() -> Iterator[Finding]:
     yield Finding("accelerators", "ok", names or "none: training runs on the CPU")
     for problem in node.problems:
         yield Finding("accelerators", "hint", problem)
-
-
-def _disk() -> Iterator[Finding]:
     free = shutil.disk_usage(Path.cwd()).free
     low = free < LOW_DISK_BYTES
     todo = "runs/ and .weft/cache grow here; make room or choose another --out" if low else ""
     yield Finding("disk", "hint" if low else "ok", f"{gib(free)} free here", todo)
-
-
-def _environment() -> Iterator[Finding]:
     given = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name in os.environ]
     if given:
         says = f"{', '.join(given)} set: `weft train` joins that job instead of starting ranks"

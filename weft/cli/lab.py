@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -85,7 +86,8 @@ def lab(
     words = _command(command)
     if reason := why_not_here():
         offer = "With --virtual, chips are processes that sleep for modelled time."
-        raise ConfigError("CLUSTER", cluster, "to be root on Linux", f"{_said(reason)} {offer}")
+        hint = f"No lab can be built here: {reason}. {offer}"
+        raise ConfigError("CLUSTER", cluster, "to be root on Linux", hint)
     refuse_too_much(described, detect_node())
     asked = Rehearsal(
         cluster=described,
@@ -106,10 +108,6 @@ def lab(
     finish(outcome.exit_code)
 
 
-def _said(reason: str) -> str:
-    return f"No lab can be built here: {reason}."
-
-
 def say(text: str) -> None:
     """A line of the lab itself, between those of the job."""
     err.print(f"[lab] {text}", style="cyan")
@@ -127,11 +125,10 @@ def _command(words: Sequence[str] | None) -> tuple[str, ...]:
 def _run_folder(given: Path | None, words: Sequence[str]) -> Path:
     if given is not None:
         return given
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        if word == "--out" and after:
-            return Path(after)
-        if word.startswith("--out="):
-            return Path(word.removeprefix("--out="))
+    for word, after in pairwise([*words, ""]):
+        name, _, value = word.partition("=")
+        if name == "--out" and (value or after):
+            return Path(value or after)
     hint = "The command has none: all ranks of a job write to one folder."
     raise ConfigError("--out", None, "a run folder, for logs and lab.json", hint)
 
@@ -172,7 +169,8 @@ def _clean(words: Sequence[str] | None) -> None:
     if words:
         raise ConfigError("COMMAND", list(words), "nothing after `clean`")
     if reason := why_not_here():
-        raise ConfigError("clean", CLEAN, "to be root on Linux", _said(reason))
+        hint = f"No lab can be built here: {reason}."
+        raise ConfigError("clean", CLEAN, "to be root on Linux", hint)
     labs = find_labs()
     gone = dead(labs)
     for left in gone:

@@ -83,16 +83,14 @@ def run_virtual(virtual: VirtualCluster, *, plays: bool, json: bool) -> None:
         if json:
             print_json(prediction.as_json())
         return
-    if not json:
-        err.print(
-            "[lab] playing it: a process a chip, which sleeps instead of computing",
-        )
     from weft.virtual.play import play
 
-    played = play(virtual, prediction)
     if json:
+        played = play(virtual, prediction)
         print_json({**prediction.as_json(), "predicted": False, "played": played.as_json()})
         return
+    err.print("[lab] playing it: a process a chip, which sleeps instead of computing")
+    played = play(virtual, prediction)
     low, high = prediction.least_s, prediction.most_s
     out.print(
         f"played {played.step_s:.3g} s a step (spread {played.spread:.1%}); "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json as json_format
 import os
 import sys
@@ -26,6 +25,7 @@ from weft.config.load import Loaded, explain, to_yaml
 from weft.elastic.failure import RanksFailedError
 from weft.elastic.processes import run_rank, run_ranks, warm_context
 from weft.elastic.signals import sigterm_interrupts
+from weft.report.metrics import refuse_missing_packages
 from weft.report.progress import Preparing, choose_mode
 from weft.resolve.prediction import AUTO_FILE, PREDICTION_FILE, Prediction
 from weft.resolve.resolve import Resolved, refuse_without_effect
@@ -72,7 +72,10 @@ def train(
         else:
             asked = resolved_among(loaded, address, until_joined, out=out_dir)
         refuse_without_effect(loaded)
-        _refuse_missing_packages(loaded)
+        try:
+            refuse_missing_packages(loaded.config.metrics)
+        except ConfigError as error:
+            raise loaded.place(error) from error
         resolved = asked.resolved
         stream = sys.stderr if json else sys.stdout
         prediction = _predict(asked, address)
@@ -135,14 +138,6 @@ def _explain(loaded: Loaded, *, json: bool) -> None:
         out.print(f"{key:<{width}}  {show(value):<24}  {origin}")
 
 
-def _refuse_missing_packages(loaded: Loaded) -> None:
-    project = loaded.config.metrics.wandb
-    if project is not None and importlib.util.find_spec("wandb") is None:
-        expected = "null, as the package wandb is not installed"
-        hint = "Install it with: pip install wandb"
-        raise loaded.place(ConfigError("metrics.wandb", project, expected, hint))
-
-
 def _new_folder(name: str, address: RankAddress | None) -> Path:
     """A folder that is not there yet: runs that begin in the same second have one each."""
     if address is not None:
@@ -169,7 +164,7 @@ def _start(job: Job, resolved: Resolved) -> int:
     from weft.data.prepare import prepare
 
     differing = changes(job.out, job.config)
-    if _is_done(job):
+    if saved_step(job.out) >= job.last_step and saved_summary(job.out) is not None:
         return _tell_end(job, already=True)
     with RunFolder(job.out) as folder, sigterm_interrupts():
         context = warm_context()
@@ -192,10 +187,6 @@ def _start(job: Job, resolved: Resolved) -> int:
                 folder.drop_new_logs()
             return _tell_failure(job, error, step_before)
         return _tell_end(job)
-
-
-def _is_done(job: Job) -> bool:
-    return saved_step(job.out) >= job.last_step and saved_summary(job.out) is not None
 
 
 def _join(address: RankAddress, job: Job, resolved: Resolved) -> int:
@@ -232,7 +223,8 @@ def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
     """The first failure in full, then what was saved and how to go on."""
     first = error.first
     if first.cause == "config":
-        _print_refusal(first.message)
+        heading = "" if first.message.startswith("error: ") else "error: "
+        err.print(heading + first.message, style="red")
         return 2
     err.print(f"error: {error}", style="red")
     if first.detail:
@@ -247,11 +239,6 @@ def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
     return 1
 
 
-def _print_refusal(message: str) -> None:
-    heading = "" if message.startswith("error: ") else "error: "
-    err.print(heading + message, style="red")
-
-
 def _saved(job: Job) -> str:
     step = saved_step(job.out)
     if not step:
@@ -262,8 +249,9 @@ def _saved(job: Job) -> str:
 def _tell_end(job: Job, *, already: bool = False) -> int:
     """What the run came to. Exit code 1 if it was stopped before its end."""
     summary = saved_summary(job.out)
-    if saved_step(job.out) < job.last_step or summary is None:
-        at = f"step {job.last_step}" if saved_step(job.out) < job.last_step else "its summary"
+    is_short = saved_step(job.out) < job.last_step
+    if is_short or summary is None:
+        at = f"step {job.last_step}" if is_short else "its summary"
         err.print(f"stopped before {at}; {_saved(job)}")
         return 1
     if job.json:

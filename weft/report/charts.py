@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, cycle
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from weft.report.metrics import EvalMetrics, StepMetrics
 
@@ -53,7 +53,7 @@ def charts(
     """The charts that the records are enough for; none without a step."""
     if not steps:
         return []
-    return [_loss(steps, evals, baselines), *(_chart(curve, steps) for curve in _CURVES)]
+    return [_loss(steps, evals, baselines), *_of_each_step(steps)]
 
 
 def steps_per_point(num_steps: int) -> int:
@@ -126,37 +126,22 @@ def _loss(
     )
 
 
-class _Curve(NamedTuple):
-    """A chart of one number of every step."""
-
-    id: str
-    title: str
-    unit: str
-    format: Format
-    value: Callable[[StepMetrics], float]
-    combine: Combine
-
-
-_CURVES = (
-    _Curve("throughput", "Throughput", "tokens/s", "rate", lambda m: m.tokens_per_s, fmean),
-    _Curve("lr", "Learning rate", "", "small", lambda m: m.lr, fmean),
-    _Curve("grad-norm", "Gradient norm", "before clipping", "size", lambda m: m.grad_norm, max),
-    _Curve("memory", "Memory", "GiB, most of any rank", "size", lambda m: m.memory_gib, max),
-)
-
-
-def _chart(curve: _Curve, steps: Sequence[StepMetrics]) -> Chart:
-    at, values = [m.step for m in steps], [curve.value(m) for m in steps]
-    x, y = thin(at, values, curve.combine)
-    label = curve.title.lower()
-    return Chart(
-        id=curve.id,
-        title=curve.title,
-        unit=curve.unit,
-        format=curve.format,
-        series=[Series(label=label, x=x, y=y)],
-        description=_in_words(label, at, values) + ".",
+def _of_each_step(steps: Sequence[StepMetrics]) -> Iterator[Chart]:
+    """Charts of one number of every step."""
+    at = [m.step for m in steps]
+    rate, lr = [m.tokens_per_s for m in steps], [m.lr for m in steps]
+    norm, memory = [m.grad_norm for m in steps], [m.memory_gib for m in steps]
+    curves: tuple[tuple[str, str, str, Format, list[float], Combine], ...] = (
+        ("throughput", "Throughput", "tokens/s", "rate", rate, fmean),
+        ("lr", "Learning rate", "", "small", lr, fmean),
+        ("grad-norm", "Gradient norm", "before clipping", "size", norm, max),
+        ("memory", "Memory", "GiB, most of any rank", "size", memory, max),
     )
+    for name, title, unit, form, values, combine in curves:
+        x, y = thin(at, values, combine)
+        series = [Series(label=title.lower(), x=x, y=y)]
+        words = _in_words(title.lower(), at, values) + "."
+        yield Chart(id=name, title=title, unit=unit, format=form, series=series, description=words)
 
 
 def _in_words(label: str, at: Sequence[int], values: Sequence[float]) -> str:

@@ -9,9 +9,10 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import linear_regression
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from weft.config.errors import ConfigError
 from weft.models.registry import model_config, model_spec
@@ -32,8 +33,7 @@ IGNORED = ("name", "metrics.", "checkpoint.", "train.log_every", "data.workers",
 """Settings that change no number of a run."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepPair:
+class StepPair(NamedTuple):
     """One step that both runs did."""
 
     step: int
@@ -163,23 +163,13 @@ def _pairs(
     common = _after_parting(mine, theirs)
     if not common:
         raise ConfigError("RUN_B", str(runs[1].folder), "a run that did a step that RUN_A did too")
-    first = common[0]
-    return tuple(
-        StepPair(
-            step,
-            mine[step].loss,
-            theirs[step].loss,
-            loss_band(
-                precision,
-                d_model=_d_model(runs[0]),
-                num_layers=plans[0].num_layers,
-                tokens=mine[step].tokens,
-                step=step - first + 1,
-                loss=abs(mine[step].loss),
-            ),
-        )
-        for step in common
-    )
+    band = partial(loss_band, precision, d_model=_d_model(runs[0]), num_layers=plans[0].num_layers)
+    pairs = []
+    for step in common:
+        a, at = mine[step], step - common[0] + 1
+        width = band(tokens=a.tokens, step=at, loss=abs(a.loss))
+        pairs.append(StepPair(step, a.loss, theirs[step].loss, width))
+    return tuple(pairs)
 
 
 def _after_parting(mine: Mapping[int, T], theirs: Mapping[int, T]) -> list[int]:

@@ -8,6 +8,7 @@ NaN (for ``mfu``, where ``null`` means "not known", as None).
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import math
 import os
@@ -252,17 +253,14 @@ class WandbWriter(Writer):
     A run folder that is resumed goes on as the same W&B run.
 
     Raises:
-        ConfigError: ``metrics.wandb`` is asked for and wandb is not installed.
+        ConfigError: wandb is not installed.
     """
 
     def __init__(self, project: str, run: Path, config: Mapping[str, Any]) -> None:
         """``run``: the run folder; ``config``: what W&B shows as the run's settings."""
-        try:
-            import wandb
-        except ImportError:
-            expected = "null, as the package wandb is not installed"
-            hint = "Install it with: pip install wandb"
-            raise ConfigError("metrics.wandb", project, expected, hint) from None
+        refuse_missing_packages(MetricsConfig(wandb=project))
+        import wandb
+
         folder = run.resolve()
         key = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
         self._run: Any = wandb.init(
@@ -280,6 +278,14 @@ class WandbWriter(Writer):
 
     def close(self) -> None:
         self._run.finish()
+
+
+def refuse_missing_packages(config: MetricsConfig) -> None:
+    """Raises ConfigError where ``metrics.wandb`` is asked for and wandb is not installed."""
+    if config.wandb is not None and importlib.util.find_spec("wandb") is None:
+        expected = "null, as the package wandb is not installed"
+        hint = "Install it with: pip install wandb"
+        raise ConfigError("metrics.wandb", config.wandb, expected, hint)
 
 
 def perplexity(loss: float) -> float:

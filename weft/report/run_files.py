@@ -78,8 +78,8 @@ def read_run(folder: Path) -> RunFiles:
         folder=folder,
         config=dict(flat(read("config.yaml", _mapping) or {})),
         origins={key: str(place) for key, place in (read("origins.json", _mapping) or {}).items()},
-        plan=read("plan.json", lambda path: Plan.from_json(_text(path))),
-        cluster=read("cluster.json", lambda path: Cluster.from_json(_text(path))),
+        plan=read("plan.json", lambda path: Plan.from_json(path.read_text("utf-8"))),
+        cluster=read("cluster.json", lambda path: Cluster.from_json(path.read_text("utf-8"))),
         steps=tuple(steps),
         evals=tuple(evals),
         summary=read("summary.json", _mapping) or {},
@@ -122,13 +122,9 @@ def flat(value: object, key: str = "") -> Iterator[tuple[str, object]]:
         yield key, value
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
-
-
 def _mapping(path: Path) -> dict[str, Any]:
-    is_yaml = path.suffix == ".yaml"
-    value = yaml.safe_load(_text(path)) if is_yaml else json.loads(_text(path))
+    is_yaml, text = path.suffix == ".yaml", path.read_text("utf-8")
+    value = yaml.safe_load(text) if is_yaml else json.loads(text)
     if not isinstance(value, dict):
         expected = "sections" if is_yaml else "an object"
         raise TypeError(f"expected {expected}, found {type(value).__name__}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.output import err, print_json
-from weft.cli.plan.forecasts import Answer, AnswerHere, answer, answer_here, load_for_cluster
+from weft.cli.plan.forecasts import answer, answer_here, load_for_cluster
 from weft.cli.plan.why import load_compared
 from weft.cli.resolved import resolved_here
 from weft.cli.target import Json, Overrides, Target, file_to_write, load
@@ -68,7 +68,6 @@ def plan(
     """
     if html is not None:
         file_to_write("--html", html)
-    found: Answer | AnswerHere
     if cluster is None:
         for option, value in (("--need", need), ("--why", why)):
             if value is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -49,103 +50,45 @@ UNKNOWN: dict[str, Any] = {"predicted": None, "limits": None, "alternatives": []
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerHere:
-    """A plan for this machine, and what to expect of it where its chips are known."""
+class Answer:
+    """A plan, and what to expect of it where its chips are known."""
 
-    resolved: Resolved
+    title: str
+    """Of a page."""
+    facts: dict[str, Any]
+    """The model and what was derived: with ``more``, what ``--json`` prints beside the outlook."""
+    show_plan: Callable[[], None]
     outlook: Outlook | None
-    problem: str
+    problem: str = ""
     """Why nothing can be expected."""
-
-    @property
-    def title(self) -> str:
-        """Of a page."""
-        return f"{self.resolved.config.model.family} {self.resolved.config.model.size}"
+    compared: Comparison | None = None
+    """A plan that was asked about."""
+    more: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The plan, the model and what was derived."""
-        resolved = self.resolved
-        facts = {
-            "plan": json.loads(resolved.plan.to_json()),
-            "model": {"parameters": resolved.num_parameters, "size": resolved.config.model.size},
-            "notes": list(resolved.notes),
-        }
-        return facts | (UNKNOWN if self.outlook is None else self.outlook.as_json())
+        """What ``--json`` prints."""
+        outlook = UNKNOWN if self.outlook is None else self.outlook.as_json()
+        why = {} if self.compared is None else {"why": self.compared.as_json()}
+        return self.facts | outlook | self.more | why
 
     def show(self, *, explain: bool) -> None:
         """For people."""
-        show_plan(self.resolved)
+        self.show_plan()
         if self.outlook is None:
             err.print(f"no forecast: {self.problem}")
         else:
             show_outlook(self.outlook, explain=explain)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """A plan for the chips of a file."""
-
-    model: str
-    """Family and size."""
-    asked: PlanRequest
-    chips: RankChips
-    outlook: Outlook
-    mix: Mix | None
-    compared: Comparison | None
-    """A plan that was asked about."""
-    problem: str = ""
-
-    @property
-    def title(self) -> str:
-        """Of a page."""
-        return f"{self.model} on {cluster_in_words(self.outlook.cluster)}"
-
-    @property
-    def num_parameters(self) -> int:
-        return int(shape_of(self.asked.workload.spec).params)
-
-    def as_json(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
-        size = self.model.partition(" ")[2]
-        facts = {
-            "model": {"parameters": self.num_parameters, "size": size},
-            "notes": list(self.asked.notes),
-        }
-        mix = {} if self.mix is None else {"mix": self.mix.as_json()}
-        why = {} if self.compared is None else {"why": self.compared.as_json()}
-        return facts | self.outlook.as_json() | mix | why
-
-    def show(self, *, explain: bool) -> None:
-        """For people."""
-        workload, outlook = self.asked.workload, self.outlook
-        out.print(
-            f"[bold]{self.model}[/]: {count(self.num_parameters)} parameters, "
-            f"{workload.spec.num_layers} layers; {workload.samples} samples = "
-            f"{count(workload.samples * workload.seq_len)} tokens a step",
-            markup=True,
-        )
-        if self.mix is not None:
-            out.print(*(f"  {line}" for line in self.mix.sentences()), sep="\n")
-            reached = model_flops_s(workload, outlook.forecast.step_s)
-            out.print(f"  the plan reaches {in_units(reached)} of it")
-        chips = f"{outlook.cluster.world_size:,} of {self.chips.view.world_size:,} chips"
-        out.print(f"{chips}: {cluster_in_words(outlook.cluster)}")
-        out.print(f"plan: {outlook.name}")
-        heading, *lines = plan_table(outlook.forecast.plan)
-        notes = (*self.asked.notes, f"rates from {', '.join(self.chips.basis)}")
-        print_plan(heading, [*folded(lines), *(f"  {note}" for note in notes)])
-        show_outlook(outlook, explain=explain)
         if self.compared is not None:
             out.print(*comparison(self.compared), sep="\n")
 
 
-def answer_here(resolved: Resolved) -> AnswerHere:
+def answer_here(resolved: Resolved) -> Answer:
     """What to expect on this machine, or why nothing can be said."""
-    plan = resolved.plan
+    plan, config = resolved.plan, resolved.config
     _, _, stage = next(iter(plan.stages()))
     workload = Workload(
         spec=resolved.spec,
-        seq_len=resolved.config.data.seq_len,
+        seq_len=config.data.seq_len,
         samples=plan.global_batch,
         precision=stage.precision,
     )
@@ -158,7 +101,18 @@ def answer_here(resolved: Resolved) -> AnswerHere:
             outlook = Outlook(name=name, cluster=chips.view, forecast=cast, limits=limits)
     except ConfigError as error:
         problem = str(error)
-    return AnswerHere(resolved=resolved, outlook=outlook, problem=problem)
+    facts = {
+        "plan": json.loads(plan.to_json()),
+        "model": {"parameters": resolved.num_parameters, "size": config.model.size},
+        "notes": list(resolved.notes),
+    }
+    return Answer(
+        title=f"{config.model.family} {config.model.size}",
+        facts=facts,
+        show_plan=partial(show_plan, resolved),
+        outlook=outlook,
+        problem=problem,
+    )
 
 
 def load_for_cluster(target: str, overrides: Sequence[str]) -> Loaded:
@@ -210,10 +164,43 @@ def answer(
         )
         if why is not None:
             compared = _compared(plan_request(why, cluster), asked, outlook, chips, cluster)
-    model = f"{loaded.config.model.family} {loaded.config.model.size}"
+    model = loaded.config.model
+    num_parameters = int(shape_of(asked.workload.spec).params)
+    facts = {
+        "model": {"parameters": num_parameters, "size": model.size},
+        "notes": list(asked.notes),
+    }
+    title = f"[bold]{model.family} {model.size}[/]: {count(num_parameters)} parameters"
     return Answer(
-        model=model, asked=asked, chips=chips, outlook=outlook, mix=mix, compared=compared
+        title=f"{model.family} {model.size} on {cluster_in_words(outlook.cluster)}",
+        facts=facts,
+        show_plan=partial(_show_plan_there, title, asked, chips, outlook, mix),
+        outlook=outlook,
+        compared=compared,
+        more={} if mix is None else {"mix": mix.as_json()},
     )
+
+
+def _show_plan_there(
+    model: str, asked: PlanRequest, chips: RankChips, outlook: Outlook, mix: Mix | None
+) -> None:
+    """The plan for the chips of a file; ``model``: its name and size, as markup."""
+    workload = asked.workload
+    out.print(
+        f"{model}, {workload.spec.num_layers} layers; {workload.samples} samples = "
+        f"{count(workload.samples * workload.seq_len)} tokens a step",
+        markup=True,
+    )
+    if mix is not None:
+        out.print(*(f"  {line}" for line in mix.sentences()), sep="\n")
+        reached = model_flops_s(workload, outlook.forecast.step_s)
+        out.print(f"  the plan reaches {in_units(reached)} of it")
+    taken = f"{outlook.cluster.world_size:,} of {chips.view.world_size:,} chips"
+    out.print(f"{taken}: {cluster_in_words(outlook.cluster)}")
+    out.print(f"plan: {outlook.name}")
+    heading, *lines = plan_table(outlook.forecast.plan)
+    notes = (*asked.notes, f"rates from {', '.join(chips.basis)}")
+    print_plan(heading, [*folded(lines), *(f"  {note}" for note in notes)])
 
 
 def _compared(
