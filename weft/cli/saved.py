@@ -85,7 +85,12 @@ def generate(
         raise ConfigError("--top-p", top_p, "a number > 0 and <= 1")
     prompts = tuple(prompt or ("def ",))
     for text in prompts:
-        _refuse_unusable(text)
+        if not text:
+            raise ConfigError("--prompt", text, "at least one character")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError("--prompt", text, "text in UTF-8") from None
     from weft.checkpoint.whole import load_model, load_tokenizer_of
     from weft.train.summary import is_finite, write_samples
 
@@ -102,15 +107,6 @@ def generate(
     for sample in samples:
         out.print(sample["prompt"], style="bold", end="")
         out.print(sample["text"])
-
-
-def _refuse_unusable(prompt: str) -> None:
-    if not prompt:
-        raise ConfigError("--prompt", prompt, "at least one character")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        raise ConfigError("--prompt", prompt, "text in UTF-8") from None
 
 
 def report(

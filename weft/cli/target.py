@@ -40,16 +40,13 @@ def load(target: str, overrides: Sequence[str] | None) -> Loaded:
     try:
         return load_config(recipe, pairs)
     except ConfigErrors as errors:
-        if any(error.value == recipe for error in errors.errors) and _is_size(recipe):
+        from weft.models.registry import FAMILIES
+
+        is_size = any(recipe in family.sizes for family in FAMILIES.values())
+        if is_size and any(error.value == recipe for error in errors.errors):
             hint = f"'{recipe}' is the size of a model. Write: {DEFAULT_RECIPE} model.size={recipe}"
             raise ConfigError("RECIPE", recipe, "", hint) from errors
         raise
-
-
-def _is_size(word: str) -> bool:
-    from weft.models.registry import FAMILIES
-
-    return any(word in family.sizes for family in FAMILIES.values())
 
 
 def named(target: str, overrides: Sequence[str] | None) -> tuple[str, list[str]]:

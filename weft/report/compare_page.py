@@ -84,11 +84,10 @@ def tables(found: Comparison) -> list[Table]:
 
 
 def _evaluations(evals: EvalSummary, noise: EvalSummary | None) -> Table:
+    found = zip(evals.steps, evals.differences, evals.percent, strict=True)
     rows = [
         (f"step {step}", f"{difference:+.3e}", "unknown" if share is None else f"{share:+.3e}")
-        for step, difference, share in zip(
-            evals.steps, evals.differences, evals.percent, strict=True
-        )
+        for step, difference, share in found
     ]
     for name, summary in (("", evals), ("noise of a seed: ", noise)):
         if summary is not None:
@@ -97,12 +96,8 @@ def _evaluations(evals: EvalSummary, noise: EvalSummary | None) -> Table:
                 (f"{name}mean of absolute values", f"{summary.mean_absolute:.3e}", ""),
                 (f"{name}largest", f"{summary.largest:+.3e}", ""),
             ]
-    return Table(
-        caption="Held-out loss, B minus A",
-        headers=("After", "nats", "%"),
-        rows=rows,
-        numeric=True,
-    )
+    headers = ("After", "nats", "%")
+    return Table(caption="Held-out loss, B minus A", headers=headers, rows=rows, numeric=True)
 
 
 def to_json(found: Comparison) -> dict[str, Any]:

@@ -123,14 +123,10 @@ def read_metrics(path: Path) -> tuple[list[StepMetrics], list[EvalMetrics]]:
         ConfigError: A line before the last is not a record with a step.
         OSError: The file cannot be read.
     """
-    steps: list[StepMetrics] = []
-    evals: list[EvalMetrics] = []
-    for _, record in _records(path):
-        if "eval_loss" in record:
-            evals.append(_read(EvalMetrics, record))
-        elif "loss" in record:
-            steps.append(_read(StepMetrics, record))
-    return steps, evals
+    records = [record for _, record in _records(path)]
+    evals = [_read(EvalMetrics, record) for record in records if "eval_loss" in record]
+    steps = [r for r in records if "loss" in r and "eval_loss" not in r]
+    return [_read(StepMetrics, record) for record in steps], evals
 
 
 def _records(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -140,24 +136,17 @@ def _records(path: Path) -> list[tuple[str, dict[str, Any]]]:
         lines.pop()
     result = []
     for number, line in enumerate(lines, start=1):
-        record = _record(line)
-        if record is not None:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
             result.append((line, record))
         elif number < len(lines):
             where = f"{path}:{number}"
             hint = "Something other than Weft wrote to this file; delete the line to go on."
             raise ConfigError(where, line[:80], "one JSON object with a step", hint)
     return result
-
-
-def _record(line: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(value, dict) or not isinstance(value.get("step"), int):
-        return None
-    return value
 
 
 def _read(kind: type[Metrics], record: Mapping[str, Any]) -> Metrics:

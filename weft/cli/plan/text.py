@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -19,6 +20,7 @@ from weft.resolve.resolve import Resolved
 from weft.simulate.picture import draw
 
 MOST_ROWS = 24
+_REACH = {"node": "inside nodes", "across": "between nodes"}
 _CATEGORIES = ("weights", "grads", "optimizer", "activations", "working", "logits")
 _ALWAYS = ("pipeline", "stage", "ranks", "layers", "samples", "microbatches", "computes")
 
@@ -106,7 +108,7 @@ def in_words(outlook: Outlook) -> Iterator[str]:
     yield from folded(list(memory_table(cast)))
     if cast.sent:
         parts = [
-            f"{way.name} {sent(num_bytes)} ({_reach(way.reach)})"
+            f"{way.name} {sent(num_bytes)} ({_REACH[way.reach]})"
             for way, num_bytes in sorted(cast.sent.items(), key=lambda item: -item[1])
         ]
         yield f"sent in a step by all ranks: {', '.join(parts)}"
@@ -164,30 +166,25 @@ def why_in_words(outlook: Outlook) -> Iterator[str]:
 
 def cluster_in_words(cluster: ClusterView) -> str:
     """``500 x 8 H100-SXM5-80GB, 2 x 8 A100-SXM4-80GB``."""
-    pools: dict[tuple[str, int], int] = {}
+    pools: Counter[tuple[str, int]] = Counter()
     for pool in cluster.pools:
-        key = pool.chip.name, pool.chips_per_node
-        pools[key] = pools.get(key, 0) + pool.num_nodes
+        pools[pool.chip.name, pool.chips_per_node] += pool.num_nodes
     return ", ".join(f"{nodes} x {chips} {name}" for (name, chips), nodes in pools.items())
 
 
 def memory_table(cast: Forecast) -> Iterator[str]:
     """Memory of a rank of every mesh, GiB; equal neighbours share a row."""
-    groups = [list(same) for _, same in groupby(cast.positions, key=_figures)]
-    decimals = _decimals(max(position.memory.total for position in cast.positions) / 2**30)
-    heading = ("pipeline", "stage", "ranks", "GiB", "of", *_CATEGORIES, "other")
-    rows = [heading, *(_memory_row(positions, decimals) for positions in groups)]
+    largest = max(position.memory.total for position in cast.positions) / 2**30
+    decimals = 1 if largest >= 10 else 2 if largest >= 1 else 3
+    rows: list[tuple[str, ...]] = [
+        ("pipeline", "stage", "ranks", "GiB", "of", *_CATEGORIES, "other")
+    ]
+    for (chip, figures), same in groupby(cast.positions, key=_figures):
+        equal = list(same)
+        pipelines = ranges(sorted({position.pipeline for position in equal}), dash="-")
+        stages = ranges(sorted({s for position in equal for s in position.stages}), dash="-")
+        rows.append((pipelines, stages, chip, *(f"{figure:.{decimals}f}" for figure in figures)))
     return aligned(rows, words=3)
-
-
-def _memory_row(equal: Sequence[PositionForecast], decimals: int) -> tuple[str, ...]:
-    chip, figures = _figures(equal[0])
-    return (
-        ranges(sorted({position.pipeline for position in equal}), dash="-"),
-        ranges(sorted({stage for position in equal for stage in position.stages}), dash="-"),
-        chip,
-        *(f"{figure:.{decimals}f}" for figure in figures),
-    )
 
 
 def _figures(position: PositionForecast) -> tuple[str, tuple[float, ...]]:
@@ -197,11 +194,6 @@ def _figures(position: PositionForecast) -> tuple[str, tuple[float, ...]]:
     total = position.memory.total / 2**30
     chip = f"{len(position.ranks)} x {position.chip.name}"
     return chip, (total, position.chip.memory_gib, *named, total - sum(named))
-
-
-def _decimals(largest: float) -> int:
-    """Three digits of the largest number of a table, or about that."""
-    return 1 if largest >= 10 else 2 if largest >= 1 else 3
 
 
 def folded(lines: Sequence[str], most: int = MOST_ROWS) -> Iterator[str]:
@@ -214,10 +206,6 @@ def folded(lines: Sequence[str], most: int = MOST_ROWS) -> Iterator[str]:
     yield from lines[:head]
     yield f"... {len(lines) - head - tail} more; --json has them all"
     yield from lines[-tail:]
-
-
-def _reach(reach: str) -> str:
-    return "inside nodes" if reach == "node" else "between nodes"
 
 
 def comparison(compared: Comparison) -> Iterator[str]:
