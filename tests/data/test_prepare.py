@@ -346,7 +346,8 @@ def test_too_little_text_for_one_sample(tmp_path: Path) -> None:
 
 def test_too_little_held_out_for_one_sample(tmp_path: Path) -> None:
     folder_of_texts(tmp_path / "text", 30, words=10)
-    held_out_tokens = prepared(tmp_path / "text", tmp_path / "cache").held_out_tokens
+    data = prepared(tmp_path / "text", tmp_path / "cache")
+    held_out_tokens = sum(store.num_tokens for store in data.held_out.stores)
     with pytest.raises(ConfigError) as caught:
         prepared(tmp_path / "text", tmp_path / "cache", seq_len=held_out_tokens)
     assert str(caught.value) == (
@@ -368,7 +369,8 @@ def test_nothing_held_out_when_nothing_is_asked_for(tmp_path: Path) -> None:
     texts = folder_of_texts(tmp_path / "text", 5)
     data = prepared(tmp_path / "text", tmp_path / "cache", held_out=0)
     assert documents(data, "train") == [text for _, text in sorted(texts.items())]
-    assert data.held_out.open().num_samples == data.held_out_tokens == 0
+    assert data.held_out.open().num_samples == 0
+    assert not any(store.num_tokens for store in data.held_out.stores)
 
 
 def test_a_vocabulary_that_the_text_cannot_fill_is_told(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from weft.config.axes import NAMES, ORDER_MANUAL, RUN_ENTRIES
 from weft.config.errors import ConfigError
-from weft.config.names import OneOf, SectionOf, names_of, section_of
+from weft.config.names import names_of
+from weft.config.open_fields import OneOf, SectionOf, section_of
 
 # Strict: text and true/false are never numbers, and numbers never text.
 Whole = Annotated[int, Field(strict=True, ge=0)]

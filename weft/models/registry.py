@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from weft.config.names import Registry, section_of, unknown_name
+from weft.config.names import Registry, unknown_name
+from weft.config.open_fields import section_of
 from weft.models.family import Family
 from weft.models.shape import ModelShape
 from weft.plan.layout import Dim, Layout, dims_of
