@@ -58,10 +58,10 @@ class Division:
 
 _SEQ, _EXPERTS = frozenset({"seq"}), frozenset({"experts"})
 DIVISIONS: dict[str, Division] = {
-    **{name: Division.of(axis) for name, axis in AXES.items()},
-    # Of runs that others published, which this version does not run.
+    # Of runs that others published; an axis that this version runs says it itself.
     "cp": Division(_SEQ, _SEQ, frozenset()),
     "ep": Division(frozenset(), _EXPERTS, _EXPERTS, borrowed=True),
+    **{name: Division.of(axis) for name, axis in AXES.items()},
 }
 
 

@@ -59,17 +59,7 @@ def param_tilings(plan: Plan, spec: ModelSpec) -> dict[str, Tiling]:
 
 def stages_with(param: ParamSpec, plan: Plan) -> list[StagePlan]:
     """The stages, of every pipeline, that compute with a parameter."""
-    found = []
-    for p, s, stage in plan.stages():
-        last = len(plan.pipelines[p].stages) - 1
-        units: set[UnitName] = set(range(*stage.layers))
-        if s == 0:
-            units.add("embed")
-        if s == last:
-            units.add("head")
-        if units & units_of(param):
-            found.append(stage)
-    return found
+    return [stage for _, _, stage in plan.stages_with(units_of(param))]
 
 
 def held_pieces(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from weft.plan.mesh import Mesh
+from weft.plan.model import UnitName
 
 Precision = str
 """Name of an entry of ``weft.precision``."""
@@ -94,6 +95,16 @@ class Plan:
         for p, pipeline in enumerate(self.pipelines):
             for s, stage in enumerate(pipeline.stages):
                 yield p, s, stage
+
+    def stages_with(self, units: Collection[UnitName]) -> list[tuple[int, int, StagePlan]]:
+        """Of ``stages``, those that compute with one of these units of the model."""
+        found = []
+        for p, s, stage in self.stages():
+            ends = {"embed"} if s == 0 else set()
+            ends |= {"head"} if s == len(self.pipelines[p].stages) - 1 else set()
+            if any(unit in ends or unit in range(*stage.layers) for unit in units):
+                found.append((p, s, stage))
+        return found
 
     def seat(self, rank: int) -> Seat:
         """Where a rank sits. Every rank of a valid plan has exactly one seat."""

@@ -7,10 +7,11 @@ good for comparing plans and shares, not for a promise in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.cluster.cluster_file import ClusterFile, LinkEntry
 from weft.config.errors import ConfigError
@@ -19,10 +20,10 @@ from weft.cost.sends import WIDTHS, BorderSide, border_bytes, border_times, laye
 from weft.cost.times import SeamTimes, StageTimes
 from weft.cost.timing import WEFT
 from weft.cost.traffic import Fabric
-from weft.models.registry import FAMILIES, shape_of
+from weft.models.registry import param_specs, shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
-from weft.plan.plan import PipelinePlan, Plan
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.simulate.play import simulate_plan
 from weft.simulate.timeline import Timeline
 from weft.virtual.cores import GFLOPS, core, layer_times, sample_s
@@ -151,24 +152,24 @@ class VirtualCluster:
     def gradient_bytes(self) -> list[int]:
         """Of the embedding, every layer and the head, in the format in which they are summed."""
         width = max(4, *(WIDTHS[stage.precision] for _, _, stage in self.plan.stages()))
-        return [width * numel for numel in self._numels()]
+        return [width * unit.numel for unit in self._units()]
 
-    def _numels(self) -> list[int]:
-        """Parameters of the embedding, every layer and the head."""
-        sizes: dict[UnitName, int] = {}
-        for param in FAMILIES[self.spec.family].param_specs(self.spec):
-            sizes[param.unit] = sizes.get(param.unit, 0) + param.numel
-        parts: list[UnitName] = ["embed", *range(self.spec.num_layers), "head"]
-        return [sizes.get(part, 0) for part in parts]
+    def _units(self) -> Iterator[_Unit]:
+        """The embedding, every layer and the head."""
+        sizes: Counter[UnitName] = Counter()
+        for param in param_specs(self.spec):
+            sizes[param.unit] += param.numel
+        units: list[UnitName] = ["embed", *range(self.spec.num_layers), "head"]
+        for unit in units:
+            held = [stage for _, _, stage in self.plan.stages_with({unit})]
+            yield _Unit(sizes[unit], held, sum(stage.mesh.sample_ways for stage in held))
 
     def update_s(self) -> list[float]:
         """By rank: how long its optimizer takes, for what it owns."""
         spent = [0.0] * self.plan.world_size
-        for layer, numel in enumerate(self._numels()):
-            held = [s for _, _, s in self.with_ends().stages() if layer in range(*s.layers)]
-            ways = sum(stage.mesh.sample_ways for stage in held)
-            for stage in held:
-                owned = numel / _split(stage.mesh) / (ways if stage.zero else 1)
+        for unit in self._units():
+            for stage in unit.held:
+                owned = unit.numel / _split(stage.mesh) / (unit.ways if stage.zero else 1)
                 for rank in stage.mesh.ranks:
                     chip = core(self.gflops * self._speed(rank))
                     spent[rank] += chip.moving_seconds(WEFT.optimizer_bytes * owned)
@@ -217,17 +218,18 @@ class VirtualCluster:
             pipeline.samples * sample_s(pipeline, self.spec, self.seq_len, chip)
             for pipeline in self.plan.pipelines
         )
-        return samples + chip.moving_seconds(WEFT.optimizer_bytes * sum(self._numels()))
+        return samples + chip.moving_seconds(
+            WEFT.optimizer_bytes * sum(unit.numel for unit in self._units())
+        )
 
     def _exchange_s(self) -> float:
         """Gradients of one layer after another, around a ring of all that hold the layer."""
         spent = [0.0] * self.plan.world_size
-        for layer, num_bytes in enumerate(self.gradient_bytes()):
-            held = [s.mesh for _, _, s in self.with_ends().stages() if layer in range(*s.layers)]
-            ways = sum(mesh.sample_ways for mesh in held)
-            ranks = sorted({rank for mesh in held for rank in mesh.ranks})
-            split = min(map(_split, held))
-            seconds = 2 * (ways - 1) / ways * num_bytes / split * byte_s(self.link(ranks))
+        for unit, num_bytes in zip(self._units(), self.gradient_bytes(), strict=True):
+            ranks = sorted({rank for stage in unit.held for rank in stage.mesh.ranks})
+            split = min(_split(stage.mesh) for stage in unit.held)
+            link_s = byte_s(self.link(ranks))
+            seconds = 2 * (unit.ways - 1) / unit.ways * num_bytes / split * link_s
             for rank in ranks:
                 spent[rank] += seconds
         return max(spent)
@@ -246,6 +248,15 @@ class VirtualCluster:
         rates = [link.gbit for link in (inside, between) if link.gbit is not None]
         late = inside.latency_ms + between.latency_ms
         return LinkEntry(gbit=min(rates, default=None), latency_ms=late)
+
+
+class _Unit(NamedTuple):
+    """Parameters of the embedding, a layer or the head, and the stages that hold them."""
+
+    numel: int
+    held: list[StagePlan]
+    ways: int
+    """How many ranks hold each of them."""
 
 
 def _whole(times: StageTimes) -> float:
