@@ -17,7 +17,7 @@ from weft.cost.memory import Memory, Overheads, stage_memory
 from weft.cost.times import StageTimes
 from weft.cost.timing import Hardware, stage_times
 from weft.cost.traffic import Fabric
-from weft.cost.work import STATES, Keep, StageWork, StateBytes
+from weft.cost.work import BF16_STATE, Keep, StageWork, StateBytes, dividing
 from weft.models.shape import ModelShape
 from weft.plan.plan import ZeroLevel
 
@@ -57,7 +57,7 @@ class Job:
         """On one rank, in one step."""
         return max(-(-self.global_batch // (self.microbatch * self.dp)), 1)
 
-    def choices(self, state: StateBytes = STATES["bf16"]) -> list[StageChoice]:
+    def choices(self, state: StateBytes = BF16_STATE) -> list[StageChoice]:
         """Of every position, all its stages together."""
         bounds = [0, *(self.splits or self._even()), self.shape.num_layers]
         return [self._choice(bounds, position, state) for position in range(self.pp)]
@@ -75,21 +75,25 @@ class Job:
 
     def _choice(self, bounds: list[int], position: int, state: StateBytes) -> StageChoice:
         sizes = {"dp": self.dp, "cp": self.cp, "ep": self.ep, "tp": self.tp}
+        axes = tuple((name, size) for name, size in sizes.items() if size > 1)
         return StageChoice(
-            layers=(bounds[position], bounds[position + 1]),
-            embeds=position == 0,
-            predicts=position == self.pp - 1,
-            samples=self.microbatch,
-            seq_len=self.seq_len,
-            axes=tuple((name, size) for name, size in sizes.items() if size > 1),
+            work=StageWork(
+                layers=(bounds[position], bounds[position + 1]),
+                embeds=position == 0,
+                predicts=position == self.pp - 1,
+                samples=self.microbatch,
+                seq_len=self.seq_len,
+                axes=dividing(axes),
+                sequence_parallel=self.sequence_parallel,
+                recompute=self.recompute,
+                dtype=self.dtype,
+                fused_attention=self.fused_attention,
+                frozen=self.frozen,
+            ),
+            axes=axes,
             zero=self.zero,
             shard_ways=self.shard_ways,
             state=state,
-            sequence_parallel=self.sequence_parallel,
-            recompute=self.recompute,
-            dtype=self.dtype,
-            fused_attention=self.fused_attention,
-            frozen=self.frozen,
             # Of microbatches between the end of a chunk and of the next one.
             overlap=1 + self.pp * (1 - 1 / self.chunks),
         )
@@ -98,7 +102,7 @@ class Job:
         """Equal for stages that cost the same."""
         if self.shape.experts is not None:
             return choice
-        return replace(choice, layers=(0, choice.layers[1] - choice.layers[0]))
+        return replace(choice, work=replace(choice.work, layers=(0, choice.work.num_layers)))
 
     def held(self, position: int) -> float:
         """Microbatches whose results a position keeps at its peak."""

@@ -10,8 +10,11 @@ import pytest
 from weft.cli.main import run
 from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
+from weft.config.load import load_config
 from weft.cost.sent import sent_by_plan
 from weft.models.llama.sizes import SIZES
+from weft.models.registry import param_specs
+from weft.optim.registry import training_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
 
@@ -32,8 +35,12 @@ COUNTED = {"activations", "gradients", "parameters", "gather seq", "scatter seq"
             "plan.pipelines=[{stages: [{tp: 2, zero: 1}]}, "
             "{stages: [{zero: 1, layers: 1}, {zero: 1}]}]"
         ],
+        [
+            "plan.stages=[{dp: 2, zero: 1, layers: 2}, {tp: 2}]",
+            'optim.groups=[{params: "layers.0.*", trainable: false}]',
+        ],
     ],
-    ids=["tp", "unlike stages", "passes", "level 3", "unlike pipelines"],
+    ids=["tp", "unlike stages", "passes", "level 3", "unlike pipelines", "frozen"],
 )
 def test_predicted_is_what_is_counted(plan: list[str], here: Path) -> None:
     arguments = ["train", "tiny.yaml", "--out", "mine", "--steps", "3", "--comm-report", "--quiet"]
@@ -46,7 +53,11 @@ def test_predicted_is_what_is_counted(plan: list[str], here: Path) -> None:
     predicted: Counter[str] = Counter()
     ran = Plan.from_json((here / "mine/plan.json").read_text())
     one_node = ChipPool(chip=catalogue()["H100-SXM5-80GB"], num_nodes=1, chips_per_node=8)
-    for way, num_bytes in sent_by_plan(ran, spec(), ClusterView((one_node,)), seq_len=64).items():
+    training = training_of(
+        load_config(str(here / "mine/config.yaml")).config.optim, param_specs(spec())
+    )
+    view = ClusterView((one_node,))
+    for way, num_bytes in sent_by_plan(ran, spec(), view, seq_len=64, training=training).items():
         assert way.reach == "node"
         predicted[way.name] += num_bytes
     slack = PADDING * sum(counted.values()) / 10

@@ -8,7 +8,7 @@ from benchmarks.job import Job, memory_of_job
 from weft.cost.activations import logits, stage_kept
 from weft.cost.choice import choice_of
 from weft.cost.memory import ACCELERATOR, Overheads, held_by_stage, memory_of_plan
-from weft.cost.work import STATES
+from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import shape_of
 from weft.plan.mesh import Mesh
@@ -82,6 +82,23 @@ def test_pipelines_side_by_side_share_state() -> None:
     assert memory[0].optimizer == pytest.approx(8 * SHAPE.params / 2)
 
 
+def test_state_is_what_the_optimizer_keeps_of_what_is_trained() -> None:
+    """One momentum; of a frozen layer and of the frozen embedding the weights alone, which level 3
+    leaves whole."""
+    layer, embed = SHAPE.dense_params(0), SHAPE.table_params
+    training = Training(moments=1, units=(0.0, 1.0, 0.0, 0.5, 1.0, 1.0))
+    trained = SHAPE.params - embed - 1.5 * layer
+    stage = StagePlan(mesh=Mesh.of((0, 1), dp=2), layers=(0, 4), zero=3)
+    found = memory_of_plan(plan(stage, microbatch=2), SPEC, SEQ, training=training)[0]
+    assert found.optimizer == pytest.approx(4 * trained / 2)
+    assert found.grads == pytest.approx(4 * trained / 2)
+    assert found.weights == pytest.approx(4 * (trained / 2 + SHAPE.params - trained))
+    stages = [StagePlan(mesh=Mesh.of((s,)), layers=(2 * s, 2 * s + 2)) for s in range(2)]
+    first, last = memory_of_plan(plan(*stages), SPEC, SEQ, training=training).values()
+    assert first.optimizer == pytest.approx(4 * layer)
+    assert last.optimizer == pytest.approx(4 * (1.5 * layer + SHAPE.table_params + SPEC.d_model))
+
+
 def test_a_job_needs_what_its_plan_needs() -> None:
     stages = [
         StagePlan(
@@ -94,7 +111,7 @@ def test_a_job_needs_what_its_plan_needs() -> None:
     by_plan = memory_of_plan(plan(*stages, microbatch=4), SPEC, SEQ)
     job = Job(shape=SHAPE, seq_len=SEQ, global_batch=16, microbatch=2, dp=2, tp=2, pp=2)
     job = replace(job, dtype="fp32")
-    by_job = memory_of_job(job, STATES["fp32"], ACCELERATOR)
+    by_job = memory_of_job(job, ALL_BY_ADAMW.state("fp32"), ACCELERATOR)
     assert [by_plan[0], by_plan[4]] == by_job
 
 

@@ -1,6 +1,6 @@
 """Rooflines, links and what a step does once, by hand; and a vendor's own cost function."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 
@@ -14,7 +14,7 @@ from weft.cost.rates import Roofline, chip_classes, compute_seconds, efficiency_
 from weft.cost.sends import layer_sends
 from weft.cost.timing import Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
-from weft.cost.work import StageWork
+from weft.cost.work import StageWork, dividing
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import shape_of
 from weft.models.shape import ExpertShape, ModelShape
@@ -28,15 +28,17 @@ FABRIC = Fabric(
     across_latency_s=0.0,
 )
 SHAPE = shape_of(SIZES["llama2-7b"])
-WHOLE = StageChoice(layers=(0, 32), embeds=True, predicts=True, samples=1, seq_len=4096)
-WORK = WHOLE.work
+WORK = StageWork(layers=(0, 32), embeds=True, predicts=True, samples=1, seq_len=4096)
+WHOLE = StageChoice(work=WORK)
 
 
 def on(axes: str, choice: StageChoice = WHOLE, **changes: object) -> StageChoice:
     """The model on a mesh: ``dp 8 tp 2``."""
     words = axes.split()
-    sizes = zip(words[::2], map(int, words[1::2]), strict=True)
-    return replace(choice, axes=tuple(sizes), **changes)
+    sizes = tuple(zip(words[::2], map(int, words[1::2]), strict=True))
+    own = {name: changes.pop(name) for name in {*changes} & {f.name for f in fields(StageWork)}}
+    work = replace(choice.work, axes=dividing(sizes), **own)
+    return replace(choice, work=work, axes=sizes, **changes)
 
 
 def sent(
@@ -346,7 +348,7 @@ def test_parameters_may_go_out_with_nothing_beside_them(alone) -> None:
     fabric = replace(FABRIC, across_latency_s=1e6)
     hardware = Hardware(chip=roofline(), fabric=fabric, software=software)
     whole = stage_times(SHAPE, copies, hardware).update_s
-    params = sum(params_of(SHAPE, WORK))
+    params = sum(params_of(SHAPE, WHOLE))
     publish = fabric.seconds("all_gather", 2 * params, Group(16))
     half = replace(hardware, software=replace(software, data_hidden=0.5, publishes_alone=alone))
     hidden = whole - publish if alone else whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from weft.config.sections import (
     CosineSchedule,
     DataConfig,
     OptimConfig,
+    ParamGroupConfig,
     SgdConfig,
 )
+from weft.cost.work import Training
 from weft.diagnose.verify import (
     Rehearsal,
     difference,
@@ -35,7 +38,10 @@ from weft.diagnose.verify import (
     synthetic_microbatches,
 )
 from weft.elastic.pool import WorkerPool
+from weft.models.llama.sizes import SIZES
+from weft.models.registry import param_specs
 from weft.optim.optimizer import Optimizer
+from weft.optim.registry import rule_of, training_of
 from weft.plan.plan import Plan
 from weft.platform.cpu import CpuPlatform
 from weft.train.assemble import Built, fill, initial
@@ -196,6 +202,23 @@ def run_of(built: Built, comm: Comm, plan: Plan, rehearsal: Rehearsal) -> Run:
         first_step=0,
         last_step=2,
     )
+
+
+@pytest.mark.parametrize("optim", [*TOYS, AdamWConfig(), SgdConfig(momentum=0.0)])
+def test_predictions_know_what_an_optimizer_keeps(optim: OptimConfig) -> None:
+    """What its entry says is what its rule keeps; frozen parameters count apart."""
+    params = param_specs(SIZES["debug-1m"])
+    kept = sum(
+        prod(param.shape[dim] for dim in dims)
+        for param in params
+        for dims in rule_of(optim).state(param).values()
+    )
+    training = training_of(optim, params)
+    assert training.moments == pytest.approx(kept / sum(param.numel for param in params))
+    assert training == Training(training.moments)
+    frozen = ParamGroupConfig(params="layers.1.*", trainable=False)
+    some = training_of(optim.model_copy(update={"groups": (frozen,)}), params)
+    assert some.units[:4] == (1, 1, 0, 1) and some.parts((0, 4)) == (1, 0.75, 1)
 
 
 STATES = {"sign": {"direction"}, "trust": {"direction", "trust"}, "sgd": {"momentum"}}

@@ -12,12 +12,15 @@ from typing import NamedTuple
 
 from weft.cluster.cluster import Dtype
 from weft.cost.work import (
+    ALL_BY_ADAMW,
+    ALL_PARTS,
+    BF16_STATE,
     DIVISIONS,
-    STATES,
     Axes,
-    Keep,
+    Parts,
     StageWork,
     StateBytes,
+    Training,
     copies_in,
     dividing,
     share,
@@ -40,32 +43,18 @@ class Group(NamedTuple):
 class StageChoice:
     """Layers on a mesh of like chips, and how its ranks compute and keep them."""
 
-    layers: tuple[int, int]
-    """Half-open range of decoder layers."""
-    embeds: bool
-    """The stage looks tokens up."""
-    predicts: bool
-    """The stage has the last norm, the head and the loss."""
-    samples: float
-    """Of a pass of a full microbatch, on the rank with the most."""
-    seq_len: int
+    work: StageWork
+    """Of one rank in a pass of a full microbatch, on the rank with the most samples."""
     axes: Axes = ()
     """Sizes of the mesh, those above 1, outermost first."""
     passes: int = 1
     pipelines: int = 1
     """Side by side, which hold the same parameters, this one counted."""
-    recompute: Keep = "off"
-    dtype: Dtype = "bf16"
-    """Of the weights' matrix products."""
-    state: StateBytes = STATES["bf16"]
+    state: StateBytes = BF16_STATE
+    trained: Parts = ALL_PARTS
     zero: ZeroLevel = 0
     shard_ways: int = 0
     """Ranks, next to each other, that share what ``zero`` names; 0 is all that hold the same."""
-    sequence_parallel: bool = True
-    fused_attention: bool = True
-    frozen: bool = False
-    eager: bool = False
-    """These four as in ``StageWork``."""
     overlap: float = ALL
     """Microbatches whose computing may hide gradients and parameters on their way."""
     key: int = field(init=False, repr=False, compare=False, default=0)
@@ -73,55 +62,15 @@ class StageChoice:
 
     def __hash__(self) -> int:
         if not self.key:
-            object.__setattr__(self, "key", self._hash())
+            where = self.work, self.axes, self.passes, self.pipelines
+            how = self.state, self.trained, self.zero, self.shard_ways, self.overlap
+            object.__setattr__(self, "key", hash((where, how)))
         return self.key
 
-    def _hash(self) -> int:
-        held = self.layers, self.embeds, self.predicts, self.samples, self.passes, self.pipelines
-        how = self.axes, self.recompute, self.dtype, self.state, self.zero, self.shard_ways
-        rest = self.seq_len, self.sequence_parallel, self.fused_attention, self.frozen, self.eager
-        return hash((held, how, rest, self.overlap))
-
-    def holding(self, num_layers: int, embeds: bool, predicts: bool) -> StageChoice:
-        """The same of a stage that holds so many layers."""
-        return StageChoice(
-            layers=(0, num_layers),
-            embeds=embeds,
-            predicts=predicts,
-            samples=self.samples,
-            seq_len=self.seq_len,
-            axes=self.axes,
-            passes=self.passes,
-            pipelines=self.pipelines,
-            recompute=self.recompute,
-            dtype=self.dtype,
-            state=self.state,
-            zero=self.zero,
-            shard_ways=self.shard_ways,
-            sequence_parallel=self.sequence_parallel,
-            fused_attention=self.fused_attention,
-            frozen=self.frozen,
-            eager=self.eager,
-            overlap=self.overlap,
-        )
-
-    @property
-    def work(self) -> StageWork:
-        """What one rank computes in a pass of a full microbatch."""
-        return StageWork(
-            layers=self.layers,
-            embeds=self.embeds,
-            predicts=self.predicts,
-            samples=self.samples,
-            seq_len=self.seq_len,
-            axes=dividing(self.axes),
-            sequence_parallel=self.sequence_parallel,
-            recompute=self.recompute,
-            dtype=self.dtype,
-            fused_attention=self.fused_attention,
-            frozen=self.frozen,
-            eager=self.eager,
-        )
+    def holding(self, layers: tuple[int, int], *, embeds: bool, predicts: bool) -> StageChoice:
+        """The same of a stage that holds other layers."""
+        work = replace(self.work, layers=layers, embeds=embeds, predicts=predicts)
+        return replace(self, work=work)
 
     @property
     def copies(self) -> int:
@@ -159,15 +108,12 @@ class StageChoice:
 
 def by_layer(choice: StageChoice) -> list[StageChoice]:
     """A stage in parts: the embedding where it has one, every layer, the head."""
-    first, end = choice.layers
-    parts = [
-        replace(choice, layers=(n, n + 1), embeds=False, predicts=False) for n in range(first, end)
+    layers = [
+        choice.holding((n, n + 1), embeds=False, predicts=False) for n in range(*choice.work.layers)
     ]
-    if choice.embeds:
-        parts.insert(0, replace(choice, layers=(0, 0), predicts=False))
-    if choice.predicts:
-        parts.append(replace(choice, layers=(0, 0), embeds=False))
-    return parts
+    first = [choice.holding((0, 0), embeds=True, predicts=False)] * choice.work.embeds
+    last = [choice.holding((0, 0), embeds=False, predicts=True)] * choice.work.predicts
+    return [*first, *layers, *last]
 
 
 def dtype_of(precision: Precision) -> Dtype:
@@ -181,7 +127,11 @@ def axes_of(mesh: Mesh) -> Axes:
 
 
 def choice_of(
-    pipeline: PipelinePlan, number: int, seq_len: int, num_pipelines: int = 1
+    pipeline: PipelinePlan,
+    number: int,
+    seq_len: int,
+    num_pipelines: int = 1,
+    training: Training = ALL_BY_ADAMW,
 ) -> StageChoice:
     """Of a planned stage.
 
@@ -192,17 +142,21 @@ def choice_of(
     axes = axes_of(stage.mesh)
     samples = ceil(pipeline.microbatch / share(axes, "samples"))
     return StageChoice(
-        layers=stage.layers,
-        embeds=number == 0,
-        predicts=number == len(pipeline.stages) - 1,
-        samples=ceil(samples / stage.passes),
-        seq_len=seq_len,
+        work=StageWork(
+            layers=stage.layers,
+            embeds=number == 0,
+            predicts=number == len(pipeline.stages) - 1,
+            samples=ceil(samples / stage.passes),
+            seq_len=seq_len,
+            axes=dividing(axes),
+            recompute=stage.recompute,
+            dtype=dtype_of(stage.precision),
+            eager=stage.device == "cpu",
+        ),
         axes=axes,
         passes=stage.passes,
         pipelines=num_pipelines,
-        recompute=stage.recompute,
-        dtype=dtype_of(stage.precision),
-        state=STATES[stage.precision],
+        state=training.state(stage.precision),
+        trained=training.parts(stage.layers),
         zero=stage.zero,
-        eager=stage.device == "cpu",
     )

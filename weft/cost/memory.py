@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from weft.cost.activations import logits, stage_kept, stage_working
 from weft.cost.choice import StageChoice, choice_of
-from weft.cost.work import SHARED_FROM, Axes, StageWork, share
+from weft.cost.work import ALL_BY_ADAMW, ALL_PARTS, SHARED_FROM, Axes, StageWork, Training, share
 from weft.models.registry import shape_of
 from weft.models.shape import ModelShape
 from weft.plan.model import ModelSpec
@@ -108,9 +108,23 @@ def stage_params(
     return dense, experts
 
 
-def params_of(shape: ModelShape, work: StageWork) -> tuple[float, float]:
+def params_of(shape: ModelShape, choice: StageChoice) -> tuple[float, float]:
     """``stage_params`` of what a rank computes."""
+    work = choice.work
     return stage_params(shape, work.layers, work.axes, embeds=work.embeds, predicts=work.predicts)
+
+
+def trained_params(shape: ModelShape, choice: StageChoice) -> tuple[float, float]:
+    """Likewise, as far as they are trained."""
+    if choice.trained == ALL_PARTS:
+        return params_of(shape, choice)
+    embed, layers, head = choice.trained
+    last = choice.holding((0, 0), embeds=choice.work.embeds, predicts=choice.work.predicts)
+    first = choice.holding((0, 0), embeds=choice.work.embeds, predicts=False)
+    embedded, ends = (params_of(shape, each)[0] for each in (first, last))
+    whole, experts = params_of(shape, choice)
+    inside = layers * (whole - ends)
+    return inside + embed * embedded + head * (ends - embedded), layers * experts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +150,7 @@ def stage_memory(
     """One rank of one stage; ``overheads``: None for those that are usual on its device."""
     work = choice.work
     overheads = overheads or (CPU if work.eager else ACCELERATOR)
-    whole, divided = _state(shape, choice, work)
+    whole, divided = _state(shape, choice)
     kept, last = stage_kept(shape, work), logits(shape, work)
     working = max(stage_working(shape, work) - last, 0.0)
     if work.eager:  # the head's gradients are there while the layers' backward computes
@@ -160,16 +174,15 @@ def stage_memory(
     )
 
 
-def _state(
-    shape: ModelShape, choice: StageChoice, work: StageWork
-) -> tuple[dict[str, float], Memory]:
+def _state(shape: ModelShape, choice: StageChoice) -> tuple[dict[str, float], Memory]:
     """Bytes of parameters at rest: those that every holder keeps, and those that are divided.
 
-    Fewer ranks hold the same experts, so that what they divide counts as more.
+    Frozen ones have weights alone, which nobody divides. Fewer ranks hold the same experts, so that
+    what they divide counts as more.
     """
-    dense, experts = params_of(shape, work)
-    both = dense + experts
-    fewer = choice.ways / max(choice.ways // work.share("experts"), 1)
+    dense, experts = trained_params(shape, choice)
+    frozen = sum(params_of(shape, choice)) - dense - experts
+    fewer = choice.ways / max(choice.ways // choice.work.share("experts"), 1)
     state = {
         "weights": (choice.state.weight, "weight"),
         "grads": (choice.state.grad, "grad"),
@@ -178,16 +191,17 @@ def _state(
     whole, divided = {}, {}
     for name, (each, part) in state.items():
         divides = choice.zero >= SHARED_FROM[part]
-        whole[name] = 0.0 if divides else each * both
+        whole[name] = 0.0 if divides else each * (dense + experts)
         divided[name] = each * (dense + experts * fewer) if divides else 0.0
-    if work.eager and choice.zero == 1:  # its own segment of the sums, beside all gradients
+    whole["weights"] += choice.state.weight * frozen
+    if choice.work.eager and choice.zero == 1:  # its own segment of the sums, beside all gradients
         divided["grads"] += choice.state.grad * dense
     return whole, Memory(**divided)
 
 
 def _buckets(choice: StageChoice) -> float:
     """Two on their way; on a processor from level 2 on with what came, and one more."""
-    many = 5 if choice.eager and choice.zero >= 2 else 2
+    many = 5 if choice.work.eager and choice.zero >= 2 else 2
     return many * BUCKET_BYTES * (choice.num_holders > 1)
 
 
@@ -212,6 +226,7 @@ def memory_of_plan(
     spec: ModelSpec,
     seq_len: int,
     overheads: Mapping[str, Overheads] = MappingProxyType({}),
+    training: Training = ALL_BY_ADAMW,
 ) -> dict[int, Memory]:
     """Rank -> memory, for every rank of a plan; every stage on its own terms.
 
@@ -224,7 +239,7 @@ def memory_of_plan(
         for stages, held in zip(pipeline.positions(), counts, strict=True):
             parts = []
             for number, count in zip(stages, held, strict=True):
-                choice = choice_of(pipeline, number, seq_len, len(plan.pipelines))
+                choice = choice_of(pipeline, number, seq_len, len(plan.pipelines), training)
                 own = overheads.get(pipeline.stages[number].device)
                 parts.append(stage_memory(shape, choice, own).holding(count * choice.passes))
             mesh = pipeline.stages[stages[0]].mesh

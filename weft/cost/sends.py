@@ -13,13 +13,12 @@ from typing import Literal, NamedTuple
 from weft.cost.choice import Group
 from weft.cost.times import SeamTimes
 from weft.cost.traffic import Fabric
-from weft.cost.work import DIVISIONS, StageWork, stride
+from weft.cost.work import DIVISIONS, StageWork, stride, width_of
 from weft.models.shape import ModelShape
+from weft.plan.plan import Precision
 
 Inside = Literal["sums", "keys", "experts"]
 """Partial results that are added up, keys and values, tokens on their way to experts and back."""
-WIDTHS: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2}
-"""Bytes of a number on its way over a border, by a plan's precision."""
 
 
 class LayerSend(NamedTuple):
@@ -80,9 +79,9 @@ class BorderSide:
     fabric: Fabric
 
 
-def border_bytes(width: float, samples: float, seq_len: int, d_model: int) -> float:
+def border_bytes(precision: Precision, samples: float, seq_len: int, d_model: int) -> float:
     """Of so many samples over a border between stages, one way: the residual."""
-    return width * samples * seq_len * d_model
+    return width_of(precision) * samples * seq_len * d_model
 
 
 def border_times(

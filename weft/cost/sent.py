@@ -15,12 +15,12 @@ from typing import Literal, NamedTuple
 
 from weft.cluster.view import ClusterView
 from weft.cost.choice import choice_of
-from weft.cost.sends import WIDTHS, border_bytes, layer_sends
-from weft.cost.work import DIVISIONS, STATES, layers_by_kind
+from weft.cost.sends import border_bytes, layer_sends
+from weft.cost.work import ALL_BY_ADAMW, DIVISIONS, StateBytes, Training, layers_by_kind, width_of
 from weft.models.registry import param_specs, shape_of
 from weft.models.shape import ModelShape
 from weft.plan.mesh import Mesh
-from weft.plan.model import ModelSpec, ParamSpec, UnitName
+from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
 Reach = Literal["node", "across"]
@@ -50,13 +50,9 @@ def sent_by_plan(
     cluster: ClusterView,
     *,
     seq_len: int,
-    params: Sequence[ParamSpec] | None = None,
+    training: Training = ALL_BY_ADAMW,
 ) -> Mapping[Way, float]:
-    """Bytes of one step, of all ranks together.
-
-    Args:
-        params: Of the model, with which of them are trained; None: all are.
-    """
+    """Bytes of one step, of all ranks together."""
     shape = shape_of(spec)
     total: defaultdict[Way, float] = defaultdict(float)
 
@@ -70,12 +66,11 @@ def sent_by_plan(
                 add(name, next(stage.mesh.groups(axis)), num_bytes)
         for one, other in pairwise(pipeline.stages):
             if one.mesh.ranks != other.mesh.ranks:
-                width, samples = WIDTHS[one.precision], pipeline.samples
-                sent = 2 * border_bytes(width, samples, seq_len, shape.d_model)
-                add("activations", (*one.mesh.ranks, *other.mesh.ranks), sent)
-    for piece in _pieces(plan, param_specs(spec) if params is None else params):
+                residual = border_bytes(one.precision, pipeline.samples, seq_len, shape.d_model)
+                add("activations", (*one.mesh.ranks, *other.mesh.ranks), 2 * residual)
+    for piece in _pieces(plan, spec, training):
         ranks = tuple(rank for _, stage in piece.stages for rank in _alike(stage.mesh))
-        gradients, parameters = piece.sent()
+        gradients, parameters = piece.sent(training.state(piece.stages[0][1].precision))
         add("gradients", ranks, (len(ranks) - 1) * gradients)
         add("parameters", ranks, (len(ranks) - 1) * parameters)
     return {way: total[way] for way in sorted(total) if total[way]}
@@ -90,13 +85,13 @@ def _inside(
     of a recomputed layer ends before its last sum. Each end gathers once and scatters once.
     """
     stage = pipeline.stages[number]
-    work = replace(choice_of(pipeline, number, seq_len), samples=pipeline.samples).work
-    wider = WIDTHS[stage.precision] / work.wide
+    work = replace(choice_of(pipeline, number, seq_len).work, samples=pipeline.samples)
+    width = width_of(stage.precision)
     again, ranks = stage.recompute == "full", prod(size for _, size in work.axes)
     for experts, layers in layers_by_kind(shape, work.layers):
         for send in layer_sends(shape, work, experts=experts):
             groups = ranks // send.group.size
-            once = layers * groups * (send.group.size - 1) * send.num_bytes * wider
+            once = layers * groups * (send.group.size - 1) * send.num_bytes * width / work.wide
             forwards = (2 + again) * send.times
             if send.what == "sums":
                 yield "gather seq", send.axis, once * forwards
@@ -106,11 +101,10 @@ def _inside(
     for axis, size in work.axes:
         if "vocab" in DIVISIONS[axis].inner:
             tokens = (size - 1) * work.tokens * (ranks // size)
-            ends = (work.embeds + work.predicts) * WIDTHS[stage.precision] * shape.d_model
+            ends = (work.embeds + work.predicts) * width * shape.d_model
             yield "gather seq", axis, tokens * ends
             yield "scatter seq", axis, tokens * ends
-            wide = max(4, WIDTHS[stage.precision])
-            yield "vocab sums", axis, 2 * tokens * 3 * wide * work.predicts
+            yield "vocab sums", axis, 2 * tokens * 3 * max(4, width) * work.predicts
 
 
 def _alike(mesh: Mesh) -> Iterator[int]:
@@ -131,7 +125,7 @@ class _Piece(NamedTuple):
     """Of layers: the first one's, which level 3 keeps from a backward to the next forward, and
     where no head follows the last one's, which it keeps from a forward to its backward."""
 
-    def sent(self) -> tuple[float, float]:
+    def sent(self, state: StateBytes) -> tuple[float, float]:
         """Bytes of gradients and of parameters that each of them sends in a step but one.
 
         What several stages hold is reduced once a step, whatever its level. Level 3 is counted for
@@ -139,7 +133,7 @@ class _Piece(NamedTuple):
         """
         pipeline, stage = self.stages[0]
         level = min(stage.zero for _, stage in self.stages)
-        backwards, state = pipeline.num_microbatches, STATES[stage.precision]
+        backwards = pipeline.num_microbatches
         once, whole = state.grad * self.params, state.weight * self.params
         if level == 0:
             return 2 * once, 0
@@ -158,11 +152,12 @@ class _Piece(NamedTuple):
         return backwards * once, state.weight * gathered
 
 
-def _pieces(plan: Plan, params: Sequence[ParamSpec]) -> Iterator[_Piece]:
+def _pieces(plan: Plan, spec: ModelSpec, training: Training) -> Iterator[_Piece]:
     """The ends of the model, and runs of layers that no pipeline cuts."""
     numels: defaultdict[frozenset[UnitName], float] = defaultdict(float)
-    for param in params:
-        numels[frozenset({param.unit, *param.also})] += param.numel * param.trainable
+    for param in param_specs(spec):
+        part = training.part(param.unit)
+        numels[frozenset({param.unit, *param.also})] += part * param.numel
     last = plan.num_layers - 1
 
     def held(units: frozenset[UnitName]) -> tuple[str, list[tuple[int, int, StagePlan]]]:

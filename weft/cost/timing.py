@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.cost.choice import ALL, Group, StageChoice
-from weft.cost.memory import params_of
+from weft.cost.memory import trained_params
 from weft.cost.rates import CostFunction, compute_seconds
 from weft.cost.sends import Inside, layer_sends
 from weft.cost.times import StageTimes
@@ -91,7 +91,7 @@ def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> S
     again = sent if work.recompute == "full" else 0.0
     idle = software.layer_s * (work.num_layers + work.embeds + work.predicts)
     twice = 2.0 if work.recompute == "full" else 1.0
-    added = 0.0 if work.frozen else software.accumulate_bytes * sum(params_of(shape, work))
+    added = 0.0 if work.frozen else software.accumulate_bytes * sum(trained_params(shape, choice))
     times = StageTimes(
         forward_s=computed.forward * slow + sent + idle,
         input_grad_s=computed.input_grad * slow + sent + again + idle * twice,
@@ -136,7 +136,7 @@ class _State:
         """Gradients are reduced in each backward; at level 3 parameters are gathered before each
         forward and backward."""
         software, fabric = self.hardware.software, self.hardware.fabric
-        params = sum(params_of(self.shape, self.work))
+        params = sum(trained_params(self.shape, self.choice))
         group = Group(self.choice.ways, self.holders.stride)
         weights = software.weight_bytes * params
         grads = software.grad_bytes * params * (not self.work.frozen)
@@ -162,7 +162,7 @@ class _State:
         software = self.hardware.software
         if self.work.frozen:
             return software.step_s
-        dense, experts = params_of(self.shape, self.work)
+        dense, experts = trained_params(self.shape, self.choice)
         shared, (size, stride) = self.work.share("experts"), self.holders
         reduce, publish = self._exchange(dense, self.holders, self.choice.ways)
         ways = max(self.choice.ways // shared, 1)

@@ -15,7 +15,9 @@ from weft.axes.registry import AXES
 from weft.cluster.cluster import Dtype
 from weft.models.shape import ModelShape
 from weft.plan.layout import Dim, Form
-from weft.plan.plan import ZeroLevel
+from weft.plan.model import UnitName
+from weft.plan.plan import Precision, ZeroLevel
+from weft.precision.registry import PRECISIONS
 
 Keep = Literal["off", "selective", "half", "full"]
 """What is computed again in backward: nothing, the attention's core, every other layer, or all."""
@@ -162,16 +164,58 @@ class StateBytes:
 
     weight: float
     grad: float
+    """Of this and the next, where the parameter is trained."""
     optimizer: float
-    """Moments, and a master copy where there is one."""
+    """What the optimizer keeps, and a master copy where there is one."""
 
 
-STATES: dict[str, StateBytes] = {
-    "fp64": StateBytes(weight=8, grad=8, optimizer=16),
-    "fp32": StateBytes(weight=4, grad=4, optimizer=8),
-    "bf16": StateBytes(weight=2, grad=4, optimizer=12),
-}
-"""By a plan's precision: gradients add up in the main dtype, AdamW keeps two moments in it."""
+Parts = tuple[float, float, float]
+"""Of the embedding, of layers and of the head: what part of their parameters is trained."""
+ALL_PARTS: Parts = (1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What is trained of a model, and what its optimizer keeps of that."""
+
+    moments: float = 2.0
+    """Numbers that it keeps of a parameter: AdamW two."""
+    units: tuple[float, ...] = ()
+    """Part of the embedding, of each layer and of the head that is trained; empty: all of each."""
+
+    def parts(self, layers: tuple[int, int]) -> Parts:
+        """Of a stage with these layers: the mean of them."""
+        if not self.units:
+            return ALL_PARTS
+        inside = self.units[layers[0] + 1 : layers[1] + 1]
+        return self.units[0], sum(inside) / max(len(inside), 1), self.units[-1]
+
+    def part(self, unit: UnitName) -> float:
+        """Of one unit of the model."""
+        if not self.units:
+            return 1.0
+        return self.units[{"embed": 0, "head": -1}[unit] if isinstance(unit, str) else unit + 1]
+
+    def state(self, precision: Precision) -> StateBytes:
+        """Of a stage in a precision."""
+        roles = PRECISIONS[precision]
+        weight, master = _BYTES[roles.parameters.stored_as], _BYTES[roles.master.stored_as]
+        return StateBytes(
+            weight=weight,
+            grad=_BYTES[roles.accumulation.stored_as],
+            optimizer=self.moments * _BYTES[roles.state.stored_as] + master * (master != weight),
+        )
+
+
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+ALL_BY_ADAMW = Training()
+BF16_STATE = ALL_BY_ADAMW.state("bf16")
+
+
+def width_of(precision: Precision) -> int:
+    """Bytes of a number on its way between ranks."""
+    return _BYTES[PRECISIONS[precision].compute.stored_as]
+
 
 SHARED_FROM: dict[str, ZeroLevel] = {"optimizer": 1, "grad": 2, "weight": 3}
 """The ZeRO level from which ranks share a part (arXiv 1910.02054)."""

@@ -17,6 +17,7 @@ from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.load import load_config
 from weft.cost.memory import memory_of_plan
 from weft.cost.profile import Profile
+from weft.cost.work import Training
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
 from weft.report.run_files import RunFiles, read_run
@@ -69,6 +70,7 @@ class _Took:
     plan: Plan
     spec: ModelSpec
     seq_len: int
+    training: Training
     step_s: float
     memory_bytes: tuple[float, ...]
 
@@ -76,7 +78,14 @@ class _Took:
         ranks = self.plan.world_size
         view = local_view(node, profile, ranks)
         known = knowledge_of_local(profile, ranks)
-        return time_of_plan(self.plan, self.spec, view, seq_len=self.seq_len, knowledge=known)
+        return time_of_plan(
+            self.plan,
+            self.spec,
+            view,
+            seq_len=self.seq_len,
+            knowledge=known,
+            training=self.training,
+        )
 
     def time_error(self, profile: Profile, node: Node) -> float:
         return self.step(profile, node).step_s / self.step_s - 1
@@ -85,7 +94,7 @@ class _Took:
         """Bytes a rank was predicted too much, on average; negative where too little."""
         device = profile.machine.device
         known = {device: profile.overheads}
-        memory = memory_of_plan(self.plan, self.spec, self.seq_len, known)
+        memory = memory_of_plan(self.plan, self.spec, self.seq_len, known, self.training)
         pairs = zip(sorted(memory), self.memory_bytes, strict=True)
         return sum(memory[rank].total - took for rank, took in pairs) / len(memory)
 
@@ -143,6 +152,7 @@ def _took(run: RunFiles) -> _Took:
         plan=run.plan,
         spec=resolved.spec,
         seq_len=resolved.config.data.seq_len,
+        training=resolved.training,
         step_s=found.step_time_s,
         memory_bytes=tuple(gib * 2**30 for gib in found.memory_gib),
     )

@@ -9,13 +9,12 @@ from weft.cluster.cluster import Dtype, Node
 from weft.cluster.cluster_file import ClusterFile
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
-from weft.cost.memory import memory_of_plan
 from weft.cost.operators import Op, Phase
 from weft.cost.rates import CostFunction, Roofline
 from weft.plan.plan import Plan
 from weft.planner.workload import Workload
 from weft.resolve.rank_chips import chips_of_lab
-from weft.simulate.step import Knowledge, StepTime, time_of_plan
+from weft.simulate.step import Knowledge, StepTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +108,11 @@ class Chips:
 
     def time(self, plan: Plan, work: Workload) -> StepTime:
         """What a step of a plan is predicted to take."""
-        spec, seq_len = work.spec, work.seq_len
-        return time_of_plan(plan, spec, self.by_rank, seq_len=seq_len, knowledge=self.knowledge)
+        return work.time(plan, self.by_rank, self.knowledge)
 
     def memory_gib(self, plan: Plan, work: Workload) -> list[float]:
         """What each rank of a plan is predicted to need."""
-        need = memory_of_plan(plan, work.spec, work.seq_len, self.knowledge.overheads)
+        need = work.memory(plan, self.knowledge)
         return [need[rank].total / 2**30 for rank in range(plan.world_size)]
 
     def name(self, rank: int) -> str:

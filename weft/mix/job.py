@@ -105,6 +105,7 @@ def work_of(loaded: Loaded, alone: Resolved, num_chips: int) -> Work:
         seq_len=alone.config.data.seq_len,
         samples=samples,
         precision=stage.precision,
+        training=alone.training,
     )
     return Work(workload=workload, micro=(asked,)) if asked else Work(workload=workload)
 

@@ -23,3 +23,6 @@ class Kind:
     """Its section of a configuration, whose ``kind`` is its name; None: for programs alone."""
     rule: Callable[[Any], Rule]
     """From its section."""
+    moments: Callable[[Any], float] | None = None
+    """From its section: numbers that it keeps of each parameter, for predictions. None: the rule
+    is asked, which loads torch."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from weft.config.names import Registry
 from weft.config.sections import OptimConfig
+from weft.cost.work import Training
+from weft.optim.groups import marked
 from weft.optim.kind import Kind
+from weft.plan.model import ParamSpec, UnitName
 
 if TYPE_CHECKING:
     from weft.optim.rule import Rule
@@ -20,3 +26,29 @@ OPTIMIZERS: Registry[Kind] = Registry(
 def rule_of(optim: OptimConfig) -> Rule:
     """The optimizer that a configuration asks for."""
     return OPTIMIZERS.named("optim.kind", optim.kind).rule(optim)
+
+
+def training_of(optim: OptimConfig, params: Sequence[ParamSpec]) -> Training:
+    """What of a model with these parameters is trained, and how much is kept of it."""
+    whole, trained = Counter[UnitName](), Counter[UnitName]()
+    specs = marked(optim, params)
+    for spec in specs:
+        whole[spec.unit] += spec.numel
+        trained[spec.unit] += spec.numel * spec.trainable
+    layers = sorted(unit for unit in whole if isinstance(unit, int))
+    units: list[UnitName] = ["embed", *layers, "head"]
+    parts = tuple(trained[unit] / max(whole[unit], 1) for unit in units)
+    moments = OPTIMIZERS.named("optim.kind", optim.kind).moments
+    kept = _kept(rule_of(optim), specs) if moments is None else moments(optim)
+    return Training(kept, () if trained == whole else parts)
+
+
+def _kept(rule: Rule, specs: Sequence[ParamSpec]) -> float:
+    """Numbers for each parameter that is trained, on average."""
+    trained = [spec for spec in specs if spec.trainable]
+    kept = sum(
+        prod(spec.shape[dim] for dim in dims)
+        for spec in trained
+        for dims in rule.state(spec).values()
+    )
+    return kept / sum(spec.numel for spec in trained)

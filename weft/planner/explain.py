@@ -13,7 +13,7 @@ from weft.planner.options import Options
 from weft.planner.search import Candidate, Found, search
 from weft.planner.search.found import MEANING, ReasonKind
 from weft.planner.workload import Workload
-from weft.simulate.step import Knowledge, time_of_plan
+from weft.simulate.step import Knowledge
 
 SEARCH_AGAIN_S = 2.0
 """A search that took longer is not repeated for every question; plans are forecast anew instead."""
@@ -171,9 +171,7 @@ def what_would_help(
         else:
             used, known = change.apply(best.cluster, knowledge)
             step_s = min(
-                time_of_plan(
-                    plan, workload.spec, used, seq_len=workload.seq_len, knowledge=known
-                ).step_s
+                workload.time(plan, used, known).step_s
                 for plan in (best.plan, without_recompute(best.plan))
                 if plan == best.plan
                 or not shortages(plan, workload, used, known, options.memory_part)

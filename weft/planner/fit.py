@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from weft.cluster.cluster import Chip
 from weft.cluster.view import ClusterView
-from weft.cost.memory import Memory, memory_of_plan
+from weft.cost.memory import Memory
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge
@@ -50,7 +50,7 @@ def shortages(
     memory_part: float = MEMORY_PART,
 ) -> list[Shortage]:
     """Where memory is short, the worst first."""
-    memory = memory_of_plan(plan, workload.spec, workload.seq_len, knowledge.overheads)
+    memory = workload.memory(plan, knowledge)
     found = []
     for p, pipeline in enumerate(plan.pipelines):
         for stages in pipeline.positions():

@@ -17,7 +17,7 @@ from weft.config.errors import ConfigError
 from weft.cost.choice import choice_of
 from weft.cost.energy import chip_joules, price, traffic_joules
 from weft.cost.flops import train_flops_per_token
-from weft.cost.memory import Memory, memory_of_plan
+from weft.cost.memory import Memory
 from weft.cost.operators import stage_ops
 from weft.cost.rates import PHASES, CostFunction
 from weft.cost.sent import Way, sent_by_plan
@@ -25,7 +25,7 @@ from weft.cost.traffic import Fabric
 from weft.models.registry import shape_of
 from weft.plan.plan import PipelinePlan, Plan, Precision
 from weft.planner.workload import Workload
-from weft.simulate.step import Knowledge, StepTime, time_of_plan
+from weft.simulate.step import Knowledge, StepTime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,12 +142,11 @@ def forecast(
         ConfigError: the plan needs a rank, or a rate, that is not known.
     """
     known = knowledge or Knowledge()
-    spec, seq_len = workload.spec, workload.seq_len
-    time = time or time_of_plan(plan, spec, cluster, seq_len=seq_len, knowledge=known)
-    free_cluster, free_known = with_links(cluster, known, inf)
-    free = time_of_plan(plan, spec, free_cluster, seq_len=seq_len, knowledge=free_known)
-    memory = memory_of_plan(plan, spec, seq_len, known.overheads)
-    sent = sent_by_plan(plan, spec, cluster, seq_len=seq_len)
+    time = time or workload.time(plan, cluster, known)
+    free = workload.time(plan, *with_links(cluster, known, inf))
+    memory = workload.memory(plan, known)
+    spec, seq_len, training = workload.spec, workload.seq_len, workload.training
+    sent = sent_by_plan(plan, spec, cluster, seq_len=seq_len, training=training)
     positions = []
     for number, pipeline in enumerate(plan.pipelines):
         played, alone = time.timelines[number], free.timelines[number]

@@ -17,6 +17,7 @@ from weft.config.errors import ConfigError
 from weft.cost.choice import StageChoice, dtype_of
 from weft.cost.flops import train_flops_per_token
 from weft.cost.timing import stage_times
+from weft.cost.work import StageWork
 from weft.models.registry import shape_of
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge
@@ -49,7 +50,7 @@ def in_units(flops_s: float) -> str:
 def reached_flops(pool: ChipPool, workload: Workload, knowledge: Knowledge) -> float:
     """Model FLOPs a second that one chip computes of this workload, without waiting for others."""
     spec = workload.spec
-    whole = StageChoice(
+    whole = StageWork(
         layers=(0, spec.num_layers),
         embeds=True,
         predicts=True,
@@ -57,7 +58,8 @@ def reached_flops(pool: ChipPool, workload: Workload, knowledge: Knowledge) -> f
         seq_len=workload.seq_len,
         dtype=dtype_of(workload.precision),
     )
-    seconds = stage_times(shape_of(spec), whole, knowledge.hardware_of(pool)).whole_s
+    choice = StageChoice(work=whole)
+    seconds = stage_times(shape_of(spec), choice, knowledge.hardware_of(pool)).whole_s
     return train_flops_per_token(spec, workload.seq_len) * workload.seq_len / seconds
 
 

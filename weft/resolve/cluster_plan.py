@@ -15,7 +15,8 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import PLAN_WAYS
 from weft.config.tree import Origin, origin_of
-from weft.models.registry import FAMILIES, dims_of_model, model_spec
+from weft.models.registry import FAMILIES, dims_of_model, model_spec, param_specs
+from weft.optim.registry import training_of
 from weft.plan.plan import Plan
 from weft.planner.options import Options
 from weft.planner.search.choice import device_of
@@ -79,11 +80,13 @@ def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workloa
         precision = "fp32" if on_cores else "bf16"
         notes.append(f"compute.precision = {precision}, from the cluster's chips")
     samples = _samples(loaded)
+    spec = model_spec(config.model, vocab_size, config.data.seq_len)
     return Workload(
-        spec=model_spec(config.model, vocab_size, config.data.seq_len),
+        spec=spec,
         seq_len=config.data.seq_len,
         samples=samples,
         precision=precision,
+        training=training_of(config.optim, param_specs(spec)),
     )
 
 

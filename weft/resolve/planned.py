@@ -13,7 +13,8 @@ from weft.cluster.view import ChipPool
 from weft.config.errors import ConfigError, show
 from weft.config.sections import Config
 from weft.cost.profile_file import from_data, to_json
-from weft.models.registry import model_spec
+from weft.models.registry import model_spec, param_specs
+from weft.optim.registry import training_of
 from weft.plan.plan import Plan, Precision
 from weft.planner.options import Options
 from weft.planner.search import Found, search
@@ -152,11 +153,13 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
     if saved is not None and saved.asked == asked:
         return replace(saved, notes=("plan.auto keeps the plan of the run's last start",))
     precision = config.compute.precision
+    spec = model_spec(config.model, vocab_size_asked(config), config.data.seq_len)
     workload = Workload(
-        spec=model_spec(config.model, vocab_size_asked(config), config.data.seq_len),
+        spec=spec,
         seq_len=config.data.seq_len,
         samples=config.batch.samples or 0,
         precision=resources.precision if precision == "auto" else precision,
+        training=training_of(config.optim, param_specs(spec)),
     )
     options, chips = _options(config, resources), resources.chips
     found = search(workload, chips.view, knowledge=chips.knowledge, options=options)

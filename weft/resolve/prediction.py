@@ -16,7 +16,8 @@ from typing import Any
 
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.cost.memory import memory_of_plan
-from weft.cost.sent import sent_by_plan
+from weft.cost.sent import Way, sent_by_plan
+from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
 from weft.report.metrics import StepMetrics
@@ -88,7 +89,9 @@ def predict_run(
     except ConfigError as error:
         problem = str(error)
     seq_len = resolved.config.data.seq_len
-    return predict(resolved.plan, resolved.spec, seq_len, chips, problem=problem)
+    return predict(
+        resolved.plan, resolved.spec, seq_len, chips, problem=problem, training=resolved.training
+    )
 
 
 def _chips(resolved: Resolved, ranks_here: int | None, environment: Mapping[str, str]) -> RankChips:
@@ -119,7 +122,13 @@ def chips_here(resolved: Resolved) -> RankChips:
 
 
 def predict(
-    plan: Plan, spec: ModelSpec, seq_len: int, chips: RankChips | None, *, problem: str = ""
+    plan: Plan,
+    spec: ModelSpec,
+    seq_len: int,
+    chips: RankChips | None,
+    *,
+    problem: str = "",
+    training: Training = ALL_BY_ADAMW,
 ) -> Prediction:
     """What a plan will take.
 
@@ -131,13 +140,22 @@ def predict(
         problem, basis = UNMEASURED, ()
     elif chips is not None:
         try:
-            step = time_of_plan(plan, spec, chips.view, seq_len=seq_len, knowledge=chips.knowledge)
+            step = time_of_plan(
+                plan,
+                spec,
+                chips.view,
+                seq_len=seq_len,
+                knowledge=chips.knowledge,
+                training=training,
+            )
             step_s = step.step_s
         except ConfigError as error:
             problem = str(error)
     known = {} if chips is None else chips.knowledge.overheads
-    memory = memory_of_plan(plan, spec, seq_len, known)
-    sent = {} if chips is None else sent_by_plan(plan, spec, chips.view, seq_len=seq_len)
+    memory = memory_of_plan(plan, spec, seq_len, known, training)
+    sent: Mapping[Way, float] = {}
+    if chips is not None:
+        sent = sent_by_plan(plan, spec, chips.view, seq_len=seq_len, training=training)
     quantities = Quantities(
         step_time_s=step_s,
         tokens_per_s=step_s and plan.global_batch * seq_len / step_s,

@@ -19,8 +19,10 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import Config, PipelineConfig, PlanConfig, StageConfig
 from weft.config.tree import COMMAND_LINE
+from weft.cost.work import Training
 from weft.models.registry import dims_of_model, model_spec, param_specs
 from weft.optim.groups import refuse_idle_groups
+from weft.optim.registry import training_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, StagePlan
 from weft.planner.sharing import refuse_idle_zero
@@ -45,6 +47,11 @@ class Resolved:
     """Dotted key of every value -> who gave it, in words."""
     notes: tuple[str, ...]
     """What was derived, one sentence each."""
+
+    @property
+    def training(self) -> Training:
+        """What is trained, and what the optimizer keeps of it."""
+        return training_of(self.config.optim, param_specs(self.spec))
 
     @property
     def num_parameters(self) -> int:

@@ -14,10 +14,11 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.cost.choice import choice_of
 from weft.cost.memory import Overheads
 from weft.cost.rates import CostFunction, Roofline
-from weft.cost.sends import WIDTHS, BorderSide, border_bytes, border_times
+from weft.cost.sends import BorderSide, border_bytes, border_times
 from weft.cost.times import SeamTimes, StageTimes
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
+from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.models.registry import shape_of
 from weft.models.shape import ModelShape
 from weft.plan.model import ModelSpec
@@ -89,6 +90,7 @@ def time_of_plan(
     *,
     seq_len: int,
     knowledge: Knowledge | None = None,
+    training: Training = ALL_BY_ADAMW,
 ) -> StepTime:
     """Predict a step of a plan.
 
@@ -96,7 +98,7 @@ def time_of_plan(
         ConfigError: the plan needs a rank, or a rate, that is not known.
     """
     known = knowledge or Knowledge()
-    asked = _Asked(shape_of(spec), cluster, known, seq_len, len(plan.pipelines))
+    asked = _Asked(shape_of(spec), cluster, known, seq_len, len(plan.pipelines), training)
     timelines, once = [], []
     for pipeline in plan.pipelines:
         numbers = range(len(pipeline.stages))
@@ -122,6 +124,7 @@ class _Asked:
     knowledge: Knowledge
     seq_len: int
     num_pipelines: int
+    training: Training
 
     def hardware(self, pipeline: PipelinePlan, number: int) -> Hardware:
         """A stage's ranks are of one kind of chip, so its first speaks for all."""
@@ -130,7 +133,7 @@ class _Asked:
 
     def stage(self, pipeline: PipelinePlan, number: int) -> StageTimes:
         """One full microbatch, in all its passes, and what is done once a step."""
-        choice = choice_of(pipeline, number, self.seq_len, self.num_pipelines)
+        choice = choice_of(pipeline, number, self.seq_len, self.num_pipelines, self.training)
         return stage_times(self.shape, choice, self.hardware(pipeline, number))
 
     def seam(self, pipeline: PipelinePlan, number: int) -> SeamTimes:
@@ -138,10 +141,9 @@ class _Asked:
         here, there = pipeline.stages[number].mesh, pipeline.stages[number + 1].mesh
         if here.ranks == there.ranks:
             return SeamTimes()
-        width = WIDTHS[pipeline.stages[number].precision]
-        samples, d_model = pipeline.microbatch, self.shape.d_model
+        precision, samples = pipeline.stages[number].precision, pipeline.microbatch
         return border_times(
-            border_bytes(width, samples, self.seq_len, d_model),
+            border_bytes(precision, samples, self.seq_len, self.shape.d_model),
             BorderSide(len(here.ranks), self.hardware(pipeline, number).fabric),
             BorderSide(len(there.ranks), self.hardware(pipeline, number + 1).fabric),
             inside=self.cluster.share_a_node((*here.ranks, *there.ranks)),

@@ -9,11 +9,12 @@ from __future__ import annotations
 from functools import lru_cache
 from math import inf
 
-from weft.cost.choice import StageChoice, by_layer, choice_of, dtype_of
+from weft.cost.choice import by_layer, choice_of, dtype_of
 from weft.cost.rates import Roofline, compute_seconds
 from weft.cost.times import StageTimes
 from weft.cost.timing import Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
+from weft.cost.work import StageWork
 from weft.models.registry import shape_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan
@@ -64,7 +65,7 @@ def layer_times(
 
 def sample_s(pipeline: PipelinePlan, spec: ModelSpec, seq_len: int, chip: Roofline) -> float:
     """Seconds of the whole model for one sample of a full microbatch, without recomputation."""
-    whole = StageChoice(
+    whole = StageWork(
         layers=(0, spec.num_layers),
         embeds=True,
         predicts=True,
@@ -72,4 +73,4 @@ def sample_s(pipeline: PipelinePlan, spec: ModelSpec, seq_len: int, chip: Roofli
         seq_len=seq_len,
         dtype=dtype_of(pipeline.stages[0].precision),
     )
-    return compute_seconds(shape_of(spec), whole.work, chip).whole / pipeline.microbatch
+    return compute_seconds(shape_of(spec), whole, chip).whole / pipeline.microbatch

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 from weft.cluster.cluster_file import ClusterFile, LinkEntry
 from weft.config.errors import ConfigError
 from weft.cost.choice import Group, by_layer, choice_of
-from weft.cost.sends import WIDTHS, BorderSide, border_bytes, border_times, layer_sends
+from weft.cost.sends import BorderSide, border_bytes, border_times, layer_sends
 from weft.cost.times import SeamTimes, StageTimes
 from weft.cost.timing import WEFT
 from weft.cost.traffic import Fabric
+from weft.cost.work import width_of
 from weft.models.registry import param_specs, shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
@@ -123,7 +124,7 @@ class VirtualCluster:
     def said(self, pipeline: PipelinePlan, number: int) -> list[StageTimes]:
         """Of a full microbatch: what a stage's ranks wait for inside its layers, layer by layer."""
         stage, choice = pipeline.stages[number], choice_of(pipeline, number, self.seq_len)
-        shape, wider = shape_of(self.spec), WIDTHS[stage.precision] / choice.work.wide
+        shape, wider = shape_of(self.spec), width_of(stage.precision) / choice.work.wide
         found = []
         for each in by_layer(choice):
             seconds = 0.0
@@ -141,9 +142,8 @@ class VirtualCluster:
         one, other = pipeline.stages[number], pipeline.stages[number + 1]
         link = self.link((one.mesh.ranks[-1], other.mesh.ranks[0]))
         fabric = links_among(link, Group(2))
-        width, d_model = WIDTHS[one.precision], self.spec.d_model
         return border_times(
-            border_bytes(width, pipeline.microbatch, self.seq_len, d_model),
+            border_bytes(one.precision, pipeline.microbatch, self.seq_len, self.spec.d_model),
             BorderSide(len(one.mesh.ranks), fabric),
             BorderSide(len(other.mesh.ranks), fabric),
             inside=True,
@@ -151,7 +151,7 @@ class VirtualCluster:
 
     def gradient_bytes(self) -> list[int]:
         """Of the embedding, every layer and the head, in the format in which they are summed."""
-        width = max(4, *(WIDTHS[stage.precision] for _, _, stage in self.plan.stages()))
+        width = max(4, *(width_of(stage.precision) for _, _, stage in self.plan.stages()))
         return [width * unit.numel for unit in self._units()]
 
     def _units(self) -> Iterator[_Unit]:

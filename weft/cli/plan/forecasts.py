@@ -91,6 +91,7 @@ def answer_here(resolved: Resolved) -> Answer:
         seq_len=config.data.seq_len,
         samples=plan.global_batch,
         precision=stage.precision,
+        training=resolved.training,
     )
     outlook, problem = None, UNMEASURED
     try:

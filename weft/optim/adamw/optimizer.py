@@ -18,4 +18,9 @@ def rule(config: AdamWConfig) -> Rule:
     return AdamW(config)
 
 
-OPTIMIZER = Kind(name="adamw", order=0, config=AdamWConfig, rule=rule)
+def moments(_: AdamWConfig) -> float:
+    """Both running means."""
+    return 2
+
+
+OPTIMIZER = Kind(name="adamw", order=0, config=AdamWConfig, rule=rule, moments=moments)

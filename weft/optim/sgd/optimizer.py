@@ -18,4 +18,9 @@ def rule(config: SgdConfig) -> Rule:
     return Sgd(config)
 
 
-OPTIMIZER = Kind(name="sgd", order=1, config=SgdConfig, rule=rule)
+def moments(config: SgdConfig) -> float:
+    """None without momentum."""
+    return 1 if config.momentum else 0
+
+
+OPTIMIZER = Kind(name="sgd", order=1, config=SgdConfig, rule=rule, moments=moments)

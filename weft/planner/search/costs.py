@@ -8,10 +8,10 @@ from typing import NamedTuple
 from weft.cluster.view import ClusterView
 from weft.cost.choice import StageChoice, dtype_of
 from weft.cost.memory import StageMemory, stage_memory
-from weft.cost.sends import WIDTHS, BorderSide, border_bytes, border_times
+from weft.cost.sends import BorderSide, border_bytes, border_times
 from weft.cost.times import SeamTimes, StageTimes
 from weft.cost.timing import Hardware, stage_times
-from weft.cost.work import STATES
+from weft.cost.work import StageWork, dividing
 from weft.models.registry import shape_of
 from weft.planner.search.choice import Section, device_of
 from weft.planner.workload import Workload
@@ -24,6 +24,11 @@ class Held(NamedTuple):
     layers: int
     embeds: bool
     predicts: bool
+
+    def of(self, choice: StageChoice) -> StageChoice:
+        """The choice with these."""
+        layers = 0, self.layers
+        return choice.holding(layers, embeds=self.embeds, predicts=self.predicts)
 
 
 class Rank(NamedTuple):
@@ -69,6 +74,8 @@ class Costs:
         self._times: dict[tuple[Rank, Held], StageTimes] = {}
         self._bytes: dict[tuple[StageChoice, int, Held], Bytes] = {}
         self._hardware: dict[tuple[int, int], Hardware] = {}
+        self._state = workload.training.state(workload.precision)
+        self._trained = workload.training.parts((0, self.shape.num_layers))
         self._eager = [device_of(pool) == "cpu" for pool in cluster.pools]
 
     def hardware(self, pool: int, per_node: int) -> Hardware:
@@ -84,20 +91,24 @@ class Costs:
 
     def choice(self, section: Section, samples: int) -> StageChoice:
         """Of a stage on each of a section's meshes; ``samples``: of a rank, of a microbatch."""
-        precision = self.workload.precision
+        axes = tuple(axis for axis in section.axes if axis[1] > 1)
         return StageChoice(
-            layers=(0, 0),
-            embeds=False,
-            predicts=False,
-            samples=samples,
-            seq_len=self.workload.seq_len,
-            axes=tuple(axis for axis in section.axes if axis[1] > 1),
+            work=StageWork(
+                layers=(0, 0),
+                embeds=False,
+                predicts=False,
+                samples=samples,
+                seq_len=self.workload.seq_len,
+                axes=dividing(axes),
+                recompute=section.recompute,
+                dtype=dtype_of(self.workload.precision),
+                eager=self._eager[section.pool],
+            ),
+            axes=axes,
             pipelines=self.num_pipelines,
-            recompute=section.recompute,
-            dtype=dtype_of(precision),
-            state=STATES[precision],
+            state=self._state,
+            trained=self._trained,
             zero=section.zero,
-            eager=self._eager[section.pool],
         )
 
     def times(self, rank: Rank, held: Held) -> StageTimes:
@@ -105,11 +116,7 @@ class Costs:
         key = rank, held
         if key not in self._times:
             hardware = self.hardware(rank.pool, rank.per_node)
-            self._times[key] = stage_times(
-                self.shape,
-                rank.choice.holding(*held),
-                hardware,
-            )
+            self._times[key] = stage_times(self.shape, held.of(rank.choice), hardware)
         return self._times[key]
 
     def bytes(self, pool: int, choice: StageChoice, held: Held) -> Bytes:
@@ -131,11 +138,7 @@ class Costs:
     def memory(self, pool: int, choice: StageChoice, held: Held) -> StageMemory:
         """Of one stage on one rank, in parts."""
         overheads = self.knowledge.overheads.get(device_of(self.cluster.pools[pool]))
-        return stage_memory(
-            self.shape,
-            choice.holding(*held),
-            overheads,
-        )
+        return stage_memory(self.shape, held.of(choice), overheads)
 
     def border(self, ranks: tuple[Rank, Rank], micro: int, *, inside: bool) -> SeamTimes:
         """Between stages on two meshes."""
@@ -144,6 +147,5 @@ class Costs:
             for each in ranks
         )
         workload = self.workload
-        width, d_model = WIDTHS[workload.precision], self.shape.d_model
-        sent = border_bytes(width, micro, workload.seq_len, d_model)
+        sent = border_bytes(workload.precision, micro, workload.seq_len, self.shape.d_model)
         return border_times(sent, here, there, inside=inside)

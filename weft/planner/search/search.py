@@ -9,7 +9,6 @@ from math import comb, inf, log2
 from time import perf_counter
 
 from weft.cluster.view import ClusterView
-from weft.cost.memory import memory_of_plan
 from weft.plan.plan import ZeroLevel
 from weft.plan.tiling import split_by_weight
 from weft.planner.naming import name_of
@@ -22,7 +21,7 @@ from weft.planner.search.found import Candidate, Found, Pruned
 from weft.planner.search.group import Group, Ledger, Timed
 from weft.planner.search.no_plan import leanest, no_plan
 from weft.planner.workload import Workload
-from weft.simulate.step import Knowledge, time_of_plan
+from weft.simulate.step import Knowledge
 
 DEFAULTS = Options()
 ALONE = 32
@@ -204,11 +203,13 @@ class SearchRun:
         """With the plan, and its time and memory as users see them."""
         plan = plan_of(lines.lines, self.workload, lines.cluster)
         used = used_cluster(lines.lines, lines.cluster)
-        spec, seq_len = self.workload.spec, self.workload.seq_len
-        time = time_of_plan(plan, spec, used, seq_len=seq_len, knowledge=self.knowledge)
-        memory = memory_of_plan(plan, spec, seq_len, self.knowledge.overheads)
-        name = name_of(plan, used)
-        return Candidate(name=name, plan=plan, cluster=used, time=time, memory=memory)
+        return Candidate(
+            name=name_of(plan, used),
+            plan=plan,
+            cluster=used,
+            time=self.workload.time(plan, used, self.knowledge),
+            memory=self.workload.memory(plan, self.knowledge),
+        )
 
     def _add(self, chosen: Sequence[Timed]) -> None:
         lines = tuple(timed.line for timed in chosen)
