@@ -7,12 +7,13 @@ import pytest
 from benchmarks.job import Job, memory_of_job
 from weft.cost.activations import logits, stage_kept
 from weft.cost.choice import choice_of
-from weft.cost.memory import ACCELERATOR, Overheads, held_by_stage, memory_of_plan
+from weft.cost.memory import ACCELERATOR, Overheads, memory_of_plan
 from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.schedules.known import Pattern, held_at_peak
 
 SPEC = replace(SIZES["debug-1m"], num_layers=4)
 SHAPE = shape_of(SPEC)
@@ -66,9 +67,10 @@ def test_interleaved_stages_of_one_rank_count_what_the_list_holds() -> None:
     stages = [StagePlan(mesh=meshes[s % 2], layers=(s, s + 1)) for s in range(4)]
     whole = plan(*stages, schedule="interleaved")
     pipeline = whole.pipelines[0]
-    assert [sum(held) for held in held_by_stage(pipeline)] == [5, 3]
+    counts = held_at_peak(Pattern.of(pipeline))
+    assert [sum(held) for held in counts] == [5, 3]
     memory = memory_of_plan(whole, SPEC, SEQ)
-    held = held_by_stage(pipeline)[0]
+    held = counts[0]
     kept = [stage_kept(SHAPE, choice_of(pipeline, number, SEQ).work) for number in (0, 2)]
     assert memory[0].activations == held[0] * kept[0] + held[1] * kept[1]
 

@@ -81,12 +81,12 @@ def test_recomputation_adds_a_forward_to_backward() -> None:
         compute_seconds(SHAPE, replace(WORK, recompute=keep, predicts=False), roofline())
         for keep in ("off", "full")
     )
-    assert full.input_grad == pytest.approx(off.input_grad + off.forward, rel=1e-3)
-    assert (full.forward, full.weight_grad) == (off.forward, off.weight_grad)
+    assert full.input_grad_s == pytest.approx(off.input_grad_s + off.forward_s, rel=1e-3)
+    assert (full.forward_s, full.weight_grad_s) == (off.forward_s, off.weight_grad_s)
 
 
 def test_frozen_weights_have_no_gradient() -> None:
-    assert compute_seconds(SHAPE, replace(WORK, frozen=True), roofline()).weight_grad == 0
+    assert compute_seconds(SHAPE, replace(WORK, frozen=True), roofline()).weight_grad_s == 0
 
 
 def test_a_chip_without_rates_is_refused_by_name() -> None:
@@ -157,7 +157,7 @@ def test_hidden_traffic_costs_nothing() -> None:
         both = stage_times(SHAPE, split, hardware)
         alone = compute_seconds(SHAPE, split.work, hardware.chip)
         waits = 32 * sent(SHAPE, split.work)["sums"]
-        assert both.forward_s == pytest.approx(alone.forward + (1 - hidden) * waits)
+        assert both.forward_s == pytest.approx(alone.forward_s + (1 - hidden) * waits)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_recomputed_layers_talk_again() -> None:
     )
     waits = 32 * sent(SHAPE, on("tp 8").work)["sums"]
     computed = compute_seconds(SHAPE, on("tp 8", recompute="full").work, hardware.chip)
-    assert full.input_grad_s == pytest.approx(computed.input_grad + 2 * waits)
+    assert full.input_grad_s == pytest.approx(computed.input_grad_s + 2 * waits)
     assert full.forward_s == off.forward_s
 
 
@@ -314,9 +314,9 @@ def test_gradients_of_a_processors_head_come_with_the_forward() -> None:
         for eager in (False, True)
     )
     head = 2 * WORK.tokens * SHAPE.vocab_size * SHAPE.d_model
-    assert usual.forward == pytest.approx(head, rel=1e-3)
-    assert early.forward == pytest.approx(3 * head, rel=1e-3)
-    assert early.whole == pytest.approx(usual.whole)
+    assert usual.forward_s == pytest.approx(head, rel=1e-3)
+    assert early.forward_s == pytest.approx(3 * head, rel=1e-3)
+    assert early.whole_s == pytest.approx(usual.whole_s)
 
 
 def test_tensor_parallel_ranks_swap_parts_at_the_measured_rate() -> None:

@@ -7,7 +7,7 @@ import pytest
 from weft.config.errors import ConfigError
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
-from weft.planner.sharing import refuse_idle_zero
+from weft.planner.validate import refuse_idle_zero
 
 
 def staged(*stages: tuple[int, int, ZeroLevel], first: int = 0) -> PipelinePlan:

@@ -59,15 +59,7 @@ class Drawn:
     @property
     def route(self) -> Route:
         """As the search makes it."""
-        line = self.line
-        return Route(
-            self.costs,
-            line.sections,
-            line.micro,
-            line.schedule,
-            line.samples,
-            Options().memory_part,
-        )
+        return Route(self.costs, self.line, Options().memory_part)
 
     def step_s(self) -> float:
         """Of the whole step, as users see it, but for the lateness of many ranks."""

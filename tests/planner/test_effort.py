@@ -21,5 +21,5 @@ def found(samples: int, seq_len: int) -> Found:
 @pytest.mark.parametrize(("seq_len", "samples"), [(8192, 1000), (512, 4000)])
 def test_ten_times_the_batch_takes_no_longer_a_sample(seq_len: int, samples: int) -> None:
     few, many = found(samples, seq_len), found(10 * samples, seq_len)
-    assert "limit" not in many.pruned.counts
+    assert "limit" not in many.pruned.reasons
     assert many.best.time.step_s / 10 <= few.best.time.step_s * 1.005

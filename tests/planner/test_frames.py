@@ -62,12 +62,13 @@ def check_group(case: Case, pools: Sequence[ChipPool], *, shared: bool) -> int:
             replace(section, pool=kinds.index(used.pools[section.pool].chip))
             for section in line.sections
         )
-        route = Route(costs, sections, line.micro, line.schedule, line.samples, OPTIONS.memory_part)
+        line = replace(line, sections=sections)
+        route = Route(costs, line, OPTIONS.memory_part)
         if any(n > most for n, most in zip(line.layers, route.room, strict=True)):
             assert shared or not fits(plan, case.workload.spec, used, case.seq_len, used.world_size)
             continue
         seen += 1
-        frame = frames[key_of(route.line(line.layers))]
+        frame = frames[key_of(line)]
         assert case.samples * frame.per_sample_s <= route.seconds(line.layers) * (1 + 1e-12)
     return seen
 
@@ -82,7 +83,7 @@ def test_frames_promise_nearly_what_long_steps_take(kinds: int) -> None:
     near = []
     for frame in frames_of(space, kinds).values():
         for order in permutations(frame.sections):
-            route = Route(costs, order, frame.micro, "1f1b", case.samples, 0.92)
+            route = Route(costs, Line(order, frame.micro, "1f1b", (), case.samples), 0.92)
             seconds = route.seconds(filled(route, case.num_layers))
             near.append(case.samples * frame.per_sample_s / seconds)
     assert 0.955 < max(near) <= 1

@@ -10,7 +10,7 @@ from planner.lines import drawn
 from benchmarks.every_plan import CASES, WITHOUT_LIMIT, every_pipeline, fits
 from weft.cluster.view import ClusterView
 from weft.plan.plan import Plan
-from weft.planner.comparison import Comparison, compare
+from weft.planner.explain import Comparison, compare
 from weft.planner.forecast import forecast
 from weft.planner.options import Options
 from weft.planner.search import search
@@ -86,7 +86,7 @@ def test_the_best_loses_to_nobody() -> None:
     best = forecast(found.plan, CASE.workload, found.cluster)
     told = compare(found.plan, best, CASE.workload, found.cluster, Knowledge(), OPTIONS)
     assert told.slower == 0 and told.fits
-    assert all(part.best == part.other for part in told.parts)
+    assert all(part.best == part.rival for part in told.parts)
     reason = verdict(found.plan, CASE.workload, found.cluster, Knowledge(), OPTIONS, best_s=inf)
     assert reason.kind == "slower" and "weighed as it is" in reason.words
 
@@ -101,10 +101,10 @@ def test_a_plan_without_room_is_told_so_with_a_way_out() -> None:
 def test_parts_add_up_to_the_step() -> None:
     told = asked(on_a100s())
     parts = {part.name: part for part in told.parts}
-    seconds = [(part.best, part.other) for part in told.parts if part.unit == "s"]
+    seconds = [(part.best, part.rival) for part in told.parts if part.unit == "s"]
     for *each, whole in zip(*seconds, strict=True):
         assert sum(each) == pytest.approx(whole, rel=1e-6)
-    assert parts["whole step"].other == told.step_s
+    assert parts["whole step"].rival == told.step_s
     assert told.slower == pytest.approx(told.step_s / parts["whole step"].best - 1)
 
 

@@ -45,8 +45,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.model import ParamSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, Precision, Seat, StagePlan
 from weft.plan.tiling import Tiling, split_evenly
-from weft.planner.sharing import refuse_idle_zero
-from weft.planner.validate import validate_plan
+from weft.planner.validate import refuse_idle_zero, validate_plan
 from weft.platform.registry import platform_named
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import Roles

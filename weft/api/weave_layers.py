@@ -49,8 +49,7 @@ from weft.plan.layout import Dim
 from weft.plan.model import ParamSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, Seat
 from weft.plan.tiling import Tiling
-from weft.planner.sharing import refuse_idle_zero
-from weft.planner.validate import validate_plan
+from weft.planner.validate import refuse_idle_zero, validate_plan
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import Roles
 from weft.train.assemble import Options, Share, assemble

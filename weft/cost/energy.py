@@ -19,16 +19,6 @@ JOULES_PER_BYTE: Mapping[Reach, float] = {"node": 80e-12, "across": 800e-12}
 100 pJ a bit: two adapters of 25 W and four optical ends of 12 W at 400 Gbit/s, and a switch."""
 
 
-def chip_joules(power_w: float, busy_s: float, waiting_s: float) -> float:
-    """Of one chip in a step."""
-    return power_w * (busy_s + WAITING * waiting_s)
-
-
 def traffic_joules(sent: Mapping[Way, float]) -> float:
     """Of all bytes on their way."""
     return sum(JOULES_PER_BYTE[way.reach] * num_bytes for way, num_bytes in sent.items())
-
-
-def price(per_hour: float, seconds: float) -> float:
-    """Of hired chips, in the currency of ``per_hour``."""
-    return per_hour * seconds / 3600

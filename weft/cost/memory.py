@@ -17,7 +17,7 @@ from weft.cost.work import ALL_BY_ADAMW, ALL_PARTS, SHARED_FROM, Axes, StageWork
 from weft.models.registry import shape_of
 from weft.models.shape import ModelShape
 from weft.plan.model import ModelSpec
-from weft.plan.plan import PipelinePlan, Plan
+from weft.plan.plan import Plan
 from weft.schedules.known import Pattern, held_at_peak
 
 BUCKET_BYTES = 8 << 20
@@ -213,14 +213,6 @@ def gathered_layers(shape: ModelShape, choice: StageChoice, work: StageWork) -> 
     return choice.state.weight * max(layers, table)
 
 
-def held_by_stage(pipeline: PipelinePlan) -> tuple[tuple[int, ...], ...]:
-    """For every position, how many microbatches each of its stages holds at the position's peak.
-
-    From the schedule's own lists, after the proof that they end.
-    """
-    return held_at_peak(Pattern.of(pipeline))
-
-
 def memory_of_plan(
     plan: Plan,
     spec: ModelSpec,
@@ -235,7 +227,7 @@ def memory_of_plan(
     shape = shape_of(spec)
     result: dict[int, Memory] = {}
     for pipeline in plan.pipelines:
-        counts = held_by_stage(pipeline)
+        counts = held_at_peak(Pattern.of(pipeline))
         for stages, held in zip(pipeline.positions(), counts, strict=True):
             parts = []
             for number, count in zip(stages, held, strict=True):

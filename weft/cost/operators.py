@@ -10,7 +10,22 @@ from weft.cost.work import StageWork, layers_by_kind
 from weft.models.shape import ModelShape
 
 Phase = Literal["forward", "input_grad", "weight_grad"]
+PHASES: tuple[Phase, ...] = ("forward", "input_grad", "weight_grad")
 OpKind = Literal["matmul", "batched", "attention", "elementwise"]
+_FLOPS: dict[OpKind, tuple[float, float, float]] = {
+    "matmul": (1, 1, 1),
+    "batched": (1, 2, 0),
+    "attention": (1, 2.5, 0),
+    "elementwise": (0, 0, 0),
+}
+"""By phase: how many times those of the forward."""
+_MOVES: dict[OpKind, tuple[float, float, float]] = {
+    "matmul": (1, 1, 1),
+    "batched": (0, 2, 0),
+    "attention": (1, 3, 0),
+    "elementwise": (0, 2, 0),
+}
+"""By phase: how many times its operands, or its bytes where it is no product, are counted."""
 
 
 class Op(NamedTuple):
@@ -38,36 +53,13 @@ class Op(NamedTuple):
         have no weights: all their backward is for the input. A fused attention computes its scores
         a second time there (arXiv 2205.14135): five products instead of two.
         """
-        match self.kind, phase:
-            case "elementwise", _:
-                return 0.0
-            case _, "forward":
-                return self.flops
-            case "matmul", _:
-                return self.flops
-            case "batched", "input_grad":
-                return 2 * self.flops
-            case "attention", "input_grad":
-                return 2.5 * self.flops
-        return 0.0
+        return _FLOPS[self.kind][PHASES.index(phase)] * self.flops
 
     def phase_bytes(self, phase: Phase) -> float:
         """Bytes moved in one phase: operands and results of products, once each, in two bytes."""
         operands = 2 * (self.m * self.k + self.k * self.n + self.m * self.n) * self.repeat
-        match self.kind, phase:
-            case "elementwise", "weight_grad":
-                return 0.0
-            case "elementwise", "input_grad":
-                return 2 * self.num_bytes
-            case "attention", "forward":
-                return self.num_bytes
-            case "attention", "input_grad":
-                return 3 * self.num_bytes
-            case "batched", "input_grad":
-                return 2 * operands
-            case (("attention" | "batched"), _):
-                return 0.0
-        return operands
+        by_product = self.kind in ("matmul", "batched")
+        return _MOVES[self.kind][PHASES.index(phase)] * (operands if by_product else self.num_bytes)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -161,17 +153,12 @@ def head_ops(shape: ModelShape, work: StageWork) -> tuple[Op, ...]:
     )
 
 
-@lru_cache(maxsize=1 << 12)
-def embedding_ops(shape: ModelShape, work: StageWork) -> tuple[Op, ...]:
-    """Read rows, write them."""
-    return (Op("embedding", "elementwise", num_bytes=4 * work.tokens * shape.d_model),)
-
-
 def stage_ops(shape: ModelShape, work: StageWork) -> Iterator[tuple[Op, int]]:
     """Every operation of a stage's forward, and in how many layers it occurs."""
     for experts, number in layers_by_kind(shape, work.layers):
         yield from ((op, number) for op in layer_ops(shape, work, experts=experts))
     if work.embeds:
-        yield from ((op, 1) for op in embedding_ops(shape, work))
+        # Read rows, write them.
+        yield Op("embedding", "elementwise", num_bytes=4 * work.tokens * shape.d_model), 1
     if work.predicts:
         yield from ((op, 1) for op in head_ops(shape, work))

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from weft.cluster.cluster import Dtype
 from weft.cost.memory import ACCELERATOR, CPU, Overheads
-from weft.cost.operators import Op, Phase
+from weft.cost.operators import PHASES, Op, Phase
 from weft.cost.timing import Hardware, Software
 from weft.cost.traffic import Fabric
 
@@ -49,13 +49,7 @@ class Product(NamedTuple):
 
     def of(self, phase: Phase) -> float:
         """Seconds of one of the three."""
-        match phase:
-            case "forward":
-                return self.forward
-            case "input_grad":
-                return self.input_grad
-            case "weight_grad":
-                return self.weight_grad
+        return (self.forward, self.input_grad, self.weight_grad)[PHASES.index(phase)]
 
 
 class AttentionTime(NamedTuple):
@@ -202,13 +196,15 @@ class Profile:
     def hardware(self, chips_per_node: int) -> Hardware:
         """What costs need to know of a pool of such chips on one machine."""
         latency, rate = self._link()
+        # Half of what two ranks exchange is sent.
+        exchanges = (e.num_bytes / 2 / e.seconds for e in self.links if e.kind == "exchange")
         fabric = Fabric(
             chips_per_node=chips_per_node,
             inside_bytes_s=rate,
             across_bytes_s=rate,
             inside_latency_s=latency,
             across_latency_s=latency,
-            exchange_bytes_s=self._exchange_bytes_s(),
+            exchange_bytes_s=max(exchanges, default=None),
             exchange_latency_s=self.link_seconds("exchange", 1.0),
         )
         return Hardware(chip=self, fabric=fabric, software=self.software)
@@ -239,11 +235,6 @@ class Profile:
     def link_bytes_s(self) -> float:
         """Of long messages between two ranks of the machine."""
         return self._link()[1]
-
-    def _exchange_bytes_s(self) -> float | None:
-        """Half of what two ranks exchange is sent."""
-        found = [e.num_bytes / 2 / e.seconds for e in self.links if e.kind == "exchange"]
-        return max(found, default=None)
 
     def _link(self) -> tuple[float, float]:
         """(seconds, bytes/s): the shortest time that any message took, and the best rate."""

@@ -18,11 +18,10 @@ from typing import Protocol
 
 from weft.cluster.cluster import Chip, Dtype
 from weft.config.errors import ConfigError
-from weft.cost.operators import Op, Phase, stage_ops
+from weft.cost.operators import PHASES, Op, Phase, stage_ops
+from weft.cost.times import StageTimes
 from weft.cost.work import StageWork
 from weft.models.shape import ModelShape
-
-PHASES: tuple[Phase, ...] = ("forward", "input_grad", "weight_grad")
 
 
 class CostFunction(Protocol):
@@ -58,9 +57,6 @@ class ChipClass:
     chips: tuple[str, ...]
     """How their names begin."""
     efficiency: Efficiency
-
-    def has(self, chip: Chip) -> bool:
-        return chip.vendor == self.vendor and chip.name.startswith(self.chips)
 
 
 OTHER = "other"
@@ -108,7 +104,8 @@ def _best(chip: Chip, dtype: Dtype) -> float | None:
 
 def chip_class(chip: Chip) -> str:
     """The class whose efficiency a chip without a profile is given."""
-    return next((name for name, each in chip_classes().items() if each.has(chip)), OTHER)
+    made = (each for each in chip_classes().values() if each.vendor == chip.vendor)
+    return next((each.name for each in made if chip.name.startswith(each.chips)), OTHER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,27 +169,13 @@ class Roofline:
         return num_bytes / self.bytes_s
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseSeconds:
-    """One stage and one microbatch."""
-
-    forward: float
-    input_grad: float
-    """With full recomputation, the second forward too."""
-    weight_grad: float
-
-    @property
-    def whole(self) -> float:
-        return self.forward + self.input_grad + self.weight_grad
-
-
 def _aligned(op: Op) -> bool:
     """Tensor cores read rows of 16 bytes; the sizes of weights are chosen with that in mind."""
     return op.kind != "batched" or (op.n % 8 == 0 and op.k % 8 == 0)
 
 
 @lru_cache(maxsize=1 << 14)
-def compute_seconds(shape: ModelShape, work: StageWork, chip: CostFunction) -> PhaseSeconds:
+def compute_seconds(shape: ModelShape, work: StageWork, chip: CostFunction) -> StageTimes:
     """Computing alone, without what a stage says to others."""
     total = dict.fromkeys(PHASES, 0.0)
     again = 0.0
@@ -205,7 +188,9 @@ def compute_seconds(shape: ModelShape, work: StageWork, chip: CostFunction) -> P
             part = 0.5 if work.recompute == "half" else 1.0
             again += part * number * chip.seconds(op, "forward", work.dtype)
     weights = 0.0 if work.frozen else total["weight_grad"]
-    return PhaseSeconds(total["forward"], total["input_grad"] + again, weights)
+    return StageTimes(
+        forward_s=total["forward"], input_grad_s=total["input_grad"] + again, weight_grad_s=weights
+    )
 
 
 def _again(op: Op, work: StageWork) -> bool:

@@ -20,13 +20,13 @@ class StageTimes:
     """Once a step: reducing gradients, updating, publishing parameters, as far as nothing hides
     it."""
 
-    def scaled(self, factor: float) -> StageTimes:
+    def scaled(self, factor: float, update_s: float = 0.0) -> StageTimes:
         """The times of a part of the stage, or on another chip; of microbatches alone."""
         return StageTimes(
             forward_s=self.forward_s * factor,
             input_grad_s=self.input_grad_s * factor,
             weight_grad_s=self.weight_grad_s * factor,
-            update_s=self.update_s,
+            update_s=update_s,
         )
 
     @property

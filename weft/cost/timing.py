@@ -52,13 +52,12 @@ class Software:
 
     def seen(self, what: Inside) -> float:
         """Part of the messages inside layers that nothing hides."""
-        match what:
-            case "sums":
-                return 1 - self.tensor_hidden
-            case "keys":
-                return 1 - self.context_hidden
-            case "experts":
-                return 1 - self.expert_hidden
+        hidden = {
+            "sums": self.tensor_hidden,
+            "keys": self.context_hidden,
+            "experts": self.expert_hidden,
+        }
+        return 1 - hidden[what]
 
 
 WEFT = Software(
@@ -93,20 +92,16 @@ def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> S
     twice = 2.0 if work.recompute == "full" else 1.0
     added = 0.0 if work.frozen else software.accumulate_bytes * sum(trained_params(shape, choice))
     times = StageTimes(
-        forward_s=computed.forward * slow + sent + idle,
-        input_grad_s=computed.input_grad * slow + sent + again + idle * twice,
-        weight_grad_s=computed.weight_grad * slow + idle + hardware.chip.moving_seconds(added),
+        forward_s=computed.forward_s * slow + sent + idle,
+        input_grad_s=computed.input_grad_s * slow + sent + again + idle * twice,
+        weight_grad_s=computed.weight_grad_s * slow + idle + hardware.chip.moving_seconds(added),
     )
     holders = choice.holders(hardware.fabric.chips_per_node)
-    state = _State(shape, choice, work, hardware, holders)
+    state = _State(shape, choice, hardware, holders)
     if holders.size > 1 and (choice.zero == 3 or state.reduces_each_backward):
         times = state.gathering(times)
-    return StageTimes(
-        forward_s=times.forward_s * choice.passes,
-        input_grad_s=times.input_grad_s * choice.passes,
-        weight_grad_s=times.weight_grad_s * choice.passes,
-        update_s=state.update_s(ALL if choice.overlap == ALL else choice.overlap * times.whole_s),
-    )
+    beside_s = ALL if choice.overlap == ALL else choice.overlap * times.whole_s
+    return times.scaled(choice.passes, state.update_s(beside_s))
 
 
 def message_seconds(shape: ModelShape, work: StageWork, hardware: Hardware) -> float:
@@ -124,7 +119,6 @@ class _State:
 
     shape: ModelShape
     choice: StageChoice
-    work: StageWork
     hardware: Hardware
     holders: Group
 
@@ -139,8 +133,8 @@ class _State:
         params = sum(trained_params(self.shape, self.choice))
         group = Group(self.choice.ways, self.holders.stride)
         weights = software.weight_bytes * params
-        grads = software.grad_bytes * params * (not self.work.frozen)
-        many = max(self.work.num_layers, 1)
+        grads = software.grad_bytes * params * (not self.choice.work.frozen)
+        many = max(self.choice.work.num_layers, 1)
         gather = 0.0
         if self.choice.zero == 3:
             gather = fabric.seconds("all_gather", weights, group, messages=many)
@@ -160,10 +154,10 @@ class _State:
         ``beside_s``: computing that may hide traffic, of the last backward and the first forward.
         """
         software = self.hardware.software
-        if self.work.frozen:
+        if self.choice.work.frozen:
             return software.step_s
         dense, experts = trained_params(self.shape, self.choice)
-        shared, (size, stride) = self.work.share("experts"), self.holders
+        shared, (size, stride) = self.choice.work.share("experts"), self.holders
         reduce, publish = self._exchange(dense, self.holders, self.choice.ways)
         ways = max(self.choice.ways // shared, 1)
         if experts:
@@ -190,7 +184,7 @@ class _State:
             return reduce, 0.0
         if not self.reduces_each_backward:
             reduce += fabric.seconds("reduce_scatter", grads, near, messages=many)
-        least = software.layer_messages * self.work.num_layers
+        least = software.layer_messages * self.choice.work.num_layers
         return reduce, fabric.seconds("all_gather", weights, near, messages=max(many, least))
 
 

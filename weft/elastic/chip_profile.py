@@ -18,9 +18,8 @@ from weft.comm.channel import Channel
 from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.config.sections import AdamWConfig
-from weft.cost.operators import Op
+from weft.cost.operators import PHASES, Op
 from weft.cost.profile import LinkKind, LinkTime, Machine, MovingTime, Profile, Together
-from weft.cost.rates import PHASES
 from weft.elastic import measure
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import default_family

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from weft.plan.mesh import Mesh
@@ -65,6 +65,15 @@ class PipelinePlan:
             found.setdefault(stage.mesh.ranks, []).append(number)
         return [tuple(numbers) for numbers in found.values()]
 
+    def units(self, stage: int) -> set[UnitName]:
+        """Of the model, those that a stage computes with: its layers, and the ends that it has."""
+        found: set[UnitName] = set(range(*self.stages[stage].layers))
+        if stage == 0:
+            found.add("embed")
+        if stage == len(self.stages) - 1:
+            found.add("head")
+        return found
+
     def split(self, stage: int, microbatch: int) -> dict[int, range]:
         """Which samples of a microbatch each rank of a stage computes.
 
@@ -98,13 +107,18 @@ class Plan:
 
     def stages_with(self, units: Collection[UnitName]) -> list[tuple[int, int, StagePlan]]:
         """Of ``stages``, those that compute with one of these units of the model."""
-        found = []
-        for p, s, stage in self.stages():
-            ends = {"embed"} if s == 0 else set()
-            ends |= {"head"} if s == len(self.pipelines[p].stages) - 1 else set()
-            if any(unit in ends or unit in range(*stage.layers) for unit in units):
-                found.append((p, s, stage))
-        return found
+        wanted = set(units)
+        return [
+            found for found in self.stages() if wanted & self.pipelines[found[0]].units(found[1])
+        ]
+
+    def each(self, change: Callable[[StagePlan], StagePlan]) -> Plan:
+        """The same with every stage changed."""
+        pipelines = (
+            replace(pipeline, stages=tuple(map(change, pipeline.stages)))
+            for pipeline in self.pipelines
+        )
+        return replace(self, pipelines=tuple(pipelines))
 
     def seat(self, rank: int) -> Seat:
         """Where a rank sits. Every rank of a valid plan has exactly one seat."""

@@ -1,17 +1,22 @@
-"""Why this plan and not another, and what other chips would change: sentences with figures."""
+"""Why this plan and not another, and what other chips would change: sentences with figures.
+
+Other plans are those that the search found next, and one that a person asked about.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 
 from weft.cluster.view import ClusterView
 from weft.plan.plan import PipelinePlan, Plan
-from weft.planner.fit import shortages, without_recompute
-from weft.planner.forecast import Forecast, forecast, with_links
+from weft.planner.fit import shortages, smallest_change, without_recompute
+from weft.planner.forecast import Forecast, forecast, with_links, with_memory
+from weft.planner.naming import name_of
 from weft.planner.options import Options
 from weft.planner.search import Candidate, Found, search
-from weft.planner.search.found import MEANING, ReasonKind
+from weft.planner.search.found import MEANING, Reason
+from weft.planner.search.verdict import verdict
 from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge
 
@@ -130,13 +135,9 @@ class Change:
 
     def apply(self, cluster: ClusterView, knowledge: Knowledge) -> tuple[ClusterView, Knowledge]:
         """The cluster after it."""
-        if self.memory == 1.0:
-            return with_links(cluster, knowledge, self.inside, self.across)
-        pools = [
-            replace(pool, chip=replace(pool.chip, memory_gib=pool.chip.memory_gib * self.memory))
-            for pool in cluster.pools
-        ]
-        return ClusterView(tuple(pools)), knowledge
+        if self.memory != 1.0:
+            return with_memory(cluster, self.memory), knowledge
+        return with_links(cluster, knowledge, self.inside, self.across)
 
 
 CHANGES = (
@@ -185,42 +186,116 @@ def pruned_in_words(found: Found) -> Iterator[str]:
         f"{found.considered:,} plans considered in {found.seconds:.2g} s, "
         f"{found.pruned.total:,} of them pruned, each for a reason"
     )
-    for row in reasons(found):
-        bounds = "" if row.bounds is None else " (frames of {:.3g} to {:.3g} s)".format(*row.bounds)
-        example = f", such as {row.examples[0]}" if row.examples else ""
-        yield f"  {row.kind}: {row.count:,}{bounds}{example}"
+    for kind, reason in found.pruned.most_first():
+        told = reason.bounds
+        bounds = "" if told is None else " (frames of {:.3g} to {:.3g} s)".format(*told)
+        yield f"  {kind}: {reason.count:,}{bounds}, such as {reason.examples[0]}"
+
+
+def reasons_as_json(found: Found) -> list[dict[str, object]]:
+    """What ``--json`` prints of those that were pruned, the most frequent reason first."""
+    return [
+        {
+            "kind": kind,
+            "means": MEANING[kind],
+            "count": reason.count,
+            "bounds_s": reason.bounds and list(reason.bounds),
+            "examples": reason.examples,
+        }
+        for kind, reason in found.pruned.most_first()
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReasonRow:
-    """What all candidates that are out for one reason have in common."""
+class ComparedPart:
+    """Of a step, or of memory, in both plans."""
 
-    kind: ReasonKind
-    count: int
-    bounds: tuple[float, float] | None
-    """Seconds that they take at least, from the least to the most, where that was told."""
-    examples: tuple[str, ...]
+    name: str
+    unit: str
+    best: float
+    rival: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """A plan that a person asked about."""
+
+    name: str
+    settings: str
+    step_s: float
+    slower: float
+    """Part of the best step by which its own is longer; below zero it is faster."""
+    fits: bool
+    reason: Reason
+    parts: tuple[ComparedPart, ...]
+
+    @property
+    def words(self) -> str:
+        """What became of it."""
+        ahead = self.slower < 0 and self.fits
+        return f"{'faster than what was found; ' * ahead}{self.reason.words}"
 
     def as_json(self) -> dict[str, object]:
         """What ``--json`` prints."""
         return {
-            "kind": self.kind,
-            "means": MEANING[self.kind],
-            "count": self.count,
-            "bounds_s": self.bounds and list(self.bounds),
-            "examples": list(self.examples),
+            "name": self.name,
+            "settings": self.settings,
+            "step_time_s": self.step_s,
+            "slower": self.slower,
+            "fits": self.fits,
+            "reason": self.reason.kind,
+            "words": self.words,
+            "parts": [asdict(part) for part in self.parts],
         }
 
 
-def reasons(found: Found) -> list[ReasonRow]:
-    """The most frequent first."""
-    pruned = found.pruned
-    return [
-        ReasonRow(
-            kind=kind,
-            count=count,
-            bounds=pruned.bounds.get(kind),
-            examples=tuple(pruned.examples.get(kind, ())),
-        )
-        for kind, count in sorted(pruned.counts.items(), key=lambda item: -item[1])
-    ]
+def compare(
+    plan: Plan,
+    best: Forecast,
+    workload: Workload,
+    cluster: ClusterView,
+    knowledge: Knowledge,
+    options: Options,
+) -> Comparison:
+    """Forecast a plan by the same model, whether it fits or not, beside the best.
+
+    Args:
+        cluster: All chips; the ranks of ``plan`` are numbered over them.
+    """
+    cast = forecast(plan, workload, cluster, knowledge)
+    short = shortages(plan, workload, cluster, knowledge, options.memory_part)
+    if short:
+        worst = short[0]
+        needs = f"{worst.key} on {worst.chip.name} needs {worst.need_gib:.1f} GiB"
+        change = smallest_change(plan, workload, cluster, knowledge)
+        words = f"it does not fit: {needs} of {worst.room_gib:.1f} that may be planned. {change}"
+        reason = Reason("memory", words)
+    else:
+        reason = verdict(plan, workload, cluster, knowledge, options, best_s=best.step_s)
+    return Comparison(
+        name=name_of(plan, cluster),
+        settings=settings(plan),
+        step_s=cast.step_s,
+        slower=cast.step_s / best.step_s - 1,
+        fits=not short,
+        reason=reason,
+        parts=_compared_parts(best, cast),
+    )
+
+
+def _compared_parts(best: Forecast, other: Forecast) -> tuple[ComparedPart, ...]:
+    """Of the position that works longest, and of the one with least room."""
+    ours, theirs = best.slowest, other.slowest
+    seconds = {
+        "computing": (ours.computing_s, theirs.computing_s),
+        "messages inside layers": (ours.communicating_s, theirs.communicating_s),
+        "waiting for others": (ours.waiting_s, theirs.waiting_s),
+        "exchange and update": (ours.once_s, theirs.once_s),
+        "whole step": (best.step_s, other.step_s),
+    }
+    parts = [ComparedPart(name=name, unit="s", best=a, rival=b) for name, (a, b) in seconds.items()]
+    a, b = best.fullest, other.fullest
+    gib = ComparedPart(
+        name="fullest rank", unit="GiB", best=a.memory.total / 2**30, rival=b.memory.total / 2**30
+    )
+    return (*parts, gib)

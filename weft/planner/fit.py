@@ -85,22 +85,22 @@ def smallest_change(
 
 def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     """Small to large: what costs no time comes first."""
-    yield "Divide the optimizer's state (zero: 1)", _each(plan, _zero(1))
+    yield "Divide the optimizer's state (zero: 1)", plan.each(_zero(1))
     yield "Halve the micro-batches (batch.micro)", _halved(plan)
-    yield "Divide gradients too (zero: 2)", _each(plan, _zero(2))
-    again = _each(plan, lambda stage: replace(stage, recompute="full"))
+    yield "Divide gradients too (zero: 2)", plan.each(_zero(2))
+    again = plan.each(lambda stage: replace(stage, recompute="full"))
     words = "Compute layers again in backward (recompute: full)"
     yield words, again
-    yield f"{words} and divide the optimizer's state (zero: 1)", _each(again, _zero(1))
-    yield f"{words} and divide gradients (zero: 2)", _each(again, _zero(2))
+    yield f"{words} and divide the optimizer's state (zero: 1)", again.each(_zero(1))
+    yield f"{words} and divide gradients (zero: 2)", again.each(_zero(2))
     if len(plan.pipelines) == 1:
-        yield "Divide parameters too (zero: 3)", _each(plan, _zero(3))
-        yield f"{words} and divide parameters (zero: 3)", _each(again, _zero(3))
+        yield "Divide parameters too (zero: 3)", plan.each(_zero(3))
+        yield f"{words} and divide parameters (zero: 3)", again.each(_zero(3))
 
 
 def without_recompute(plan: Plan) -> Plan:
     """The plan with all activations kept."""
-    return _each(plan, lambda stage: replace(stage, recompute="off"))
+    return plan.each(lambda stage: replace(stage, recompute="off"))
 
 
 def _zero(level: ZeroLevel) -> Callable[[StagePlan], StagePlan]:
@@ -122,11 +122,3 @@ def _halved(plan: Plan) -> Plan:
         return replace(pipeline, microbatch=max(pipeline.microbatch // 2, least))
 
     return replace(plan, pipelines=tuple(half(pipeline) for pipeline in plan.pipelines))
-
-
-def _each(plan: Plan, change: Callable[[StagePlan], StagePlan]) -> Plan:
-    pipelines = tuple(
-        replace(pipeline, stages=tuple(change(stage) for stage in pipeline.stages))
-        for pipeline in plan.pipelines
-    )
-    return replace(plan, pipelines=pipelines)

@@ -15,11 +15,11 @@ from weft.cluster.cluster import Chip
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.cost.choice import choice_of
-from weft.cost.energy import chip_joules, price, traffic_joules
+from weft.cost.energy import WAITING, traffic_joules
 from weft.cost.flops import train_flops_per_token
 from weft.cost.memory import Memory
-from weft.cost.operators import stage_ops
-from weft.cost.rates import PHASES, CostFunction
+from weft.cost.operators import PHASES, stage_ops
+from weft.cost.rates import CostFunction
 from weft.cost.sent import Way, sent_by_plan
 from weft.cost.traffic import Fabric
 from weft.models.registry import shape_of
@@ -182,6 +182,15 @@ def forecast(
     )
 
 
+def with_memory(cluster: ClusterView, times: float) -> ClusterView:
+    """The same chips with so many times the memory."""
+    pools = (
+        replace(pool, chip=replace(pool.chip, memory_gib=pool.chip.memory_gib * times))
+        for pool in cluster.pools
+    )
+    return ClusterView(tuple(pools))
+
+
 def with_links(
     cluster: ClusterView, knowledge: Knowledge, inside: float, across: float | None = None
 ) -> tuple[ClusterView, Knowledge]:
@@ -251,8 +260,8 @@ def _energy(positions: Sequence[PositionForecast], sent: Mapping[Way, float]) ->
         if position.chip.power_w is None:
             return None
         waiting = position.communicating_s + position.once_s + position.waiting_s
-        joules = chip_joules(position.chip.power_w, position.computing_s, waiting)
-        total += len(position.ranks) * joules
+        full_s = position.computing_s + WAITING * waiting
+        total += len(position.ranks) * (position.chip.power_w * full_s)
     return total
 
 
@@ -262,5 +271,5 @@ def _price(cluster: ClusterView, step_s: float) -> float | None:
     for pool in cluster.pools:
         if pool.price_per_hour is None:
             return None
-        total += pool.num_chips * price(pool.price_per_hour, step_s)
+        total += pool.num_chips * (pool.price_per_hour * step_s / 3600)
     return total

@@ -29,13 +29,14 @@ def axes_of(mesh: Mesh) -> str:
 
 def _pipeline(pipeline: PipelinePlan, cluster: ClusterView) -> str:
     meshes = [pipeline.stages[stages[0]].mesh for stages in pipeline.positions()]
-    kinds = [(axes_of(mesh), cluster.pool_of(mesh.ranks[0]).chip.name) for mesh in meshes]
+
+    def kind(mesh: Mesh) -> tuple[str, str]:
+        return axes_of(mesh), cluster.pool_of(mesh.ranks[0]).chip.name
+
     parts = []
-    first = 0
-    for (axes, chip), same in groupby(kinds):
-        many = len(list(same))
-        ranks = sum(len(mesh.ranks) for mesh in meshes[first : first + many])
-        first += many
-        how = axes if many == 1 else f"pp {many} x ({axes})" if axes else f"pp {many}"
+    for (axes, chip), same in groupby(meshes, key=kind):
+        run = list(same)
+        ranks = sum(len(mesh.ranks) for mesh in run)
+        how = axes if len(run) == 1 else f"pp {len(run)} x ({axes})" if axes else f"pp {len(run)}"
         parts.append(f"{how} on {ranks} {chip}" if how else f"{ranks} {chip}")
     return ", then ".join(parts)

@@ -159,50 +159,43 @@ def choose_mix(cluster: ClusterView, workload: Workload, knowledge: Knowledge, n
         )
         for pool in cluster.pools
     ]
-    everything = Mix(parts=tuple(parts), by_price=by_price).most_flops
+    nothing = Mix(parts=tuple(parts), by_price=by_price)
+    everything = nothing.most_flops
     if everything < need:
         has = ", ".join(f"{p.pool.num_chips} x {p.pool.chip.name}" for p in parts)
         expected = f"at most {in_units(everything)}, what the pool computes of this workload"
         raise ConfigError("--need", in_units(need), expected, f"It has {has}.")
     order = sorted(range(len(parts)), key=lambda n: (parts[n].cost / parts[n].flops_s, n))
-    best: list[Mix] = []
-    _fill(parts, order, need, by_price=by_price, best=best)
-    return best[0]
+    best = _cheapest(nothing, order, need)
+    assert best is not None, f"{everything} FLOP/s are there, and no mix reaches {need}"
+    return best
 
 
-def _fill(
-    parts: Sequence[NodesTaken],
-    order: Sequence[int],
-    need: float,
-    *,
-    by_price: bool,
-    best: list[Mix],
-) -> None:
+def _cheapest(mix: Mix, order: Sequence[int], need: float, best: Mix | None = None) -> Mix | None:
     """Decide the pools in ``order``, the cheapest compute first, most nodes first.
 
     What is left costs at least its FLOPs at the rate of the next pool; mixes that cannot be
     cheaper than the best so far, by that bound, are left out.
     """
-    mix = Mix(parts=tuple(parts), by_price=by_price)
     left = need - mix.flops_s
     if left <= need * 1e-12:
-        if not best or _rank(mix) < _rank(best[0]):
-            best[:] = [mix]
-        return
+        return mix if best is None or _rank(mix) < _rank(best) else best
     if not order:
-        return
-    part = parts[order[0]]
+        return best
+    number, *others = order
+    part = mix.parts[number]
     node = part.pool.chips_per_node * part.flops_s
     for nodes in range(min(ceil(left / node), part.pool.num_nodes), -1, -1):
-        taken = list(parts)
-        taken[order[0]] = replace(part, num_nodes=nodes)
-        rest = left - nodes * node
-        if best and len(order) > 1 and rest > 0:
-            after = parts[order[1]]
-            bound = mix.cost + nodes * part.pool.chips_per_node * part.cost
-            if bound + rest * after.cost / after.flops_s > best[0].cost * (1 + 1e-9):
+        taken = replace(part, num_nodes=nodes)
+        rest = left - taken.total_flops
+        if best is not None and others and rest > 0:
+            after = mix.parts[others[0]]
+            least = mix.cost + taken.total_cost + rest * after.cost / after.flops_s
+            if least > best.cost * (1 + 1e-9):
                 break  # fewer of the cheap nodes only cost more
-        _fill(taken, order[1:], need, by_price=by_price, best=best)
+        parts = (*mix.parts[:number], taken, *mix.parts[number + 1 :])
+        best = _cheapest(replace(mix, parts=parts), others, need, best)
+    return best
 
 
 def _rank(mix: Mix) -> tuple[float, int, float]:

@@ -14,7 +14,7 @@ from weft.planner.explain import (
     Alternative,
     Help,
     alternatives,
-    reasons,
+    reasons_as_json,
     what_would_help,
 )
 from weft.planner.fit import MEMORY_PART, shortages, smallest_change
@@ -91,8 +91,8 @@ class Outlook:
             else {
                 "seconds": found.seconds,
                 "considered": found.considered,
-                "pruned": dict(found.pruned.counts),
-                "reasons": [row.as_json() for row in reasons(found)],
+                "pruned": {kind: each.count for kind, each in found.pruned.reasons.items()},
+                "reasons": reasons_as_json(found),
             },
         }
         return result | ({"would_help": [h.as_json() for h in self.helps]} if self.helps else {})

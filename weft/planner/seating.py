@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from weft.cluster.view import ChipPool, ClusterView
-from weft.plan.plan import Plan
+from weft.cluster.view import ClusterView
+from weft.plan.plan import Plan, StagePlan
 
 
 def seated(plan: Plan, used: ClusterView, there: ClusterView) -> Plan:
@@ -19,20 +19,12 @@ def seated(plan: Plan, used: ClusterView, there: ClusterView) -> Plan:
     """
     nodes = list(_nodes(there))
     new = [rank for planned in _nodes(used) for rank in _take(nodes, planned)]
-    moved = [
-        replace(
-            pipeline,
-            stages=tuple(
-                replace(
-                    stage,
-                    mesh=replace(stage.mesh, ranks=tuple(new[r] for r in stage.mesh.ranks)),
-                )
-                for stage in pipeline.stages
-            ),
-        )
-        for pipeline in plan.pipelines
-    ]
-    return replace(plan, pipelines=tuple(moved))
+
+    def moved(stage: StagePlan) -> StagePlan:
+        ranks = tuple(new[rank] for rank in stage.mesh.ranks)
+        return replace(stage, mesh=replace(stage.mesh, ranks=ranks))
+
+    return plan.each(moved)
 
 
 @dataclass(slots=True)
@@ -48,12 +40,8 @@ def _nodes(cluster: ClusterView) -> Iterator[_Node]:
     for pool in cluster.pools:
         for _ in range(pool.num_nodes):
             ranks = range(first, first + pool.chips_per_node)
-            yield _Node(_kind(pool), list(ranks))
+            yield _Node((pool.chip.name, pool.speed), list(ranks))
             first = ranks.stop
-
-
-def _kind(pool: ChipPool) -> tuple[str, float]:
-    return pool.chip.name, pool.speed
 
 
 def _take(nodes: list[_Node], planned: _Node) -> list[int]:

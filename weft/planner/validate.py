@@ -14,6 +14,7 @@ from weft.config.errors import ConfigError
 from weft.config.names import names_of
 from weft.plan.layout import SAMPLES
 from weft.plan.mesh import Mesh
+from weft.plan.model import UnitName
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ZeroLevel
 from weft.platform.registry import PLATFORMS
 from weft.schedules.registry import SCHEDULES, expected_positions
@@ -203,3 +204,35 @@ def _check_layers(where: str, pipeline: PipelinePlan, num_layers: int) -> None:
     if expected != num_layers:
         layers = [list(stage.layers) for stage in pipeline.stages]
         raise ConfigError(f"{where}.stages.layers", layers, f"all {num_layers} layers, each once")
+
+
+def refuse_idle_zero(plan: Plan, *, tied: bool) -> None:
+    """Refuse ZeRO where there is nothing to divide: it needs ranks that hold the same parameters.
+
+    ``tied``: the model's head multiplies by the embedding's weight.
+
+    Raises:
+        ConfigError: a stage whose level changes nothing.
+    """
+    divided = [found for found in plan.stages() if found[2].zero]
+    for p, s, stage in divided:
+        pipeline = plan.pipelines[p]
+        key = f"pipelines[{p}].stages[{s}].zero"
+        mates = (t for t, other in enumerate(pipeline.stages) if other.mesh == stage.mesh)
+        held = set[UnitName]().union(*map(pipeline.units, mates))
+        if not held or (len(plan.pipelines) == len(stage.mesh.ranks) == 1):
+            if tied and _is_end(pipeline, s):
+                continue
+            hint = "No other rank holds the parameters of this stage."
+            raise ConfigError(key, stage.zero, "0", hint)
+        most = max(min(other.zero for _, _, other in plan.stages_with({unit})) for unit in held)
+        if most < stage.zero:
+            hint = "Parameters are kept at the lowest level of the stages that hold them."
+            expected = f"at most {most}, the level of the other pipelines' stages for these layers"
+            raise ConfigError(key, stage.zero, expected, hint)
+
+
+def _is_end(pipeline: PipelinePlan, stage: int) -> bool:
+    """An end of the model that a rank of its own holds, apart from the other end."""
+    first, last = pipeline.stages[0], pipeline.stages[-1]
+    return stage in (0, len(pipeline.stages) - 1) and first.mesh != last.mesh

@@ -143,19 +143,6 @@ def _given(loaded: Loaded, cluster: ClusterView, workload: Workload) -> Plan | N
         if len(names) > 1:
             hint = "Cut stages where the cluster's kinds of chips meet."
             raise ConfigError(f"{where}.mesh.ranks", names, "ranks on chips of one kind", hint)
-    return _on_chips(plan, cluster)
-
-
-def _on_chips(plan: Plan, cluster: ClusterView) -> Plan:
-    """The plan with the devices of the cluster's chips."""
-    pipelines = tuple(
-        replace(
-            pipeline,
-            stages=tuple(
-                replace(stage, device=device_of(cluster.pool_of(stage.mesh.ranks[0])))
-                for stage in pipeline.stages
-            ),
-        )
-        for pipeline in plan.pipelines
+    return plan.each(
+        lambda stage: replace(stage, device=device_of(cluster.pool_of(stage.mesh.ranks[0])))
     )
-    return replace(plan, pipelines=pipelines)

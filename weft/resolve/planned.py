@@ -169,7 +169,8 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
         assert not idle, f"{idle} of {chips.view.world_size} processes are in no stage"
         plan = seated(plan, found.best.cluster, chips.view)
     if config.compute.compile:
-        plan = _compiled(plan)
+        # Wherever there are layers.
+        plan = plan.each(lambda stage: replace(stage, compile=stage.layers[1] > stage.layers[0]))
     again = () if saved is None else (_changed(saved.asked, asked),)
     return Chosen(plan=plan, notes=(*again, *_why(found, chips)), asked=asked)
 
@@ -243,21 +244,6 @@ def _saved(folder: Path) -> Chosen | None:
         return Chosen.from_json((folder / AUTO_FILE).read_text("utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AssertionError):
         return None
-
-
-def _compiled(plan: Plan) -> Plan:
-    """With ``torch.compile`` wherever there are layers."""
-    pipelines = (
-        replace(
-            pipeline,
-            stages=tuple(
-                replace(stage, compile=stage.layers[1] > stage.layers[0])
-                for stage in pipeline.stages
-            ),
-        )
-        for pipeline in plan.pipelines
-    )
-    return replace(plan, pipelines=tuple(pipelines))
 
 
 def _device(config: Config, node: Node, ranks: int) -> str:

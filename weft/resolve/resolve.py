@@ -25,9 +25,8 @@ from weft.optim.groups import refuse_idle_groups
 from weft.optim.registry import training_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, StagePlan
-from weft.planner.sharing import refuse_idle_zero
 from weft.planner.stages import pipelines_of, staged_plan
-from weft.planner.validate import validate_plan
+from weft.planner.validate import refuse_idle_zero, validate_plan
 from weft.platform.registry import PLATFORMS
 
 BYTES_VOCAB = 257

@@ -6,7 +6,7 @@ Stages of the same kind are costed once, so a search may ask thousands of times 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log2
 
@@ -15,12 +15,11 @@ from weft.cost.choice import choice_of
 from weft.cost.memory import Overheads
 from weft.cost.rates import CostFunction, Roofline
 from weft.cost.sends import BorderSide, border_bytes, border_times
-from weft.cost.times import SeamTimes, StageTimes
+from weft.cost.times import SeamTimes
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
 from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.models.registry import shape_of
-from weft.models.shape import ModelShape
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan
 from weft.simulate.play import simulate_plan
@@ -97,54 +96,31 @@ def time_of_plan(
     Raises:
         ConfigError: the plan needs a rank, or a rate, that is not known.
     """
-    known = knowledge or Knowledge()
-    asked = _Asked(shape_of(spec), cluster, known, seq_len, len(plan.pipelines), training)
+    known, shape = knowledge or Knowledge(), shape_of(spec)
+
+    def seam(pipeline: PipelinePlan, number: int, sides: Sequence[Hardware]) -> SeamTimes:
+        """Between a stage and the next."""
+        stage, after = pipeline.stages[number : number + 2]
+        if stage.mesh.ranks == after.mesh.ranks:
+            return SeamTimes()
+        return border_times(
+            border_bytes(stage.precision, pipeline.microbatch, seq_len, shape.d_model),
+            BorderSide(len(stage.mesh.ranks), sides[number].fabric),
+            BorderSide(len(after.mesh.ranks), sides[number + 1].fabric),
+            inside=cluster.share_a_node((*stage.mesh.ranks, *after.mesh.ranks)),
+        )
+
     timelines, once = [], []
     for pipeline in plan.pipelines:
-        numbers = range(len(pipeline.stages))
-        stages = [asked.stage(pipeline, number) for number in numbers]
-        seams = [asked.seam(pipeline, number) for number in numbers[:-1]]
+        # A stage's ranks are of one kind of chip, so its first speaks for all.
+        first = (stage.mesh.ranks[0] for stage in pipeline.stages)
+        hardware = [known.hardware_of(cluster.pool_of(rank)) for rank in first]
+        numbers, num_pipelines = range(len(hardware)), len(plan.pipelines)
+        choices = [choice_of(pipeline, n, seq_len, num_pipelines, training) for n in numbers]
+        stages = [stage_times(shape, *both) for both in zip(choices, hardware, strict=True)]
+        seams = [seam(pipeline, number, hardware) for number in numbers[:-1]]
         timelines.append(simulate_plan(pipeline, stages, seams))
-        once.append(
-            max(
-                sum(stages[number].update_s for number in position)
-                for position in pipeline.positions()
-            )
-        )
+        positions = pipeline.positions()
+        once.append(max(sum(stages[number].update_s for number in held) for held in positions))
     stretch = 1 + known.software.straggle * log2(plan.world_size)
     return StepTime(tuple(timelines), tuple(once), stretch)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What all stages of a plan have in common."""
-
-    shape: ModelShape
-    cluster: ClusterView
-    knowledge: Knowledge
-    seq_len: int
-    num_pipelines: int
-    training: Training
-
-    def hardware(self, pipeline: PipelinePlan, number: int) -> Hardware:
-        """A stage's ranks are of one kind of chip, so its first speaks for all."""
-        first = pipeline.stages[number].mesh.ranks[0]
-        return self.knowledge.hardware_of(self.cluster.pool_of(first))
-
-    def stage(self, pipeline: PipelinePlan, number: int) -> StageTimes:
-        """One full microbatch, in all its passes, and what is done once a step."""
-        choice = choice_of(pipeline, number, self.seq_len, self.num_pipelines, self.training)
-        return stage_times(self.shape, choice, self.hardware(pipeline, number))
-
-    def seam(self, pipeline: PipelinePlan, number: int) -> SeamTimes:
-        """Between a stage and the next."""
-        here, there = pipeline.stages[number].mesh, pipeline.stages[number + 1].mesh
-        if here.ranks == there.ranks:
-            return SeamTimes()
-        precision, samples = pipeline.stages[number].precision, pipeline.microbatch
-        return border_times(
-            border_bytes(precision, samples, self.seq_len, self.shape.d_model),
-            BorderSide(len(here.ranks), self.hardware(pipeline, number).fabric),
-            BorderSide(len(there.ranks), self.hardware(pipeline, number + 1).fabric),
-            inside=self.cluster.share_a_node((*here.ranks, *there.ranks)),
-        )

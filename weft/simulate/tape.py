@@ -15,6 +15,8 @@ from weft.schedules.registry import positions_of
 _KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 _NONE = -1
 _NOWHERE = SeamTimes()
+SAME = 1e-9
+"""Relative; rounds that differ by less are alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Tape:
     """The action at another position whose result it waits for; -1 where there is none."""
     wire: array[int]
     """Which way its result leaves the position: twice the seam, plus 1 upstream; else -1."""
+    first_backs: array[int]
+    """The numbers of the first stage's backwards, without weight gradients."""
 
     def play(
         self, stages: Sequence[StageTimes], seams: Sequence[SeamTimes], sizes: Sequence[float]
@@ -109,7 +113,7 @@ def write_tape(
     place_of = {stage: p for p, stages in enumerate(positions) for stage in stages}
     split = any(action.kind == "I" for action in order)
     num_sizes = max(size_of, default=0) + 1
-    tape = Tape(len(positions), array("i"), array("i"), array("i"), array("i"))
+    tape = Tape(len(positions), *(array("i") for _ in range(5)))
     number: dict[Key, int] = {}
     num_stages = len(place_of)
     for action in order:
@@ -126,6 +130,8 @@ def write_tape(
         tape.code.append((4 * stage + _KINDS.index(kind)) * num_sizes + size_of[microbatch])
         tape.before.append(travels[0] if travels else _NONE)
         tape.wire.append(_NONE if stays else 2 * min(stage, target) + (kind != "F"))
+        if stage == 0 and kind in ("B", "I"):
+            tape.first_backs.append(len(number))
         number[action] = len(number)
     return tape
 
@@ -136,3 +142,28 @@ def tape_of(pattern: Pattern) -> Tape:
     positions = positions_of(pattern.name, pattern.num_positions, pattern.num_stages)
     last = pattern.num_microbatches - 1
     return write_tape(known(pattern).order, positions, [int(m == last) for m in range(last + 1)])
+
+
+def seconds_each(pattern: Pattern, ended: Sequence[float]) -> float:
+    """How much longer a long step takes with a microbatch more, seen in a shorter one.
+
+    Once it is full, a pipeline repeats itself under 1F1B and ZB-H1, though not after each
+    microbatch: where a border is slow, after as many as are on their way together. Over whole
+    rounds of that it grows evenly.
+
+    Args:
+        pattern: At least ``FULL_AFTER`` microbatches for each position.
+        ended: When each action of its tape has ended.
+    """
+    meshes = pattern.num_positions
+    back = [ended[number] for number in tape_of(pattern).first_backs][:-meshes]
+    best, unlike = 0.0, float("inf")
+    for together in range(1, meshes + 1):
+        each = (back[-1] - back[-1 - together]) / together
+        rounds = (back[-n] - back[-n - together] for n in range(2, meshes + 1))
+        off = max((abs(seconds - each * together) for seconds in rounds), default=0.0)
+        if off < unlike * (1 - SAME):
+            best, unlike = each, off
+        if off <= SAME * back[-1]:
+            break
+    return best

@@ -73,4 +73,4 @@ def sample_s(pipeline: PipelinePlan, spec: ModelSpec, seq_len: int, chip: Roofli
         seq_len=seq_len,
         dtype=dtype_of(pipeline.stages[0].precision),
     )
-    return compute_seconds(shape_of(spec), whole, chip).whole / pipeline.microbatch
+    return compute_seconds(shape_of(spec), whole, chip).whole_s / pipeline.microbatch

@@ -18,7 +18,6 @@ from weft.cost.times import SeamTimes, StageTimes
 from weft.elastic.pool import WorkerPool
 from weft.parallel.buckets import BUCKET_BYTES
 from weft.parallel.pipeline.stage_border import channel
-from weft.plan.plan import Plan
 from weft.virtual.predicted import Prediction, VirtualCluster, byte_s
 from weft.virtual.rank import StageKey, Times, VirtualJob, run_steps
 from weft.virtual.sleeping import LEAST_NUMEL, Links
@@ -97,7 +96,8 @@ def _sleeps(virtual: VirtualCluster, rank: int) -> int:
 
 def virtual_job(virtual: VirtualCluster, slower: float = 1.0) -> VirtualJob:
     """What the ranks are told. Everything takes ``slower`` times as long as modelled."""
-    plan = _in_doubles(virtual.with_ends())
+    # Messages carry moments in time, which need all the digits of fp64.
+    plan = virtual.with_ends().each(lambda stage: replace(stage, precision="fp64"))
     sizes = virtual.gradient_bytes()
     shrink = sum(sizes) / (8 * _NUMEL)
     width = max(len(s.mesh.ranks) // s.mesh.sample_ways for _, _, s in plan.stages())
@@ -114,18 +114,6 @@ def virtual_job(virtual: VirtualCluster, slower: float = 1.0) -> VirtualJob:
         links=_links(virtual, slower, shrink),
         width=width,
     )
-
-
-def _in_doubles(plan: Plan) -> Plan:
-    """Messages carry moments in time, which need all the digits of fp64."""
-    pipelines = tuple(
-        replace(
-            pipeline,
-            stages=tuple(replace(stage, precision="fp64") for stage in pipeline.stages),
-        )
-        for pipeline in plan.pipelines
-    )
-    return replace(plan, pipelines=pipelines)
 
 
 def _times(virtual: VirtualCluster, slower: float) -> dict[StageKey, dict[int, list[StageTimes]]]:

@@ -27,7 +27,7 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded, recipe_names
 from weft.cost.flops import train_flops_per_token
 from weft.models.registry import shape_of
-from weft.planner.comparison import Comparison, compare
+from weft.planner.explain import Comparison, compare
 from weft.planner.forecast import forecast
 from weft.planner.limits import limits_of
 from weft.planner.naming import name_of

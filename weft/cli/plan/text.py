@@ -10,8 +10,7 @@ from weft.cli.output import aligned, out
 from weft.cluster.view import ClusterView
 from weft.cost.energy import JOULES_PER_BYTE, WAITING
 from weft.plan.plan import Plan, StagePlan
-from weft.planner.comparison import Comparison
-from weft.planner.explain import pruned_in_words, settings
+from weft.planner.explain import Comparison, pruned_in_words, settings
 from weft.planner.forecast import Forecast, PositionForecast
 from weft.planner.outlook import Outlook
 from weft.report.plan_picture import ranges
@@ -213,7 +212,7 @@ def comparison(compared: Comparison) -> Iterator[str]:
     yield f"why not {compared.name} ({compared.settings})?"
     yield f"  {compared.slower:+.1%} of a step: {compared.words}"
     rows = [
-        (f"{p.name}, {p.unit}", f"{p.best:.4g}", f"{p.other:.4g}", f"{p.other - p.best:+.3g}")
+        (f"{p.name}, {p.unit}", f"{p.best:.4g}", f"{p.rival:.4g}", f"{p.rival - p.best:+.3g}")
         for p in compared.parts
     ]
     yield from (f"  {line}" for line in aligned([("", "best", "this", ""), *rows], words=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
 from weft.cluster.view import ChipPool, ClusterView
 from weft.cost.work import Axes, copies_in, share
@@ -131,21 +132,18 @@ def _pipeline(line: Line, workload: Workload, cluster: ClusterView, first: int) 
     counts = stage_layers(line.schedule, line.layers)
     positions = positions_of(line.schedule, len(meshes), len(counts))
     mesh_of = {stage: mesh for mesh, stages in enumerate(positions) for stage in stages}
-    stages = []
-    start = 0
-    for number, count in enumerate(counts):
-        section = places[mesh_of[number]]
-        stages.append(
-            StagePlan(
-                mesh=meshes[mesh_of[number]],
-                layers=(start, start + count),
-                device=device_of(cluster.pools[section.pool]),
-                precision=workload.precision,
-                recompute=section.recompute,
-                zero=section.zero,
-            )
+    ends = [0, *accumulate(counts)]
+    stages = (
+        StagePlan(
+            mesh=meshes[mesh_of[number]],
+            layers=layers,
+            device=device_of(cluster.pools[places[mesh_of[number]].pool]),
+            precision=workload.precision,
+            recompute=places[mesh_of[number]].recompute,
+            zero=places[mesh_of[number]].zero,
         )
-        start += count
+        for number, layers in enumerate(pairwise(ends))
+    )
     return PipelinePlan(
         stages=tuple(stages),
         samples=line.samples,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 from weft.cluster.view import ClusterView
@@ -71,19 +73,19 @@ class Costs:
         self.shape = shape_of(workload.spec)
         self.rooms: dict[object, int] = {}
         """Most layers of a mesh, by all that decides; of the routes that ask."""
-        self._times: dict[tuple[Rank, Held], StageTimes] = {}
-        self._bytes: dict[tuple[StageChoice, int, Held], Bytes] = {}
-        self._hardware: dict[tuple[int, int], Hardware] = {}
+        self.times: Callable[[Rank, Held], StageTimes] = cache(self._times)
+        """One full microbatch, and what a step does once."""
+        self.bytes: Callable[[int, StageChoice, Held], Bytes] = cache(self._bytes)
+        """Memory of a stage, apart from how many microbatches it holds."""
+        self.hardware: Callable[[int, int], Hardware] = cache(self._hardware)
+        """Chips and links of a section: of a pool, with so many chips a node."""
         self._state = workload.training.state(workload.precision)
         self._trained = workload.training.parts((0, self.shape.num_layers))
         self._eager = [device_of(pool) == "cpu" for pool in cluster.pools]
 
-    def hardware(self, pool: int, per_node: int) -> Hardware:
-        """Chips and links of a section."""
-        if (pool, per_node) not in self._hardware:
-            part = replace(self.cluster.pools[pool], chips_per_node=per_node)
-            self._hardware[pool, per_node] = self.knowledge.hardware_of(part)
-        return self._hardware[pool, per_node]
+    def _hardware(self, pool: int, per_node: int) -> Hardware:
+        part = replace(self.cluster.pools[pool], chips_per_node=per_node)
+        return self.knowledge.hardware_of(part)
 
     def budget(self, pool: int, memory_part: float) -> float:
         """Bytes of one chip that may be planned."""
@@ -111,29 +113,21 @@ class Costs:
             zero=section.zero,
         )
 
-    def times(self, rank: Rank, held: Held) -> StageTimes:
-        """One full microbatch, and what a step does once."""
-        key = rank, held
-        if key not in self._times:
-            hardware = self.hardware(rank.pool, rank.per_node)
-            self._times[key] = stage_times(self.shape, held.of(rank.choice), hardware)
-        return self._times[key]
+    def _times(self, rank: Rank, held: Held) -> StageTimes:
+        hardware = self.hardware(rank.pool, rank.per_node)
+        return stage_times(self.shape, held.of(rank.choice), hardware)
 
-    def bytes(self, pool: int, choice: StageChoice, held: Held) -> Bytes:
-        """Memory of a stage, apart from how many microbatches it holds."""
-        key = choice, pool, held
-        if key not in self._bytes:
-            parts = self.memory(pool, choice, held)
-            whole, divided = parts.whole, parts.divided.total / parts.ways
-            shared = whole.working + whole.buffers + whole.runtime
-            self._bytes[key] = Bytes(
-                state=whole.total - shared + divided,
-                kept=parts.each.total,
-                working=whole.working,
-                buffers=whole.buffers,
-                runtime=whole.runtime,
-            )
-        return self._bytes[key]
+    def _bytes(self, pool: int, choice: StageChoice, held: Held) -> Bytes:
+        parts = self.memory(pool, choice, held)
+        whole, divided = parts.whole, parts.divided.total / parts.ways
+        shared = whole.working + whole.buffers + whole.runtime
+        return Bytes(
+            state=whole.total - shared + divided,
+            kept=parts.each.total,
+            working=whole.working,
+            buffers=whole.buffers,
+            runtime=whole.runtime,
+        )
 
     def memory(self, pool: int, choice: StageChoice, held: Held) -> StageMemory:
         """Of one stage on one rank, in parts."""

@@ -40,38 +40,6 @@ class Reason:
     """With the numbers that prove it."""
 
 
-@dataclass(slots=True)
-class Pruned:
-    """Every candidate that was not simulated, by reason. Counts, and some examples in words."""
-
-    counts: dict[ReasonKind, int] = field(default_factory=dict)
-    examples: dict[ReasonKind, list[str]] = field(default_factory=dict)
-    """Reason -> the first few, each with its candidate."""
-    bounds: dict[ReasonKind, tuple[float, float]] = field(default_factory=dict)
-    """Reason -> seconds that candidates would take at least, where told: the least and the most."""
-
-    @property
-    def total(self) -> int:
-        return sum(self.counts.values())
-
-    def add(self, kind: ReasonKind, words: str, count: int = 1) -> None:
-        """So many candidates are out for a reason."""
-        if not count:
-            return
-        self.counts[kind] = self.counts.get(kind, 0) + count
-        if self.wants(kind):
-            self.examples.setdefault(kind, []).append(words)
-
-    def bounded(self, kind: ReasonKind, seconds: float) -> None:
-        """So long candidates that are out for a reason would take at least."""
-        low, high = self.bounds.get(kind, (seconds, seconds))
-        self.bounds[kind] = min(low, seconds), max(high, seconds)
-
-    def wants(self, kind: ReasonKind) -> bool:
-        """Another example would be kept."""
-        return len(self.examples.get(kind, ())) < MOST_EXAMPLES
-
-
 MOST_EXAMPLES = 5
 
 MEANING: dict[ReasonKind, str] = {
@@ -81,6 +49,53 @@ MEANING: dict[ReasonKind, str] = {
     "slower": "another level of ZeRO takes no longer and needs no more memory",
     "limit": "not looked at: its bound is not among the most promising of a space too large",
 }
+
+
+@dataclass(slots=True)
+class PrunedFor:
+    """All candidates that are out for one reason."""
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+    """The first few, in words."""
+    bounds: tuple[float, float] | None = None
+    """Seconds that they take at least, from the least to the most, where that was told."""
+
+    @property
+    def wants_more(self) -> bool:
+        """Another example would be kept."""
+        return len(self.examples) < MOST_EXAMPLES
+
+
+@dataclass(slots=True)
+class Pruned:
+    """Every candidate that was not simulated, by reason."""
+
+    reasons: dict[ReasonKind, PrunedFor] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(reason.count for reason in self.reasons.values())
+
+    def add(self, kind: ReasonKind, words: str, count: int = 1, *bounds: float) -> None:
+        """So many candidates are out for a reason; ``bounds``: seconds that some take at least."""
+        if not count:
+            return
+        reason = self.reasons.setdefault(kind, PrunedFor())
+        reason.count += count
+        if reason.wants_more:
+            reason.examples.append(words)
+        if bounds:
+            every = *bounds, *(reason.bounds or ())
+            reason.bounds = min(every), max(every)
+
+    def wants(self, kind: ReasonKind) -> bool:
+        """Another example would be kept."""
+        return kind not in self.reasons or self.reasons[kind].wants_more
+
+    def most_first(self) -> list[tuple[ReasonKind, PrunedFor]]:
+        """The most frequent reason first."""
+        return sorted(self.reasons.items(), key=lambda item: -item[1].count)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,9 @@ still open. Its bound knows how many layers each kind has memory for, and how fa
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache
 from itertools import pairwise, product
 from math import factorial, inf, log2, prod
 from operator import attrgetter
@@ -21,6 +22,7 @@ from weft.planner.options import Options, Shape
 from weft.planner.search.axes import inner_axes, inner_of, mesh_axes, num_ranks
 from weft.planner.search.choice import Section, nodes_for
 from weft.planner.search.costs import Costs, Held, Rank
+from weft.planner.search.found import ReasonKind
 
 MOST_COMBINATIONS = 1600
 """Of sections of several kinds, for one microbatch."""
@@ -30,6 +32,13 @@ MOST_MICROS = 48
 """Sizes of a microbatch that are tried with pipelines through several kinds."""
 ALL_UP_TO = 12
 """Every number of meshes and of data-parallel ranks up to this is tried; above, some."""
+UNMADE: dict[ReasonKind, str] = {
+    "bound": "at best slower than what is known",
+    "limit": "less promising than the many that were looked at",
+    "memory": "do not hold the model",
+    "shape": "do not fill nodes evenly, or are too many",
+}
+"""Why combinations of sections become no frame."""
 
 
 class Frame(NamedTuple):
@@ -95,34 +104,21 @@ class Space:
         self.samples = samples
         self.fewest = fewest
         self.num_layers = costs.workload.spec.num_layers
-        self.misshapen = 0
-        """Meshes that do not fill nodes evenly, or are more than there may be."""
-        self.too_large = 0
-        """Combinations that do not hold the model."""
-        self.left_out = 0
-        """Combinations that were too many to look at."""
-        self.too_slow = 0
-        """Combinations of which the bound says that something faster is known."""
-        self._levels = [zero_levels(holders, costs, options) for holders in (1, 2)]
+        self.unmade: Counter[ReasonKind] = Counter()
+        """Combinations of sections of which no frame was made, by why; see ``UNMADE``."""
         part = options.memory_part
         self._budgets = [costs.budget(pool, part) for pool in range(len(costs.cluster.pools))]
-        self._units: dict[object, Unit] = {}
-        self._kept: dict[object, tuple[float, float]] = {}
-        self._rest: dict[object, tuple[float, float, float]] = {}
-        self._rates: dict[tuple[int, int], list[Rate]] = {}
-        self._speeds: dict[tuple[int, int], list[LayerRate]] = {}
-        self._counts: dict[int, list[int]] = {}
-        self._sections: dict[int, list[Section]] = {}
-
-    def sections(self, pool: int) -> list[Section]:
-        """Every way to lay meshes over a pool, alike but for their layers."""
-        if pool not in self._sections:
-            self._sections[pool] = list(self._placed(pool))
-        return self._sections[pool]
+        # Asked often with the same.
+        self.speeds: Callable[[int, int], list[LayerRate]] = cache(self._speeds)
+        self.rates: Callable[[int, int, int], list[Rate]] = cache(self._rates)
+        self._unit = cache(self._unit_of)
+        self._activations = cache(self._activations_of)
+        self._state = cache(self._state_of)
+        self._mesh_counts = cache(self._counts_up_to)
 
     def micros(self, pools: Sequence[int]) -> list[int]:
         """Microbatches that give some ranks a number of samples that options allow."""
-        ways = {section.ways for pool in pools for section in self.sections(pool)}
+        ways = {section.ways for pool in pools for section in self._placed(pool)}
         each = self.options.micros or powers(self.samples)
         every = sorted({n * b for n, b in product(ways, each) if n * b <= self.samples})
         if len(every) <= MOST_MICROS:
@@ -136,23 +132,23 @@ class Space:
         Every rank has as many samples.
         """
         each = self.options.micros or powers(self.samples)
-        for placed, b, recompute in product(self.sections(pool), each, self.options.recompute):
+        for placed, b, recompute in product(self._placed(pool), each, self.options.recompute):
             micro = placed.ways * b
             if micro > self.samples:
                 continue
-            unit = self.unit(pool, inner_of(placed.axes), recompute, b)
+            unit = self._unit(pool, inner_of(placed.axes), recompute, b)
             whole = self.num_layers * unit.layer_s + unit.embed_s + unit.head_s
             most = -(-self.num_layers // placed.meshes) * unit.layer_s
             slowest = max(most, whole / placed.meshes)
             if slowest / micro >= per_sample_s:
-                self.too_slow += 1
+                self.unmade["bound"] += 1
                 continue
             section = Section(pool, placed.axes, placed.meshes, recompute)
             if not (self.options.any_shape or self._allowed(section, micro)):
-                self.misshapen += 1
+                self.unmade["shape"] += 1
                 continue
             if not self._holds(section, b, micro):
-                self.too_large += 1
+                self.unmade["memory"] += 1
                 continue
             yield self._frame(slowest / micro, micro, (section,))
 
@@ -163,15 +159,15 @@ class Space:
         for bound, micro in sorted(self._by_bound(pools)):
             number = prod(len(self.speeds(pool, micro)) for pool in pools)
             if bound >= per_sample_s:
-                self.too_slow += number
+                self.unmade["bound"] += number
                 continue
             if len(found) >= MOST_FRAMES:
-                self.left_out += number
+                self.unmade["limit"] += number
                 continue
             tops = [self.rates(pool, micro, keep) for pool in pools]
             if all(len(some) < keep for some in tops):
                 number = prod(map(len, tops))
-            self.left_out += number - prod(map(len, tops))
+            self.unmade["limit"] += number - prod(map(len, tops))
             found += self._fast(tops, micro, micro * per_sample_s)
         return found
 
@@ -184,7 +180,7 @@ class Space:
         least, speeds = self.num_layers / seconds, [-rate.layers_per_s for rate in tops[-1]]
         for chosen in product(*tops[:-1]):
             fast = bisect_left(speeds, sum(rate.layers_per_s for rate in chosen) - least)
-            self.too_slow += len(speeds) - fast
+            self.unmade["bound"] += len(speeds) - fast
             room = most_meshes - sum(rate.section.meshes for rate in chosen)
             for last in tops[-1][:fast]:
                 slowest = self._slowest((*chosen, last)) if last.section.meshes <= room else inf
@@ -192,11 +188,11 @@ class Space:
                     sections = tuple(rate.section for rate in (*chosen, last))
                     yield self._frame(slowest / micro, micro, sections)
                 elif last.section.meshes > room:
-                    self.misshapen += 1
+                    self.unmade["shape"] += 1
                 elif slowest == inf:
-                    self.too_large += 1
+                    self.unmade["memory"] += 1
                 else:
-                    self.too_slow += 1
+                    self.unmade["bound"] += 1
 
     def _by_bound(self, pools: Sequence[int]) -> Iterator[tuple[float, int]]:
         """What a sample takes at least, by microbatch."""
@@ -206,42 +202,35 @@ class Space:
                 best = sum(some[0].layers_per_s for some in speeds)
                 yield self.num_layers / (micro * best), micro
 
-    def speeds(self, pool: int, micro: int) -> list[LayerRate]:
+    def _speeds(self, pool: int, micro: int) -> list[LayerRate]:
         """Layers a second of the sections for a microbatch that fewer ranks with the same layers
         would not serve as well; best first."""
-        if (pool, micro) not in self._speeds:
-            found = list(self._for_micro(pool, micro))
-            if not self.options.any_shape:
-                found = [each for each in found if self._allowed(_section(pool, each), micro)]
-            found.sort(key=_LAYERS_PER_S, reverse=True)
-            self._speeds[pool, micro] = found
-        return self._speeds[pool, micro]
+        found = list(self._for_micro(pool, micro))
+        if not self.options.any_shape:
+            found = [each for each in found if self._allowed(_section(pool, each), micro)]
+        return sorted(found, key=_LAYERS_PER_S, reverse=True)
 
-    def rates(self, pool: int, micro: int, number: int) -> list[Rate]:
+    def _rates(self, pool: int, micro: int, number: int) -> list[Rate]:
         """The fastest sections that have memory for anything."""
-        if (pool, micro) not in self._rates:
-            found: list[Rate] = []
-            for each in self.speeds(pool, micro):
-                section, speed = _section(pool, each), each.layers_per_s
-                most = self.most_layers(section, -(-micro // each.ways), micro)
-                if most >= 0:
-                    found.append(Rate(speed, most, section, most / speed))
-                if len(found) == number:
-                    break
-            self._rates[pool, micro] = found
-        return self._rates[pool, micro]
+        found: list[Rate] = []
+        for each in self.speeds(pool, micro):
+            section, speed = _section(pool, each), each.layers_per_s
+            # With the levels of ZeRO that save most.
+            levels, b = self._leanest(section), -(-micro // each.ways)
+            most = max(self._capacity(section, b, micro, level) for level in levels)
+            if most >= 0:
+                found.append(Rate(speed, most, section, most / speed))
+            if len(found) == number:
+                break
+        return found
 
-    def unit(self, pool: int, inner: Axes, recompute: Recompute, b: int) -> Unit:
+    def _unit_of(self, pool: int, inner: Axes, recompute: Recompute, b: int) -> Unit:
         """Seconds of a microbatch of ``b`` samples a rank, with ZeRO that costs nothing."""
-        key = pool, inner, recompute, b
-        if key not in self._units:
-            per_node = self.costs.cluster.pools[pool].chips_per_node
-            choice = self.costs.choice(Section(pool, inner, 1, recompute), b)
-            rank = Rank(pool, per_node, choice)
-            parts = Held(1, False, False), Held(0, True, False), Held(0, False, True)
-            times = [self.costs.times(rank, held) for held in parts]
-            self._units[key] = Unit(*(time.of("F") + time.of("B") for time in times))
-        return self._units[key]
+        per_node = self.costs.cluster.pools[pool].chips_per_node
+        rank = Rank(pool, per_node, self.costs.choice(Section(pool, inner, 1, recompute), b))
+        parts = Held(1, False, False), Held(0, True, False), Held(0, False, True)
+        times = [self.costs.times(rank, held) for held in parts]
+        return Unit(*(time.of("F") + time.of("B") for time in times))
 
     def _slowest(self, chosen: Sequence[Rate]) -> float:
         """The bound: what the fullest cannot hold, others do; all in the same time."""
@@ -263,25 +252,21 @@ class Space:
         meshes = sum(section.meshes for section in sections)
         ways = factorial(len(sections))
         for section in sections:
-            ways *= len(self._levels[section.copies * self.costs.num_pipelines > 1])
+            ways *= len(zero_levels(section, self.costs, self.options))
         late_s = per_sample_s * stretch
         return Frame(per_sample_s, micro, sections, meshes, ways, stretch, late_s)
 
-    def most_layers(self, section: Section, b: int, micro: int) -> float:
-        """That fit at best, with the levels of ZeRO that save most."""
-        return max(self._capacity(section, b, micro, level) for level in self._leanest(section))
-
     def _holds(self, section: Section, b: int, micro: int) -> bool:
         """There may be memory for the whole model."""
-        for level in self._leanest(section):
-            capacity = self._capacity(section, b, micro, level, enough=self.num_layers)
-            if capacity >= self.num_layers:
-                return True
-        return False
+        enough = self.num_layers
+        return any(
+            self._capacity(section, b, micro, level, enough=enough) >= enough
+            for level in self._leanest(section)
+        )
 
     def _leanest(self, section: Section) -> tuple[ZeroLevel, ...]:
         """Two levels of ZeRO, of which one saves most."""
-        return self._levels[section.copies * self.costs.num_pipelines > 1][:-3:-1]
+        return zero_levels(section, self.costs, self.options)[:-3:-1]
 
     def _capacity(
         self, section: Section, b: int, micro: int, zero: ZeroLevel, *, enough: float = 0.0
@@ -291,9 +276,11 @@ class Space:
         Meshes are taken in four blocks, each as if it held what the last of the block does.
         ``enough``: where each with a single microbatch cannot have that many, less is said.
         """
-        busy, kept = self._activations(section, b)
-        runtime, state = self._state(section, zero)
-        free = self._budgets[section.pool] - busy - runtime
+        pool, inner = section.pool, inner_of(section.axes)
+        working, kept = self._activations(pool, inner, section.recompute, b)
+        runtime, whole, divided = self._state(pool, inner, zero)
+        state = (whole + divided / section.ways) * (1 - 1e-12)
+        free = self._budgets[section.pool] - working - runtime
         if section.meshes * free < enough * (state + kept):
             return -1.0
         many, meshes, total = max(self.fewest // micro, 1), section.meshes, 0.0
@@ -303,25 +290,17 @@ class Space:
             total += (end - first) * min(fits, self.num_layers)
         return total
 
-    def _activations(self, section: Section, b: int) -> tuple[float, float]:
+    def _activations_of(
+        self, pool: int, inner: Axes, recompute: Recompute, b: int
+    ) -> tuple[float, float]:
         """Bytes while a layer computes; kept of each layer by a microbatch."""
-        inner = inner_of(section.axes)
-        key = section.pool, inner, section.recompute, b
-        if key not in self._kept:
-            layer = self._layer(Section(section.pool, inner, 1, section.recompute), b)
-            self._kept[key] = layer.whole.working, layer.each.total
-        return self._kept[key]
+        layer = self._layer(Section(pool, inner, 1, recompute), b)
+        return layer.whole.working, layer.each.total
 
-    def _state(self, section: Section, zero: ZeroLevel) -> tuple[float, float]:
-        """Bytes at rest: of the runtime, and of each layer; part of them is divided."""
-        inner = inner_of(section.axes)
-        key = section.pool, inner, zero
-        if key not in self._rest:
-            layer = self._layer(Section(section.pool, inner, 1, zero=zero), 1)
-            divided = layer.divided.total / layer.ways
-            self._rest[key] = layer.whole.runtime, layer.whole.state, divided
-        runtime, whole, divided = self._rest[key]
-        return runtime, (whole + divided / section.ways) * (1 - 1e-12)
+    def _state_of(self, pool: int, inner: Axes, zero: ZeroLevel) -> tuple[float, float, float]:
+        """Bytes at rest: of the runtime, of each layer, and what ranks divide of each layer."""
+        layer = self._layer(Section(pool, inner, 1, zero=zero), 1)
+        return layer.whole.runtime, layer.whole.state, layer.divided.total / layer.ways
 
     def _layer(self, section: Section, b: int) -> StageMemory:
         """Memory of one layer in the middle of the model, on a mesh that divides no samples."""
@@ -334,13 +313,12 @@ class Space:
         parts = sorted({-(-micro // b) for b in _some_parts(micro)})
         for inner, ways in product(self._inner(pool), parts):
             group = num_ranks(inner)
-            counts = self._mesh_counts(part.num_chips // (group * ways))
-            counts = [
-                meshes for meshes in counts if self._fills(pool, group * ways * meshes, group)
-            ]
+            together = group * ways
+            counts = self._mesh_counts(part.num_chips // together)
+            counts = [meshes for meshes in counts if self._fills(pool, together * meshes, group)]
             if not counts:
                 continue
-            layer_s = [self.unit(pool, inner, r, -(-micro // ways)).layer_s for r in recompute]
+            layer_s = [self._unit(pool, inner, r, -(-micro // ways)).layer_s for r in recompute]
             for meshes in counts:
                 for how, seconds in zip(recompute, layer_s, strict=True):
                     yield LayerRate(meshes / seconds, inner, ways, meshes, how)
@@ -364,22 +342,18 @@ class Space:
                 if self._fills(pool, group * ways * meshes, group):
                     yield Section(pool, mesh_axes(ways, inner), meshes)
                 else:
-                    self.misshapen += 1
+                    self.unmade["shape"] += 1
 
     def _inner(self, pool: int) -> Iterator[Axes]:
         part, spec = self.costs.cluster.pools[pool], self.costs.workload.spec
         return inner_axes(part, spec, self.options)
 
-    def _mesh_counts(self, most: int) -> list[int]:
+    def _counts_up_to(self, most: int) -> list[int]:
         """Above a dozen, those with which the fullest mesh has fewer layers, and one more."""
         layers = self.num_layers
         most = min(most, layers, self.options.max_stages or most)
-        if most not in self._counts:
-            few = {-(-layers // n) + more for n in range(1, layers + 1) for more in (0, 1)}
-            self._counts[most] = [
-                n for n in range(1, most + 1) if n <= ALL_UP_TO or n in few or n == most
-            ]
-        return self._counts[most]
+        few = {-(-layers // n) + more for n in range(1, layers + 1) for more in (0, 1)}
+        return [n for n in range(1, most + 1) if n <= ALL_UP_TO or n in few or n == most]
 
     def _ways(self, most: int) -> list[int]:
         """Above a dozen, the most, powers of two, and the largest divisor of the samples."""
@@ -399,9 +373,9 @@ def _section(pool: int, speed: LayerRate) -> Section:
     return Section(pool, mesh_axes(speed.ways, speed.inner), speed.meshes, speed.recompute)
 
 
-def zero_levels(holders: int, costs: Costs, options: Options) -> tuple[ZeroLevel, ...]:
+def zero_levels(section: Section, costs: Costs, options: Options) -> tuple[ZeroLevel, ...]:
     """Levels that a section may have; level 3 is for a pipeline alone."""
-    if holders == 1:
+    if section.copies * costs.num_pipelines == 1:
         return (0,)
     return tuple(z for z in options.zero if z < 3 or costs.num_pipelines == 1) or (0,)
 

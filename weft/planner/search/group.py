@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from math import inf
+from operator import attrgetter
 
 from weft.plan.plan import ScheduleName, ZeroLevel
 from weft.planner.options import Options
 from weft.planner.search.choice import Line, Section
 from weft.planner.search.costs import Costs, Held, Rank
-from weft.planner.search.found import Pruned, ReasonKind
-from weft.planner.search.frames import Frame, Space, zero_levels
+from weft.planner.search.found import Pruned
+from weft.planner.search.frames import UNMADE, Frame, Space, zero_levels
 from weft.planner.search.route import Route
 from weft.planner.search.splits import explore, too_slow
 from weft.schedules.known import Pattern
@@ -54,6 +55,7 @@ UNCUT = 2
 """Frames of every group that are explored, with the first schedule, whatever else is known."""
 
 
+_SECONDS = attrgetter("seconds")
 SLOWER_TO_SHOW = 2.0
 """Pipelines on one kind of chip are kept up to so many times the best step."""
 NEAR = 0.75
@@ -70,17 +72,6 @@ class Known:
     frames: list[Frame]
 
 
-@dataclass(slots=True)
-class _State:
-    """Of a search among frames."""
-
-    cutoff: float
-    """What the best takes so far, the lateness of many ranks included."""
-    best: Timed | None = None
-    took: dict[int, float] = field(default_factory=dict)
-    """By the place of a frame among all."""
-
-
 class Group:
     """Pipelines through some pools, one of ``costs.num_pipelines`` side by side."""
 
@@ -92,8 +83,6 @@ class Group:
         self.pools = pools
         self.ledger = ledger
         self._kept: dict[object, list[ZeroLevel]] = {}
-        self._levels_alone = zero_levels(1, costs, options)
-        self._levels_shared = zero_levels(2, costs, options)
         self._known: Known | None = None
         self.words = " + ".join(costs.cluster.pools[pool].chip.name for pool in pools)
         self.found: list[Timed] = []
@@ -106,35 +95,33 @@ class Group:
         None leaves it open.
         """
         frames = self._frames(samples, cutoff)
-        state = _State(cutoff)
+        best: Timed | None = None
+        took: dict[int, float] = {}
         for first in (True, False):
             enough = self.ledger.effort + self.options.effort // (2 * len(self.pools))
             slow, left = [], []
             for number, frame in enumerate(frames):
                 free = first and number < UNCUT
-                if not free and samples * frame.late_s >= state.cutoff:
+                if not free and samples * frame.late_s >= cutoff:
                     slow.append(frame)
-                elif self.ledger.effort > enough:
+                    continue
+                if self.ledger.effort > enough:
                     left.append(frame)
-                else:
-                    limit = inf if free else state.cutoff / frame.stretch
-                    schedules = self._schedules(frame, first=first)
-                    explored = self._explored(frame, samples, limit, level, schedules)
-                    self._keep(frame, number, explored, state)
-            self._rule_out(slow, samples, state.cutoff, first=first)
+                    continue
+                limit = inf if free else cutoff / frame.stretch
+                schedules = self._schedules(frame, first=first)
+                explored = list(self._explored(frame, samples, limit, level, schedules))
+                self.found += explored
+                whole = min((timed.seconds for timed in explored), default=inf) * frame.stretch
+                if explored:
+                    took[number] = min(whole, took.get(number, inf))
+                if whole < cutoff:
+                    best, cutoff = min(explored, key=_SECONDS), whole
+            self._rule_out(slow, samples, cutoff, first=first)
             words = f"{self.words}: less promising than the many that were looked at"
             self.ledger.pruned.add("limit", words, self._children(left, first=first))
-            frames = _by_time(frames, state.took)
-        return state.best
-
-    def _keep(self, frame: Frame, number: int, explored: Iterator[Timed], state: _State) -> None:
-        """Note what the pipelines of a frame take."""
-        for timed in explored:
-            self.found.append(timed)
-            whole = timed.seconds * frame.stretch
-            state.took[number] = min(whole, state.took.get(number, inf))
-            if whole < state.cutoff:
-                state.best, state.cutoff = timed, whole
+            frames = _by_time(frames, took)
+        return best
 
     def _frames(self, samples: int, cutoff: float) -> list[Frame]:
         """Most promising first. Those of a like share will do."""
@@ -152,23 +139,14 @@ class Group:
                 frames = list(space.alone(self.pools[0], slowest))
             else:
                 frames = space.mixed(self.pools, slowest)
-            self._count_unmade(space)
+            for kind, words in UNMADE.items():
+                self.ledger.considered += space.unmade[kind]
+                self.ledger.pruned.add(kind, f"{self.words}: {words}", space.unmade[kind])
             frames.sort(key=lambda frame: self._guess(frame, samples))
             self._known = known = Known(samples, slowest, frames)
         frames = [frame for frame in known.frames if frame.micro <= samples]
         self.ledger.considered += sum(self._children(frames, first=f) for f in (True, False))
         return frames
-
-    def _count_unmade(self, space: Space) -> None:
-        counts: tuple[tuple[ReasonKind, str, int], ...] = (
-            ("bound", "at best slower than what is known", space.too_slow),
-            ("limit", "less promising than the many that were looked at", space.left_out),
-            ("memory", "do not hold the model", space.too_large),
-            ("shape", "do not fill nodes evenly, or are too many", space.misshapen),
-        )
-        for kind, words, number in counts:
-            self.ledger.considered += number
-            self.ledger.pruned.add(kind, f"{self.words}: {words}", number)
 
     def _guess(self, frame: Frame, samples: int) -> float:
         """About what a step takes: only the order in which frames are looked at goes by it."""
@@ -203,14 +181,15 @@ class Group:
         useful = list(self._worth_trying(line, level))
         if not useful:
             return None
-        route = self._route(line)
+        route = Route(self.costs, line, self.options.memory_part)
         self.ledger.effort += LOOKING * len(useful) * route.num_meshes
         if too_slow(route, limit):
             words = f"{self.words}, {line.schedule}: at best more than {limit:.4g} s"
             self.ledger.pruned.add("bound", words, len(useful))
             return None
         for sections in useful:
-            route = self._route(replace(line, sections=sections))
+            chosen = replace(line, sections=sections)
+            route = Route(self.costs, chosen, self.options.memory_part)
             explored = explore(route, limit if best is None else min(limit, best.seconds))
             self.ledger.count(route, explored.played)
             if explored.best is None:
@@ -218,12 +197,14 @@ class Group:
                 continue
             self.ledger.simulated += 1
             if best is None or explored.best.seconds < best.seconds:
-                best = Timed(explored.best.seconds, route.line(explored.best.layers))
+                layers = explored.best.layers
+                best = Timed(explored.best.seconds, replace(chosen, layers=layers))
         return best
 
     def _worth_trying(self, line: Line, level: ZeroLevel | None) -> Iterator[tuple[Section, ...]]:
         """The sections at each choice of ZeRO levels that is not ruled out."""
-        for levels in self._levels(line.sections):
+        every = (zero_levels(section, self.costs, self.options) for section in line.sections)
+        for levels in product(*every):
             pairs = list(zip(line.sections, levels, strict=True))
             if level is not None and set(levels) != {level}:
                 self.ledger.pruned.add("shape", "levels of ZeRO that pipelines do not share")
@@ -232,16 +213,6 @@ class Group:
                 self.ledger.pruned.add("slower", words)
             else:
                 yield tuple(replace(section, zero=level) for section, level in pairs)
-
-    def _route(self, line: Line) -> Route:
-        return Route(
-            self.costs,
-            line.sections,
-            line.micro,
-            line.schedule,
-            line.samples,
-            self.options.memory_part,
-        )
 
     def _children(self, frames: Sequence[Frame], *, first: bool) -> int:
         """Candidates in frames: orders, schedules, levels of ZeRO."""
@@ -254,18 +225,11 @@ class Group:
         every = self.options.schedules if frame.num_meshes > 1 else ("1f1b",)
         return every[:1] if first else every[1:]
 
-    def _levels(self, sections: Sequence[Section]) -> list[tuple[ZeroLevel, ...]]:
-        return list(product(*map(self._zero_levels, sections)))
-
-    def _zero_levels(self, section: Section) -> tuple[ZeroLevel, ...]:
-        alone = section.copies * self.costs.num_pipelines == 1
-        return self._levels_alone if alone else self._levels_shared
-
     def _useful(self, section: Section) -> list[ZeroLevel]:
         """Levels that no other one beats in time and in memory."""
         key = section.pool, section.axes
         if key not in self._kept:
-            every = self._zero_levels(section)
+            every = zero_levels(section, self.costs, self.options)
             self._kept[key] = [
                 level
                 for level in every
@@ -298,15 +262,14 @@ class Group:
         if frames:
             shortest = samples * frames[0].late_s
             words = f"{self.words}: at best {shortest:.4g} s, another takes {cutoff:.4g} s"
-            self.ledger.pruned.add("bound", words, self._children(frames, first=first))
-            late = [frame.late_s for frame in frames]
-            for seconds in (min(late), max(late)):
-                self.ledger.pruned.bounded("bound", samples * seconds)
+            late = [samples * frame.late_s for frame in frames]
+            number = self._children(frames, first=first)
+            self.ledger.pruned.add("bound", words, number, min(late), max(late))
 
     def _explain(self, route: Route, limit: float, *, fits: bool) -> None:
         """Why a route is out: memory, or a bound."""
         if fits:
-            words = f"{self.words}, {route.schedule}: at best more than {limit:.4g} s"
+            words = f"{self.words}, {route.line.schedule}: at best more than {limit:.4g} s"
             self.ledger.pruned.add("bound", words)
             return
         if not self.ledger.pruned.wants("memory"):
@@ -319,7 +282,7 @@ class Group:
         budget = self.costs.budget(pool, self.options.memory_part) / 2**30
         chip = self.costs.cluster.pools[pool].chip.name
         words = f"mesh {mesh} on {chip} needs {gib:.1f} GiB of {budget:.1f}"
-        self.ledger.pruned.add("memory", f"{self.words}, {route.schedule}: {words}")
+        self.ledger.pruned.add("memory", f"{self.words}, {route.line.schedule}: {words}")
 
 
 def _by_time(frames: Sequence[Frame], took: Mapping[int, float]) -> list[Frame]:

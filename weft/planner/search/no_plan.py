@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from weft.cluster.cluster import Chip
 from weft.cluster.view import ChipPool, ClusterView
+from weft.planner.forecast import with_memory
 from weft.planner.options import Options
 from weft.planner.search.found import Candidate, NoPlan
 
@@ -24,12 +25,12 @@ _FINE = 1.01
 def no_plan(attempt: Attempt, cluster: ClusterView, options: Options) -> NoPlan:
     """The error that says so."""
     lean = leanest(options)
-    factor = _smallest(lambda times: attempt(_with_memory(cluster, times), lean) is not None)
+    factor = _smallest(lambda times: attempt(with_memory(cluster, times), lean) is not None)
     names = [pool.chip.name for pool in cluster.pools]
     if factor is None:
         expected = "chips that the model can be laid over, however much memory they had"
         return NoPlan("cluster", names, expected, "No mesh fills the nodes with the samples given.")
-    least = attempt(_with_memory(cluster, factor), lean)
+    least = attempt(with_memory(cluster, factor), lean)
     assert least is not None, f"fits at {factor} times the memory, and then does not"
     stage, chip, need = _fullest(least)
     room = chip.memory_gib / factor * options.memory_part
@@ -64,10 +65,13 @@ def _ways_out(attempt: Attempt, cluster: ClusterView, options: Options) -> Itera
         if not allowed and attempt(cluster, leanest(changed)) is not None:
             yield words
     lean = leanest(options)
-    times = _smallest(lambda more: attempt(_with_nodes(cluster, more), lean) is not None)
+
+    def larger(times: float) -> ClusterView:
+        return ClusterView(tuple(_with_more_nodes(pool, times) for pool in cluster.pools))
+
+    times = _smallest(lambda more: attempt(larger(more), lean) is not None)
     if times is not None:
-        more = [_with_more_nodes(pool, times).num_nodes for pool in cluster.pools]
-        names = (f"{n} x {pool.chip.name}" for n, pool in zip(more, cluster.pools, strict=True))
+        names = (f"{pool.num_nodes} x {pool.chip.name}" for pool in larger(times).pools)
         yield f"more nodes ({', '.join(names)})"
 
 
@@ -82,17 +86,6 @@ def _smallest(fits: Callable[[float], bool]) -> float | None:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
-
-
-def _with_memory(cluster: ClusterView, times: float) -> ClusterView:
-    def larger(pool: ChipPool) -> ChipPool:
-        return replace(pool, chip=replace(pool.chip, memory_gib=pool.chip.memory_gib * times))
-
-    return ClusterView(tuple(larger(pool) for pool in cluster.pools))
-
-
-def _with_nodes(cluster: ClusterView, times: float) -> ClusterView:
-    return ClusterView(tuple(_with_more_nodes(pool, times) for pool in cluster.pools))
 
 
 def _with_more_nodes(pool: ChipPool, times: float) -> ChipPool:

@@ -9,15 +9,13 @@ from functools import cached_property, partial
 
 from weft.cluster.view import ChipPool, ClusterView
 from weft.cost.times import SeamTimes, StageTimes
-from weft.plan.plan import ScheduleName
 from weft.planner.search.bounds import Flow, bounds_of, least_once, mesh_times
 from weft.planner.search.choice import Line, Section, stage_layers, used_part
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.schedules.known import Pattern, held_at_peak
 from weft.schedules.registry import chunks_of, positions_of, splits_backward
 from weft.simulate.play import last_size
-from weft.simulate.steady import seconds_each
-from weft.simulate.tape import tape_of
+from weft.simulate.tape import seconds_each, tape_of
 
 FULL_AFTER = 3
 """Microbatches for each mesh, after which the next for each is taken for all that follow."""
@@ -31,40 +29,38 @@ _NO_TIME = StageTimes(forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0)
 
 @dataclass(frozen=True)
 class Route:
-    """Sections in order, the schedule, and the samples that flow through them."""
+    """A pipeline on a cluster."""
 
     costs: Costs
-    sections: tuple[Section, ...]
-    micro: int
-    schedule: ScheduleName
-    samples: int
+    line: Line
+    """Its layers are not looked at."""
     memory_part: float
 
     @cached_property
     def num_meshes(self) -> int:
-        return sum(section.meshes for section in self.sections)
+        return self.line.num_meshes
 
     @cached_property
     def pattern(self) -> Pattern:
         """Of its schedule."""
-        num_stages = chunks_of(self.schedule) * self.num_meshes
-        many = -(-self.samples // self.micro)
-        return Pattern(self.schedule, self.num_meshes, num_stages, many)
+        line = self.line
+        num_stages = chunks_of(line.schedule) * self.num_meshes
+        return Pattern(line.schedule, self.num_meshes, num_stages, -(-line.samples // line.micro))
 
     @cached_property
     def positions(self) -> list[tuple[int, ...]]:
         """The stages of each mesh."""
-        return positions_of(self.schedule, self.num_meshes, self.pattern.num_stages)
+        return positions_of(self.line.schedule, self.num_meshes, self.pattern.num_stages)
 
     @cached_property
     def ranks(self) -> list[Rank]:
         """Of each mesh."""
-        return self._ranks(self.sections)
+        return self._ranks(self.line.sections)
 
     def _ranks(self, sections: Sequence[Section]) -> list[Rank]:
         found = []
         for section in sections:
-            choice = self.costs.choice(section, -(-self.micro // section.ways))
+            choice = self.costs.choice(section, -(-self.line.micro // section.ways))
             rank = Rank(section.pool, self._part(section).chips_per_node, choice)
             found += [rank] * section.meshes
         return found
@@ -72,7 +68,7 @@ class Route:
     @cached_property
     def seams(self) -> list[SeamTimes]:
         """Between stages ``s`` and ``s + 1``."""
-        used = ClusterView(tuple(self._part(section) for section in self.sections))
+        used = ClusterView(tuple(self._part(section) for section in self.line.sections))
         ends, first = [], 0
         for rank in self.ranks:
             last = first + rank.choice.num_ranks
@@ -91,12 +87,9 @@ class Route:
     def _seam(self, here: int, there: int, inside: bool) -> SeamTimes:
         if here == there:
             return _NOTHING
-        return self.costs.border((self.ranks[here], self.ranks[there]), self.micro, inside=inside)
-
-    def line(self, layers: Sequence[int]) -> Line:
-        """With its layers decided."""
-        split = tuple(layers)
-        return Line(self.sections, self.micro, self.schedule, split, self.samples)
+        return self.costs.border(
+            (self.ranks[here], self.ranks[there]), self.line.micro, inside=inside
+        )
 
     def seconds(self, layers: Sequence[int]) -> float:
         """A step of the pipeline and what is done once, as ``time_of_plan`` says it."""
@@ -118,21 +111,21 @@ class Route:
     def played(self) -> tuple[Pattern, ...]:
         """What is played to time a step: all of it, or what shows how a long one grows."""
         many, meshes = self.pattern.num_microbatches, self.num_meshes
-        repeats = self.schedule in REPEATING
+        repeats = self.line.schedule in REPEATING
         full = (repeats + FULL_AFTER) * meshes
-        full += many % meshes if self.schedule == "interleaved" else 0
+        full += many % meshes if self.line.schedule == "interleaved" else 0
         if many <= full or self._actions(many) <= PLAYED_WHOLE:
             return (self.pattern,)
         numbers = (full,) if repeats else (full - meshes, full)
         return tuple(replace(self.pattern, num_microbatches=n) for n in numbers)
 
     def _actions(self, microbatches: int) -> int:
-        kinds = 3 if splits_backward(self.schedule) else 2
+        kinds = 3 if splits_backward(self.line.schedule) else 2
         return kinds * self.pattern.num_stages * microbatches
 
     def _until_last_backward(self, times: Sequence[StageTimes]) -> float:
         """A long step grows with its microbatches, and no less than its busiest mesh or border."""
-        sizes = 1.0, last_size(self.samples, self.micro)
+        sizes = 1.0, last_size(self.line.samples, self.line.micro)
         first, last = self.played[0], self.played[-1]
         more = self.pattern.num_microbatches - last.num_microbatches
         if not more:
@@ -226,27 +219,27 @@ class Route:
     @cached_property
     def flow(self) -> Flow:
         """What bounds know of it, apart from how many layers its meshes have."""
-        free = self._ranks([replace(section, zero=0) for section in self.sections])
+        free = self._ranks([replace(section, zero=0) for section in self.line.sections])
         return Flow(
-            meshes=mesh_times(self.costs, free, self.positions, self.schedule),
+            meshes=mesh_times(self.costs, free, self.positions, self.line.schedule),
             seams=self.seams,
-            schedule=self.schedule,
-            samples=self.samples,
-            micro=self.micro,
+            schedule=self.line.schedule,
+            samples=self.line.samples,
+            micro=self.line.micro,
             num_layers=self.costs.workload.spec.num_layers,
         )
 
     @cached_property
     def once(self) -> float:
         """What is done once a step, at least."""
-        return least_once(self.costs, self.ranks, self.schedule)
+        return least_once(self.costs, self.ranks, self.line.schedule)
 
     def _is_end(self, mesh: int) -> bool:
         last = self.pattern.num_stages - 1
         return any(stage in (0, last) for stage in self.positions[mesh])
 
     def _held(self, layers: Sequence[int]) -> list[Held]:
-        counts = stage_layers(self.schedule, tuple(layers))
+        counts = stage_layers(self.line.schedule, tuple(layers))
         last = len(counts) - 1
         return [Held(n, stage == 0, stage == last) for stage, n in enumerate(counts)]
 

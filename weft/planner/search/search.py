@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from math import comb, inf, log2
 from time import perf_counter
 
-from weft.cluster.view import ClusterView
+from weft.cluster.view import ChipPool, ClusterView
 from weft.plan.plan import ZeroLevel
 from weft.plan.tiling import split_by_weight
 from weft.planner.naming import name_of
@@ -16,7 +16,6 @@ from weft.planner.options import Options
 from weft.planner.search.axes import inner_of
 from weft.planner.search.choice import Line, plan_of, used_cluster
 from weft.planner.search.costs import Costs
-from weft.planner.search.cuts import cut_in_two
 from weft.planner.search.found import Candidate, Found, Pruned
 from weft.planner.search.group import Group, Ledger, Timed
 from weft.planner.search.no_plan import leanest, no_plan
@@ -28,6 +27,8 @@ ALONE = 32
 """Times as much effort where all chips are alike: there is no other combination to look at."""
 LONGER = 8
 """Times as much effort where it ended before anything that fits was looked at."""
+FEW_CHIPS = 4
+"""Of several kinds, up to which pools are cut."""
 MOST_OTHERS = 5
 
 Progress = Callable[[int, float], None]
@@ -116,6 +117,33 @@ def _partitions(pools: Sequence[int]) -> Iterator[Arrangement]:
             left = [pool for pool in rest if pool not in others]
             for groups in _partitions(left):
                 yield ((first, *others), *groups)
+
+
+def cut_in_two(cluster: ClusterView) -> Iterator[tuple[ClusterView, int]]:
+    """The cluster with one of its pools in two, each way, and the number of the first part: for
+    pipelines side by side on one kind of chip, or a kind at both ends of one.
+
+    None of a large cluster, or of one kind of chip.
+    """
+    if len(cluster.pools) == 1 or cluster.world_size > FEW_CHIPS:
+        return
+    for number, pool in enumerate(cluster.pools):
+        for parts in _halves(pool, f"cut {number}"):
+            before, after = cluster.pools[:number], cluster.pools[number + 1 :]
+            yield ClusterView((*before, *parts, *after)), number
+
+
+def _halves(pool: ChipPool, name: str) -> Iterator[tuple[ChipPool, ChipPool]]:
+    """Whole nodes; or chips, where there is one."""
+    if pool.num_nodes > 1:
+        for nodes in range(1, pool.num_nodes // 2 + 1):
+            rest = pool.num_nodes - nodes
+            yield replace(pool, num_nodes=nodes), replace(pool, num_nodes=rest)
+        return
+    for chips in range(1, pool.chips_per_node // 2 + 1):
+        part = replace(pool, node=pool.node or name)
+        rest = pool.chips_per_node - chips
+        yield replace(part, chips_per_node=chips), replace(part, chips_per_node=rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,6 @@ class Explored:
     """None where a bound rules the whole route out."""
     played: int
     """Splits that were simulated."""
-    whole: bool
-    """No split was left out but by proof."""
     fits: bool = True
 
 
@@ -47,16 +45,16 @@ def explore(route: Route, cutoff: float) -> Explored:
     if not has_place(route.least, route.room_at_best, total) or not has_place(
         route.least, route.room, total
     ):
-        return Explored(None, 0, True, fits=False)
+        return Explored(None, 0, fits=False)
     if not has_place(route.least, route.most_within(cutoff), total):
-        return Explored(None, 0, True)
+        return Explored(None, 0)
     first = filled(route, total)
     best = Split(route.seconds(first), first)
     played = {first}
     most = route.most_within(min(best.seconds, cutoff))
     bearable = max(_FEW, min(MOST_SPLITS, MOST_ACTIONS // route.actions))
     if count_splits(route.least, most, total) > bearable:
-        return Explored(best, 1, False)
+        return Explored(best, 1)
     for layers in splits(route.least, most, total):
         if layers in played:
             continue
@@ -64,7 +62,7 @@ def explore(route: Route, cutoff: float) -> Explored:
             continue
         played.add(layers)
         best = min(best, Split(route.seconds(layers), layers), key=lambda split: split.seconds)
-    return Explored(best, len(played), True)
+    return Explored(best, len(played))
 
 
 def too_slow(route: Route, cutoff: float) -> bool:

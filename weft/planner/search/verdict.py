@@ -52,14 +52,12 @@ def verdict(
     except OutsideError as outside:
         return Reason("shape", f"the search does not look there: {outside}")
     stretch = 1 + knowledge.software.straggle * log2(plan.world_size)
-    routes = [_route(line, costs, options) for line in lines]
+    routes = [Route(costs, line, options.memory_part) for line in lines]
     bound = max(map(least_seconds, routes)) * stretch
     if bound >= best_s:
         words = "no plan of these meshes, order, schedule and shares takes less than"
         return Reason("bound", f"ruled out by its bound: {words} {bound:.4g} s")
-    return Reason(
-        "slower", " and ".join(_best_split(line) for line in zip(lines, routes, strict=True))
-    )
+    return Reason("slower", " and ".join(map(_best_split, routes)))
 
 
 def least_seconds(route: Route) -> float:
@@ -140,14 +138,9 @@ def _micros(line: Line, costs: Costs, options: Options) -> Sequence[int]:
     return space.micros([section.pool for section in line.sections])
 
 
-def _route(line: Line, costs: Costs, options: Options) -> Route:
-    return Route(costs, line.sections, line.micro, line.schedule, line.samples, options.memory_part)
-
-
-def _best_split(both: tuple[Line, Route]) -> str:
+def _best_split(route: Route) -> str:
     """What the search finds for the same pipeline with layers of its choice."""
-    line, route = both
-    best = explore(route, inf).best
+    line, best = route.line, explore(route, inf).best
     assert best is not None, f"{line} fits, and its route does not"
     split = "+".join(map(str, best.layers))
     if best.layers == line.layers or best.seconds >= route.seconds(line.layers):
