@@ -7,7 +7,7 @@ One pipeline of stages on like chips, with the closed forms of its schedule; a p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import log2
 from typing import Literal
 
@@ -102,7 +102,8 @@ class Job:
         """Equal for stages that cost the same."""
         if self.shape.experts is not None:
             return choice
-        return replace(choice, work=replace(choice.work, layers=(0, choice.work.num_layers)))
+        work = choice.work._replace(layers=(0, choice.work.num_layers))
+        return choice._replace(work=work)
 
     def held(self, position: int) -> float:
         """Microbatches whose results a position keeps at its peak."""

@@ -46,13 +46,13 @@ ROWS = [
     ("change", "expected"), [row[1:] for row in ROWS], ids=[r[0] for r in ROWS]
 )
 def test_published_formula(change, expected) -> None:
-    kept = layer_kept(GPT, replace(WORK, **change), experts=False)
+    kept = layer_kept(GPT, WORK._replace(**change), experts=False)
     assert kept == pytest.approx(S * B * H * expected)
 
 
 def test_half_is_between() -> None:
     off, half, full = (
-        layer_kept(GPT, replace(WORK, recompute=keep), experts=False)
+        layer_kept(GPT, WORK._replace(recompute=keep), experts=False)
         for keep in ("off", "half", "full")
     )
     assert half == (off + full) / 2
@@ -62,7 +62,7 @@ def test_linear_term_of_a_long_sequence() -> None:
     """256 Ki tokens of 1024 channels: more than a layer's worth of any chip, without scores."""
     llama = replace(GPT, d_model=1024, d_ff=4096, num_heads=8, num_kv_heads=8, d_head=128)
     llama = replace(llama, gated=True, dropout=False)
-    long = replace(WORK, samples=1, seq_len=1 << 18, fused_attention=True)
+    long = WORK._replace(samples=1, seq_len=1 << 18, fused_attention=True)
     kept = layer_kept(llama, long, experts=False)
     # norms 4, attention 4, gate, up and product 12: 20 times [tokens, channels] in two bytes.
     assert kept == pytest.approx(20 * 2 * 1024 * (1 << 18) + 4 * 8 * (1 << 18))
@@ -77,15 +77,15 @@ def test_experts_keep_what_each_token_visits() -> None:
 
 
 def test_ends_of_a_pipeline_keep_more() -> None:
-    middle = replace(WORK, embeds=False, predicts=False)
+    middle = WORK._replace(embeds=False, predicts=False)
     assert stage_kept(GPT, middle) == 48 * layer_kept(GPT, middle, experts=False)
     assert stage_kept(GPT, WORK) == stage_kept(GPT, middle) + S * B * (8 + H) + 4 * S * B * H
     assert logits(GPT, middle) == 0
-    assert logits(GPT, replace(WORK, axes=(("tp", 8),))) == 10 * S * B * 51_200 / 8
+    assert logits(GPT, WORK._replace(axes=(("tp", 8),))) == 10 * S * B * 51_200 / 8
 
 
 def test_recomputed_layer_comes_back_to_work() -> None:
-    full, off = replace(WORK, recompute="full"), WORK
+    full, off = WORK._replace(recompute="full"), WORK
     more = layer_working(GPT, full, experts=False) - layer_working(GPT, off, experts=False)
     kept = layer_kept(GPT, off, experts=False) - layer_kept(GPT, full, experts=False)
     assert more == pytest.approx(kept)

@@ -30,32 +30,32 @@ def flops(shape: ModelShape, work: StageWork) -> float:
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 def test_whole_model_computes_what_the_formula_says(family) -> None:
     for spec in family.sizes.values():
-        work = replace(WORK, layers=(0, spec.num_layers), seq_len=64)
+        work = WORK._replace(layers=(0, spec.num_layers), seq_len=64)
         expected = forward_flops_per_token(spec, 64) * 3 * 64
         assert flops(shape_of(spec), work) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("axis", ["tp", "cp"])
 def test_ranks_share_all_of_it(axis) -> None:
-    assert flops(SMALL, replace(WORK, axes=((axis, 2),))) == pytest.approx(flops(SMALL, WORK) / 2)
+    assert flops(SMALL, WORK._replace(axes=((axis, 2),))) == pytest.approx(flops(SMALL, WORK) / 2)
 
 
 def test_more_ranks_than_key_heads_repeat_them() -> None:
     found = {
-        op.name: op for op in layer_ops(SMALL, replace(WORK, axes=(("tp", 4),)), experts=False)
+        op.name: op for op in layer_ops(SMALL, WORK._replace(axes=(("tp", 4),)), experts=False)
     }
     assert found["qkv"].n == 2 * (1 + 2)  # one query head, a whole key head, a whole value head
 
 
 def test_unfused_attention_computes_what_the_mask_hides() -> None:
-    ops = layer_ops(SMALL, replace(WORK, fused_attention=False), experts=False)
+    ops = layer_ops(SMALL, WORK._replace(fused_attention=False), experts=False)
     products = sum(op.flops for op in ops if op.kind == "batched")
     assert products == 2 * (2 * 10 * 10 * 8) * 3
 
 
 def test_experts_visit_and_share_evenly() -> None:
     shape = replace(SMALL, experts=ExpertShape(num_experts=8, top_k=2, d_ff=4, shared_d_ff=6))
-    ops = {op.name: op for op in layer_ops(shape, replace(WORK, axes=(("ep", 4),)), experts=True)}
+    ops = {op.name: op for op in layer_ops(shape, WORK._replace(axes=(("ep", 4),)), experts=True)}
     visits = 30 * 2
     # Two experts on each rank take what four ranks send: as much as each rank sends.
     assert (ops["expert up"].m, ops["expert up"].repeat) == (visits / 2, 2)

@@ -1,6 +1,6 @@
 """Rooflines, links and what a step does once, by hand; and a vendor's own cost function."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -36,9 +36,9 @@ def on(axes: str, choice: StageChoice = WHOLE, **changes: object) -> StageChoice
     """The model on a mesh: ``dp 8 tp 2``."""
     words = axes.split()
     sizes = tuple(zip(words[::2], map(int, words[1::2]), strict=True))
-    own = {name: changes.pop(name) for name in {*changes} & {f.name for f in fields(StageWork)}}
-    work = replace(choice.work, axes=dividing(sizes), **own)
-    return replace(choice, work=work, axes=sizes, **changes)
+    own = {name: changes.pop(name) for name in {*changes} & {*StageWork._fields}}
+    work = choice.work._replace(axes=dividing(sizes), **own)
+    return choice._replace(work=work, axes=sizes, **changes)
 
 
 def sent(
@@ -78,7 +78,7 @@ def test_odd_heads_are_slow_where_scores_are_written() -> None:
 
 def test_recomputation_adds_a_forward_to_backward() -> None:
     off, full = (
-        compute_seconds(SHAPE, replace(WORK, recompute=keep, predicts=False), roofline())
+        compute_seconds(SHAPE, WORK._replace(recompute=keep, predicts=False), roofline())
         for keep in ("off", "full")
     )
     assert full.input_grad_s == pytest.approx(off.input_grad_s + off.forward_s, rel=1e-3)
@@ -86,7 +86,7 @@ def test_recomputation_adds_a_forward_to_backward() -> None:
 
 
 def test_frozen_weights_have_no_gradient() -> None:
-    assert compute_seconds(SHAPE, replace(WORK, frozen=True), roofline()).weight_grad_s == 0
+    assert compute_seconds(SHAPE, WORK._replace(frozen=True), roofline()).weight_grad_s == 0
 
 
 def test_a_chip_without_rates_is_refused_by_name() -> None:
@@ -181,11 +181,11 @@ def test_traffic_hides_behind_what_computes_and_no_more() -> None:
     software = Software(data_hidden=0.5, optimizer_bytes=0.0)
     hardware = Hardware(chip=roofline(), fabric=FABRIC, software=software)
     copies = on("dp 16")
-    bare = stage_times(SHAPE, replace(copies, overlap=0.0), hardware)
+    bare = stage_times(SHAPE, copies._replace(overlap=0.0), hardware)
     talk = bare.update_s
     assert stage_times(SHAPE, copies, hardware).update_s == pytest.approx(talk / 2)
     few = talk / 4 / bare.whole_s
-    some = stage_times(SHAPE, replace(copies, overlap=few), hardware).update_s
+    some = stage_times(SHAPE, copies._replace(overlap=few), hardware).update_s
     assert some == pytest.approx(talk * 7 / 8)
 
 
@@ -259,12 +259,12 @@ def test_level_2_reduces_in_each_backward_and_not_once_a_step() -> None:
     level_2 = on("dp 8", zero=2)
     reduce = 4 * SHAPE.params * 7 / 8 / 100
     unchanged, longer = (stage_times(SHAPE, level_2, those) for those in (once, hardware))
-    assert unchanged == stage_times(SHAPE, replace(level_2, zero=1), hardware)
+    assert unchanged == stage_times(SHAPE, level_2._replace(zero=1), hardware)
     assert longer.forward_s == unchanged.forward_s
     assert longer.of("B") == pytest.approx(unchanged.of("B") + reduce)
     assert unchanged.update_s - longer.update_s == pytest.approx(reduce)
-    several = replace(level_2, axes=(("dp", 4),), pipelines=2)
-    level_1 = stage_times(SHAPE, replace(several, zero=1), hardware)
+    several = level_2._replace(axes=(("dp", 4),), pipelines=2)
+    level_1 = stage_times(SHAPE, several._replace(zero=1), hardware)
     assert stage_times(SHAPE, several, hardware) == level_1
 
 
@@ -310,7 +310,7 @@ def test_a_vendor_can_bring_its_own_cost_function() -> None:
 
 def test_gradients_of_a_processors_head_come_with_the_forward() -> None:
     usual, early = (
-        compute_seconds(SHAPE, replace(WORK, layers=(0, 0), embeds=False, eager=eager), roofline())
+        compute_seconds(SHAPE, WORK._replace(layers=(0, 0), embeds=False, eager=eager), roofline())
         for eager in (False, True)
     )
     head = 2 * WORK.tokens * SHAPE.vocab_size * SHAPE.d_model

@@ -6,7 +6,6 @@ Its memory is ``stage_memory``, its time ``stage_times``, what its layers send `
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -39,8 +38,7 @@ class Group(NamedTuple):
     stride: int = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageChoice:
+class StageChoice(NamedTuple):
     """Layers on a mesh of like chips, and how its ranks compute and keep them."""
 
     work: StageWork
@@ -57,20 +55,11 @@ class StageChoice:
     """Ranks, next to each other, that share what ``zero`` names; 0 is all that hold the same."""
     overlap: float = ALL
     """Microbatches whose computing may hide gradients and parameters on their way."""
-    key: int = field(init=False, repr=False, compare=False, default=0)
-    """Its hash, which searches ask for often; 0 until then."""
-
-    def __hash__(self) -> int:
-        if not self.key:
-            where = self.work, self.axes, self.passes, self.pipelines
-            how = self.state, self.trained, self.zero, self.shard_ways, self.overlap
-            object.__setattr__(self, "key", hash((where, how)))
-        return self.key
 
     def holding(self, layers: tuple[int, int], *, embeds: bool, predicts: bool) -> StageChoice:
         """The same of a stage that holds other layers."""
-        work = replace(self.work, layers=layers, embeds=embeds, predicts=predicts)
-        return replace(self, work=work)
+        work = self.work._replace(layers=layers, embeds=embeds, predicts=predicts)
+        return self._replace(work=work)
 
     @property
     def copies(self) -> int:

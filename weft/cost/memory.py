@@ -154,7 +154,7 @@ def stage_memory(
     kept, last = stage_kept(shape, work), logits(shape, work)
     working = max(stage_working(shape, work) - last, 0.0)
     if work.eager:  # the head's gradients are there while the layers' backward computes
-        working = stage_working(shape, replace(work, predicts=False))
+        working = stage_working(shape, work._replace(predicts=False))
     borders = 2 * work.wide * work.rows * shape.d_model
     gathered = gathered_layers(shape, choice, work) if choice.zero == 3 else 0.0
     arriving = ARRIVING * (work.eager and (work.share("d_ff") > 1 or choice.zero == 3))

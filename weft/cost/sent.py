@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby, pairwise, product
 from math import prod
 from typing import Literal, NamedTuple
@@ -85,7 +84,7 @@ def _inside(
     of a recomputed layer ends before its last sum. Each end gathers once and scatters once.
     """
     stage = pipeline.stages[number]
-    work = replace(choice_of(pipeline, number, seq_len).work, samples=pipeline.samples)
+    work = choice_of(pipeline, number, seq_len).work._replace(samples=pipeline.samples)
     width = width_of(stage.precision)
     again, ranks = stage.recompute == "full", prod(size for _, size in work.axes)
     for experts, layers in layers_by_kind(shape, work.layers):

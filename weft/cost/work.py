@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from weft.axes.axis import Axis
 from weft.axes.registry import AXES
@@ -95,9 +95,8 @@ def stride(axes: Axes, name: str) -> int:
     return prod(size for axis, size in inside if not DIVISIONS[axis].borrowed)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageWork:
-    """Layers, and how one rank computes its part of them."""
+class StageWork(NamedTuple):
+    """Layers, and how one rank computes its part of them. A tuple, for it is asked about often."""
 
     layers: tuple[int, int]
     """Half-open range of decoder layers."""
@@ -158,8 +157,7 @@ def layers_by_kind(shape: ModelShape, layers: tuple[int, int]) -> tuple[tuple[bo
     return tuple((experts, number) for experts, number in counts if number)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StateBytes:
+class StateBytes(NamedTuple):
     """Bytes of one parameter at rest, by what they are."""
 
     weight: float
