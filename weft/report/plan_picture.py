@@ -24,7 +24,6 @@ _TO, _BY = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 _MOST_LANES_UNFOLDED = 6
 _AXIS_HEIGHT = 30
 _LANE_GAP = 22
-_SHARE_TOP, _SHARE_HEIGHT = 24, 12
 _STAGE_TOP = 44
 _STAGE_TEXT_HEIGHT = 50
 _CELL_WIDTH, _CELL_HEIGHT, _CELL_GAP = 30, 18, 4
@@ -90,7 +89,6 @@ class Lane:
 
     y: float
     heading: str
-    share_y: float
     share_width: float
     ticks: tuple[float, ...]
     """Where the share's bar is cut into microbatches."""
@@ -238,7 +236,6 @@ def _lane(
     return Lane(
         y=y,
         heading=_lane_heading(group, plan, share),
-        share_y=y + _SHARE_TOP,
         share_width=width,
         ticks=tuple(ticks),
         stages=tuple(replace(box, heading=h, detail=d) for box, h, d in fitted),

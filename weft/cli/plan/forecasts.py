@@ -15,10 +15,11 @@ from weft.cli.plan.text import (
     cluster_in_words,
     comparison,
     folded,
+    in_words,
     plan_table,
     print_plan,
-    show_outlook,
     show_plan,
+    why_in_words,
 )
 from weft.cli.target import load
 from weft.cluster.cluster_file import read_view
@@ -77,7 +78,9 @@ class Answer:
         if self.outlook is None:
             err.print(f"no forecast: {self.problem}")
         else:
-            show_outlook(self.outlook, explain=explain)
+            out.print(*in_words(self.outlook), sep="\n")
+            if explain:
+                out.print(*why_in_words(self.outlook), sep="\n")
         if self.compared is not None:
             out.print(*comparison(self.compared), sep="\n")
 

@@ -90,13 +90,6 @@ def _layers_held(stage: StagePlan, number: int, num_stages: int) -> str:
     return " + ".join([*ends[0], *layers, *ends[1]]) or "none"
 
 
-def show_outlook(outlook: Outlook, *, explain: bool) -> None:
-    """What to expect, and with ``explain`` why."""
-    out.print(*in_words(outlook), sep="\n")
-    if explain:
-        out.print(*why_in_words(outlook), sep="\n")
-
-
 def in_words(outlook: Outlook) -> Iterator[str]:
     """Time, memory, traffic, energy and price; what limits the plan."""
     cast = outlook.forecast
