@@ -10,10 +10,11 @@ from checkpoint_cases import cut, edit_index, save, save_shards
 from safetensors.torch import load_file
 from torch import Tensor
 
-from weft.checkpoint.convert import LazyTensors, export_hf, import_hf, saved_model
+from weft.checkpoint.convert import LazyTensors, export_hf, import_hf
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import open_checkpoint
 from weft.checkpoint.verify import verify
+from weft.checkpoint.whole import saved_model
 from weft.models.registry import FAMILIES
 from weft.plan.box import Box
 from weft.plan.model import ModelSpec

@@ -14,10 +14,9 @@ from weft.checkpoint.entry import JSON, CheckpointError, Shard
 from weft.checkpoint.rank_file import write_rank
 from weft.checkpoint.reader import Checkpoint
 from weft.checkpoint.store import begin, candidates, commit
+from weft.checkpoint.whole import saved_model
 from weft.models import hugging_face
-from weft.models.registry import FAMILIES, check_spec, spec_from_dict
 from weft.plan.box import Box
-from weft.plan.model import ModelSpec
 
 
 class LazyTensors(Mapping[str, Tensor]):
@@ -42,26 +41,6 @@ class LazyTensors(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def saved_model(checkpoint: Checkpoint) -> ModelSpec:
-    """The shape of the model that a checkpoint is of, and that its parameters fit.
-
-    Raises:
-        CheckpointError: it names no model, one that cannot be built, or holds other parameters.
-    """
-    saved = checkpoint.state.get("model")
-    if not isinstance(saved, Mapping):
-        raise CheckpointError("does not say which model it is of", file=checkpoint.folder)
-    try:
-        spec = spec_from_dict(saved)
-        check_spec(spec)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        problem = f"is of a model that cannot be built: {error}"
-        raise CheckpointError(problem, file=checkpoint.folder) from error
-    params = FAMILIES[spec.family].param_specs(spec)
-    checkpoint.require({param.name: param.shape for param in params}, ("param",))
-    return spec
 
 
 def export_hf(
@@ -98,12 +77,10 @@ def import_hf(folder: Path, root: Path) -> Path:
     if root.is_dir() and candidates(root):
         raise CheckpointError("holds checkpoints already", file=root)
     spec, tensors = hugging_face.import_hf(folder)
-    shards = [_whole(name, tensor) for name, tensor in tensors.items()]
+    shards = []
+    for name, tensor in tensors.items():
+        shape = tuple(tensor.shape)
+        shards.append(Shard(name, "param", shape, Box.whole(shape), tensor))
     written = write_rank(begin(root, 0), 0, shards)
     state: dict[str, JSON] = {"step": 0, "samples": 0, "model": asdict(spec)}
     return commit(root, 0, [written], state)
-
-
-def _whole(name: str, tensor: Tensor) -> Shard:
-    shape = tuple(tensor.shape)
-    return Shard(name, "param", shape, Box.whole(shape), tensor)

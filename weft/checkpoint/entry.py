@@ -5,12 +5,14 @@ Nothing here knows a rank's layout. A tensor is found by its kind, its logical n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import torch
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from weft.config.errors import RunError
@@ -54,6 +56,16 @@ class CheckpointError(RunError):
         super().__init__(": ".join([*where, problem]))
 
 
+@contextmanager
+def told(cannot_be: str, file: Path | None = None) -> Iterator[None]:
+    """What the file system refuses inside is a CheckpointError: ``cannot be read``, say."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot be {cannot_be}: {error.strerror}"
+        raise CheckpointError(problem, file=file or error.filename) from error
+
+
 def box_key(kind: str, name: str, box: Box) -> str:
     """``param/norm.weight[0:64]``: names a stored box in its file and in messages."""
     spans = ",".join(f"{o}:{e}" for o, e in zip(box.offset, box.end, strict=True))
@@ -87,24 +99,50 @@ class Shard:
         return box_key(self.kind, self.name, self.box)
 
 
+def rank_file_name(rank: int) -> str:
+    """``rank-00003.safetensors``."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def _several(checksums: object) -> object:
+    return (checksums,) if isinstance(checksums, int) else checksums
+
+
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**62)]
+
+
+# What follows is written as JSON just as it stands, and checked by pydantic when it is read.
+
+
 @dataclass(frozen=True, slots=True)
 class StoredBox:
     """A box of a tensor in a file."""
 
     file: str
-    box: Box
-    crc32: tuple[int, ...]
+    offset: tuple[Count, ...]
+    size: tuple[Count, ...]
+    crc32: Annotated[tuple[Count, ...], BeforeValidator(_several)]
     """Of its bytes, row-major: of each ``CHUNK_BYTES`` of them, or one of all."""
+
+    def __post_init__(self) -> None:
+        if len(self.offset) != len(self.size):
+            text = f"offset {self.offset} and size {self.size}: expected equal lengths"
+            raise ValueError(text)
+
+    @property
+    def box(self) -> Box:
+        return Box(self.offset, self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One logical tensor and the boxes that hold it. ``dtype`` is a key of ``DTYPES``."""
+    """One logical tensor and the boxes that hold it."""
 
     kind: str
     name: str
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[Count, ...]
+    dtype: Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
+    """A key of ``DTYPES``."""
     boxes: tuple[StoredBox, ...]
 
     @property
@@ -122,8 +160,8 @@ class StoredTensor:
 class RankFile:
     """Facts of one written file: enough for another process to commit it."""
 
-    file: str
-    bytes: int
+    file: Annotated[str, Field(pattern=r"^rank-[0-9]{5,9}\.safetensors$")]
+    bytes: Count
     sha256: str
     tensors: tuple[StoredTensor, ...] = ()
     """What is in it; every box names this file."""

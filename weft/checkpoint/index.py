@@ -9,20 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from weft.checkpoint.entry import (
     CHUNK_BYTES,
-    DTYPES,
     JSON,
     CheckpointError,
+    Count,
     RankFile,
-    StoredBox,
     StoredTensor,
     fits,
 )
@@ -34,10 +34,7 @@ SCHEMA = 2
 _READ_SCHEMAS = (1, SCHEMA)
 """In schema 1 every box has one checksum."""
 INDEX = "index.json"
-_FILE_NAME = re.compile(r"rank-\d{5,9}\.safetensors", re.ASCII)
 _SHOWN = 3
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,11 +51,6 @@ class Index:
     tensors: Mapping[tuple[str, str], StoredTensor]
     """By (kind, name)."""
     state: Mapping[str, JSON] = field(default_factory=dict)
-
-
-def rank_file_name(rank: int) -> str:
-    """``rank-00003.safetensors``."""
-    return f"rank-{rank:05d}.safetensors"
 
 
 def merge(
@@ -138,16 +130,14 @@ def resolve_inside(folder: Path, file: str) -> Path:
 
 def to_text(index: Index) -> str:
     """What ``from_text`` reads. State must be JSON; numbers in it must be finite."""
+    files = [asdict(facts) for facts in index.files.values()]
     data: dict[str, JSON] = {
         "schema": SCHEMA,
         "weft": index.weft,
         "step": index.step,
         "saved_at": index.saved_at,
-        "files": [
-            {"file": facts.file, "bytes": facts.bytes, "sha256": facts.sha256}
-            for facts in index.files.values()
-        ],
-        "tensors": [_tensor_json(tensor) for tensor in index.tensors.values()],
+        "files": [{key: facts[key] for key in ("file", "bytes", "sha256")} for facts in files],
+        "tensors": [asdict(tensor) for tensor in index.tensors.values()],
         "state": index.state,
     }
     return json.dumps({**data, "sha256": _digest(data)}, allow_nan=False)
@@ -170,112 +160,57 @@ def from_text(text: str | bytes, file: Path) -> Index:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"not a readable index: {error}", file=file) from error
     try:
-        schema = _field(data, "schema", int)
+        schema = _field(data, "schema", Count)
         if schema not in _READ_SCHEMAS:
-            raise _BadFieldError(f"schema {schema}, and this Weft reads schemas 1 to {SCHEMA}")
+            raise ValueError(f"schema {schema}, and this Weft reads schemas 1 to {SCHEMA}")
         if _field(data, "sha256", str) != _digest({k: data[k] for k in data if k != "sha256"}):
-            raise _BadFieldError("it is not what was written (sha256)")
-        listed = [_rank_file(entry) for entry in _field(data, "files", list)]
-        tensors = [_tensor(entry) for entry in _field(data, "tensors", list)]
+            raise ValueError("it is not what was written (sha256)")
+        files = _field(data, "files", tuple[RankFile, ...])
+        tensors = _field(data, "tensors", tuple[StoredTensor, ...])
         index = Index(
-            step=_count(_field(data, "step", int)),
-            saved_at=float(_field(data, "saved_at", float)),
+            step=_field(data, "step", Count),
+            saved_at=_field(data, "saved_at", float),
             weft=_field(data, "weft", str),
-            files={facts.file: facts for facts in listed},
+            files={facts.file: facts for facts in files},
             tensors={(tensor.kind, tensor.name): tensor for tensor in tensors},
-            state=_field(data, "state", dict),
+            state=_field(data, "state", dict[str, Any]),
         )
-    except _BadFieldError as error:
+        if len(index.files) != len(files) or len(index.tensors) != len(tensors):
+            raise ValueError("the same file or tensor is listed twice")
+    except ValueError as error:
         raise CheckpointError(str(error), file=file) from error
-    if len(index.files) != len(listed) or len(index.tensors) != len(tensors):
-        raise CheckpointError("the same file or tensor is listed twice", file=file)
     return index
 
 
 def rank_file_json(rank_file: RankFile) -> dict[str, JSON]:
     """What a rank sends to the one that commits."""
-    return {
-        "file": rank_file.file,
-        "bytes": rank_file.bytes,
-        "sha256": rank_file.sha256,
-        "tensors": [_tensor_json(tensor) for tensor in rank_file.tensors],
-    }
+    return asdict(rank_file)
 
 
 def rank_file_from_json(data: object) -> RankFile:
     """What ``rank_file_json`` gave. Raises CheckpointError for anything else."""
     try:
-        facts = _rank_file(data)
-        tensors = tuple(_tensor(entry) for entry in _field(data, "tensors", list))
-    except _BadFieldError as error:
+        found: RankFile = _read(data, RankFile)
+    except ValueError as error:
         raise CheckpointError(f"not the facts of a rank's file: {error}") from error
-    return replace(facts, tensors=tensors)
+    return found
 
 
 def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-class _BadFieldError(Exception):
-    """A field is missing or is not what it should be."""
+def _field(data: object, key: str, kind: Any) -> Any:
+    return _read(data.get(key) if isinstance(data, dict) else None, kind, key)
 
 
-def _field(data: object, key: str, kind: type[T]) -> T:
-    value = data.get(key) if isinstance(data, dict) else None
-    if type(value) is not kind:  # a bool is no int here
-        shown = repr(value)
-        raise _BadFieldError(f"{key} = {shown[:60]}: expected a JSON {kind.__name__}")
-    return value
-
-
-def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 2**62:
-        raise _BadFieldError(f"{repr(value)[:60]}: expected an integer >= 0")
-    return value
-
-
-def _counts(values: list[object]) -> tuple[int, ...]:
-    return tuple(_count(value) for value in values)
-
-
-def _rank_file(data: object) -> RankFile:
-    file = _field(data, "file", str)
-    if not _FILE_NAME.fullmatch(file):
-        raise _BadFieldError(f"file = {file[:60]!r}: expected a name like {rank_file_name(0)}")
-    return RankFile(file, _count(_field(data, "bytes", int)), _field(data, "sha256", str))
-
-
-def _tensor_json(tensor: StoredTensor) -> dict[str, Any]:
-    return {
-        "kind": tensor.kind,
-        "name": tensor.name,
-        "shape": tensor.shape,
-        "dtype": tensor.dtype,
-        "boxes": [
-            {"file": s.file, "offset": s.box.offset, "size": s.box.size, "crc32": s.crc32}
-            for s in tensor.boxes
-        ],
-    }
-
-
-def _tensor(data: object) -> StoredTensor:
-    dtype = _field(data, "dtype", str)
-    if dtype not in DTYPES:
-        raise _BadFieldError(f"dtype = {dtype[:60]!r}: expected one of {', '.join(DTYPES)}")
-    return StoredTensor(
-        kind=_field(data, "kind", str),
-        name=_field(data, "name", str),
-        shape=_counts(_field(data, "shape", list)),
-        dtype=dtype,
-        boxes=tuple(_box(entry) for entry in _field(data, "boxes", list)),
-    )
-
-
-def _box(data: object) -> StoredBox:
-    offset = _counts(_field(data, "offset", list))
-    size = _counts(_field(data, "size", list))
-    if len(offset) != len(size):
-        raise _BadFieldError(f"offset {offset} and size {size}: expected equal lengths")
-    many = isinstance(data, dict) and isinstance(data.get("crc32"), list)
-    crc32 = _field(data, "crc32", list) if many else [_field(data, "crc32", int)]
-    return StoredBox(_field(data, "file", str), Box(offset, size), _counts(crc32))
+def _read(data: object, kind: Any, *place: str) -> Any:
+    """JSON as ``kind`` has it. Raises ValueError that says where it differs, and the value there."""
+    try:
+        return TypeAdapter(kind).validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, (*place, *first["loc"])))
+        value = None if first["type"] == "missing" else first["input"]
+        text = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{where} = {repr(value)[:60]}: {text}") from error

@@ -29,8 +29,10 @@ from weft.checkpoint.entry import (
     Shard,
     StoredBox,
     StoredTensor,
+    rank_file_name,
+    told,
 )
-from weft.checkpoint.index import rank_file_name, resolve_inside
+from weft.checkpoint.index import resolve_inside
 from weft.plan.box import Box
 
 
@@ -56,7 +58,7 @@ def write_rank(folder: Path, rank: int, shards: Sequence[Shard]) -> RankFile:
             file.flush()
             os.fsync(file.fileno())
             tensors = tuple(written[shard.key] for shard in shards)
-            return RankFile(path.name, file.tell(), out.hexdigest(), tensors)
+            return RankFile(path.name, file.tell(), out.sha256.hexdigest(), tensors)
     except OSError as error:
         with suppress(OSError):
             path.unlink()
@@ -68,20 +70,17 @@ class _HashedFile:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._sha256 = hashlib.sha256()
+        self.sha256 = hashlib.sha256()
 
     def write(self, data: memoryview) -> tuple[int, ...]:
         """Write bytes and return the crc32 of each of their chunks."""
         checksums = []
         for start in range(0, len(data), CHUNK_BYTES):
             chunk = data[start : start + CHUNK_BYTES]
-            self._sha256.update(chunk)
+            self.sha256.update(chunk)
             checksums.append(zlib.crc32(chunk))
             self._file.write(chunk)
         return tuple(checksums)
-
-    def hexdigest(self) -> str:
-        return self._sha256.hexdigest()
 
 
 def _header(shards: Sequence[Shard]) -> bytes:
@@ -108,7 +107,7 @@ def _write_shard(out: _HashedFile, file: str, shard: Shard) -> StoredTensor:
         name=shard.name,
         shape=shard.shape,
         dtype=DTYPE_CODES[shard.tensor.dtype],
-        boxes=(StoredBox(file, shard.box, crc32),),
+        boxes=(StoredBox(file, shard.box.offset, shard.box.size, crc32),),
     )
 
 
@@ -182,22 +181,18 @@ class RankFileReader:
                 continue
             found = zlib.crc32(data[chunk * size : (chunk + 1) * size])
             if (found,) != stored.crc32[chunk : chunk + 1]:
-                raise CheckpointError(
-                    "the elements are not those that were written (checksum differs)",
-                    file=self._path,
-                    tensor=key,
-                )
+                problem = "the elements are not those that were written (checksum differs)"
+                raise CheckpointError(problem, file=self._path, tensor=key)
             self._checked.add((key, chunk))
 
 
 def check_size(path: Path, facts: RankFile) -> None:
     """Raise CheckpointError unless the file is there with the size that was written."""
-    try:
-        info = path.stat()
-    except FileNotFoundError as error:
-        raise CheckpointError("is missing", file=path) from error
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", file=path) from error
+    with told("read", path):
+        try:
+            info = path.stat()
+        except FileNotFoundError as error:
+            raise CheckpointError("is missing", file=path) from error
     if not stat.S_ISREG(info.st_mode):
         raise CheckpointError("is not a file", file=path)
     if info.st_size != facts.bytes:

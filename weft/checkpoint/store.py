@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from weft.checkpoint.entry import JSON, CheckpointError, RankFile
+from weft.checkpoint.entry import JSON, CheckpointError, RankFile, told
 from weft.checkpoint.index import (
     INDEX,
     Index,
@@ -58,12 +58,10 @@ def begin(root: Path, step: int) -> Path:
     One rank calls it, and the others write only after it has returned.
     """
     folder = temporary(root, step)
-    try:
+    with told("created", folder):
         root.mkdir(parents=True, exist_ok=True)
         clean(root)
         folder.mkdir()
-    except OSError as error:
-        raise CheckpointError(f"cannot be created: {error.strerror}", file=folder) from error
     return folder
 
 
@@ -84,18 +82,20 @@ def commit(
     refuse(problems(index), folder)
     for facts in rank_files:
         _check_written(folder, facts)
-    try:
+    with told("committed", folder):
         _write_text(folder / INDEX, to_text(index))
         _sync_folder(folder)
+        old = final.with_name(final.name + _OLD)
         if final.exists():
-            _discard(final.with_name(final.name + _OLD))
-            final.rename(final.with_name(final.name + _OLD))
+            _discard(old)
+            final.rename(old)
         folder.rename(final)
         _sync_folder(root)
-        _point_latest(root, final.name)
-        _discard(final.with_name(final.name + _OLD))
-    except OSError as error:
-        raise CheckpointError(f"cannot be committed: {error.strerror}", file=folder) from error
+        draft = root / (LATEST + _TEMPORARY)
+        _write_text(draft, final.name + "\n")
+        draft.replace(root / LATEST)
+        _sync_folder(root)
+        _discard(old)
     return final
 
 
@@ -106,17 +106,12 @@ def prune(root: Path, keep: int) -> list[str]:
     Raises CheckpointError where the file system refuses.
     """
     assert keep >= 1, f"keep {keep}"
-    saved = [(index.saved_at, index.step, folder) for folder, index in complete(root)]
-    doomed = [folder for _, _, folder in sorted(saved, reverse=True)[keep:]]
+    saved = sorted((index.saved_at, index.step, folder) for folder, index in complete(root))
     kept = read_latest(root)
-    removed = [folder for folder in reversed(doomed) if folder.name != kept]
-    try:
+    removed = [folder for _, _, folder in saved[:-keep] if folder.name != kept]
+    with told("removed"):
         for folder in removed:
             _discard(folder)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot be removed: {error.strerror}", file=error.filename
-        ) from error
     return [folder.name for folder in removed]
 
 
@@ -183,10 +178,8 @@ def parse_index(folder: Path) -> Index:
     path = resolve_inside(folder, INDEX)
     if not path.is_file():
         raise CheckpointError("is missing", file=path)
-    try:
+    with told("read", path):
         data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", file=path) from error
     index = from_text(data, path)
     if folder_step(folder) not in (-1, index.step):
         raise CheckpointError(f"says step {index.step}", file=path)
@@ -208,13 +201,6 @@ def _check_written(folder: Path, facts: RankFile) -> None:
     except CheckpointError as error:
         hint = "Do all machines see the same folder there?"
         raise CheckpointError(f"{error.problem}. {hint}", file=error.file) from error
-
-
-def _point_latest(root: Path, name: str) -> None:
-    draft = root / (LATEST + _TEMPORARY)
-    _write_text(draft, name + "\n")
-    draft.replace(root / LATEST)
-    _sync_folder(root)
 
 
 def _write_text(path: Path, text: str) -> None:

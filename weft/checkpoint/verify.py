@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.checkpoint.entry import CheckpointError, RankFile
+from weft.checkpoint.entry import CheckpointError, RankFile, told
 from weft.checkpoint.index import INDEX, Index, problems, resolve_inside
 from weft.checkpoint.rank_file import RankFileReader, check_size
 from weft.checkpoint.reader import checkpoints_root, is_checkpoint
@@ -81,11 +81,8 @@ def _hash_file(folder: Path, facts: RankFile) -> int:
     """The size of the file. Raises CheckpointError unless its bytes are those that were written."""
     path = resolve_inside(folder, facts.file)
     check_size(path, facts)
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", file=path) from error
+    with told("read", path), path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != facts.sha256:
         raise CheckpointError("the bytes are not those that were written (sha256)", file=path)
     return facts.bytes

@@ -12,24 +12,38 @@ from weft.checkpoint.reader import Checkpoint
 from weft.data.cache import TOKENIZER_FILE
 from weft.data.tokenizer import Tokenizer, load_tokenizer
 from weft.models.decoder import Decoder
-from weft.models.registry import build_model, spec_from_dict
+from weft.models.registry import FAMILIES, build_model, check_spec, spec_from_dict
+from weft.plan.model import ModelSpec
 
 
-def load_model(checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Decoder:
-    """The unsplit model in fp32 with the checkpoint's weights, for inference.
+def saved_model(checkpoint: Checkpoint) -> ModelSpec:
+    """The shape of the model that a checkpoint is of, and that its parameters fit.
 
     Raises:
-        CheckpointError: the checkpoint does not say which model it is of, or does not fit it.
+        CheckpointError: it names no model, one that cannot be built, or holds other parameters.
     """
     saved = checkpoint.state.get("model")
     if not isinstance(saved, Mapping):
         raise CheckpointError("does not say which model it is of", file=checkpoint.folder)
     try:
         spec = spec_from_dict(saved)
-    except (TypeError, KeyError, ValueError) as error:
-        raise CheckpointError(f"names no model: {error}", file=checkpoint.folder) from error
+        check_spec(spec)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        problem = f"is of a model that cannot be built: {error}"
+        raise CheckpointError(problem, file=checkpoint.folder) from error
+    params = FAMILIES[spec.family].param_specs(spec)
+    checkpoint.require({param.name: param.shape for param in params}, ("param",))
+    return spec
+
+
+def load_model(checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Decoder:
+    """The unsplit model in fp32 with the checkpoint's weights, for inference.
+
+    Raises:
+        CheckpointError: as ``saved_model``, or a file is damaged.
+    """
     with torch.device("meta"):
-        model = build_model(spec)
+        model = build_model(saved_model(checkpoint))
     model = model.to_empty(device=device)
     with torch.no_grad():
         for name, param in model.named_parameters():
