@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from weft.comm.address import RankAddress
-from weft.comm.agreement import Agreement
+from weft.comm.agreement import agree
 from weft.comm.rendezvous import Rendezvous
 from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
@@ -25,13 +25,13 @@ def refusing(everyone: Sequence[str]) -> str:
 
 def ask(address: RankAddress) -> str:
     with Rendezvous(address, TIMEOUT_S) as rendezvous:
-        return Agreement(rendezvous).agree(f"rank{address.rank}", joined)
+        return agree(rendezvous, f"rank{address.rank}", joined)
 
 
 def ask_in_vain(address: RankAddress) -> str:
     with Rendezvous(address, TIMEOUT_S) as rendezvous:
         try:
-            return Agreement(rendezvous).agree(address.rank, refusing)
+            return agree(rendezvous, address.rank, refusing)
         except ConfigError as error:
             return str(error)
 

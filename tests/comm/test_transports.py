@@ -13,10 +13,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import Backend, ProcessGroupGloo, Store
 
 from weft.comm.address import RankAddress
-from weft.comm.channel import Channel
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.comm.members import Member, choose, farthest, in_words
+from weft.comm.members import Channel, Member, choose, farthest, in_words
 from weft.comm.transport import DirectGroup, HostCopies, NativeGroup, StagedGroup
 from weft.elastic.pool import WorkerPool
 

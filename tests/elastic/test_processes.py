@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from weft.comm.address import RankAddress
-from weft.comm.channel import Channel
 from weft.comm.comm import Comm
 from weft.comm.join import join
+from weft.comm.members import Channel
 from weft.config.errors import ConfigError, RunError
 from weft.elastic.failure import GRACE_S, Failure, RanksFailedError, end_after_first
 from weft.elastic.pool import WorkerPool

@@ -6,8 +6,8 @@ import pytest
 from parity.cases import Case
 
 from weft.comm.address import RankAddress
-from weft.comm.channel import Channel
 from weft.comm.comm import Comm, Finish, Parts
+from weft.comm.members import Channel
 from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Plan

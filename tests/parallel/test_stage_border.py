@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.comm.channel import Channel
+from weft.comm.members import Channel
 from weft.parallel.pipeline.stage_border import StageBorder, activation_tiling, channel, channels
 from weft.plan.border import Border, BorderTensor
 from weft.plan.box import Box

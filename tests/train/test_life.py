@@ -86,7 +86,7 @@ def fails_once(address: RankAddress, broken: Job, sound: Job) -> tuple[str, list
         life = RankLife(rendezvous, StopSignal())
         joined = life.join(broken)
         agreed = life.agree(broken, joined)
-        joined.comm.abort()
+        joined.comm.close(abort=True)
         try:
             life.build(broken, joined, agreed)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next epoch begins

@@ -11,8 +11,8 @@ from lab.lab_cases import hosts
 from weft.cli.main import run
 from weft.cluster.cluster_file import ClusterFile
 from weft.comm.address import RankAddress
-from weft.comm.channel import Channel
 from weft.comm.join import join
+from weft.comm.members import Channel
 from weft.config.errors import ConfigError
 from weft.cost.rates import compute_seconds
 from weft.cost.times import SeamTimes

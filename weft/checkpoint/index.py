@@ -205,7 +205,7 @@ def _field(data: object, key: str, kind: Any) -> Any:
 
 
 def _read(data: object, kind: Any, *place: str) -> Any:
-    """JSON as ``kind`` has it. Raises ValueError that says where it differs, and the value there."""
+    """JSON as ``kind`` has it. Raises ValueError that says where it is not, and the value there."""
     try:
         return TypeAdapter(kind).validate_python(data)
     except ValidationError as error:

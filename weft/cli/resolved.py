@@ -76,7 +76,7 @@ def resolved_among(
 
     if loaded.config.plan.auto is None:
         return ResolvedRun(resolved=resolved(read_plan(loaded)))
-    from weft.comm.agreement import Agreement
+    from weft.comm.agreement import agree
     from weft.comm.rendezvous import Rendezvous
     from weft.resolve.planned import Chosen, choose, facts
 
@@ -93,7 +93,7 @@ def resolved_among(
             said = decide([mine])
         else:
             rendezvous = Rendezvous(address, loaded.config.train.timeout_s)
-            said = Agreement(until_joined.enter_context(rendezvous)).agree(mine, decide)
+            said = agree(until_joined.enter_context(rendezvous), mine, decide)
         chosen = Chosen.from_json(said)
     except ConfigError as error:
         raise loaded.place(error) from error

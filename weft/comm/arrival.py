@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import Store
 from weft.config.errors import ConfigError
 
 _VERDICT = "missing"
-_GRACE_S = 10.0
+GRACE_S = 10.0
 """How long rank 0, which may host the store, stays for the others to read what it wrote."""
 
 
@@ -25,11 +25,11 @@ def await_ranks(store: Store, rank: int, world_size: int, timeout_s: float) -> N
     store.set(f"here/{rank}", "1")
     marks = [f"here/{other}" for other in range(world_size)]
     if rank == 0:
-        missing = [] if _come(store, marks, timeout_s) else _missing(store, marks)
+        missing = [] if come(store, marks, timeout_s) else _missing(store, marks)
         store.set(_VERDICT, ",".join(map(str, missing)) or "none")
         present = [f"read/{r}" for r in range(1, world_size) if r not in missing]
-        _come(store, present, _GRACE_S)
-    elif _come(store, [_VERDICT], timeout_s + _GRACE_S):
+        come(store, present, GRACE_S)
+    elif come(store, [_VERDICT], timeout_s + GRACE_S):
         verdict = store.get(_VERDICT).decode()
         missing = [] if verdict == "none" else [int(word) for word in verdict.split(",")]
         store.set(f"read/{rank}", "1")
@@ -42,7 +42,7 @@ def await_ranks(store: Store, rank: int, world_size: int, timeout_s: float) -> N
         raise ConfigError("WORLD_SIZE", world_size, expected, hint)
 
 
-def _come(store: Store, keys: list[str], timeout_s: float) -> bool:
+def come(store: Store, keys: list[str], timeout_s: float) -> bool:
     """Whether somebody wrote each of the keys in time."""
     if not keys:
         return True

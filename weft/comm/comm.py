@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from math import prod
 from types import TracebackType
 from typing import Any, TypeVar
@@ -11,12 +12,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from weft.comm.channel import Channel
 from weft.comm.counters import Count, Counters
 from weft.comm.errors import CommError
 from weft.comm.flight import Call, Flight, Kind
 from weft.comm.groups import Group, Groups
-from weft.comm.members import Choice, Link, Member, choose, farthest, in_words
+from weft.comm.members import Channel, Choice, Link, Member, choose, farthest, in_words
 from weft.comm.rendezvous import Rendezvous
 from weft.comm.transport import (
     DirectGroup,
@@ -25,7 +25,6 @@ from weft.comm.transport import (
     NativeGroup,
     Parts,
     StagedGroup,
-    Transport,
     nothing,
 )
 
@@ -39,8 +38,8 @@ Arriving = Callable[[], T]
 class Comm:
     """One epoch of a job: the groups that this rank is in, and the collectives over them.
 
-    It ends with ``close``, or with ``abort`` where something failed; as a context manager with
-    either. Afterwards nothing of it is left in the process, and another one may be opened.
+    It ends with ``close``, as a context manager does. Afterwards nothing of it is left in the
+    process, and another one may be opened.
 
     All ranks open the groups that they share in the same order. A group of one rank, and a job of
     one process, send nothing.
@@ -70,11 +69,12 @@ class Comm:
         self.counters = Counters()
         self.flight = Flight(rank)
         self.timeout_s = timeout_s
-        self._rendezvous: Rendezvous | None = None
+        self.rendezvous: Rendezvous | None = None
+        """Closed too when the epoch ends."""
         self._choices: dict[tuple[int, ...], Choice] = {}
-        self._transports: dict[tuple[int, ...], Transport] = {}
-        self._gathering: dict[tuple[int, ...], Transport] = {}
-        self._channels: dict[Channel, Transport] = {}
+        self._transports: dict[tuple[int, ...], NativeGroup] = {}
+        self._gathering: dict[tuple[int, ...], NativeGroup] = {}
+        self._channels: dict[Channel, NativeGroup] = {}
         self._links: dict[tuple[int, ...], Link] = {}
         self._host_copies: HostCopies | None = None
 
@@ -84,10 +84,7 @@ class Comm:
     def __exit__(
         self, kind: type[BaseException] | None, _: object, traceback: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
+        self.close(abort=kind is not None)
 
     def open_groups(self, groups: Iterable[tuple[int, ...]]) -> None:
         """Create those of the groups that this rank is in, and that of all ranks."""
@@ -136,12 +133,7 @@ class Comm:
         ranks = self.world if group is None else group
         if len(ranks) == 1:
             return nothing
-        others = len(ranks) - 1
-        self._count(name, ranks, 2 * others, 2 * others / len(ranks) * tensor.nbytes)
-        transport = self._group(ranks)
-        finish = self._start(
-            name, ranks, tensor.nbytes, lambda: transport.all_reduce(tensor, largest=largest)
-        )
+        finish = self._sum(self._group(ranks), tensor, name, ranks, largest=largest)
         if wait:
             finish()
             return nothing
@@ -160,16 +152,14 @@ class Comm:
 
         ``sizes[i]`` is the shape of what comes from it. Shard -> Shard of another dimension.
         """
-        others = [part for part, rank in zip(parts, group, strict=True) if rank != self.rank]
-        sent = sum(part.nbytes for part in others)
-        self._count(name, group, sum(part.numel() > 0 for part in others), sent)
         ascending = _ascending(group)
         flat = torch.cat([parts[i].reshape(-1) for i in ascending])
         counts = [prod(sizes[i]) for i in ascending]
         result = torch.empty(sum(counts), dtype=flat.dtype, device=flat.device)
         given = [parts[i].numel() for i in ascending]
-        transport = self._group(group)
-        self._start(name, group, sent, lambda: transport.all_to_all(result, flat, counts, given))()
+        begin = partial(self._group(group).all_to_all, result, flat, counts, given)
+        messages, sent = self._sent(parts, group)
+        self._start(name, group, sent, begin, messages=messages, sent=sent)()
         return _pieces(result, counts, ascending, sizes)
 
     def gather_parts(
@@ -185,14 +175,12 @@ class Comm:
         Shard -> Replicate. ``sizes[i]`` is the shape of what comes from its ``i``-th rank; parts
         may be unequal. ``part`` must not change before the result was called.
         """
-        others = len(group) - 1
-        self._count(name, group, others if part.numel() else 0, others * part.nbytes)
         ascending = _ascending(group)
         counts = [prod(sizes[i]) for i in ascending]
         flat = torch.empty(sum(counts), dtype=part.dtype, device=part.device)
-        transport = self._group(group)
-        begin = lambda: transport.gather_parts(part, flat, counts)  # noqa: E731
-        finish = self._start(name, group, others * part.nbytes, begin)
+        begin = partial(self._group(group).gather_parts, part, flat, counts)
+        messages, sent = self._sent([part] * len(group), group)
+        finish = self._start(name, group, sent, begin, messages=messages, sent=sent)
 
         def result() -> list[Tensor]:
             finish()
@@ -208,18 +196,15 @@ class Comm:
         Partial -> Shard. Parts may be unequal. Added in the group's order, where the backend
         leaves that to us.
         """
-        me = group.index(self.rank)
-        others = [part for i, part in enumerate(parts) if i != me]
-        sent = sum(part.nbytes for part in others)
-        self._count(name, group, sum(part.numel() > 0 for part in others), sent)
         ascending = _ascending(group)
         flat = torch.cat([parts[i].reshape(-1) for i in ascending])
         counts = [parts[i].numel() for i in ascending]
         order = [ascending.index(i) for i in range(len(group))]
-        own = torch.empty_like(parts[me], memory_format=torch.contiguous_format)
-        transport = self._group(group)
-        begin = lambda: transport.scatter_sum(flat, own, counts, order)  # noqa: E731
-        finish = self._start(name, group, sent, begin)
+        mine = parts[group.index(self.rank)]
+        own = torch.empty_like(mine, memory_format=torch.contiguous_format)
+        begin = partial(self._group(group).scatter_sum, flat, own, counts, order)
+        messages, sent = self._sent(parts, group)
+        finish = self._start(name, group, sent, begin, messages=messages, sent=sent)
 
         def result() -> Tensor:
             finish()
@@ -237,11 +222,9 @@ class Comm:
         """
         size = len(group)
         assert flat.numel() == size * own.numel(), f"{flat.numel()} elements for {size} ranks"
-        self._count(name, group, size - 1, (size - 1) / size * flat.nbytes)
-        transport = self._group(group)
-        return self._start(
-            name, group, flat.nbytes, lambda: transport.reduce_scatter(flat, own, len(group))
-        )
+        begin = partial(self._group(group).reduce_scatter, flat, own, size)
+        sent = (size - 1) / size * flat.nbytes
+        return self._start(name, group, flat.nbytes, begin, messages=size - 1, sent=sent)
 
     def all_gather(self, flat: Tensor, *, name: str, group: tuple[int, ...]) -> Finish:
         """Start to fill ``flat`` ``[ranks x n]``, in place, with every rank's own segment of it.
@@ -250,10 +233,11 @@ class Comm:
         in ascending order.
         """
         size = len(group)
-        self._count(name, group, size - 1, (size - 1) / size * flat.nbytes)
-        transport = self._gathering[group]
-        begin = lambda: transport.all_gather(flat, group, self.rank)  # noqa: E731
-        return self._recorded(self.flight.begin(name, "gather", group, flat.nbytes), begin)
+        begin = partial(self._gathering[group].all_gather, flat, group, self.rank)
+        sent = (size - 1) / size * flat.nbytes
+        return self._start(
+            name, group, flat.nbytes, begin, messages=size - 1, sent=sent, kind="gather"
+        )
 
     def broadcast(
         self, tensor: Tensor, *, src: int, name: str, group: tuple[int, ...] | None = None
@@ -262,10 +246,10 @@ class Comm:
         ranks = self.world if group is None else group
         if len(ranks) == 1:
             return
-        is_src = self.rank == src
-        self._count(name, ranks, int(is_src), tensor.nbytes if is_src else 0.0)
-        transport = self._group(ranks)
-        self._start(name, ranks, tensor.nbytes, lambda: transport.broadcast(tensor, src))()
+        begin = partial(self._group(ranks).broadcast, tensor, src)
+        is_src = int(self.rank == src)
+        size = tensor.nbytes
+        self._start(name, ranks, size, begin, messages=is_src, sent=is_src * size)()
 
     def send(self, parts: Parts, *, channel: Channel, name: str) -> Finish:
         """Start to send contiguous tensors, each to the rank beside it, over a channel.
@@ -278,8 +262,8 @@ class Comm:
             count.add(Count(messages=1, bytes=part.nbytes, peers={dst}))
         for link, count in by_link.items():
             self.counters.add(name, link, count)
-        transport = self._channel(channel)
-        return self._between("send", name, parts, lambda: transport.send(parts, channel.number))
+        begin = partial(self._channel(channel).send, parts, channel.number)
+        return self._between("send", name, parts, begin)
 
     def receive(self, parts: Parts, *, channel: Channel, name: str) -> Finish:
         """Start to receive into contiguous tensors, each from the rank beside it.
@@ -287,8 +271,7 @@ class Comm:
         They are valid when the result was called. What comes from one rank over one channel is
         received in the order in which it was sent.
         """
-        transport = self._channel(channel)
-        begin = lambda: transport.receive(parts, channel.number)  # noqa: E731
+        begin = partial(self._channel(channel).receive, parts, channel.number)
         return self._between("receive", name, parts, begin)
 
     def gather_json(self, value: Any, *, name: str) -> list[Any]:
@@ -310,19 +293,11 @@ class Comm:
         if self.world_size > 1:
             self._sum_on_host(torch.zeros(1), name)
 
-    def own(self, rendezvous: Rendezvous) -> None:
-        """Close it too when the epoch ends."""
-        self._rendezvous = rendezvous
+    def close(self, *, abort: bool = False) -> None:
+        """Leave the epoch. No rank has to wait for the others before, nor is one disturbed.
 
-    def close(self) -> None:
-        """Leave the epoch. No rank has to wait for the others before, nor is one disturbed."""
-        self._end(abort=False)
-
-    def abort(self) -> None:
-        """Leave the epoch although something failed: what the others still do with it fails."""
-        self._end(abort=True)
-
-    def _end(self, *, abort: bool) -> None:
+        ``abort``: something failed, and what the others still do with the epoch fails too.
+        """
         if self._host_copies is not None:
             self._host_copies.close(wait=not abort)
             self._host_copies = None
@@ -332,19 +307,28 @@ class Comm:
             self.groups.abort() if abort else self.groups.close()
             self.groups = None
         self.flight.close()
-        if self._rendezvous is not None:
-            self._rendezvous.close(wait=not abort)
-            self._rendezvous = None
+        if self.rendezvous is not None:
+            self.rendezvous.close(wait=not abort)
+            self.rendezvous = None
 
     def _sum_on_host(self, tensor: Tensor, name: str) -> None:
         """Over all ranks; gloo joins them whatever they run on."""
-        host = self._host_group()
-        others = self.world_size - 1
-        self._count(name, self.world, 2 * others, 2 * others / self.world_size * tensor.nbytes)
-        begin = lambda: host.all_reduce(tensor, largest=False)  # noqa: E731
-        self._start(name, self.world, tensor.nbytes, begin)()
+        self._sum(self._host_group(), tensor, name, self.world, largest=False)()
 
-    def _group(self, ranks: tuple[int, ...]) -> Transport:
+    def _sum(
+        self, over: NativeGroup, tensor: Tensor, name: str, ranks: tuple[int, ...], *, largest: bool
+    ) -> Finish:
+        messages = 2 * (len(ranks) - 1)
+        sent = messages / len(ranks) * tensor.nbytes
+        begin = partial(over.all_reduce, tensor, largest=largest)
+        return self._start(name, ranks, tensor.nbytes, begin, messages=messages, sent=sent)
+
+    def _sent(self, parts: Sequence[Tensor], group: tuple[int, ...]) -> tuple[int, int]:
+        """Messages and bytes of the parts that go to other ranks of a group, one to each."""
+        others = [part for part, rank in zip(parts, group, strict=True) if rank != self.rank]
+        return sum(part.numel() > 0 for part in others), sum(part.nbytes for part in others)
+
+    def _group(self, ranks: tuple[int, ...]) -> NativeGroup:
         if ranks == self.world and ranks not in self._transports:
             assert self._choose(ranks) == Choice("gloo"), "the group of all ranks was not opened"
             self._transports[ranks] = self._host_group()
@@ -371,7 +355,7 @@ class Comm:
             self._choices[ranks] = choose([self.members[rank] for rank in ranks])
         return self._choices[ranks]
 
-    def _open(self, ranks: tuple[int, ...], purpose: str) -> Transport:
+    def _open(self, ranks: tuple[int, ...], purpose: str) -> NativeGroup:
         choice = self._choose(ranks)
         if choice.through_host:
             # Begun by a thread of its own: apart from what this one asks of the same ranks.
@@ -389,7 +373,7 @@ class Comm:
             self._host_copies = HostCopies(self.device)
         return StagedGroup(group, self._host_copies)
 
-    def _channel(self, channel: Channel) -> Transport:
+    def _channel(self, channel: Channel) -> NativeGroup:
         if channel not in self._channels:
             choice = self._choose(channel.ranks)
             assert choice.backend == "gloo", f"{channel} was not opened"
@@ -404,20 +388,26 @@ class Comm:
             self._links[ranks] = farthest([self.members[rank] for rank in ranks])
         return self._links[ranks]
 
-    def _count(self, name: str, ranks: tuple[int, ...], messages: int, num_bytes: float) -> None:
-        peers = {rank for rank in ranks if rank != self.rank}
-        count = Count(calls=1, messages=messages, bytes=num_bytes, peers=peers)
-        self.counters.add(name, self._link(ranks), count)
-
     def _between(self, kind: Kind, name: str, parts: Parts, begin: Callable[[], Finish]) -> Finish:
         peers = tuple(sorted({peer for peer, _ in parts}))
         num_bytes = sum(part.nbytes for _, part in parts)
         return self._recorded(self.flight.begin(name, kind, peers, num_bytes), begin)
 
     def _start(
-        self, name: str, ranks: tuple[int, ...], num_bytes: float, begin: Callable[[], Finish]
+        self,
+        name: str,
+        ranks: tuple[int, ...],
+        num_bytes: int,
+        begin: Callable[[], Finish],
+        *,
+        messages: int,
+        sent: float,
+        kind: Kind = "group",
     ) -> Finish:
-        return self._recorded(self.flight.begin(name, "group", ranks, int(num_bytes)), begin)
+        """``messages`` and ``sent``: what this rank sends, as ``Count`` has it."""
+        peers = {rank for rank in ranks if rank != self.rank}
+        self.counters.add(name, self._link(ranks), Count(1, messages, sent, peers))
+        return self._recorded(self.flight.begin(name, kind, ranks, num_bytes), begin)
 
     def _recorded(self, call: Call, begin: Callable[[], Finish]) -> Finish:
         wait = self._named(call, begin)

@@ -94,7 +94,8 @@ class Groups:
             CommError: a member has not come, or was lost.
         """
         members = tuple(sorted(ranks))
-        name = f"{purpose}/{backend}/{_short(members)}"
+        digest = hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()
+        name = f"{purpose}/{backend}/{digest[:16]}"  # as short as a key should be
         if name not in self._open:
             assert self.rank in members, f"rank {self.rank} opens the group of {in_words(members)}"
             self._open[name] = self._new(name, members, backend)
@@ -161,23 +162,14 @@ class Groups:
         """Network interfaces for gloo, each with one thread, shared by all groups of the epoch."""
         if not self._gloo_devices:
             names = os.environ.get("GLOO_SOCKET_IFNAME", "")
-            if not names and self._is_local:
-                names = _loopback_interface()  # nothing needs to leave the machine
+            if not names and self._is_local:  # nothing needs to leave the machine
+                known = [name for _, name in socket.if_nameindex()]
+                names = "lo" if "lo" in known else known[0]
             self._gloo_devices = [
                 ProcessGroupGloo.create_device(interface=name) for name in names.split(",") if name
             ] or [ProcessGroupGloo.create_default_device()]
         return self._gloo_devices
 
 
-def _short(members: Sequence[int]) -> str:
-    """A name of any number of ranks, as short as a key should be."""
-    return hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()[:16]
-
-
 def _connected(number: int) -> str:
     return f"connected/{number}"
-
-
-def _loopback_interface() -> str:
-    names = [name for _, name in socket.if_nameindex()]
-    return "lo" if "lo" in names else names[0]

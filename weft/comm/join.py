@@ -35,7 +35,7 @@ def join(
         undo.callback(rendezvous.close, wait=False)
         comm = join_at(rendezvous, backend=backend, device=device)
         undo.pop_all()
-    comm.own(rendezvous)
+    comm.rendezvous = rendezvous
     return comm
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Link = Literal["chip", "node", "across"]
 """How far a call goes: within one chip, within one machine, from machine to machine."""
@@ -57,6 +57,19 @@ def choose(members: Sequence[Member]) -> Choice:
         return Choice(backends.pop())
     what = " and ".join(families if len(families) > 1 else sorted(backends))
     return Choice("gloo", through_host=True, why=f"{what} share no backend")
+
+
+class Channel(NamedTuple):
+    """What one rank sends another over a channel arrives in the order in which it was sent.
+
+    That holds for every library of collectives, while tags that tell messages apart do not exist
+    in all of them. So both ends must name their messages' order, not their tags.
+    """
+
+    ranks: tuple[int, ...]
+    """Who may use it, ascending."""
+    number: int
+    """Tells apart the channels between the same ranks."""
 
 
 def in_words(ranks: Sequence[int]) -> str:

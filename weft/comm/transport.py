@@ -6,7 +6,6 @@ Every method starts something; what it returns waits for its end.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -32,22 +31,33 @@ PARTS_TAG = 1 << 20
 """Of messages that make up a collective; those of channels are lower."""
 
 
-class Transport(ABC):
-    """The collectives of one group. ``src``, ``dst`` and peers are ranks of the job."""
+class NativeGroup:
+    """The collectives of one group, as PyTorch has them, on the tensors themselves.
 
-    @abstractmethod
+    ``src``, ``dst`` and peers are ranks of the job; a backend numbers them in the group.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
     def all_reduce(self, tensor: Tensor, *, largest: bool) -> Finish:
         """Sum, or take the largest, in place."""
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp(ReduceOp.MAX if largest else ReduceOp.SUM)
+        return _wait_for(self._group.handle.allreduce([tensor], options))
 
-    @abstractmethod
     def broadcast(self, tensor: Tensor, src: int) -> Finish:
         """Copy ``src``'s values into every rank's tensor."""
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor = self._group.number(src), 0
+        return _wait_for(self._group.handle.broadcast([tensor], options))
 
-    @abstractmethod
     def all_to_all(
         self, result: Tensor, flat: Tensor, counts: Sequence[int], given: Sequence[int]
     ) -> Finish:
         """``given[i]`` elements of ``flat`` go to the ``i``-th rank; ``counts[i]`` come from it."""
+        handle, options = self._group.handle, AllToAllOptions()
+        return _wait_for(handle.alltoall_base(result, flat, list(counts), list(given), options))
 
     def reduce_scatter(self, flat: Tensor, own: Tensor, size: int) -> Finish:
         """``own`` gets this rank's segment of the sum of ``flat``, added in rank order.
@@ -65,57 +75,14 @@ class Transport(ABC):
         One broadcast of each segment takes a quarter of the time of gloo's own, which copies.
         """
         segments = flat.view(len(ranks), -1)
-        pairs = zip(ranks, segments, strict=True)
-        return _all([self.broadcast(segment, src) for src, segment in pairs])
+        return _all([self.broadcast(each, src) for src, each in zip(ranks, segments, strict=True)])
 
-    @abstractmethod
     def gather_parts(self, part: Tensor, flat: Tensor, counts: Sequence[int]) -> Finish:
         """Fill ``flat`` with every rank's part, ``counts[i]`` elements from the ``i``-th rank.
 
-        ``part`` is contiguous; parts may be unequal.
+        ``part`` is contiguous; parts may be unequal. Message by message: nothing is copied but
+        this rank's own part.
         """
-
-    @abstractmethod
-    def scatter_sum(
-        self, flat: Tensor, own: Tensor, counts: Sequence[int], order: Sequence[int]
-    ) -> Finish:
-        """``own`` gets the sum over ranks of its part of ``flat``: ``counts[i]`` elements are the
-        ``i``-th rank's. Added in the ``order`` given, where the library leaves that to us.
-        """
-
-    @abstractmethod
-    def send(self, parts: Parts, tag: int) -> Finish:
-        """Send contiguous tensors; equal tags arrive in order."""
-
-    @abstractmethod
-    def receive(self, parts: Parts, tag: int) -> Finish:
-        """Receive into contiguous tensors."""
-
-
-class NativeGroup(Transport):
-    """Collectives of PyTorch on the tensors themselves. A backend numbers ranks in the group."""
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-
-    def all_reduce(self, tensor: Tensor, *, largest: bool) -> Finish:
-        options = AllreduceOptions()
-        options.reduceOp = ReduceOp(ReduceOp.MAX if largest else ReduceOp.SUM)
-        return _wait_for(self._group.handle.allreduce([tensor], options))
-
-    def broadcast(self, tensor: Tensor, src: int) -> Finish:
-        options = BroadcastOptions()
-        options.rootRank, options.rootTensor = self._group.number(src), 0
-        return _wait_for(self._group.handle.broadcast([tensor], options))
-
-    def all_to_all(
-        self, result: Tensor, flat: Tensor, counts: Sequence[int], given: Sequence[int]
-    ) -> Finish:
-        handle, options = self._group.handle, AllToAllOptions()
-        return _wait_for(handle.alltoall_base(result, flat, list(counts), list(given), options))
-
-    def gather_parts(self, part: Tensor, flat: Tensor, counts: Sequence[int]) -> Finish:
-        """Message by message: nothing is copied but this rank's own part."""
         rooms = torch.split(flat, list(counts))
         me, ranks = self._group.handle.rank(), self._group.ranks
         rooms[me].copy_(part.view(-1))
@@ -126,6 +93,9 @@ class NativeGroup(Transport):
     def scatter_sum(
         self, flat: Tensor, own: Tensor, counts: Sequence[int], order: Sequence[int]
     ) -> Finish:
+        """``own`` gets the sum over ranks of its part of ``flat``: ``counts[i]`` elements are the
+        ``i``-th rank's. Added in the ``order`` given, where the library leaves that to us.
+        """
         me, ranks = self._group.handle.rank(), self._group.ranks
         parts = torch.split(flat, list(counts))
         others = [number for number in range(len(ranks)) if number != me]
@@ -143,9 +113,11 @@ class NativeGroup(Transport):
         return _then(self._at_once(out, into, PARTS_TAG), add)
 
     def send(self, parts: Parts, tag: int) -> Finish:
+        """Send contiguous tensors; equal tags arrive in order."""
         return self._at_once(parts, (), tag)
 
     def receive(self, parts: Parts, tag: int) -> Finish:
+        """Receive into contiguous tensors."""
         return self._at_once((), parts, tag)
 
     def _at_once(self, sent: Parts, received: Parts, tag: int) -> Finish:
@@ -196,67 +168,61 @@ class DirectGroup(NativeGroup):
         return _wait_for(self._group.handle._allgather_base(flat, own, AllgatherOptions()))
 
 
-class StagedGroup(Transport):
+class StagedGroup(NativeGroup):
     """Collectives over gloo on copies in host memory, for ranks that share no other backend."""
 
     def __init__(self, group: Group, copies: HostCopies) -> None:
-        self._native = NativeGroup(group)
+        super().__init__(group)
+        self._host = NativeGroup(group)
         self._copies = copies
 
     def all_reduce(self, tensor: Tensor, *, largest: bool) -> Finish:
-        host, ready = self._copies.down(tensor)
-        start = self._copies.when(ready, lambda: self._native.all_reduce(host, largest=largest))
-        return _then(start, lambda: tensor.copy_(host, non_blocking=True))
+        begin = self._host.all_reduce
+        return self._through(tensor, tensor, lambda host, _: begin(host, largest=largest))
 
     def broadcast(self, tensor: Tensor, src: int) -> Finish:
-        host, ready = self._copies.down(tensor)
-        start = self._copies.when(ready, lambda: self._native.broadcast(host, src))
-        return _then(start, lambda: tensor.copy_(host, non_blocking=True))
+        return self._through(tensor, tensor, lambda host, _: self._host.broadcast(host, src))
 
     def all_to_all(
         self, result: Tensor, flat: Tensor, counts: Sequence[int], given: Sequence[int]
     ) -> Finish:
-        host, ready = self._copies.down(flat)
-        into = self._copies.room(result)
-        start = self._copies.when(ready, lambda: self._native.all_to_all(into, host, counts, given))
-        return _then(start, lambda: result.copy_(into, non_blocking=True))
+        begin = self._host.all_to_all
+        return self._through(flat, result, lambda host, into: begin(into, host, counts, given))
 
     def gather_parts(self, part: Tensor, flat: Tensor, counts: Sequence[int]) -> Finish:
-        host, ready = self._copies.down(part)
-        into = self._copies.room(flat)
-        start = self._copies.when(ready, lambda: self._native.gather_parts(host, into, counts))
-        return _then(start, lambda: flat.copy_(into, non_blocking=True))
+        begin = self._host.gather_parts
+        return self._through(part, flat, lambda host, into: begin(host, into, counts))
 
     def scatter_sum(
         self, flat: Tensor, own: Tensor, counts: Sequence[int], order: Sequence[int]
     ) -> Finish:
-        host, ready = self._copies.down(flat)
-        into = self._copies.room(own)
-        start = self._copies.when(
-            ready, lambda: self._native.scatter_sum(host, into, counts, order)
-        )
-        return _then(start, lambda: own.copy_(into, non_blocking=True))
+        begin = self._host.scatter_sum
+        return self._through(flat, own, lambda host, into: begin(host, into, counts, order))
 
     def send(self, parts: Parts, tag: int) -> Finish:
         down = [(peer, *self._copies.down(part)) for peer, part in parts]
         hosts = [(peer, host) for peer, host, _ in down]
-        readies = [ready for _, _, ready in down]
-
-        def ready() -> None:
-            for each in readies:
-                each()
-
-        return self._copies.when(ready, lambda: self._native.send(hosts, tag))
+        ready = _all([ready for _, _, ready in down])
+        return self._copies.when(ready, lambda: self._host.send(hosts, tag))
 
     def receive(self, parts: Parts, tag: int) -> Finish:
         rooms = [(peer, self._copies.room(part)) for peer, part in parts]
-        start = self._copies.when(nothing, lambda: self._native.receive(rooms, tag))
+        start = self._copies.when(nothing, lambda: self._host.receive(rooms, tag))
 
         def copy_up() -> None:
             for (_, part), (_, room) in zip(parts, rooms, strict=True):
                 part.copy_(room, non_blocking=True)
 
         return _then(start, copy_up)
+
+    def _through(
+        self, given: Tensor, result: Tensor, begin: Callable[[Tensor, Tensor], Finish]
+    ) -> Finish:
+        """``begin`` with both of them on the host, and what comes of ``result`` back up."""
+        host, ready = self._copies.down(given)
+        into = host if result is given else self._copies.room(result)
+        start = self._copies.when(ready, lambda: begin(host, into))
+        return _then(start, lambda: result.copy_(into, non_blocking=True))
 
 
 class HostCopies:

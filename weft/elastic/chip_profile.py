@@ -14,9 +14,9 @@ from torch import Tensor
 
 from weft.cluster.cluster import Dtype, Node
 from weft.comm.address import RankAddress
-from weft.comm.channel import Channel
 from weft.comm.comm import Comm
 from weft.comm.join import join
+from weft.comm.members import Channel
 from weft.config.sections import AdamWConfig
 from weft.cost.operators import PHASES, Op
 from weft.cost.profile import LinkKind, LinkTime, Machine, MovingTime, Profile, Together

@@ -77,7 +77,7 @@ class RankLife:
             restored = self.restore(job, agreed, built)
             done = self.run(job, joined, agreed, built, restored)
         except BaseException:
-            joined.comm.abort()
+            joined.comm.close(abort=True)
             raise
         self.leave(joined)
         return done

@@ -13,7 +13,7 @@ from math import ceil
 from statistics import median
 from typing import Any
 
-from weft.comm.channel import Channel
+from weft.comm.members import Channel
 from weft.cost.times import SeamTimes, StageTimes
 from weft.elastic.pool import WorkerPool
 from weft.parallel.buckets import BUCKET_BYTES

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from weft.comm.channel import Channel
 from weft.comm.comm import Comm, Finish, Parts
+from weft.comm.members import Channel
 from weft.cost.times import SeamTimes, StageTimes
 from weft.nn.context import Context
 from weft.nn.stage import STREAM, Output, Term, Terms, Tree, Unit

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from weft.axes.held import tiling
-from weft.comm.channel import Channel
 from weft.comm.comm import Comm, Finish
+from weft.comm.members import Channel
 from weft.nn.stage import Tree
 from weft.plan.border import Border, BorderTensor
 from weft.plan.box import Box
