@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from weft.comm.comm import Comm, Finish
 from weft.parallel.buckets import Bucket
-from weft.parallel.mains import kept_views
-from weft.parallel.params import Held, LocalParam
+from weft.parallel.params import LocalParam
 from weft.precision.roles import Roles
 
 
@@ -55,8 +55,8 @@ class Accumulator:
         self.slots = []
         for entry in bucket.entries:
             local = params[entry.held.spec.name]
-            index = local.stored.slices(entry.held.box)
             place = slice(entry.start, entry.stop)
+            index = local.stored.slices(entry.box)
             self.slots.append(Slot(local.param, index, place, local.uses))
         self._num_reduced = 0
 
@@ -129,18 +129,11 @@ class Accumulator:
 
         return finish
 
-    def pieces(self, rank: int) -> list[Held]:
-        """The piece that each of ``sums`` is a part of."""
-        if self.bucket.level:
-            return [stretch.held for stretch in self.bucket.kept(rank)]
-        return [entry.held for entry in self.bucket.entries]
-
-    def sums(self, rank: int) -> list[Tensor]:
-        """What the optimizer of ``rank`` needs: all pieces whole, or what its segment has."""
-        if self.bucket.level:
-            return [view for _, view in kept_views(self.bucket, rank, self._own)]
-        flat = self._whole()
-        return [flat[e.start : e.stop].view(e.held.box.size) for e in self.bucket.entries]
+    @cached_property
+    def sums(self) -> list[Tensor]:
+        """What this rank's optimizer needs: all pieces whole, or what its segment has."""
+        memory = self._own if self.bucket.level else self._whole()
+        return self.bucket.kept_views(self._comm.rank, memory)
 
     def _whole(self) -> Tensor:
         if self._flat is None:

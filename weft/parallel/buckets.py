@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from weft.parallel.params import Held
 from weft.plan.box import Box
 from weft.plan.model import UnitName
@@ -23,33 +25,25 @@ BUCKET_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One piece in a bucket."""
-
-    held: Held
-    start: int
-    """Its first element's place in the bucket."""
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.held.box.numel
-
-
-@dataclass(frozen=True, slots=True)
 class Stretch:
-    """What a segment has of one piece: a box, at a place in the bucket."""
+    """A piece in a bucket, or what a segment has of one."""
 
     held: Held
     box: Box
     """In global indices."""
     start: int
+    """Its first element's place in the bucket."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.box.numel
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Pieces with the same holders, level and unit, in the order in which backward meets them."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[Stretch, ...]
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -82,15 +76,21 @@ class Bucket:
         return self.segment * len(self.ranks) if self.level else self.entries[-1].stop
 
     def kept(self, rank: int) -> Iterator[Stretch]:
-        """What lies in the segment of ``rank``."""
-        low = self.ranks.index(rank) * self.segment
+        """What lies in the segment of ``rank``; where each keeps all of it, everything."""
+        low = self.ranks.index(rank) * self.segment if self.level else 0
+        high = low + self.segment if self.level else self.numel
         for entry in self.entries:
-            start = max(low, entry.start)
-            stop = min(low + self.segment, entry.stop)
+            start, stop = max(low, entry.start), min(high, entry.stop)
             if start < stop:
-                for box in entry.held.box.stretch(start - entry.start, stop - entry.start):
+                for box in entry.box.stretch(start - entry.start, stop - entry.start):
                     yield Stretch(entry.held, box, start)
                     start += box.numel
+
+    def kept_views(self, rank: int, memory: Tensor) -> list[Tensor]:
+        """Of what is kept, in the flat ``memory`` where the rank keeps it."""
+        low = self.ranks.index(rank) * self.segment if self.level else 0
+        kept = self.kept(rank)
+        return [memory[each.start - low : each.stop - low].view(each.box.size) for each in kept]
 
 
 def _aligned(elements: int) -> int:
@@ -105,7 +105,7 @@ def fill_buckets(
     Ranks that hold the same pieces make the same buckets of them, in the same order. A unit of
     level 3 is one bucket, for it is gathered as a whole.
     """
-    packed: dict[tuple[tuple[int, ...], int, UnitName | None], list[list[Entry]]] = {}
+    packed: dict[tuple[tuple[int, ...], int, UnitName | None], list[list[Stretch]]] = {}
     for held in reversed(list(pieces)):
         key = (held.ranks, held.level, held.spec.unit if held.level == 3 else None)
         groups = packed.setdefault(key, [[]])
@@ -113,5 +113,5 @@ def fill_buckets(
         if start and held.level < 3 and (start + held.box.numel) * itemsize > bucket_bytes:
             groups.append([])
             start = 0
-        groups[-1].append(Entry(held, start))
+        groups[-1].append(Stretch(held, held.box, start))
     return [Bucket(tuple(entries)) for groups in packed.values() for entries in groups]

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from weft.comm.comm import Comm, Finish
 from weft.parallel.accumulate import Accumulator, Slot
 from weft.parallel.buckets import BUCKET_BYTES, fill_buckets
-from weft.parallel.mains import FlatParams, MainParam, frozen_main, whole_main
+from weft.parallel.mains import FlatParams, MainParam, whole_main
 from weft.parallel.norms import TensorNorms
-from weft.parallel.params import Held, LocalParam, assign_owners
-from weft.plan.box import Box
+from weft.parallel.params import Held, LocalParam, assign_owners, reduction_groups
 from weft.precision.roles import Roles
 
 MAX_IN_FLIGHT = 2
@@ -47,6 +46,8 @@ class _Line:
 
 class Gradients:
     """Gradients of this rank's parameters from ``begin`` of a step to ``finish``.
+
+    Making one is collective: the groups that it needs are opened.
 
     Args:
         params: What this rank holds, in forward order.
@@ -78,17 +79,18 @@ class Gradients:
         self._comm = comm
         self._overlap = overlap
         self._may_be_absent = may_be_absent
-        owners = assign_owners(pieces)
-        self.frozen = _frozen(params, pieces, owners, comm.rank)
-        """What no update changes: without gradient, master or state."""
-        params = [local for local in params if local.spec.trainable]
+        comm.open_groups(reduction_groups(pieces))
+        comm.open_gathering(reduction_groups(pieces, sharded=True))
+        self.frozen, whole, packed = _divided(params, pieces, precision, comm.rank)
+        """Of ``frozen``: what no update changes, without gradient, master or state."""
         by_name = {local.spec.name: local for local in params}
-        whole, packed = _whole_or_packed(params, pieces, owners, comm.rank, precision)
         buckets = fill_buckets(packed, precision.reduction.dtype.itemsize, bucket_bytes)
         self.sharded = [FlatParams(b, by_name, comm, precision.master) for b in buckets if b.level]
         self.mains = whole + [main for flat in self.sharded for main in flat.mains]
         self._sums = [Accumulator(b, by_name, comm, precision, rounds) for b in buckets]
-        self._mains_of = _by_bucket(self.mains, self._sums, comm.rank)
+        by_box = {(main.spec.name, main.box): main for main in self.mains}
+        kept = [each.bucket.kept(comm.rank) for each in self._sums]
+        self._mains_of = [[by_box[s.held.spec.name, s.box] for s in each] for each in kept]
         self._lines = _lines(self._sums)
         self._slots: dict[nn.Parameter, list[tuple[Accumulator, Slot, _Line]]] = {}
         for sums in self._sums:
@@ -139,7 +141,7 @@ class Gradients:
         for main in self.mains:  # what needs no bucket is where autograd left it
             main.grad = main.value.grad
         for sums, mains in zip(self._sums, self._mains_of, strict=True):
-            for main, view in zip(mains, sums.sums(self._comm.rank), strict=True):
+            for main, view in zip(mains, sums.sums, strict=True):
                 main.grad = view.to(main.value)
         if present is None:
             for main in self.mains:
@@ -168,8 +170,8 @@ class Gradients:
             if not next(counts[sums.bucket.ranks])
         }
         for sums, mains in zip(self._sums, self._mains_of, strict=True):
-            for main, held in zip(mains, sums.pieces(self._comm.rank), strict=True):
-                if (held.spec.name, held.box) in absent:
+            for main, kept in zip(mains, sums.bucket.kept(self._comm.rank), strict=True):
+                if (kept.held.spec.name, kept.held.box) in absent:
                     main.grad = None
 
     @property
@@ -287,51 +289,36 @@ def takes_gradients_of(param: nn.Parameter) -> bool:
     return any(isinstance(hook, _Take) and hook.is_alive for hook in hooks.values())
 
 
-Owners = Mapping[tuple[str, Box], int]
-"""Name and box of a piece that is kept whole -> the rank that owns it."""
-
-
-def _frozen(
+def _divided(
     params: Sequence[LocalParam],
     pieces: Mapping[str, Sequence[Held]],
-    owners: Owners,
-    rank: int,
-) -> list[MainParam]:
-    """The pieces of parameters that are not trained; forward and backward leave them out."""
-    found = []
-    for local in params:
-        if local.spec.trainable:
-            continue
-        local.param.requires_grad_(False)
-        for held in pieces[local.spec.name]:
-            if local.stored.contains(held.box):
-                owned = owners[local.spec.name, held.box] == rank
-                found.append(frozen_main(local, held, owned=owned))
-    return found
-
-
-def _whole_or_packed(
-    params: Sequence[LocalParam],
-    pieces: Mapping[str, Sequence[Held]],
-    owners: Owners,
-    rank: int,
     precision: Roles,
-) -> tuple[list[MainParam], list[Held]]:
-    """The pieces that this rank updates as a whole, and those whose gradients go into buckets."""
+    rank: int,
+) -> tuple[list[MainParam], list[MainParam], list[Held]]:
+    """The pieces that no update changes (forward and backward leave them out), those that this rank
+    updates as a whole, and those whose gradients go into buckets."""
+    frozen: list[MainParam] = []
     whole: list[MainParam] = []
     packed: list[Held] = []
+    owners = assign_owners(pieces)
     for local in params:
+        if not local.spec.trainable:
+            local.param.requires_grad_(False)
         mine = [held for held in pieces[local.spec.name] if local.stored.contains(held.box)]
         assert sum(held.box.numel for held in mine) == local.stored.numel, local.spec.name
         for held in mine:
+            owned = owners.get((local.spec.name, held.box)) == rank
+            if not local.spec.trainable:
+                value = local.param.detach()[local.stored.slices(held.box)]
+                frozen.append(MainParam(held.spec, held.box, value, local.param, owned))
+                continue
             if not held.level:
-                owned = owners[local.spec.name, held.box] == rank
                 whole.append(whole_main(local, held, precision.master, owned=owned))
             is_converted = local.param.dtype != precision.accumulation.dtype
             is_copied = is_converted or (not held.level and whole[-1].target is not None)
             if held.level or len(held.ranks) > 1 or is_copied:
                 packed.append(held)
-    return whole, packed
+    return frozen, whole, packed
 
 
 def _lines(sums: Sequence[Accumulator]) -> dict[tuple[int, ...], _Line]:
@@ -346,20 +333,3 @@ def _lines(sums: Sequence[Accumulator]) -> dict[tuple[int, ...], _Line]:
             elif number == rounds - 1:
                 line.rounds.append((each, 0))
     return lines
-
-
-def _by_bucket(
-    mains: Sequence[MainParam], sums: Sequence[Accumulator], rank: int
-) -> list[list[MainParam]]:
-    """For each bucket the main parameters that its sums are for, in the same order."""
-    by_box = {(main.spec.name, main.box): main for main in mains}
-    found = []
-    for each in sums:
-        bucket = each.bucket
-        boxes = (
-            [(s.held.spec.name, s.box) for s in bucket.kept(rank)]
-            if bucket.level
-            else [(e.held.spec.name, e.held.box) for e in bucket.entries]
-        )
-        found.append([by_box[key] for key in boxes])
-    return found

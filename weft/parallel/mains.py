@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm.comm import Comm, Finish
-from weft.parallel.buckets import Bucket, Stretch
+from weft.parallel.buckets import Bucket
 from weft.parallel.params import Held, LocalParam
 from weft.plan.box import Box
 from weft.plan.model import ParamSpec
@@ -37,12 +37,6 @@ class MainParam:
     """In the dtype of ``value``; valid between ``Gradients.finish`` and the next ``begin``."""
 
 
-def frozen_main(local: LocalParam, held: Held, *, owned: bool) -> MainParam:
-    """A piece that no update changes: the parameter's own memory, for values that come and go."""
-    value = local.param.detach()[local.stored.slices(held.box)]
-    return MainParam(held.spec, held.box, value, local.param, owned)
-
-
 def whole_main(local: LocalParam, held: Held, master: Role, *, owned: bool) -> MainParam:
     """A piece that each of its holders updates itself: the parameter, or a master of the piece."""
     place = master.place(local.param.device)
@@ -64,11 +58,7 @@ class FlatParams:
     """
 
     def __init__(
-        self,
-        bucket: Bucket,
-        params: Mapping[str, LocalParam],
-        comm: Comm,
-        master: Role,
+        self, bucket: Bucket, params: Mapping[str, LocalParam], comm: Comm, master: Role
     ) -> None:
         self.bucket = bucket
         self._comm = comm
@@ -77,12 +67,12 @@ class FlatParams:
         self._flat = torch.zeros(bucket.numel, dtype=dtype, device=first.device)
         self._copies: list[tuple[Tensor, Tensor]] = []
         for entry in bucket.entries:
-            held, local = entry.held, params[entry.held.spec.name]
-            view = self._flat[entry.start : entry.stop].view(held.box.size)
-            part = local.param.detach()[local.stored.slices(held.box)]
+            local = params[entry.held.spec.name]
+            view = self._flat[entry.start : entry.stop].view(entry.box.size)
+            part = local.param.detach()[local.stored.slices(entry.box)]
             if local.param.untyped_storage().nbytes():
                 view.copy_(part)
-            if local.stored.boxes == (held.box,) and local.param.dtype == dtype:
+            if local.stored.boxes == (entry.box,) and local.param.dtype == dtype:
                 local.param.data = view
             else:
                 self._copies.append((part, view))
@@ -90,14 +80,13 @@ class FlatParams:
         place = master.place(first.device)
         is_same = (self._flat.dtype, self._flat.device) == (master.dtype, place)
         self._is_in_place = bucket.level < 3 and is_same
-        self._share = (
-            self._own if self._is_in_place else self._own.to(place, master.dtype, copy=True)
-        )
+        self._share = self._own
+        if not self._is_in_place:
+            self._share = self._own.to(place, master.dtype, copy=True)
+        views = bucket.kept_views(comm.rank, self._share)
         self.mains = [
-            MainParam(
-                stretch.held.spec, stretch.box, view, params[stretch.held.spec.name].param, True
-            )
-            for stretch, view in kept_views(bucket, comm.rank, self._share)
+            MainParam(each.held.spec, each.box, view, params[each.held.spec.name].param, owned=True)
+            for each, view in zip(bucket.kept(comm.rank), views, strict=True)
         ]
         self._pending: Finish | None = None
         self._is_whole = True
@@ -148,17 +137,5 @@ class FlatParams:
         assert self._pending is None, f"{self.bucket.ranks}: a gather was not waited for"
         if not self._is_in_place:
             self._own.copy_(self._share)
-        self._pending = self._comm.all_gather(
-            self._flat, name="parameters", group=self.bucket.ranks
-        )
-
-
-def kept_views(bucket: Bucket, rank: int, segment: Tensor) -> list[tuple[Stretch, Tensor]]:
-    """What a rank keeps of a bucket, each with its view of the rank's segment."""
-    low = bucket.ranks.index(rank) * bucket.segment
-    found = []
-    for stretch in bucket.kept(rank):
-        start = stretch.start - low
-        view = segment[start : start + stretch.box.numel].view(stretch.box.size)
-        found.append((stretch, view))
-    return found
+        group = self.bucket.ranks
+        self._pending = self._comm.all_gather(self._flat, name="parameters", group=group)

@@ -23,12 +23,7 @@ from weft.nn.stage import Buffer, MicroBatch, Objective, Stage
 from weft.optim.optimizer import Optimizer
 from weft.parallel.buckets import BUCKET_BYTES
 from weft.parallel.gradients import Gradients
-from weft.parallel.params import (
-    Held,
-    LocalParam,
-    held_pieces,
-    reduction_groups,
-)
+from weft.parallel.params import LocalParam, held_pieces
 from weft.parallel.pipeline.deferred import WeightWork, defer_linears
 from weft.parallel.pipeline.executor import Computation, Executor
 from weft.parallel.pipeline.passes import InPasses, objective_in_passes
@@ -153,15 +148,16 @@ def assemble(
     share = Share(seat, comm, stored, hollow)
     stages = {number: source.stage(number, share) for number in seat.stages}
     comm.open_groups(axis_groups(plan))
-    path = partial(
-        gradient_path,
+    gradients = Gradients(
+        local_params(list(stages.values()), specs, stored),
+        pieces,
+        comm,
+        precision=source.precision(seat),
         overlap=options.overlap,
         rounds=seat.pipeline_plan.num_microbatches,
         bucket_bytes=options.bucket_bytes,
         may_be_absent=source.may_be_absent,
     )
-    params = local_params(list(stages.values()), specs, stored)
-    gradients = path(params, pieces, comm, precision=source.precision(seat))
     comm.open_channels(channels(plan))
     work = WeightWork() if splits_backward(seat.pipeline_plan.schedule) else None
     for number, stage in stages.items():
@@ -191,32 +187,6 @@ def _refuse_shared_buffers(plan: Plan, buffers: Sequence[Buffer]) -> None:
     if running and shares:
         expected = "constant in a plan whose ranks divide a sample's computation"
         raise ConfigError(f"model.{running[0].name}", running[0].rule, expected)
-
-
-def gradient_path(
-    params: Sequence[LocalParam],
-    pieces: Mapping[str, Sequence[Held]],
-    comm: Comm,
-    *,
-    precision: Roles,
-    overlap: bool = True,
-    rounds: int = 1,
-    bucket_bytes: int = BUCKET_BYTES,
-    may_be_absent: bool = False,
-) -> Gradients:
-    """The gradients of this rank's parameters, and the groups that they need. Collective."""
-    comm.open_groups(reduction_groups(pieces))
-    comm.open_gathering(reduction_groups(pieces, sharded=True))
-    return Gradients(
-        params,
-        pieces,
-        comm,
-        precision=precision,
-        overlap=overlap,
-        rounds=rounds,
-        bucket_bytes=bucket_bytes,
-        may_be_absent=may_be_absent,
-    )
 
 
 def local_params(
