@@ -7,7 +7,7 @@ import pytest
 from weft.parallel.pipeline.releases import releases
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, ScheduleName, StagePlan
-from weft.schedules.action import Action, Schedule, needs
+from weft.schedules.action import Action, Schedule, awaited
 from weft.schedules.one_forward_one_backward import one_forward_one_backward
 from weft.schedules.registry import schedule_of
 
@@ -57,8 +57,8 @@ def reachable(lists: Schedule) -> dict[Action, set[Action]]:
         for first, second in pairwise(actions):
             following[first].append(second)
         for action in actions:
-            for need in needs(action, num_stages, split=split):
-                following[need.action].append(action)
+            for key in awaited(action, num_stages, split=split):
+                following[Action(*key)].append(action)
     result = {}
     for start in following:
         seen, stack = set(), [start]

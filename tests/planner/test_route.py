@@ -12,7 +12,7 @@ from weft.plan.plan import ScheduleName
 from weft.planner.search import route as route_module
 from weft.planner.search.choice import plan_of
 from weft.planner.search.splits import explore, has_place, splits
-from weft.schedules.known import Pattern, held_at_peak, known
+from weft.schedules.known import Pattern, held_at_peak, schedule_of_pattern
 
 KINDS = {
     "bf16": {},
@@ -149,7 +149,7 @@ def test_more_microbatches_hold_no_more(pattern: Pattern) -> None:
     for mesh, counts in enumerate(held_at_peak(pattern)):
         now: Counter[int] = Counter()
         peak = 0
-        for action in known(pattern).schedule[mesh]:
+        for action in schedule_of_pattern(pattern)[mesh]:
             now[action.stage] += {"F": 1, "I": 0}.get(action.kind, -1)
             peak = max(peak, now.total())
         assert sum(counts) == peak

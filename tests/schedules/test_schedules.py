@@ -6,7 +6,7 @@ import pytest
 
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, ScheduleName, StagePlan
-from weft.schedules.action import Action, Schedule, needs
+from weft.schedules.action import Action, Schedule, awaited
 from weft.schedules.registry import expected_positions, schedule_of
 from weft.schedules.validity import prove
 
@@ -32,7 +32,7 @@ def length(schedule: Schedule) -> int:
     free = [0] * len(schedule)
     for action in in_order(schedule):
         position = next(n for n, actions in enumerate(schedule) if action in actions)
-        ready = [ended[need.action] for need in needs(action, num_stages, split=split)]
+        ready = [ended[Action(*key)] for key in awaited(action, num_stages, split=split)]
         start = max([free[position], *ready])
         ended[action] = free[position] = start + (2 if action.kind == "B" else 1)
     return max(free)

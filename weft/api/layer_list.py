@@ -16,7 +16,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import DEFAULT_SCHEDULE, PipelinePlan, Plan, ScheduleName, StagePlan
 from weft.plan.tiling import split_evenly
-from weft.schedules.registry import chunks_of, positions_of
+from weft.schedules.registry import SCHEDULES
 
 Forward = Callable[[Any, Tensor], Tensor]
 """(the built layer, what the layer before gave) -> what the next one gets."""
@@ -190,7 +190,7 @@ def split(
     if meshes is None:
         meshes = max(1, (RankAddress.from_environment() or RankAddress()).world_size // dp)
     grid = [Mesh.of(range(m * dp, m * dp + dp), dp=dp) for m in range(meshes)]
-    positions = positions_of(schedule, meshes, meshes * chunks_of(schedule))
+    positions = SCHEDULES[schedule].placement(meshes, meshes * SCHEDULES[schedule].chunks)
     mesh_of = {stage: mesh for mesh, stages in enumerate(positions) for stage in stages}
     grid = [grid[mesh_of[stage]] for stage in range(len(mesh_of))]
     counts = _counts(layers, by, len(grid))

@@ -21,8 +21,8 @@ class Kind:
     """Place where optimizers are listed; the first is what a configuration names none of."""
     config: type[OptimConfig] | None = None
     """Its section of a configuration, whose ``kind`` is its name; None: for programs alone."""
-    rule: Callable[[Any], Rule]
-    """From its section."""
+    rule: Callable[[Any], Rule] | str
+    """From its section; or where that is, to be imported when one is made: ``module:Class``."""
     moments: Callable[[Any], float] | None = None
     """From its section: numbers that it keeps of each parameter, for predictions. None: the rule
     is asked, which loads torch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,12 @@ OPTIMIZERS: Registry[Kind] = Registry(
 
 def rule_of(optim: OptimConfig) -> Rule:
     """The optimizer that a configuration asks for."""
-    return OPTIMIZERS.named("optim.kind", optim.kind).rule(optim)
+    rule = OPTIMIZERS.named("optim.kind", optim.kind).rule
+    if isinstance(rule, str):
+        module, _, name = rule.partition(":")
+        rule = vars(import_module(module))[name]
+    made: Rule = rule(optim)
+    return made
 
 
 def training_of(optim: OptimConfig, params: Sequence[ParamSpec]) -> Training:

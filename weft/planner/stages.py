@@ -17,7 +17,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.plan import DEFAULT_SCHEDULE, PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.plan.tiling import split_evenly
 from weft.planner.validate import refuse_idle_work
-from weft.schedules.registry import SCHEDULES, chunks_of, positions_of
+from weft.schedules.registry import SCHEDULES
 
 Computes = Callable[[StageConfig, StagePlan], StagePlan]
 """Puts in how a stage computes: its device, precision and so on."""
@@ -91,7 +91,7 @@ def _layout(plan: PlanConfig, asked: PipelineConfig, where: str) -> _Layout:
         return _Layout(DEFAULT_SCHEDULE, 1, (0,))
     schedule = asked.schedule or plan.schedule or DEFAULT_SCHEDULE
     chunks = _chunks(plan, asked, where, schedule)
-    positions = positions_of(schedule, count, chunks * count)
+    positions = SCHEDULES[schedule].placement(count, chunks * count)
     mesh_of = {stage: mesh for mesh, stages in enumerate(positions) for stage in stages}
     return _Layout(schedule, chunks, tuple(mesh_of[stage] for stage in range(chunks * count)))
 
@@ -102,8 +102,8 @@ def _chunks(plan: PlanConfig, asked: PipelineConfig, where: str, schedule: str) 
         if asked.chunks is not None:
             expected = f'null with the schedule "{schedule}"'
             raise ConfigError(f"{where}chunks", asked.chunks, expected)
-        return chunks_of(schedule)
-    chunks = asked.chunks or plan.chunks or chunks_of(schedule)
+        return SCHEDULES[schedule].chunks
+    chunks = asked.chunks or plan.chunks or SCHEDULES[schedule].chunks
     if chunks == 1:
         key = "plan.chunks" if asked.chunks is None else f"{where}chunks"
         hint = f'With one stage on each mesh, "{DEFAULT_SCHEDULE}" is the same.'

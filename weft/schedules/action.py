@@ -28,14 +28,6 @@ Schedule = Sequence[Sequence[Action]]
 """For every pipeline position, first to last, its actions in order."""
 
 
-class Need(NamedTuple):
-    """An action that must have ended before another may begin."""
-
-    action: Action
-    travels: bool
-    """Its result comes from another stage."""
-
-
 def awaited(action: Action, num_stages: int, *, split: bool) -> tuple[Key, ...]:
     """What must come before ``action``, in a pipeline of ``num_stages`` stages.
 
@@ -49,11 +41,3 @@ def awaited(action: Action, num_stages: int, *, split: bool) -> tuple[Key, ...]:
     if stage == num_stages - 1:
         return (("F", stage, microbatch),)
     return ("F", stage, microbatch), ("I" if split else "B", stage + 1, microbatch)
-
-
-def needs(action: Action, num_stages: int, *, split: bool) -> list[Need]:
-    """``awaited``, with what comes from where."""
-    return [
-        Need(Action(*key), travels=key[1] != action.stage)
-        for key in awaited(action, num_stages, split=split)
-    ]

@@ -7,6 +7,7 @@ ended. Policies differ in the order of their wishes and in how many activations 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,8 @@ Wishes = Callable[["Position"], Iterable[Action]]
 
 
 TICKS: Mapping[Kind, int] = {"F": 1, "B": 2, "I": 1, "W": 1}
-"""Backward takes twice the forward, in equal halves: matrix products alone."""
+"""How long each kind takes, in any unit; sets only who is ready when. Backward takes twice the
+forward, in equal halves: matrix products alone."""
 
 
 @dataclass(slots=True)
@@ -29,42 +31,29 @@ class Position:
     """Stages it holds, in model order."""
     num_microbatches: int
     done: list[Action] = field(default_factory=list)
-    counts: dict[tuple[Kind, int], int] = field(default_factory=dict)
+    counts: Counter[tuple[Kind, int]] = field(default_factory=Counter)
     """Actions done, by kind and stage. Each kind takes the microbatches of a stage in order."""
-    totals: dict[Kind, int] = field(default_factory=dict)
-
-    def count(self, kind: Kind, stage: int) -> int:
-        return self.counts.get((kind, stage), 0)
-
-    def total(self, kind: Kind) -> int:
-        return self.totals.get(kind, 0)
+    totals: Counter[Kind] = field(default_factory=Counter)
 
     def next(self, kind: Kind, stage: int) -> list[Action]:
         """The next action of this kind on a stage, or none when all are done."""
-        microbatch = self.count(kind, stage)
+        microbatch = self.counts[kind, stage]
         return [Action(kind, stage, microbatch)] if microbatch < self.num_microbatches else []
 
     def add(self, action: Action) -> None:
         self.done.append(action)
-        key = (action.kind, action.stage)
-        self.counts[key] = self.counts.get(key, 0) + 1
-        self.totals[action.kind] = self.totals.get(action.kind, 0) + 1
+        self.counts[action.kind, action.stage] += 1
+        self.totals[action.kind] += 1
 
 
 def play(
-    stages_of: Sequence[tuple[int, ...]],
-    num_microbatches: int,
-    wishes: Wishes,
-    *,
-    split: bool,
-    ticks: Mapping[Kind, int] = TICKS,
+    stages_of: Sequence[tuple[int, ...]], num_microbatches: int, wishes: Wishes, *, split: bool
 ) -> list[list[Action]]:
     """The lists that come out when every position follows ``wishes``.
 
     Args:
         stages_of: The stages of each position.
         split: Backward comes in halves.
-        ticks: How long each kind takes, in any unit; sets only who is ready when.
     """
     positions = [Position(p, held, num_microbatches) for p, held in enumerate(stages_of)]
     num_stages = sum(len(held) for held in stages_of)
@@ -83,7 +72,7 @@ def play(
             action = _first_ready(wishes(position), ended, now, num_stages, split=split)
             if action is not None:
                 position.add(action)
-                ended[action] = free_at[position.number] = now + ticks[action.kind]
+                ended[action] = free_at[position.number] = now + TICKS[action.kind]
                 heapq.heappush(moments, ended[action])
     return [position.done for position in positions]
 

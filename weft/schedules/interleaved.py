@@ -35,7 +35,7 @@ def interleaved(
     ]
 
     def wishes(position: Position) -> list[Action]:
-        forwards, backwards = position.total("F"), position.total("B")
+        forwards, backwards = position.totals["F"], position.totals["B"]
         ahead = 2 * (num_positions - position.number - 1) + (num_chunks - 1) * num_positions + 1
         wanted = backward[position.number][backwards : backwards + 1]
         if forwards - backwards < ahead:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from weft.plan.plan import PipelinePlan, ScheduleName
 from weft.schedules.action import Action, Schedule
-from weft.schedules.registry import SCHEDULES, positions_of, schedule_named
+from weft.schedules.registry import SCHEDULES
 from weft.schedules.validity import prove
 
 
@@ -31,30 +31,25 @@ class Pattern:
             pipeline.num_microbatches,
         )
 
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A schedule that was proven to end and to do everything once."""
-
-    schedule: Schedule
-    order: tuple[Action, ...]
-    """One order in which all actions can be done one after the other."""
+    @property
+    def positions(self) -> list[tuple[int, ...]]:
+        """The stages that each position holds."""
+        return SCHEDULES[self.name].placement(self.num_positions, self.num_stages)
 
 
 @lru_cache(maxsize=8)
-def _listed(pattern: Pattern) -> Schedule:
+def schedule_of_pattern(pattern: Pattern) -> Schedule:
     """Kept for a moment: what is held at its peak is asked before it is played."""
-    return schedule_named(
-        pattern.name, pattern.num_positions, pattern.num_stages, pattern.num_microbatches
-    )
+    made = SCHEDULES[pattern.name].actions
+    return made(pattern.num_positions, pattern.num_stages, pattern.num_microbatches)
 
 
 @lru_cache(maxsize=8)
-def known(pattern: Pattern) -> Known:
-    """The lists of a pattern, after the proof. Few are kept: long ones hold 10^5 actions."""
-    schedule = _listed(pattern)
-    positions = positions_of(pattern.name, pattern.num_positions, pattern.num_stages)
-    return Known(schedule, prove(schedule, positions, pattern.num_microbatches).order)
+def proven_order(pattern: Pattern) -> tuple[Action, ...]:
+    """One order in which all actions can be done one after the other, from the proof that the
+    schedule ends and does everything once. Few are kept: long ones hold 10^5 actions."""
+    schedule = schedule_of_pattern(pattern)
+    return prove(schedule, pattern.positions, pattern.num_microbatches).order
 
 
 @lru_cache(maxsize=1 << 14)
@@ -70,9 +65,8 @@ def held_at_peak(pattern: Pattern) -> tuple[tuple[int, ...], ...]:
     full = pattern.num_positions + pattern.num_stages
     if pattern.num_microbatches > full:
         return held_at_peak(replace(pattern, num_microbatches=full))
-    positions = positions_of(pattern.name, pattern.num_positions, pattern.num_stages)
-    lists = _listed(pattern)
-    return tuple(_peak(actions, held) for actions, held in zip(lists, positions, strict=True))
+    lists = zip(schedule_of_pattern(pattern), pattern.positions, strict=True)
+    return tuple(_peak(actions, held) for actions, held in lists)
 
 
 def _peak(actions: Sequence[Action], stages: Sequence[int]) -> tuple[int, ...]:

@@ -24,9 +24,9 @@ def zero_bubble_v(num_positions: int, num_microbatches: int) -> list[list[Action
 
     def wishes(position: Position) -> Iterator[Action]:
         down, up = position.stages
-        held = position.total("F") - position.total("W")
+        held = position.totals["F"] - position.totals["W"]
         # Room is kept for the way back up of everything on its way down.
-        turning = position.count("F", down) - position.count("W", up)
+        turning = position.counts["F", down] - position.counts["W", up]
         has_room = held < 2 * num_positions
         if has_room:
             yield from position.next("F", up)
@@ -37,8 +37,7 @@ def zero_bubble_v(num_positions: int, num_microbatches: int) -> list[list[Action
         yield from position.next("W", up)
         yield from position.next("W", down)
 
-    stages_of = v_stages(num_positions)
-    return play(stages_of, num_microbatches, wishes, split=True)
+    return play(v_stages(num_positions), num_microbatches, wishes, split=True)
 
 
 SCHEDULE = PipelineSchedule(

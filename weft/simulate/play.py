@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from weft.cost.times import SeamTimes, StageTimes
 from weft.plan.plan import PipelinePlan
 from weft.schedules.action import Action, Schedule
-from weft.schedules.known import Pattern, known
+from weft.schedules.known import Pattern, proven_order
 from weft.schedules.validity import prove
 from weft.simulate.tape import Tape, tape_of, write_tape
 from weft.simulate.timeline import Span, Timeline
@@ -19,7 +19,7 @@ def simulate_plan(
     """One step of a pipeline as planned; a smaller last microbatch takes less."""
     pattern = Pattern.of(pipeline)
     tape, sizes = tape_of(pattern), (1.0, last_size(pipeline.samples, pipeline.microbatch))
-    return _timeline(known(pattern).order, tape, stages, seams, sizes)
+    return _timeline(proven_order(pattern), tape, stages, seams, sizes)
 
 
 def simulate(

@@ -9,8 +9,7 @@ from functools import lru_cache
 
 from weft.cost.times import SeamTimes, StageTimes
 from weft.schedules.action import Action, Key, Kind, awaited
-from weft.schedules.known import Pattern, known
-from weft.schedules.registry import positions_of
+from weft.schedules.known import Pattern, proven_order
 
 _KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 _NONE = -1
@@ -139,9 +138,9 @@ def write_tape(
 @lru_cache(maxsize=256)
 def tape_of(pattern: Pattern) -> Tape:
     """The tape of a pattern; its last microbatch has a size of its own."""
-    positions = positions_of(pattern.name, pattern.num_positions, pattern.num_stages)
+    positions = pattern.positions
     last = pattern.num_microbatches - 1
-    return write_tape(known(pattern).order, positions, [int(m == last) for m in range(last + 1)])
+    return write_tape(proven_order(pattern), positions, [int(m == last) for m in range(last + 1)])
 
 
 def seconds_each(pattern: Pattern, ended: Sequence[float]) -> float:

@@ -37,7 +37,7 @@ from weft.plan.model import ParamSpec
 from weft.plan.plan import PipelinePlan, Plan, Seat, StagePlan
 from weft.plan.tiling import Stored, Tiling
 from weft.precision.roles import Roles
-from weft.schedules.registry import splits_backward
+from weft.schedules.registry import SCHEDULES
 from weft.train.engine import Engine, Updates
 
 Part = Sequence[MicroBatch]
@@ -159,7 +159,7 @@ def assemble(
         may_be_absent=source.may_be_absent,
     )
     comm.open_channels(channels(plan))
-    work = WeightWork() if splits_backward(seat.pipeline_plan.schedule) else None
+    work = WeightWork() if SCHEDULES[seat.pipeline_plan.schedule].splits_backward else None
     for number, stage in stages.items():
         source.split(stage, share)
         _apply(stage, seat.pipeline_plan.stages[number], work)

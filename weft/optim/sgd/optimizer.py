@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from weft.config.sections import SgdConfig
 from weft.optim.kind import Kind
-
-if TYPE_CHECKING:
-    from weft.optim.rule import Rule
-
-
-def rule(config: SgdConfig) -> Rule:
-    """The optimizer of a configuration."""
-    from weft.optim.sgd.rule import Sgd
-
-    return Sgd(config)
 
 
 def moments(config: SgdConfig) -> float:
@@ -23,4 +11,6 @@ def moments(config: SgdConfig) -> float:
     return 1 if config.momentum else 0
 
 
-OPTIMIZER = Kind(name="sgd", order=1, config=SgdConfig, rule=rule, moments=moments)
+RULE = "weft.optim.sgd.rule:Sgd"
+
+OPTIMIZER = Kind(name="sgd", order=1, config=SgdConfig, rule=RULE, moments=moments)

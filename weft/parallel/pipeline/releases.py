@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from graphlib import TopologicalSorter
 
-from weft.schedules.action import Action, Schedule, needs
+from weft.schedules.action import Action, Schedule, awaited
 
 Clock = tuple[int, ...]
 """How many actions of each position have certainly ended."""
@@ -52,7 +52,7 @@ def _clocks(schedule: Schedule, where: Mapping[Action, tuple[int, int]]) -> dict
     before: dict[Action, list[Action]] = {}
     for action, (position, index) in where.items():
         own = schedule[position][index - 1 : index] if index else ()
-        needed = (need.action for need in needs(action, num_stages, split=split))
+        needed = (Action(*key) for key in awaited(action, num_stages, split=split))
         before[action] = [*own, *needed]
     nothing: Clock = (0,) * len(schedule)
     found: dict[Action, Clock] = {}

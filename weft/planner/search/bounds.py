@@ -15,7 +15,7 @@ from typing import NamedTuple
 from weft.cost.times import SeamTimes
 from weft.plan.plan import ScheduleName
 from weft.planner.search.costs import Costs, Held, Rank
-from weft.schedules.registry import chunks_of, splits_backward
+from weft.schedules.registry import SCHEDULES
 from weft.simulate.play import last_size
 
 _SLACK = 1e-9
@@ -105,9 +105,9 @@ class _Way:
     """How long microbatches are on their way down to each mesh, and from it back up."""
 
     def __init__(self, flow: Flow, least: Sequence[int], size: float) -> None:
-        meshes, chunks = flow.meshes, chunks_of(flow.schedule)
+        meshes, chunks = flow.meshes, SCHEDULES[flow.schedule].chunks
         self.schedule, self.size, self.num_meshes = flow.schedule, size, len(meshes)
-        self.splits = splits_backward(flow.schedule)
+        self.splits = SCHEDULES[flow.schedule].splits_backward
         self.down, self.up = [0.0], [0.0]
         for mesh, layers, seam in zip(meshes, least, flow.seams, strict=False):
             early = -(-layers // chunks)
@@ -157,7 +157,7 @@ def mesh_times(
     schedule: ScheduleName,
 ) -> list[MeshTimes]:
     """Of every mesh; ``ranks``: with ZeRO that costs nothing."""
-    split, final = splits_backward(schedule), sum(map(len, positions)) - 1
+    split, final = SCHEDULES[schedule].splits_backward, sum(map(len, positions)) - 1
     known: dict[object, MeshTimes] = {}
     result = []
     for rank, stages in zip(ranks, positions, strict=True):
@@ -188,5 +188,5 @@ def _mesh_times(
 def least_once(costs: Costs, ranks: Sequence[Rank], schedule: ScheduleName) -> float:
     """Some mesh has at least the mean number of layers; what that one does once."""
     mean = -(-costs.workload.spec.num_layers // len(ranks))
-    held = Held(mean // chunks_of(schedule), False, False)
+    held = Held(mean // SCHEDULES[schedule].chunks, False, False)
     return min(costs.times(rank, held).update_s for rank in dict.fromkeys(ranks))

@@ -13,7 +13,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
 from weft.planner.search.axes import inner_of, num_ranks
 from weft.planner.workload import Workload
-from weft.schedules.registry import chunks_of, positions_of
+from weft.schedules.registry import SCHEDULES
 
 
 def device_of(pool: ChipPool) -> str:
@@ -91,11 +91,11 @@ def nodes_for(num_chips: int, together: int, num_nodes: int, chips_per_node: int
 @lru_cache(maxsize=1 << 14)
 def stage_layers(schedule: ScheduleName, layers: tuple[int, ...]) -> tuple[int, ...]:
     """Layers of each stage, in model order; those of a mesh are divided evenly."""
-    chunks = chunks_of(schedule)
+    chunks = SCHEDULES[schedule].chunks
     if chunks == 1:
         return layers
     counts = [0] * (chunks * len(layers))
-    for mesh, stages in enumerate(positions_of(schedule, len(layers), len(counts))):
+    for mesh, stages in enumerate(SCHEDULES[schedule].placement(len(layers), len(counts))):
         for number, stage in enumerate(stages):
             counts[stage] = (layers[mesh] + chunks - 1 - number) // chunks
     return tuple(counts)
@@ -130,7 +130,7 @@ def _pipeline(line: Line, workload: Workload, cluster: ClusterView, first: int) 
         meshes.append(Mesh(tuple(ranks), section.axes))
         first = ranks.stop
     counts = stage_layers(line.schedule, line.layers)
-    positions = positions_of(line.schedule, len(meshes), len(counts))
+    positions = SCHEDULES[line.schedule].placement(len(meshes), len(counts))
     mesh_of = {stage: mesh for mesh, stages in enumerate(positions) for stage in stages}
     ends = [0, *accumulate(counts)]
     stages = (

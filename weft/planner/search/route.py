@@ -13,7 +13,7 @@ from weft.planner.search.bounds import Flow, bounds_of, least_once, mesh_times
 from weft.planner.search.choice import Line, Section, stage_layers, used_part
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.schedules.known import Pattern, held_at_peak
-from weft.schedules.registry import chunks_of, positions_of, splits_backward
+from weft.schedules.registry import SCHEDULES
 from weft.simulate.play import last_size
 from weft.simulate.tape import seconds_each, tape_of
 
@@ -44,13 +44,13 @@ class Route:
     def pattern(self) -> Pattern:
         """Of its schedule."""
         line = self.line
-        num_stages = chunks_of(line.schedule) * self.num_meshes
+        num_stages = SCHEDULES[line.schedule].chunks * self.num_meshes
         return Pattern(line.schedule, self.num_meshes, num_stages, -(-line.samples // line.micro))
 
     @cached_property
     def positions(self) -> list[tuple[int, ...]]:
         """The stages of each mesh."""
-        return positions_of(self.line.schedule, self.num_meshes, self.pattern.num_stages)
+        return SCHEDULES[self.line.schedule].placement(self.num_meshes, self.pattern.num_stages)
 
     @cached_property
     def ranks(self) -> list[Rank]:
@@ -120,7 +120,7 @@ class Route:
         return tuple(replace(self.pattern, num_microbatches=n) for n in numbers)
 
     def _actions(self, microbatches: int) -> int:
-        kinds = 3 if splits_backward(self.line.schedule) else 2
+        kinds = 3 if SCHEDULES[self.line.schedule].splits_backward else 2
         return kinds * self.pattern.num_stages * microbatches
 
     def _until_last_backward(self, times: Sequence[StageTimes]) -> float:

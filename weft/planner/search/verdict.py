@@ -18,7 +18,7 @@ from weft.planner.search.frames import Space, powers
 from weft.planner.search.route import Route
 from weft.planner.search.splits import explore, too_slow
 from weft.planner.workload import Workload
-from weft.schedules.registry import chunks_of
+from weft.schedules.registry import SCHEDULES
 from weft.simulate.step import Knowledge
 
 _FINE = 1e-4
@@ -95,7 +95,7 @@ def _line(pipeline: PipelinePlan, cluster: ClusterView) -> Line:
     layers = tuple(sum(counts[stage] for stage in stages) for stages in positions)
     chunks = {len(stages) for stages in positions}
     expected = stage_layers(pipeline.schedule, layers)
-    if chunks != {chunks_of(pipeline.schedule)} or expected != tuple(counts):
+    if chunks != {SCHEDULES[pipeline.schedule].chunks} or expected != tuple(counts):
         raise OutsideError("stages of one mesh are two at most there, and share its layers evenly")
     return Line(sections, pipeline.microbatch, pipeline.schedule, layers, pipeline.samples)
 
