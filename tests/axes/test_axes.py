@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from weft.axes.check import check_mesh
 from weft.axes.dp.axis import DataParallel
-from weft.axes.held import placement, tiling
+from weft.axes.held import check_mesh, placement, tiling
 from weft.axes.registry import AXES
 from weft.axes.tp.axis import TensorParallel
 from weft.config.axes import ENTRIES, NAMES, SAMPLE_AXES
@@ -15,9 +14,8 @@ from weft.models.decoder_family import DecoderDims
 from weft.models.registry import FAMILIES
 from weft.parallel.params import dims_of_param
 from weft.plan.box import Box
-from weft.plan.layout import SAMPLES, Dim, Form, dims_of
+from weft.plan.layout import SAMPLES, Dim, Form, Partial, Replicate, Shard, dims_of
 from weft.plan.mesh import Mesh
-from weft.plan.placement import Partial, Replicate, Shard
 
 SPEC = replace(
     FAMILIES["llama"].sizes["debug-1m"],

@@ -13,9 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.axes.axis import Axis
+from weft.axes.axis import Axis, consecutive, divisible
 from weft.axes.held import boxes_of, held, tiling
-from weft.axes.parts import consecutive, divisible
 from weft.plan.box import Box
 from weft.plan.layout import Dim, Form
 from weft.plan.mesh import AXES, Mesh
@@ -26,12 +25,8 @@ class Toy(Axis):
     """Divides the dimensions it is told to, into consecutive parts."""
 
     def __init__(self, name: str, *dims: str) -> None:
-        self._name = name
+        self.name = name
         self._dims = dims
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name in self._dims

@@ -8,9 +8,8 @@ from weft.axes.held import placement
 from weft.axes.tp.axis import TensorParallel
 from weft.models.registry import FAMILIES, module_names
 from weft.parallel.params import dims_of_param
-from weft.plan.layout import Dim, Edge, Layout
+from weft.plan.layout import Dim, Edge, Layout, Partial, Replicate, Shard
 from weft.plan.model import ModelSpec, ParamSpec
-from weft.plan.placement import Partial, Replicate, Shard
 
 ROWS = [(family, size) for family in FAMILIES for size in FAMILIES[family].sizes]
 TP = TensorParallel()

@@ -15,9 +15,8 @@ from weft.parallel.apply import apply_layout, refuse_strangers
 from weft.parallel.runtime import Runtime
 from weft.parallel.runtimes import RUNTIMES, axis_groups
 from weft.parallel.tensor.modules import RowLinear
-from weft.plan.layout import SAMPLES, Dim, Edge, Form, Layout
+from weft.plan.layout import SAMPLES, Dim, Edge, Form, Layout, Partial, Replicate
 from weft.plan.mesh import Mesh
-from weft.plan.placement import Partial, Replicate
 from weft.plan.plan import PipelinePlan, Plan, Seat, StagePlan
 
 WIDTH, HIDDEN, SEQ = Dim(name="d_model", size=4), Dim(name="d_ff", size=6), Dim(name="seq", size=8)
@@ -115,9 +114,7 @@ def test_nothing_changes_along_axes_of_one_rank() -> None:
 class Channels(Axis):
     """A toy axis in the place of another: each rank takes a part of the channels."""
 
-    @property
-    def name(self) -> str:
-        return "cp"
+    name = "cp"
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name == "d_model" and form == "stream"
@@ -140,7 +137,7 @@ class Doubling(nn.Module):
 
 def test_an_axis_and_a_kind_of_module_bring_their_own() -> None:
     """Tables are arguments: what they hold is all there is."""
-    from weft.plan.placement import Shard
+    from weft.plan.layout import Shard
 
     seen: list[tuple[object, object]] = []
 

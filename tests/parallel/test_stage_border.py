@@ -9,9 +9,8 @@ from torch import Tensor
 
 from weft.comm.members import Channel
 from weft.parallel.pipeline.stage_border import StageBorder, activation_tiling, channel, channels
-from weft.plan.border import Border, BorderTensor
 from weft.plan.box import Box
-from weft.plan.layout import Dim
+from weft.plan.layout import Border, BorderTensor, Dim
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 

@@ -16,9 +16,8 @@ from weft.nn.context import Context
 from weft.nn.stage import STREAM, Buffer, MicroBatch, Output, Term, Terms, Tree, Unit
 from weft.optim.pytorch import TorchOptimizer
 from weft.parallel.params import stages_with
-from weft.plan.border import Border, BorderTensor
 from weft.plan.box import Box
-from weft.plan.layout import Dim
+from weft.plan.layout import Border, BorderTensor, Dim
 from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import PipelinePlan, Plan, ScheduleName, Seat, StagePlan

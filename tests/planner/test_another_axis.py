@@ -22,9 +22,7 @@ H100, A100 = "H100-SXM5-80GB", "A100-SXM4-80GB"
 class Context(Axis):
     """Divides the sequence everywhere, and no parameter."""
 
-    @property
-    def name(self) -> str:
-        return "cp"
+    name = "cp"
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name == "seq" and form != "param"

@@ -39,8 +39,8 @@ from weft.nn.context import Context
 from weft.nn.stage import MicroBatch, Objective, Output, Stage, Tree, Unit, rows_of
 from weft.optim.pytorch import TorchOptimizer
 from weft.parallel.gradients import Gradients
-from weft.plan.border import Border
 from weft.plan.box import Box
+from weft.plan.layout import Border
 from weft.plan.mesh import Mesh
 from weft.plan.model import ParamSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, Precision, Seat, StagePlan

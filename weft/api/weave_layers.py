@@ -43,9 +43,8 @@ from weft.optim.pytorch import TorchOptimizer
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import stages_with
 from weft.parallel.pipeline.executor import Executor
-from weft.plan.border import Border, BorderTensor
 from weft.plan.box import Box
-from weft.plan.layout import Dim
+from weft.plan.layout import Border, BorderTensor, Dim
 from weft.plan.model import ParamSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, Seat
 from weft.plan.tiling import Tiling

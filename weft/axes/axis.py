@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from weft.plan.layout import Dim, Form
+from weft.plan.tiling import part_of
 
 
 class Axis(ABC):
@@ -14,20 +15,18 @@ class Axis(ABC):
     An axis divides some logical dimensions in some forms; all else is the same along it.
     """
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """As in ``weft.config.axes``."""
+    name: str
+    """As in ``weft.config.axes``."""
 
     @abstractmethod
     def divides(self, dim: Dim, form: Form) -> bool:
         """Ranks along the axis hold parts of such a dimension."""
 
-    @abstractmethod
     def part(self, dim: Dim, ways: int, position: int) -> tuple[range, ...]:
         """The elements of a divided dimension that one position holds, in the order in which it
         stores them: one range, or several where an even load needs it. None may be empty but one
         that is alone."""
+        return (consecutive(dim, ways, position),)
 
     @abstractmethod
     def allows(self, dims: Iterable[Dim], ways: int) -> bool:
@@ -40,3 +39,29 @@ class Axis(ABC):
         Raises:
             ConfigError: ``key`` says where the size was written; what would do is in the message.
         """
+
+
+def divisible(dim: Dim, ways: int) -> bool:
+    """Every part gets something, no unit is cut, and groups are cut into equal numbers of units."""
+    groups = dim.num_groups
+    if ways <= groups:
+        return True
+    if not groups or ways % groups:
+        return False
+    return dim.shared or dim.units % (ways // groups) == 0
+
+
+def consecutive(dim: Dim, ways: int, position: int) -> range:
+    """The ``position``-th of ``ways`` parts: whole groups as evenly as they go, or with more parts
+    than groups an equal number of units of one. Where there is too little the last are empty."""
+    groups = max(1, dim.num_groups)
+    width = dim.size // groups
+    if ways > groups and divisible(dim, ways):
+        several = ways // groups
+        if not dim.shared:
+            own = dim.size // ways
+            return range(position * own, (position + 1) * own)
+        group = position // several
+        return range(group * width, (group + 1) * width)
+    mine = part_of(dim.num_groups, ways, position)
+    return range(mine.start * width, mine.stop * width)

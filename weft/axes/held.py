@@ -1,20 +1,21 @@
 """Which elements of a tensor each rank of a mesh holds: every axis divides what is left to it.
 
-The only place where axes come together. Two of them may divide one dimension, or two.
+The only place where axes come together. Two of them may divide one dimension, or two; sizes that a
+model cannot have are refused, each of what the axes before it left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import get_args
 
 from weft.axes.axis import Axis
 from weft.axes.registry import AXES
 from weft.plan.box import Box
-from weft.plan.layout import Dim, Form
+from weft.plan.layout import Dim, Form, Partial, Placement, Replicate, Shard
 from weft.plan.mesh import Mesh
-from weft.plan.placement import Partial, Placement, Replicate, Shard
 from weft.plan.tiling import Tiling
 
 Ranges = tuple[range, ...]
@@ -33,6 +34,30 @@ def held(
     for axis in axes.values():
         _divided_by(axis, dims, form)
     return tuple(_along(dim, form, mesh, position, axes) for dim in dims)
+
+
+def check_mesh(
+    dims: Collection[Dim], mesh: Mesh, where: str, axes: Mapping[str, Axis] = AXES
+) -> None:
+    """Every axis can have its size for a model with such dimensions.
+
+    Raises:
+        ConfigError: one cannot; ``where`` says which mesh it is.
+    """
+    left = list(dims)
+    for name, axis in axes.items():
+        ways = mesh.size(name)
+        axis.check(left, ways, f"{where}.{name}")
+        left = [_left(axis, dim, ways) for dim in left]
+
+
+def _left(axis: Axis, dim: Dim, ways: int) -> Dim:
+    """The smallest part of a dimension that the axis leaves to the axes after it."""
+    forms: tuple[Form, ...] = get_args(Form)
+    if ways == 1 or not any(axis.divides(dim, form) for form in forms):
+        return dim
+    parts = [axis.part(dim, ways, position) for position in range(ways)]
+    return _rest_of(dim, min(sum(map(len, part)) for part in parts))
 
 
 def boxes_of(ranges: Sequence[Ranges]) -> tuple[Box, ...]:
@@ -81,11 +106,11 @@ def _along(
         if mesh.size(name) > 1 and axis.divides(dim, form):
             part = axis.part(left, mesh.size(name), position[name])
             mine = _inside(mine, part)
-            left = rest_of(left, sum(map(len, mine)))
+            left = _rest_of(left, sum(map(len, mine)))
     return mine
 
 
-def rest_of(dim: Dim, size: int) -> Dim:
+def _rest_of(dim: Dim, size: int) -> Dim:
     """What is left of a dimension to be divided further: whole groups, or units of one."""
     if not dim.groups:
         return replace(dim, size=size)

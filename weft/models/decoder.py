@@ -13,8 +13,7 @@ from weft.models.decoder_spec import DecoderSpec
 from weft.nn.context import Context
 from weft.nn.losses import LinearCrossEntropy
 from weft.nn.stage import STREAM, Buffer, Objective, Output, Stage, Term, Terms, Tree, Unit
-from weft.plan.border import Border, BorderTensor
-from weft.plan.layout import Dim
+from weft.plan.layout import Border, BorderTensor, Dim
 from weft.plan.model import UnitName
 
 

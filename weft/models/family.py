@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from weft.config.sections import ModelConfig
 from weft.models.config_json import Converter
 from weft.models.shape import ModelShape
-from weft.plan.border import Border
-from weft.plan.layout import Layout
+from weft.plan.layout import Border, Layout
 from weft.plan.model import ModelSpec, ParamSpec
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.parallel.runtime import AxisGroup, Change, Lying, Runtime, Sum
 from weft.parallel.runtimes import RUNTIMES
-from weft.plan.layout import SAMPLES, Dim, Edge, Form, Layout
-from weft.plan.placement import Shard
+from weft.plan.layout import SAMPLES, Dim, Edge, Form, Layout, Shard
 from weft.plan.plan import Seat
 from weft.plan.tiling import Stored
 

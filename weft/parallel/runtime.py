@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from weft.comm.comm import Comm
-from weft.plan.placement import Placement
+from weft.plan.layout import Placement
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from weft.parallel.tensor.modules import SPLIT_FORMS
 from weft.plan.plan import Plan
 
 RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
-    {TensorParallel().name: Runtime(CHANGES, SPLIT_FORMS)}
+    {TensorParallel.name: Runtime(CHANGES, SPLIT_FORMS)}
 )
 
 

@@ -2,7 +2,8 @@
 
 A family never says which axis of a mesh divides a dimension: it names the dimension, what of it
 must stay together, and the form that activations have where they enter and leave a module. The
-axes (``weft.axes``) say what they divide; boxes and collectives follow by arithmetic.
+axes (``weft.axes``) say what they divide; boxes and collectives follow by arithmetic. The same
+dimensions say what crosses the border between two stages.
 """
 
 from __future__ import annotations
@@ -84,3 +85,49 @@ def dims_of(layout: Iterable[Layout]) -> set[Dim]:
         for dims in (*entry.params.values(), *(edge.dims for edge in edges)):
             found.update(dims)
     return found
+
+
+DtypeRole = Literal["compute", "int64", "int32", "bool"]
+"""``compute``: floating point in the precision of the stage, and with a gradient. Others go
+forward only."""
+
+
+@dataclass(frozen=True, slots=True)
+class BorderTensor:
+    """One tensor that crosses, in its stream form."""
+
+    dims: tuple[Dim, ...]
+    """Those after the samples."""
+    role: DtypeRole = "compute"
+
+    @property
+    def has_grad(self) -> bool:
+        """A gradient comes back."""
+        return self.role == "compute"
+
+
+Border = Mapping[str, BorderTensor]
+"""All that crosses one border, by name."""
+
+
+# How one tensor lies along one axis of a mesh.
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Divided along tensor dimension ``dim``."""
+
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """The same on every rank of the axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Every rank holds a term; the tensor is their sum."""
+
+
+Placement = Shard | Replicate | Partial

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from weft.axes.check import check_mesh
+from weft.axes.held import check_mesh
 from weft.cluster.cluster import HOST, Cluster, Node
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from weft.axes.check import check_mesh
+from weft.axes.held import check_mesh
 from weft.cluster.cluster import HOST, Cluster
 from weft.config.batch import derive_batch
 from weft.config.check import flat

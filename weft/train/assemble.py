@@ -31,8 +31,8 @@ from weft.parallel.pipeline.running import RunningBuffers
 from weft.parallel.pipeline.stage_border import channels
 from weft.parallel.runtimes import axis_groups
 from weft.parallel.sharding import Attendance, UnitParams, gather_in_time
-from weft.plan.border import Border
 from weft.plan.box import Box
+from weft.plan.layout import Border
 from weft.plan.model import ParamSpec
 from weft.plan.plan import PipelinePlan, Plan, Seat, StagePlan
 from weft.plan.tiling import Stored, Tiling

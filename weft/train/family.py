@@ -16,7 +16,7 @@ from weft.optim.groups import marked
 from weft.optim.optimizer import Optimizer
 from weft.parallel.apply import apply_layout, refuse_strangers, shrink_params
 from weft.parallel.params import param_tilings
-from weft.plan.border import Border
+from weft.plan.layout import Border
 from weft.plan.model import ModelSpec, ParamSpec
 from weft.plan.plan import PipelinePlan, Plan, Seat
 from weft.plan.tiling import Tiling

@@ -17,9 +17,8 @@ from weft.cost.times import StageTimes
 from weft.nn.stage import STREAM, MicroBatch, Objective, Stage
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import stages_with
-from weft.plan.border import Border, BorderTensor
 from weft.plan.box import Box
-from weft.plan.layout import Dim
+from weft.plan.layout import Border, BorderTensor, Dim
 from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import PipelinePlan, Plan, Seat

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from weft.nn.context import Context
 from weft.nn.losses import LinearCrossEntropy
 from weft.nn.stage import STREAM, Output, Term, Terms, Tree, Unit
-from weft.plan.border import Border, BorderTensor
-from weft.plan.layout import Dim
+from weft.plan.layout import Border, BorderTensor, Dim
 from weft.plan.model import UnitName
 
 HIDDEN = 5

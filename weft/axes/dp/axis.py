@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft.axes.axis import Axis
-from weft.axes.parts import consecutive
 from weft.config.errors import ConfigError
 from weft.plan.layout import Dim, Form
 
@@ -13,15 +12,10 @@ from weft.plan.layout import Dim, Form
 class DataParallel(Axis):
     """Divides the samples of every activation, and no parameter."""
 
-    @property
-    def name(self) -> str:
-        return "dp"
+    name = "dp"
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name == "samples" and form != "param"
-
-    def part(self, dim: Dim, ways: int, position: int) -> tuple[range, ...]:
-        return (consecutive(dim, ways, position),)
 
     def allows(self, dims: Iterable[Dim], ways: int) -> bool:
         return ways >= 1 and all(ways <= most for most in self._samples(dims))

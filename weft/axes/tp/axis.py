@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from weft.axes.axis import Axis
-from weft.axes.parts import consecutive, divisible
+from weft.axes.axis import Axis, divisible
 from weft.config.errors import ConfigError
 from weft.plan.layout import Dim, Form
 
@@ -21,15 +20,10 @@ _DIVIDED: Mapping[Form, frozenset[str]] = {
 class TensorParallel(Axis):
     """Divides heads, hidden channels and the vocabulary inside modules, the sequence between."""
 
-    @property
-    def name(self) -> str:
-        return "tp"
+    name = "tp"
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name in _DIVIDED[form]
-
-    def part(self, dim: Dim, ways: int, position: int) -> tuple[range, ...]:
-        return (consecutive(dim, ways, position),)
 
     def allows(self, dims: Iterable[Dim], ways: int) -> bool:
         return ways >= 1 and all(divisible(dim, ways) for dim in self._divided(dims))

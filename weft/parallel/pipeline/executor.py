@@ -17,7 +17,7 @@ from weft.parallel.pipeline.releases import releases
 from weft.parallel.pipeline.running import RunningBuffers
 from weft.parallel.pipeline.stage_border import StageBorder, Way
 from weft.parallel.sharding import Attendance
-from weft.plan.border import Border, BorderTensor
+from weft.plan.layout import Border, BorderTensor
 from weft.plan.plan import Seat
 from weft.precision.registry import PRECISIONS
 from weft.schedules.action import Action, Schedule

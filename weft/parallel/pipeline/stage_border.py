@@ -17,9 +17,8 @@ from weft.axes.held import tiling
 from weft.comm.comm import Comm, Finish
 from weft.comm.members import Channel
 from weft.nn.stage import Tree
-from weft.plan.border import Border, BorderTensor
 from weft.plan.box import Box
-from weft.plan.layout import SAMPLES, Dim
+from weft.plan.layout import SAMPLES, Border, BorderTensor, Dim
 from weft.plan.plan import PipelinePlan, Plan
 from weft.plan.tiling import Move, Stored, Tiling, moves
 from weft.precision.registry import PRECISIONS

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.parallel.runtime import AxisGroup, Change, Changes, Lying
-from weft.plan.placement import Partial, Replicate, Shard
+from weft.plan.layout import Partial, Replicate, Shard
 
 
 class Division:
