@@ -33,7 +33,7 @@ def built_on(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> tuple[Bu
 
 
 def memory(flats: list[FlatParams]) -> int:
-    return sum(flat.memory for flat in flats)
+    return sum(flat.flat.untyped_storage().nbytes() for flat in flats)
 
 
 def kept(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> dict[str, int]:
@@ -66,7 +66,7 @@ def kept(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> dict[str, in
         "gradients": built.gradients.kept_bytes,
         "parameters": between,
         "most parameters": largest[0],
-        "largest unit": max((flat.nbytes for flat in flats), default=0),
+        "largest unit": max((flat.flat.nbytes for flat in flats), default=0),
     }
 
 

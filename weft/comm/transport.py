@@ -67,7 +67,7 @@ class NativeGroup:
         parts = torch.empty_like(flat)
         even = [own.numel()] * size
         arrived = self.all_to_all(parts, flat, even, even)
-        return _then(arrived, lambda: torch.sum(parts.view(size, -1), dim=0, out=own))
+        return then(arrived, lambda: torch.sum(parts.view(size, -1), dim=0, out=own))
 
     def all_gather(self, flat: Tensor, ranks: Sequence[int], rank: int) -> Finish:  # noqa: ARG002
         """Fill ``flat`` with the segment of each of ``ranks``; ``rank`` is this one.
@@ -110,7 +110,7 @@ class NativeGroup:
             for term in terms[2:]:
                 total.add_(term)
 
-        return _then(self._at_once(out, into, PARTS_TAG), add)
+        return then(self._at_once(out, into, PARTS_TAG), add)
 
     def send(self, parts: Parts, tag: int) -> Finish:
         """Send contiguous tensors; equal tags arrive in order."""
@@ -213,7 +213,7 @@ class StagedGroup(NativeGroup):
             for (_, part), (_, room) in zip(parts, rooms, strict=True):
                 part.copy_(room, non_blocking=True)
 
-        return _then(start, copy_up)
+        return then(start, copy_up)
 
     def _through(
         self, given: Tensor, result: Tensor, begin: Callable[[Tensor, Tensor], Finish]
@@ -222,7 +222,7 @@ class StagedGroup(NativeGroup):
         host, ready = self._copies.down(given)
         into = host if result is given else self._copies.room(result)
         start = self._copies.when(ready, lambda: begin(host, into))
-        return _then(start, lambda: result.copy_(into, non_blocking=True))
+        return then(start, lambda: result.copy_(into, non_blocking=True))
 
 
 class HostCopies:
@@ -292,7 +292,9 @@ def _all(finishes: Sequence[Finish]) -> Finish:
     return finish
 
 
-def _then(first: Finish, second: Callable[[], object]) -> Finish:
+def then(first: Finish, second: Callable[[], object]) -> Finish:
+    """One after the other."""
+
     def finish() -> None:
         first()
         second()

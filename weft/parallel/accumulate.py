@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm.comm import Comm, Finish
+from weft.comm.transport import then
 from weft.parallel.buckets import Bucket
 from weft.parallel.params import LocalParam
 from weft.precision.roles import Roles
@@ -100,7 +101,8 @@ class Accumulator:
             slot.is_fresh = True
         sent = flat.to(self._travel_dtype)  # the same tensor where the dtypes agree
         if self.bucket.level == 0:
-            return self._all_reduce(flat, sent)
+            arrived = self._comm.all_reduce(sent, name="gradients", group=ranks, wait=False)
+            return arrived if sent is flat else then(arrived, lambda: flat.copy_(sent))
         is_first = self._num_reduced == 0
         self._num_reduced += 1
         if self.bucket.level >= 2:
@@ -115,17 +117,6 @@ class Accumulator:
                 self._own.copy_(own)
             elif not is_in_place:
                 self._own.add_(own)
-
-        return finish
-
-    def _all_reduce(self, flat: Tensor, sent: Tensor) -> Finish:
-        ranks = self.bucket.ranks
-        arrived = self._comm.all_reduce(sent, name="gradients", group=ranks, wait=False)
-
-        def finish() -> None:
-            arrived()
-            if sent is not flat:
-                flat.copy_(sent)
 
         return finish
 

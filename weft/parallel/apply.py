@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from weft.axes.axis import Axis
@@ -18,15 +17,6 @@ from weft.parallel.runtime import AxisGroup, Change, Lying, Runtime, Sum
 from weft.parallel.runtimes import RUNTIMES
 from weft.plan.layout import SAMPLES, Dim, Edge, Form, Layout, Shard
 from weft.plan.plan import Seat
-from weft.plan.tiling import Stored
-
-
-def shrink_params(model: nn.Module, stored: Mapping[str, Stored]) -> None:
-    """Let a module built on the meta device hold only this rank's boxes of each parameter."""
-    for name, param in list(model.named_parameters()):
-        owner, _, leaf = name.rpartition(".")
-        local = torch.empty(stored[name].size, dtype=param.dtype, device=param.device)
-        model.get_submodule(owner).register_parameter(leaf, nn.Parameter(local))
 
 
 def refuse_strangers(layout: Mapping[str, Layout], modules: Collection[str]) -> None:
@@ -101,15 +91,15 @@ class _Along:
 
     def split(self, model: nn.Module, where: str, module: nn.Module, entry: Layout) -> nn.Module:
         """The module that stands in the model's place ``where`` from now on."""
-        if entry.mixes is not None and self.axis.divides(entry.mixes, "inner"):
-            alone = replace(entry, gives=None)
-            module = self._split(module, where, alone, entry.mixes, does="mixes")
-            owner, _, leaf = where.rpartition(".")
-            model.get_submodule(owner).register_module(leaf, module)
-        if entry.sums is not None and self.axis.divides(entry.sums, "inner"):
-            module = self._split(module, where, entry, entry.sums)
-            owner, _, leaf = where.rpartition(".")
-            model.get_submodule(owner).register_module(leaf, module)
+        mixing = replace(entry, gives=None)
+        for dim, does, said in (
+            (entry.mixes, "mixes", mixing),
+            (entry.sums, "adds up over", entry),
+        ):
+            if dim is not None and self.axis.divides(dim, "inner"):
+                module = self._split(module, where, said, dim, does=does)
+                owner, _, leaf = where.rpartition(".")
+                model.get_submodule(owner).register_module(leaf, module)
         return module
 
     def change(self, where: str, module: nn.Module, entry: Layout) -> None:
@@ -123,17 +113,15 @@ class _Along:
                 module.register_forward_pre_hook(_before(change, place))
 
     def _split(
-        self, module: nn.Module, where: str, entry: Layout, sums: Dim, *, does: str = "adds up over"
+        self, module: nn.Module, where: str, entry: Layout, sums: Dim, *, does: str
     ) -> nn.Module:
         forms = self._runtime(where).split_forms
         form = next((forms[kind] for kind in type(module).__mro__ if kind in forms), None)
         if form is None:
             known = ", ".join(kind.__name__ for kind in forms)
             hint = f"It {does} {sums.name}, of which each rank holds a part."
-            key = f"layout.{where}"
-            raise ConfigError(
-                key, type(module).__name__, f"a kind with a split form: {known}", hint
-            )
+            expected = f"a kind with a split form: {known}"
+            raise ConfigError(f"layout.{where}", type(module).__name__, expected, hint)
         complete = None
         if entry.gives is not None:
             (complete,) = self._change(entry.gives, f"{where}.gives", sums)

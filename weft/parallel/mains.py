@@ -64,11 +64,11 @@ class FlatParams:
         self._comm = comm
         first = params[bucket.entries[0].held.spec.name].param
         dtype = first.dtype if bucket.in_one_precision else master.dtype
-        self._flat = torch.zeros(bucket.numel, dtype=dtype, device=first.device)
+        self.flat = torch.zeros(bucket.numel, dtype=dtype, device=first.device)
         self._copies: list[tuple[Tensor, Tensor]] = []
         for entry in bucket.entries:
             local = params[entry.held.spec.name]
-            view = self._flat[entry.start : entry.stop].view(entry.box.size)
+            view = self.flat[entry.start : entry.stop].view(entry.box.size)
             part = local.param.detach()[local.stored.slices(entry.box)]
             if local.param.untyped_storage().nbytes():
                 view.copy_(part)
@@ -76,9 +76,9 @@ class FlatParams:
                 local.param.data = view
             else:
                 self._copies.append((part, view))
-        self._own = self._flat.view(len(bucket.ranks), -1)[bucket.ranks.index(comm.rank)]
+        self._own = self.flat.view(len(bucket.ranks), -1)[bucket.ranks.index(comm.rank)]
         place = master.place(first.device)
-        is_same = (self._flat.dtype, self._flat.device) == (master.dtype, place)
+        is_same = (self.flat.dtype, self.flat.device) == (master.dtype, place)
         self._is_in_place = bucket.level < 3 and is_same
         self._share = self._own
         if not self._is_in_place:
@@ -92,16 +92,6 @@ class FlatParams:
         self._is_whole = True
         self.free()
 
-    @property
-    def nbytes(self) -> int:
-        """Of the whole buffer."""
-        return self._flat.nbytes
-
-    @property
-    def memory(self) -> int:
-        """Bytes that the buffer has right now."""
-        return self._flat.untyped_storage().nbytes()
-
     def publish(self) -> None:
         """After an update: send this rank's segment to the others, who ask for it by ``wait``."""
         if self.bucket.level < 3:
@@ -113,7 +103,7 @@ class FlatParams:
     def start(self) -> None:
         """Begin to gather what ``free`` let go of."""
         if not self._is_whole and self._pending is None:
-            self._flat.untyped_storage().resize_(self._flat.nbytes)
+            self.flat.untyped_storage().resize_(self.flat.nbytes)
             self._gather()
 
     def wait(self) -> None:
@@ -130,7 +120,7 @@ class FlatParams:
         """Level 3: let go of all but this rank's segment."""
         if self.bucket.level == 3 and (self._is_whole or self._pending is not None):
             self.wait()
-            self._flat.untyped_storage().resize_(0)
+            self.flat.untyped_storage().resize_(0)
             self._is_whole = False
 
     def _gather(self) -> None:
@@ -138,4 +128,4 @@ class FlatParams:
         if not self._is_in_place:
             self._own.copy_(self._share)
         group = self.bucket.ranks
-        self._pending = self._comm.all_gather(self._flat, name="parameters", group=group)
+        self._pending = self._comm.all_gather(self.flat, name="parameters", group=group)

@@ -59,7 +59,7 @@ def param_tilings(plan: Plan, spec: ModelSpec) -> dict[str, Tiling]:
 
 def stages_with(param: ParamSpec, plan: Plan) -> list[StagePlan]:
     """The stages, of every pipeline, that compute with a parameter."""
-    return [stage for _, _, stage in plan.stages_with(units_of(param))]
+    return [stage for _, _, stage in plan.stages_with(param.units)]
 
 
 def held_pieces(
@@ -86,11 +86,6 @@ def held_pieces(
             for box, ranks in refine(tilings[param.name])
         ]
     return pieces
-
-
-def units_of(param: ParamSpec) -> set[UnitName]:
-    """The units that compute with a parameter."""
-    return {param.unit, *param.also}
 
 
 def dims_of_param(param: ParamSpec, layout: Mapping[str, Layout]) -> tuple[Dim, ...]:

@@ -16,7 +16,6 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from weft.nn.stage import Call, Objective, Stage, Terms, Tree, Unit, tensors_in
 from weft.parallel.mains import FlatParams
-from weft.parallel.params import units_of
 from weft.plan.model import UnitName
 
 
@@ -87,7 +86,7 @@ def gather_in_time(
     """Let every unit of a stage wait for its parameters. Applied last, outside compiled code."""
     params = {}
     for name in stage.units:
-        used = [f for f in flats if any(name in units_of(e.held.spec) for e in f.bucket.entries)]
+        used = [f for f in flats if any(name in e.held.spec.units for e in f.bucket.entries)]
         params[name] = UnitParams(used, all_units)
     for (name, first), (_, second) in pairwise(params.items()):
         first.after = second

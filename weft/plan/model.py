@@ -81,3 +81,8 @@ class ParamSpec:
     @property
     def numel(self) -> int:
         return prod(self.shape)
+
+    @property
+    def units(self) -> set[UnitName]:
+        """All that compute with it."""
+        return {self.unit, *self.also}

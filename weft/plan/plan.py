@@ -55,6 +55,10 @@ class PipelinePlan:
     def num_microbatches(self) -> int:
         return -(-self.samples // self.microbatch)
 
+    def size_of(self, microbatch: int) -> int:
+        """Samples of a microbatch."""
+        return min(self.microbatch, self.samples - microbatch * self.microbatch)
+
     def positions(self) -> list[tuple[int, ...]]:
         """Stage numbers by the mesh that holds them, in the order in which meshes first come.
 
@@ -79,8 +83,7 @@ class PipelinePlan:
 
         Positions inside the microbatch; consecutive parts along the axes that divide samples.
         """
-        size = min(self.microbatch, self.samples - microbatch * self.microbatch)
-        return self.stages[stage].mesh.split_samples(size)
+        return self.stages[stage].mesh.split_samples(self.size_of(microbatch))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,13 +178,6 @@ class Seat:
     def group(self, axis: str) -> tuple[int, ...]:
         """The ranks along an axis of this rank's mesh, this one among them."""
         return next(g for g in self.stage_plan.mesh.groups(axis) if self.rank in g)
-
-    def holds_embedding(self, stage: int) -> bool:
-        return stage == 0
-
-    def holds_head(self, stage: int) -> bool:
-        """The stage has the final norm, the head and the loss."""
-        return stage == len(self.pipeline_plan.stages) - 1
 
     @property
     def counts_samples(self) -> bool:

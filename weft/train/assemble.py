@@ -173,7 +173,7 @@ def assemble(
         gradients,
         optimizer,
         comm,
-        settle=executor.settle,
+        settle=executor.buffers.settle,
         expected_weight=scale,
         max_grad_norm=options.max_grad_norm,
     )

@@ -14,7 +14,7 @@ from weft.models.registry import FAMILIES, build_stage, module_names, param_spec
 from weft.nn.stage import Buffer, Objective, Stage
 from weft.optim.groups import marked
 from weft.optim.optimizer import Optimizer
-from weft.parallel.apply import apply_layout, refuse_strangers, shrink_params
+from weft.parallel.apply import apply_layout, refuse_strangers
 from weft.parallel.params import param_tilings
 from weft.plan.layout import Border
 from weft.plan.model import ModelSpec, ParamSpec
@@ -51,22 +51,22 @@ class FamilySource:
 
     def stage(self, number: int, share: Share) -> Stage:
         """A stage of this rank's boxes."""
-        seat = share.seat
-        asked = seat.pipeline_plan.stages[number]
+        stages = share.seat.pipeline_plan.stages
+        asked = stages[number]
         with torch.device("meta"):
             stage = build_stage(
                 self._spec,
                 range(*asked.layers),
-                embed=seat.holds_embedding(number),
-                head=seat.holds_head(number),
+                embed=number == 0,
+                head=number == len(stages) - 1,
             )
         model = stage.module
-        shrink_params(model, share.stored)
         self._fill_buffers(model, share.comm.device)
         role = PRECISIONS[asked.precision].parameters
-        for name, param in list(model.named_parameters()):
+        for name, _ in list(model.named_parameters()):
             owner, _, leaf = name.rpartition(".")
-            empty = torch.empty(param.shape, dtype=role.dtype, device=role.place(share.comm.device))
+            size, place = share.stored[name].size, role.place(share.comm.device)
+            empty = torch.empty(size, dtype=role.dtype, device=place)
             if name in share.hollow:
                 empty.untyped_storage().resize_(0)
             model.get_submodule(owner).register_parameter(leaf, nn.Parameter(empty))

@@ -36,8 +36,8 @@ def save(run: Run, root: Path, step: int, *, fingerprint: str) -> None:
         CheckpointError: a rank could not write, on every rank alike. Earlier checkpoints stay.
     """
     comm = run.comm
-    if run.built.executor.running_buffers:
-        names = ", ".join(run.built.executor.running_buffers)
+    if run.built.executor.buffers.names:
+        names = ", ".join(run.built.executor.buffers.names)
         raise CheckpointError(f"cannot hold buffers that change in training: {names}")
     updates = max(_together(comm, lambda: _begin(run, root, step)))
     written = _together(comm, lambda: _write(run, root, step))

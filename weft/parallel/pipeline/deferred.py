@@ -73,21 +73,14 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         d_x: Tensor | None = grad @ weight if needs_x else None
         rows, columns = grad.flatten(0, -2), x.flatten(0, -2)
 
-        def weight_grad() -> Tensor:
-            product: Tensor = rows.T @ columns
-            return product
-
-        def bias_grad() -> Tensor:
-            return rows.sum(0)
-
+        weight_grad = partial(torch.mm, rows.T, columns)
+        bias_grad = partial(torch.sum, rows, 0)
         if not ctx.work.is_deferring:
             d_weight = weight_grad() if needs_weight else None
             return d_x, d_weight, bias_grad() if needs_bias else None, None

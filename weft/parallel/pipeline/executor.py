@@ -17,28 +17,15 @@ from weft.parallel.pipeline.releases import releases
 from weft.parallel.pipeline.running import RunningBuffers
 from weft.parallel.pipeline.stage_border import StageBorder, Way
 from weft.parallel.sharding import Attendance
-from weft.plan.layout import Border, BorderTensor
+from weft.plan.layout import Border
 from weft.plan.plan import Seat
 from weft.precision.registry import PRECISIONS
-from weft.schedules.action import Action, Schedule
+from weft.schedules.action import Action
 from weft.schedules.registry import schedule_of
 
 AHEAD = 2
 """Actions whose input is received while the one before them computes: at most as many more inputs
 are held."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What a rank does in a step."""
-
-    actions: Sequence[Action]
-    arrived: Sequence[Sequence[Action]]
-    """After each action: earlier ones whose results have certainly arrived where they went."""
-
-    @staticmethod
-    def of(schedule: Schedule, position: int) -> _Work:
-        return _Work(schedule[position], releases(schedule, position))
 
 
 @dataclass(slots=True)
@@ -53,8 +40,9 @@ class _Flight:
     """What the stage adds to the loss."""
 
 
-_Crossing = tuple[tuple[int, tuple[tuple[str, BorderTensor], ...]], ...]
-"""Borders as a key."""
+_Work = tuple[Sequence[Action], Sequence[Sequence[Action]]]
+"""What a rank does in a step, and after each action the earlier ones whose results have certainly
+arrived where they went."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,19 +84,20 @@ class Executor:
         self._stages = computation.stages
         self._objective = computation.objective
         self._attendances = computation.attendances
-        self._buffers = computation.buffers
+        self.buffers = computation.buffers
         self._runs_empty = any(stage.spans_samples for stage in self._stages.values())
         self._gradients = gradients
         self._scale = scale
         self._work = work
         schedule = schedule_of(seat.pipeline_plan)
         forwards = [[action for action in each if action.kind == "F"] for each in schedule]
-        self._training = _Work.of(schedule, seat.position)
-        self._evaluation = _Work.of(forwards, seat.position)
+        self._training, self._evaluation = (
+            (each[seat.position], releases(each, seat.position)) for each in (schedule, forwards)
+        )
         self._dtype = PRECISIONS[seat.stage_plan.precision].compute.dtype
         self._last = len(seat.pipeline_plan.stages) - 1
         self._borders: Mapping[int, StageBorder] = {}
-        self._borders_of: dict[_Crossing, Mapping[int, StageBorder]] = {}
+        self._borders_of: dict[object, Mapping[int, StageBorder]] = {}
         self.cross(computation.borders)
         self._totals = torch.zeros(2, dtype=torch.float64, device=comm.device)
         self._flights: dict[tuple[int, int], _Flight] = {}
@@ -126,41 +115,31 @@ class Executor:
         self._borders = self._borders_of[key]
 
     def train(self, microbatches: Sequence[MicroBatch]) -> Tensor:
-        """Every action of the schedule. This rank's sums ``[loss, weight, ...]``, fp64.
+        """Every action of the schedule. This rank's sums ``[loss, weight, ...]``, fp64; the rest is
+        for ``buffers.settle``, summed over all ranks.
 
         The result of ``evaluate`` is overwritten by the next call.
         ``microbatches``: this rank's part of each, in order. Parts without samples are skipped,
         unless layers have something to say to those of other ranks.
         """
         self._gradients.begin(sum(map(self._computes, microbatches)))
-        self._buffers.begin()
+        self.buffers.begin()
         totals = self._run(self._training, microbatches, nullcontext())
-        return torch.cat([totals, *self._buffers.sums(totals.device)])
-
-    @property
-    def running_buffers(self) -> Sequence[str]:
-        """Names of the buffers that change while the job trains."""
-        return self._buffers.names
-
-    def settle(self, totals: Tensor) -> None:
-        """What comes after the first two of ``train``'s sums, summed over all ranks."""
-        self._buffers.settle(totals)
+        return torch.cat([totals, *self.buffers.sums(totals.device)])
 
     def evaluate(self, microbatches: Sequence[MicroBatch]) -> Tensor:
         """Forwards alone, without gradients."""
         return self._run(self._evaluation, microbatches, torch.no_grad())
 
     def _run(
-        self,
-        work: _Work,
-        microbatches: Sequence[MicroBatch],
-        mode: AbstractContextManager[None],
+        self, work: _Work, microbatches: Sequence[MicroBatch], mode: AbstractContextManager[None]
     ) -> Tensor:
         self._totals.zero_()
         expected = 0
+        actions, arrived = work
         with mode:
-            for number, action in enumerate(work.actions):
-                for coming in work.actions[expected : number + AHEAD + 1]:
+            for number, action in enumerate(actions):
+                for coming in actions[expected : number + AHEAD + 1]:
                     self._expect(coming, microbatches)
                 expected = number + AHEAD + 1
                 microbatch = microbatches[action.microbatch]
@@ -168,7 +147,7 @@ class Executor:
                     self._do(action, microbatch)
                 elif action.stage in self._attendances:
                     self._attend(action)
-                for sent in work.arrived[number]:
+                for sent in arrived[number]:
                     self._release(sent)
         for border in self._borders.values():
             border.finish()
@@ -213,7 +192,7 @@ class Executor:
         if action.stage:
             given, wanted = self._received(action)
         counts = torch.is_grad_enabled() and self._seat.counts_samples
-        with self._buffers.unchanged(counts=counts):
+        with self.buffers.unchanged(counts=counts):
             tree, terms = self._stages[action.stage].compute(given, microbatch.context)
         if action.stage == self._last:
             assert self._objective is not None, "the last stage has the objective"
@@ -248,7 +227,7 @@ class Executor:
         flight = self._flights.pop(key)
         if self._work is not None:
             self._work.is_deferring = action.kind == "I"
-        with self._buffers.unchanged(counts=False):  # recomputing adds again
+        with self.buffers.unchanged(counts=False):  # recomputing adds again
             self._differentiate(flight, action)
         if self._work is not None:
             self._weight_jobs[key] = self._work.take()

@@ -6,15 +6,12 @@ recomputed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import accumulate
 
 import torch
-from torch import nn
 
 from weft.nn.context import Context
-from weft.nn.stage import Objective, Output, Stage, Terms, Tree, Unit, added, rows_of
-from weft.plan.model import UnitName
+from weft.nn.stage import Objective, Output, Stage, Terms, Tree, added, rows_of
 from weft.plan.tiling import split_evenly
 
 
@@ -27,18 +24,9 @@ class InPasses:
     def __init__(self, stage: Stage, passes: int) -> None:
         self._stage = stage
         self._passes = passes
-
-    @property
-    def module(self) -> nn.Module:
-        return self._stage.module
-
-    @property
-    def units(self) -> Mapping[UnitName, Unit]:
-        return self._stage.units
-
-    @property
-    def spans_samples(self) -> bool:
-        return self._stage.spans_samples
+        self.module = stage.module
+        self.units = stage.units
+        self.spans_samples = stage.spans_samples
 
     def compute(self, inputs: Tree, context: Context) -> Output:
         """As the stage does."""

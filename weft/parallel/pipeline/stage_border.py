@@ -16,6 +16,7 @@ from torch import Tensor
 from weft.axes.held import tiling
 from weft.comm.comm import Comm, Finish
 from weft.comm.members import Channel
+from weft.comm.transport import nothing
 from weft.nn.stage import Tree
 from weft.plan.box import Box
 from weft.plan.layout import SAMPLES, Border, BorderTensor, Dim
@@ -34,9 +35,8 @@ def activation_tiling(
     pipeline: PipelinePlan, stage: int, microbatch: int, dims: Sequence[Dim]
 ) -> Tiling:
     """Where a stage's input or output of one microbatch lies; ``dims`` follow the samples."""
-    size = min(pipeline.microbatch, pipeline.samples - microbatch * pipeline.microbatch)
-    mesh = pipeline.stages[stage].mesh
-    return tiling([replace(SAMPLES, size=size), *dims], "stream", mesh)
+    samples = replace(SAMPLES, size=pipeline.size_of(microbatch))
+    return tiling([samples, *dims], "stream", pipeline.stages[stage].mesh)
 
 
 def channel(pipeline: PipelinePlan, stage: int, way: Way) -> Channel:
@@ -65,15 +65,6 @@ class _Route:
     coming: tuple[Move, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """A receive that was started."""
-
-    wait: Finish
-    parts: tuple[tuple[str, Box, Tensor], ...]
-    """Name of the tensor, box of it, and the memory that it comes to."""
-
-
 class StageBorder:
     """The border between stages ``stage`` and ``stage + 1`` of one pipeline, on one rank.
 
@@ -86,15 +77,15 @@ class StageBorder:
         self._comm = comm
         self._pipeline = pipeline
         self._stage = stage
-        ways: tuple[Way, Way] = ("F", "B")
         self._tensors: dict[Way, Border] = {
             "F": border,
             "B": {name: tensor for name, tensor in border.items() if tensor.has_grad},
         }
-        self._channels = {way: channel(pipeline, stage, way) for way in ways}
+        self._channels = {way: channel(pipeline, stage, way) for way in self._tensors}
         self._routes: dict[tuple[Way, int], dict[str, _Route]] = {}
         self._sent: dict[tuple[Way, int], Finish] = {}
-        self._arriving: dict[tuple[Way, int], _Arrival] = {}
+        self._arriving: dict[tuple[Way, int], tuple[Finish, dict[tuple[str, Box], Tensor]]] = {}
+        """Receives that were started, and the memory that each box of a tensor comes to."""
         self._kept: dict[tuple[Way, int, str, Box], Tensor] = {}
 
     @property
@@ -120,43 +111,38 @@ class StageBorder:
     def expect(self, way: Way, microbatch: int) -> None:
         """Start to receive what ``receive`` will be asked for, so that it can come meanwhile."""
         parts: list[tuple[int, Tensor]] = []
-        boxes: list[tuple[str, Box, Tensor]] = []
+        memory: dict[tuple[str, Box], Tensor] = {}
         for name, route in self._routes_of(way, microbatch).items():
             for move in route.coming:
                 if move.src != self._comm.rank:
-                    tensor = self._empty(way, name, move.box.size)
-                    parts.append((move.src, tensor))
-                    boxes.append((name, move.box, tensor))
-        wait: Finish = _at_once
+                    memory[name, move.box] = self._empty(way, name, move.box.size)
+                    parts.append((move.src, memory[name, move.box]))
+        wait: Finish = nothing
         if parts:
             over = self._channels[way]
             wait = self._comm.receive(parts, channel=over, name="activations")
-        self._arriving[way, microbatch] = _Arrival(wait, tuple(boxes))
+        self._arriving[way, microbatch] = wait, memory
 
     def receive(self, way: Way, microbatch: int) -> dict[str, Tensor]:
         """This rank's part of the input of ``stage + 1``, or of gradients of ``stage``'s output.
 
         It must be expected.
         """
-        arrival = self._arriving.pop((way, microbatch))
-        arrival.wait()
+        wait, memory = self._arriving.pop((way, microbatch))
+        wait()
         result = {}
         for name, route in self._routes_of(way, microbatch).items():
-            by_hand = [move.box for move in route.coming if move.src == self._comm.rank]
-            parts = [(box, self._kept.pop((way, microbatch, name, box))) for box in by_hand]
-            parts += [(box, tensor) for named, box, tensor in arrival.parts if named == name]
-            result[name] = self._put_together(way, name, route, parts)
-        return result
-
-    def _put_together(
-        self, way: Way, name: str, route: _Route, parts: Sequence[tuple[Box, Tensor]]
-    ) -> Tensor:
-        assert route.wanted is not None, f"rank {self._comm.rank} gets nothing {way}"
-        if len(parts) == 1:
-            return parts[0][1]
-        result = self._empty(way, name, route.wanted.size)
-        for box, part in parts:
-            result[route.wanted.slices(box)] = part
+            assert route.wanted is not None, f"rank {self._comm.rank} gets nothing {way}"
+            parts = []
+            for src, _, box in route.coming:
+                by_hand = src == self._comm.rank
+                key = (way, microbatch, name, box)
+                parts.append((box, self._kept.pop(key) if by_hand else memory[name, box]))
+            result[name] = parts[0][1]
+            if len(parts) > 1:
+                result[name] = self._empty(way, name, route.wanted.size)
+                for box, part in parts:
+                    result[name][route.wanted.slices(box)] = part
         return result
 
     def _empty(self, way: Way, name: str, size: tuple[int, ...]) -> Tensor:
@@ -181,8 +167,7 @@ class StageBorder:
 
     def _routes_of(self, way: Way, microbatch: int) -> dict[str, _Route]:
         """By tensor; the same for all microbatches of a size."""
-        pipeline = self._pipeline
-        size = min(pipeline.microbatch, pipeline.samples - microbatch * pipeline.microbatch)
+        size = self._pipeline.size_of(microbatch)
         if (way, size) not in self._routes:
             self._routes[way, size] = {
                 name: self._make_route(way, microbatch, tensor)
@@ -206,7 +191,3 @@ class StageBorder:
             going=tuple(move for move in travelling if move.src == rank),
             coming=tuple(move for move in travelling if move.dst == rank),
         )
-
-
-def _at_once() -> None:
-    """Nothing travels."""
