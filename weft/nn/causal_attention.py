@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from weft.nn.norm import wide_dtype
+
 BLOCK_QUERIES = 64
 """Queries a block: more skip fewer masked keys, fewer make small products."""
 KEEP_SEQ = 512
@@ -64,16 +66,15 @@ class _BlockedAttention(torch.autograd.Function):
                 kept.append(p)
         ctx.save_for_backward(queries, keys, values, mask, *kept)
         ctx.batch = batch
-        return _from_key_head(result, batch)
+        return _from_head(result.flatten(0, 1), batch)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         queries, keys, values, mask, *kept = ctx.saved_tensors
         d_result = _by_key_head(grad, keys.shape[0] // ctx.batch)
-        exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
         d_queries = torch.empty_like(queries)
-        d_keys, d_values = (torch.zeros_like(x, dtype=exact) for x in (keys, values))
+        d_keys, d_values = (torch.zeros_like(x, dtype=wide_dtype(keys)) for x in (keys, values))
         scale = queries.shape[-1] ** -0.5
         hidden = None if kept else _hidden(mask, grad)
         for i, (low, high) in enumerate(_blocks(queries.shape[2])):
@@ -91,7 +92,7 @@ class _BlockedAttention(torch.autograd.Function):
         d_queries *= scale
         d_keys *= scale
         d_k, d_v = (_from_head(x.to(keys.dtype), ctx.batch) for x in (d_keys, d_values))
-        return _from_key_head(d_queries, ctx.batch), d_k, d_v, None
+        return _from_head(d_queries.flatten(0, 1), ctx.batch), d_k, d_v, None
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -129,11 +130,6 @@ def _by_key_head(x: Tensor, kv_heads: int) -> Tensor:
 def _from_head(x: Tensor, batch: int) -> Tensor:
     """The inverse of ``_by_head``, not contiguous."""
     return x.view(batch, -1, *x.shape[1:]).transpose(1, 2)
-
-
-def _from_key_head(x: Tensor, batch: int) -> Tensor:
-    """The inverse of ``_by_key_head``, not contiguous."""
-    return x.view(batch, -1, *x.shape[2:]).transpose(1, 2)
 
 
 def _probabilities(queries: Tensor, keys: Tensor, hidden: Tensor, batch: int) -> Tensor:

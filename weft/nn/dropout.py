@@ -49,16 +49,16 @@ def element_bits(keys: Tensor, site: int, positions: Tensor, d_model: int) -> Te
     low, high = tokens.to(torch.int32)[..., None], (tokens >> 32).to(torch.int32)[..., None]
     features = torch.arange(d_model, device=keys.device, dtype=torch.int32)
     x = features * _signed(0x9E3779B1, 32) ^ low
-    x = (x ^ _shifted_32(x, 16)) * _signed(0x85EBCA6B, 32) + high
-    x = (x ^ _shifted_32(x, 13)) * _signed(0xC2B2AE35, 32)
-    return (x ^ _shifted_32(x, 16)) & 0x7FFFFFFF
+    x = (x ^ _shifted(x, 16)) * _signed(0x85EBCA6B, 32) + high
+    x = (x ^ _shifted(x, 13)) * _signed(0xC2B2AE35, 32)
+    return (x ^ _shifted(x, 16)) & 0x7FFFFFFF
 
 
 def _mix(x: Tensor) -> Tensor:
     """The finalizer of splitmix64 on int64, modulo 2^64."""
-    x = (x ^ _shifted_64(x, 30)) * _signed(0xBF58476D1CE4E5B9, 64)
-    x = (x ^ _shifted_64(x, 27)) * _signed(0x94D049BB133111EB, 64)
-    return x ^ _shifted_64(x, 31)
+    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9, 64)
+    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB, 64)
+    return x ^ _shifted(x, 31)
 
 
 def _mix_int(x: int) -> int:
@@ -69,13 +69,9 @@ def _mix_int(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _shifted_64(x: Tensor, places: int) -> Tensor:
+def _shifted(x: Tensor, places: int) -> Tensor:
     """Right, filling with zeros: PyTorch's shift fills with the sign."""
-    return (x >> places) & ((1 << (64 - places)) - 1)
-
-
-def _shifted_32(x: Tensor, places: int) -> Tensor:
-    return (x >> places) & ((1 << (32 - places)) - 1)
+    return (x >> places) & ((1 << (torch.iinfo(x.dtype).bits - places)) - 1)
 
 
 def _signed(value: int, width: int) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from weft.nn.norm import wide_dtype
 
 CHUNK_LOGITS = {"cpu": 1 << 20}
 """Logits that live at once, by device type: on a CPU as many as a core's cache holds in fp32."""
@@ -33,9 +35,9 @@ def linear_cross_entropy(
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         loss: Tensor = _LinearCrossEntropy.apply(flat, weight, targets, weights)  # type: ignore[no-untyped-call]
         return loss
-    total = flat.new_zeros((), dtype=_wide_dtype(flat))
+    total = flat.new_zeros((), dtype=wide_dtype(flat))
     for rows in _chunks(flat, weight):
-        total += _softmax_loss(flat[rows], weight, targets[rows], weights[rows]).loss
+        total += _softmax_loss(flat[rows], weight, targets[rows], weights[rows])[1]
     return total
 
 
@@ -54,7 +56,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor
     ) -> Tensor:
-        wide = _wide_dtype(hidden)
+        wide = wide_dtype(hidden)
         total = hidden.new_zeros((), dtype=wide)
         d_hidden = torch.empty_like(hidden)
         is_trained = ctx.needs_input_grad[1]
@@ -83,10 +85,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return d_hidden * grad.to(d_hidden.dtype), scaled, None, None
 
 
-def _wide_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
 def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
     """Rows of ``hidden`` ``[tokens, d_model]`` whose logits are made together."""
     logits = CHUNK_LOGITS.get(hidden.device.type, CHUNK_LOGITS_ELSEWHERE)
@@ -94,18 +92,16 @@ def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, hidden.shape[0], size)]
 
 
-class _SoftmaxLoss(NamedTuple):
-    probabilities: Tensor
-    """``[chunk, vocab]``, fp32 or fp64."""
-    loss: Tensor
-    """The chunk's term of the sum."""
+def _softmax_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Probabilities ``[chunk, vocab]``, fp32 or fp64, and the chunk's term of the sum.
 
-
-def _softmax_loss(hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> _SoftmaxLoss:
-    """The logarithm of a row's sum is read off its greatest probability, which cannot vanish."""
-    wide = _wide_dtype(hidden)
+    The logarithm of a row's sum is read off its greatest probability, which cannot vanish.
+    """
+    wide = wide_dtype(hidden)
     logits = hidden @ weight.T
     probabilities = torch.softmax(logits, dim=-1, dtype=wide)
     log_sum = logits.amax(-1).to(wide) - probabilities.amax(-1).log()
     chosen = logits.gather(1, targets[:, None])[:, 0].to(wide)
-    return _SoftmaxLoss(probabilities, ((log_sum - chosen) * weights.to(wide)).sum())
+    return probabilities, ((log_sum - chosen) * weights.to(wide)).sum()

@@ -10,6 +10,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """What sums over the numbers of ``x`` are made in: fp64 for fp64, else fp32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 class RMSNorm(nn.Module):
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension (arXiv 1910.07467)."""
 
@@ -34,7 +39,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = x.to(_statistics_dtype(x))
+        wide = x.to(wide_dtype(x))
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         r = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # [..., 1]
         ctx.save_for_backward(x, weight, r)
@@ -53,7 +58,3 @@ class _RMSNorm(torch.autograd.Function):
         mean = torch.linalg.vecdot(h, n).div_(d_model)[:, None]
         d_x = h.addcmul_(n, mean, value=-1).mul_(r)
         return d_x.to(x.dtype).view_as(x), d_weight, None
-
-
-def _statistics_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32

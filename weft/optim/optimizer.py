@@ -107,16 +107,14 @@ class Optimizer:
             key = (settings_of(self._optim, main.spec), tuple(self._states[main]))
             by_settings.setdefault(key, []).append(main)
         self.groups = [
-            Group(mains, settings.lr_scale, settings.weight_decay, self._by_name(mains))
-            for (settings, _), mains in by_settings.items()
+            Group(
+                mains,
+                settings.lr_scale,
+                settings.weight_decay,
+                {name: [self._states[main][name] for main in mains] for name in names},
+            )
+            for (settings, names), mains in by_settings.items()
         ]
-
-    def _by_name(self, mains: list[MainParam]) -> dict[str, list[Tensor]]:
-        found: dict[str, list[Tensor]] = {}
-        for main in mains:
-            for name, tensor in self._states[main].items():
-                found.setdefault(name, []).append(tensor)
-        return found
 
 
 def _box(main: MainParam, dims: Dims) -> Box:

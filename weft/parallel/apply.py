@@ -50,7 +50,7 @@ def apply_layout(
     modules = dict(model.named_modules())
     mesh = seat.stage_plan.mesh
     found = [
-        _Along(axis, AxisGroup(comm, name, seat.group(name)), seat, runtimes, axes, sizes)
+        _Along(axis, AxisGroup(comm, seat.group(name)), seat, runtimes, axes, sizes)
         for name, axis in axes.items()
         if mesh.size(name) > 1
     ]

@@ -20,7 +20,6 @@ class AxisGroup:
     """The ranks along one axis around this rank, in the axis's order."""
 
     comm: Comm
-    axis: str
     ranks: tuple[int, ...]
 
     @property
@@ -45,10 +44,10 @@ class Lying:
 Change = Callable[[Tensor], Tensor]
 """From this rank's tensor before to the one after; differentiable."""
 
-MakeChange = Callable[[AxisGroup, Lying, Lying], Change]
-"""Of a tensor that lies in one way and has to lie in another."""
-
-Changes = Mapping[tuple[type[Placement], type[Placement]], MakeChange]
+Changes = Mapping[
+    tuple[type[Placement], type[Placement]], Callable[[AxisGroup, Lying, Lying], Change]
+]
+"""What makes the change of a tensor that lies in one way and has to lie in another."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,12 +28,12 @@ class Division:
 
     def gather(self, x: Tensor) -> Tensor:
         """Shard -> Replicate. Backward: Partial -> Shard."""
-        result: Tensor = _gather(x, self)
+        result: Tensor = _pair(x, self.gathered, self.scattered)
         return result
 
     def scatter_sum(self, x: Tensor) -> Tensor:
         """Partial -> Shard. Backward: Shard -> Replicate."""
-        result: Tensor = _scatter_sum(x, self)
+        result: Tensor = _pair(x, self.scattered, self.gathered)
         return result
 
     def own_part(self, x: Tensor) -> Tensor:
@@ -44,7 +43,8 @@ class Division:
 
     def gathered(self, x: Tensor) -> Tensor:
         """Every rank's part, in order."""
-        sizes = [_resized(x.shape, self._dim, part) for part in self._parts]
+        before, after = x.shape[: self._dim], x.shape[self._dim + 1 :]
+        sizes = [(*before, part, *after) for part in self._parts]
         comm, ranks = self._group.comm, self._group.ranks
         arriving = comm.gather_parts(x.contiguous(), sizes, name="gather seq", group=ranks)
         return torch.cat(arriving(), dim=self._dim)
@@ -56,52 +56,24 @@ class Division:
         return comm.reduce_scatter_parts(parts, name="scatter seq", group=ranks)()
 
 
-def _resized(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
-    return (*shape[:dim], size, *shape[dim + 1 :])
+class _Pair(torch.autograd.Function):
+    """One way of the division forward, the other backward."""
 
-
-class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, division: Division) -> Tensor:
-        ctx.division = division
-        return division.gathered(x)
+    def forward(ctx: Any, x: Tensor, there: Change, back: Change) -> Tensor:
+        ctx.back = back
+        return there(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.division.scattered(grad), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grad), None, None
 
 
-class _ScatterSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, division: Division) -> Tensor:
-        ctx.division = division
-        return division.scattered(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.division.gathered(grad.contiguous()), None
-
-
-_gather = torch.compiler.disable(_Gather.apply)  # type: ignore[no-untyped-call]
-_scatter_sum = torch.compiler.disable(_ScatterSum.apply)  # type: ignore[no-untyped-call]
-
-
-def _gathering(group: AxisGroup, before: Lying, _after: Lying) -> Change:
-    return Division(group, before).gather
-
-
-def _scattering(group: AxisGroup, _before: Lying, after: Lying) -> Change:
-    return Division(group, after).scatter_sum
-
-
-def _taking(group: AxisGroup, _before: Lying, after: Lying) -> Change:
-    return Division(group, after).own_part
-
+_pair = torch.compiler.disable(_Pair.apply)  # type: ignore[no-untyped-call]
 
 CHANGES: Changes = {
-    (Shard, Replicate): _gathering,
-    (Partial, Shard): _scattering,
-    (Replicate, Shard): _taking,
+    (Shard, Replicate): lambda group, before, _: Division(group, before).gather,
+    (Partial, Shard): lambda group, _, after: Division(group, after).scatter_sum,
+    (Replicate, Shard): lambda group, _, after: Division(group, after).own_part,
 }

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from weft.nn.losses import LinearCrossEntropy
-from weft.parallel.runtime import AxisGroup, Change, SplitForm, Sum
+from weft.nn.norm import wide_dtype
+from weft.parallel.runtime import AxisGroup, SplitForm, Sum
 
 CHUNK_TOKENS = 1024
 """Tokens whose logits are made at once, on each rank its part of the vocabulary. Their
@@ -21,12 +22,13 @@ probabilities are kept for backward, in fp32 (fp64 in fp64): ``[tokens, own voca
 class RowLinear(nn.Module):
     """A linear layer split along its input: terms are made complete, then comes the bias."""
 
-    def __init__(self, linear: nn.Linear, complete: Change) -> None:
+    def __init__(self, linear: nn.Module, total: Sum) -> None:
         super().__init__()
+        assert isinstance(linear, nn.Linear) and total.complete, f"{linear} gives a term"
         self.bias = linear.bias
         linear.register_parameter("bias", None)
         self.product = linear
-        self._complete = complete
+        self._complete = total.complete
 
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, seq, own d_in]`` to ``[batch, own seq, d_out]``."""
@@ -37,11 +39,12 @@ class RowLinear(nn.Module):
 class VocabEmbedding(nn.Module):
     """An embedding split along the vocabulary: tokens of other ranks' parts give zeros."""
 
-    def __init__(self, embedding: nn.Embedding, first: int, complete: Change) -> None:
+    def __init__(self, embedding: nn.Module, total: Sum) -> None:
         super().__init__()
+        assert isinstance(embedding, nn.Embedding) and total.complete, f"{embedding} gives a term"
         self.weight = embedding.weight
-        self._first = first
-        self._complete = complete
+        self._first = total.first
+        self._complete = total.complete
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``[batch, seq]`` to ``[batch, own seq, d_model]``."""
@@ -52,21 +55,22 @@ class VocabEmbedding(nn.Module):
 
 
 class VocabCrossEntropy(nn.Module):
-    """``linear_cross_entropy`` of a head split along the vocabulary. No logits are gathered.
+    """``linear_cross_entropy`` of a head split along the vocabulary, which adds up what it needs by
+    itself. No logits are gathered.
 
     ``weight`` ``[own vocab, d_model]`` is this rank's part, ``hidden`` ``[batch, seq, d_model]``,
     ``targets`` and ``weights`` ``[batch, seq]`` are whole; every rank gets the whole sum.
     """
 
-    def __init__(self, first: int, group: AxisGroup) -> None:
+    def __init__(self, _: nn.Module, total: Sum) -> None:
         super().__init__()
-        self._first = first
-        self._group = group
+        self._first = total.first
+        self._group = total.group
 
     def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         whole = hidden.flatten(0, 1)  # [tokens, d_model]
         local = (targets - self._first).reshape(-1)
-        total = whole.new_zeros((), dtype=_wide(whole))
+        total = whole.new_zeros((), dtype=wide_dtype(whole))
         for low in range(0, len(whole), CHUNK_TOKENS):
             rows = slice(low, low + CHUNK_TOKENS)
             losses: Tensor = _VocabLosses.apply(  # type: ignore[no-untyped-call]
@@ -84,7 +88,7 @@ class _VocabLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, local: Tensor, group: AxisGroup) -> Tensor:
-        logits = logits.to(_wide(logits))
+        logits = logits.to(wide_dtype(logits))
         largest = logits.amax(-1)
         group.comm.all_reduce(largest, name="vocab max", group=group.ranks, largest=True)
         shifted = logits - largest[:, None]
@@ -107,27 +111,8 @@ class _VocabLosses(torch.autograd.Function):
         return d_logits * grad[:, None], None, None
 
 
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _row_linear(module: nn.Module, total: Sum) -> nn.Module:
-    assert isinstance(module, nn.Linear) and total.complete is not None, f"{module} gives a term"
-    return RowLinear(module, total.complete)
-
-
-def _vocab_embedding(module: nn.Module, total: Sum) -> nn.Module:
-    assert isinstance(module, nn.Embedding) and total.complete is not None, f"{module} gives a term"
-    return VocabEmbedding(module, total.first, total.complete)
-
-
-def _vocab_cross_entropy(_module: nn.Module, total: Sum) -> nn.Module:
-    """It adds up what it needs by itself."""
-    return VocabCrossEntropy(total.first, total.group)
-
-
 SPLIT_FORMS: Mapping[type[nn.Module], SplitForm] = {
-    nn.Linear: _row_linear,
-    nn.Embedding: _vocab_embedding,
-    LinearCrossEntropy: _vocab_cross_entropy,
+    nn.Linear: RowLinear,
+    nn.Embedding: VocabEmbedding,
+    LinearCrossEntropy: VocabCrossEntropy,
 }
