@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import FileStore, HashStore, Store
 
-from weft.comm.arrival import await_ranks
+from weft.comm.rendezvous import await_ranks
 from weft.config.errors import ConfigError
 
 LONG_S = 30.0
@@ -43,6 +43,6 @@ def test_all_are_told_who_is_missing() -> None:
 
 
 def test_rank_0_may_be_the_one_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.comm.arrival.GRACE_S", 0.1)
+    monkeypatch.setattr("weft.comm.rendezvous.GRACE_S", 0.1)
     (message,) = outcomes(HashStore(), [1], 2, 0.1)
     assert "Missing: rank 0." in message

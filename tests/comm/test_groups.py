@@ -23,9 +23,9 @@ from weft.comm.rendezvous import Rendezvous
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import FAMILIES
+from weft.parallel.apply import axis_groups
 from weft.parallel.params import held_pieces, param_tilings, reduction_groups
 from weft.parallel.pipeline.stage_border import channels
-from weft.parallel.runtimes import axis_groups
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 

@@ -50,7 +50,7 @@ def test_a_family_from_outside_is_one_like_ours(family: Family, tmp_path) -> Non
     with pytest.raises(
         ConfigError, match=r"model.family = 'outsider': expected one of llama, gpt2"
     ):
-        export_hf(tmp_path, ROW, {}, None)
+        export_hf(tmp_path, ROW, {}.__getitem__, None)
 
 
 def test_it_cannot_be_added_twice(family: Family) -> None:

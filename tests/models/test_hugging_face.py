@@ -146,7 +146,7 @@ OURS = {
 @pytest.mark.parametrize("name", OURS)
 def test_export_opens_in_transformers_with_our_logits(name: str, tmp_path: Path) -> None:
     spec, tensors = OURS[name], _ours(OURS[name])
-    export_hf(tmp_path, spec, tensors, None)
+    export_hf(tmp_path, spec, tensors.__getitem__, None)
     model, report = AutoModelForCausalLM.from_pretrained(
         tmp_path, attn_implementation="eager", output_loading_info=True
     )
@@ -164,7 +164,7 @@ def test_round_trip_is_bit_exact(
     name: str, dtype: torch.dtype, shard_bytes: int, tmp_path: Path
 ) -> None:
     tensors = _ours(OURS[name], dtype)
-    export_hf(tmp_path, OURS[name], tensors, None, shard_bytes=shard_bytes)
+    export_hf(tmp_path, OURS[name], tensors.__getitem__, None, shard_bytes=shard_bytes)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert (WEIGHTS in names) == (shard_bytes > 10_000)
     assert (INDEX in names) == (shard_bytes == 10_000)
@@ -177,7 +177,7 @@ def test_round_trip_is_bit_exact(
 
 def test_sharded_export_opens_in_transformers(tmp_path: Path) -> None:
     tensors = _ours(GPT2)
-    export_hf(tmp_path, GPT2, tensors, None, shard_bytes=10_000)
+    export_hf(tmp_path, GPT2, tensors.__getitem__, None, shard_bytes=10_000)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     torch.testing.assert_close(_their_logits(model), _logits(GPT2, tensors), rtol=0, atol=ATOL)
 
@@ -187,7 +187,7 @@ def test_tokenizer_and_its_end_token_come_along(tmp_path: Path) -> None:
     run.mkdir()
     (run / "tokenizer.json").write_text(train_bpe(["a rose is a rose is a rose"] * 3, 300))
     (run / "tokenizer_config.json").write_text(end_token_config(END))
-    export_hf(out, LLAMA, _ours(LLAMA), run / "tokenizer.json")
+    export_hf(out, LLAMA, _ours(LLAMA).__getitem__, run / "tokenizer.json")
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert tokenizer.decode(tokenizer("a rose")["input_ids"]) == "a rose"
     assert tokenizer.eos_token == END
@@ -197,7 +197,7 @@ def test_tokenizer_and_its_end_token_come_along(tmp_path: Path) -> None:
 
 def test_older_names_and_fields_are_read(tmp_path: Path) -> None:
     """The first GPT-2 files: no prefix, the causal mask as a tensor, older fields."""
-    export_hf(tmp_path, GPT2, _ours(GPT2), None)
+    export_hf(tmp_path, GPT2, _ours(GPT2).__getitem__, None)
     stored = load_file(tmp_path / WEIGHTS)
     renamed = {name.removeprefix("transformer."): tensor for name, tensor in stored.items()}
     renamed["h.0.attn.bias"] = torch.ones(1, 1, 64, 64).tril()
@@ -215,7 +215,7 @@ def _edit(folder: Path, **fields: Any) -> None:
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
-    export_hf(tmp_path, LLAMA, _ours(LLAMA), None)
+    export_hf(tmp_path, LLAMA, _ours(LLAMA).__getitem__, None)
     return tmp_path
 
 
@@ -322,7 +322,7 @@ def test_a_tensor_may_not_be_left_over(exported: Path) -> None:
 
 def test_a_tied_head_must_be_the_embedding(tmp_path: Path) -> None:
     spec = OURS["llama tied"]
-    export_hf(tmp_path, spec, _ours(spec), None)
+    export_hf(tmp_path, spec, _ours(spec).__getitem__, None)
     stored = load_file(tmp_path / WEIGHTS)
     stored["lm_head.weight"] = stored["model.embed_tokens.weight"].clone()
     save_file(stored, tmp_path / WEIGHTS)
@@ -350,8 +350,8 @@ def test_an_index_stays_in_its_folder(exported: Path) -> None:
 def test_shapes_that_no_architecture_has(tmp_path: Path) -> None:
     both = replace(LLAMA, qkv_bias=True, qk_norm=True)
     with pytest.raises(ConfigError, match="one of the two"):
-        export_hf(tmp_path, both, _ours(both), None)
+        export_hf(tmp_path, both, _ours(both).__getitem__, None)
     wide = replace(GPT2, d_head=16)
     with pytest.raises(ConfigError, match=r"model.d_head = 16: expected d_model / num_heads \(8\)"):
-        export_hf(tmp_path, wide, _ours(wide), None)
+        export_hf(tmp_path, wide, _ours(wide).__getitem__, None)
     assert not list(tmp_path.iterdir())

@@ -11,9 +11,8 @@ from weft.axes.axis import Axis
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.models.registry import FAMILIES, module_names
-from weft.parallel.apply import apply_layout, refuse_strangers
+from weft.parallel.apply import RUNTIMES, apply_layout, axis_groups, refuse_strangers
 from weft.parallel.runtime import Runtime
-from weft.parallel.runtimes import RUNTIMES, axis_groups
 from weft.parallel.tensor.modules import RowLinear
 from weft.plan.layout import SAMPLES, Dim, Edge, Form, Layout, Partial, Replicate
 from weft.plan.mesh import Mesh

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from weft.checkpoint.entry import JSON, CheckpointError, Shard
 from weft.checkpoint.rank_file import write_rank
@@ -17,30 +16,6 @@ from weft.checkpoint.store import begin, candidates, commit
 from weft.checkpoint.whole import saved_model
 from weft.models import hugging_face
 from weft.plan.box import Box
-
-
-class LazyTensors(Mapping[str, Tensor]):
-    """Whole parameters by logical name, each read when it is asked for and not kept.
-
-    Args:
-        dtype: What to convert to; None keeps the stored one.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> None:
-        self._checkpoint = checkpoint
-        self._dtype = dtype
-        self._names = dict.fromkeys(checkpoint.names())
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._checkpoint.read(name, dtype=self._dtype)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def export_hf(
@@ -60,7 +35,7 @@ def export_hf(
     """
     spec = saved_model(checkpoint)
     try:
-        hugging_face.export_hf(out, spec, LazyTensors(checkpoint, dtype), tokenizer_file)
+        hugging_face.export_hf(out, spec, partial(checkpoint.read, dtype=dtype), tokenizer_file)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot be written: {error}", file=out) from error
 

@@ -10,8 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from weft.comm.arrival import GRACE_S, await_ranks, come
-from weft.comm.rendezvous import ARRIVAL_S, Rendezvous
+from weft.comm.rendezvous import ARRIVAL_S, GRACE_S, Rendezvous, await_ranks, come
 from weft.config.errors import ConfigError, ConfigErrors, RunError
 
 DECISION_S = 600.0

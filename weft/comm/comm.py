@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import prod
 from types import TracebackType
@@ -72,9 +72,8 @@ class Comm:
         self.rendezvous: Rendezvous | None = None
         """Closed too when the epoch ends."""
         self._choices: dict[tuple[int, ...], Choice] = {}
-        self._transports: dict[tuple[int, ...], NativeGroup] = {}
-        self._gathering: dict[tuple[int, ...], NativeGroup] = {}
-        self._channels: dict[Channel, NativeGroup] = {}
+        self._transports: dict[tuple[tuple[int, ...], str], NativeGroup] = {}
+        """By ranks and purpose."""
         self._links: dict[tuple[int, ...], Link] = {}
         self._host_copies: HostCopies | None = None
 
@@ -89,8 +88,7 @@ class Comm:
     def open_groups(self, groups: Iterable[tuple[int, ...]]) -> None:
         """Create those of the groups that this rank is in, and that of all ranks."""
         for ranks in (self.world, *groups):
-            if self._is_missing(ranks, self._transports):
-                self._transports[ranks] = self._open(ranks, "calls")
+            self._open(ranks, "calls")
 
     def open_gathering(self, groups: Iterable[tuple[int, ...]]) -> None:
         """Create what ``all_gather`` needs in those of the groups that this rank is in.
@@ -99,16 +97,13 @@ class Comm:
         ranks in an order that differs from rank to rank.
         """
         for ranks in groups:
-            if self._is_missing(ranks, self._gathering):
-                self._gathering[ranks] = self._open(ranks, "gathers")
+            self._open(ranks, "gathers")
 
     def open_channels(self, channels: Iterable[Channel]) -> None:
         """Create what this rank's channels need that have a communicator of their own."""
-        for channel in channels:
-            is_tagged = self._choose(channel.ranks).backend == "gloo"  # tags keep them apart
-            if not is_tagged and self._is_missing(channel.ranks, {}):
-                purpose = f"channel {channel.number}"
-                self._channels[channel] = self._open(channel.ranks, purpose)
+        for ranks, number in channels:
+            if self._choose(ranks).backend != "gloo":  # whose tags keep them apart
+                self._open(ranks, f"channel {number}")
 
     def transports(self) -> list[str]:
         """How each group of ranks talks, in words; those that talk alike in one line."""
@@ -163,12 +158,7 @@ class Comm:
         return _pieces(result, counts, ascending, sizes)
 
     def gather_parts(
-        self,
-        part: Tensor,
-        sizes: Sequence[Sequence[int]],
-        *,
-        name: str,
-        group: tuple[int, ...],
+        self, part: Tensor, sizes: Sequence[Sequence[int]], *, name: str, group: tuple[int, ...]
     ) -> Arriving[list[Tensor]]:
         """Start to collect every rank's contiguous ``part``, in the group's order.
 
@@ -233,7 +223,7 @@ class Comm:
         in ascending order.
         """
         size = len(group)
-        begin = partial(self._gathering[group].all_gather, flat, group, self.rank)
+        begin = partial(self._transports[group, "gathers"].all_gather, flat, group, self.rank)
         sent = (size - 1) / size * flat.nbytes
         return self._start(
             name, group, flat.nbytes, begin, messages=size - 1, sent=sent, kind="gather"
@@ -301,8 +291,7 @@ class Comm:
         if self._host_copies is not None:
             self._host_copies.close(wait=not abort)
             self._host_copies = None
-        for known in (self._transports, self._gathering, self._channels):
-            known.clear()
+        self._transports.clear()
         if self.groups is not None:
             self.groups.abort() if abort else self.groups.close()
             self.groups = None
@@ -329,10 +318,10 @@ class Comm:
         return sum(part.numel() > 0 for part in others), sum(part.nbytes for part in others)
 
     def _group(self, ranks: tuple[int, ...]) -> NativeGroup:
-        if ranks == self.world and ranks not in self._transports:
+        if ranks == self.world and (ranks, "calls") not in self._transports:
             assert self._choose(ranks) == Choice("gloo"), "the group of all ranks was not opened"
-            self._transports[ranks] = self._host_group()
-        return self._transports[ranks]
+            self._transports[ranks, "calls"] = self._host_group()
+        return self._transports[ranks, "calls"]
 
     def _host_group(self) -> NativeGroup:
         """Of all ranks, over gloo, on tensors in host memory."""
@@ -343,30 +332,29 @@ class Comm:
             raise CommError(f"rank {self.rank}: this epoch was closed")
         return self.groups
 
-    def _is_missing(self, ranks: tuple[int, ...], known: Collection[tuple[int, ...]]) -> bool:
-        """Whether this rank has to open the group; how it talks is known of every group."""
-        if len(ranks) == 1:
-            return False
-        self._choose(ranks)
-        return self.rank in ranks and ranks not in known
-
     def _choose(self, ranks: tuple[int, ...]) -> Choice:
         if ranks not in self._choices:
             self._choices[ranks] = choose([self.members[rank] for rank in ranks])
         return self._choices[ranks]
 
-    def _open(self, ranks: tuple[int, ...], purpose: str) -> NativeGroup:
+    def _open(self, ranks: tuple[int, ...], purpose: str) -> None:
+        """Open the group if this rank is in it; how it talks is known of every group."""
+        if len(ranks) == 1:
+            return
         choice = self._choose(ranks)
+        if self.rank not in ranks or (ranks, purpose) in self._transports:
+            return
         if choice.through_host:
             # Begun by a thread of its own: apart from what this one asks of the same ranks.
-            return self._staged(self._opened().open(ranks, choice.backend, f"staged {purpose}"))
+            group = self._opened().open(ranks, choice.backend, f"staged {purpose}")
+            self._transports[ranks, purpose] = self._staged(group)
+            return
         group = self._opened().open(ranks, choice.backend, purpose)
-        if choice.backend == "gloo":
-            return NativeGroup(group)
-        transport = DirectGroup(group)
-        # Libraries that connect at the first call do so now, while all ranks keep one order.
-        transport.all_reduce(torch.zeros(1, device=self.device), largest=False)()
-        return transport
+        transport = NativeGroup(group) if choice.backend == "gloo" else DirectGroup(group)
+        if choice.backend != "gloo":
+            # Libraries that connect at the first call do so now, while all ranks keep one order.
+            transport.all_reduce(torch.zeros(1, device=self.device), largest=False)()
+        self._transports[ranks, purpose] = transport
 
     def _staged(self, group: Group) -> StagedGroup:
         if self._host_copies is None:
@@ -374,14 +362,15 @@ class Comm:
         return StagedGroup(group, self._host_copies)
 
     def _channel(self, channel: Channel) -> NativeGroup:
-        if channel not in self._channels:
+        key = channel.ranks, f"channel {channel.number}"
+        if key not in self._transports:
             choice = self._choose(channel.ranks)
             assert choice.backend == "gloo", f"{channel} was not opened"
             world = self._opened().open(self.world, "gloo", "calls")
-            self._channels[channel] = (
+            self._transports[key] = (
                 self._staged(world) if choice.through_host else NativeGroup(world)
             )
-        return self._channels[channel]
+        return self._transports[key]
 
     def _link(self, ranks: tuple[int, ...]) -> Link:
         if ranks not in self._links:
@@ -438,10 +427,7 @@ def _ascending(group: Sequence[int]) -> list[int]:
 
 
 def _pieces(
-    flat: Tensor,
-    counts: Sequence[int],
-    ascending: Sequence[int],
-    sizes: Sequence[Sequence[int]],
+    flat: Tensor, counts: Sequence[int], ascending: Sequence[int], sizes: Sequence[Sequence[int]]
 ) -> list[Tensor]:
     """What came of each rank in ascending order, in the group's order and shaped."""
     pieces = dict(zip(ascending, torch.split(flat, list(counts)), strict=True))

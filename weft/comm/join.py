@@ -10,11 +10,10 @@ from dataclasses import asdict
 import torch
 
 from weft.comm.address import RankAddress
-from weft.comm.arrival import await_ranks
 from weft.comm.comm import Comm
 from weft.comm.groups import Groups
 from weft.comm.members import Member
-from weft.comm.rendezvous import ARRIVAL_S, Rendezvous
+from weft.comm.rendezvous import ARRIVAL_S, Rendezvous, await_ranks
 
 
 def join(

@@ -31,15 +31,15 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 def export_hf(
     folder: Path,
     spec: ModelSpec,
-    tensors: Mapping[str, Tensor],
+    read: Callable[[str], Tensor],
     tokenizer_file: Path | None,
     *,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a folder that ``AutoModelForCausalLM.from_pretrained`` opens, without custom code.
 
-    ``tensors`` holds every parameter whole by its logical name, in the dtype to be written; each
-    is asked for once, so a mapping may read lazily. ``tokenizer_file`` is a ``tokenizer.json``.
+    ``read`` gives a whole parameter by its logical name, in the dtype to be written; each is asked
+    for once, when it is written. ``tokenizer_file`` is a ``tokenizer.json``.
 
     Raises ConfigError: no Hugging Face architecture has this shape.
     """
@@ -50,7 +50,7 @@ def export_hf(
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
     total, dtype = 0, None
-    for number, shard in enumerate(_shards(converter.entries(spec), tensors, shard_bytes)):
+    for number, shard in enumerate(_shards(converter.entries(spec), read, shard_bytes)):
         name = f"model-{number + 1:05d}.safetensors"
         save_file(shard, folder / name, metadata={"format": "pt"})
         files |= dict.fromkeys(shard, name)
@@ -69,13 +69,13 @@ def _converters() -> dict[str, Converter[Any]]:
 
 
 def _shards(
-    entries: list[Entry], tensors: Mapping[str, Tensor], shard_bytes: int
+    entries: list[Entry], read: Callable[[str], Tensor], shard_bytes: int
 ) -> Iterator[dict[str, Tensor]]:
     """Their tensors in order, up to ``shard_bytes`` together."""
     shard: dict[str, Tensor] = {}
     held = 0
     for entry in entries:
-        tensor = _joined(entry, [tensors[name] for name in entry.ours])
+        tensor = _joined(entry, [read(name) for name in entry.ours])
         if shard and held + tensor.nbytes > shard_bytes:
             yield shard
             shard, held = {}, 0

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from weft.nn.context import Context
 from weft.plan.model import UnitName
@@ -141,6 +142,23 @@ class Unit:
         """Compile the forward as it is now."""
         assert isinstance(self._call, nn.Module), "only modules are compiled"
         self._call.compile()
+
+
+class Recomputed(nn.Module):
+    """A block that keeps its input instead of its activations, which backward computes again. The
+    same numbers, bit for bit.
+
+    ``draws``: it takes random numbers from PyTorch, whose state is then restored. Weft's own
+    dropout is a function of sample and position and needs none of that.
+    """
+
+    def __init__(self, block: Callable[..., Any], *, draws: bool = False) -> None:
+        super().__init__()
+        self.block = block
+        self._draws = draws
+
+    def forward(self, *args: Any) -> Any:
+        return checkpoint(self.block, *args, use_reentrant=False, preserve_rng_state=self._draws)
 
 
 class Stage(Protocol):

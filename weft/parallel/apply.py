@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -11,12 +12,25 @@ from torch import nn
 from weft.axes.axis import Axis
 from weft.axes.held import Ranges, held, placement
 from weft.axes.registry import AXES
+from weft.axes.tp.axis import TensorParallel
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.parallel.runtime import AxisGroup, Change, Lying, Runtime, Sum
-from weft.parallel.runtimes import RUNTIMES
+from weft.parallel.tensor.changes import CHANGES
+from weft.parallel.tensor.modules import SPLIT_FORMS
 from weft.plan.layout import SAMPLES, Dim, Edge, Form, Layout, Shard
-from weft.plan.plan import Seat
+from weft.plan.plan import Plan, Seat
+
+RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
+    {TensorParallel.name: Runtime(CHANGES, SPLIT_FORMS)}
+)
+"""The axes that divide modules, each with its runtime."""
+
+
+def axis_groups(plan: Plan) -> list[tuple[int, ...]]:
+    """The groups that modules talk in, of every stage, in the one order all ranks agree on."""
+    meshes = [stage.mesh for _, _, stage in plan.stages()]
+    return sorted({ranks for mesh in meshes for axis in RUNTIMES for ranks in mesh.groups(axis)})
 
 
 def refuse_strangers(layout: Mapping[str, Layout], modules: Collection[str]) -> None:

@@ -290,10 +290,7 @@ def takes_gradients_of(param: nn.Parameter) -> bool:
 
 
 def _divided(
-    params: Sequence[LocalParam],
-    pieces: Mapping[str, Sequence[Held]],
-    precision: Roles,
-    rank: int,
+    params: Sequence[LocalParam], pieces: Mapping[str, Sequence[Held]], precision: Roles, rank: int
 ) -> tuple[list[MainParam], list[MainParam], list[Held]]:
     """The pieces that no update changes (forward and backward leave them out), those that this rank
     updates as a whole, and those whose gradients go into buckets."""

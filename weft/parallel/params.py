@@ -11,7 +11,7 @@ from weft.axes.held import tiling
 from weft.models.registry import FAMILIES
 from weft.plan.box import Box
 from weft.plan.layout import Dim, Layout
-from weft.plan.model import ModelSpec, ParamSpec, UnitName
+from weft.plan.model import ModelSpec, ParamSpec
 from weft.plan.plan import Plan, StagePlan, ZeroLevel
 from weft.plan.tiling import Stored, Tiling, refine
 

@@ -17,6 +17,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from weft.nn.stage import Call, Objective, Stage, Terms, Tree, Unit, tensors_in
 from weft.parallel.mains import FlatParams
 from weft.plan.model import UnitName
+from weft.schedules.action import Kind
 
 
 @dataclass(slots=True, eq=False)
@@ -30,15 +31,8 @@ class UnitParams:
     """The next in forward order, in the same stage."""
     before: UnitParams | None = None
 
-    def enter_forward(self) -> None:
-        """What follows computes with these parameters, up to the next unit."""
-        self._enter(self.after)
-
-    def enter_backward(self) -> None:
-        """The gradient of the output is here, so whatever came after this unit is done."""
-        self._enter(self.before)
-
-    def _enter(self, coming: UnitParams | None) -> None:
+    def enter(self, coming: UnitParams | None) -> None:
+        """What follows computes with these parameters, and then with those of ``coming``."""
         soon = () if coming is None else coming.flats
         for other in self.all_units:
             for flat in other.flats:
@@ -60,13 +54,14 @@ class Attendance:
         reading = [params[name] for name, unit in units.items() if unit.backward_reads]
         self._backward = reading[::-1]
 
-    def forward(self) -> None:
-        for params in self._forward:
-            params.enter_forward()
-
-    def backward(self) -> None:
-        for params in self._backward:
-            params.enter_backward()
+    def attend(self, kind: Kind) -> None:
+        """Take part in an action."""
+        if kind == "F":
+            for params in self._forward:
+                params.enter(params.after)
+        elif kind != "W":
+            for params in self._backward:
+                params.enter(params.before)
 
     def announced(self, objective: Objective) -> Objective:
         """An objective whose backward gathers the last unit: it computes with its parameters."""
@@ -102,7 +97,7 @@ def _gathered(params: UnitParams, backward_reads: bool, call: Call) -> Call:
     """A forward whose parameters are there while it computes, and in its backward."""
 
     def forward(*args: Any) -> Any:
-        params.enter_forward()
+        params.enter(params.after)
         result = call(*args)
         if backward_reads:
             _announce(result, args, params)
@@ -112,10 +107,13 @@ def _gathered(params: UnitParams, backward_reads: bool, call: Call) -> Call:
 
 
 def _announce(result: Any, given: Any, params: UnitParams) -> None:
-    """The backward of what made ``result`` begins by gathering; what was ``given`` is not made."""
+    """The backward of what made ``result`` begins by gathering; what was ``given`` is not made.
+
+    Its gradient is there then, so whatever came after this unit is done.
+    """
     known = {id(tensor) for tensor in tensors_in(given)}
     made = [x for x in tensors_in(result) if x.requires_grad and id(x) not in known]
     if len(made) == 1:
-        made[0].register_hook(lambda _: params.enter_backward())  # type: ignore[no-untyped-call]
+        made[0].register_hook(lambda _: params.enter(params.before))  # type: ignore[no-untyped-call]
     elif made:
-        register_multi_grad_hook(made, lambda _: params.enter_backward(), mode="any")
+        register_multi_grad_hook(made, lambda _: params.enter(params.before), mode="any")

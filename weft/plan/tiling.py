@@ -6,7 +6,7 @@ and gradient reduction across unlike pipelines are all intersections of two tili
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -108,18 +108,11 @@ class Move(NamedTuple):
     box: Box
 
 
-def by_rank_distance(src: int, dst: int) -> int:
-    """How far two ranks are apart when nothing is known about links."""
-    return abs(src - dst)
-
-
-def moves(
-    source: Tiling, target: Tiling, distance: Callable[[int, int], int] = by_rank_distance
-) -> list[Move]:
+def moves(source: Tiling, target: Tiling) -> list[Move]:
     """The copies that turn ``source`` into ``target``.
 
-    Every element that a rank of ``target`` needs arrives there once, from the nearest rank that
-    holds it (itself first; ties go to the lower rank). Ordered by destination, source and box.
+    Every element that a rank of ``target`` needs arrives there once, from the holder with the
+    nearest number (itself first; ties go to the lower rank). Ordered by destination, source, box.
 
     Raises:
         ValueError: an element of ``target`` has no holder in ``source``.
@@ -128,21 +121,16 @@ def moves(
     result: list[Move] = []
     for dst, wanted in sorted(target.boxes.items()):
         missing = [box for box in wanted if box.numel]
-        near = sorted(source.boxes, key=lambda src: (src != dst, distance(src, dst), src))
-        for src in near:
+        for src in sorted(source.boxes, key=lambda src: (abs(src - dst), src)):
             if not missing:
                 break
             for given in source.boxes[src]:
-                found = [(box, box.intersect(given)) for box in missing]
-                result += [Move(src, dst, common) for _, common in found if common is not None]
-                missing = [part for box, common in found for part in _rest(box, common)]
+                found = (box.intersect(given) for box in missing)
+                result += [Move(src, dst, common) for common in found if common is not None]
+                missing = [part for box in missing for part in box.subtract(given)]
         if missing:
             raise ValueError(f"no rank holds {missing[0]} of shape {source.shape}")
     return sorted(result, key=lambda move: (move.dst, move.src, move.box))
-
-
-def _rest(box: Box, common: Box | None) -> list[Box]:
-    return [box] if common is None else box.subtract(common)
 
 
 class Piece(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from weft.schedules.action import Action, Kind
-from weft.schedules.pipeline_schedule import PipelineSchedule
+from weft.schedules.registry import PipelineSchedule
 from weft.schedules.zero_bubble_v import v_stages
 
 Turn = tuple[Kind, int]

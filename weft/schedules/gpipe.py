@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.schedules.action import Action
-from weft.schedules.pipeline_schedule import PipelineSchedule
+from weft.schedules.registry import PipelineSchedule
 
 
 def gpipe(num_positions: int, num_microbatches: int) -> list[list[Action]]:

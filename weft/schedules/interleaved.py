@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.schedules.action import Action
 from weft.schedules.greedy import Position, play
-from weft.schedules.pipeline_schedule import PipelineSchedule
+from weft.schedules.registry import PipelineSchedule
 
 
 def in_rounds(num_positions: int, num_stages: int) -> list[tuple[int, ...]]:

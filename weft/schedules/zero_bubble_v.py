@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from weft.schedules.action import Action
 from weft.schedules.greedy import Position, play
-from weft.schedules.pipeline_schedule import PipelineSchedule
+from weft.schedules.registry import PipelineSchedule
 
 
 def v_stages(num_positions: int) -> list[tuple[int, ...]]:

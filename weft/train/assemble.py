@@ -17,10 +17,10 @@ from torch import Tensor
 
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
-from weft.memory.recompute import Recomputed
 from weft.nn.init import initial_values
-from weft.nn.stage import Buffer, MicroBatch, Objective, Stage
+from weft.nn.stage import Buffer, MicroBatch, Objective, Recomputed, Stage
 from weft.optim.optimizer import Optimizer
+from weft.parallel.apply import axis_groups
 from weft.parallel.buckets import BUCKET_BYTES
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import LocalParam, held_pieces
@@ -29,7 +29,6 @@ from weft.parallel.pipeline.executor import Computation, Executor
 from weft.parallel.pipeline.passes import InPasses, objective_in_passes
 from weft.parallel.pipeline.running import RunningBuffers
 from weft.parallel.pipeline.stage_border import channels
-from weft.parallel.runtimes import axis_groups
 from weft.parallel.sharding import Attendance, UnitParams, gather_in_time
 from weft.plan.box import Box
 from weft.plan.layout import Border

@@ -145,8 +145,8 @@ class Executor:
                 microbatch = microbatches[action.microbatch]
                 if self._computes(microbatch):
                     self._do(action, microbatch)
-                elif action.stage in self._attendances:
-                    self._attend(action)
+                elif action.stage in self._attendances:  # help the others of the stage
+                    self._attendances[action.stage].attend(action.kind)
                 for sent in arrived[number]:
                     self._release(sent)
         for border in self._borders.values():
@@ -155,13 +155,6 @@ class Executor:
 
     def _computes(self, microbatch: MicroBatch) -> bool:
         return self._runs_empty or len(microbatch) > 0
-
-    def _attend(self, action: Action) -> None:
-        """No samples for this rank: help the others of the stage to theirs."""
-        if action.kind == "F":
-            self._attendances[action.stage].forward()
-        elif action.kind != "W":
-            self._attendances[action.stage].backward()
 
     def _expect(self, action: Action, microbatches: Sequence[MicroBatch]) -> None:
         """Start to receive what the action works on, where it comes over a stage border."""

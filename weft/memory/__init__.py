@@ -1,1 +1,0 @@
-"""What is kept, recomputed or moved away to save memory."""
