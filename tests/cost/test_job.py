@@ -1,6 +1,7 @@
 """Closed forms of pipelines against the simulator and the schedules' own lists."""
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
@@ -61,6 +62,12 @@ def test_borders_delay_the_first_and_the_last(hidden) -> None:
     assert apart - alone == pytest.approx(3 * 0.2 + 8 * 0.2 * (1 - hidden))
 
 
+def held(schedule) -> list[int]:
+    """Most forward results that each position keeps: from a forward to the end of its backward."""
+    change = {"F": 1, "B": -1, "I": 0, "W": -1}
+    return [max(accumulate(change[a.kind] for a in actions)) for actions in schedule]
+
+
 @pytest.mark.parametrize("pp", [2, 4])
 @pytest.mark.parametrize("many", [1, 3, 16])
 def test_held_is_what_the_lists_hold(pp, many) -> None:
@@ -69,17 +76,17 @@ def test_held_is_what_the_lists_hold(pp, many) -> None:
         (one_forward_one_backward(pp, many), job),
         (zero_bubble_h1(pp, many), replace(job, schedule="zb-h1")),
     ):
-        proof = prove(schedule, [(p,) for p in range(pp)], many)
-        assert [changed.held(p) for p in range(pp)] == list(proof.held)
+        prove(schedule, [(p,) for p in range(pp)], many)
+        assert [changed.held(p) for p in range(pp)] == held(schedule)
 
 
 @pytest.mark.parametrize("chunks", [2, 3])
 def test_held_by_an_interleaved_pipeline(chunks) -> None:
     pp, many = 4, 16
     schedule = interleaved(pp, many, chunks)
-    proof = prove(schedule, [tuple(range(p, pp * chunks, pp)) for p in range(pp)], many)
+    prove(schedule, [tuple(range(p, pp * chunks, pp)) for p in range(pp)], many)
     job = replace(JOB, pp=pp, global_batch=many, chunks=chunks)
-    assert [job.held(p) * chunks for p in range(pp)] == list(proof.held)
+    assert [job.held(p) * chunks for p in range(pp)] == held(schedule)
 
 
 def test_layers_left_over_go_to_the_middle() -> None:

@@ -1,6 +1,7 @@
 """Every schedule ends, does each action once, and keeps what its paper says it keeps."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import pytest
 
@@ -38,10 +39,16 @@ def length(schedule: Schedule) -> int:
     return max(free)
 
 
+def held(schedule: Schedule) -> tuple[int, ...]:
+    """Most forward results that each position keeps: from a forward to the end of its backward."""
+    change = {"F": 1, "B": -1, "I": 0, "W": -1}
+    return tuple(max(accumulate(change[a.kind] for a in actions)) for actions in schedule)
+
+
 def in_order(schedule: Schedule) -> Sequence[Action]:
     stages = [sorted({a.stage for a in actions}) for actions in schedule]
     microbatches = 1 + max(a.microbatch for actions in schedule for a in actions)
-    return prove(schedule, stages, microbatches).order
+    return prove(schedule, stages, microbatches)
 
 
 @pytest.mark.parametrize(("num_positions", "num_microbatches"), SIZES)
@@ -51,7 +58,7 @@ def test_valid_for_any_number_of_microbatches(
 ) -> None:
     plan = pipeline(name, num_positions, num_microbatches)
     assert plan.positions() == expected_positions(plan)
-    proof = prove(schedule_of(plan), plan.positions(), num_microbatches)
+    prove(schedule_of(plan), plan.positions(), num_microbatches)
     limit = {
         "gpipe": num_microbatches,
         "1f1b": num_positions,
@@ -60,7 +67,7 @@ def test_valid_for_any_number_of_microbatches(
         "zb-v": 2 * num_positions,
         "dualpipe-v": 2 * num_positions + 1,
     }
-    assert max(proof.held) <= limit[name]
+    assert max(held(schedule_of(plan))) <= limit[name]
 
 
 def test_1f1b_by_hand() -> None:
@@ -87,7 +94,7 @@ def test_dualpipe_v_by_hand() -> None:
 
 def test_each_position_of_1f1b_holds_one_less() -> None:
     plan = pipeline("1f1b", 4, 8)
-    assert prove(schedule_of(plan), plan.positions(), 8).held == (4, 3, 2, 1)
+    assert held(schedule_of(plan)) == (4, 3, 2, 1)
 
 
 @pytest.mark.parametrize(

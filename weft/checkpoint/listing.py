@@ -72,7 +72,15 @@ def list_checkpoints(root: Path) -> list[Listed]:
     """
     root = checkpoints_root(root)
     latest = read_latest(root)
-    return [_listed(folder, latest) for folder in candidates(root)]
+    found = []
+    for folder in candidates(root):
+        try:
+            found.append(_facts(read_index(folder), folder, latest))
+        except CheckpointError as error:
+            step = folder_step(folder)
+            is_latest = step_name(step) == latest
+            found.append(Listed(folder=folder, step=step, latest=is_latest, problem=str(error)))
+    return found
 
 
 def describe(checkpoint: Checkpoint) -> Description:
@@ -85,15 +93,6 @@ def describe(checkpoint: Checkpoint) -> Description:
         shapes={name: checkpoint.shape(name) for name in checkpoint.names()},
         state=checkpoint.state,
     )
-
-
-def _listed(folder: Path, latest: str | None) -> Listed:
-    try:
-        return _facts(read_index(folder), folder, latest)
-    except CheckpointError as error:
-        step = folder_step(folder)
-        problem = str(error)
-        return Listed(folder=folder, step=step, latest=step_name(step) == latest, problem=problem)
 
 
 def _facts(index: Index, folder: Path, latest: str | None) -> Listed:

@@ -81,7 +81,11 @@ def commit(
     index = merge(step, rank_files, state, time.time())
     refuse(problems(index), folder)
     for facts in rank_files:
-        _check_written(folder, facts)
+        try:
+            check_size(folder / facts.file, facts)
+        except CheckpointError as error:
+            problem = f"{error.problem}. Do all machines see the same folder there?"
+            raise CheckpointError(problem, file=error.file) from error
     with told("committed", folder):
         _write_text(folder / INDEX, to_text(index))
         _sync_folder(folder)
@@ -193,14 +197,6 @@ def read_latest(root: Path) -> str | None:
         return None
     text = path.read_bytes()[:64].decode(errors="replace").strip()
     return text if _STEP.fullmatch(text) else None
-
-
-def _check_written(folder: Path, facts: RankFile) -> None:
-    try:
-        check_size(folder / facts.file, facts)
-    except CheckpointError as error:
-        hint = "Do all machines see the same folder there?"
-        raise CheckpointError(f"{error.problem}. {hint}", file=error.file) from error
 
 
 def _write_text(path: Path, text: str) -> None:

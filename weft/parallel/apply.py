@@ -112,8 +112,7 @@ class _Along:
         ):
             if dim is not None and self.axis.divides(dim, "inner"):
                 module = self._split(module, where, said, dim, does=does)
-                owner, _, leaf = where.rpartition(".")
-                model.get_submodule(owner).register_module(leaf, module)
+                model.set_submodule(where, module)
         return module
 
     def change(self, where: str, module: nn.Module, entry: Layout) -> None:

@@ -88,9 +88,7 @@ class Gradients:
         self.sharded = [FlatParams(b, by_name, comm, precision.master) for b in buckets if b.level]
         self.mains = whole + [main for flat in self.sharded for main in flat.mains]
         self._sums = [Accumulator(b, by_name, comm, precision, rounds) for b in buckets]
-        by_box = {(main.spec.name, main.box): main for main in self.mains}
-        kept = [each.bucket.kept(comm.rank) for each in self._sums]
-        self._mains_of = [[by_box[s.held.spec.name, s.box] for s in each] for each in kept]
+        self._mains_of = _by_bucket(self.mains, self._sums, comm.rank)
         self._lines = _lines(self._sums)
         self._slots: dict[nn.Parameter, list[tuple[Accumulator, Slot, _Line]]] = {}
         for sums in self._sums:
@@ -299,8 +297,6 @@ def _divided(
     packed: list[Held] = []
     owners = assign_owners(pieces)
     for local in params:
-        if not local.spec.trainable:
-            local.param.requires_grad_(False)
         mine = [held for held in pieces[local.spec.name] if local.stored.contains(held.box)]
         assert sum(held.box.numel for held in mine) == local.stored.numel, local.spec.name
         for held in mine:
@@ -308,14 +304,25 @@ def _divided(
             if not local.spec.trainable:
                 value = local.param.detach()[local.stored.slices(held.box)]
                 frozen.append(MainParam(held.spec, held.box, value, local.param, owned))
+                local.param.requires_grad_(False)
                 continue
+            target = None
             if not held.level:
                 whole.append(whole_main(local, held, precision.master, owned=owned))
+                target = whole[-1].target
             is_converted = local.param.dtype != precision.accumulation.dtype
-            is_copied = is_converted or (not held.level and whole[-1].target is not None)
-            if held.level or len(held.ranks) > 1 or is_copied:
+            if held.level or len(held.ranks) > 1 or is_converted or target is not None:
                 packed.append(held)
     return frozen, whole, packed
+
+
+def _by_bucket(
+    mains: Sequence[MainParam], sums: Sequence[Accumulator], rank: int
+) -> list[list[MainParam]]:
+    """For each bucket the main parameters that its sums are for, in the same order."""
+    by_box = {(main.spec.name, main.box): main for main in mains}
+    kept = (each.bucket.kept(rank) for each in sums)
+    return [[by_box[part.held.spec.name, part.box] for part in parts] for parts in kept]
 
 
 def _lines(sums: Sequence[Accumulator]) -> dict[tuple[int, ...], _Line]:

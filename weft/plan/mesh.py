@@ -68,7 +68,9 @@ class Mesh:
 
     def coordinate(self, rank: int) -> Mapping[str, int]:
         """Position of ``rank`` on every axis, absent axes included as 0."""
-        index = self._index(rank)
+        index = rank - self.ranks[0]  # where they are consecutive
+        if not 0 <= index < len(self.ranks) or self.ranks[index] != rank:
+            index = self.ranks.index(rank)
         result = dict.fromkeys(AXES, 0)
         for name, size in reversed(self.axes):
             index, result[name] = divmod(index, size)
@@ -89,10 +91,3 @@ class Mesh:
         for start in range(0, len(self.ranks), block):
             for first in range(start, start + inner):
                 yield self.ranks[first : start + block : inner]
-
-    def _index(self, rank: int) -> int:
-        """Where a rank is among ``ranks``; at once where they are consecutive."""
-        guess = rank - self.ranks[0]
-        if 0 <= guess < len(self.ranks) and self.ranks[guess] == rank:
-            return guess
-        return self.ranks.index(rank)

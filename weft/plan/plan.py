@@ -138,13 +138,11 @@ class Plan:
     def from_json(text: str) -> Plan:
         """Read what ``to_json`` wrote. The caller checks the result with ``validate``."""
         data = json.loads(text)
-        pipelines = tuple(_pipeline(entry) for entry in data.pop("pipelines"))
-        return Plan(pipelines=pipelines, **data)
-
-
-def _pipeline(data: dict[str, Any]) -> PipelinePlan:
-    stages = tuple(_stage(entry) for entry in data.pop("stages"))
-    return PipelinePlan(stages=stages, **data)
+        pipelines = []
+        for entry in data.pop("pipelines"):
+            stages = tuple(_stage(each) for each in entry.pop("stages"))
+            pipelines.append(PipelinePlan(stages=stages, **entry))
+        return Plan(pipelines=tuple(pipelines), **data)
 
 
 def _stage(data: dict[str, Any]) -> StagePlan:

@@ -6,7 +6,7 @@ and gradient reduction across unlike pipelines are all intersections of two tili
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -108,11 +108,15 @@ class Move(NamedTuple):
     box: Box
 
 
-def moves(source: Tiling, target: Tiling) -> list[Move]:
+def moves(
+    source: Tiling,
+    target: Tiling,
+    distance: Callable[[int, int], int] = lambda src, dst: abs(src - dst),
+) -> list[Move]:
     """The copies that turn ``source`` into ``target``.
 
-    Every element that a rank of ``target`` needs arrives there once, from the holder with the
-    nearest number (itself first; ties go to the lower rank). Ordered by destination, source, box.
+    Every element that a rank of ``target`` needs arrives there once, from the nearest rank that
+    holds it (itself first; ties go to the lower rank). Ordered by destination, source and box.
 
     Raises:
         ValueError: an element of ``target`` has no holder in ``source``.
@@ -121,7 +125,7 @@ def moves(source: Tiling, target: Tiling) -> list[Move]:
     result: list[Move] = []
     for dst, wanted in sorted(target.boxes.items()):
         missing = [box for box in wanted if box.numel]
-        for src in sorted(source.boxes, key=lambda src: (abs(src - dst), src)):
+        for src in sorted(source.boxes, key=lambda src: (src != dst, distance(src, dst), src)):
             if not missing:
                 break
             for given in source.boxes[src]:

@@ -49,7 +49,7 @@ def proven_order(pattern: Pattern) -> tuple[Action, ...]:
     """One order in which all actions can be done one after the other, from the proof that the
     schedule ends and does everything once. Few are kept: long ones hold 10^5 actions."""
     schedule = schedule_of_pattern(pattern)
-    return prove(schedule, pattern.positions, pattern.num_microbatches).order
+    return prove(schedule, pattern.positions, pattern.num_microbatches)
 
 
 @lru_cache(maxsize=1 << 14)

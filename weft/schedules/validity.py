@@ -1,27 +1,18 @@
-"""Prove that a schedule ends, does everything once, and how much it holds; without a device."""
+"""Prove that a schedule ends and does everything once; without a device."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import product
 
 from weft.schedules.action import Action, Key, Kind, Schedule, awaited
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """Facts of a valid schedule."""
-
-    held: tuple[int, ...]
-    """Most forward results that each position keeps at once, over all its stages."""
-    order: tuple[Action, ...]
-    """One order in which all actions can be done one after the other."""
-
-
-def prove(schedule: Schedule, stages_of: Sequence[Sequence[int]], num_microbatches: int) -> Proof:
-    """Check a schedule from any source.
+def prove(
+    schedule: Schedule, stages_of: Sequence[Sequence[int]], num_microbatches: int
+) -> tuple[Action, ...]:
+    """Check a schedule from any source. One order in which its actions can be done one by one.
 
     Raises:
         ValueError: an action is missing, comes twice, sits at the wrong position, or waits for
@@ -32,7 +23,7 @@ def prove(schedule: Schedule, stages_of: Sequence[Sequence[int]], num_microbatch
     for number, (actions, held) in enumerate(zip(schedule, stages_of, strict=True)):
         _check_once(number, actions, set(product(kinds, held, range(num_microbatches))))
     num_stages = sum(len(held) for held in stages_of)
-    return Proof(tuple(_held(actions) for actions in schedule), _in_order(schedule, num_stages))
+    return _in_order(schedule, num_stages)
 
 
 def _check_once(number: int, actions: Sequence[Action], wanted: set[Key]) -> None:
@@ -42,12 +33,6 @@ def _check_once(number: int, actions: Sequence[Action], wanted: set[Key]) -> Non
     twice = [action for action, count in Counter(actions).items() if count > 1]
     wrong = sorted(wanted ^ there) or twice
     raise ValueError(f"position {number}: {Action(*wrong[0])} is not done exactly once")
-
-
-def _held(actions: Sequence[Action]) -> int:
-    """Most forward results kept at once: from a forward to the end of its backward."""
-    changes = {"F": 1, "B": -1, "I": 0, "W": -1}
-    return max(accumulate(changes[action.kind] for action in actions), default=0)
 
 
 def _in_order(schedule: Schedule, num_stages: int) -> tuple[Action, ...]:

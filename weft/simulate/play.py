@@ -40,7 +40,7 @@ def simulate(
     """
     assert len(seams) == len(stages) - 1, f"{len(seams)} seams between {len(stages)} stages"
     positions = [list(dict.fromkeys(action.stage for action in actions)) for actions in schedule]
-    order = prove(schedule, positions, len(sizes)).order
+    order = prove(schedule, positions, len(sizes))
     tape = write_tape(order, positions, range(len(sizes)))
     return _timeline(order, tape, stages, seams, sizes)
 

@@ -138,11 +138,12 @@ class StageBorder:
                 by_hand = src == self._comm.rank
                 key = (way, microbatch, name, box)
                 parts.append((box, self._kept.pop(key) if by_hand else memory[name, box]))
-            result[name] = parts[0][1]
-            if len(parts) > 1:
-                result[name] = self._empty(way, name, route.wanted.size)
-                for box, part in parts:
-                    result[name][route.wanted.slices(box)] = part
+            if len(parts) == 1:
+                result[name] = parts[0][1]
+                continue
+            result[name] = self._empty(way, name, route.wanted.size)
+            for box, part in parts:
+                result[name][route.wanted.slices(box)] = part
         return result
 
     def _empty(self, way: Way, name: str, size: tuple[int, ...]) -> Tensor:
