@@ -20,12 +20,12 @@ from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.config.errors import ConfigError
 from weft.optim.pytorch import TorchOptimizer
-from weft.parallel.gradients import Gradients
 from weft.parallel.params import Held, LocalParam
 from weft.plan.model import Init, ParamSpec, UnitName
 from weft.plan.tiling import Stored
 from weft.platform.registry import platform_named
 from weft.precision.registry import PRECISIONS
+from weft.train.assemble import gradient_path
 from weft.train.engine import Engine
 
 Unweighted = Literal["refuse", "equal"]
@@ -162,7 +162,7 @@ class _Reduction:
         pieces = {
             p.spec.name: [Held(p.spec, box, comm.world) for box in p.stored.boxes] for p in local
         }
-        self._gradients = Gradients(local, pieces, comm, precision=roles)
+        self._gradients = gradient_path(local, pieces, comm, precision=roles)
         self._sums = {main.spec.name: main for main in self._gradients.mains}
         nothing = torch.optim.SGD([torch.zeros(0)])  # the user's own comes after
         self._engine: Engine[float] = Engine(

@@ -23,7 +23,7 @@ from weft.optim.optimizer import Optimizer
 from weft.parallel.apply import axis_groups
 from weft.parallel.buckets import BUCKET_BYTES
 from weft.parallel.gradients import Gradients
-from weft.parallel.params import LocalParam, held_pieces
+from weft.parallel.params import Held, LocalParam, held_pieces
 from weft.parallel.pipeline.deferred import WeightWork, defer_linears
 from weft.parallel.pipeline.executor import Computation, Executor
 from weft.parallel.pipeline.passes import InPasses, objective_in_passes
@@ -147,14 +147,13 @@ def assemble(
     share = Share(seat, comm, stored, hollow)
     stages = {number: source.stage(number, share) for number in seat.stages}
     comm.open_groups(axis_groups(plan))
-    gradients = Gradients(
+    gradients = gradient_path(
         local_params(list(stages.values()), specs, stored),
         pieces,
         comm,
         precision=source.precision(seat),
-        overlap=options.overlap,
+        options=options,
         rounds=seat.pipeline_plan.num_microbatches,
-        bucket_bytes=options.bucket_bytes,
         may_be_absent=source.may_be_absent,
     )
     comm.open_channels(channels(plan))
@@ -186,6 +185,30 @@ def _refuse_shared_buffers(plan: Plan, buffers: Sequence[Buffer]) -> None:
     if running and shares:
         expected = "constant in a plan whose ranks divide a sample's computation"
         raise ConfigError(f"model.{running[0].name}", running[0].rule, expected)
+
+
+def gradient_path(
+    params: Sequence[LocalParam],
+    pieces: Mapping[str, Sequence[Held]],
+    comm: Comm,
+    *,
+    precision: Roles,
+    options: Options | None = None,
+    rounds: int = 1,
+    may_be_absent: bool = False,
+) -> Gradients:
+    """The gradients of this rank's parameters. Collective."""
+    options = options or Options()
+    return Gradients(
+        params,
+        pieces,
+        comm,
+        precision=precision,
+        overlap=options.overlap,
+        rounds=rounds,
+        bucket_bytes=options.bucket_bytes,
+        may_be_absent=may_be_absent,
+    )
 
 
 def local_params(
