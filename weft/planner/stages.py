@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from weft.config.axes import NAMES
 from weft.config.batch import Batch
@@ -59,17 +60,12 @@ def staged_plan(
             raise ConfigError(f"{where}micro", micro, f"at most the samples it takes ({samples})")
         counts = _layer_counts(asked.stages, layout, num_layers, where)
         _refuse_without_effect(asked.stages, layout, counts, micro, where)
-        stages = [
-            computes(asked.stages[m], stage)
-            for m, stage in zip(
-                layout.meshes, _stages(asked, layout, counts, first_rank), strict=True
-            )
-        ]
+        laid = zip(layout.meshes, _stages(asked, layout, counts, first_rank), strict=True)
+        stages = tuple(computes(asked.stages[mesh], stage) for mesh, stage in laid)
         first_rank += sum(stage.num_ranks for stage in asked.stages)
+        schedule = layout.schedule
         built.append(
-            PipelinePlan(
-                stages=tuple(stages), samples=samples, microbatch=micro, schedule=layout.schedule
-            )
+            PipelinePlan(stages=stages, samples=samples, microbatch=micro, schedule=schedule)
         )
     return Plan(num_layers=num_layers, pipelines=tuple(built))
 
@@ -121,12 +117,9 @@ def _stages(
         sizes = {axis: size for axis, size in stage.axes.items() if size > 1}
         meshes.append(Mesh.of(ranks, **(sizes or {NAMES[0]: 1})))
         first_rank = ranks.stop
-    start = 0
-    for m, count in zip(layout.meshes, counts, strict=True):
+    for m, layers in zip(layout.meshes, pairwise(accumulate([0, *counts])), strict=True):
         stage = asked.stages[m]
-        layers = (start, start + count)
         yield StagePlan(mesh=meshes[m], layers=layers, zero=_ZERO[stage.zero], passes=stage.passes)
-        start += count
 
 
 def _layer_counts(

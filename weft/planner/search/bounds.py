@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from weft.cost.times import SeamTimes
 from weft.plan.plan import ScheduleName
+from weft.planner.search.choice import Line
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.schedules.registry import SCHEDULES
 from weft.simulate.play import last_size
@@ -71,14 +72,8 @@ class Flow:
 
     meshes: Sequence[MeshTimes]
     seams: Sequence[SeamTimes]
-    schedule: ScheduleName
-    samples: int
-    micro: int
+    line: Line
     num_layers: int
-
-    @property
-    def num_microbatches(self) -> int:
-        return -(-self.samples // self.micro)
 
 
 def bounds_of(flow: Flow, least: Sequence[int]) -> Bounds:
@@ -87,10 +82,11 @@ def bounds_of(flow: Flow, least: Sequence[int]) -> Bounds:
     With a smaller last microbatch there are two of each: with all of it, and without it.
     """
     meshes = flow.meshes
-    last = last_size(flow.samples, flow.micro)
-    amounts = [(flow.samples / flow.micro, last)]
+    samples, micro = flow.line.samples, flow.line.micro
+    last = last_size(samples, micro)
+    amounts = [(samples / micro, last)]
     if last < 1:
-        amounts.append((float(flow.num_microbatches - 1), 1.0))
+        amounts.append((float(samples // micro), 1.0))
     slopes: list[list[Slope]] = [[] for _ in meshes]
     for many, size in amounts:
         way = _Way(flow, least, size)
@@ -105,9 +101,9 @@ class _Way:
     """How long microbatches are on their way down to each mesh, and from it back up."""
 
     def __init__(self, flow: Flow, least: Sequence[int], size: float) -> None:
-        meshes, chunks = flow.meshes, SCHEDULES[flow.schedule].chunks
-        self.schedule, self.size, self.num_meshes = flow.schedule, size, len(meshes)
-        self.splits = SCHEDULES[flow.schedule].splits_backward
+        meshes, known = flow.meshes, SCHEDULES[flow.line.schedule]
+        self.schedule, self.size, self.num_meshes = flow.line.schedule, size, len(meshes)
+        chunks, self.splits = known.chunks, known.splits_backward
         self.down, self.up = [0.0], [0.0]
         for mesh, layers, seam in zip(meshes, least, flow.seams, strict=False):
             early = -(-layers // chunks)
@@ -117,7 +113,7 @@ class _Way:
             self.up.append(self.up[-1] + (back + seam.transfer_s) * size + seam.latency_s)
         self.through: float | None = None
         """Seconds of a microbatch through all meshes and back, where none overtakes another."""
-        if flow.schedule in ("1f1b", "gpipe"):
+        if flow.line.schedule in ("1f1b", "gpipe"):
             seams = sum(s.transfer_s * (1 + size) + 2 * s.latency_s for s in flow.seams)
             fewest = flow.num_layers * min(m.whole.each for m in meshes)
             known = sum(m.whole.each * n for m, n in zip(meshes, least, strict=True))

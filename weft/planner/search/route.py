@@ -223,9 +223,7 @@ class Route:
         return Flow(
             meshes=mesh_times(self.costs, free, self.positions, self.line.schedule),
             seams=self.seams,
-            schedule=self.line.schedule,
-            samples=self.line.samples,
-            micro=self.line.micro,
+            line=self.line,
             num_layers=self.costs.workload.spec.num_layers,
         )
 

@@ -119,10 +119,8 @@ def _refuse_outside(line: Line, costs: Costs, options: Options) -> None:
     for section in line.sections:
         if section.recompute not in options.recompute:
             raise OutsideError(f"recomputation was kept to {', '.join(options.recompute)}")
-        if (
-            used_part(costs.cluster.pools[section.pool], section.num_chips, section.together)
-            is None
-        ):
+        pool = costs.cluster.pools[section.pool]
+        if used_part(pool, section.num_chips, section.together) is None:
             raise OutsideError(f"{section.num_chips} chips do not fill nodes evenly")
     if line.micro not in _micros(line, costs, options):
         words = "a rank has a power of two of samples there" if options.micros is None else ""
