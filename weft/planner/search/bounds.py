@@ -101,9 +101,9 @@ class _Way:
     """How long microbatches are on their way down to each mesh, and from it back up."""
 
     def __init__(self, flow: Flow, least: Sequence[int], size: float) -> None:
-        meshes, known = flow.meshes, SCHEDULES[flow.line.schedule]
+        meshes, schedule = flow.meshes, SCHEDULES[flow.line.schedule]
         self.schedule, self.size, self.num_meshes = flow.line.schedule, size, len(meshes)
-        chunks, self.splits = known.chunks, known.splits_backward
+        chunks, self.splits = schedule.chunks, schedule.splits_backward
         self.down, self.up = [0.0], [0.0]
         for mesh, layers, seam in zip(meshes, least, flow.seams, strict=False):
             early = -(-layers // chunks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations, pairwise
 from math import comb, inf, log2
 from time import perf_counter
@@ -169,8 +170,11 @@ class SearchRun:
         self.options = replace(options, effort=options.effort * (ALONE if alone else 1))
         self.ledger = Ledger(Pruned())
         self.cutoff = inf
-        self._costs: dict[int, Costs] = {}
-        self._groups: dict[tuple[int, tuple[int, ...]], Group] = {}
+        # Costs serve all arrangements of as many pipelines; a group stands beside several others.
+        self._costs = cache(lambda number: Costs(workload, cluster, knowledge, number))
+        self._group = cache(
+            lambda number, pools: Group(self._costs(number), self.options, pools, self.ledger)
+        )
         self._found: list[Lines] = []
 
     def look_at(self, arrangement: Arrangement) -> None:
@@ -205,21 +209,6 @@ class SearchRun:
         self._found += other._found
         self.cutoff = other.cutoff
 
-    def _group(self, num_pipelines: int, pools: tuple[int, ...]) -> Group:
-        """Kept, for it stands beside several others."""
-        if (num_pipelines, pools) not in self._groups:
-            costs = self.costs(num_pipelines)
-            self._groups[num_pipelines, pools] = Group(costs, self.options, pools, self.ledger)
-        return self._groups[num_pipelines, pools]
-
-    def costs(self, num_pipelines: int) -> Costs:
-        """Kept for all arrangements of as many pipelines."""
-        if num_pipelines not in self._costs:
-            self._costs[num_pipelines] = Costs(
-                self.workload, self.cluster, self.knowledge, num_pipelines
-            )
-        return self._costs[num_pipelines]
-
     def distinct(self) -> list[Lines]:
         """The best, and the next that are really different from all before them."""
         found: dict[object, Lines] = {}
@@ -250,13 +239,11 @@ class SearchRun:
     def _side_by_side(self, groups: Sequence[Group], level: ZeroLevel) -> None:
         """Shares by speed, until no group would give a sample to another; if few, all of them."""
         total = self.workload.samples
-        known: dict[tuple[int, int], Timed | None] = {}
         cutoff = self.cutoff * WORTH_SHOWING
 
+        @cache
         def best(number: int, samples: int) -> Timed | None:
-            if (number, samples) not in known:
-                known[number, samples] = groups[number].best(samples, cutoff, level)
-            return known[number, samples]
+            return groups[number].best(samples, cutoff, level)
 
         shares = self._by_speed(groups)
         tried: set[tuple[int, ...]] = set()
@@ -307,10 +294,8 @@ class SearchRun:
 
     def _speed(self, pools: Sequence[int]) -> int:
         """Of all chips of a group together, to begin with."""
-        tflops = 0.0
-        for number in pools:
-            pool = self.cluster.pools[number]
-            tflops += pool.num_chips * (pool.chip.peak_tflops.get("bf16") or 1.0)
+        own = [self.cluster.pools[number] for number in pools]
+        tflops = sum(pool.num_chips * (pool.chip.peak_tflops.get("bf16") or 1.0) for pool in own)
         return max(1, round(tflops))
 
 
