@@ -102,6 +102,12 @@ class Plan:
     def world_size(self) -> int:
         return len({rank for _, _, stage in self.stages() for rank in stage.mesh.ranks})
 
+    @property
+    def devices(self) -> list[str]:
+        """What each rank computes on, in their order."""
+        found = {rank: stage.device for _, _, stage in self.stages() for rank in stage.mesh.ranks}
+        return [found[rank] for rank in sorted(found)]
+
     def stages(self) -> Iterator[tuple[int, int, StagePlan]]:
         """(pipeline number, stage number, stage) in order."""
         for p, pipeline in enumerate(self.pipelines):

@@ -14,7 +14,7 @@ from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import PLAN_WAYS
-from weft.config.tree import Origin, origin_of
+from weft.config.tree import origin_of
 from weft.models.registry import FAMILIES, dims_of_model, model_spec, param_specs
 from weft.optim.registry import training_of
 from weft.plan.plan import Plan
@@ -69,8 +69,7 @@ def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workloa
     config = loaded.config
     vocab_size = vocab_size_asked(config)
     row = FAMILIES[config.model.family].sizes.get(config.model.size)
-    keys = ("data.vocab_size", "data.tokenizer")
-    said = any(_by_person(origin_of(loaded.tree, key)) for key in keys)
+    said = any(_by_person(loaded, key) for key in ("data.vocab_size", "data.tokenizer"))
     if row is not None and not said and row.vocab_size != vocab_size:
         vocab_size = row.vocab_size
         notes.append(f"the vocabulary is that of {config.model.size}: {vocab_size} tokens")
@@ -79,12 +78,11 @@ def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workloa
         on_cores = any(pool.chip.device == HOST for pool in cluster.pools)
         precision = "fp32" if on_cores else "bf16"
         notes.append(f"compute.precision = {precision}, from the cluster's chips")
-    samples = _samples(loaded)
     spec = model_spec(config.model, vocab_size, config.data.seq_len)
     return Workload(
         spec=spec,
         seq_len=config.data.seq_len,
-        samples=samples,
+        samples=_samples(loaded),
         precision=precision,
         training=training_of(config.optim, param_specs(spec)),
     )
@@ -93,36 +91,27 @@ def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workloa
 def _samples(loaded: Loaded) -> int:
     """Of one step; a plan that is given says it itself."""
     samples = loaded.config.batch.samples
-    if samples is None and not _ways(loaded):
+    if samples is None and not says_a_plan(loaded):
         raise ConfigError("batch.samples", None, "samples of one step, to plan for")
     if samples is not None and samples > MOST_SAMPLES:
         raise ConfigError("batch.samples", samples, f"at most {MOST_SAMPLES}, to plan for")
     return samples or 1
 
 
-def _by_person(origin: Origin) -> bool:
-    return origin.kind in ("file", "command line")
-
-
-def _ways(loaded: Loaded) -> list[str]:
-    """How a person says the plan; a recipe's own is for another machine."""
-    plan = dict(loaded.config.plan)
-    return [
-        way
-        for way in PLAN_WAYS
-        if way != "auto"
-        and plan[way] is not None
-        and _by_person(origin_of(loaded.tree, f"plan.{way}"))
-    ]
+def _by_person(loaded: Loaded, key: str) -> bool:
+    return origin_of(loaded.tree, key).kind in ("file", "command line")
 
 
 def says_a_plan(loaded: Loaded) -> bool:
-    """A person gave a plan, which is to be forecast as it is."""
-    return bool(_ways(loaded))
+    """A person gave a plan, which is to be forecast as it is; a recipe's own is for another
+    machine."""
+    plan = dict(loaded.config.plan)
+    ways = (way for way in PLAN_WAYS if way != "auto" and plan[way] is not None)
+    return any(_by_person(loaded, f"plan.{way}") for way in ways)
 
 
 def _given(loaded: Loaded, cluster: ClusterView, workload: Workload) -> Plan | None:
-    if not _ways(loaded):
+    if not says_a_plan(loaded):
         return None
     plan = read_plan(loaded)
     if plan is None:

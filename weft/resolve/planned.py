@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from weft.cluster.view import ChipPool
 from weft.config.errors import ConfigError, show
 from weft.config.sections import Config
 from weft.cost.profile_file import from_data, to_json
-from weft.models.registry import model_spec, param_specs
+from weft.models.registry import param_specs
 from weft.optim.registry import training_of
 from weft.plan.plan import Plan, Precision
 from weft.planner.options import Options
@@ -22,7 +24,7 @@ from weft.planner.seating import seated
 from weft.planner.workload import Workload
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
-from weft.resolve.resolve import vocab_size_asked
+from weft.resolve.resolve import spec_asked
 from weft.simulate.known import local_profile
 
 
@@ -74,14 +76,9 @@ def resources_here(config: Config, cluster: Cluster) -> Resources:
     device = _device(config, node, 1)
     threads = config.compute.threads or 1
     most = node.cores // threads if device == HOST else len(node.chips)
-    ranks = auto.ranks or max(1, most)
-    machine = Machine(node=node, ranks=ranks, profile=local_profile(node), threads=threads)
-    chips = chips_of_machines([machine], [device] * ranks)
-    return Resources(
-        chips=chips,
-        precision=_precision([node], [device]),
-        may_idle=auto.ranks is None and len(chips.view.pools) == 1,
-    )
+    devices = (device,) * (auto.ranks or max(1, most))
+    machine = Machine(node=node, devices=devices, profile=local_profile(node), threads=threads)
+    return _resources([machine], may_idle=auto.ranks is None)
 
 
 def resources_of_file(config: Config, file: Path, cluster: Cluster, world_size: int) -> Resources:
@@ -93,10 +90,8 @@ def resources_of_file(config: Config, file: Path, cluster: Cluster, world_size: 
     _refuse_other_number(config, world_size)
     (node,) = cluster.nodes
     chips = chips_of_file(file, node, world_size)
-    devices = {pool.chip.device for pool in chips.view.pools}
-    fastest = next(iter(sorted(devices - {HOST})), HOST)
-    precision = _precision([node], [fastest])
-    return Resources(chips=chips, precision=precision, may_idle=False)
+    fast = node.cpu_bf16 or any(pool.chip.device != HOST for pool in chips.view.pools)
+    return Resources(chips=chips, precision="bf16" if fast else "fp32", may_idle=False)
 
 
 def facts(cluster: Cluster, host: str) -> dict[str, Any]:
@@ -114,27 +109,26 @@ def resources_of_facts(config: Config, everyone: Sequence[Mapping[str, Any]]) ->
         ConfigError: a machine lacks the GPUs that are asked for.
     """
     _refuse_other_number(config, len(everyone))
-    machines: list[Machine] = []
-    hosts: list[str] = []
-    for each in everyone:
-        if hosts[-1:] == [each["host"]]:
-            machines[-1] = replace(machines[-1], ranks=machines[-1].ranks + 1)
-            continue
-        (node,) = Cluster.from_json(json.dumps(each["cluster"])).nodes
-        profile = None if each["profile"] is None else from_data(each["profile"])
-        hosts.append(each["host"])
-        machines.append(Machine(node=node, ranks=1, profile=profile))
-    threads = config.compute.threads
-    machines = [
-        replace(machine, threads=threads or max(1, machine.node.cores // machine.ranks))
-        for machine in machines
-    ]
-    devices = [_device(config, machine.node, machine.ranks) for machine in machines]
-    by_rank = [device for m, device in zip(machines, devices, strict=True) for _ in range(m.ranks)]
+    machines = []
+    for _, same in groupby(everyone, key=itemgetter("host")):
+        first, *others = same
+        (node,) = Cluster.from_json(json.dumps(first["cluster"])).nodes
+        profile = None if first["profile"] is None else from_data(first["profile"])
+        ranks = 1 + len(others)
+        threads = config.compute.threads or max(1, node.cores // ranks)
+        devices = (_device(config, node, ranks),) * ranks
+        machines.append(Machine(node=node, devices=devices, profile=profile, threads=threads))
+    return _resources(machines, may_idle=False)
+
+
+def _resources(machines: Sequence[Machine], *, may_idle: bool) -> Resources:
+    """``may_idle``: where all chips are alike."""
+    chips = chips_of_machines(machines)
+    fast = all(each.node.cpu_bf16 or HOST not in each.devices for each in machines)
     return Resources(
-        chips=chips_of_machines(machines, by_rank),
-        precision=_precision([machine.node for machine in machines], devices),
-        may_idle=False,
+        chips=chips,
+        precision="bf16" if fast else "fp32",
+        may_idle=may_idle and len(chips.view.pools) == 1,
     )
 
 
@@ -152,16 +146,18 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
     saved = None if folder is None else _saved(folder)
     if saved is not None and saved.asked == asked:
         return replace(saved, notes=("plan.auto keeps the plan of the run's last start",))
-    precision = config.compute.precision
-    spec = model_spec(config.model, vocab_size_asked(config), config.data.seq_len)
+    spec = spec_asked(config)
     workload = Workload(
         spec=spec,
         seq_len=config.data.seq_len,
         samples=config.batch.samples or 0,
-        precision=resources.precision if precision == "auto" else precision,
+        precision=asked["precision"],
         training=training_of(config.optim, param_specs(spec)),
     )
-    options, chips = _options(config, resources), resources.chips
+    chips = resources.chips
+    options = replace(options_asked(config), leave_idle=resources.may_idle)
+    if sum(pool.num_chips for pool in chips.view.pools if pool.chip.device != HOST) > 1:
+        options = replace(options, max_stages=1)  # this version does not send from GPU to GPU
     found = search(workload, chips.view, knowledge=chips.knowledge, options=options)
     plan = found.best.plan
     if not resources.may_idle:
@@ -169,8 +165,7 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
         assert not idle, f"{idle} of {chips.view.world_size} processes are in no stage"
         plan = seated(plan, found.best.cluster, chips.view)
     if config.compute.compile:
-        # Wherever there are layers.
-        plan = plan.each(lambda stage: replace(stage, compile=stage.layers[1] > stage.layers[0]))
+        plan = plan.each(lambda s: replace(s, compile=s.layers[1] > s.layers[0]))
     again = () if saved is None else (_changed(saved.asked, asked),)
     return Chosen(plan=plan, notes=(*again, *_why(found, chips)), asked=asked)
 
@@ -199,24 +194,16 @@ def _in_words(pool: ChipPool) -> str:
     return f"{number} {pool.chip.name}{part} of {pool.chip.memory_gib:.1f} GiB"
 
 
-def _options(config: Config, resources: Resources) -> Options:
-    """What the configuration leaves open, and this version can run."""
-    gpus = sum(pool.num_chips for pool in resources.chips.view.pools if pool.chip.device != HOST)
-    options = replace(options_asked(config), leave_idle=resources.may_idle)
-    return replace(options, max_stages=1) if gpus > 1 else options
-
-
 def options_asked(config: Config) -> Options:
     """What a configuration leaves to the planner."""
-    recompute, schedule = config.compute.recompute, config.plan.schedule
-    options = Options()
-    if recompute != "auto":
-        options = replace(options, recompute=(recompute,))
-    if schedule is not None:
-        options = replace(options, schedules=(schedule,))
-    if config.batch.micro is not None:
-        options = replace(options, micros=(config.batch.micro,))
-    return options
+    usual, recompute = Options(), config.compute.recompute
+    schedule, micro = config.plan.schedule, config.batch.micro
+    return replace(
+        usual,
+        recompute=usual.recompute if recompute == "auto" else (recompute,),
+        schedules=usual.schedules if schedule is None else (schedule,),
+        micros=usual.micros if micro is None else (micro,),
+    )
 
 
 def _why(found: Found, chips: RankChips) -> tuple[str, ...]:
@@ -251,12 +238,6 @@ def _device(config: Config, node: Node, ranks: int) -> str:
     if config.compute.device != "auto":
         return config.compute.device
     return node.chips[0].device if len(node.chips) >= ranks else HOST
-
-
-def _precision(nodes: Sequence[Node], devices: Sequence[str]) -> Precision:
-    """bf16 where every chip is fast at it."""
-    fast = (d != HOST or n.cpu_bf16 for n, d in zip(nodes, devices, strict=True))
-    return "bf16" if all(fast) else "fp32"
 
 
 def _refuse_other_number(config: Config, world_size: int) -> None:

@@ -16,10 +16,7 @@ from typing import Any
 
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.cost.memory import memory_of_plan
-from weft.cost.sent import Way, sent_by_plan
-from weft.cost.work import ALL_BY_ADAMW, Training
-from weft.plan.model import ModelSpec
-from weft.plan.plan import Plan
+from weft.cost.sent import sent_by_plan
 from weft.report.metrics import StepMetrics
 from weft.resolve.rank_chips import (
     CLUSTER_VARIABLE,
@@ -81,17 +78,36 @@ def predict_run(
         ranks_here: How many of them this machine runs; None: all.
         chips: What is already known of them.
     """
-    problem = ""
+    plan, spec, seq_len = resolved.plan, resolved.spec, resolved.config.data.seq_len
+    training = resolved.training
+    problem, step_s, sent_mb = "", None, None
     try:
         chips = chips or _chips(resolved, ranks_here, environment)
+        view, known = chips.view, chips.knowledge
+        sent = sent_by_plan(plan, spec, view, seq_len=seq_len, training=training)
+        sent_mb = sum(sent.values()) / 1e6
+        if chips.is_guess:
+            problem = UNMEASURED
+        else:
+            step = time_of_plan(
+                plan, spec, view, seq_len=seq_len, knowledge=known, training=training
+            )
+            step_s = step.step_s
     except ConfigErrors as errors:
         problem = str(errors.errors[0])
     except ConfigError as error:
         problem = str(error)
-    seq_len = resolved.config.data.seq_len
-    return predict(
-        resolved.plan, resolved.spec, seq_len, chips, problem=problem, training=resolved.training
+    memory = memory_of_plan(
+        plan, spec, seq_len, chips.knowledge.overheads if chips else {}, training
     )
+    quantities = Quantities(
+        step_time_s=step_s,
+        tokens_per_s=step_s and plan.global_batch * seq_len / step_s,
+        memory_gib=tuple(memory[rank].total / 2**30 for rank in sorted(memory)),
+        sent_mb=sent_mb,
+    )
+    basis = chips.basis if chips is not None and not chips.is_guess else ()
+    return Prediction(quantities=quantities, basis=basis, problem=problem)
 
 
 def _chips(resolved: Resolved, ranks_here: int | None, environment: Mapping[str, str]) -> RankChips:
@@ -110,69 +126,28 @@ def chips_here(resolved: Resolved) -> RankChips:
     Raises:
         ConfigError: it has fewer GPUs than the plan asks for, or a profile cannot be read.
     """
-    plan, node = resolved.plan, resolved.cluster.nodes[0]
-    machine = Machine(
-        node=node,
-        ranks=plan.world_size,
-        profile=local_profile(node),
-        threads=resolved.threads,
-    )
-    device = {rank: stage.device for _, _, stage in plan.stages() for rank in stage.mesh.ranks}
-    return chips_of_machines([machine], [device[rank] for rank in sorted(device)])
+    devices, node, threads = resolved.plan.devices, resolved.cluster.nodes[0], resolved.threads
+    machine = Machine(node=node, devices=devices, profile=local_profile(node), threads=threads)
+    return chips_of_machines([machine])
 
 
-def predict(
-    plan: Plan,
-    spec: ModelSpec,
-    seq_len: int,
-    chips: RankChips | None,
-    *,
-    problem: str = "",
-    training: Training = ALL_BY_ADAMW,
-) -> Prediction:
-    """What a plan will take.
+def steady(steps: Sequence[StepMetrics]) -> Sequence[StepMetrics]:
+    """Without the first few, where there are more."""
+    return steps[WARM_UP_STEPS:] or steps
 
-    Args:
-        chips: What its ranks compute on; None: not known, and ``problem`` says why.
-    """
-    step_s, basis = None, () if chips is None else chips.basis
-    if chips is not None and chips.is_guess:
-        problem, basis = UNMEASURED, ()
-    elif chips is not None:
-        try:
-            step = time_of_plan(
-                plan,
-                spec,
-                chips.view,
-                seq_len=seq_len,
-                knowledge=chips.knowledge,
-                training=training,
-            )
-            step_s = step.step_s
-        except ConfigError as error:
-            problem = str(error)
-    known = {} if chips is None else chips.knowledge.overheads
-    memory = memory_of_plan(plan, spec, seq_len, known, training)
-    sent: Mapping[Way, float] = {}
-    if chips is not None:
-        sent = sent_by_plan(plan, spec, chips.view, seq_len=seq_len, training=training)
-    quantities = Quantities(
-        step_time_s=step_s,
-        tokens_per_s=step_s and plan.global_batch * seq_len / step_s,
-        memory_gib=tuple(memory[rank].total / 2**30 for rank in sorted(memory)),
-        sent_mb=None if chips is None else sum(sent.values()) / 1e6,
-    )
-    return Prediction(quantities=quantities, basis=basis, problem=problem)
+
+def median(values: Sequence[float]) -> float | None:
+    """None of nothing."""
+    return statistics.median(values) if values else None
 
 
 def measured(
     steps: Sequence[StepMetrics], *, memory_gib: Sequence[float], sent_mb: float
 ) -> Quantities:
     """What the steps of one start took: medians after the first few."""
-    steady = steps[WARM_UP_STEPS:] or steps
     return Quantities(
-        step_time_s=statistics.median(m.step_time_s for m in steady) if steady else None,
-        tokens_per_s=statistics.median(m.tokens_per_s for m in steady) if steady else None,
+        step_time_s=median([step.step_time_s for step in steady(steps)]),
+        tokens_per_s=median([step.tokens_per_s for step in steady(steps)]),
         memory_gib=tuple(memory_gib),
         sent_mb=sent_mb,
     )

@@ -6,6 +6,7 @@ catalogue; those of a CPU without a profile are rates of an average core.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
@@ -45,21 +46,29 @@ class Machine:
     """Consecutive ranks on one machine."""
 
     node: Node
-    ranks: int
-    profile: Profile | None = None
+    devices: Sequence[str]
+    """What each of the ranks computes on."""
+    profile: Profile | None
     """Of its processor's core."""
-    threads: int = 1
+    threads: int
     """Of each rank that computes on the processor."""
 
+    @property
+    def cores(self) -> Profile | None:
+        """Of a rank: its threads, as far as there are cores for them."""
+        if self.profile is None:
+            return None
+        threads = min(self.threads, self.node.cores / len(self.devices))
+        return self.profile.scaled(threads / self.profile.machine.threads)
 
-def chips_of_machines(machines: Sequence[Machine], devices: Sequence[str]) -> RankChips:
-    """The chips of ranks that compute on these devices, in their order.
+
+def chips_of_machines(machines: Sequence[Machine]) -> RankChips:
+    """The chips of ranks on these machines, in their order.
 
     Raises:
         ConfigError: a machine has fewer GPUs than its ranks ask for, or the device is not known.
     """
-    wanted = iter(devices)
-    parts = [_part(machine, list(islice(wanted, machine.ranks))) for machine in machines]
+    parts = [_part(machine) for machine in machines]
     if len(parts) == 1:
         return parts[0]
     pools = [
@@ -111,8 +120,8 @@ def chips_of_lab(cluster: ClusterFile, node: Node) -> RankChips:
 def _parts_of_cores(
     view: ClusterView, profile: Profile | None, node: Node, source: str
 ) -> RankChips:
+    basis = (source, _source_of_cores(profile, node))
     if profile is None:
-        basis = (source, _average(node))
         return RankChips(view=view, knowledge=Knowledge(), basis=basis, is_guess=True)
     parts = {
         pool.chip.name: profile.scaled(pool.speed).shared(view.world_size) for pool in view.pools
@@ -123,17 +132,16 @@ def _parts_of_cores(
         chips=parts,
         software=profile.software,
     )
-    return RankChips(view=view, knowledge=knowledge, basis=(source, _measured(profile)))
+    return RankChips(view=view, knowledge=knowledge, basis=basis)
 
 
 def _different_names(view: ClusterView) -> ClusterView:
     """Chips that a lab calls the same and runs at different speeds get different names."""
-    speeds: dict[str, set[float]] = {}
-    for pool in view.pools:
-        speeds.setdefault(pool.chip.name, set()).add(pool.speed)
+    kinds = {(pool.chip.name, pool.speed) for pool in view.pools}
+    speeds = Counter(name for name, _ in kinds)
     pools = [
         replace(pool, chip=replace(pool.chip, name=f"{pool.chip.name} at {pool.speed:g}"))
-        if len(speeds[pool.chip.name]) > 1
+        if speeds[pool.chip.name] > 1
         else pool
         for pool in view.pools
     ]
@@ -149,20 +157,20 @@ def _over_network(hardware: Hardware) -> Hardware:
     return replace(hardware, fabric=fabric)
 
 
-def _part(machine: Machine, devices: Sequence[str]) -> RankChips:
+def _part(machine: Machine) -> RankChips:
     """The ranks of one machine."""
+    devices = machine.devices
     pools: list[ChipPool] = []
     knowledge, basis, is_guess = Knowledge(), [], False
     cards = iter(machine.node.chips)
     runs = [(device, len(list(same))) for device, same in groupby(devices)]
     for device, count in runs:
         if device == HOST:
-            pools.append(_cores(machine, count))
-            own = knowledge_of_local(_own(machine), devices.count(HOST))
+            (pool,) = local_view(machine.node, machine.cores, len(devices)).pools
+            pools.append(replace(pool, chips_per_node=count))
+            own = knowledge_of_local(machine.cores, devices.count(HOST))
             is_guess = is_guess or machine.profile is None
-            basis.append(
-                _average(machine.node) if machine.profile is None else _measured(machine.profile)
-            )
+            basis.append(_source_of_cores(machine.profile, machine.node))
         elif device in PLATFORMS and PLATFORMS[device].detects_chips:
             pools += _cards(machine, device, list(islice(cards, count)), count)
             own = knowledge_of(ClusterView(tuple(pools)))
@@ -170,9 +178,8 @@ def _part(machine: Machine, devices: Sequence[str]) -> RankChips:
         else:
             known = (each.name for each in PLATFORMS.imported() if each.detects_chips)
             expected = " or ".join([HOST, *known])
-            raise ConfigError(
-                "device", device, expected, "There are no rates for other chips here."
-            )
+            hint = "There are no rates for other chips here."
+            raise ConfigError("device", device, expected, hint)
         knowledge = replace(
             knowledge,
             hardware={**knowledge.hardware, **own.hardware},
@@ -180,23 +187,12 @@ def _part(machine: Machine, devices: Sequence[str]) -> RankChips:
         )
     if len(pools) > 1:
         pools = [replace(pool, node="machine") for pool in pools]
-    view = ClusterView(tuple(pools))
     return RankChips(
-        view=view, knowledge=knowledge, basis=tuple(dict.fromkeys(basis)), is_guess=is_guess
+        view=ClusterView(tuple(pools)),
+        knowledge=knowledge,
+        basis=tuple(dict.fromkeys(basis)),
+        is_guess=is_guess,
     )
-
-
-def _own(machine: Machine) -> Profile | None:
-    """Of a rank: its threads, as far as there are cores for them."""
-    if machine.profile is None:
-        return None
-    threads = min(machine.threads, machine.node.cores / machine.ranks)
-    return machine.profile.scaled(threads / machine.profile.machine.threads)
-
-
-def _cores(machine: Machine, count: int) -> ChipPool:
-    (pool,) = local_view(machine.node, _own(machine), machine.ranks).pools
-    return replace(pool, chips_per_node=count)
 
 
 def _cards(machine: Machine, device: str, chips: Sequence[Chip], count: int) -> Iterator[ChipPool]:
@@ -234,9 +230,7 @@ def _source(name: str, knowledge: Knowledge) -> str:
     return f"{'a profile' if name in knowledge.hardware else 'the catalogue'} of {name}"
 
 
-def _measured(profile: Profile) -> str:
+def _source_of_cores(profile: Profile | None, node: Node) -> str:
+    if profile is None:
+        return f"an average core, as this CPU has no profile ({node.cpu})"
     return f"a profile of {profile.name} ({profile.machine.date})"
-
-
-def _average(node: Node) -> str:
-    return f"an average core, as this CPU has no profile ({node.cpu})"

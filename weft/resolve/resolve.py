@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -81,10 +82,12 @@ def resolve(
     config = loaded.config
     notes: list[str] = []
     try:
-        spec = model_spec(config.model, vocab_size_asked(config), config.data.seq_len)
+        spec = spec_asked(config)
         refuse_idle_groups(config.optim, param_specs(spec))
         if plan is None:
-            _refuse_unchosen(config)
+            if config.plan.auto is not None:
+                hint = "`weft train` and `weft plan` let it choose; plan.file takes what it chose."
+                raise ConfigError("plan", "auto", "a plan that is written down", hint)
             plan = _derived(loaded, cluster, spec.num_layers, world_size, ranks_here, notes)
         else:
             notes += why or [f"the plan is {config.plan.file}, as it is"]
@@ -151,6 +154,11 @@ def vocab_size_asked(config: Config) -> int:
     return BYTES_VOCAB if config.data.tokenizer == "bytes" else config.data.vocab_size
 
 
+def spec_asked(config: Config) -> ModelSpec:
+    """The model with the vocabulary that is asked for."""
+    return model_spec(config.model, vocab_size_asked(config), config.data.seq_len)
+
+
 def _derived(
     loaded: Loaded,
     cluster: Cluster,
@@ -167,31 +175,26 @@ def _derived(
     pipelines = pipelines_of(config.plan, shares)
     devices = _devices(config, cluster, pipelines, ranks_here, notes)
     recompute: Recompute = "full" if config.compute.recompute == "full" else "off"
-    precisions: dict[str, Precision] = {}
-    """What "auto" is on each device."""
+
+    @cache
+    def usual_precision(device: str) -> Precision:
+        fast = device != HOST or all(node.cpu_bf16 for node in cluster.nodes)
+        found, why = ("bf16", "has") if fast else ("fp32", "lacks")
+        notes.append(f"compute.precision = {found}, for the chip {why} bf16 matrix instructions")
+        return found
 
     def computes(asked: StageConfig, stage: StagePlan) -> StagePlan:
         device = devices[asked.device or config.compute.device]
         precision = asked.precision or config.compute.precision
-        if precision == "auto":
-            if device not in precisions:
-                precisions[device] = _precision(cluster, device, notes)
-            precision = precisions[device]
         return replace(
             stage,
             device=device,
-            precision=precision,
+            precision=usual_precision(device) if precision == "auto" else precision,
             recompute=asked.recompute or recompute,
             compile=config.compute.compile if asked.compile is None else asked.compile,
         )
 
     return staged_plan(config.plan, pipelines, batch, num_layers, computes)
-
-
-def _refuse_unchosen(config: Config) -> None:
-    if config.plan.auto is not None:
-        hint = "`weft train` and `weft plan` let it choose; plan.file takes what it chose."
-        raise ConfigError("plan", "auto", "a plan that is written down", hint)
 
 
 def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
@@ -263,14 +266,6 @@ def _first_on(device: str, config: Config, pipelines: Sequence[PipelineConfig]) 
     return "compute.device"
 
 
-def _precision(cluster: Cluster, device: str, notes: list[str]) -> Precision:
-    fast = device != HOST or all(node.cpu_bf16 for node in cluster.nodes)
-    precision: Precision = "bf16" if fast else "fp32"
-    why = "has" if fast else "lacks"
-    notes.append(f"compute.precision = {precision}, for the chip {why} bf16 matrix instructions")
-    return precision
-
-
 def _stage_key(plan: PlanConfig, pipeline: int, stage: int) -> str:
     """Where the configuration says a stage (counted in meshes)."""
     within = "plan" if plan.pipelines is None else f"plan.pipelines[{pipeline}]"
@@ -281,9 +276,7 @@ def _key_in_config(key: str, config: Config, plan: Plan) -> str:
     """A key of a plan that was derived -> the key of the configuration it comes from."""
     found = re.fullmatch(r"pipelines\[(\d+)\]\.stages\[(\d+)\]\.(?:mesh\.)?(\w+)", key)
     if found is None:
-        return {"stages.device": "compute.device", "stages.precision": "compute.precision"}.get(
-            key, key
-        )
+        return f"compute.{key[7:]}" if key in ("stages.device", "stages.precision") else key
     number, stage = int(found[1]), int(found[2])
     positions = plan.pipelines[number].positions()
     mesh = next(m for m, stages in enumerate(positions) if stage in stages)
@@ -328,28 +321,25 @@ def _said_by_every_stage(plan: PlanConfig) -> list[str]:
 
 
 def _check_devices(config: Config, plan: Plan, cluster: Cluster) -> None:
-    """Where all ranks run on this machine, it has a GPU for each that wants one."""
+    """Where all ranks run on this machine, it has a GPU for each that a file wants one for."""
+    if config.plan.file is None:
+        return
     chips = Counter(chip.device for chip in cluster.nodes[0].chips)
-    ranks: dict[str, set[int]] = {}
-    for _, _, stage in plan.stages():
-        ranks.setdefault(stage.device, set()).update(stage.mesh.ranks)
-    for device, wanted in ranks.items():
-        if config.plan.file is not None and _is_counted(device) and len(wanted) > chips[device]:
+    for device, wanted in Counter(plan.devices).items():
+        if _is_counted(device) and wanted > chips[device]:
             expected = f"a plan for what is here ({chips[device]} GPUs)"
-            hint = f"It asks for {len(wanted)}."
-            raise ConfigError("plan.file", config.plan.file, expected, hint)
+            raise ConfigError("plan.file", config.plan.file, expected, f"It asks for {wanted}.")
 
 
 def _check_world_size(config: Config, plan: Plan, world_size: int | None) -> None:
     if world_size in (None, plan.world_size):
         return
     hint = f"Start {plan.world_size} processes, or change it."
-    if config.plan.file is not None:
-        expected = f"a plan for the {world_size} processes that were started"
-        raise ConfigError("plan.file", config.plan.file, expected, hint)
-    if config.plan.shares is None:
-        key = "plan.stages" if config.plan.pipelines is None else "plan.pipelines"
-        expected = f"a plan for the {world_size} processes that were started"
-        raise ConfigError(key, {"ranks": plan.world_size}, expected, hint)
-    expected = f"one share for each of the {world_size} processes that were started"
-    raise ConfigError("plan.shares", config.plan.shares, expected, hint)
+    started = f"the {world_size} processes that were started"
+    asked = config.plan
+    if asked.file is not None:
+        raise ConfigError("plan.file", asked.file, f"a plan for {started}", hint)
+    if asked.shares is not None:
+        raise ConfigError("plan.shares", asked.shares, f"one share for each of {started}", hint)
+    key = "plan.stages" if asked.pipelines is None else "plan.pipelines"
+    raise ConfigError(key, {"ranks": plan.world_size}, f"a plan for {started}", hint)
