@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import weft
 from weft.api.engine import WovenEngine
 from weft.api.layer_list import Layer, balanced
-from weft.api.weave_layers import LayerJob, build_layers, check_layer_plan
+from weft.api.weave_layers import build_layers, check_layer_plan
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
@@ -43,7 +43,7 @@ def squares(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def built(layers: list[Layer] = LAYERS, loss: Any = squares, **settings: Any) -> WovenEngine:
-    return build_layers(LayerJob(layers, SGD, loss, alone(layers, **settings)), Comm())
+    return build_layers(layers, SGD, Comm(), loss=loss, plan=alone(layers, **settings))
 
 
 def batch(seed: int = 0, *sequence: int) -> tuple[Tensor, Tensor]:
@@ -270,7 +270,7 @@ def train_odd(address: RankAddress, middle: list[Layer], schedule: str) -> list[
     counts = [1, len(middle) + 1]
     plan = alone(layers, by=counts, schedule=schedule, dp=2) if schedule == "zb-v" else None
     plan = plan or alone(layers, dp=2)
-    engine = build_layers(LayerJob(layers, SGD, squares, plan), comm)
+    engine = build_layers(layers, SGD, comm, loss=squares, plan=plan)
     losses = [float(engine.train_batch(batch())) for _ in range(3)]
     comm.close()
     return losses
@@ -336,7 +336,7 @@ def test_layers_of_one_shape_start_unlike_and_by_the_seed() -> None:
     plan = alone(layers)
 
     def weights(seed: int) -> list[Tensor]:
-        engine = build_layers(LayerJob(layers, SGD, squares, plan, seed=seed), Comm())
+        engine = build_layers(layers, SGD, Comm(), loss=squares, plan=plan, seed=seed)
         return [layer.get_parameter("weight") for layer in engine.layers.values()]
 
     state = torch.get_rng_state()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import weft
 from weft.api.engine import WovenEngine
-from weft.api.weave import Settings, woven
+from weft.api.weave import woven
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
@@ -79,7 +79,7 @@ def train_woven(
 ) -> tuple[list[float], list[np.ndarray], list[int]]:
     comm = join(address, backend="gloo", device=torch.device("cpu"))
     model, adamw = model_and_optimizer()
-    engine = woven(model, adamw, comm, Settings(squares, plan, max_grad_norm=0.5))
+    engine = woven(model, adamw, comm, loss=squares, plan=plan, max_grad_norm=0.5)
     losses = [float(engine.train_batch(batch(step))) for step in range(STEPS)]
     losses.append(float(engine.eval_batch(batch(STEPS))))
     kept = [sum(p.numel() for p in group["params"]) for group in adamw.param_groups]
@@ -136,7 +136,7 @@ def train_sometimes(comm: Comm | None, plan: Plan | None = None) -> list[np.ndar
     torch.manual_seed(0)
     model = Sometimes().double()
     adamw = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5, eps=1e-3)
-    engine = woven(model, adamw, comm, Settings(squares, plan)) if comm else None
+    engine = woven(model, adamw, comm, loss=squares, plan=plan) if comm else None
     uses = []
     for step in range(6, 12):  # 2, 1, 0, 0, 1 and 0 samples use the part
         model.always.bias.requires_grad_(step < 8)
@@ -198,7 +198,7 @@ def test_a_plan_that_would_not_be_followed_is_refused(change: dict[str, Any], pr
 
 def woven_alone(**settings: Any) -> tuple[nn.Module, WovenEngine]:
     model, adamw = model_and_optimizer()
-    return model, woven(model, adamw, Comm(), Settings(squares, **settings))
+    return model, woven(model, adamw, Comm(), loss=squares, **settings)
 
 
 def test_train_batch_is_step_to_the_bit() -> None:
@@ -234,7 +234,7 @@ def test_eval_batch_changes_nothing_and_drops_nothing() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Dropout(0.5))
     model[2].eval()
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    engine = woven(model, sgd, Comm(), Settings(dropped))
+    engine = woven(model, sgd, Comm(), loss=dropped)
     x = torch.randn(6, 4)
     expected = model[0](x).mean().detach()
     torch.testing.assert_close(engine.eval_batch(x).float(), expected)
@@ -254,7 +254,7 @@ def load_between(address: RankAddress, plan: Plan) -> tuple[list[bool], list[np.
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3))
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = woven(model, sgd, comm, Settings(squares, plan, precision="bf16"))
+    engine = woven(model, sgd, comm, loss=squares, plan=plan, precision="bf16")
     low = [tuple(t.bfloat16() for t in batch(step)) for step in range(3)]
     engine.step(low[0])
     given = {name: torch.rand_like(value) for name, value in model.state_dict().items()}

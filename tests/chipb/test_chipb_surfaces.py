@@ -9,8 +9,8 @@ from chipb.test_chipb_jobs import on
 from torch import Tensor, nn
 
 from weft.api.layer_list import Layer
-from weft.api.weave import Settings, woven
-from weft.api.weave_layers import LayerJob, build_layers
+from weft.api.weave import woven
+from weft.api.weave_layers import build_layers
 from weft.comm.address import RankAddress
 from weft.elastic.pool import WorkerPool
 from weft.plan.mesh import Mesh
@@ -47,7 +47,9 @@ def plan_of(shares: tuple[int, ...], layers: tuple[int, ...]) -> Plan:
 
 def listed(address: RankAddress, plan: Plan) -> list[float]:
     comm, _ = join_plan(address, plan)
-    engine = build_layers(LayerJob(LAYERS, OPTIMIZER, squares, plan, 3, 0.5), comm)
+    engine = build_layers(
+        LAYERS, OPTIMIZER, comm, loss=squares, plan=plan, seed=3, max_grad_norm=0.5
+    )
     losses = [float(engine.train_batch(batch(step))) for step in range(STEPS)]
     comm.close()
     return losses
@@ -57,8 +59,14 @@ def plain(address: RankAddress, plan: Plan) -> list[float]:
     comm, _ = join_plan(address, plan)
     torch.manual_seed(address.rank)  # all start from rank 0's values
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double().to(comm.device)
-    settings = Settings(lambda m, b: squares(m(b[0]), b[1]), plan, None, 0.5)
-    engine = woven(model, OPTIMIZER(model.parameters()), comm, settings)
+    engine = woven(
+        model,
+        OPTIMIZER(model.parameters()),
+        comm,
+        loss=lambda m, b: squares(m(b[0]), b[1]),
+        plan=plan,
+        max_grad_norm=0.5,
+    )
     losses = []
     for step in range(STEPS):
         parts = tuple(tensor.to(comm.device) for tensor in batch(step))

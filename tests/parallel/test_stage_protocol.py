@@ -1,6 +1,6 @@
 """Stages that Weft has never seen: trees at borders, collectives of their own, terms, buffers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,16 +15,12 @@ from weft.elastic.pool import WorkerPool
 from weft.nn.context import Context
 from weft.nn.stage import STREAM, Buffer, MicroBatch, Output, Term, Terms, Tree, Unit
 from weft.optim.pytorch import TorchOptimizer
-from weft.parallel.params import stages_with
-from weft.plan.box import Box
 from weft.plan.layout import Border, BorderTensor, Dim
 from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
 from weft.plan.plan import PipelinePlan, Plan, ScheduleName, Seat, StagePlan
-from weft.plan.tiling import Tiling
 from weft.precision.registry import PRECISIONS
-from weft.precision.roles import Roles
-from weft.train.assemble import Assembled, Share, assemble
+from weft.train.assemble import Assembled, Share, Source, assemble, whole_tilings
 from weft.train.joining import join_plan
 
 WIDTH, LAYERS, SAMPLES = 4, 4, 7
@@ -124,54 +120,33 @@ def objective(output: Tree, batch: Tree, /) -> Terms:
     return {"squares": Term((losses * weights).sum(), weights.sum())}
 
 
-class ToySource:
-    may_be_absent = False
+def source(toy: Toy, plan: Plan) -> Source:
+    shapes = {"weight": (WIDTH, WIDTH), "bias": (WIDTH,)}
+    specs = [
+        ParamSpec(name=f"layers.{n}.{leaf}", shape=shape, unit=n, init=Init("zeros"), decay=False)
+        for n in range(LAYERS)
+        for leaf, shape in shapes.items()
+    ]
 
-    def __init__(self, toy: Toy) -> None:
-        self.toy = toy
-        self.buffers = BUFFERS if toy.counts else []
-
-    @property
-    def specs(self) -> list[ParamSpec]:
-        init = Init("zeros")
-        shapes = {"weight": (WIDTH, WIDTH), "bias": (WIDTH,)}
-        return [
-            ParamSpec(name=f"layers.{n}.{leaf}", shape=shape, unit=n, init=init, decay=False)
-            for n in range(LAYERS)
-            for leaf, shape in shapes.items()
-        ]
-
-    def tilings(self, plan: Plan) -> Mapping[str, Tiling]:
-        tilings = {}
-        for spec in self.specs:
-            ranks = [rank for stage in stages_with(spec, plan) for rank in stage.mesh.ranks]
-            boxes = dict.fromkeys(ranks, (Box.whole(spec.shape),))
-            tilings[spec.name] = Tiling(spec.shape, boxes)
-        return tilings
-
-    def precision(self, _seat: Seat) -> Roles:
-        return PRECISIONS["fp64"]
-
-    def stage(self, number: int, share: Share) -> ToyStage:
+    def stage(number: int, share: Share) -> ToyStage:
         layers = range(*share.seat.pipeline_plan.stages[number].layers)
-        stage = ToyStage(self.toy, layers, share.seat, share.comm)
+        stage = ToyStage(toy, layers, share.seat, share.comm)
         for name, param in stage.named_parameters():
             generator = torch.Generator().manual_seed(int(name.split(".")[1]))
             with torch.no_grad():
                 param.copy_(torch.randn(param.shape, generator=generator, dtype=param.dtype) / 2)
         return stage
 
-    def split(self, stage: ToyStage, share: Share) -> None:
-        """Nothing is cut."""
-
-    def objective(self, _last: ToyStage) -> Any:
-        return objective
-
-    def borders(self, pipeline: PipelinePlan) -> Mapping[int, Border]:
-        return dict.fromkeys(range(len(pipeline.stages) - 1), BORDER)
-
-    def expected_weight(self, plan: Plan) -> float:
-        return float(plan.global_batch)
+    return Source(
+        specs=specs,
+        tilings=whole_tilings(specs, plan),
+        precision=PRECISIONS["fp64"],
+        stage=stage,
+        objective=lambda _last: objective,
+        borders=dict.fromkeys(range(len(plan.pipelines[0].stages) - 1), BORDER),
+        expected_weight=float(plan.global_batch),
+        buffers=BUFFERS if toy.counts else [],
+    )
 
 
 def plan_of(
@@ -205,7 +180,7 @@ def trained(address: RankAddress, plan: Plan, toy: Toy) -> dict[str, Any]:
     """Losses, and the parameters and buffers that this rank holds after three steps."""
     comm, _ = join_plan(address, plan, timeout_s=60)
     try:
-        built: Assembled[TorchOptimizer] = assemble(plan, ToySource(toy), comm, sgd)
+        built: Assembled[TorchOptimizer] = assemble(plan, source(toy, plan), comm, sgd)
         losses = []
         for step in range(3):
             whole = MicroBatch(batch(step))
@@ -284,4 +259,4 @@ def test_ranks_that_share_samples_refuse_buffers_that_change() -> None:
     stage = replace(whole.stages[0], mesh=Mesh.of((0, 1), tp=2))
     plan = Plan(num_layers=LAYERS, pipelines=(replace(whole, stages=(stage,)),))
     with pytest.raises(ConfigError, match=r"model.seen = 'sum': expected constant in a plan"):
-        assemble(plan, ToySource(Toy(counts=True)), Comm(), sgd)
+        assemble(plan, source(Toy(counts=True), plan), Comm(), sgd)

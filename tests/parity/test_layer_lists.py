@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft
-from weft.api.weave_layers import LayerJob, build_layers
+from weft.api.weave_layers import build_layers
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
@@ -125,8 +125,9 @@ def values(layers: Any) -> dict[str, np.ndarray]:
 
 def train(comm: Comm, plan: Plan) -> dict[str, Any]:
     BUILT.clear()
-    job = LayerJob(LAYERS, OPTIMIZER, losses_of, plan, seed=3, max_grad_norm=0.5)
-    engine = build_layers(job, comm)
+    engine = build_layers(
+        LAYERS, OPTIMIZER, comm, loss=losses_of, plan=plan, seed=3, max_grad_norm=0.5
+    )
     found: dict[str, Any] = {"built": sorted(BUILT), "start": values(engine.layers), "norms": []}
     found["losses"] = []
     for step in range(STEPS):

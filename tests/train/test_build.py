@@ -16,7 +16,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.train.assemble import Built, fill, initial
 from weft.train.family import assemble_model
-from weft.train.microbatch import cut
+from weft.train.loop import cut
 
 SPEC = replace(FAMILIES["llama"].sizes["debug-1m"].reduced(), num_layers=2)
 

@@ -13,8 +13,8 @@ from weft.config.errors import ConfigError
 from weft.config.load import load_config
 from weft.elastic.pool import WorkerPool
 from weft.resolve.resolve import resolve
-from weft.train import consistency
-from weft.train.consistency import refuse_unlike_ranks
+from weft.train import agreeing
+from weft.train.agreeing import refuse_unlike_ranks
 from weft.train.job import Job
 
 LAPTOP = Node(
@@ -39,7 +39,7 @@ def job(overrides: list[str], last_step: int = 30) -> Job:
 def told(address: RankAddress, jobs: list[Job], source: str) -> str:
     """What a rank says to its job; the last rank runs the Weft in ``source``, if any."""
     if source and address.rank == len(jobs) - 1:
-        consistency._FOLDER = Path(source)
+        agreeing._FOLDER = Path(source)
     comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
     try:
         refuse_unlike_ranks(comm, jobs[address.rank])
@@ -47,7 +47,7 @@ def told(address: RankAddress, jobs: list[Job], source: str) -> str:
         return str(error)
     finally:
         comm.close()
-        consistency._FOLDER = Path(consistency.version.__file__).parent
+        agreeing._FOLDER = Path(agreeing.version.__file__).parent
     return ""
 
 
@@ -83,7 +83,7 @@ def test_all_ranks_say_the_same(pool: WorkerPool, jobs: list[Job], message: str)
 
 
 def test_another_source_is_noticed(pool: WorkerPool, tmp_path: Path) -> None:
-    shutil.copytree(Path(consistency.__file__).parents[1], tmp_path / "weft")
+    shutil.copytree(Path(agreeing.__file__).parents[1], tmp_path / "weft")
     both = [job([]), job([])]
     assert pool.run(told, both, str(tmp_path / "weft"), world_size=2) == ["", ""]
     (tmp_path / "weft/optim/adamw/rule.py").write_text("# nothing\n")

@@ -9,7 +9,7 @@ import pytest
 
 from weft.config.errors import ConfigErrors
 from weft.config.load import load_config, to_yaml
-from weft.train.resume import changes, saved_step, saved_summary
+from weft.train.run_folder import changes, saved_step, saved_summary
 from weft.train.stop import StopSignal
 
 

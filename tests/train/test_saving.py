@@ -30,8 +30,7 @@ from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
 from weft.platform.cpu import CpuPlatform
 from weft.train.assemble import fill, initial
 from weft.train.family import assemble_model
-from weft.train.loop import Run, StepRecord, train
-from weft.train.microbatch import cut
+from weft.train.loop import Run, StepRecord, cut, train
 from weft.train.saving import restore, save
 
 SPEC = replace(SIZES["debug-1m"].reduced(), num_layers=2)

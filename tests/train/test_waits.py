@@ -21,9 +21,8 @@ from weft.report.metrics import EvalMetrics, StepMetrics, Writer
 from weft.report.progress import Progress
 from weft.train.assemble import fill, initial
 from weft.train.family import assemble_model
-from weft.train.hooks import log_metrics, note_step
-from weft.train.loop import Run, StepRecord, train
-from weft.train.numbers import waits_for_reads
+from weft.train.loop import Run, StepRecord, train, waits_for_reads
+from weft.train.running import log_metrics, note_step
 
 READS: dict[str, Any] = {
     "item": torch.Tensor.item,

@@ -6,24 +6,28 @@ of all processes, each counted as much as its loss, and puts the mean in their p
 
 from __future__ import annotations
 
-import atexit
 import math
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
 
-from weft.api.engine import refuse_batch_statistics, refuse_woven
+from weft.api.engine import (
+    join_with,
+    refuse_batch_statistics,
+    refuse_strangers,
+    refuse_unfit,
+    start_alike,
+)
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.comm.join import join
 from weft.config.errors import ConfigError
 from weft.optim.pytorch import TorchOptimizer
 from weft.parallel.params import Held, LocalParam
 from weft.plan.model import Init, ParamSpec, UnitName
 from weft.plan.tiling import Stored
-from weft.platform.registry import platform_named
 from weft.precision.registry import PRECISIONS
 from weft.train.assemble import gradient_path
 from weft.train.engine import Engine
@@ -42,23 +46,15 @@ def distributed_model(model: nn.Module) -> nn.Module:
     if membership_of(model) is not None:
         return model
     address = RankAddress.from_environment() or RankAddress()
-    refuse_woven("model", model)
-    first = next(model.parameters(), None)
-    if first is None:
-        raise ConfigError("model", type(model).__name__, "a module with parameters")
-    platform = platform_named(first.device.type)
-    device = platform.device(address.local_rank)
-    comm = join(address, backend=platform.collective_backend, device=device)
-    atexit.register(comm.close)
-    return join_model(model.to(device), comm)
+    refuse_unfit(model)
+    return join_model(model, join_with(model, address))
 
 
 def join_model(model: nn.Module, comm: Comm) -> nn.Module:
     """What ``distributed_model`` does, among the processes of ``comm``."""
     if comm.world_size > 1:
         refuse_batch_statistics("model", model)
-    for tensor in [*model.parameters(), *model.buffers()]:
-        comm.broadcast(tensor.detach(), src=0, name="initial values")
+    start_alike(model, comm)
     model.register_forward_pre_hook(_Membership(comm), with_kwargs=True)
     return model
 
@@ -95,12 +91,9 @@ def distributed_optimizer(
     if membership is None:
         expected = "what weft.distributed_model returned"
         raise ConfigError("model", type(model).__name__, expected)
-    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    params = {n: p for n, p in model.named_parameters() if id(p) in updated and p.requires_grad}
-    known = {id(param) for param in model.parameters()}
-    if not updated <= known:
-        expected = "an optimizer over model.parameters()"
-        raise ConfigError("optimizer", f"{len(updated - known)} other tensors", expected)
+    refuse_strangers(optimizer, model)
+    updated = {param for group in optimizer.param_groups for param in group["params"]}
+    params = {n: p for n, p in model.named_parameters() if p in updated and p.requires_grad}
     reduction = _Reduction(membership, params, unweighted, max_grad_norm)
     optimizer.register_step_pre_hook(reduction)
     return optimizer
@@ -130,24 +123,20 @@ class _Membership:
             self.num_samples += len(tensors[0])
 
 
+@dataclass(eq=False)
 class _Reduction:
     """Before an update: the mean gradient over all processes, in place of this one's."""
 
-    def __init__(
-        self,
-        membership: _Membership,
-        params: dict[str, nn.Parameter],
-        unweighted: Unweighted,
-        max_grad_norm: float | None,
-    ) -> None:
-        self._membership = membership
-        self._params = params
-        self._unweighted = unweighted
-        self._max_grad_norm = max_grad_norm
+    _membership: _Membership
+    _params: dict[str, nn.Parameter]
+    _unweighted: Unweighted
+    _max_grad_norm: float | None
+
+    def __post_init__(self) -> None:
         self._seen: dict[Tensor, tuple[int, int]] = {}
-        self._num_before = membership.num_samples
+        self._num_before = self._membership.num_samples
         """Samples that the model was given up to the last step of this optimizer."""
-        comm = membership.comm
+        comm, params = self._membership.comm, self._params
         dtypes = {param.dtype for param in params.values()}
         roles = PRECISIONS["fp64" if torch.float64 in dtypes else "fp32"]
         main = roles.master.dtype
@@ -167,7 +156,7 @@ class _Reduction:
         nothing = torch.optim.SGD([torch.zeros(0)])  # the user's own comes after
         self._engine: Engine[float] = Engine(
             self._add, self._gradients, TorchOptimizer(nothing, self._gradients), comm,
-            max_grad_norm=max_grad_norm,
+            max_grad_norm=self._max_grad_norm,
         )  # fmt: skip
         note = WeakMethod(self._note)  # a parameter's hook is never collected with what it holds
 

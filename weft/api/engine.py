@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import atexit
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
+from weft.comm.join import join
 from weft.config.errors import ConfigError
+from weft.nn.stage import MicroBatch, Term, Terms, Tree
 from weft.optim.pytorch import TorchOptimizer, set_lr
 from weft.parallel.gradients import Gradients, takes_gradients_of
-from weft.train.engine import Engine, StepResult
+from weft.plan.plan import Plan
+from weft.platform.registry import platform_named
+from weft.train.assemble import Assembled, Source, assemble
+from weft.train.engine import StepResult
 
-Cut = Callable[[Any], Any]
-"""A global batch -> what this process computes of it, as its engine takes it."""
 
+def assemble_own(
+    plan: Plan,
+    source: Source,
+    comm: Comm,
+    optimizer: torch.optim.Optimizer,
+    *,
+    trained: Mapping[str, nn.Parameter],
+    exact: Mapping[str, Tensor],
+    max_grad_norm: float | None,
+) -> Assembled[TorchOptimizer]:
+    """A rank with modules and an optimizer of the user's own. Collective.
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """How a model computes."""
+    Args:
+        trained: This process's parameters by name, in forward order.
+        exact: Whole values of those that were rounded to the model's precision, before that.
+    """
 
-    cut: Cut
-    evaluate: Callable[[Any], Tensor]
-    """Forwards alone of what ``cut`` gave: this process's sums ``[loss, weight]``, fp64."""
-    modules: Mapping[int, nn.Module]
-    """This process's layers by number; a model that is no list of layers is number 0."""
+    def pointed(gradients: Gradients) -> TorchOptimizer:
+        with torch.no_grad():
+            for main in gradients.mains:
+                if main.spec.name in exact:
+                    main.value.copy_(exact[main.spec.name][main.box.slices()])
+        _point_at_mains(optimizer, gradients, trained.values())
+        return TorchOptimizer(optimizer, gradients)
+
+    return assemble(plan, source, comm, pointed, max_grad_norm=max_grad_norm)
 
 
 class WovenEngine:
@@ -40,13 +60,18 @@ class WovenEngine:
     """
 
     def __init__(
-        self, engine: Engine[Any], optimizer: TorchOptimizer, comm: Comm, parts: Parts
+        self,
+        built: Assembled[TorchOptimizer],
+        comm: Comm,
+        cut: Callable[[Any], list[MicroBatch]],
+        layers: Mapping[int, nn.Module],
     ) -> None:
-        self._engine = engine
-        self._optimizer = optimizer.optimizer
+        self._built = built
         self._comm = comm
-        self._parts = parts
-        self._outside = _Outside(engine.gradients, parts.modules.values())
+        self._cut = cut
+        self.layers = layers
+        """Those that this process holds, by number; a whole model is number 0."""
+        self._outside = _Outside(built.gradients, layers.values())
         self.last: StepResult | None = None
         """Loss, weight and gradient norm of the last step, over the whole job."""
 
@@ -58,12 +83,7 @@ class WovenEngine:
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """What updates the parameters, or the part of them that this process updates."""
-        return self._optimizer
-
-    @property
-    def layers(self) -> Mapping[int, nn.Module]:
-        """The layers that this process holds, by number; a whole model is number 0."""
-        return self._parts.modules
+        return self._built.optimizer.optimizer
 
     def step(self, batch: Any) -> Tensor:
         """Forward, backward, reduce, clip, update on this process's part of ``batch``.
@@ -75,10 +95,10 @@ class WovenEngine:
             ConfigError: the batch has no samples, or not as many as the plan says; the model has
                 trained parameters that it did not have before.
         """
-        mine = self._parts.cut(batch)
+        mine = self._cut(batch)
         self._outside.take_in()
-        self.last = self._engine.step(mine)
-        self._engine.gradients.fence()
+        self.last = self._built.engine.step(mine)
+        self._built.gradients.fence()
         self._outside.note()
         return self.last.loss
 
@@ -96,8 +116,8 @@ class WovenEngine:
 
     def eval_batch(self, batch: Any) -> Tensor:
         """The mean loss of a batch, without gradients, with every module in evaluation mode."""
-        with torch.no_grad(), _evaluating(self._parts.modules.values()):
-            totals = self._parts.evaluate(self._parts.cut(batch)).clone()
+        with torch.no_grad(), _evaluating(self.layers.values()):
+            totals = self._built.executor.evaluate(self._cut(batch)).clone()
         self._comm.all_reduce(totals, name="evaluation totals")
         return torch.where(totals[1] > 0, totals[0] / totals[1], 0.0)
 
@@ -161,6 +181,38 @@ def _evaluating(roots: Iterable[nn.Module]) -> Iterator[None]:
             module.training = mode
 
 
+def join_with(model: nn.Module, address: RankAddress) -> Comm:
+    """Join the job on the kind of device that the model is on; the model moves to this rank's."""
+    platform = platform_named(next(model.parameters()).device.type)
+    device = platform.device(address.local_rank)
+    comm = join(address, backend=platform.collective_backend, device=device)
+    atexit.register(comm.close)
+    model.to(device)
+    return comm
+
+
+def start_alike(model: nn.Module, comm: Comm) -> None:
+    """Give the model rank 0's values. Collective."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        comm.broadcast(tensor.detach(), src=0, name="initial values")
+
+
+def refuse_unfit(model: nn.Module) -> None:
+    """A whole model must have parameters, and no engine yet."""
+    if next(model.parameters(), None) is None:
+        raise ConfigError("model", type(model).__name__, "a module with parameters")
+    refuse_woven("model", model)
+
+
+def refuse_strangers(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """An optimizer may update the model's parameters, or some of them, and nothing else."""
+    strangers = {p for group in optimizer.param_groups for p in group["params"]}
+    strangers -= set(model.parameters())
+    if strangers:
+        expected = "an optimizer over model.parameters()"
+        raise ConfigError("optimizer", f"{len(strangers)} other tensors", expected)
+
+
 def refuse_batch_statistics(where: str, model: nn.Module) -> None:
     """Batch normalization would make a sample's result depend on who computes it."""
     for name, module in model.named_modules():
@@ -180,7 +232,7 @@ def refuse_woven(where: str, model: nn.Module) -> None:
             raise ConfigError(f"{where}.{name}", "already woven", expected, hint)
 
 
-def point_at_mains(
+def _point_at_mains(
     optimizer: torch.optim.Optimizer, gradients: Gradients, params: Iterable[nn.Parameter]
 ) -> None:
     """Let the optimizer update what this process updates, with each parameter's settings.
@@ -201,28 +253,31 @@ def point_at_mains(
         group["params"] = [value for values in found for value in values]
 
 
-@torch.no_grad()
-def set_exact(gradients: Gradients, exact: Mapping[str, Tensor]) -> None:
-    """Start what the optimizer updates from values that the model's precision has rounded.
-
-    ``exact``: whole parameters by name; those left out stay as they are.
-    """
-    for main in gradients.mains:
-        if main.spec.name in exact:
-            main.value.copy_(exact[main.spec.name][main.box.slices()])
+def weighted_sum(output: Tree, _batch: Tree, /) -> Terms:
+    """``losses`` of any shape, with ``weights`` of the same or, without any, all counting one."""
+    losses, weights = output["losses"], output.get("weights")
+    if weights is None:
+        count = torch.full((), losses.numel(), dtype=torch.float64, device=losses.device)
+        return {"loss": Term(losses.sum(), count)}
+    return {"loss": Term((losses * weights).sum(), weights.sum(dtype=torch.float64))}
 
 
-def num_samples(batch: Any) -> int:
-    """Samples of a batch: a tensor, or a tuple, list or mapping of batches."""
-    sizes = {len(tensor) for tensor in leaves(batch)}
+def num_samples(tensors: Sequence[Tensor], plan: Plan | None) -> int:
+    """Samples of a batch of these ``leaves``; as many as the plan says where there is one."""
+    sizes = {len(tensor) for tensor in tensors}
     if len(sizes) != 1 or 0 in sizes:
         expected = "tensors with the same number of samples, at least one, along dimension 0"
         raise ConfigError("batch", sorted(sizes), expected)
-    return sizes.pop()
+    (count,) = sizes
+    if plan is not None and count != plan.global_batch:
+        expected = f"{plan.global_batch} samples, as in the plan"
+        raise ConfigError("batch", f"{count} samples", expected)
+    return count
 
 
 def leaves(batch: Any) -> list[Tensor]:
-    """The tensors of a batch, each with samples; in the order in which ``mapped`` meets them."""
+    """The tensors of a batch, each with samples, which is one, or a tuple, list or mapping of
+    batches; in the order in which ``mapped`` meets them."""
     if isinstance(batch, Tensor) and batch.ndim:
         return [batch]
     if not isinstance(batch, Mapping | tuple | list):

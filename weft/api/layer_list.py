@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any, Literal
 
@@ -95,13 +96,9 @@ class Skeleton:
 
     def _build(self, number: int) -> nn.Module:
         layer = self.layers[number]
-        try:
-            with torch.device("meta"):
-                module = layer.build()
-        except CANNOT as error:
-            expected = "a layer that can be built on the meta device"
-            hint = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"layers[{number}]", layer.name, expected, hint) from error
+        expected = "a layer that can be built on the meta device"
+        with refusing(f"layers[{number}]", layer.name, expected), torch.device("meta"):
+            module = layer.build()
         refuse_batch_statistics(f"layers[{number}]", module)
         return module
 
@@ -134,13 +131,9 @@ class Skeleton:
         for number, (layer, module) in enumerate(zip(self.layers, self.modules, strict=True)):
             x = found[-1] if found else inputs
             version = x._version
-            try:
-                with torch.no_grad():
-                    result = layer.call(module, x)
-            except CANNOT as error:
-                expected = f"a layer that takes {in_words(x)}"
-                hint = f"{type(error).__name__}: {error}"
-                raise ConfigError(f"layers[{number}]", layer.name, expected, hint) from error
+            expected = f"a layer that takes {in_words(x)}"
+            with refusing(f"layers[{number}]", layer.name, expected), torch.no_grad():
+                result = layer.call(module, x)
             if not isinstance(result, Tensor):
                 expected = "a layer that gives one tensor"
                 raise ConfigError(f"layers[{number}]", type(result).__name__, expected)
@@ -152,6 +145,15 @@ class Skeleton:
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(param.shape) for name, param in module.named_parameters()}
+
+
+@contextmanager
+def refusing(key: str, value: str, expected: str) -> Iterator[None]:
+    """Say which module or loss of the user's it was that raised one of ``CANNOT``."""
+    try:
+        yield
+    except CANNOT as error:
+        raise ConfigError(key, value, expected, f"{type(error).__name__}: {error}") from error
 
 
 def in_words(x: Tensor) -> str:

@@ -7,9 +7,7 @@ under torchrun, or any launcher that sets RANK and WORLD_SIZE, the processes joi
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -18,38 +16,32 @@ from torch import Tensor, nn
 
 from weft.api.distributed import WHOLE, membership_of, whole_spec
 from weft.api.engine import (
-    Parts,
     WovenEngine,
+    assemble_own,
+    join_with,
     leaves,
     mapped,
     num_samples,
     own,
-    point_at_mains,
     refuse_batch_statistics,
-    refuse_woven,
-    set_exact,
+    refuse_strangers,
+    refuse_unfit,
+    start_alike,
+    weighted_sum,
 )
-from weft.api.objective import weighted_sum
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.comm.join import join
 from weft.config.axes import MODEL_AXES
 from weft.config.errors import ConfigError
 from weft.nn.context import Context
-from weft.nn.stage import MicroBatch, Objective, Output, Stage, Tree, Unit, rows_of
-from weft.optim.pytorch import TorchOptimizer
-from weft.parallel.gradients import Gradients
-from weft.plan.box import Box
-from weft.plan.layout import Border
+from weft.nn.stage import MicroBatch, Output, Tree, Unit, rows_of
 from weft.plan.mesh import Mesh
-from weft.plan.model import ParamSpec, UnitName
-from weft.plan.plan import PipelinePlan, Plan, Precision, Seat, StagePlan
-from weft.plan.tiling import Tiling, split_evenly
+from weft.plan.model import UnitName
+from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
+from weft.plan.tiling import part_of
 from weft.planner.validate import refuse_idle_zero, validate_plan
-from weft.platform.registry import platform_named
 from weft.precision.registry import PRECISIONS
-from weft.precision.roles import Roles
-from weft.train.assemble import Options, Share, assemble
+from weft.train.assemble import Source, whole_tilings
 
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
 """(model, batch) -> losses of any shape, not reduced; or (losses, weights) of the same shape."""
@@ -82,56 +74,69 @@ def weave(
         ConfigError: something about the model, optimizer or plan cannot work.
     """
     address = RankAddress.from_environment() or RankAddress()
-    parameters = dict(model.named_parameters())
-    _check(model, optimizer, parameters, address.world_size)
+    _check(model, optimizer, address.world_size)
     if precision is not None and precision not in tuple(PRECISIONS):
         raise ConfigError("precision", precision, f"None or one of {tuple(PRECISIONS)}")
     if isinstance(plan, Plan):
         _check_plan(plan, address.world_size)
-        _refuse_unlike(plan, parameters.values(), precision)
+        _refuse_unlike(plan, [*model.parameters()], precision)
     elif plan != "auto":
         raise ConfigError("plan", plan, '"auto" or a weft.plan.plan.Plan')
-    platform = platform_named(next(iter(parameters.values())).device.type)
-    device = platform.device(address.local_rank)
-    comm = join(address, backend=platform.collective_backend, device=device)
-    atexit.register(comm.close)
-    given = plan if isinstance(plan, Plan) else None
-    model.to(device)
-    settings = Settings(loss or _forward, given, precision, max_grad_norm)
-    return woven(model, optimizer, comm, settings)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What ``weave`` was asked for, beside the model and its optimizer."""
-
-    loss: Loss
-    plan: Plan | None = None
-    precision: Precision | None = None
-    max_grad_norm: float | None = None
+    return woven(
+        model,
+        optimizer,
+        join_with(model, address),
+        loss=loss or _forward,
+        plan=None if plan == "auto" else plan,
+        precision=precision,
+        max_grad_norm=max_grad_norm,
+    )
 
 
 def woven(
-    model: nn.Module, optimizer: torch.optim.Optimizer, comm: Comm, settings: Settings
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    comm: Comm,
+    *,
+    loss: Loss,
+    plan: Plan | None = None,
+    precision: Precision | None = None,
+    max_grad_norm: float | None = None,
 ) -> WovenEngine:
-    """An engine among the processes of ``comm``, for what ``weave`` has checked."""
-    plan = settings.plan or _equal_parts(comm.world_size)
-    source = _WovenSource(model, comm, settings)
-
-    def pointed(gradients: Gradients) -> TorchOptimizer:
-        set_exact(gradients, source.exact)
-        point_at_mains(optimizer, gradients, source.trained.values())
-        return TorchOptimizer(optimizer, gradients)
-
-    options = Options(max_grad_norm=settings.max_grad_norm)
-    built = assemble(plan, source, comm, pointed, options)
+    """An engine among the processes of ``comm``, for what ``weave`` has checked. Collective."""
+    start_alike(model, comm)
+    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    exact: dict[str, Tensor] = {}
+    if precision is not None:
+        exact = {name: param.detach().clone() for name, param in trained.items()}
+        model.to(PRECISIONS[precision].parameters.dtype)
+    dtypes = {param.dtype for param in trained.values()}
+    whole = _Whole(model, loss)
+    specs = [whole_spec(name, param) for name, param in trained.items()]
+    planned = plan or _equal_parts(comm.world_size)
+    source = Source(
+        specs=specs,
+        tilings=whole_tilings(specs, planned),
+        precision=PRECISIONS["fp64" if torch.float64 in dtypes else "fp32"],
+        stage=lambda _number, _share: whole,
+        objective=lambda _last: weighted_sum,
+        expected_weight=1.0,
+        may_be_absent=True,
+    )
+    built = assemble_own(
+        planned, source, comm, optimizer, trained=trained, exact=exact, max_grad_norm=max_grad_norm
+    )
 
     def cut(batch: Any) -> list[MicroBatch]:
-        parts = _parts(num_samples(batch), settings.plan, comm)
-        return source.whole.cut(batch, parts)
+        tensors = leaves(batch)
+        count = num_samples(tensors, plan)
+        if plan is None:
+            parts = [part_of(count, comm.world_size, comm.rank)]
+        else:
+            parts = plan.seat(comm.rank).microbatches()
+        return whole.cut(batch, tensors, parts)
 
-    parts = Parts(cut, built.executor.evaluate, {0: model})
-    result = WovenEngine(built.engine, built.optimizer, comm, parts)
+    result = WovenEngine(built, comm, cut, {0: model})
     own(model, result)
     return result
 
@@ -147,36 +152,13 @@ def _equal_parts(world_size: int) -> Plan:
     return Plan(num_layers=1, pipelines=pipelines)
 
 
-def _parts(count: int, plan: Plan | None, comm: Comm) -> list[range]:
-    """Which samples of a global batch each microbatch of this process has."""
-    if plan is not None:
-        if count != plan.global_batch:
-            expected = f"{plan.global_batch} samples, as in the plan"
-            raise ConfigError("batch", f"{count} samples", expected)
-        return plan.seat(comm.rank).microbatches()
-    sizes = split_evenly(count, comm.world_size)
-    first = sum(sizes[: comm.rank])
-    return [range(first, first + sizes[comm.rank])]
-
-
-def _check(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    parameters: dict[str, nn.Parameter],
-    world_size: int,
-) -> None:
-    if not parameters:
-        raise ConfigError("model", type(model).__name__, "a module with parameters")
-    refuse_woven("model", model)
+def _check(model: nn.Module, optimizer: torch.optim.Optimizer, world_size: int) -> None:
+    refuse_unfit(model)
     if any(membership_of(module) is not None for module in model.modules()):
         hint = "The engine adds up gradients itself."
         value = "from weft.distributed_model"
         raise ConfigError("model", value, "a model that has not joined a job", hint)
-    known = {id(param) for param in parameters.values()}
-    strangers = [p for g in optimizer.param_groups for p in g["params"] if id(p) not in known]
-    if strangers:
-        expected = "an optimizer over model.parameters()"
-        raise ConfigError("optimizer", f"{len(strangers)} other tensors", expected)
+    refuse_strangers(optimizer, model)
     if optimizer.state:
         hint = "Weave first, then load the optimizer's state."
         raise ConfigError("optimizer", "already stepped", "a new optimizer", hint)
@@ -226,58 +208,6 @@ def _refuse_unlike(
             raise ConfigError(f"{where}.precision", stage.precision, expected, hint)
 
 
-class _WovenSource:
-    """Somebody's module as something to assemble: one unit, whole on every process.
-
-    It starts from rank 0's values.
-    """
-
-    may_be_absent = True
-    buffers = ()
-
-    def __init__(self, model: nn.Module, comm: Comm, settings: Settings) -> None:
-        for tensor in [*model.parameters(), *model.buffers()]:
-            comm.broadcast(tensor.detach(), src=0, name="initial values")
-        self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self.exact: dict[str, Tensor] = {}
-        """Values before they were rounded to the precision asked for."""
-        if settings.precision is not None:
-            self.exact = {name: param.detach().clone() for name, param in self.trained.items()}
-            model.to(PRECISIONS[settings.precision].parameters.dtype)
-        self.whole = _Whole(model, settings.loss)
-        self._world = comm.world
-
-    @property
-    def specs(self) -> list[ParamSpec]:
-        return [whole_spec(name, param) for name, param in self.trained.items()]
-
-    def tilings(self, _plan: Plan) -> dict[str, Tiling]:
-        tilings = {}
-        for spec in self.specs:
-            whole = (Box.whole(spec.shape),)
-            tilings[spec.name] = Tiling(spec.shape, dict.fromkeys(self._world, whole))
-        return tilings
-
-    def precision(self, _seat: Seat) -> Roles:
-        dtypes = {param.dtype for param in self.trained.values()}
-        return PRECISIONS["fp64" if torch.float64 in dtypes else "fp32"]
-
-    def stage(self, _number: int, _share: Share) -> _Whole:
-        return self.whole
-
-    def split(self, stage: Stage, share: Share) -> None:
-        """Nobody knows how to cut this module."""
-
-    def objective(self, _last: Stage) -> Objective:
-        return weighted_sum
-
-    def borders(self, _pipeline: PipelinePlan) -> dict[int, Border]:
-        return {}
-
-    def expected_weight(self, _plan: Plan) -> float:
-        return 1.0
-
-
 class _Whole:
     """A module and the user's loss of it, as one stage of one unit."""
 
@@ -289,10 +219,12 @@ class _Whole:
         self._nesting: Any = None
         """A batch without samples, of the form in which they come."""
 
-    def cut(self, batch: Any, parts: Sequence[range]) -> list[MicroBatch]:
-        """Some of the samples in each microbatch."""
+    def cut(
+        self, batch: Any, tensors: Sequence[Tensor], parts: Sequence[range]
+    ) -> list[MicroBatch]:
+        """Some of the samples in each microbatch. ``tensors``: the batch's leaves."""
         self._nesting = mapped(batch, lambda tensor: tensor[:0])
-        tree = {str(number): tensor for number, tensor in enumerate(leaves(batch))}
+        tree = {str(number): tensor for number, tensor in enumerate(tensors)}
         return [MicroBatch(rows_of(tree, slice(part.start, part.stop))) for part in parts]
 
     def compute(self, inputs: Tree, _context: Context, /) -> Output:
@@ -308,12 +240,7 @@ class _Whole:
         )
 
 
-def _forward(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
-    result: Tensor | tuple[Tensor, Tensor] = (
-        model(**batch) if isinstance(batch, Mapping) else model(*_as_tuple(batch))
-    )
-    return result
-
-
-def _as_tuple(batch: Any) -> Sequence[Any]:
-    return batch if isinstance(batch, tuple | list) else (batch,)
+def _forward(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple | list) else model(batch)

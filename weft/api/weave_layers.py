@@ -5,69 +5,38 @@ from __future__ import annotations
 import atexit
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from weft.api.engine import (
-    Parts,
     WovenEngine,
+    assemble_own,
+    leaves,
     num_samples,
-    point_at_mains,
     refuse_woven,
-    set_exact,
+    weighted_sum,
 )
-from weft.api.layer_list import CANNOT, PROBE, ElementLoss, Layer, Skeleton, in_words
-from weft.api.objective import weighted_sum
+from weft.api.layer_list import PROBE, ElementLoss, Layer, Skeleton, in_words, refusing
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.axes import MODEL_AXES
 from weft.config.errors import ConfigError
 from weft.nn.context import Context
-from weft.nn.stage import (
-    STREAM,
-    MicroBatch,
-    Objective,
-    Output,
-    Stage,
-    Term,
-    Terms,
-    Tree,
-    Unit,
-    rows_of,
-)
-from weft.optim.pytorch import TorchOptimizer
-from weft.parallel.gradients import Gradients
-from weft.parallel.params import stages_with
+from weft.nn.stage import STREAM, MicroBatch, Output, Term, Terms, Tree, Unit, rows_of
 from weft.parallel.pipeline.executor import Executor
-from weft.plan.box import Box
 from weft.plan.layout import Border, BorderTensor, Dim
-from weft.plan.model import ParamSpec, UnitName
-from weft.plan.plan import PipelinePlan, Plan, Seat
-from weft.plan.tiling import Tiling
+from weft.plan.model import UnitName
+from weft.plan.plan import Plan
 from weft.planner.validate import refuse_idle_zero, validate_plan
 from weft.precision.registry import PRECISIONS
-from weft.precision.roles import Roles
-from weft.train.assemble import Options, Share, assemble
+from weft.train.assemble import Share, Source, whole_tilings
 from weft.train.joining import join_plan
 
 MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
 """(name, parameter) pairs of this process -> what updates them."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerJob:
-    """What ``weave_layers`` was asked for."""
-
-    layers: Sequence[Layer]
-    optimizer: MakeOptimizer
-    loss: ElementLoss
-    plan: Plan
-    seed: int = 0
-    max_grad_norm: float | None = None
 
 
 def weave_layers(
@@ -102,7 +71,9 @@ def weave_layers(
         raise ConfigError("plan", f"{plan.world_size} ranks", f"{address.world_size} ranks")
     comm, _ = join_plan(address, plan)
     atexit.register(comm.close)
-    return build_layers(LayerJob(layers, optimizer, loss, plan, seed, max_grad_norm), comm)
+    return build_layers(
+        layers, optimizer, comm, loss=loss, plan=plan, seed=seed, max_grad_norm=max_grad_norm
+    )
 
 
 def check_layer_plan(plan: Plan, layers: Sequence[Layer]) -> None:
@@ -129,113 +100,123 @@ def check_layer_plan(plan: Plan, layers: Sequence[Layer]) -> None:
         refuse_idle_zero(plan, tied=False)
 
 
-def build_layers(job: LayerJob, comm: Comm) -> WovenEngine:
-    """This process's layers and engine. Collective."""
-    source = _ListSource(job, comm)
+def build_layers(
+    layers: Sequence[Layer],
+    optimizer: MakeOptimizer,
+    comm: Comm,
+    *,
+    loss: ElementLoss,
+    plan: Plan,
+    seed: int = 0,
+    max_grad_norm: float | None = None,
+) -> WovenEngine:
+    """This process's layers and engine, for what ``weave_layers`` has checked. Collective."""
+    part = _Part(layers, loss, plan, comm, seed)
+    specs = part.skeleton.param_specs()
+    names = {spec.name for spec in specs}
+    trained = {
+        name: param
+        for home, module in part.modules.items()
+        for name, param in module.named_parameters(prefix=f"layers.{home}")
+        if name in names
+    }
+    source = Source(
+        specs=specs,
+        tilings=whole_tilings(specs, plan),
+        precision=part.roles,
+        stage=part.stage,
+        objective=lambda _last: partial(_weighted, loss),
+        expected_weight=float(plan.global_batch),
+        may_be_absent=True,
+    )
+    updates = optimizer([*trained.items()] or [("nothing", torch.zeros(0))])
+    built = assemble_own(
+        plan, source, comm, updates, trained=trained, exact=part.exact, max_grad_norm=max_grad_norm
+    )
+    held = {n: module for stage in part.stages.values() for n, module in stage.layers.items()}
+    return WovenEngine(built, comm, partial(part.cut, built.executor), held)
 
-    def pointed(gradients: Gradients) -> TorchOptimizer:
-        set_exact(gradients, source.exact)
-        trained = source.trained()
-        optimizer = job.optimizer([*trained.items()] or [("nothing", torch.zeros(0))])
-        point_at_mains(optimizer, gradients, trained.values())
-        return TorchOptimizer(optimizer, gradients)
 
-    options = Options(max_grad_norm=job.max_grad_norm)
-    built = assemble(job.plan, source, comm, pointed, options)
-    cut = _Cut(source, built.executor)
-    parts = Parts(cut, built.executor.evaluate, source.held())
-    return WovenEngine(built.engine, built.optimizer, comm, parts)
+class _Found(NamedTuple):
+    """What follows from a batch's shape."""
+
+    borders: Mapping[int, Border]
+    in_place: set[int]
+    losses_a_sample: int
 
 
-class _ListSource:
-    """A list of layers as something to assemble: each process builds its own."""
+class _Part:
+    """What one process has of a list of layers: it builds its own and takes its microbatches."""
 
-    may_be_absent = True
-    buffers = ()
-
-    def __init__(self, job: LayerJob, comm: Comm) -> None:
-        self.job = job
-        self.skeleton = Skeleton(job.layers)
-        self.seat = job.plan.seat(comm.rank)
-        self.device = comm.device
+    def __init__(
+        self, layers: Sequence[Layer], loss: ElementLoss, plan: Plan, comm: Comm, seed: int
+    ) -> None:
+        self.skeleton = Skeleton(layers)
+        self.roles = PRECISIONS[plan.seat(comm.rank).stage_plan.precision]
         self.exact: dict[str, Tensor] = {}
         """Values before they were rounded to the plan's precision."""
         self.stages: dict[int, LayerStage] = {}
-        numbers = [n for s in self.seat.stages for n in self._numbers(s)]
-        homes = sorted({self.skeleton.homes[n] for n in numbers})
-        self._modules = {home: self._build(home) for home in homes}
+        self._loss = loss
+        self._seat = plan.seat(comm.rank)
+        self._device = comm.device
+        self._found: dict[tuple[Any, ...], _Found] = {}
+        homes = {self.skeleton.homes[n] for s in self._seat.stages for n in self._numbers(s)}
+        self.modules = {home: self._build(home, seed) for home in sorted(homes)}
         """By the first number that uses them."""
 
-    @property
-    def specs(self) -> list[ParamSpec]:
-        return self.skeleton.param_specs()
-
-    def trained(self) -> dict[str, nn.Parameter]:
-        """This process's parameters by logical name, in forward order."""
-        specs = {spec.name for spec in self.specs}
-        every = {
-            f"layers.{home}.{name}": param
-            for home, module in self._modules.items()
-            for name, param in module.named_parameters()
-        }
-        return {name: param for name, param in every.items() if name in specs}
-
-    def held(self) -> dict[int, nn.Module]:
-        """This process's layers by number."""
-        numbers = [n for s in self.seat.stages for n in self._numbers(s)]
-        return {n: self._modules[self.skeleton.homes[n]] for n in numbers}
-
-    def tilings(self, plan: Plan) -> dict[str, Tiling]:
-        """Every rank of a stage that computes with a parameter holds all of it."""
-        tilings = {}
-        for spec in self.specs:
-            ranks = [rank for stage in stages_with(spec, plan) for rank in stage.mesh.ranks]
-            whole = (Box.whole(spec.shape),)
-            tilings[spec.name] = Tiling(spec.shape, dict.fromkeys(ranks, whole))
-        return tilings
-
-    def precision(self, seat: Seat) -> Roles:
-        return PRECISIONS[seat.stage_plan.precision]
-
-    def stage(self, number: int, _share: Share) -> LayerStage:
-        layers = {n: self.job.layers[n] for n in self._numbers(number)}
-        modules = {n: self._modules[self.skeleton.homes[n]] for n in layers}
-        self.stages[number] = LayerStage(layers, modules, self.skeleton.homes)
-        return self.stages[number]
-
-    def split(self, stage: Stage, share: Share) -> None:
-        """No layout says how these layers are cut."""
-
-    def objective(self, _last: Stage) -> Objective:
-        return partial(_weighted, self.job.loss)
-
-    def borders(self, _pipeline: PipelinePlan) -> dict[int, Border]:
-        """None until the shape of a batch is known."""
-        return {}
-
-    def expected_weight(self, plan: Plan) -> float:
-        return float(plan.global_batch)
-
     def _numbers(self, stage: int) -> range:
-        return range(*self.seat.pipeline_plan.stages[stage].layers)
+        return range(*self._seat.pipeline_plan.stages[stage].layers)
 
-    def _build(self, home: int) -> nn.Module:
-        dtype = self.precision(self.seat).parameters.dtype
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_layer_seed(self.job.seed, home))
-            module = self.job.layers[home].build()
+    def _build(self, home: int, seed: int) -> nn.Module:
+        dtype = self.roles.parameters.dtype
+        with torch.random.fork_rng(devices=[]):  # a layer starts the same under every split
+            digest = hashlib.blake2b(f"{seed}:layers.{home}".encode(), digest_size=8).digest()
+            torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+            module = self.skeleton.layers[home].build()
         refuse_woven(f"layers[{home}]", module)
-        module.to(self.device)
+        module.to(self._device)
         for name, param in module.named_parameters():
             if param.dtype != dtype:
                 self.exact[f"layers.{home}.{name}"] = param.detach()
         return module.to(dtype)
 
+    def stage(self, number: int, _share: Share) -> LayerStage:
+        homes = self.skeleton.homes
+        layers = {n: self.skeleton.layers[n] for n in self._numbers(number)}
+        modules = {n: self.modules[homes[n]] for n in layers}
+        self.stages[number] = LayerStage(layers, modules, homes)
+        return self.stages[number]
 
-def _layer_seed(seed: int, number: int) -> int:
-    """So that a layer starts the same under every split."""
-    digest = hashlib.blake2b(f"{seed}:layers.{number}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    def cut(self, executor: Executor, batch: Any) -> list[MicroBatch]:
+        """Check a global batch, the same on every process, and make ready for its shape."""
+        count = _checked_samples(batch, self._seat.plan)
+        found = self._look_up(*batch[:2])
+        inputs, targets = (tensor.to(self._device) for tensor in batch[:2])
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.roles.compute.dtype)
+        tree = {STREAM: inputs, "targets": targets}
+        if len(batch) == 3:
+            tree["weights"] = batch[2].to(inputs.device)
+            if tree["weights"].numel() != count * found.losses_a_sample:
+                expected = f"one for each of the {found.losses_a_sample} losses of a sample"
+                raise ConfigError("batch.weights", tuple(batch[2].shape), expected)
+        executor.cross(found.borders)
+        for stage in self.stages.values():
+            stage.in_place = found.in_place
+        parts = self._seat.microbatches()
+        return [MicroBatch(rows_of(tree, slice(part.start, part.stop))) for part in parts]
+
+    def _look_up(self, *given: Tensor) -> _Found:
+        """``given``: inputs and targets, of which the shape of a sample and the dtype matter."""
+        key = tuple((x.shape[1:], x.dtype) for x in given)
+        if key not in self._found:
+            inputs, targets = map(_probe, given)
+            outputs, in_place = self.skeleton.outputs(inputs)
+            stages = self._seat.pipeline_plan.stages[:-1]
+            borders = {s: _border(outputs, stage.layers[1] - 1) for s, stage in enumerate(stages)}
+            per_sample = _losses_a_sample(self._loss, outputs[-1], targets)
+            self._found[key] = _Found(borders, in_place, per_sample)
+        return self._found[key]
 
 
 class LayerStage:
@@ -250,7 +231,9 @@ class LayerStage:
         self.module.layers = nn.ModuleDict({str(homes[n]): m for n, m in modules.items()})
         self.in_place: set[int] = set()
         """Layers that write to what they take."""
-        self._layers = layers
+        self.layers = modules
+        """By number."""
+        self._described = layers
         self.units: dict[UnitName, Unit] = {
             n: Unit(
                 partial(self._call, n),
@@ -273,7 +256,7 @@ class LayerStage:
         assert module is not None, "every layer is a block"
         if number in self.in_place:  # spares the batch, and what recomputing starts from
             x = x.clone()
-        return self._layers[number].call(module, x)
+        return self._described[number].call(module, x)
 
 
 def _weighted(loss: ElementLoss, output: Tree, batch: Tree) -> Terms:
@@ -286,76 +269,13 @@ def _weighted(loss: ElementLoss, output: Tree, batch: Tree) -> Terms:
     return {"loss": Term(total, weights.sum(dtype=torch.float64))}
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What must be known of a batch: sample shapes and dtypes."""
-
-    inputs: tuple[int, ...]
-    inputs_dtype: torch.dtype
-    targets: tuple[int, ...]
-    targets_dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What follows from a batch's shape."""
-
-    borders: Mapping[int, Border]
-    in_place: set[int]
-    losses_a_sample: int
-
-
-class _Cut:
-    """Takes this process's microbatches from global batches of any shape."""
-
-    def __init__(self, source: _ListSource, executor: Executor) -> None:
-        self._source = source
-        self._executor = executor
-        self._found: dict[_Shape, _Found] = {}
-
-    def __call__(self, batch: Any) -> list[MicroBatch]:
-        """Check a global batch, the same on every process, and make ready for its shape."""
-        source = self._source
-        count = _checked_samples(batch, source.job.plan.global_batch)
-        inputs, targets = (tensor.to(source.device) for tensor in batch[:2])
-        if inputs.is_floating_point():
-            inputs = inputs.to(source.precision(source.seat).compute.dtype)
-        shapes = tuple(inputs.shape[1:]), batch[0].dtype, tuple(targets.shape[1:]), targets.dtype
-        found = self._look_up(_Shape(*shapes))
-        tree = {STREAM: inputs, "targets": targets}
-        if len(batch) == 3:
-            tree["weights"] = batch[2].to(inputs.device)
-            if tree["weights"].numel() != count * found.losses_a_sample:
-                expected = f"one for each of the {found.losses_a_sample} losses of a sample"
-                raise ConfigError("batch.weights", tuple(batch[2].shape), expected)
-        self._executor.cross(found.borders)
-        for stage in source.stages.values():
-            stage.in_place = found.in_place
-        parts = source.seat.microbatches()
-        return [MicroBatch(rows_of(tree, slice(part.start, part.stop))) for part in parts]
-
-    def _look_up(self, shape: _Shape) -> _Found:
-        if shape not in self._found:
-            skeleton, loss = self._source.skeleton, self._source.job.loss
-            outputs, in_place = skeleton.outputs(_probe(shape.inputs, shape.inputs_dtype))
-            stages = self._source.seat.pipeline_plan.stages
-            borders = {s: _border(outputs, stages[s].layers[1] - 1) for s in range(len(stages) - 1)}
-            targets = _probe(shape.targets, shape.targets_dtype)
-            per_sample = _losses_a_sample(loss, outputs[-1], targets)
-            self._found[shape] = _Found(borders, in_place, per_sample)
-        return self._found[shape]
-
-
-def _checked_samples(batch: Any, wanted: int) -> int:
+def _checked_samples(batch: Any, plan: Plan) -> int:
     expected = "(inputs, targets) or (inputs, targets, weights), tensors"
     if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         raise ConfigError("batch", type(batch).__name__, expected)
     if not all(isinstance(tensor, Tensor) for tensor in batch):
         raise ConfigError("batch", [type(tensor).__name__ for tensor in batch], expected)
-    count = num_samples(batch)
-    if count != wanted:
-        raise ConfigError("batch", f"{count} samples", f"{wanted} samples, as in the plan")
-    return count
+    return num_samples(leaves(batch), plan)
 
 
 def _may_defer(module: nn.Module) -> bool:
@@ -365,9 +285,9 @@ def _may_defer(module: nn.Module) -> bool:
     return len(every) == len(set(every)) and not hooked
 
 
-def _probe(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    dtype = torch.get_default_dtype() if dtype.is_floating_point else dtype
-    return torch.empty((PROBE, *shape), dtype=dtype, device="meta")
+def _probe(x: Tensor) -> Tensor:
+    dtype = torch.get_default_dtype() if x.is_floating_point() else x.dtype
+    return torch.empty((PROBE, *x.shape[1:]), dtype=dtype, device="meta")
 
 
 def _border(outputs: Sequence[Tensor], number: int) -> Border:
@@ -382,13 +302,9 @@ def _border(outputs: Sequence[Tensor], number: int) -> Border:
 
 
 def _losses_a_sample(loss: ElementLoss, output: Tensor, targets: Tensor) -> int:
-    try:
-        with torch.no_grad():
-            losses = loss(output, targets)
-    except CANNOT as error:
-        expected = f"a loss that takes {in_words(output)} and {in_words(targets)}"
-        hint = f"{type(error).__name__}: {error}"
-        raise ConfigError("loss", str(loss), expected, hint) from error
+    expected = f"a loss that takes {in_words(output)} and {in_words(targets)}"
+    with refusing("loss", str(loss), expected), torch.no_grad():
+        losses = loss(output, targets)
     if losses.ndim == 0 or losses.numel() % PROBE:
         hint = 'Pass reduction="none": Weft takes the mean over the whole job.'
         expected = "losses that are not reduced"

@@ -30,8 +30,7 @@ from weft.report.progress import Preparing, choose_mode
 from weft.resolve.prediction import AUTO_FILE, PREDICTION_FILE, Prediction
 from weft.resolve.resolve import Resolved, refuse_without_effect
 from weft.train.job import Job
-from weft.train.resume import CONFIG_FILE, changes, saved_step, saved_summary
-from weft.train.run_folder import RunFolder
+from weft.train.run_folder import CONFIG_FILE, RunFolder, changes, saved_step, saved_summary
 
 WORKER = "weft.train.worker:main"
 

@@ -25,7 +25,7 @@ from weft.resolve.prediction import WARM_UP_STEPS, measured
 from weft.resolve.resolve import resolve
 from weft.simulate.known import knowledge_of_local, local_view
 from weft.simulate.step import StepTime, time_of_plan
-from weft.train.resume import CONFIG_FILE
+from weft.train.run_folder import CONFIG_FILE
 
 LEAST_STEPS = 5
 """Steps besides the first few that a run needs to say something."""

@@ -26,7 +26,7 @@ from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
 from weft.train.assemble import fill, initial
 from weft.train.family import assemble_model
 from weft.train.joining import join_plan
-from weft.train.microbatch import cut
+from weft.train.loop import cut
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-3, "bf16": 0.1}
 """Largest relative difference that rounding explains, by precision: about a million times the

@@ -1,23 +1,33 @@
-"""What the ranks of a job agree on before they build: the same job, data that all see, a start."""
+"""What the ranks of a job agree on before they build: the same code and job, data, a start."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
+import torch
+
+from weft import version
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.checkpoint.store import LATEST, candidates
 from weft.comm.comm import Comm
 from weft.comm.heartbeat import with_heartbeat
-from weft.config.errors import ConfigError, ConfigErrors, show
+from weft.config.check import flat
+from weft.config.errors import ConfigError, ConfigErrors, RunError, show
 from weft.data.prepare import Prepared, prepare
 from weft.models.registry import model_spec
 from weft.plan.model import ModelSpec
-from weft.train.consistency import refuse_unlike_files, refuse_unlike_ranks
 from weft.train.job import Job
+
+_FOLDER = Path(version.__file__).parent
+_MAY_DIFFER = ("seq_len", "dropout")
+"""What the same weights can be trained with. (The length of a position table is a shape.)"""
 
 
 @dataclass(frozen=True)
@@ -39,24 +49,74 @@ def agree(job: Job, comm: Comm, local_rank: int) -> Agreed:
     """Compare what the ranks know, prepare the data, and choose where to start.
 
     Raises:
-        ConfigError: ranks differ, or the data or a value cannot be used; on every rank.
+        ConfigError: ranks differ, or the data or a value cannot be used, on every rank; or the
+            checkpoint was made on other data.
+        ConfigErrors: every number of the model that differs from the checkpoint's.
         CheckpointError: there are checkpoints, and none that is whole.
-        RunError: ranks see other files than rank 0.
+        RunError: ranks see other checkpoints or data than rank 0; on every rank.
     """
     refuse_unlike_ranks(comm, job)
     data = _prepared(job, comm, local_rank)
     spec = model_spec(job.config.model, data.vocab_size, job.config.data.seq_len)
     agreed = Agreed(data, spec, _checkpoint(job, data, spec))
-    refuse_unlike_files(comm, agreed.first_step, data.fingerprint)
+    seen = {"checkpoint": f"step {agreed.first_step}", "data": data.fingerprint}
+    for rank, what, value, first in _unlike(comm, seen, name="compare files"):
+        theirs = f"rank {rank} sees {value}, rank 0 {first}"
+        raise RunError(f"the machines of this job see different {what}: {theirs}")
     return agreed
 
 
-def _prepared(job: Job, comm: Comm, local_rank: int) -> Prepared:
-    """The first process of each machine prepares the data; the others then just open it.
+def refuse_unlike_ranks(comm: Comm, job: Job) -> None:
+    """Every rank must run the same code on the same configuration and plan.
 
     Raises:
-        ConfigError: on every rank, where any machine cannot use the data.
+        ConfigError: the first thing in which a rank differs from rank 0; on every rank.
     """
+    for rank, what, value, first in _unlike(comm, _facts(job), name="compare ranks"):
+        hint = f"Rank {rank} differs. Start the same command, with the same files, "
+        hint += "on every machine."
+        raise ConfigError(what, value, f"{show(first)}, as on rank 0", hint)
+
+
+def _unlike(
+    comm: Comm, mine: Mapping[str, object], *, name: str
+) -> Iterator[tuple[int, str, Any, Any]]:
+    """(rank, fact, its value there, its value on rank 0) of all that differs. Collective."""
+    everyone = comm.gather_json(mine, name=name)
+    for rank, facts in enumerate(everyone):
+        for what in {**everyone[0], **facts}:
+            value, first = facts.get(what), everyone[0].get(what)
+            if value != first:
+                yield rank, what, value, first
+
+
+def _facts(job: Job) -> Mapping[str, object]:
+    """What must be the same, by the name that a message gives it; the likeliest cause first."""
+    facts: dict[str, object] = {
+        "weft version": version.__version__,
+        "torch version": torch.__version__,
+        "weft's source": _source(),
+    }
+    facts |= flat(job.config)
+    facts["--steps"] = job.last_step
+    for p, s, stage in job.plan.stages():
+        facts[f"pipelines[{p}].stages[{s}]"] = str(asdict(stage))
+    for p, pipeline in enumerate(job.plan.pipelines):
+        taken = {"samples": pipeline.samples, "microbatch": pipeline.microbatch}
+        facts[f"pipelines[{p}]"] = str({**taken, "schedule": pipeline.schedule})
+    return facts
+
+
+def _source() -> str:
+    """A few letters that another version of any file of Weft would change."""
+    digest = hashlib.sha256()
+    for path in sorted(_FOLDER.rglob("*.py")):
+        digest.update(str(path.relative_to(_FOLDER)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _prepared(job: Job, comm: Comm, local_rank: int) -> Prepared:
+    """The first process of each machine prepares the data; the others then just open it."""
     config = job.config
 
     def prepare_here() -> tuple[Prepared | None, str]:
@@ -75,14 +135,12 @@ def _prepared(job: Job, comm: Comm, local_rank: int) -> Prepared:
     return prepared or prepare(config.data, config.seed, report=_silent)
 
 
-def _checkpoint(job: Job, data: Prepared, spec: ModelSpec) -> Checkpoint | None:
-    """What to go on from; None for a new run.
+def _silent(*_: object) -> None:
+    """Preparation was already shown by the command that started the ranks."""
 
-    Raises:
-        ConfigErrors: the checkpoint is of another model.
-        ConfigError: it was made on other data.
-        CheckpointError: there are checkpoints, and none that is whole.
-    """
+
+def _checkpoint(job: Job, data: Prepared, spec: ModelSpec) -> Checkpoint | None:
+    """What to go on from, made by the same model on the same data; None for a new run."""
     root = job.checkpoints
     if not (root / LATEST).exists() and not (root.is_dir() and candidates(root)):
         return None
@@ -112,11 +170,7 @@ def way_out(hint: str) -> Iterator[None]:
 
 
 def _refuse_other_model(checkpoint: Checkpoint, spec: ModelSpec) -> None:
-    """Refuse to put weights into a model that computes something else with them.
-
-    Raises:
-        ConfigErrors: every number of the model that differs from the checkpoint's.
-    """
+    """Refuse to put weights into a model that computes something else with them."""
     saved = checkpoint.state.get("model")
     now = json.loads(json.dumps(asdict(spec)))
     if not isinstance(saved, Mapping) or not now.keys() >= saved.keys():
@@ -127,11 +181,3 @@ def _refuse_other_model(checkpoint: Checkpoint, spec: ModelSpec) -> None:
         raise ConfigErrors(
             ConfigError(f"model.{name}", now[name], show(saved[name]), hint) for name in wrong
         )
-
-
-_MAY_DIFFER = ("seq_len", "dropout")
-"""What the same weights can be trained with. (The length of a position table is a shape.)"""
-
-
-def _silent(*_: object) -> None:
-    """Preparation was already shown by the command that started the ranks."""

@@ -8,9 +8,9 @@ schedule and the engine of its steps, the same way for all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,17 +23,17 @@ from weft.optim.optimizer import Optimizer
 from weft.parallel.apply import axis_groups
 from weft.parallel.buckets import BUCKET_BYTES
 from weft.parallel.gradients import Gradients
-from weft.parallel.params import Held, LocalParam, held_pieces
+from weft.parallel.params import Held, LocalParam, held_pieces, stages_with
 from weft.parallel.pipeline.deferred import WeightWork, defer_linears
 from weft.parallel.pipeline.executor import Computation, Executor
 from weft.parallel.pipeline.passes import InPasses, objective_in_passes
 from weft.parallel.pipeline.running import RunningBuffers
 from weft.parallel.pipeline.stage_border import channels
-from weft.parallel.sharding import Attendance, UnitParams, gather_in_time
+from weft.parallel.sharding import UnitParams, gather_in_time
 from weft.plan.box import Box
 from weft.plan.layout import Border
 from weft.plan.model import ParamSpec
-from weft.plan.plan import PipelinePlan, Plan, Seat, StagePlan
+from weft.plan.plan import Plan, Seat, StagePlan
 from weft.plan.tiling import Stored, Tiling
 from weft.precision.roles import Roles
 from weft.schedules.registry import SCHEDULES
@@ -55,50 +55,39 @@ class Share:
     """Parameters that need no memory: it is there only while they are gathered."""
 
 
-class Source(Protocol):
-    """What is trained, whatever it comes from."""
-
-    @property
-    def specs(self) -> Sequence[ParamSpec]:
-        """Every trained parameter of the unsplit model."""
-
-    @property
-    def may_be_absent(self) -> bool:
-        """A parameter that no sample used has no gradient, rather than a zero one."""
-
-    @property
-    def buffers(self) -> Sequence[Buffer]:
-        """Buffers whose values the job looks after; whoever brings modules looks after theirs."""
-
-    def tilings(self, plan: Plan) -> Mapping[str, Tiling]:
-        """Where every trained parameter lives."""
-
-    def precision(self, seat: Seat) -> Roles:
-        """What this rank's numbers are stored in, by role."""
-
-    def stage(self, number: int, share: Share) -> Stage:
-        """One of this rank's stages, with its part of the parameters."""
-
-    def split(self, stage: Stage, share: Share) -> None:
-        """Let a stage compute with parts of its parameters."""
-
-    def objective(self, last: Stage) -> Objective:
-        """What becomes of the last stage's output."""
-
-    def borders(self, pipeline: PipelinePlan) -> Mapping[int, Border]:
-        """What crosses from each stage to the next."""
-
-    def expected_weight(self, plan: Plan) -> float:
-        """About what the weights of a global batch add up to, a constant of the job."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """How a job is put together, beside its plan. Numbers depend on ``max_grad_norm`` alone."""
+class Source:
+    """What is trained, whatever it comes from, as one rank of a plan sees it."""
 
-    max_grad_norm: float | None = None
-    overlap: bool = True
-    bucket_bytes: int = BUCKET_BYTES
+    specs: Sequence[ParamSpec]
+    """Every trained parameter of the unsplit model."""
+    tilings: Mapping[str, Tiling]
+    """Where every trained parameter lives."""
+    precision: Roles
+    """What this rank's numbers are stored in, by role."""
+    stage: Callable[[int, Share], Stage]
+    """One of this rank's stages by number, with its part of the parameters."""
+    split: Callable[[Stage, Share], None] | None = None
+    """Lets a stage compute with parts of its parameters; None: it computes as it is."""
+    objective: Callable[[Stage], Objective]
+    """What becomes of the last stage's output."""
+    borders: Mapping[int, Border] = field(default_factory=dict)
+    """What crosses from each stage to the next; empty where it depends on the batch."""
+    expected_weight: float
+    """About what the weights of a global batch add up to, a constant of the job."""
+    may_be_absent: bool = False
+    """A parameter that no sample used has no gradient, rather than a zero one."""
+    buffers: Sequence[Buffer] = ()
+    """Buffers whose values the job looks after; whoever brings modules looks after theirs."""
+
+
+def whole_tilings(specs: Sequence[ParamSpec], plan: Plan) -> dict[str, Tiling]:
+    """Every rank of a stage that computes with a parameter holds all of it."""
+    tilings = {}
+    for spec in specs:
+        ranks = [rank for stage in stages_with(spec, plan) for rank in stage.mesh.ranks]
+        tilings[spec.name] = Tiling(spec.shape, dict.fromkeys(ranks, (Box.whole(spec.shape),)))
+    return tilings
 
 
 Update = TypeVar("Update", bound=Updates)
@@ -131,37 +120,42 @@ def assemble(
     source: Source,
     comm: Comm,
     make_optimizer: Callable[[Gradients], Update],
-    options: Options | None = None,
+    *,
+    max_grad_norm: float | None = None,
+    overlap: bool = True,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> Assembled[Update]:
     """This rank's stages and engine. Where a source leaves parameters without values: ``fill``.
 
-    Collective: every rank of the plan calls it with the same arguments.
+    Collective: every rank of the plan calls it with the same arguments. Numbers depend on neither
+    ``overlap`` nor ``bucket_bytes``.
     """
-    options = options or Options()
     seat = plan.seat(comm.rank)
     _refuse_shared_buffers(plan, source.buffers)
-    specs, tilings = source.specs, source.tilings(plan)
-    pieces = held_pieces(plan, specs, tilings)
-    stored = {n: Stored(t.boxes[comm.rank]) for n, t in tilings.items() if comm.rank in t.boxes}
+    pieces = held_pieces(plan, source.specs, source.tilings)
+    held = {name: tiling.boxes.get(comm.rank) for name, tiling in source.tilings.items()}
+    stored = {name: Stored(boxes) for name, boxes in held.items() if boxes is not None}
     hollow = {name for name, cut in pieces.items() if any(held.level == 3 for held in cut)}
     share = Share(seat, comm, stored, hollow)
     stages = {number: source.stage(number, share) for number in seat.stages}
     comm.open_groups(axis_groups(plan))
     gradients = gradient_path(
-        local_params(list(stages.values()), specs, stored),
+        local_params(list(stages.values()), source.specs, stored),
         pieces,
         comm,
-        precision=source.precision(seat),
-        options=options,
+        precision=source.precision,
+        overlap=overlap,
         rounds=seat.pipeline_plan.num_microbatches,
+        bucket_bytes=bucket_bytes,
         may_be_absent=source.may_be_absent,
     )
     comm.open_channels(channels(plan))
     work = WeightWork() if SCHEDULES[seat.pipeline_plan.schedule].splits_backward else None
     for number, stage in stages.items():
-        source.split(stage, share)
+        if source.split is not None:
+            source.split(stage, share)
         _apply(stage, seat.pipeline_plan.stages[number], work)
-    scale = source.expected_weight(plan)
+    scale = source.expected_weight
     executor = Executor(
         seat, _computation(source, seat, stages, gradients), comm, gradients, scale=scale, work=work
     )
@@ -173,9 +167,9 @@ def assemble(
         comm,
         settle=executor.buffers.settle,
         expected_weight=scale,
-        max_grad_norm=options.max_grad_norm,
+        max_grad_norm=max_grad_norm,
     )
-    return Assembled(stages, executor, engine, optimizer, specs)
+    return Assembled(stages, executor, engine, optimizer, source.specs)
 
 
 def _refuse_shared_buffers(plan: Plan, buffers: Sequence[Buffer]) -> None:
@@ -193,20 +187,20 @@ def gradient_path(
     comm: Comm,
     *,
     precision: Roles,
-    options: Options | None = None,
+    overlap: bool = True,
     rounds: int = 1,
+    bucket_bytes: int = BUCKET_BYTES,
     may_be_absent: bool = False,
 ) -> Gradients:
     """The gradients of this rank's parameters. Collective."""
-    options = options or Options()
     return Gradients(
         params,
         pieces,
         comm,
         precision=precision,
-        overlap=options.overlap,
+        overlap=overlap,
         rounds=rounds,
-        bucket_bytes=options.bucket_bytes,
+        bucket_bytes=bucket_bytes,
         may_be_absent=may_be_absent,
     )
 
@@ -252,7 +246,12 @@ def _computation(
 ) -> Computation:
     """What the executor runs: stages that gather in time, in passes, and the objective."""
     asked = seat.pipeline_plan.stages
-    attendances = _gather_in_time(stages, gradients)
+    all_units: list[UnitParams] = []
+    attendances = {  # where ranks keep segments of parameters, units wait for whole ones
+        number: gather_in_time(stage, gradients.sharded, all_units)
+        for number, stage in stages.items()
+        if gradients.sharded
+    }
     last = len(asked) - 1
     buffers = RunningBuffers(
         source.buffers, [stage.module for stage in stages.values()], seat.plan.global_batch
@@ -270,20 +269,10 @@ def _computation(
             for number, stage in stages.items()
         },
         objective=objective,
-        borders=source.borders(seat.pipeline_plan),
+        borders=source.borders,
         attendances=attendances,
         buffers=buffers,
     )
-
-
-def _gather_in_time(stages: Mapping[int, Stage], gradients: Gradients) -> dict[int, Attendance]:
-    """Where ranks keep segments of parameters, let units wait for whole ones."""
-    all_units: list[UnitParams] = []
-    attendances = {}
-    for number, stage in stages.items():
-        if gradients.sharded:
-            attendances[number] = gather_in_time(stage, gradients.sharded, all_units)
-    return attendances
 
 
 Values = Callable[[ParamSpec, Box, torch.dtype], Tensor]
@@ -304,8 +293,4 @@ def fill(gradients: Gradients, values: Values) -> None:
 
 def initial(seed: int) -> Values:
     """Initial values that depend on seed, name and global index alone."""
-
-    def values(spec: ParamSpec, box: Box, dtype: torch.dtype) -> Tensor:
-        return initial_values(seed, spec, box, dtype)
-
-    return values
+    return partial(initial_values, seed)

@@ -7,7 +7,7 @@ run over the whole job before the one division, so no share, mask or microbatch 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -47,35 +47,22 @@ class StepResult:
     """Fingerprint of the global batch, an integer; see ``Batch.fingerprint``."""
 
 
+@dataclass(eq=False)
 class Engine(Generic[M]):
-    """Forward, backward, reduce, clip, update.
+    """Forward, backward, reduce, clip, update."""
 
-    Args:
-        passes: This rank's part of a global batch -> its sums, gradients left behind.
-        expected_weight: About what the weights of a global batch add up to. A constant of the
-            job that keeps gradients near their mean's scale until the true sum is known.
-        max_grad_norm: Clip to this norm; None: do not clip.
-        settle: Takes what ``passes`` gives beside its two sums, summed over the job.
-    """
-
-    def __init__(
-        self,
-        passes: Passes[M],
-        gradients: Gradients,
-        optimizer: Updates,
-        comm: Comm,
-        *,
-        expected_weight: float = 1.0,
-        max_grad_norm: float | None = None,
-        settle: Callable[[Tensor], None] | None = None,
-    ) -> None:
-        self.gradients = gradients
-        self._optimizer = optimizer
-        self._passes = passes
-        self._comm = comm
-        self._expected_weight = expected_weight
-        self._max_grad_norm = max_grad_norm
-        self._settle = settle
+    passes: Passes[M]
+    gradients: Gradients
+    optimizer: Updates
+    comm: Comm
+    _: KW_ONLY
+    expected_weight: float = 1.0
+    """About what the weights of a global batch add up to. A constant of the job that keeps
+    gradients near their mean's scale until the true sum is known."""
+    max_grad_norm: float | None = None
+    """Clip to this norm; None: do not clip."""
+    settle: Callable[[Tensor], None] | None = None
+    """Takes what ``passes`` gives beside its two sums, summed over the job."""
 
     def step(self, batch: M, *, stop: bool = False, data: int = 0) -> StepResult:
         """Train on this rank's part of one global batch (possibly empty).
@@ -88,25 +75,25 @@ class Engine(Generic[M]):
 
     def backward(self, batch: M, *, stop: bool = False, data: int = 0) -> tuple[StepResult, Tensor]:
         """Gradients of the whole job, and the factor that makes them the clipped mean's."""
-        sums = self._passes(batch)
+        sums = self.passes(batch)
         self.gradients.finish()
         said = [torch.full_like(sums[0], float(number)) for number in (stop, data)]
         totals = torch.cat([sums, torch.stack([self.gradients.squared_norm(), *said])])
-        self._comm.all_reduce(totals, name="step totals")
+        self.comm.all_reduce(totals, name="step totals")
         loss, weight = totals[:2]
         squared_norm, stops, read = totals[-3:]
-        if self._settle is not None:
-            self._settle(totals[2:-3])
+        if self.settle is not None:
+            self.settle(totals[2:-3])
         some = weight > 0
-        to_mean = torch.where(some, self._expected_weight / weight, 0.0)
+        to_mean = torch.where(some, self.expected_weight / weight, 0.0)
         norm = squared_norm.sqrt() * to_mean
         factor = to_mean
-        if self._max_grad_norm is not None:
-            factor = to_mean * (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        if self.max_grad_norm is not None:
+            factor = to_mean * (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         mean = torch.where(some, loss / weight, 0.0)
         return StepResult(mean, weight, norm, stops, read), factor
 
     def update(self, factor: Tensor) -> None:
         """One optimizer update. A batch whose weights are all zero changes nothing."""
-        self._optimizer.update(factor)
+        self.optimizer.update(factor)
         self.gradients.publish()

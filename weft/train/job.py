@@ -11,8 +11,6 @@ from weft.plan.plan import Plan
 from weft.report.progress import Mode
 from weft.resolve.prediction import Prediction
 
-SUMMARY_FILE = "summary.json"
-"""In the run folder, written after the last step: what ``report`` and commands show."""
 TRAFFIC_FILE = "comm.json"
 """In the run folder, with ``--comm-report``: what a step sent."""
 

@@ -1,22 +1,51 @@
-"""The training loop. There is one."""
+"""The training loop. There is one, and it reads the numbers of steps where somebody looks.
+
+And evaluation, which cuts samples among ranks as training does.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from weft.comm.comm import Comm
 from weft.config.sections import Config
-from weft.data.batch import Batch
+from weft.data.batch import Batch, Dataset
+from weft.nn.context import Context
 from weft.nn.stage import MicroBatch
 from weft.optim.schedule import lr_at
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
 from weft.platform.base import Platform
+from weft.platform.registry import PLATFORMS
 from weft.train.assemble import Built
-from weft.train.microbatch import cut
-from weft.train.numbers import Reader, StepNumbers, waits_for_reads
+from weft.train.engine import StepResult
 from weft.train.stop import StopSignal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepNumbers:
+    """One step that was done, in numbers of the host; the same on every rank but for the times."""
+
+    step: int
+    """Optimizer steps done, this one included."""
+    lr: float
+    loss: float
+    grad_norm: float
+    stop: float
+    """How many ranks asked to stop after this step."""
+    data: int
+    """Fingerprint of the global batch."""
+    seconds: float
+    """From asking for the batch to the end of the update; of steps read together the mean."""
+    ended: float
+    """By ``time.perf_counter``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,18 +104,103 @@ class Run:
         return cut(batch, sizes, self.comm.device, dropout_seed=dropout)
 
 
+def cut(
+    batch: Batch,
+    sizes: Sequence[int],
+    device: torch.device,
+    *,
+    dropout_seed: tuple[int, int] | None = None,
+) -> list[MicroBatch]:
+    """Microbatches of ``sizes`` consecutive samples each.
+
+    ``dropout_seed`` is (seed, step) where the model drops activations, else None.
+    """
+    assert sum(sizes) == len(batch.samples), f"{sizes} do not cut {len(batch.samples)} samples"
+
+    def on_device(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+
+    result = []
+    for rows in (slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))):
+        keys = None
+        if dropout_seed is not None:
+            from weft.nn.dropout import dropout_keys
+
+            keys = dropout_keys(*dropout_seed, torch.from_numpy(batch.samples[rows])).to(device)
+        positions = torch.arange(batch.tokens.shape[1], device=device)[None]
+        segments = None if batch.segments is None else on_device(batch.segments[rows])
+        tensors = {
+            "tokens": on_device(batch.tokens[rows]).long(),
+            "targets": on_device(batch.targets[rows]).long(),
+            "weights": on_device(batch.weights[rows]),
+        }
+        context = Context(positions=positions, segments=segments, dropout_keys=keys)
+        result.append(MicroBatch(tensors, context))
+    return result
+
+
+def waits_for_reads(plan: Plan) -> bool:
+    """Some rank computes where its numbers do not lie in the host's memory. Known to all alike."""
+    return not all(name in PLATFORMS and PLATFORMS[name].is_host for name in set(plan.devices))
+
+
+class Reader:
+    """Reads the numbers of a step when somebody looks at them: each at once where that is free,
+    else with those of the steps before it, in one wait.
+
+    Args:
+        last_step: The run ends with it; its numbers, and the first step's, are always read.
+        waits: Reading waits for a device.
+    """
+
+    def __init__(self, config: Config, first_step: int, last_step: int, *, waits: bool) -> None:
+        self._edges = (first_step + 1, last_step)
+        every = (config.train.log_every, config.train.eval_every, config.checkpoint.every)
+        self._every = [steps for steps in every if steps] if waits else [1]
+        self._results: list[Tensor] = []
+        self._steps: list[tuple[int, float]] = []
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """A step begins."""
+        if not self._steps:
+            self._began = time.perf_counter()
+
+    def add(self, step: int, lr: float, result: StepResult) -> list[StepNumbers]:
+        """Numbers of this step and of all since the last that were read, or none for now."""
+        row = (result.loss, result.grad_norm, result.stop, result.data)
+        self._results.append(torch.stack(row))
+        self._steps.append((step, lr))
+        if step not in self._edges and all(step % steps for steps in self._every):
+            return []
+        rows = torch.stack(self._results).tolist()  # waits for the device: the time is the steps'
+        now = time.perf_counter()
+        seconds = (now - self._began) / len(rows)
+        found = [
+            StepNumbers(
+                step=done,
+                lr=rate,
+                loss=loss,
+                grad_norm=grad_norm,
+                stop=stop,
+                data=int(data),
+                seconds=seconds,
+                ended=now - (step - done) * seconds,
+            )
+            for (done, rate), (loss, grad_norm, stop, data) in zip(self._steps, rows, strict=True)
+        ]
+        self._results.clear()
+        self._steps.clear()
+        return found
+
+
 Hook = Callable[[StepRecord], None]
 """Called on every rank after every step, in the order given. May be collective."""
 
 
 def train(run: Run, hooks: Sequence[Hook]) -> int:
     """Train to the last step, or until some rank was asked to stop. Returns the steps done."""
-    done = _steps(run, hooks)
-    run.built.gradients.fence()
-    return done
-
-
-def _steps(run: Run, hooks: Sequence[Hook]) -> int:
+    done = run.first_step
     reader = Reader(run.config, run.first_step, run.last_step, waits=run.waits_for_reads)
     for step in range(run.first_step, run.last_step):
         reader.begin()
@@ -96,9 +210,40 @@ def _steps(run: Run, hooks: Sequence[Hook]) -> int:
         data = batch.fingerprint() if run.counts_data else 0
         microbatches = run.microbatches(batch, step)
         result = run.built.engine.step(microbatches, stop=run.stop.asked, data=data)
-        record = StepRecord(step=step + 1, read=reader.add(step + 1, lr, result))
+        done = step + 1
+        record = StepRecord(step=done, read=reader.add(done, lr, result))
         for hook in hooks:
             hook(record)
         if record.stops:
-            return step + 1
-    return run.last_step
+            break
+    run.built.gradients.fence()
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """``loss`` in nats: the weighted mean over held-out targets; ``tokens``: their weight."""
+
+    loss: float
+    tokens: int
+
+
+def evaluate(run: Run, data: Dataset, positions: np.ndarray) -> Evaluation:
+    """Loss over the samples at ``positions``, shared among ranks as training batches are.
+
+    Collective. The result is the same on every rank.
+    """
+    ranges = run.plan.seat(run.comm.rank).microbatches()
+    totals = torch.zeros(2, dtype=torch.float64, device=run.comm.device)
+    for low in range(0, len(positions), run.plan.global_batch):
+        window = positions[low : low + run.plan.global_batch]
+        filled = np.resize(window, run.plan.global_batch)
+        parts = [filled[part.start : part.stop] for part in ranges]
+        batch = data.batch(np.concatenate(parts))
+        is_real = np.concatenate([np.arange(p.start, p.stop) < len(window) for p in ranges])
+        batch.weights[~is_real] = 0
+        microbatches = cut(batch, [len(part) for part in parts], run.comm.device)
+        totals += run.built.executor.evaluate(microbatches)
+    run.comm.all_reduce(totals, name="evaluation totals")
+    loss, weight = totals.tolist()
+    return Evaluation(loss / weight if weight else 0.0, round(weight))

@@ -1,34 +1,40 @@
-"""The phase of a rank in which it trains: from its data to the last metrics."""
+"""The phase of a rank in which it trains, and what happens after each of its steps besides that."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from pathlib import Path
 
-from weft.data.batch import Batch
+import numpy as np
+import torch
+
+from weft.checkpoint.entry import CheckpointError
+from weft.cost.flops import train_flops_per_token
+from weft.data.batch import Batch, Dataset, spread
 from weft.data.loader import Loader
 from weft.data.prepare import Prepared
 from weft.data.tokenizer import copy_tokenizer
-from weft.report.metrics import JsonlWriter, Writer, optional_writers, read_metrics
-from weft.report.progress import Progress
-from weft.train.evaluate import evaluate, held_out_positions
-from weft.train.hooks import (
-    evaluate_now_and_then,
-    log_metrics,
-    measure_peak,
-    note_step,
-    report_evaluation,
-    save_now_and_then,
+from weft.precision.registry import PRECISIONS
+from weft.report.metrics import (
+    EvalMetrics,
+    JsonlWriter,
+    StepMetrics,
+    Writer,
+    optional_writers,
+    read_metrics,
 )
+from weft.report.progress import Progress
 from weft.train.job import Job
-from weft.train.loop import Run, train
+from weft.train.loop import Evaluation, Hook, Run, StepRecord, evaluate, train
 from weft.train.run_folder import write_text
+from weft.train.saving import save
 from weft.train.stop import interrupts_held
-from weft.train.summary import finish_run, used_by_ranks
+from weft.train.summary import finish_run
 from weft.train.traffic import Traffic
 
 
@@ -60,80 +66,59 @@ def batches(
     return iter(loader)
 
 
-@dataclass(frozen=True)
-class Training:
-    """Trains with what ``Run`` holds, and leaves in the run folder what came of it."""
+def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: ExitStack) -> int:
+    """Train to the last step, or until some rank is asked to stop, and leave in the run folder what
+    came of it. Returns the steps done.
 
-    job: Job
-    data: Prepared
-    notes: Sequence[str]
-    """What is worth knowing of the checkpoint that the run goes on from."""
-    stack: ExitStack
-    """Closes what is opened here."""
+    Args:
+        notes: What is worth knowing of the checkpoint that the run goes on from.
+        stack: Closes what is opened here.
+    """
+    started = time.perf_counter()
+    writers, written = _writers(run, job, stack) if run.is_main else ([], [])
+    held_out = data.held_out.open()
+    positions = spread(held_out.num_samples, job.config.train.eval_samples)
+    mode = job.console if run.is_main else "quiet"
+    stream = sys.stderr if job.json else sys.stdout
+    log_every = job.config.train.log_every
+    with Progress(run.last_step, log_every=log_every, mode=mode, stream=stream) as progress:
+        evaluated = evaluating(run, held_out, positions, writers, progress, written=written)
+        traffic = Traffic(run)
+        predicted_s = job.prediction.quantities.step_time_s if job.prediction else None
+        peak_flops = measure_peak(run)
+        hooks = [
+            note_step(run),
+            traffic.count,
+            log_metrics(run, writers, progress, peak_flops=peak_flops, predicted_s=predicted_s),
+            # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
+            evaluate_now_and_then(run, evaluated),
+            save_now_and_then(run, job.checkpoints, progress, fingerprint=data.fingerprint),
+            traffic.skip,
+        ]
+        _say_start(run, progress, notes if run.is_main else ())
+        traffic.skip()
+        done = train(run, hooks)
+        mine = {"memory_gib": run.platform.peak_memory_gib(), "sent_mb": traffic.sent_mb}
+        used = run.comm.gather_json(mine, name="used by ranks")
+        if job.comm_report:
+            traffic.write(job.out)
+        if done == run.last_step:
+            final = evaluated(done)
+    if run.is_main and done == run.last_step:
+        wall_s = time.perf_counter() - started
+        finish_run(run, job, data, final, positions, used=used, wall_s=wall_s)
+    return done
 
-    def train(self, run: Run) -> int:
-        """To the last step, or until some rank is asked to stop. Returns the steps done."""
-        job, data, started = self.job, self.data, time.perf_counter()
-        writers = self._writers(run) if run.is_main else []
-        held_out = data.held_out.open()
-        positions = held_out_positions(held_out.num_samples, job.config.train.eval_samples)
-        with self._progress(run) as progress:
-            written = self._evaluated() if run.is_main else []
-            report = report_evaluation(run, writers, progress, written=written)
-            traffic = Traffic(run)
-            hooks = [
-                note_step(run),
-                traffic.count,
-                log_metrics(
-                    run,
-                    writers,
-                    progress,
-                    peak_flops=measure_peak(run),
-                    predicted_s=self._predicted_s(),
-                ),
-                # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
-                evaluate_now_and_then(run, held_out, positions, report),
-                save_now_and_then(run, job.checkpoints, progress, fingerprint=data.fingerprint),
-                traffic.skip,
-            ]
-            _say_start(run, progress, self.notes if run.is_main else ())
-            traffic.begin()
-            done = train(run, hooks)
-            used = used_by_ranks(run, traffic)
-            if job.comm_report:
-                traffic.write(job.out)
-            if done == run.last_step:
-                final = evaluate(run, held_out, positions)
-                report(done, final)
-        if run.is_main and done == run.last_step:
-            wall_s = time.perf_counter() - started
-            finish_run(run, job, data, final, positions, used=used, wall_s=wall_s)
-        return done
 
-    def _predicted_s(self) -> float | None:
-        prediction = self.job.prediction
-        return None if prediction is None else prediction.quantities.step_time_s
-
-    def _writers(self, run: Run) -> list[Writer]:
-        out = self.job.out
-        resume_after = run.first_step if run.first_step else None
-        writers: list[Writer] = [JsonlWriter(out / "metrics.jsonl", resume_after)]
-        writers += optional_writers(self.job.config.metrics, out, run.first_step)
-        for writer in writers:
-            self.stack.callback(writer.close)
-        return writers
-
-    def _evaluated(self) -> list[int]:
-        """Steps whose evaluation metrics.jsonl holds, now that later lines were dropped from it."""
-        _, evaluations = read_metrics(self.job.out / "metrics.jsonl")
-        return [metrics.step for metrics in evaluations]
-
-    def _progress(self, run: Run) -> Progress:
-        mode = self.job.console if run.is_main else "quiet"
-        stream = sys.stderr if self.job.json else sys.stdout
-        return Progress(
-            run.last_step, log_every=self.job.config.train.log_every, mode=mode, stream=stream
-        )
+def _writers(run: Run, job: Job, stack: ExitStack) -> tuple[list[Writer], list[int]]:
+    """And the steps whose evaluation metrics.jsonl holds, now that later lines were dropped."""
+    file = job.out / "metrics.jsonl"
+    writers: list[Writer] = [JsonlWriter(file, run.first_step or None)]
+    writers += optional_writers(job.config.metrics, job.out, run.first_step)
+    for writer in writers:
+        stack.callback(writer.close)
+    _, evaluations = read_metrics(file)
+    return writers, [metrics.step for metrics in evaluations]
 
 
 def _say_start(run: Run, progress: Progress, notes: Sequence[str]) -> None:
@@ -145,3 +130,142 @@ def _say_start(run: Run, progress: Progress, notes: Sequence[str]) -> None:
             progress.message(line)
     if run.first_step:
         progress.message(f"going on after step {run.first_step}")
+
+
+def measure_peak(run: Run) -> float:
+    """FLOP/s that all ranks together reach in a large matrix product of their dtype. Collective."""
+    dtype = PRECISIONS[run.plan.seat(run.comm.rank).stage_plan.precision].compute.dtype
+    run.comm.barrier(name="measure peak")
+    mine = run.platform.matmul_flops(dtype, run.comm.device)
+    total = torch.tensor(mine, dtype=torch.float64, device=run.comm.device)
+    run.comm.all_reduce(total, name="measure peak")
+    return float(total)
+
+
+def note_step(run: Run) -> Hook:
+    """Let the flight recorder know how far training has come."""
+
+    def hook(record: StepRecord) -> None:
+        run.comm.flight.step = record.step
+
+    return hook
+
+
+def log_metrics(
+    run: Run,
+    writers: Sequence[Writer],
+    progress: Progress,
+    *,
+    peak_flops: float,
+    predicted_s: float | None = None,
+) -> Hook:
+    """Write and show the numbers of every step; ask all ranks for their memory now and then.
+
+    Warns once when the numbers of the run have stopped being numbers.
+    ``predicted_s``: what a step was expected to take.
+    """
+    seq_len = run.config.data.seq_len
+    tokens = run.plan.global_batch * seq_len
+    flops = train_flops_per_token(run.spec, seq_len) * tokens
+    started = time.perf_counter()
+    memory_gib, is_warned = 0.0, False
+
+    def hook(record: StepRecord) -> None:
+        nonlocal memory_gib, is_warned
+        is_edge = record.step in (run.first_step + 1, run.last_step)
+        if is_edge or record.step % run.config.train.log_every == 0:
+            everyone = run.comm.gather_json(run.platform.peak_memory_gib(), name="peak memory")
+            memory_gib = max(everyone)
+        for numbers in record.read if run.is_main else ():
+            metrics = StepMetrics(
+                step=numbers.step,
+                loss=numbers.loss,
+                tokens=tokens,
+                grad_norm=numbers.grad_norm,
+                lr=numbers.lr,
+                step_time_s=numbers.seconds,
+                predicted_step_time_s=predicted_s,
+                tokens_per_s=tokens / numbers.seconds,
+                memory_gib=memory_gib,
+                mfu=flops / numbers.seconds / peak_flops if peak_flops else None,
+                samples=numbers.step * run.plan.global_batch,
+                data=numbers.data,
+                elapsed_s=numbers.ended - started,
+            )
+            for writer in writers:
+                writer.write(metrics)
+            progress.step(metrics)
+            is_finite = math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm)
+            if not is_finite and not is_warned:
+                is_warned = True
+                progress.warn(
+                    f"step {metrics.step}: loss {metrics.loss}, grad_norm {metrics.grad_norm}: "
+                    "training has diverged. A lower optim.lr, a longer warm-up or "
+                    "optim.max_grad_norm may help"
+                )
+
+    return hook
+
+
+def evaluate_now_and_then(run: Run, evaluated: Callable[[int], Evaluation]) -> Hook:
+    """Evaluate every ``train.eval_every`` steps, the last step apart: its result is the run's."""
+    every = run.config.train.eval_every
+
+    def hook(record: StepRecord) -> None:
+        if every and record.step % every == 0 and record.step != run.last_step:
+            evaluated(record.step)
+
+    return hook
+
+
+def evaluating(
+    run: Run,
+    data: Dataset,
+    positions: np.ndarray,
+    writers: Sequence[Writer],
+    progress: Progress,
+    *,
+    written: Collection[int],
+) -> Callable[[int], Evaluation]:
+    """Evaluates after a step; rank 0 writes and shows what was found. Collective.
+
+    ``written``: steps whose evaluation an earlier start has written, to be shown only.
+    """
+    started = time.perf_counter()
+
+    def evaluated(step: int) -> Evaluation:
+        found = evaluate(run, data, positions)
+        if run.is_main:
+            metrics = EvalMetrics(
+                step=step,
+                eval_loss=found.loss,
+                eval_tokens=found.tokens,
+                elapsed_s=time.perf_counter() - started,
+            )
+            for writer in writers if step not in written else ():
+                writer.write(metrics)
+            progress.eval(metrics)
+        return found
+
+    return evaluated
+
+
+def save_now_and_then(run: Run, root: Path, progress: Progress, *, fingerprint: str) -> Hook:
+    """Save every ``checkpoint.every`` steps, at the end, and when asked to stop.
+
+    A save that fails in between is reported and training goes on; at the end it is an error.
+    """
+    every = run.config.checkpoint.every
+
+    def hook(record: StepRecord) -> None:
+        is_end = record.step == run.last_step or record.stops
+        if not is_end and not (every and record.step % every == 0):
+            return
+        try:
+            save(run, root, record.step, fingerprint=fingerprint)
+        except CheckpointError as error:
+            if is_end:
+                raise
+            progress.warn(f"no checkpoint at step {record.step}: {error}")
+
+    return hook

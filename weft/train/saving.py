@@ -7,7 +7,7 @@ samples are functions of the seed and of the step, so there is no generator stat
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.checkpoint.entry import JSON, CheckpointError, RankFile, Shard
+from weft.checkpoint.entry import JSON, CheckpointError, Shard
 from weft.checkpoint.index import rank_file_from_json, rank_file_json
 from weft.checkpoint.rank_file import write_rank
 from weft.checkpoint.reader import Checkpoint
@@ -39,31 +39,26 @@ def save(run: Run, root: Path, step: int, *, fingerprint: str) -> None:
     if run.built.executor.buffers.names:
         names = ", ".join(run.built.executor.buffers.names)
         raise CheckpointError(f"cannot hold buffers that change in training: {names}")
-    updates = max(_together(comm, lambda: _begin(run, root, step)))
-    written = _together(comm, lambda: _write(run, root, step))
-    files = [rank_file_from_json(entry) for entry in written]
-    state = _state(run, step, updates, fingerprint)
-    _together(comm, lambda: _commit(run, root, step, files, state))
+    folder, keep = temporary(root, step), run.config.checkpoint.keep
 
+    def begun() -> int:
+        """The updates that this rank has done: none where it keeps no parameter."""
+        if run.is_main:
+            begin(root, step)
+        return run.built.optimizer.num_updates
 
-def _begin(run: Run, root: Path, step: int) -> int:
-    """The updates that this rank has done: none where it keeps no parameter."""
-    if run.is_main:
-        begin(root, step)
-    return run.built.optimizer.num_updates
+    updates = max(_together(comm, begun))
+    written = _together(
+        comm, lambda: rank_file_json(write_rank(folder, comm.rank, _shards(run.built)))
+    )
 
+    def committed() -> None:
+        if run.is_main:
+            files = [rank_file_from_json(entry) for entry in written]
+            commit(root, step, files, _state(run, step, updates, fingerprint))
+            prune(root, keep)
 
-def _write(run: Run, root: Path, step: int) -> JSON:
-    return rank_file_json(write_rank(temporary(root, step), run.comm.rank, _shards(run.built)))
-
-
-def _commit(
-    run: Run, root: Path, step: int, files: Sequence[RankFile], state: Mapping[str, JSON]
-) -> JSON:
-    if run.is_main:
-        commit(root, step, files, state)
-        prune(root, run.config.checkpoint.keep)
-    return None
+    _together(comm, committed)
 
 
 def _together(comm: Comm, part: Callable[[], Any]) -> list[Any]:

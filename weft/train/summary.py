@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import math
 import platform as machine
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,26 +24,14 @@ from weft.models.generate import generate
 from weft.platform.detect import detect_node
 from weft.report.metrics import perplexity, read_metrics
 from weft.report.page import write_report
-from weft.resolve.prediction import WARM_UP_STEPS, Quantities, beside, measured
-from weft.train.evaluate import Evaluation
-from weft.train.job import SUMMARY_FILE, Job
-from weft.train.loop import Run
-from weft.train.run_folder import write_text
-from weft.train.traffic import Traffic
+from weft.resolve.prediction import beside, measured, median, steady
+from weft.train.job import Job
+from weft.train.loop import Evaluation, Run
+from weft.train.run_folder import SUMMARY_FILE, write_text
 from weft.version import __version__
 
 COUNTED_TOKENS = 20_000_000
 """Training tokens that the baselines count at most."""
-
-
-Used = Sequence[Mapping[str, float]]
-"""By rank: most memory so far, ``memory_gib``, and what it sent in a step, ``sent_mb``."""
-
-
-def used_by_ranks(run: Run, traffic: Traffic) -> Used:
-    """Ask all ranks. Collective."""
-    mine = {"memory_gib": run.platform.peak_memory_gib(), "sent_mb": traffic.sent_mb}
-    return run.comm.gather_json(mine, name="used by ranks")
 
 
 def finish_run(
@@ -55,16 +41,18 @@ def finish_run(
     final: Evaluation,
     positions: np.ndarray,
     *,
-    used: Used,
+    used: Sequence[Mapping[str, float]],
     wall_s: float,
 ) -> None:
     """Write ``summary.json`` and ``report.html``. On rank 0, after the last step.
 
     A run that diverged has a summary too: its numbers are null, and it has no samples.
+    ``used``: by rank, most memory so far (``memory_gib``) and what it sent in a step (``sent_mb``).
     """
     tokenizer = data.tokenizer()
     model = load_model(open_checkpoint(job.checkpoints))
     prompts = job.config.sample if is_finite(model) else SampleConfig()
+    steps, _ = read_metrics(job.out / "metrics.jsonl")
     summary = {
         "step": run.last_step,
         "parameters": sum(spec.numel for spec in run.built.specs),
@@ -72,10 +60,16 @@ def finish_run(
         **_held_out(data, tokenizer, final, positions),
         "samples": write_samples(model, tokenizer, prompts, job.config.seed),
         "environment": environment(),
-        **_speed(job.out),
+        "tokens_per_s": median([step.tokens_per_s for step in steady(steps)]),
+        "mfu": median([step.mfu for step in steady(steps) if step.mfu is not None]),
     }
     if job.prediction is not None:
-        summary["prediction"] = beside(job.prediction, _measured(run, job.out, used))
+        took = measured(  # of this start alone: an earlier one may have had another plan
+            [step for step in steps if step.step > run.first_step],
+            memory_gib=[rank["memory_gib"] for rank in used],
+            sent_mb=sum(rank["sent_mb"] for rank in used),
+        )
+        summary["prediction"] = beside(job.prediction, took)
     text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)
     write_text(job.out / SUMMARY_FILE, text)
     if job.config.metrics.report:
@@ -152,27 +146,4 @@ def environment() -> dict[str, Any]:
         "cores": node["cores"],
         "memory_gib": node["memory_gib"],
         "accelerators": [chip["name"] for chip in node["chips"]],
-    }
-
-
-def _measured(run: Run, out: Path, used: Used) -> Quantities:
-    """Of this start alone: an earlier one may have had another plan."""
-    steps, _ = read_metrics(out / "metrics.jsonl")
-    return measured(
-        [step for step in steps if step.step > run.first_step],
-        memory_gib=[rank["memory_gib"] for rank in used],
-        sent_mb=sum(rank["sent_mb"] for rank in used),
-    )
-
-
-def _speed(out: Path) -> dict[str, float | None]:
-    """Medians over the steps after the first few."""
-    steps, _ = read_metrics(out / "metrics.jsonl")
-    steps = steps[WARM_UP_STEPS:] or steps
-    if not steps:
-        return {"tokens_per_s": None, "mfu": None}
-    mfus = [step.mfu for step in steps if step.mfu is not None]
-    return {
-        "tokens_per_s": statistics.median(step.tokens_per_s for step in steps),
-        "mfu": statistics.median(mfus) if mfus else None,
     }

@@ -17,7 +17,7 @@ from weft.train.run_folder import write_text
 class Traffic:
     """Counts the collectives of training steps, and not those between them.
 
-    ``begin`` goes before training, ``count`` first among the hooks and ``skip`` last.
+    ``count`` goes first among the hooks; ``skip`` last, and before training.
     """
 
     def __init__(self, run: Run) -> None:
@@ -25,16 +25,13 @@ class Traffic:
         self._steps = 0
         self._counts: dict[tuple[str, Link], Count] = {}
 
-    def begin(self) -> None:
-        """What was sent so far belongs to no step."""
-        self._comm.counters.take()
-
     def count(self, _: StepRecord) -> None:
         self._steps += 1
         for key, count in self._comm.counters.take().items():
             self._counts.setdefault(key, Count()).add(count)
 
-    def skip(self, _: StepRecord) -> None:
+    def skip(self, _: StepRecord | None = None) -> None:
+        """What was sent so far belongs to no step."""
         self._comm.counters.take()
 
     @property

@@ -14,18 +14,17 @@ import torch
 from weft.comm.address import RankAddress
 from weft.comm.join import join
 from weft.cost.times import StageTimes
-from weft.nn.stage import STREAM, MicroBatch, Objective, Stage
+from weft.nn.stage import STREAM, MicroBatch
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import stages_with
 from weft.plan.box import Box
-from weft.plan.layout import Border, BorderTensor, Dim
+from weft.plan.layout import BorderTensor, Dim
 from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
-from weft.plan.plan import PipelinePlan, Plan, Seat
+from weft.plan.plan import Plan, Seat
 from weft.plan.tiling import Tiling
 from weft.precision.registry import PRECISIONS
-from weft.precision.roles import Roles
-from weft.train.assemble import Options, Share, assemble
+from weft.train.assemble import Share, Source, assemble
 from weft.virtual.sleeping import (
     NOTHING,
     Chip,
@@ -91,8 +90,8 @@ class VirtualRank:
         self._chip = Chip()
         self._update_s = job.update_s.get(comm.rank, 0.0)
         plan = _as_it_is(job.plan)
-        options = Options(bucket_bytes=job.bucket_bytes)
-        built = assemble(plan, _Layers(job, self._chip), comm, _NoUpdate, options)
+        source = _source(plan.seat(comm.rank), job, self._chip)
+        built = assemble(plan, source, comm, _NoUpdate, bucket_bytes=job.bucket_bytes)
         self._gradients, self._executor = built.gradients, built.executor
         self._batch = [_samples(len(part)) for part in plan.seat(comm.rank).microbatches()]
 
@@ -123,17 +122,7 @@ class VirtualRank:
 
 def _as_it_is(plan: Plan) -> Plan:
     """What a stage does beside gathering and talking is in its times already."""
-    pipelines = tuple(
-        replace(
-            pipeline,
-            stages=tuple(
-                replace(stage, recompute="off", compile=False, passes=1)
-                for stage in pipeline.stages
-            ),
-        )
-        for pipeline in plan.pipelines
-    )
-    return replace(plan, pipelines=pipelines)
+    return plan.each(lambda s: replace(s, recompute="off", compile=False, passes=1))
 
 
 class _NoUpdate:
@@ -146,63 +135,42 @@ class _NoUpdate:
         """Changes nothing."""
 
 
-class _Layers:
-    """Layers that take time, each with one parameter, as something to assemble."""
+def _source(seat: Seat, job: VirtualJob, chip: Chip) -> Source:
+    """Layers that take time, each with one parameter; tensor-parallel ranks hold parts."""
+    specs = [
+        ParamSpec(
+            name=f"layers.{n}.weight", shape=(numel,), unit=n, init=Init("zeros"), decay=False
+        )
+        for n, numel in enumerate(job.numels)
+    ]
+    tilings = {}
+    for spec in specs:
+        meshes = [stage.mesh for stage in stages_with(spec, seat.plan)]
+        boxes = {rank: (_part(mesh, rank, spec.numel),) for mesh in meshes for rank in mesh.ranks}
+        tilings[spec.name] = Tiling(spec.shape, boxes)
 
-    may_be_absent = False
-    buffers = ()
-
-    def __init__(self, job: VirtualJob, chip: Chip) -> None:
-        self._job = job
-        self._chip = chip
-
-    @property
-    def specs(self) -> list[ParamSpec]:
-        init = Init("zeros")
-        return [
-            ParamSpec(name=f"layers.{n}.weight", shape=(numel,), unit=n, init=init, decay=False)
-            for n, numel in enumerate(self._job.numels)
-        ]
-
-    def tilings(self, plan: Plan) -> dict[str, Tiling]:
-        """Tensor-parallel ranks hold parts."""
-        tilings = {}
-        for spec in self.specs:
-            meshes = [stage.mesh for stage in stages_with(spec, plan)]
-            boxes = {
-                rank: (_part(mesh, rank, spec.numel),) for mesh in meshes for rank in mesh.ranks
-            }
-            tilings[spec.name] = Tiling(spec.shape, boxes)
-        return tilings
-
-    def precision(self, _seat: Seat) -> Roles:
-        return PRECISIONS["fp64"]
-
-    def stage(self, number: int, share: Share) -> VirtualStage:
-        job, seat = self._job, share.seat
+    def stage(number: int, share: Share) -> VirtualStage:
         stage = seat.pipeline_plan.stages[number]
         times_of = job.times[seat.pipeline, number][seat.rank]
         said = job.said.get((seat.pipeline, number), [NOTHING] * len(times_of))
         layers = {
             layer: VirtualLayer(
-                times, prod(share.stored[f"layers.{layer}.weight"].size), self._chip, said=waits
+                times, prod(share.stored[f"layers.{layer}.weight"].size), chip, said=waits
             )
             for layer, times, waits in zip(range(*stage.layers), times_of, said, strict=True)
         }
         return VirtualStage(layers, _part(stage.mesh, seat.rank, job.width).numel)
 
-    def split(self, stage: Stage, share: Share) -> None:
-        """Layers are made of the size of their parts."""
-
-    def objective(self, _last: Stage) -> Objective:
-        return sum_of_output
-
-    def borders(self, pipeline: PipelinePlan) -> dict[int, Border]:
-        border = {STREAM: BorderTensor((Dim(name="seq", size=self._job.width),))}
-        return dict.fromkeys(range(len(pipeline.stages) - 1), border)
-
-    def expected_weight(self, plan: Plan) -> float:
-        return float(plan.global_batch)
+    border = {STREAM: BorderTensor((Dim(name="seq", size=job.width),))}
+    return Source(
+        specs=specs,
+        tilings=tilings,
+        precision=PRECISIONS["fp64"],
+        stage=stage,
+        objective=lambda _last: sum_of_output,
+        borders=dict.fromkeys(range(len(seat.pipeline_plan.stages) - 1), border),
+        expected_weight=float(seat.plan.global_batch),
+    )
 
 
 def _samples(number: int) -> MicroBatch:
