@@ -7,7 +7,7 @@ from families.encoder.sizes import SIZES
 from parity.cases import OPTIM, Case
 
 from weft.comm.address import RankAddress
-from weft.diagnose.verify import RankTrace, Rehearsal, difference, one_process, rehearse, run_rank
+from weft.diagnose.verify import Rehearsal, Trace, difference, one_process, rehearse, run_rank
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
 from weft.plan.plan import Plan
@@ -25,7 +25,7 @@ CASES = [
 ]  # fmt: skip
 
 
-def run_encoder(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
+def run_encoder(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> Trace:
     """One rank, in a process that may not know the family yet."""
     if rehearsal.spec.family not in FAMILIES:
         import_module("families.encoder.family")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -76,8 +77,7 @@ def compare(
 
 def _bisect(a: str, b: str, *, steps: int, full: bool, json: bool) -> None:
     sides = (_resolved("A", a), _resolved("B", b))
-    from weft.diagnose.divergence import in_words, to_json
-    from weft.diagnose.sides import bisect_sides
+    from weft.diagnose.divergence import bisect_sides, in_words, to_json
     from weft.elastic.pool import WorkerPool
 
     saved = Path(a) / "checkpoints"
@@ -132,7 +132,7 @@ def verify(
         print_json(found.to_json())
     else:
         out.print(f"{found.ranks} rank(s) against one process, {steps} steps, {found.dtype}")
-        for name, value in found.difference.by_name().items():
+        for name, value in asdict(found.difference).items():
             out.print(f"  {name:<10} largest relative difference {value:.2e}")
         verdict = "[green]the plan changes nothing[/]" if found.ok else "[red]THE PLAN DIFFERS[/]"
         out.print(f"{verdict} (tolerance {found.tolerance:.0e})", markup=True)

@@ -92,8 +92,7 @@ class _Took:
 
     def excess(self, profile: Profile) -> float:
         """Bytes a rank was predicted too much, on average; negative where too little."""
-        device = profile.machine.device
-        known = {device: profile.overheads}
+        known = {profile.machine.device: profile.overheads}
         memory = memory_of_plan(self.plan, self.spec, self.seq_len, known, self.training)
         pairs = zip(sorted(memory), self.memory_bytes, strict=True)
         return sum(memory[rank].total - took for rank, took in pairs) / len(memory)
@@ -109,17 +108,22 @@ def calibrated(folder: Path, node: Node, profiles: Sequence[Profile]) -> Calibra
         ConfigError: the run is not of this machine, too short, or unlike any profile.
     """
     run = read_run(folder)
-    took, device = _took(run), _device(run)
+    took = _took(run)
+    devices = sorted(set(took.plan.devices))
+    if len(devices) > 1:
+        expected = "a run on one kind of chip"
+        raise ConfigError("RUN", devices, expected, "A mixed one cannot tell whose error it is.")
     host = run.cluster.nodes[0] if run.cluster else None
     if host is None or (host.cpu, host.cores) != (node.cpu, node.cores):
         where = "another machine" if host is None else f"{host.cpu}, {host.cores} cores"
         expected = f"a run on this machine ({node.cpu}, {node.cores} cores)"
         raise ConfigError("RUN", where, expected)
-    fitting = [each for each in profiles if each.machine.device == device]
-    before = next((each for each in fitting if each.machine.cpu == node.cpu), None)
+    wanted = (devices[0], node.cpu)
+    fitting = (each for each in profiles if (each.machine.device, each.machine.cpu) == wanted)
+    before = next(fitting, None)
     if before is None:
         hint = "Measure it with `weft chips profile`."
-        raise ConfigError("profile", None, f"one of this machine's {device}", hint)
+        raise ConfigError("profile", None, f"one of this machine's {devices[0]}", hint)
     after = _corrected(before, node, took)
     memory = sum(took.memory_bytes) / len(took.memory_bytes)
     errors = Errors(
@@ -158,32 +162,24 @@ def _took(run: RunFiles) -> _Took:
     )
 
 
-def _device(run: RunFiles) -> str:
-    assert run.plan is not None, "a run without a plan was refused"
-    devices = sorted({stage.device for _, _, stage in run.plan.stages()})
-    if len(devices) > 1:
-        expected = "a run on one kind of chip"
-        raise ConfigError("RUN", devices, expected, "A mixed one cannot tell whose error it is.")
-    return devices[0]
-
-
 def _corrected(profile: Profile, node: Node, took: _Took) -> Profile:
     """The least correction that makes the run's prediction right."""
     step = took.step(profile, node)
     computing = max(sum(t.busy_s) / len(t.busy_s) for t in step.timelines)
     own = profile.corrections
+
+    def error(compute: float) -> float:
+        """Where computing is corrected by this factor."""
+        changed = replace(profile, corrections=replace(own, compute=compute))
+        return took.time_error(changed, node)
+
     if computing >= step.step_s / 2:
-        factor = _factor(lambda c: took.time_error(_with(profile, compute=c), node), own.compute)
-        made = replace(own, compute=factor)
+        made = replace(own, compute=_factor(error, own.compute))
     else:
         made = replace(own, step_s=own.step_s + (took.step_s - step.step_s) / step.stretch)
     least = -profile.runtime_bytes / 2
     made = replace(made, runtime_bytes=max(own.runtime_bytes - took.excess(profile), least))
     return replace(profile, corrections=made)
-
-
-def _with(profile: Profile, *, compute: float) -> Profile:
-    return replace(profile, corrections=replace(profile.corrections, compute=compute))
 
 
 def _factor(error: Callable[[float], float], now: float) -> float:

@@ -9,7 +9,7 @@ border between stages casts or sends it, where a lossy format could hide a small
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,15 @@ import numpy as np
 
 from weft.checkpoint.reader import open_checkpoint
 from weft.comm.address import RankAddress
-from weft.comm.comm import Comm
-from weft.diagnose.recorder import Recorder
-from weft.diagnose.trace import PROJECTIONS, Array, Grid, Kind, Record
-from weft.diagnose.verify import Rehearsal, RunsRanks, synthetic_microbatches
+from weft.config.errors import ConfigError, ConfigErrors
+from weft.diagnose.trace import PROJECTIONS, Array, Grid, Kind, Record, Recorder
+from weft.diagnose.verify import Rehearsal, RunsRanks, in_small, rehearsing, synthetic_microbatches
+from weft.models.registry import spec_from_dict
+from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision
 from weft.report.compare_band import coarser, tensor_band
+from weft.resolve.resolve import Resolved
 from weft.train.assemble import Built, fill, initial
-from weft.train.family import assemble_model
-from weft.train.joining import join_plan
 from weft.train.saving import restore
 
 SIDES = ("A", "B")
@@ -57,17 +57,17 @@ class Divergence:
     kind: Kind | None
     """None: the loss of the step."""
     name: str
-    side: str
+    side: str = "B"
     """Whose ranks differ from the first copy that A has; "A" where A's own copies disagree."""
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
     """Which hold what differs."""
-    sample: int | None
+    sample: int | None = None
     """Position inside the global batch."""
     difference: float
     """Relative to the norm of what is compared; NaN: something is not a number; infinite: one
     plan has nothing there."""
     band: float
-    agrees: str
+    agrees: str = ""
     """The last thing before it that agrees everywhere; empty where it is the first of all."""
 
 
@@ -96,8 +96,80 @@ class _Whole:
     """bool ``[samples, cells]``."""
     parts: list[tuple[int, Record]] = field(default_factory=list)
 
+    def add(self, record: Record, rank: int) -> None:
+        index = np.ix_(record.samples, record.cells)
+        if record.kind in TERMS:
+            self.values[index] += record.values
+        else:
+            is_new = ~self.seen[index]
+            self.values[index] = np.where(is_new[..., None], record.values, self.values[index])
+        self.seen[index] = True
+        self.parts.append((rank, record))
+
+    def holders(self, sample: int, cell: int) -> tuple[int, ...]:
+        """The ranks that recorded it."""
+        found = {r for r, rec in self.parts if sample in rec.samples and cell in rec.cells}
+        return tuple(sorted(found))
+
 
 _Key = tuple[int, Kind, str]
+"""Step, kind, name."""
+_Found = tuple[tuple[int, ...], Divergence]
+"""Something outside the band after its place in the causal order."""
+
+
+def bisect_sides(
+    run: RunsRanks,
+    sides: tuple[Resolved, Resolved],
+    *,
+    steps: int,
+    full: bool,
+    start: Path | None = None,
+) -> Bisection:
+    """What ``weft compare --bisect`` runs: both sides on the same made-up samples.
+
+    Samples and initial values are those of A: another seed is another run, not another plan.
+
+    Args:
+        full: The model and precision as they are; otherwise a small one of the same kind, in fp64
+            unless both sides' configurations name a precision.
+        start: With ``full``, checkpoints to begin from; None: initial values from A's seed.
+
+    Raises:
+        ConfigErrors: the sides are of other models or batches.
+    """
+    a, b = sides
+    _refuse_unlike(a, b)
+    (plan_a, first), (plan_b, second) = (
+        in_small(side.plan, side.spec, side.config, steps) for side in sides
+    )
+    if full:
+        plan_a, plan_b = a.plan, b.plan
+        spec = a.spec if start is None else _saved(start)
+        first = replace(first, spec=spec, seq_len=a.config.data.seq_len)
+    second = replace(first, optim=second.optim)
+    return bisect(run, (plan_a, plan_b), (first, second), start=start)
+
+
+def _refuse_unlike(a: Resolved, b: Resolved) -> None:
+    """What must be the same for tensors to be comparable one by one."""
+    mine, theirs = asdict(a.spec), asdict(b.spec)
+    pairs = {f"model: {name}": (mine[name], theirs[name]) for name in mine}
+    pairs["batch.samples"] = (a.plan.global_batch, b.plan.global_batch)
+    pairs["data.seq_len"] = (a.config.data.seq_len, b.config.data.seq_len)
+    unlike = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    if unlike:
+        raise ConfigErrors(
+            ConfigError(f"{key} of B", theirs, f"that of A ({mine!r})")
+            for key, (mine, theirs) in unlike.items()
+        )
+
+
+def _saved(start: Path) -> ModelSpec:
+    """The model of a checkpoint: its vocabulary may be smaller than what was asked for."""
+    model = open_checkpoint(start).state["model"]
+    assert isinstance(model, dict), f"model = {model!r} in {start}"
+    return spec_from_dict(model)
 
 
 def bisect(
@@ -126,11 +198,7 @@ def bisect(
 
 def without_compiling(plan: Plan) -> Plan:
     """The same plan, run module by module: inside compiled code nobody can look."""
-    pipelines = [
-        replace(p, stages=tuple(replace(s, compile=False) for s in p.stages))
-        for p in plan.pipelines
-    ]
-    return replace(plan, pipelines=tuple(pipelines))
+    return plan.each(lambda stage: replace(stage, compile=False))
 
 
 def trace_rank(
@@ -142,84 +210,64 @@ def trace_rank(
     meddle: Meddle | None,
 ) -> RankRecords:
     """One rank: train and record."""
-    comm, _ = join_plan(address, plan, timeout_s=60)
-    try:
-        return _trace(comm, plan, rehearsal, grid, start, meddle)
-    finally:
-        comm.close()
-
-
-def _trace(
-    comm: Comm,
-    plan: Plan,
-    rehearsal: Rehearsal,
-    grid: Grid,
-    start: Path | None,
-    meddle: Meddle | None,
-) -> RankRecords:
-    built = assemble_model(
-        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
-    )
-    if start is None:
-        fill(built.gradients, initial(rehearsal.seed))
-    else:
-        restore(built, open_checkpoint(start))
-    if meddle is not None:
-        meddle(built, comm.rank)
-    recorder = Recorder(plan, rehearsal.spec, rehearsal.seq_len, comm, grid)
-    recorder.watch(built.stages)
-    batch_weight = plan.global_batch * rehearsal.seq_len  # what the engine divides losses by
     losses = []
-    for step in range(rehearsal.steps):
-        recorder.begin(step + 1)
-        batch = synthetic_microbatches(comm, plan, rehearsal, step)
-        result, factor = built.engine.backward(batch)
-        weight = float(result.weight)
-        recorder.gradients(built, batch_weight / weight if weight else 0.0)
-        built.engine.update(factor)
-        losses.append(float(result.loss))
+    with rehearsing(address, plan, rehearsal) as (comm, built):
+        if start is None:
+            fill(built.gradients, initial(rehearsal.seed))
+        else:
+            restore(built, open_checkpoint(start))
+        if meddle is not None:
+            meddle(built, comm.rank)
+        recorder = Recorder(plan, rehearsal.spec, rehearsal.seq_len, comm, grid)
+        recorder.watch(built.stages)
+        batch_weight = plan.global_batch * rehearsal.seq_len  # what the engine divides losses by
+        for step in range(rehearsal.steps):
+            recorder.begin(step + 1)
+            batch = synthetic_microbatches(comm, plan, rehearsal, step)
+            result, factor = built.engine.backward(batch)
+            weight = float(result.weight)
+            recorder.gradients(built, batch_weight / weight if weight else 0.0)
+            built.engine.update(factor)
+            losses.append(float(result.loss))
     return RankRecords(recorder.records, losses)
 
 
+@dataclass
 class _Finder:
     """Puts records together and compares them."""
 
-    def __init__(
-        self,
-        plans: tuple[Plan, Plan],
-        rehearsal: Rehearsal,
-        grid: Grid,
-        traces: Sequence[Sequence[RankRecords]],
-    ) -> None:
-        self._plans = plans
-        self._rehearsal = rehearsal
-        self._grid = grid
-        self._losses = [trace[0].losses for trace in traces]
-        self._precision = coarser(
-            stage.precision for plan in plans for _, _, stage in plan.stages()
-        )
-        self._order = _Order(record for t in traces for rank in t for record in rank.records)
-        self._reference = self._put_together(traces[0])
-        self._other = self._put_together(traces[1])
+    plans: tuple[Plan, Plan]
+    rehearsal: Rehearsal
+    grid: Grid
+    traces: Sequence[Sequence[RankRecords]]
+
+    def __post_init__(self) -> None:
+        stages = [stage for plan in self.plans for _, _, stage in plan.stages()]
+        self._precision = coarser(stage.precision for stage in stages)
+        self._order = _Order(r for trace in self.traces for rank in trace for r in rank.records)
+        self._reference, self._other = map(self._put_together, self.traces)
+        self._largest = 0.0
+        """Difference of all so far, in bands."""
 
     def find(self) -> Bisection:
         """Compare everything; the least in causal order of what is outside is the divergence."""
-        outside: list[tuple[tuple[int, ...], Divergence]] = []
-        largest = 0.0
-        for key in sorted(self._reference.keys() | self._other.keys(), key=self._order.of):
-            worst, found = self._compare(key)
-            largest = max(largest, worst)
-            outside += found
-        for step in range(1, self._rehearsal.steps + 1):
-            outside += self._compare_loss(step)
+        keys = sorted(self._reference.keys() | self._other.keys(), key=self._order.of)
+        outside = [found for key in keys for found in self._compare(key)]
+        outside += [
+            found
+            for step in range(1, self.rehearsal.steps + 1)
+            for found in self._compare_loss(step)
+        ]
         first = min(outside, key=lambda entry: entry[0])[1] if outside else None
+        if first is not None and first.kind is not None:
+            first = replace(first, agrees=self._order.before(first.kind, first.name))
         return Bisection(
-            plans=self._plans,
-            steps=self._rehearsal.steps,
+            plans=self.plans,
+            steps=self.rehearsal.steps,
             precision=self._precision,
             compared=len(self._reference),
-            largest=largest,
-            divergence=first and replace(first, agrees=self._before(first)),
+            largest=self._largest,
+            divergence=first,
         )
 
     def _put_together(self, trace: Sequence[RankRecords]) -> dict[_Key, _Whole]:
@@ -228,111 +276,89 @@ class _Finder:
             for record in found.records:
                 key = (record.step, record.kind, record.name)
                 if key not in wholes:
-                    wholes[key] = self._empty(record)
-                _add(wholes[key], record, rank)
+                    of_params = record.kind in ("parameter", "parameter gradient")
+                    samples = 1 if of_params else self.plans[0].global_batch
+                    shape = (samples, len(self.grid.cells(record.kind, record.name)))
+                    values = np.zeros((*shape, PROJECTIONS + 1))
+                    wholes[key] = _Whole(values, np.zeros(shape, dtype=bool))
+                wholes[key].add(record, rank)
         return wholes
 
-    def _empty(self, record: Record) -> _Whole:
-        of_params = record.kind in ("parameter", "parameter gradient")
-        samples = 1 if of_params else self._plans[0].global_batch
-        cells = len(self._grid.cells(record.kind, record.name).boxes())
-        values = np.zeros((samples, cells, PROJECTIONS + 1))
-        return _Whole(values, np.zeros((samples, cells), dtype=bool))
-
-    def _compare(self, key: _Key) -> tuple[float, list[tuple[tuple[int, ...], Divergence]]]:
-        """The largest difference of one tensor in bands, and what is outside, worst part first."""
+    def _compare(self, key: _Key) -> Iterator[_Found]:
+        """What is outside of one tensor: of each part the first place."""
         step, kind, name = key
-        band = self._band(key)
         reference, other = self._reference.get(key), self._other.get(key)
+        found = Divergence(step=step, kind=kind, name=name, difference=np.inf, band=self._band(key))
         if reference is None or other is None or (reference.seen != other.seen).any():
+            self._largest = np.inf
             side = "B" if other is None or reference is not None else "A"
-            lost = Divergence(step=step, kind=kind, name=name, side=side, ranks=(), sample=None,
-                              difference=np.inf, band=band, agrees="")  # fmt: skip
-            return np.inf, [(self._order.of(key), lost)]
+            yield self._order.of(key), replace(found, side=side)
+            return
         scale = self._scale(key, reference)
-        largest, found = 0.0, []
-        for side, ranks, record_values, index in _candidates(kind, reference, other):
-            found_difference = _relative(record_values, reference.values[index], scale[index])
-            largest = max(largest, float(found_difference.max()) / band)
-            for s, c in np.argwhere(found_difference > band)[:1]:
-                sample = int(index[0].ravel()[s])
-                held = ranks or _holders(other, sample, int(index[1].ravel()[c]))
-                place = self._order.of(key, sample)
-                divergence = Divergence(
-                    step=step,
-                    kind=kind,
-                    name=name,
-                    side=side,
-                    ranks=held,
-                    sample=None if len(reference.values) == 1 and "parameter" in kind else sample,
-                    difference=_size(found_difference[s]),
-                    band=band,
-                    agrees="",
+        for side, ranks, values, index in _candidates(kind, reference, other):
+            apart = _relative(values, reference.values[index], scale[index])
+            self._largest = max(self._largest, float(apart.max()) / found.band)
+            for s, c in np.argwhere(apart > found.band)[:1]:
+                sample, largest = int(index[0].ravel()[s]), float(apart[s].max())
+                is_whole = len(reference.values) == 1 and "parameter" in kind
+                yield (
+                    self._order.of(key, sample),
+                    replace(
+                        found,
+                        side=side,
+                        ranks=ranks or other.holders(sample, int(index[1].ravel()[c])),
+                        sample=None if is_whole else sample,
+                        difference=largest if np.isfinite(largest) else np.nan,
+                    ),
                 )
-                found.append((place, divergence))
-        return largest, found
 
-    def _compare_loss(self, step: int) -> list[tuple[tuple[int, ...], Divergence]]:
-        a, b = (losses[step - 1] for losses in self._losses)
+    def _compare_loss(self, step: int) -> Iterator[_Found]:
+        a, b = (trace[0].losses[step - 1] for trace in self.traces)
         difference = abs(a - b) / max(abs(a), 1e-30)
-        band = tensor_band(
-            self._precision, self._rehearsal.spec.d_model, depth=self._depth, step=step
-        )
-        if difference <= band:
-            return []
-        place = (step, _PHASES["output"], LAST)
-        found = Divergence(step=step, kind=None, name="loss", side="B", ranks=(), sample=None,
-                           difference=difference, band=band, agrees="")  # fmt: skip
-        return [(place, found)]
-
-    @property
-    def _depth(self) -> int:
-        return self._rehearsal.spec.num_layers
+        band = self._band_at(self.rehearsal.spec.num_layers, step)
+        if not difference <= band:
+            place = (step, _PHASES["output"], LAST)
+            yield (
+                place,
+                Divergence(step=step, kind=None, name="loss", difference=difference, band=band),
+            )
 
     def _band(self, key: _Key) -> float:
         step, kind, name = key
-        layer = _layer_of(name, self._depth)
-        depth = layer + 2 if kind not in TERMS else 2 * self._depth - layer + 2
+        last = self.rehearsal.spec.num_layers
+        layer = _layer_of(name, last)
+        depth = layer + 2 if kind not in TERMS else 2 * last - layer + 2
         if kind == "parameter":
-            depth = 2 * self._depth if step > 1 else 1
-        return tensor_band(self._precision, self._rehearsal.spec.d_model, depth=depth, step=step)
+            depth = 2 * last if step > 1 else 1
+        return self._band_at(depth, step)
+
+    def _band_at(self, depth: int, step: int) -> float:
+        return tensor_band(self._precision, self.rehearsal.spec.d_model, depth=depth, step=step)
 
     def _scale(self, key: _Key, whole: _Whole) -> Array:
         """``[samples, cells]``: norms that differences are measured against."""
         step, kind, name = key
-        sizes = np.array([box.numel for box in self._grid.cells(kind, name).boxes()], dtype=float)
+        sizes = self._sizes(kind, name)
         squares = whole.values[:, :, -1]
         mean = squares.sum(1, keepdims=True) / sizes.sum()
         floor = self._floor(step, kind)
         found: Array = np.sqrt(np.maximum(squares, np.maximum(mean, floor) * sizes))
         return found
 
+    def _sizes(self, kind: Kind, name: str) -> Array:
+        """``[cells]``: elements."""
+        return np.array([box.numel for box in self.grid.cells(kind, name)], dtype=float)
+
     def _floor(self, step: int, kind: Kind) -> float:
         """Mean square of an element below which a tensor of this kind counts as zero."""
+        if kind in ("input", "output"):
+            return 0.0
         means = [
-            whole.values[:, :, -1].sum(1).max()
-            / sum(box.numel for box in self._grid.cells(kind, key[2]).boxes())
+            whole.values[:, :, -1].sum(1).max() / self._sizes(kind, key[2]).sum()
             for key, whole in self._reference.items()
             if key[:2] == (step, kind)
         ]
-        return FLOOR**2 * float(max(means)) if kind not in ("input", "output") else 0.0
-
-    def _before(self, found: Divergence) -> str:
-        """What comes right before it in the same step and agrees."""
-        if found.kind is None:
-            return ""
-        return self._order.before(found.kind, found.name)
-
-
-def _add(whole: _Whole, record: Record, rank: int) -> None:
-    index = np.ix_(record.samples, record.cells)
-    if record.kind in TERMS:
-        whole.values[index] += record.values
-    else:
-        is_new = ~whole.seen[index]
-        whole.values[index] = np.where(is_new[..., None], record.values, whole.values[index])
-    whole.seen[index] = True
-    whole.parts.append((rank, record))
+        return FLOOR**2 * float(max(means))
 
 
 _Candidate = tuple[str, tuple[int, ...], Array, tuple[Array, ...]]
@@ -349,22 +375,11 @@ def _candidates(kind: Kind, reference: _Whole, other: _Whole) -> Iterator[_Candi
             yield side, (rank,), record.values, np.ix_(record.samples, record.cells)
 
 
-def _holders(whole: _Whole, sample: int, cell: int) -> tuple[int, ...]:
-    found = {r for r, record in whole.parts if sample in record.samples and cell in record.cells}
-    return tuple(sorted(found))
-
-
 def _relative(values: Array, reference: Array, scale: Array) -> Array:
     """``[samples, cells]``; what is not a number differs infinitely."""
     apart = np.abs(values - reference)[:, :, :PROJECTIONS].max(-1)
     relative = np.divide(apart, scale, out=np.zeros_like(apart), where=apart != 0)
     return np.where(np.isnan(relative), np.inf, relative)
-
-
-def _size(relative: Array) -> float:
-    """The largest; what is not a number was counted as infinite."""
-    largest = float(relative.max())
-    return largest if np.isfinite(largest) else np.nan
 
 
 _PHASES: Mapping[Kind, int] = {
@@ -379,14 +394,16 @@ class _Order:
         self._places: dict[tuple[str, Kind], int] = {}
         self._names: dict[tuple[str, Kind], None] = {}
         for record in records:
-            place = (_inside(record.name), record.kind)
+            place = (_in_layer(record.name)[1], record.kind)
             self._places.setdefault(place, len(self._places))
             self._names.setdefault((record.name, record.kind))
 
     def of(self, key: _Key, sample: int = 0) -> tuple[int, ...]:
         """Least first: step, phase, sample, layer, place in the layer."""
         step, kind, name = key
-        within = self._in_model(kind, name)
+        alike: Mapping[Kind, Kind] = {"gradient": "output", "parameter gradient": "parameter"}
+        place = self._places.get((_in_layer(name)[1], alike.get(kind, kind)), LAST)
+        within = (_layer_of(name, LAST), place)
         if kind in TERMS:
             within = (-within[0], -within[1])
         return (step, _PHASES[kind], sample, *within)
@@ -398,28 +415,21 @@ class _Order:
         earlier = [entry for entry in names if entry[0][1] == here[1] and entry[0] < here]
         return max(earlier)[1] if earlier else ""
 
-    def _in_model(self, kind: Kind, name: str) -> tuple[int, int]:
-        alike: Mapping[Kind, Kind] = {"gradient": "output", "parameter gradient": "parameter"}
-        place = self._places.get((_inside(name), alike.get(kind, kind)), LAST)
-        layer = _layer_of(name, LAST)
-        return layer, place
+
+def _in_layer(name: str) -> tuple[int | None, str]:
+    """The layer of a module or parameter, if it is in one, and its name in there."""
+    head, _, rest = name.partition(".")
+    if head != "layers":
+        return None, name
+    number, _, inner = rest.partition(".")
+    return int(number), inner or "the block"
 
 
 def _layer_of(name: str, last: int) -> int:
-    """Number of the layer of a module or parameter; -1 before all, ``last`` after all."""
-    head, _, rest = name.partition(".")
-    if head == "layers":
-        return int(rest.partition(".")[0])
-    return last if head in ("norm", "head") else -1
-
-
-def _inside(name: str) -> str:
-    """The name within its layer."""
-    return (
-        name.split(".", 2)[2]
-        if name.count(".") > 1 and name.startswith("layers.")
-        else ("the block" if name.startswith("layers.") else name)
-    )
+    """Number of the layer; -1 before all, ``last`` after all."""
+    layer, _ = _in_layer(name)
+    outside = last if name.partition(".")[0] in ("norm", "head") else -1
+    return outside if layer is None else layer
 
 
 def microbatch_of(plan: Plan, sample: int) -> tuple[int, int]:
@@ -475,7 +485,7 @@ def operation(found: Divergence) -> str:
             return activation
         case "input":
             return "how it came here: a border between stages, a gather, an addition"
-        case "output" if _inside(found.name) == "the block":
+        case "output" if _in_layer(found.name)[1] == "the block":
             return "the addition at the end of the block"
         case "output":
             return f"the operation of {found.name} itself"
@@ -499,7 +509,7 @@ def to_json(found: Bisection) -> dict[str, Any]:
             "step": first.step,
             "kind": first.kind or "loss",
             "name": first.name,
-            "layer": _layer_or_none(first.name),
+            "layer": _in_layer(first.name)[0],
             "sample": first.sample,
             "microbatch": dict(zip(("a", "b"), places, strict=True)),
             "op": operation(first),
@@ -517,11 +527,6 @@ def to_json(found: Bisection) -> dict[str, Any]:
         "largest_in_bands": _finite(found.largest),
         "words": in_words(found),
     }
-
-
-def _layer_or_none(name: str) -> int | None:
-    layer = _layer_of(name, LAST)
-    return layer if 0 <= layer < LAST else None
 
 
 def _finite(value: float) -> float | None:

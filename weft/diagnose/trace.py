@@ -1,4 +1,8 @@
-"""Checksums of logical tensors: small, additive over parts, and the same under every plan.
+"""Checksums of what modules take, give and learn: the same under every plan.
+
+Forward hooks see the input and the output of each module that computes by itself and the output of
+each block, before anything is cast or sent; hooks on the outputs see their gradients. Whatever the
+plan, modules go by the names of the unsplit model and samples by their place in the global batch.
 
 A tensor ``x`` of rows and columns (an activation of one sample: positions and channels; a matrix)
 is kept as a few random projections ``sum of x[i, j] u[i] v[j]`` with signs ``u``, ``v`` that follow
@@ -13,25 +17,37 @@ difference can be laid to the ranks that hold it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, product
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.axes.held import tiling
+from weft.comm.comm import Comm
 from weft.data.hashing import draw, make_key
+from weft.models.decoder import Decoder
+from weft.nn.dropout import Dropout
+from weft.nn.stage import Stage
 from weft.parallel.params import param_tilings
+from weft.parallel.tensor.modules import RowLinear
 from weft.plan.box import Box
 from weft.plan.layout import Dim
 from weft.plan.model import ModelSpec
-from weft.plan.plan import Plan
+from weft.plan.plan import Plan, Seat
+from weft.plan.tiling import split_evenly
+from weft.schedules.registry import schedule_of
+from weft.train.assemble import Built
 
 PROJECTIONS = 4
 """A difference escapes one with probability 1/2 at worst (two elements that changed places)."""
+
+TABLE_OF_POSITIONS = "positions"
+"""Its weight is recorded; its result belongs to no sample."""
 
 Kind = Literal["parameter", "input", "output", "gradient", "parameter gradient"]
 """``gradient`` is that of a module's output. The order is that in which a step makes them."""
@@ -55,22 +71,6 @@ class Record:
     """``[samples, cells, PROJECTIONS + 1]`` fp64; the last is the sum of squares."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """A tensor of two dimensions, cut by lines right through."""
-
-    rows: tuple[int, ...]
-    """Borders, the two ends included."""
-    columns: tuple[int, ...]
-
-    def boxes(self) -> list[Box]:
-        """Row by row."""
-        return [
-            Box((top, left), (bottom - top, right - left))
-            for (top, bottom), (left, right) in product(pairwise(self.rows), pairwise(self.columns))
-        ]
-
-
 @dataclass(frozen=True)
 class Grid:
     """How the borders of some plans cut every tensor of a model."""
@@ -90,29 +90,21 @@ class Grid:
             for box in tiled.distinct():
                 for found, low, high in zip(sets, box.offset, box.end, strict=True):
                     found.update((low, high))
-        params = {name: tuple(map(_ordered, sets)) for name, sets in borders.items()}
-        return Grid(_ordered({0, *_ends_of_parts(plans, seq_len)}), params, spec.d_model)
+        params = {name: tuple(tuple(sorted(s)) for s in sets) for name, sets in borders.items()}
+        return Grid(tuple(sorted({0, *_ends_of_parts(plans, seq_len)})), params, spec.d_model)
 
-    def cells(self, kind: Kind, name: str) -> Cells:
-        """The cells of one tensor."""
+    def cells(self, kind: Kind, name: str) -> list[Box]:
+        """The cells of one tensor of two dimensions, which lines cut right through; row by row."""
         if kind in ("parameter", "parameter gradient"):
-            first, *rest = self.params[name]
-            return Cells(first, rest[0] if rest else (0, 1))
-        return Cells(self.sequence, self.channels(kind, name))
-
-    def channels(self, kind: Kind, name: str) -> tuple[int, ...]:
-        """Borders along the channels of what a module takes or gives.
-
-        A linear layer's weight says both; heads are normalised where they were made.
-        """
-        owner, _, leaf = name.rpartition(".")
-        made_by = {"q_norm": f"{owner}.q.weight", "k_norm": f"{owner}.k.weight"}.get(leaf)
-        if made_by is not None:
-            return self.params[made_by][0]
-        weight = self.params.get(f"{name}.weight", ())
-        if len(weight) < 2 or leaf == "embed":
-            return (0, self.d_model)
-        return weight[1] if kind == "input" else weight[0]
+            rows, columns = (*self.params[name], (0, 1))[:2]
+        else:
+            source, dim = channels_from(kind, name)
+            borders = self.params.get(source, ())
+            rows, columns = self.sequence, borders[dim] if len(borders) > 1 else (0, self.d_model)
+        return [
+            Box((top, left), (bottom - top, right - left))
+            for (top, bottom), (left, right) in product(pairwise(rows), pairwise(columns))
+        ]
 
 
 def _ends_of_parts(plans: Sequence[Plan], seq_len: int) -> set[int]:
@@ -122,32 +114,131 @@ def _ends_of_parts(plans: Sequence[Plan], seq_len: int) -> set[int]:
     return {box.end[0] for tiled in rows for box in tiled.distinct()}
 
 
-def _ordered(borders: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted(set(borders)))
+def channels_from(kind: Kind, name: str) -> tuple[str, int]:
+    """The parameter, and its dimension, that cuts the channels of what a module takes or gives.
+
+    A linear layer's weight says both; heads are normalised where they were made. The name of no
+    parameter, or of one of a single dimension: nothing cuts them.
+    """
+    owner, _, leaf = name.rpartition(".")
+    if leaf in ("q_norm", "k_norm"):
+        return f"{owner}.{leaf[0]}.weight", 0
+    return "" if leaf == "embed" else f"{name}.weight", int(kind == "input")
 
 
-@dataclass
-class Sketcher:
-    """Makes checksums on one rank's device."""
+class Recorder:
+    """Records one rank's part of every step. Made after ``assemble``; hooks stay for good."""
 
-    grid: Grid
-    device: torch.device
-    _signs: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
+    def __init__(self, plan: Plan, spec: ModelSpec, seq_len: int, comm: Comm, grid: Grid) -> None:
+        self.records: list[Record] = []
+        self._seat = plan.seat(comm.rank)
+        tilings = param_tilings(plan, spec)
+        held = {n: t.boxes[comm.rank] for n, t in tilings.items() if comm.rank in t.boxes}
+        self._boxes = {name: box for name, (box,) in held.items()}
+        self._grid = grid
+        self._device = comm.device
+        self._signs: dict[tuple[str, int, int], Tensor] = {}
+        mesh = self._seat.stage_plan.mesh
+        rows = tiling([Dim(name="seq", size=seq_len)], "stream", mesh).boxes[comm.rank]
+        self._own_rows = {box.size[0]: box.offset[0] for box in (Box.whole((seq_len,)), *rows)}
+        self._step = 0
+        self._samples: tuple[int, ...] | None = None
+        self._coming: Mapping[int, Iterator[tuple[int, ...]]] = {}
+        self._params_seen: set[str] = set()
 
-    def sketch(
-        self, kind: Kind, name: str, x: Tensor, corner: tuple[int, int]
-    ) -> tuple[tuple[int, ...], Array]:
-        """Cells and values of a part ``x`` ``[samples, rows, columns]`` that begins at ``corner``.
+    def begin(self, step: int) -> None:
+        """What follows is step ``step``, counted from 1."""
+        self._step = step
+        self._coming = {stage: iter(calls(self._seat, stage)) for stage in self._seat.stages}
+        self._params_seen.clear()
+
+    def gradients(self, built: Built, factor: float) -> None:
+        """Once a step, when gradients are reduced: of what this rank owns.
+
+        ``factor`` makes them those of the mean loss; before clipping, which mixes them all.
+        """
+        for main in built.gradients.mains:
+            if main.owned and main.grad is not None:
+                offset = (*main.box.offset, 0)[:2]
+                grad = _as_matrix(main.grad.double() * factor)
+                self._add("parameter gradient", main.spec.name, grad, offset, (0,))
+
+    def watch(self, stages: Mapping[int, Stage]) -> None:
+        """Put hooks on every module of this rank."""
+        for number, stage in stages.items():
+            model = stage.module
+            assert isinstance(model, Decoder), "only decoders are traced"
+            model.register_forward_pre_hook(partial(self._enter, number))
+            model.register_forward_hook(self._leave)
+            for name, block in model.layers.items():
+                block.register_forward_hook(partial(self._see_output, f"layers.{name}"))
+            for name, module in _computing(model):
+                module.register_forward_hook(partial(self._see, name))
+            if model.norm is not None:
+                model.norm.register_forward_hook(partial(self._see_head, model))
+
+    def _enter(self, number: int, _module: nn.Module, _given: Any) -> None:
+        self._samples = next(self._coming[number])
+
+    def _leave(self, *_: Any) -> None:
+        self._samples = None
+
+    def _see(self, name: str, module: nn.Module, given: tuple[Any, ...], result: Tensor) -> None:
+        if self._samples is None:  # computed again in backward
+            return
+        for leaf, param in module.named_parameters():
+            self._see_param(_logical(f"{name}.{leaf}"), param)
+        if name == TABLE_OF_POSITIONS:
+            return
+        if isinstance(given[0], Tensor) and given[0].is_floating_point():
+            self._see_activation("input", name, self._samples, given[0])
+        self._see_output(name, module, given, result)
+
+    def _see_output(self, name: str, _module: nn.Module, _given: Any, result: Tensor) -> None:
+        if self._samples is None:
+            return
+        self._see_activation("output", name, self._samples, result)
+        if result.requires_grad:
+            see = partial(self._see_activation, "gradient", name, self._samples)
+            result.register_hook(see)  # type: ignore[no-untyped-call]
+
+    def _see_head(self, model: Decoder, *_: Any) -> None:
+        """The head computes inside the loss; its weight is there when the final norm is."""
+        module = model.embed if model.head is None else model.head
+        if self._samples is not None and module is not None:
+            name = "embed.weight" if model.head is None else "head.weight"
+            self._see_param(name, module.weight)
+
+    def _see_param(self, name: str, param: Tensor) -> None:
+        if name not in self._params_seen:
+            self._params_seen.add(name)
+            offset = (*self._boxes[name].offset, 0)[:2]
+            self._add("parameter", name, _as_matrix(param), offset, (0,))
+
+    def _see_activation(self, kind: Kind, name: str, samples: tuple[int, ...], x: Tensor) -> None:
+        rows = x.flatten(2)  # [samples, seq, channels], heads put together
+        assert len(rows) == len(samples), f"{name}: {len(rows)} of {len(samples)} samples"
+        source, dim = channels_from(kind, name)
+        box = self._boxes.get(source)
+        first = 0 if box is None or len(box.offset) < 2 else box.offset[dim]
+        self._add(kind, name, rows, (self._own_rows[rows.shape[1]], first), samples)
+
+    def _add(
+        self, kind: Kind, name: str, x: Tensor, corner: tuple[int, ...], samples: tuple[int, ...]
+    ) -> None:
+        """Record a part ``x`` ``[samples, rows, columns]`` that begins at ``corner``.
 
         A part that fills a cell only in part gives its term of the cell's sums.
         """
-        cells = self.grid.cells(kind, name)
-        part = Box(corner, (x.shape[1], x.shape[2]))
-        up = self._signs_of(name, 0, cells.rows[-1])[corner[0] : corner[0] + x.shape[1]]
-        across = self._signs_of(name, 1, cells.columns[-1])[corner[1] : corner[1] + x.shape[2]]
+        cells = self._grid.cells(kind, name)
+        part = Box(corner, tuple(x.shape[1:]))
+        up, across = (
+            self._signs_of(name, dim, cells[-1].end[dim])[corner[dim] : part.end[dim]]
+            for dim in (0, 1)
+        )
         wide = x.detach().to(torch.float64)
         held, values = [], []
-        for number, cell in enumerate(cells.boxes()):
+        for number, cell in enumerate(cells):
             common = part.intersect(cell)
             if common is None:
                 continue
@@ -157,7 +248,8 @@ class Sketcher:
             squares = inner.square().sum((1, 2))
             held.append(number)
             values.append(torch.cat([sums, squares[:, None]], dim=1))
-        return tuple(held), torch.stack(values, dim=1).cpu().numpy()
+        stacked = torch.stack(values, dim=1).cpu().numpy()
+        self.records.append(Record(self._step, kind, name, samples, tuple(held), stacked))
 
     def _signs_of(self, name: str, dim: int, size: int) -> Tensor:
         """``[size, PROJECTIONS]`` of +1 and -1."""
@@ -166,5 +258,43 @@ class Sketcher:
             drawn = draw(make_key("signs", name, dim), np.arange(size, dtype=np.int64))
             bits = (drawn[:, None] >> np.arange(8, 8 + PROJECTIONS, dtype=np.uint64)) & np.uint64(1)
             signs = torch.from_numpy(2.0 * bits.astype(np.float64) - 1.0)
-            self._signs[key] = signs.to(self.device)
+            self._signs[key] = signs.to(self._device)
         return self._signs[key]
+
+
+def calls(seat: Seat, stage: int) -> Iterator[tuple[int, ...]]:
+    """The samples of each forward of one stage in a step, in the order of its schedule.
+
+    Positions inside the global batch. A stage computes a microbatch in one pass or in several.
+    """
+    microbatches = seat.microbatches()
+    passes = seat.pipeline_plan.stages[stage].passes
+    for action in schedule_of(seat.pipeline_plan)[seat.position]:
+        if action.kind != "F" or action.stage != stage:
+            continue
+        samples = microbatches[action.microbatch]
+        start = samples.start
+        for size in filter(None, split_evenly(len(samples), passes)):
+            yield tuple(range(start, start + size))
+            start += size
+
+
+def _computing(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
+    """Modules that compute by themselves, by their names in the unsplit model."""
+    for name, module in model.named_modules():
+        is_inside = name.endswith(".product")
+        is_alone = isinstance(module, RowLinear) or not any(module.children())
+        learns = any(True for _ in module.parameters()) or isinstance(module, Dropout)
+        if is_alone and learns and not is_inside and name != "head":
+            yield _logical(name), module
+
+
+def _logical(name: str) -> str:
+    """Without the modules put around those of the model."""
+    return name.replace(".product", "")
+
+
+def _as_matrix(x: Tensor) -> Tensor:
+    """``[rows]`` or ``[rows, columns]`` to ``[1, rows, columns]``."""
+    assert x.dim() in (1, 2), f"a parameter of {x.dim()} dimensions"
+    return x.reshape(1, x.shape[0], -1)

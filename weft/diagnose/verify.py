@@ -6,7 +6,8 @@ mistake of a share, a mask or an order shows at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -18,12 +19,10 @@ from weft.comm.comm import Comm
 from weft.config.sections import Config, OptimConfig
 from weft.data.synthetic import SyntheticDataset
 from weft.nn.stage import MicroBatch
-from weft.parallel.mains import MainParam
-from weft.plan.box import Box
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
-from weft.train.assemble import fill, initial
+from weft.train.assemble import Built, fill, initial
 from weft.train.family import assemble_model
 from weft.train.joining import join_plan
 from weft.train.loop import cut
@@ -32,7 +31,6 @@ TOLERANCE = {"fp64": 1e-10, "fp32": 1e-3, "bf16": 0.1}
 """Largest relative difference that rounding explains, by precision: about a million times the
 precision's rounding error for fp64, looser below, where Adam's division enlarges noise in
 gradients that are nearly zero."""
-
 FLOOR = 1e-3
 
 Array = np.ndarray
@@ -52,13 +50,16 @@ class Rehearsal:
 
 @dataclass(frozen=True)
 class Trace:
-    """What happened: losses and gradient norms by step, final gradients and parameters."""
+    """What happened: losses and gradient norms by step, final gradients and parameters.
 
-    losses: Sequence[float]
-    grad_norms: Sequence[float]
-    grads: Mapping[str, Array]
+    What a rank, or all of them, do not own is NaN.
+    """
+
+    losses: list[float]
+    grad_norms: list[float]
+    grads: dict[str, Array]
     """Gradient of the last step's mean loss, clipped, by logical name."""
-    params: Mapping[str, Array]
+    params: dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,7 @@ class Difference:
 
     @property
     def largest(self) -> float:
-        return max(self.by_name().values())
-
-    def by_name(self) -> dict[str, float]:
-        return asdict(self)
+        return max(self.loss, self.grad, self.param, self.grad_norm)
 
 
 @dataclass(frozen=True)
@@ -98,39 +96,17 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         facts = {"dtype": self.dtype, "ranks": self.ranks, "steps": self.steps}
         limits = {"tolerance": self.tolerance, "ok": self.ok}
-        return {"max_rel": self.difference.by_name(), **facts, **limits}
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One owned piece of a final state."""
-
-    name: str
-    shape: tuple[int, ...]
-    box: Box
-    grad: Array
-    param: Array
-
-
-@dataclass(frozen=True)
-class RankTrace:
-    """What one rank saw, and the pieces it owns."""
-
-    losses: Sequence[float]
-    grad_norms: Sequence[float]
-    parts: Sequence[_Part]
+        return {"max_rel": asdict(self.difference), **facts, **limits}
 
 
 def one_process(plan: Plan) -> Plan:
     """The same job on one rank: whole batches, no splitting, the first stage's settings."""
-    _, _, stage = next(iter(plan.stages()))
-    mesh = Mesh.of((0,))
+    _, _, stage = next(plan.stages())
+    layers, samples = (0, plan.num_layers), plan.global_batch
     alone = StagePlan(
-        mesh=mesh, layers=(0, plan.num_layers), device=stage.device, precision=stage.precision
+        mesh=Mesh.of((0,)), layers=layers, device=stage.device, precision=stage.precision
     )
-    pipeline = PipelinePlan(
-        stages=(alone,), samples=plan.global_batch, microbatch=plan.global_batch
-    )
+    pipeline = PipelinePlan(stages=(alone,), samples=samples, microbatch=samples)
     return Plan(num_layers=plan.num_layers, pipelines=(pipeline,))
 
 
@@ -143,80 +119,94 @@ class RunsRanks(Protocol):
 def rehearse(run: RunsRanks, plan: Plan, rehearsal: Rehearsal) -> Trace:
     """Run the rehearsal under the plan, in real processes, and put its pieces together."""
     ranks = run(run_rank, plan, rehearsal, world_size=plan.world_size)
-    grads: dict[str, Array] = {}
-    params: dict[str, Array] = {}
-    for rank in ranks:
-        for part in rank.parts:
-            for whole, piece in ((grads, part.grad), (params, part.param)):
-                whole.setdefault(part.name, np.full(part.shape, np.nan))
-                whole[part.name][part.box.slices()] = piece
+    grads = _together(rank.grads for rank in ranks)
+    params = _together(rank.params for rank in ranks)
     return Trace(ranks[0].losses, ranks[0].grad_norms, grads, params)
+
+
+def _together(ranks: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
+    """Each tensor with the numbers of every rank that has some."""
+    wholes: dict[str, Array] = {}
+    for name, own in (item for rank in ranks for item in rank.items()):
+        whole = wholes.setdefault(name, own)
+        wholes[name] = np.where(np.isnan(own), whole, own)
+    return wholes
 
 
 def verify_plan(
     run: RunsRanks, plan: Plan, spec: ModelSpec, config: Config, *, steps: int
 ) -> Verdict:
-    """Rehearse the plan with a small model of the same kind and compare it with one process.
+    """Rehearse the plan with a small model of the same kind and compare it with one process."""
+    plan, rehearsal = in_small(plan, spec, config, steps)
+    reference = rehearse(run, one_process(plan), rehearsal)
+    found = difference(reference, rehearse(run, plan, rehearsal))
+    return Verdict(found, plan.seat(0).stage_plan.precision, plan.world_size, steps)
+
+
+def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[Plan, Rehearsal]:
+    """A rehearsal with a small model of the same kind, and the plan for that.
 
     fp64 unless the configuration names a precision.
     """
-    asked = config.compute.precision
-    dtype: Precision = "fp64" if asked == "auto" else asked
-    little = spec.reduced()
-    plan = shrink(plan, little.num_layers, dtype)
+    asked, little = config.compute.precision, spec.reduced()
+    plan = shrink(plan, little.num_layers, "fp64" if asked == "auto" else asked)
     optim = config.optim.rehearsed()
-    rehearsal = Rehearsal(spec=little, optim=optim, seq_len=16, seed=config.seed, steps=steps)
-    reference = rehearse(run, one_process(plan), rehearsal)
-    found = difference(reference, rehearse(run, plan, rehearsal))
-    return Verdict(found, dtype, plan.world_size, steps)
+    return plan, Rehearsal(spec=little, optim=optim, seq_len=16, seed=config.seed, steps=steps)
 
 
 def shrink(plan: Plan, num_layers: int, precision: Precision) -> Plan:
     """The same plan for a model of fewer layers, in another precision."""
-    pipelines = []
-    for pipeline in plan.pipelines:
-        scale = num_layers / plan.num_layers
-        stages = tuple(
-            replace(
-                stage,
-                layers=(round(stage.layers[0] * scale), round(stage.layers[1] * scale)),
-                precision=precision,
-            )
-            for stage in pipeline.stages
-        )
-        pipelines.append(replace(pipeline, stages=stages))
-    return Plan(num_layers=num_layers, pipelines=tuple(pipelines))
+    scale = num_layers / plan.num_layers
+
+    def shrunk(stage: StagePlan) -> StagePlan:
+        first, end = stage.layers
+        layers = (round(first * scale), round(end * scale))
+        return replace(stage, layers=layers, precision=precision)
+
+    return replace(plan.each(shrunk), num_layers=num_layers)
 
 
-def run_rank(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
+def run_rank(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> Trace:
     """One rank of a rehearsal."""
+    trace = Trace([], [], {}, {})
+    with rehearsing(address, plan, rehearsal) as (comm, built):
+        fill(built.gradients, initial(rehearsal.seed))
+        mains = built.gradients.mains
+        for step in range(rehearsal.steps):
+            batch = synthetic_microbatches(comm, plan, rehearsal, step)
+            result, factor = built.engine.backward(batch)
+            grads = [_array(main.grad) * float(factor) for main in mains]
+            built.engine.update(factor)
+            trace.losses.append(float(result.loss))
+            trace.grad_norms.append(float(result.grad_norm))
+        for main, grad in ((m, g) for m, g in zip(mains, grads, strict=True) if m.owned):
+            for whole, piece in ((trace.grads, grad), (trace.params, _array(main.value))):
+                whole.setdefault(main.spec.name, np.full(main.spec.shape, np.nan))
+                whole[main.spec.name][main.box.slices()] = piece
+        built.gradients.fence()
+    return trace
+
+
+@contextmanager
+def rehearsing(
+    address: RankAddress, plan: Plan, rehearsal: Rehearsal
+) -> Iterator[tuple[Comm, Built]]:
+    """One rank among the others of a rehearsal; its parameters have no values yet."""
     comm, _ = join_plan(address, plan, timeout_s=60)
     try:
-        return _train(comm, plan, rehearsal)
+        yield (
+            comm,
+            assemble_model(
+                plan,
+                rehearsal.spec,
+                comm,
+                optim=rehearsal.optim,
+                seq_len=rehearsal.seq_len,
+                overlap=rehearsal.overlap,
+            ),
+        )
     finally:
         comm.close()
-
-
-def _train(comm: Comm, plan: Plan, rehearsal: Rehearsal) -> RankTrace:
-    built = assemble_model(
-        plan,
-        rehearsal.spec,
-        comm,
-        optim=rehearsal.optim,
-        seq_len=rehearsal.seq_len,
-        overlap=rehearsal.overlap,
-    )
-    fill(built.gradients, initial(rehearsal.seed))
-    losses, norms, parts = [], [], []
-    for step in range(rehearsal.steps):
-        result, factor = built.engine.backward(synthetic_microbatches(comm, plan, rehearsal, step))
-        grads = {id(m): _array(m.grad) * float(factor) for m in built.gradients.mains}
-        built.engine.update(factor)
-        losses.append(float(result.loss))
-        norms.append(float(result.grad_norm))
-        parts = [_part(m, grads[id(m)]) for m in built.gradients.mains if m.owned]
-    built.gradients.fence()
-    return RankTrace(losses, norms, parts)
 
 
 def synthetic_microbatches(
@@ -231,10 +221,6 @@ def synthetic_microbatches(
     dropout = (rehearsal.seed, step) if rehearsal.spec.dropout else None
     sizes = [len(part) for part in ranges]
     return cut(data.batch(positions), sizes, comm.device, dropout_seed=dropout)
-
-
-def _part(main: MainParam, grad: Array) -> _Part:
-    return _Part(main.spec.name, main.spec.shape, main.box, grad, _array(main.value))
 
 
 def _array(tensor: torch.Tensor | None) -> Array:
