@@ -29,7 +29,7 @@ from weft.plan.plan import PipelinePlan, Plan, ScheduleName, StagePlan, ZeroLeve
 from weft.schedules.registry import SCHEDULES
 from weft.simulate.play import simulate_plan
 from weft.virtual.rank import Times, VirtualJob, run_steps
-from weft.virtual.sleeping import LEAST_NUMEL, Links
+from weft.virtual.sleeping import LEAST_NUMEL, LayerTimes, Links
 
 WORLD_SIZE = 8
 SPEEDS = (1.0, 0.9, 0.7, 1.0, 0.8, 0.6, 0.9, 1.0)
@@ -92,7 +92,9 @@ def virtual_job(plan: Plan, position: StageTimes) -> VirtualJob:
     for p, s, stage in plan.stages():
         each = stage_times(plan.pipelines[p], position)[s]
         number = stage.layers[1] - stage.layers[0]
-        times[p, s] = {rank: [each.scaled(1 / number)] * number for rank in stage.mesh.ranks}
+        times[p, s] = {
+            rank: [LayerTimes(each.scaled(1 / number))] * number for rank in stage.mesh.ranks
+        }
     return VirtualJob(
         plan=plan,
         times=times,

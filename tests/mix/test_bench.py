@@ -18,7 +18,7 @@ from weft.cluster.cluster_file import ClusterFile
 from weft.lab.rehearsal import Outcome, Rehearsal
 from weft.lab.steps import Moment
 from weft.lab.tools import why_not_here
-from weft.mix.job import Work, load_job, resolved_alone, target_of_trials, work_of
+from weft.mix.job import load_job, micros_to_try, resolved_alone, target_of_trials, work_of
 from weft.mix.measure import Bench, Effort
 from weft.mix.mix import MixReport
 from weft.models.registry import FAMILIES
@@ -108,7 +108,8 @@ def measured(
     bench = Bench(
         cluster=TWO_KINDS,
         machine=MACHINE,
-        work=Work(workload=workload, micro=(4,)),
+        work=workload,
+        micros=(4,),
         target=["demo"],
         out=out,
         effort=asked,
@@ -255,16 +256,16 @@ def test_any_batch_will_do_whatever_the_plan_of_the_recipe(tmp_path: Path) -> No
     for given in (["debug", "batch.samples=25"], ["demo", "batch.samples=25"]):
         loaded = load_job(given[0], given[1:])
         work = work_of(loaded, resolved_alone(loaded, machine), 3)
-        assert (work.workload.samples, work.micro) == (25, (2, 4))
+        assert (work.samples, micros_to_try(loaded)) == (25, (2, 4))
     mine = tmp_path / "mine.yaml"
     for plan, samples in (("plan: {shares: [4, 1]}", 30), ("compute: {device: cuda}", 18)):
         mine.write_text(f"{MINE}{plan}\n")
         loaded = load_job(str(mine), ["batch.micro=3"])
         work = work_of(loaded, resolved_alone(loaded, machine), 3)
-        assert (work.workload.samples, work.micro) == (samples, (3,))
+        assert (work.samples, micros_to_try(loaded)) == (samples, (3,))
     mine.write_text("extends: debug\nplan: auto\nbatch: {samples: 7}\n")
     loaded = load_job(str(mine), [])
-    assert work_of(loaded, resolved_alone(loaded, machine), 3).workload.samples == 7
+    assert work_of(loaded, resolved_alone(loaded, machine), 3).samples == 7
 
 
 def test_a_trial_may_be_longer_than_the_recipe_trains() -> None:

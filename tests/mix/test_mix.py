@@ -7,10 +7,9 @@ import pytest
 from mix.mix_cases import BIG, KINDS, SMALL, WORK, answers, chips_of, part_trial
 
 from weft.lab.steps import Moment, busy
-from weft.mix.mix import MixReport, Rates, in_rows, uncertainty
+from weft.mix.mix import MixReport, Rates, in_rows, reasons, uncertainty
 from weft.mix.page import page
 from weft.mix.questions import Question, Trial
-from weft.mix.reasons import reasons
 from weft.plan.plan import Plan
 from weft.simulate.timeline import Timeline
 

@@ -145,10 +145,10 @@ def test_ranks_play_waiting_and_updates() -> None:
     virtual = VirtualCluster(one_stage(Mesh.of((0, 1), tp=2)), SPEC, SEQ_LEN, cluster(1.0, 0.5))
     job = virtual_job(virtual, slower=2.0)
     assert job.update_s == pytest.approx({0: UPDATE_S, 1: 2 * UPDATE_S})
-    waits = sum(4 * (layer.forward_s + layer.input_grad_s) for layer in job.said[0, 0])
-    (slow,) = (4 * sum(t.of("F") + t.of("B") for t in job.times[0, 0][rank]) for rank in (1,))
+    waits = sum(4 * (t.waiting.forward_s + t.waiting.input_grad_s) for t in job.times[0, 0][0])
+    slow = 4 * sum(t.computing.whole_s for t in job.times[0, 0][1])
     assert waits + slow == pytest.approx(2 * virtual.predict().compute_s)
-    assert len(job.said[0, 0]) == len(job.times[0, 0][0]) == SPEC.num_layers + 2
+    assert len(job.times[0, 0][0]) == len(job.times[0, 0][1]) == SPEC.num_layers + 2
 
 
 def test_a_pipeline_waits_for_its_seams() -> None:
@@ -187,8 +187,8 @@ def test_every_rank_gets_the_links_and_layers_of_its_place() -> None:
     job = virtual_job(virtual, slower=3.0)
     assert [stage.layers for _, _, stage in job.plan.stages()] == [(0, 3), (3, 5)]
     assert len(job.times[0, 0][0]) == 3
-    layer = job.times[0, 0][0][1]
-    assert job.times[0, 0][1][1].forward_s == pytest.approx(layer.forward_s * 0.5 / 0.4)
+    layer = job.times[0, 0][0][1].computing
+    assert job.times[0, 0][1][1].computing.forward_s == pytest.approx(layer.forward_s * 0.5 / 0.4)
     both = sample_s(SPEC.num_layers, again=True) - sample_s(SPEC.num_layers - 1, again=True)
     assert layer.of("F") + layer.of("B") == pytest.approx(3 * both / 0.5, rel=0.05)
     sent = 2 * SEQ_LEN * SPEC.d_model * 4 * 8 / 8e9  # two samples each, of four

@@ -18,7 +18,7 @@ from weft.lab.lab import refuse_too_much
 from weft.lab.leftovers import find_labs, remarks
 from weft.lab.tools import why_not_here
 from weft.mix.chips import kinds_of
-from weft.mix.job import load_job, resolved_alone, target_of_trials, work_of
+from weft.mix.job import load_job, micros_to_try, resolved_alone, target_of_trials, work_of
 from weft.mix.measure import Bench, Effort
 from weft.mix.mix import MixReport, in_rows, uncertainty
 from weft.mix.page import page
@@ -77,6 +77,7 @@ def mix(
             cluster=described,
             machine=machine,
             work=work,
+            micros=micros_to_try(loaded),
             target=target_of_trials(recipe, pairs, loaded.config, effort.most),
             out=out_dir or Path(temporary),
             effort=effort,

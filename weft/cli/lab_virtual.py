@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from weft.cli import train
@@ -87,7 +88,7 @@ def run_virtual(virtual: VirtualCluster, *, plays: bool, json: bool) -> None:
 
     if json:
         played = play(virtual, prediction)
-        print_json({**prediction.as_json(), "predicted": False, "played": played.as_json()})
+        print_json({**prediction.as_json(), "predicted": False, "played": asdict(played)})
         return
     err.print("[lab] playing it: a process a chip, which sleeps instead of computing")
     played = play(virtual, prediction)

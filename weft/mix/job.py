@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from weft.cluster.cluster import Cluster
 from weft.config.batch import derive_batch
@@ -24,15 +24,6 @@ _DECIDED_HERE = {
     "train.steps": "--steps says how many steps a bench takes.",
 }
 """What a bench itself chooses or leaves out, and why it cannot be asked for."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
-    """The job that every trial does."""
-
-    workload: Workload
-    micro: tuple[int, ...] = (2, 4)
-    """Samples of a microbatch that a rank may have: sizes to try."""
 
 
 def load_job(recipe: str, pairs: Sequence[str]) -> Loaded:
@@ -87,7 +78,7 @@ def resolved_alone(loaded: Loaded, machine: Cluster) -> Resolved:
     return resolve(alone, machine)
 
 
-def work_of(loaded: Loaded, alone: Resolved, num_chips: int) -> Work:
+def work_of(loaded: Loaded, alone: Resolved, num_chips: int) -> Workload:
     """What every trial does.
 
     Raises:
@@ -98,16 +89,19 @@ def work_of(loaded: Loaded, alone: Resolved, num_chips: int) -> Work:
         expected = f"at least {num_chips}, a sample for each chip of the cluster"
         raise loaded.place(ConfigError("batch.samples", samples, expected))
     _, _, stage = next(iter(alone.plan.stages()))
-    micro = loaded.config.batch.micro
-    asked = micro if loaded.origins["batch.micro"] == COMMAND_LINE else None
-    workload = Workload(
+    return Workload(
         spec=alone.spec,
         seq_len=alone.config.data.seq_len,
         samples=samples,
         precision=stage.precision,
         training=alone.training,
     )
-    return Work(workload=workload, micro=(asked,)) if asked else Work(workload=workload)
+
+
+def micros_to_try(loaded: Loaded) -> tuple[int, ...]:
+    """Samples of a microbatch that a rank may have."""
+    micro = loaded.config.batch.micro
+    return (micro,) if micro and loaded.origins["batch.micro"] == COMMAND_LINE else (2, 4)
 
 
 def target_of_trials(name: str, pairs: Sequence[str], config: Config, steps: int) -> list[str]:

@@ -14,16 +14,15 @@ from typing import Any
 from weft.cluster.cluster import Node
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import ConfigError, RunError
-from weft.lab.rehearsal import Outcome, Rehearsal, rehearse
+from weft.lab.rehearsal import Rehearsal, rehearse
 from weft.lab.steps import busy
 from weft.mix.chips import Chips, Kind, Shown, after_run, after_shortage, kinds_of, only
-from weft.mix.job import Work
-from weft.mix.mix import MixReport, Rates
+from weft.mix.mix import MixReport, Rates, reasons
 from weft.mix.questions import NAMES, Question, Trial, ask
-from weft.mix.reasons import reasons
 from weft.planner.fit import MEMORY_PART, without_recompute
 from weft.planner.search import NoPlan
-from weft.report.metrics import StepMetrics, read_metrics
+from weft.planner.workload import Workload
+from weft.report.metrics import read_metrics
 from weft.train.run_folder import write_text
 
 WARM_UP = 1
@@ -62,7 +61,10 @@ class Bench:
     cluster: ClusterFile
     machine: Node
     """That plays it."""
-    work: Work
+    work: Workload
+    """The job that every trial does."""
+    micros: Sequence[int]
+    """Samples of a microbatch that a rank may have: sizes to try."""
     target: Sequence[str]
     """Recipe and overrides of ``weft train``."""
     out: Path
@@ -74,27 +76,30 @@ class Bench:
         """Tune each part, then the mix, then repeat the best of all in turn."""
         kinds = kinds_of(self.cluster)
         shown, found = Shown(), dict[str, list[Rates]]()
+        final = []
         for kind in kinds:
-            tuning = _Tuning(self, kind.name, only(self.cluster, kind.name), shown)
-            tuning.try_all(Question("alone", micro) for micro in self.work.micro)
+            part = only(self.cluster, kind.name)
+            tuning = _Tuning(self, kind.name, part, shown)
+            tuning.try_all(Question("alone", micro) for micro in self.micros)
             found[kind.name] = tuning.found
-            shown = tuning.learn_from(_best(tuning.found))
-        parts = {name: _best(trials) for name, trials in found.items()}
+            best = _best(tuning.found)
+            shown = tuning.learn_from(best)
+            final.append((kind.name, part, best))
+        parts = {name: best for name, _, best in final}
         tuning = _Tuning(self, "mix", self.cluster, shown)
         tuning.try_all(self._questions(kinds, parts))
         mixes = tuning.found
         _best(mixes)
-        for rates in MixReport(parts, mixes).best_of_generations():
-            tuning.try_again(rates)
         report = MixReport(parts, mixes)
-        final = [(kind.name, only(self.cluster, kind.name), parts[kind.name]) for kind in kinds]
+        for rates in report.best_of_generations():
+            tuning.try_again(rates)
         final += [("mix", self.cluster, rates) for rates in report.best_of_generations()]
         for _, cluster, rates in final:
             rates.values.clear()
             rates.is_final = True
             chips, plan = Chips.of(cluster, self.machine, shown), rates.trial.plan
-            rates.timelines = chips.time(plan, self.work.workload).timelines
-            rates.kept_gib = max(chips.memory_gib(without_recompute(plan), self.work.workload))
+            rates.timelines = chips.time(plan, self.work).timelines
+            rates.kept_gib = max(chips.memory_gib(without_recompute(plan), self.work))
         for repeat in range(1, self.effort.repeats + 1):
             for name, cluster, rates in final:
                 where = f"{name}, repeat {repeat} of {self.effort.repeats}"
@@ -106,8 +111,8 @@ class Bench:
     def _questions(self, kinds: Sequence[Kind], parts: Mapping[str, Rates]) -> Iterator[Question]:
         """Every generation over the whole cluster."""
         shapes = {name: own for best in parts.values() for name, own in best.trial.shapes.items()}
-        yield Question("pooled", max(self.work.micro), shapes)
-        for micro in self.work.micro:
+        yield Question("pooled", max(self.micros), shapes)
+        for micro in self.micros:
             yield Question("1", micro)
             yield Question("2", micro)
             if any(len(kind.ranks) > 1 for kind in kinds):
@@ -118,18 +123,21 @@ class Bench:
         steps = self.effort.steps if repeat else self.effort.tune_steps
         asked = {
             "target": list(self.target),
-            "samples": self.work.workload.samples,
+            "samples": self.work.samples,
             "cluster": cluster.model_dump(mode="json"),
             "plan": json.loads(rates.trial.plan.to_json()),
             "steps": [WARM_UP, steps],
             "repeat": repeat,
         }
         key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-        result = self._before(key)
+        files = sorted(self.out.glob(f"run*/{RESULT}"))
+        records = (json.loads(file.read_text("utf-8")) for file in files)
+        result = next((record["result"] for record in records if record["key"] == key), None)
         again = "" if result is None else " (measured before)"
         if result is None:
-            result = self._run(cluster, rates.trial, steps)
-            folder = Path(result.pop("folder"))
+            numbers = [int(run.name.removeprefix("run")) for run in self.out.glob("run[0-9]*")]
+            folder = self.out / f"run{max(numbers, default=-1) + 1:03}"
+            result = self._run(cluster, rates.trial, steps, folder)
             record = {"key": key, "of": name, "name": rates.trial.name, **asked, "result": result}
             write_text(folder / RESULT, json.dumps(record, indent=2))
         if result["problem"]:
@@ -141,26 +149,16 @@ class Bench:
         rates.values.append(result["tokens"] / rates.step_s)
         self.say(f"{name}: {rates.trial.name}: {rates.values[-1]:.0f} tokens/s{again}")
 
-    def _before(self, key: str) -> dict[str, Any] | None:
-        for file in sorted(self.out.glob(f"run*/{RESULT}")):
-            record = json.loads(file.read_text("utf-8"))
-            if record["key"] == key:
-                result: dict[str, Any] = record["result"]
-                return result
-        return None
-
-    def _run(self, cluster: ClusterFile, trial: Trial, steps: int) -> dict[str, Any]:
-        numbers = [int(folder.name.removeprefix("run")) for folder in self.out.glob("run[0-9]*")]
-        folder = self.out / f"run{max(numbers, default=-1) + 1:03}"
+    def _run(self, cluster: ClusterFile, trial: Trial, steps: int, folder: Path) -> dict[str, Any]:
+        """What a run comes to, as its record keeps it."""
         plan_file = folder / "asked-plan.json"
         folder.mkdir(parents=True)
         write_text(plan_file, trial.plan.to_json())
-        samples = f"batch.samples={self.work.workload.samples}"
-        settings = [*self.target, *QUICKLY, samples, f"plan.file={plan_file}", "compute.threads=1"]
-        command = [sys.executable, "-m", "weft", "train", *settings, "--out", str(folder)]
-        command += ["--steps", str(WARM_UP + steps), "--quiet"]
-        asked = Rehearsal(cluster=cluster, command=tuple(command), out=folder, quiet=True)
-        outcome = rehearse(asked, _silent)
+        settings = [f"batch.samples={self.work.samples}", f"plan.file={plan_file}"]
+        command = [sys.executable, "-m", "weft", "train", *self.target, *QUICKLY, *settings]
+        command += ["compute.threads=1", "--out", str(folder), "--steps", str(WARM_UP + steps)]
+        asked = Rehearsal(cluster=cluster, command=(*command, "--quiet"), out=folder, quiet=True)
+        outcome = rehearse(asked, lambda _: None)  # a bench says itself what it does
         if outcome.was_stopped:
             raise KeyboardInterrupt
         if outcome.exit_code == REFUSED:
@@ -169,10 +167,16 @@ class Bench:
             failed = [rank for rank in outcome.ranks if rank.code != 0]
             first = max(failed, key=lambda rank: rank.killed_for_memory)
             short = first.rank if first.killed_for_memory else None
-            problem = f"rank {first.rank} {first.in_words()}"
-            return {"folder": folder, "problem": problem, "short": short}
+            return {"problem": f"rank {first.rank} {first.in_words()}", "short": short}
         records, _ = read_metrics(folder / "metrics.jsonl")
-        return {"folder": folder, "problem": "", **_figures(cluster, outcome, records)}
+        speeds = [chip.speed for _, chip in cluster.by_rank]
+        return {
+            "problem": "",
+            "step_s": median(record.step_time_s for record in records[WARM_UP:]),
+            "tokens": records[-1].tokens,
+            "memory_gib": records[-1].memory_gib,
+            "busy": busy(outcome.moments, speeds, after_step=WARM_UP),
+        }
 
 
 class _Tuning:
@@ -211,15 +215,13 @@ class _Tuning:
         if rates.trial.generation == "pooled" or not rates.busy or min(rates.busy) <= 0:
             return
         self.learn_from(rates)
-        trial = ask(rates.trial.question, self._bench.work.workload, self._chips)
+        trial = ask(rates.trial.question, self._bench.work, self._chips)
         self._measure(replace(trial, name=f"{rates.trial.name}, again"))
 
     def learn_from(self, rates: Rates) -> Shown:
         """How fast the chips are, as a run has shown; of all that was shown before too."""
-        plan = rates.trial.plan
-        busy = rates.busy or (1.0,) * plan.world_size
-        seconds = [part * rates.step_s for part in busy]
-        work = self._bench.work.workload
+        plan, work = rates.trial.plan, self._bench.work
+        seconds = [part * rates.step_s for part in rates.busy or (1.0,) * plan.world_size]
         self._shown = after_run(self._shown, self._chips, plan, work, seconds)
         return self._shown
 
@@ -229,7 +231,7 @@ class _Tuning:
 
     def _try(self, question: Question) -> None:
         """The planner's answer; where that runs out of memory, its next one that needs less."""
-        work = self._bench.work.workload
+        work = self._bench.work
         for less in LESS_MEMORY:
             chips = self._chips
             rates = self._measure(ask(question, work, chips))
@@ -251,19 +253,6 @@ class _Tuning:
         return rates
 
 
-def _figures(
-    cluster: ClusterFile, outcome: Outcome, records: Sequence[StepMetrics]
-) -> dict[str, Any]:
-    counted = records[WARM_UP:]
-    speeds = [chip.speed for _, chip in cluster.by_rank]
-    return {
-        "step_s": median(record.step_time_s for record in counted),
-        "tokens": records[-1].tokens,
-        "memory_gib": records[-1].memory_gib,
-        "busy": busy(outcome.moments, speeds, after_step=WARM_UP),
-    }
-
-
 def _best(trials: Sequence[Rates]) -> Rates:
     """The fastest.
 
@@ -276,7 +265,3 @@ def _best(trials: Sequence[Rates]) -> Rates:
         expected = "chips on which some plan runs"
         raise ConfigError("CLUSTER", trials[-1].trial.name, expected, hint)
     return best
-
-
-def _silent(_: str) -> None:
-    """A bench says itself what it does."""

@@ -8,18 +8,22 @@ re-planning is what the best plan of the mix adds to that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import mean, median, stdev
 from typing import Any
 
-from weft.mix.questions import Trial
+from weft.mix.chips import Kind
+from weft.mix.questions import Trial, recomputes
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.simulate.timeline import Timeline
 
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """95 % of Student's distribution lies within so many deviations, for 2, 3, ... values."""
 _NORMAL = 1.96
+_MIB = 1024
+"""In a GiB."""
 
 
 @dataclass(slots=True)
@@ -181,3 +185,71 @@ def _row(of: str, rates: Rates, upper: float) -> dict[str, str]:
         "busy": " ".join(f"{part:.0%}" for part in rates.busy),
         "note": f"{number} repeat{'s' * (number > 1)}" if rates.is_final else "tuning run",
     }
+
+
+def reasons(
+    best: Plan,
+    alone: Mapping[str, Sequence[Rates]],
+    limits: Mapping[str, float | None],
+    kinds: Sequence[Kind],
+) -> list[str]:
+    """Why a mix may reach more than its parts: sentences on each kind that computes otherwise.
+
+    A part alone holds the whole model. Where that does not fit it recomputes, or takes smaller
+    microbatches; in the mix it may hold less and need neither. Efficiency then compares unlike
+    work, which has to be said.
+
+    Args:
+        alone: Every trial of each kind by itself, those that failed among them.
+        limits: GiB of a chip of each kind; None has no limit.
+    """
+    found = []
+    for kind in kinds:
+        fastest = max(alone[kind.name], key=lambda rates: rates.middle)
+        chosen = fastest.trial.plan
+        here = list(_of(best, kind))
+        again = any(stage.recompute != "off" for _, stage in here)
+        sizes = {pipeline.microbatch for pipeline, _ in here}
+        usual = {pipeline.microbatch for pipeline in chosen.pipelines}
+        if again and not recomputes(chosen):
+            found.append(f"{kind.name} recomputes in the mix and not alone")
+        elif recomputes(chosen) and not again:
+            layers = sum(stage.layers[1] - stage.layers[0] for _, stage in here)
+            mixed = f"in the mix it holds {layers} of {best.num_layers} layers and does not"
+            need = _needed(kind, fastest, alone, limits[kind.name])
+            found.append(f"{kind.name} alone recomputes{need}; {mixed}")
+        if sizes != usual:
+            one, other = (", ".join(map(str, sorted(each))) for each in (usual, sizes))
+            found.append(f"{kind.name} has microbatches of {one} alone and of {other} in the mix")
+    return found
+
+
+def _of(plan: Plan, kind: Kind) -> Iterator[tuple[PipelinePlan, StagePlan]]:
+    """What a kind's chips do in a plan."""
+    for number, _, stage in plan.stages():
+        if set(stage.mesh.ranks) & set(kind.ranks):
+            yield plan.pipelines[number], stage
+
+
+def _needed(
+    kind: Kind, chosen: Rates, alone: Mapping[str, Sequence[Rates]], limit: float | None
+) -> str:
+    """What the plans that failed here without recomputation take on chips where they run.
+
+    Where none was tried, what is predicted.
+    """
+    failed = [
+        rates.trial.plan
+        for rates in alone[kind.name]
+        if rates.problem and not recomputes(rates.trial.plan)
+    ]
+    taken = [
+        rates.memory_gib
+        for trials in alone.values()
+        for rates in trials
+        if rates.values and rates.trial.plan in failed
+    ]
+    if limit is None:
+        return ""
+    gib = min(taken, default=chosen.kept_gib)
+    return f", as without that {gib * _MIB:.0f} MiB are needed and it has {limit * _MIB:.0f}"

@@ -8,12 +8,12 @@ search, told which shapes it may look at.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Literal
 
-from weft.cluster.view import ClusterView
 from weft.mix.chips import Chips
 from weft.plan.plan import Plan
 from weft.planner.naming import name_of
@@ -138,9 +138,10 @@ def _name(question: Question, best: Candidate, chips: Chips) -> str:
 def _shapes(best: Candidate) -> dict[str, tuple[Shape, ...]]:
     """How the pools of a plan are laid out."""
     found: dict[str, list[Shape]] = {}
+    ends = list(accumulate(pool.num_chips for pool in best.cluster.pools))
     for pipeline in best.plan.pipelines:
         meshes = [pipeline.stages[stages[0]] for stages in pipeline.positions()]
-        pools = [_pool_number(best.cluster, stage.mesh.ranks[0]) for stage in meshes]
+        pools = [bisect_right(ends, stage.mesh.ranks[0]) for stage in meshes]
         for number, same in groupby(zip(pools, meshes, strict=True), key=lambda pair: pair[0]):
             stages = [stage for _, stage in same]
             shape = Shape(
@@ -151,12 +152,3 @@ def _shapes(best: Candidate) -> dict[str, tuple[Shape, ...]]:
             )
             found.setdefault(best.cluster.pools[number].chip.name, []).append(shape)
     return {name: tuple(shapes) for name, shapes in found.items()}
-
-
-def _pool_number(cluster: ClusterView, rank: int) -> int:
-    before = 0
-    for number, pool in enumerate(cluster.pools):
-        before += pool.num_chips
-        if rank < before:
-            return number
-    raise AssertionError(f"rank {rank} of {cluster.world_size}")

@@ -6,21 +6,19 @@ what is measured is what executor and transports add to it. Nothing is trained.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import ceil
 from statistics import median
-from typing import Any
 
 from weft.comm.members import Channel
-from weft.cost.times import SeamTimes, StageTimes
+from weft.cost.times import SeamTimes
 from weft.elastic.pool import WorkerPool
 from weft.parallel.buckets import BUCKET_BYTES
 from weft.parallel.pipeline.stage_border import channel
 from weft.virtual.predicted import Prediction, VirtualCluster, byte_s
-from weft.virtual.rank import StageKey, Times, VirtualJob, run_steps
-from weft.virtual.sleeping import LEAST_NUMEL, Links
+from weft.virtual.rank import Times, VirtualJob, run_steps
+from weft.virtual.sleeping import LEAST_NUMEL, LayerTimes, Links
 
 STEPS = 3
 """Counted, after one to warm up."""
@@ -48,40 +46,24 @@ class Played:
     slower: float
     """Modelled seconds played in one real second, inverted: 2 takes twice as long."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Beside the prediction's."""
-        return {
-            "step_s": self.step_s,
-            "spread": self.spread,
-            "busy": list(self.busy),
-            "efficiency": self.efficiency,
-            "slower": self.slower,
-        }
-
 
 def play(virtual: VirtualCluster, prediction: Prediction) -> Played:
     """Run the plan's real schedule with real messages, a process a chip."""
-    plan = virtual.plan
-    most = max(_sleeps(virtual, rank) for rank in range(plan.world_size))
+    num_ranks = virtual.plan.world_size
+    most = max(_sleeps(virtual, rank) for rank in range(num_ranks))
     slower = max(_STEP_S, most * _SLEEP_S) / prediction.compute_s
     job = virtual_job(virtual, slower)
-    real_s = (STEPS + 1) * 2 * prediction.most_s * slower
+    timeout_s = 120 + (STEPS + 1) * 2 * prediction.most_s * slower
     with WorkerPool() as pool:
-        ranks = pool.run(
-            run_steps, [job], STEPS, world_size=plan.world_size, timeout_s=120 + real_s
-        )
-    return _played([rank[0] for rank in ranks], slower, prediction.alone_s)
-
-
-def _played(ranks: Sequence[Sequence[Times]], slower: float, alone_s: float) -> Played:
+        found = pool.run(run_steps, [job], STEPS, world_size=num_ranks, timeout_s=timeout_s)
+    ranks: list[list[Times]] = [rank[0] for rank in found]
     steps = [max(times.step_s for times in step) for step in zip(*ranks, strict=True)]
     middle = median(steps)
-    busy = (median(times.busy_s for times in rank) / middle for rank in ranks)
     return Played(
         step_s=middle / slower,
         spread=(max(steps) - min(steps)) / middle,
-        busy=tuple(busy),
-        efficiency=alone_s * slower / middle,
+        busy=tuple(median(times.busy_s for times in rank) / middle for rank in ranks),
+        efficiency=prediction.alone_s * slower / middle,
         slower=slower,
     )
 
@@ -96,45 +78,42 @@ def _sleeps(virtual: VirtualCluster, rank: int) -> int:
 
 def virtual_job(virtual: VirtualCluster, slower: float = 1.0) -> VirtualJob:
     """What the ranks are told. Everything takes ``slower`` times as long as modelled."""
-    # Messages carry moments in time, which need all the digits of fp64.
-    plan = virtual.with_ends().each(lambda stage: replace(stage, precision="fp64"))
+    # Messages carry moments in time, which need all the digits of fp64. What a stage does beside
+    # gathering and talking is in its times already.
+    plan = virtual.with_ends().each(
+        lambda stage: replace(stage, precision="fp64", recompute="off", compile=False, passes=1)
+    )
     sizes = virtual.gradient_bytes()
     shrink = sum(sizes) / (8 * _NUMEL)
     width = max(len(s.mesh.ranks) // s.mesh.sample_ways for _, _, s in plan.stages())
     least = LEAST_NUMEL * width
-    numels = [max(least, _GRAIN * ceil(size / 8 / shrink / _GRAIN)) for size in sizes]
-    updates = dict(enumerate(slower * seconds for seconds in virtual.update_s()))
     return VirtualJob(
         plan=plan,
-        times=_times(virtual, slower),
-        said=_said(virtual, slower),
-        update_s=updates,
-        numels=numels,
+        times={(p, s): _times(virtual, p, s, slower) for p, s, _ in plan.stages()},
+        update_s={rank: slower * each for rank, each in enumerate(virtual.update_s())},
+        numels=[max(least, _GRAIN * ceil(size / 8 / shrink / _GRAIN)) for size in sizes],
         bucket_bytes=max(8 * least, int(BUCKET_BYTES / shrink)),
         links=_links(virtual, slower, shrink),
         width=width,
     )
 
 
-def _times(virtual: VirtualCluster, slower: float) -> dict[StageKey, dict[int, list[StageTimes]]]:
-    found: dict[StageKey, dict[int, list[StageTimes]]] = {}
-    for p, s, stage in virtual.plan.stages():
-        pipeline = virtual.plan.pipelines[p]
-        samples = ceil(pipeline.microbatch / stage.mesh.sample_ways)
-        found[p, s] = {
-            rank: [times.scaled(slower / samples) for times in virtual.layers(pipeline, s, rank)]
-            for rank in stage.mesh.ranks
-        }
-    return found
-
-
-def _said(virtual: VirtualCluster, slower: float) -> dict[StageKey, list[StageTimes]]:
-    found: dict[StageKey, list[StageTimes]] = {}
-    for p, s, stage in virtual.plan.stages():
-        pipeline = virtual.plan.pipelines[p]
-        samples = ceil(pipeline.microbatch / stage.mesh.sample_ways)
-        found[p, s] = [times.scaled(slower / samples) for times in virtual.said(pipeline, s)]
-    return found
+def _times(
+    virtual: VirtualCluster, number: int, stage: int, slower: float
+) -> dict[int, list[LayerTimes]]:
+    """Of one sample, by rank of a stage and by layer."""
+    pipeline = virtual.plan.pipelines[number]
+    mesh = pipeline.stages[stage].mesh
+    part = slower / ceil(pipeline.microbatch / mesh.sample_ways)
+    return {
+        rank: [
+            LayerTimes(computing.scaled(part), waiting.scaled(part))
+            for computing, waiting in zip(
+                virtual.layers(pipeline, stage, rank), virtual.said(pipeline, stage), strict=True
+            )
+        ]
+        for rank in mesh.ranks
+    }
 
 
 def _links(virtual: VirtualCluster, slower: float, shrink: float) -> Links:

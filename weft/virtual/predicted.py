@@ -194,10 +194,8 @@ class VirtualCluster:
 
     def _stage(self, pipeline: PipelinePlan, number: int) -> StageTimes:
         """As slow as the slowest of its ranks."""
-        slowest = min(map(self._speed, pipeline.stages[number].mesh.ranks))
-        chip = core(self.gflops * slowest)
-        each = layer_times(pipeline, number, self.spec, self.seq_len, chip)
-        each += self.said(pipeline, number)
+        slowest = min(pipeline.stages[number].mesh.ranks, key=self._speed)
+        each = self.layers(pipeline, number, slowest) + self.said(pipeline, number)
         return StageTimes(
             forward_s=sum(times.forward_s for times in each),
             input_grad_s=sum(times.input_grad_s for times in each),
@@ -206,8 +204,8 @@ class VirtualCluster:
 
     def _computing(self, pipeline: PipelinePlan, stages: Sequence[int]) -> float:
         """Part of a position's time in which it computes, and does not wait for its peers."""
-        whole = sum(_whole(self._stage(pipeline, number)) for number in stages)
-        said = sum(_whole(times) for number in stages for times in self.said(pipeline, number))
+        whole = sum(self._stage(pipeline, number).whole_s for number in stages)
+        said = sum(times.whole_s for number in stages for times in self.said(pipeline, number))
         return 1 - said / whole if whole else 0.0
 
     def _alone_s(self) -> float:
@@ -257,10 +255,6 @@ class _Unit(NamedTuple):
     held: list[StagePlan]
     ways: int
     """How many ranks hold each of them."""
-
-
-def _whole(times: StageTimes) -> float:
-    return times.of("F") + times.of("B")
 
 
 def _split(mesh: Mesh) -> int:

@@ -6,14 +6,13 @@ Only stages and links are not real (``weft/virtual/sleeping.py``): they take mod
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
 
 from weft.comm.address import RankAddress
 from weft.comm.join import join
-from weft.cost.times import StageTimes
 from weft.nn.stage import STREAM, MicroBatch
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import stages_with
@@ -26,8 +25,8 @@ from weft.plan.tiling import Tiling
 from weft.precision.registry import PRECISIONS
 from weft.train.assemble import Share, Source, assemble
 from weft.virtual.sleeping import (
-    NOTHING,
     Chip,
+    LayerTimes,
     Links,
     VirtualComm,
     VirtualLayer,
@@ -40,9 +39,6 @@ from weft.virtual.sleeping import (
 SETTLE_S = 0.02
 """From the agreement on a start to the start."""
 
-StageKey = tuple[int, int]
-"""Pipeline, stage."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualJob:
@@ -50,14 +46,12 @@ class VirtualJob:
 
     plan: Plan
     """Its layers are whatever takes time: the ends of a model may be layers too."""
-    times: Mapping[StageKey, Mapping[int, Sequence[StageTimes]]]
-    """Of one sample, by stage, rank and layer of the stage."""
+    times: Mapping[tuple[int, int], Mapping[int, Sequence[LayerTimes]]]
+    """Of one sample, by pipeline and stage, rank and layer of the stage."""
     numels: Sequence[int]
     """Elements of each layer's parameter as they really travel."""
     bucket_bytes: int
     links: Links
-    said: Mapping[StageKey, Sequence[StageTimes]] = field(default_factory=dict)
-    """How long tensor-parallel ranks wait for each other in each layer, likewise."""
     update_s: Mapping[int, float] = field(default_factory=dict)
     """By rank: what its chip does once a step, when gradients are reduced."""
     width: int = 1
@@ -89,11 +83,10 @@ class VirtualRank:
         self._comm = comm
         self._chip = Chip()
         self._update_s = job.update_s.get(comm.rank, 0.0)
-        plan = _as_it_is(job.plan)
-        source = _source(plan.seat(comm.rank), job, self._chip)
-        built = assemble(plan, source, comm, _NoUpdate, bucket_bytes=job.bucket_bytes)
+        source = _source(job.plan.seat(comm.rank), job, self._chip)
+        built = assemble(job.plan, source, comm, _NoUpdate, bucket_bytes=job.bucket_bytes)
         self._gradients, self._executor = built.gradients, built.executor
-        self._batch = [_samples(len(part)) for part in plan.seat(comm.rank).microbatches()]
+        self._batch = [_samples(len(part)) for part in job.plan.seat(comm.rank).microbatches()]
 
     def step(self) -> Times:
         """What an update left, sent on; then forward, backward, reduction. All begin at once."""
@@ -118,11 +111,6 @@ class VirtualRank:
             waited_s=self._comm.waited_s["parameters"],
             carried_s=dict(self._comm.carried_s),
         )
-
-
-def _as_it_is(plan: Plan) -> Plan:
-    """What a stage does beside gathering and talking is in its times already."""
-    return plan.each(lambda s: replace(s, recompute="off", compile=False, passes=1))
 
 
 class _NoUpdate:
@@ -152,12 +140,9 @@ def _source(seat: Seat, job: VirtualJob, chip: Chip) -> Source:
     def stage(number: int, share: Share) -> VirtualStage:
         stage = seat.pipeline_plan.stages[number]
         times_of = job.times[seat.pipeline, number][seat.rank]
-        said = job.said.get((seat.pipeline, number), [NOTHING] * len(times_of))
         layers = {
-            layer: VirtualLayer(
-                times, prod(share.stored[f"layers.{layer}.weight"].size), chip, said=waits
-            )
-            for layer, times, waits in zip(range(*stage.layers), times_of, said, strict=True)
+            layer: VirtualLayer(times, prod(share.stored[f"layers.{layer}.weight"].size), chip)
+            for layer, times in zip(range(*stage.layers), times_of, strict=True)
         }
         return VirtualStage(layers, _part(stage.mesh, seat.rank, job.width).numel)
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,12 @@ LEAST_NUMEL = 128
 for the time at which each rank called."""
 
 
-NOTHING = StageTimes(forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0)
+class LayerTimes(NamedTuple):
+    """How long a layer takes."""
+
+    computing: StageTimes
+    waiting: StageTimes = StageTimes(forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0)
+    """For its peers, in forward and backward."""
 
 
 def now() -> float:
@@ -66,17 +71,10 @@ class Chip:
 class VirtualLayer(nn.Module):
     """Takes time forward and backward. Its one parameter fills a gradient bucket."""
 
-    def __init__(
-        self,
-        times: StageTimes,
-        numel: int,
-        chip: Chip,
-        *,
-        said: StageTimes = NOTHING,
-    ) -> None:
-        """``times``: of one sample; ``said``: how long it waits for its peers in each of them."""
+    def __init__(self, times: LayerTimes, numel: int, chip: Chip) -> None:
+        """``times``: of one sample."""
         super().__init__()
-        self._times, self._said = times, said
+        self._times = times
         self._chip = chip
         self._work: WeightWork | None = None
         self.weight = nn.Parameter(torch.zeros(numel, dtype=torch.float64))
@@ -86,7 +84,7 @@ class VirtualLayer(nn.Module):
         self._work = work
 
     def forward(self, x: Tensor) -> Tensor:
-        times = self._times.scaled(len(x)), self._said.scaled(len(x))
+        times = LayerTimes(*(each.scaled(len(x)) for each in self._times))
         result: Tensor = _Sleep.apply(  # type: ignore[no-untyped-call]
             x, self.weight, times, self._chip, self._work
         )
@@ -131,11 +129,11 @@ class _Sleep(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weight: nn.Parameter,
-        times: tuple[StageTimes, StageTimes],
+        times: LayerTimes,
         chip: Chip,
         work: WeightWork | None,
     ) -> Tensor:
-        chip.work(times[0].forward_s, times[1].forward_s)
+        chip.work(times.computing.forward_s, times.waiting.forward_s)
         ctx.weight, ctx.times, ctx.chip, ctx.work = weight, times, chip, work
         return x.clone()
 
