@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft.cluster.cluster import Cluster, Node, catalogue
+from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 
@@ -31,16 +31,6 @@ def test_rates_are_of_the_pool_or_of_the_chip() -> None:
     assert MIXED.pools[0].link_bytes_s == 450e9
 
 
-def test_like_nodes_become_a_pool() -> None:
-    node = Node(host="a", cpu="", cores=1, memory_gib=1, cpu_bf16=False, chips=(H100, H100))
-    nodes = (node, replace(node, host="b"), replace(node, chips=()), replace(node, chips=(A100,)))
-    pools = ClusterView.of(Cluster(nodes=nodes)).pools
-    assert [(pool.chip, pool.num_nodes, pool.chips_per_node) for pool in pools] == [
-        (H100, 2, 2),
-        (A100, 1, 1),
-    ]
-
-
 def lacking_network() -> object:
     chip = replace(H100, network_gbit_s=None)
     return ChipPool(chip=chip, num_nodes=1, chips_per_node=8).network_bytes_s
@@ -50,17 +40,11 @@ def lacking_link() -> object:
     return ChipPool(chip=replace(H100, link_gb_s=None), num_nodes=1, chips_per_node=8).link_bytes_s
 
 
-def unlike_chips() -> object:
-    node = Node(host="a", cpu="", cores=1, memory_gib=1, cpu_bf16=False, chips=(H100, A100))
-    return ClusterView.of(Cluster(nodes=(node,)))
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         (lacking_network, "pool of H100-SXM5-80GB: network_gbit_s = null: expected a positive"),
         (lacking_link, "chip H100-SXM5-80GB: link_gb_s = null: expected a positive number"),
-        (unlike_chips, "node a: chips = .*: expected chips of one kind. Split the node in two"),
         (lambda: MIXED.pool_of(14), "rank = 14: expected a rank below 14"),
         (lambda: MIXED.node_of(99), "rank = 99: expected a rank below 14"),
         (lambda: replace(MIXED.pools[0], num_nodes=0), "pool of .*: num_nodes = 0: expected at"),

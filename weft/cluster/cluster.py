@@ -48,7 +48,8 @@ class Chip:
     @property
     def device(self) -> str:
         """What PyTorch calls such chips."""
-        return _devices().get(self.vendor, self.vendor.lower().replace(" ", ""))
+        device: str = _data()["devices"].get(self.vendor, self.vendor.lower().replace(" ", ""))
+        return device
 
     def peak_flops(self, dtype: Dtype) -> float | None:
         """Dense matrix products, FLOP/s; None when not known."""
@@ -100,12 +101,8 @@ def catalogue() -> Mapping[str, Chip]:
 
 
 @cache
-def _devices() -> Mapping[str, str]:
-    """Vendor -> what PyTorch calls its chips."""
-    return MappingProxyType(_data()["devices"])
-
-
-def _data() -> dict[str, Any]:
+def _data() -> Mapping[str, Any]:
+    """Under ``chips`` the catalogue; under ``devices`` what PyTorch calls a vendor's chips."""
     data: dict[str, Any] = json.loads(Path(__file__).with_name("chips.json").read_text("utf-8"))
     return data
 

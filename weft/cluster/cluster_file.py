@@ -169,20 +169,6 @@ class Core:
     loopback_gb_s: float = 2.0
     """Between processes of one machine."""
 
-    def chip(self, entry: ChipEntry, link_gb_s: float) -> Chip:
-        """A part of the core."""
-        return Chip(
-            name=entry.kind,
-            vendor="CPU",
-            memory_gib=entry.memory_gib or self.memory_gib,
-            peak_tflops={"fp32": self.tflops * entry.speed},
-            measured_tflops={},
-            memory_gb_s=self.memory_gb_s * entry.speed,
-            link="loopback",
-            link_gb_s=link_gb_s,
-            confidence="low",
-        )
-
 
 def lab_view(cluster: ClusterFile, core: Core) -> ClusterView:
     """Hosts that share a switch are one node; equal neighbouring nodes are one pool."""
@@ -208,8 +194,19 @@ def _lab_pool(cluster: ClusterFile, core: Core, node: int, chip: ChipEntry) -> C
     crowd = sum(len(cluster.hosts[host].chips) for host in hosts)
     loopback_gbit = 8 * core.loopback_gb_s
     near = (inside.gbit or loopback_gbit) if len(hosts) > 1 else loopback_gbit
+    part = Chip(
+        name=chip.kind,
+        vendor="CPU",
+        memory_gib=chip.memory_gib or core.memory_gib,
+        peak_tflops={"fp32": core.tflops * chip.speed},
+        measured_tflops={},
+        memory_gb_s=core.memory_gb_s * chip.speed,
+        link="loopback",
+        link_gb_s=near / 8,
+        confidence="low",
+    )
     return ChipPool(
-        chip=core.chip(chip, near / 8),
+        chip=part,
         num_nodes=1,
         chips_per_node=1,
         network_gbit_s=min(near, (between.gbit or loopback_gbit) / crowd),
@@ -223,36 +220,34 @@ _LOOPBACK_S = 50e-6
 """Of a message between two processes of one machine."""
 
 
-def _read(path: Path) -> ClusterFile:
-    """Either kind of file."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        expected = "a YAML file that describes a cluster"
-        raise ConfigError("CLUSTER", str(path), expected, f"{error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError("CLUSTER", str(path), "a YAML file", "It is not UTF-8 text.") from error
-    reading = Reading(lambda line: Origin("file", f"{path}:{line}"))
-    entry = reading.read(text)
-    if reading.errors:
-        raise _named(ConfigErrors(reading.errors), path)
-    if entry is None or entry.value is None:
-        raise ConfigError("CLUSTER", str(path), KEYS, "It is empty.")
-    if not isinstance(entry.value, Mapping):
-        hint = "It is a list." if isinstance(entry.value, list) else "It is one value."
-        where = str(entry.origin)
-        raise ConfigErrors([ConfigError("CLUSTER", str(path), KEYS, hint, where=where)])
-    try:
-        return check_file(entry, ClusterFile)
-    except ConfigErrors as errors:
-        raise _named(errors, path) from None
-
-
 KEYS = "a section with keys of hosts, links (a lab), or of pools, chips (to plan for)"
 
 
-def _named(errors: ConfigErrors, path: Path) -> ConfigErrors:
-    """Of what is by default, at least the file is known."""
-    for error in errors.errors:
-        error.where = f"in {path}" if error.where in ("", "by default") else error.where
-    return errors
+def _read(path: Path) -> ClusterFile:
+    """Either kind of file."""
+
+    def wrong(expected: str, hint: str, where: str = "") -> ConfigError:
+        return ConfigError("CLUSTER", str(path), expected, hint, where=where)
+
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        hint = f"{error.strerror}."
+        raise wrong("a YAML file that describes a cluster", hint) from error
+    except UnicodeDecodeError as error:
+        raise wrong("a YAML file", "It is not UTF-8 text.") from error
+    reading = Reading(lambda line: Origin("file", f"{path}:{line}"))
+    entry = reading.read(text)
+    try:
+        if reading.errors:
+            raise ConfigErrors(reading.errors)
+        if entry is None or entry.value is None:
+            raise wrong(KEYS, "It is empty.")
+        if not isinstance(entry.value, Mapping):
+            hint = "It is a list." if isinstance(entry.value, list) else "It is one value."
+            raise ConfigErrors([wrong(KEYS, hint, str(entry.origin))])
+        return check_file(entry, ClusterFile)
+    except ConfigErrors as errors:
+        for each in errors.errors:  # of what is by default, at least the file is known
+            each.where = f"in {path}" if each.where in ("", "by default") else each.where
+        raise

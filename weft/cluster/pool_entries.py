@@ -62,17 +62,8 @@ class OwnChip(Section):
 
     def chip(self) -> Chip:
         """As the catalogue holds chips."""
-        return Chip(
-            name=self.name,
-            vendor=self.vendor,
-            memory_gib=self.memory_gib,
-            peak_tflops=dict(self.peak_tflops),
-            measured_tflops={},
-            memory_gb_s=self.memory_gb_s,
-            link_gb_s=self.link_gb_s,
-            power_w=self.power_w,
-            confidence="low",
-        )
+        own = dict(self) | {"peak_tflops": dict(self.peak_tflops)}
+        return Chip(**own, measured_tflops={}, confidence="low")
 
 
 class PoolEntry(Section):
@@ -137,7 +128,7 @@ def _refuse_fast_link(link_gb_s: float | None, memory_gb_s: float | None, key: s
         raise ConfigError(key, link_gb_s, expected, "Are these 10^9 bits/s?")
 
 
-def _chip_named(name: str, key: str, own: Iterable[OwnChip] = ()) -> Chip:
+def _chip_named(name: str, key: str, own: Iterable[OwnChip]) -> Chip:
     """A chip of the file or of the catalogue.
 
     Raises:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
-from weft.cluster.cluster import Chip, Cluster
+from weft.cluster.cluster import Chip
 from weft.config.errors import ConfigError
 
 
@@ -76,25 +75,6 @@ class ClusterView:
     """Pools in the order in which their ranks are numbered."""
 
     pools: tuple[ChipPool, ...]
-
-    @staticmethod
-    def of(cluster: Cluster) -> ClusterView:
-        """Neighbouring nodes with the same chips become a pool; nodes without chips are left out.
-
-        Raises:
-            ConfigError: a node has unlike chips.
-        """
-        nodes = [node for node in cluster.nodes if node.chips]
-        for node in nodes:
-            names = {chip.name for chip in node.chips}
-            if len(names) > 1:
-                key = f"node {node.host}: chips"
-                raise ConfigError(key, sorted(names), "chips of one kind", "Split the node in two.")
-        pools = [
-            ChipPool(chip=found[0], num_nodes=len(list(equal)), chips_per_node=len(found))
-            for found, equal in groupby(node.chips for node in nodes)
-        ]
-        return ClusterView(tuple(pools))
 
     @property
     def world_size(self) -> int:

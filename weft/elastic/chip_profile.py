@@ -88,7 +88,16 @@ def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
         heads = found.pop("heads")
         profile = Profile(
             name=core_name(node) if device == "cpu" else node.chips[0].name,
-            machine=_machine(node, device),
+            machine=Machine(
+                host=node.host,
+                cpu=node.cpu,
+                cores=node.cores,
+                memory_gib=node.memory_gib,
+                device=device,
+                threads=1,
+                torch=str(torch.__version__),
+                date=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            ),
             runtime_bytes=runtime,
             **found,
         )
@@ -111,19 +120,6 @@ def measure_runtime(address: RankAddress, device: str) -> float:
     return platform_named(device).peak_memory_gib() * 2**30
 
 
-def _machine(node: Node, device: str) -> Machine:
-    return Machine(
-        host=node.host,
-        cpu=node.cpu,
-        cores=node.cores,
-        memory_gib=node.memory_gib,
-        device=device,
-        threads=1,
-        torch=str(torch.__version__),
-        date=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-    )
-
-
 def measure_alone(
     address: RankAddress, device: str, dtypes: Sequence[Dtype], quick: bool
 ) -> dict[str, Any]:
@@ -132,16 +128,15 @@ def measure_alone(
     extent = measure.FULL if device == "cpu" else measure.ACCELERATED
     extent = measure.QUICK if quick else extent
     watch = measure.Stopwatch(platform, platform.device(address.local_rank), extent.least_s)
-    found: dict[str, Any] = {"products": (), "attention": (), "moving": (), "heads": ()}
-    for dtype in dtypes:
-        found["products"] += tuple(measure.products(watch, dtype, extent))
-        found["attention"] += tuple(measure.attention(watch, dtype, extent))
-        found["moving"] += tuple(measure.moving(watch, dtype, extent))
-        for tokens, vocab in HEADS:
-            seconds = measure.head_seconds(watch, dtype, tokens, vocab, HEAD_WIDTH)
-            found["heads"] += ((dtype, tokens, vocab, seconds),)
     return {
-        **found,
+        "products": tuple(p for dtype in dtypes for p in measure.products(watch, dtype, extent)),
+        "attention": tuple(p for dtype in dtypes for p in measure.attention(watch, dtype, extent)),
+        "moving": tuple(p for dtype in dtypes for p in measure.moving(watch, dtype, extent)),
+        "heads": tuple(
+            (dtype, *head, measure.head_seconds(watch, dtype, *head, HEAD_WIDTH))
+            for dtype in dtypes
+            for head in HEADS
+        ),
         "launch_s": measure.launch_seconds(watch),
         "memory_bytes_s": measure.copy_bytes_s(watch, 1 << 26),
         "update_bytes_s": measure.update_bytes_s(watch, 4_000_000),

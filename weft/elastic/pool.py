@@ -29,9 +29,8 @@ Job = Callable[..., Any]
 class WorkerPool:
     """Processes that run one job after another. Close it, or use it as a context manager."""
 
-    def __init__(self, *, threads: int = 1) -> None:
+    def __init__(self) -> None:
         self._context = warm_context()
-        self._threads = threads
         self._workers: list[tuple[BaseProcess, Connection]] = []
 
     def __enter__(self) -> WorkerPool:
@@ -72,7 +71,7 @@ class WorkerPool:
     def _start(self) -> tuple[BaseProcess, Connection]:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=_serve, args=(theirs, self._threads), name="weft-pool", daemon=True
+            target=_serve, args=(theirs,), name="weft-pool", daemon=True
         )
         process.start()
         theirs.close()
@@ -81,12 +80,11 @@ class WorkerPool:
     def _collect(self, world_size: int, deadline: float) -> list[Any]:
         """Answers in rank order; the first failure shortens the wait for the rest."""
         answers: dict[int, Any] = {}
-        ranks = {id(self._workers[rank][1]): rank for rank in range(world_size)}
-        while len(answers) < world_size and time.monotonic() < deadline:
-            waiting = [self._workers[r][1] for r in range(world_size) if r not in answers]
-            for pipe in wait(waiting, max(0.0, deadline - time.monotonic())):
+        waiting = {self._workers[rank][1]: rank for rank in range(world_size)}
+        while waiting and time.monotonic() < deadline:
+            for pipe in wait(list(waiting), max(0.0, deadline - time.monotonic())):
                 assert isinstance(pipe, Connection)
-                rank = ranks[id(pipe)]
+                rank = waiting.pop(pipe)
                 answers[rank] = _receive(rank, pipe)
                 if isinstance(answers[rank], Failure):
                     deadline = min(deadline, time.monotonic() + 5.0)
@@ -108,12 +106,12 @@ def _receive(rank: int, pipe: Connection) -> Any:
         return Failure(rank, "signal", "the process died")
 
 
-def _serve(pipe: Connection, threads: int) -> None:
+def _serve(pipe: Connection) -> None:
     """A pool process: run jobs until the pool goes away."""
     import torch
 
     end_with_parent()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     gc.freeze()  # what was imported before the first job stays: nobody needs to look through it
     while True:
         try:

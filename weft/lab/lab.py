@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def refuse_too_much(cluster: ClusterFile, machine: Node) -> None:
 
 
 class Lab:
-    """Hosts, links and limits; a context manager that leaves nothing of them behind."""
+    """Hosts, links and limits."""
 
     def __init__(self, cluster: ClusterFile, *, disk: Path | None) -> None:
         """``disk``: a folder that has to have a file system of its own, to be made full."""
@@ -59,10 +59,11 @@ class Lab:
         self.network = Network(identity, cluster)
         self.groups = control_groups(identity)
         self.disk = SmallDisk(identity, disk) if disk else None
-        self._stack = ExitStack()
         self.ranks: list[RankProcess] = []
 
-    def __enter__(self) -> Lab:
+    @contextmanager
+    def built(self) -> Iterator[None]:
+        """While this lasts, all of it is there; afterwards nothing is left of it."""
         with ExitStack() as stack:
             stack.callback(self.network.remove)
             if self.disk is not None:
@@ -78,11 +79,7 @@ class Lab:
                 self.groups.set_speed(rank, chip.speed)
                 if chip.memory_gib is not None:
                     self.groups.set_memory(rank, int(chip.memory_gib * 2**30))
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+            yield
 
     def _reap(self) -> None:
         for rank in self.ranks:

@@ -98,8 +98,7 @@ class Network:
             ends = [f"link set {up} master {bridge}", f"link set {down} master spine"]
             raised = [f"link set {up} up", f"link set {down} up"]
             batch("ip", self._switch, [pair, *ends, *raised])
-            shaped = shaping(up, links.between) + shaping(down, links.between)
-            batch("tc", self._switch, shaped)
+            batch("tc", self._switch, shaping(up, links.between) + shaping(down, links.between))
 
     def _refuse_delays(self) -> None:
         links = self._cluster.links

@@ -74,7 +74,7 @@ def rehearse(asked: Rehearsal, say: Say) -> Outcome:
     lab = Lab(asked.cluster, disk=asked.out / "checkpoints" if wants_disk else None)
     steps = Steps(asked.out / "metrics.jsonl")
     faults = [Appointment(fault) for fault in asked.faults]
-    with _alone_in(asked.out / LOGS), interrupts.handlers(signal.SIGHUP), lab:
+    with _alone_in(asked.out / LOGS), interrupts.handlers(signal.SIGHUP), lab.built():
         lab.start(asked.command, asked.out, quiet=asked.quiet)
         begun = time.monotonic()
         _record(asked, lab, faults, None)

@@ -93,9 +93,10 @@ def ask(question: Question, work: Workload, chips: Chips) -> Trial:
     if any(pipeline.samples <= pipeline.microbatch for pipeline in best.plan.pipelines):
         other = _best(work, chips, _with_smaller(options))
         best = min(best, other, key=lambda candidate: candidate.time.step_s)
+    plan = seated(best.plan, best.cluster, chips.by_rank)
     return Trial(
-        name=_name(question, best, chips),
-        plan=seated(best.plan, best.cluster, chips.by_rank),
+        name=_name(question, best, plan),
+        plan=plan,
         question=question,
         shapes=_shapes(best),
     )
@@ -120,19 +121,18 @@ def _with_smaller(options: Options) -> Options:
     return replace(options, micros=micros, shapes=shapes)
 
 
-def _name(question: Question, best: Candidate, chips: Chips) -> str:
+def _name(question: Question, best: Candidate, plan: Plan) -> str:
     """What a bench calls the plan."""
     if question.generation == "pooled":
         return POOLED
-    plan = seated(best.plan, best.cluster, chips.by_rank)
-    again = [r for _, _, s in plan.stages() if s.recompute != "off" for r in s.mesh.ranks]
+    again = {r for _, _, s in plan.stages() if s.recompute != "off" for r in s.mesh.ranks}
     name = NAMES.get(question.generation) or name_of(best.plan, best.cluster)
     words = f"{name}, micro {question.micro}"
     if not again:
         return words
-    if len(set(again)) == plan.world_size:
-        return f"{words}, recompute"
-    return f"{words}, recompute on rank {', '.join(map(str, sorted(set(again))))}"
+    ranks = ", ".join(map(str, sorted(again)))
+    where = f" on rank {ranks}" if len(again) < plan.world_size else ""
+    return f"{words}, recompute{where}"
 
 
 def _shapes(best: Candidate) -> dict[str, tuple[Shape, ...]]:

@@ -15,7 +15,6 @@ from weft.cluster.cluster import Chip
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
     from torch._C._distributed_c10d import Backend, ProcessGroup, Store
 
 
@@ -96,17 +95,14 @@ class Platform(ABC):
         a = torch.ones(size, size, dtype=dtype, device=device)
         out = torch.empty_like(a)
         torch.mm(a, a, out=out)
-        best = min(self._time_matmul(a, out) for _ in range(5))
-        return 2 * size**3 / best
-
-    def _time_matmul(self, a: Tensor, out: Tensor) -> float:
-        import torch
-
-        self.synchronize()
-        start = time.perf_counter()
-        torch.mm(a, a, out=out)
-        self.synchronize()
-        return time.perf_counter() - start
+        times = []
+        for _ in range(5):
+            self.synchronize()
+            start = time.perf_counter()
+            torch.mm(a, a, out=out)
+            self.synchronize()
+            times.append(time.perf_counter() - start)
+        return 2 * size**3 / min(times)
 
 
 def group_of(backend: Backend, name: str, store: Store, device: torch.device) -> ProcessGroup:

@@ -34,14 +34,13 @@ class CudaPlatform(Platform):
         rows = _nvidia_smi(environment, timeout_s, problems)
         for index in _visible(rows, environment.get("CUDA_VISIBLE_DEVICES")):
             product, memory_mib, _ = rows[index]
-            known = chip_of_product(product)
-            blank = Chip(
-                name=product, vendor="NVIDIA", memory_gib=0, peak_tflops={}, measured_tflops={}
-            )
-            if known is None:
+            chip = chip_of_product(product)
+            if chip is None:
                 problems.append(f"GPU {index}: {product!r} is not in the catalogue; no peak rates.")
+                chip = Chip(
+                    name=product, vendor="NVIDIA", memory_gib=0, peak_tflops={}, measured_tflops={}
+                )
             memory = float(memory_mib) / 1024 if memory_mib.isdecimal() else 0
-            chip = known or blank
             yield replace(chip, memory_gib=round(memory or chip.memory_gib, 2))
 
     def available(self) -> bool:
