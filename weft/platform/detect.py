@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from weft.cluster.cluster import Chip, Cluster, Node
+from weft.cluster.cluster import Cluster, Node
 from weft.platform.registry import PLATFORMS
 
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86, x86, Arm
@@ -41,14 +41,13 @@ def detect_node(
         cores=_cores(root),
         memory_gib=_memory_gib(root),
         cpu_bf16=not _BF16_FLAGS.isdisjoint(flags),
-        chips=tuple(_chips(environment, timeout_s, problems)),
+        chips=tuple(
+            chip
+            for family in PLATFORMS.imported()
+            for chip in family.chips(environment, timeout_s=timeout_s, problems=problems)
+        ),
         problems=tuple(problems),
     )
-
-
-def _chips(environment: Mapping[str, str], timeout_s: float, problems: list[str]) -> Iterator[Chip]:
-    for family in PLATFORMS.imported():
-        yield from family.chips(environment, timeout_s=timeout_s, problems=problems)
 
 
 def _processor(root: Path) -> tuple[str, set[str]]:

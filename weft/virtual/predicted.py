@@ -98,15 +98,20 @@ class VirtualCluster:
     def predict(self) -> Prediction:
         """Play one step."""
         plan = self.plan
-        timelines = [self._play(pipeline) for pipeline in plan.pipelines]
+        timelines = []
+        for pipeline in plan.pipelines:
+            numbers = range(len(pipeline.stages))
+            stages = [self._stage(pipeline, number) for number in numbers]
+            seams = [self.seam(pipeline, number) for number in numbers[:-1]]
+            timelines.append(simulate_plan(pipeline, stages, seams))
         updates = self.update_s()
         step = max(timeline.step_s for timeline in timelines) + max(updates)
         busy = list(updates)
         for pipeline, timeline in zip(plan.pipelines, timelines, strict=True):
-            for stages, seconds in zip(pipeline.positions(), timeline.busy_s, strict=True):
-                computes = seconds * self._computing(pipeline, stages)
-                slowest = min(map(self._speed, pipeline.stages[stages[0]].mesh.ranks))
-                for rank in pipeline.stages[stages[0]].mesh.ranks:
+            for here, seconds in zip(pipeline.positions(), timeline.busy_s, strict=True):
+                computes = seconds * self._computing(pipeline, here)
+                slowest = min(map(self._speed, pipeline.stages[here[0]].mesh.ranks))
+                for rank in pipeline.stages[here[0]].mesh.ranks:
                     busy[rank] += computes * slowest / self._speed(rank)
         return Prediction(
             pipelines=tuple(timelines),
@@ -177,8 +182,16 @@ class VirtualCluster:
 
     def with_ends(self) -> Plan:
         """The plan of a model whose first and last layer are the embedding and the head."""
-        pipelines = tuple(_with_ends(pipeline) for pipeline in self.plan.pipelines)
-        return Plan(num_layers=self.plan.num_layers + 2, pipelines=pipelines)
+        pipelines = []
+        for pipeline in self.plan.pipelines:
+            last = len(pipeline.stages) - 1
+            stages = []
+            for number, stage in enumerate(pipeline.stages):
+                first, end = stage.layers
+                layers = (first + (number > 0), end + 1 + (number == last))
+                stages.append(replace(stage, layers=layers))
+            pipelines.append(replace(pipeline, stages=tuple(stages)))
+        return Plan(num_layers=self.plan.num_layers + 2, pipelines=tuple(pipelines))
 
     def link(self, ranks: Sequence[int]) -> LinkEntry:
         """The slowest link on the way among ranks, and how late it is."""
@@ -186,11 +199,6 @@ class VirtualCluster:
         rates = [link.gbit for link in links if link.gbit is not None]
         late = max((link.latency_ms for link in links), default=0.0)
         return LinkEntry(gbit=min(rates, default=None), latency_ms=late)
-
-    def _play(self, pipeline: PipelinePlan) -> Timeline:
-        numbers = range(len(pipeline.stages))
-        stages = [self._stage(pipeline, number) for number in numbers]
-        return simulate_plan(pipeline, stages, [self.seam(pipeline, n) for n in numbers[:-1]])
 
     def _stage(self, pipeline: PipelinePlan, number: int) -> StageTimes:
         """As slow as the slowest of its ranks."""
@@ -279,13 +287,3 @@ def links_among(link: LinkEntry, group: Group) -> Fabric:
         exchange_bytes_s=rate,
         exchange_latency_s=(group.size - 1) * late_s,
     )
-
-
-def _with_ends(pipeline: PipelinePlan) -> PipelinePlan:
-    last = len(pipeline.stages) - 1
-    stages = []
-    for number, stage in enumerate(pipeline.stages):
-        first, end = stage.layers
-        layers = (first + (number > 0), end + 1 + (number == last))
-        stages.append(replace(stage, layers=layers))
-    return replace(pipeline, stages=tuple(stages))
