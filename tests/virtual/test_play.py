@@ -22,9 +22,8 @@ from weft.models.registry import FAMILIES, shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.virtual.cores import core
 from weft.virtual.play import virtual_job
-from weft.virtual.predicted import Prediction, VirtualCluster
+from weft.virtual.predicted import Prediction, VirtualCluster, core
 from weft.virtual.rank import run_steps
 from weft.virtual.sleeping import Links, VirtualComm, now
 

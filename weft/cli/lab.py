@@ -22,7 +22,7 @@ from weft.lab.rehearsal import RECORD, Outcome, Rehearsal, rehearse
 from weft.lab.steps import busy
 from weft.lab.tools import why_not_here
 from weft.platform.detect import detect_node
-from weft.virtual.cores import GFLOPS
+from weft.virtual.predicted import GFLOPS
 
 CLEAN = "clean"
 

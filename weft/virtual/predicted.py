@@ -1,6 +1,7 @@
 """Virtual chips: what a step would take on a cluster, computed and not run.
 
-Chips compute as fast as their speed says, and links carry what they are said to carry. Data, what
+A chip of speed 0.4 is a core whose rates are 0.4 of the whole one's, which does the operations that
+the planner counts (``weft.cost``); links carry what they are said to carry. Data, what
 several messages on one link do to each other, and the second holder of a tied table are left out:
 good for comparing plans and shares, not for a promise in seconds.
 """
@@ -10,24 +11,45 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple
 
 from weft.cluster.cluster_file import ClusterFile, LinkEntry
 from weft.config.errors import ConfigError
-from weft.cost.choice import Group, by_layer, choice_of
+from weft.cost.choice import Group, by_layer, choice_of, dtype_of
+from weft.cost.rates import Roofline, compute_seconds
 from weft.cost.sends import BorderSide, border_bytes, border_times, layer_sends
 from weft.cost.times import SeamTimes, StageTimes
-from weft.cost.timing import WEFT
+from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
-from weft.cost.work import width_of
+from weft.cost.work import StageWork, width_of
 from weft.models.registry import param_specs, shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.simulate.play import simulate_plan
 from weft.simulate.timeline import Timeline
-from weft.virtual.cores import GFLOPS, core, layer_times, sample_s
+
+GFLOPS = 50.0
+"""Of a chip of speed 1: about what one core of a server multiplies in fp32 while it trains."""
+_FLOPS_A_BYTE = 5.0
+"""Of large products in the time in which a core moves a byte from and to its memory."""
+
+
+@lru_cache(maxsize=256)
+def core(gflops: float = GFLOPS) -> Roofline:
+    """A core, or a part of one, that does so many 10^9 FLOP/s."""
+    rate = gflops * 1e9
+    return Roofline(
+        flops_s=rate,
+        fp8_flops_s=rate,
+        fp32_flops_s=rate,
+        attention_flops_s=rate,
+        bytes_s=rate / _FLOPS_A_BYTE,
+        unaligned=1.0,
+        launch_s=0.0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +144,17 @@ class VirtualCluster:
         )
 
     def layers(self, pipeline: PipelinePlan, number: int, rank: int) -> list[StageTimes]:
-        """Of a full microbatch on one rank of a stage: each layer, and the ends it has."""
-        chip = core(self.gflops * self._speed(rank))
-        return layer_times(pipeline, number, self.spec, self.seq_len, chip)
+        """Of a full microbatch on one rank of a stage, that with the most samples, layer by layer.
+
+        The embedding is the first stage's first layer, the head the last one's last.
+        """
+        free = Hardware(
+            chip=core(self.gflops * self._speed(rank)),
+            fabric=links_among(LinkEntry(), Group(1)),
+            software=Software(),
+        )
+        each = by_layer(choice_of(pipeline, number, self.seq_len))
+        return [stage_times(shape_of(self.spec), layer, free) for layer in each]
 
     def said(self, pipeline: PipelinePlan, number: int) -> list[StageTimes]:
         """Of a full microbatch: what a stage's ranks wait for inside its layers, layer by layer."""
@@ -220,13 +250,20 @@ class VirtualCluster:
         """The whole batch, and one update, on one chip as fast as all together."""
         speeds = sum(chip.speed for _, chip in self.cluster.by_rank)
         chip = core(self.gflops * speeds)
-        samples = sum(
-            pipeline.samples * sample_s(pipeline, self.spec, self.seq_len, chip)
-            for pipeline in self.plan.pipelines
-        )
-        return samples + chip.moving_seconds(
-            WEFT.optimizer_bytes * sum(unit.numel for unit in self._units())
-        )
+        seconds = 0.0
+        for pipeline in self.plan.pipelines:
+            work = StageWork(
+                layers=(0, self.spec.num_layers),
+                embeds=True,
+                predicts=True,
+                samples=pipeline.microbatch,
+                seq_len=self.seq_len,
+                dtype=dtype_of(pipeline.stages[0].precision),
+            )
+            whole = compute_seconds(shape_of(self.spec), work, chip).whole_s
+            seconds += pipeline.samples * whole / pipeline.microbatch
+        numel = sum(unit.numel for unit in self._units())
+        return seconds + chip.moving_seconds(WEFT.optimizer_bytes * numel)
 
     def _exchange_s(self) -> float:
         """Gradients of one layer after another, around a ring of all that hold the layer."""
