@@ -11,7 +11,7 @@ from pathlib import Path
 
 from weft.config.errors import RunError
 from weft.lab.identity import Identity
-from weft.platform.detect import own_groups
+from weft.platform.detect import own_groups, text_of
 
 _PERIOD_US = 5000
 """Short, so that a slow chip is slow evenly and does not stop for a tenth of a second at a time."""
@@ -94,7 +94,7 @@ class ControlGroups:
     def killed_for_memory(self, rank: int) -> int:
         """How many processes of a rank the kernel has killed for want of memory."""
         file = "memory.oom_control" if self._is_old else "memory.events"
-        words = _words(self._memory / f"rank{rank}" / file)  # among them: oom_kill N
+        words = text_of(self._memory / f"rank{rank}" / file).split()  # among them: oom_kill N
         return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
 
     def entries(self, rank: int) -> list[Path]:
@@ -131,7 +131,7 @@ def control_groups(identity: Identity, root: Path = Path("/")) -> ControlGroups:
         raise RunError("the control groups `cpu` and `memory` are not there; mount /sys/fs/cgroup")
     inner = _nearest(top, own[""])
     for folder in (inner, *inner.parents):
-        if {"cpu", "memory"} <= set(_words(folder / "cgroup.subtree_control")):
+        if {"cpu", "memory"} <= set(text_of(folder / "cgroup.subtree_control").split()):
             return ControlGroups(identity, folder)
         if folder == top:
             break
@@ -204,16 +204,9 @@ def _write(file: Path, text: str) -> None:
         file.write_text(text)
 
 
-def _words(file: Path) -> list[str]:
-    try:
-        return file.read_text().split()
-    except OSError:
-        return []
-
-
 def _pids(file: Path) -> set[int]:
     """Those that this process can name: one outside its container reads as 0."""
-    return {int(word) for word in _words(file)} - {0}
+    return {int(word) for word in text_of(file).split()} - {0}
 
 
 def _all_pids(folder: Path) -> set[int]:

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft.platform.detect import text_of
+
 _NAME = re.compile(r"(weft-lab-(\d+)-(\d+))(?:-.*)?")
 
 
@@ -43,10 +45,7 @@ class Identity:
 
 def fields_of(pid: int) -> list[str]:
     """Of a process, what ``/proc/PID/stat`` holds after the command; empty where it has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+    return text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
 
 
 def _started(pid: int) -> int | None:

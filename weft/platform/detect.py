@@ -53,7 +53,7 @@ def detect_node(
 def _processor(root: Path) -> tuple[str, set[str]]:
     """Name and instruction flags of the first processor; what the file does not say stays out."""
     fields: dict[str, str] = {}
-    for line in _text(root / "proc/cpuinfo").splitlines():
+    for line in text_of(root / "proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
         fields.setdefault(name.strip().lower(), value.strip())
     flags = fields.get("flags", fields.get("features", ""))  # x86, Arm
@@ -70,10 +70,10 @@ def _cores(root: Path) -> int:
 def _quotas(root: Path) -> Iterator[float]:
     """Cores that each enclosing control group grants, version 2 and 1."""
     for folder in _groups(root, "cpu"):
-        words = _text(folder / "cpu.max").split()
+        words = text_of(folder / "cpu.max").split()
         words = words or [
-            *_text(folder / "cpu.cfs_quota_us").split(),
-            *_text(folder / "cpu.cfs_period_us").split(),
+            *text_of(folder / "cpu.cfs_quota_us").split(),
+            *text_of(folder / "cpu.cfs_period_us").split(),
         ]
         if len(words) == 2 and words[0].isdecimal() and int(words[1]) > 0:
             yield int(words[0]) / int(words[1])
@@ -82,7 +82,7 @@ def _quotas(root: Path) -> Iterator[float]:
 def _memory_gib(root: Path) -> float:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for folder in _groups(root, "memory"):
-        words = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
+        words = text_of(folder / "memory.max") or text_of(folder / "memory.limit_in_bytes")
         if words.strip().isdecimal() and int(words) < _UNLIMITED_BYTES:
             total = min(total, int(words))
     return round(total / 2**30, 2)
@@ -90,7 +90,7 @@ def _memory_gib(root: Path) -> float:
 
 def own_groups(root: Path = Path("/")) -> dict[str, str]:
     """Controller -> path of this process's control group; that of version 2 has no name."""
-    lines = (line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines())
+    lines = (line.split(":", 2) for line in text_of(root / "proc/self/cgroup").splitlines())
     return {name: path for _, names, path in lines for name in names.split(",")}
 
 
@@ -102,8 +102,8 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         yield from (root / "sys/fs/cgroup" / name / folder for folder in (inner, *inner.parents))
 
 
-def _text(path: Path) -> str:
-    """The file's text; empty where it does not exist or may not be read."""
+def text_of(path: Path) -> str:
+    """A file of the kernel's; empty where it does not exist or may not be read."""
     try:
         return path.read_text("utf-8", errors="replace")
     except OSError:
