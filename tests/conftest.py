@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft.elastic.pool import Job, WorkerPool
+from weft.elastic.pool import ANSWER_S, Job, WorkerPool
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so; commands under test must hear Ctrl-C.
@@ -24,8 +24,9 @@ def no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 class PatientPool(WorkerPool):
     """Ranks may take long, and meet when all have started: a machine may be busy."""
 
-    def run(self, job: Job, *args: Any, world_size: int, timeout_s: float = 1200.0) -> list[Any]:
-        super().run(repr, world_size=world_size, timeout_s=1200.0)
+    def run(self, job: Job, *args: Any, world_size: int, timeout_s: float = ANSWER_S) -> list[Any]:
+        if len(self._workers) < world_size:
+            super().run(repr, world_size=world_size)
         return super().run(job, *args, world_size=world_size, timeout_s=timeout_s)
 
 

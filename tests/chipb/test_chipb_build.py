@@ -15,7 +15,7 @@ echo {content} > "$out"
 exit {status}
 """
 BUILD = "from pathlib import Path; from chipb.build import built; built(Path({folder!r}))"
-TIMEOUT_S = 100
+TIMEOUT_S = 600
 
 
 @pytest.fixture

@@ -66,7 +66,9 @@ class Command:
     def rank(self, number: int) -> int:
         """Process id of a rank above 0, which prints to a log of its own."""
         log = str((self.out / f"logs/rank{number}.log").resolve())
-        return next(pid for pid in self.alive() if _stdout(pid) == log)
+        found = [pid for pid in self.alive() if _stdout(pid) == log]
+        assert found, f"there is no rank {number}"
+        return found[0]
 
     def kill_all(self) -> None:
         """What a machine that goes down does."""

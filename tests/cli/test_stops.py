@@ -2,16 +2,16 @@
 
 import json
 import os
-import random
 import shutil
 import signal
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cli import commands
+from limits import within_some_limit
 
 from weft.cli.main import run
 
@@ -49,13 +49,28 @@ def test_a_rank_that_dies_ends_the_command(here: Path, whole_run: WholeRun) -> N
     same_as(whole_run("fp32"), here / "mine")
 
 
-def test_a_rank_that_hangs_is_named(here: Path) -> None:
-    with commands.started(here, "mine", "train.timeout_s=6") as command:
+def stops_answering(here: Path, capsys: pytest.CaptureFixture[str], limit_s: float) -> str:
+    """Rank 1 does not, in the middle of a run, and no other command may; what the first says."""
+    shutil.rmtree(here / "mine", ignore_errors=True)
+    with commands.started(here, "mine", f"train.timeout_s={limit_s:g}") as command:
         command.wait_for_step(8)
         os.kill(command.rank(1), signal.SIGSTOP)
+        capsys.readouterr()
+        assert run(["train", "tiny.yaml", "--out", "mine", "train.steps=1"]) == 2
+        assert capsys.readouterr().err == (
+            "error: --out = 'mine': expected a folder that no other `weft train` is working in. "
+            "Choose another folder with --out, or wait.\n"
+        )
+        assert command.process.poll() is None
         code, _, errors = command.finish()
         assert command.is_gone()
     assert code == 1
+    return errors
+
+
+def test_a_rank_that_hangs_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Until it is given up, no other command works in the folder."""
+    errors = within_some_limit(partial(stops_answering, here, capsys), 6.0)
     step = commands.steps(here / "mine")[-1]["step"]
     first, second, *_ = errors.splitlines()
     assert first.startswith("error: rank 0 waits in '")
@@ -89,19 +104,15 @@ def test_a_reader_that_has_gone_stops_the_run(here: Path, whole_run: WholeRun) -
 
 
 def test_a_machine_that_goes_down_costs_nothing(here: Path, whole_run: WholeRun) -> None:
-    """SIGKILL to everything at once: during a save, at some moment, and as soon as one is done."""
+    """SIGKILL to everything at once: during a save, and as soon as one is done."""
     out = here / "mine"
-    delay_s = random.Random(20).random() * 0.03
     moments: list[Callable[[], bool]] = [
         (out / "checkpoints/step-00000006.tmp").exists,
-        lambda: len(commands.steps(out)) >= 12,
         (out / "checkpoints/step-00000021/index.json").exists,
     ]
     for moment in moments:
         with commands.started(here, "mine", "compute.precision=bf16") as command:
             command.wait_until(moment)
-            if moment is moments[1]:
-                time.sleep(delay_s)
             command.kill_all()
             assert command.is_gone()
     reached = {record["step"] for record in commands.records(out) if "eval_loss" in record}
@@ -224,14 +235,3 @@ def test_a_summary_of_an_earlier_end_is_not_the_end(here: Path, out: Path, finis
         assert again["step"] == 30
         assert again["held_out"] == whole["held_out"]
         assert commands.numbers(out) == commands.numbers(finished)
-
-
-def test_one_command_at_a_time(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with commands.started(here, "mine", "train.steps=5000") as command:
-        command.wait_for_step(1)
-        assert run(["train", "tiny.yaml", "--out", "mine", "train.steps=1"]) == 2
-        assert command.process.poll() is None
-    assert capsys.readouterr().err == (
-        "error: --out = 'mine': expected a folder that no other `weft train` is working in. "
-        "Choose another folder with --out, or wait.\n"
-    )

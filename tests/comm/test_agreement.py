@@ -12,7 +12,7 @@ from weft.comm.rendezvous import Rendezvous
 from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 600.0
 
 
 def joined(everyone: Sequence[str]) -> str:

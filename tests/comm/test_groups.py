@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import pytest
 import torch
+from limits import within_some_limit
 from torch.distributed import FileStore, HashStore, ProcessGroup, Store
 
 from weft.comm.address import RankAddress
@@ -31,9 +32,9 @@ from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
-TIMEOUT_S = 30.0
+TIMEOUT_S = 600.0
 TRIES = 60
-SETTLED_S = 20.0
+SETTLED_S = 300.0
 """A thread that was told to end may take a while on a busy machine."""
 
 
@@ -180,22 +181,26 @@ def test_after_a_failed_collective_nothing_is_left() -> None:
 
 def test_an_abort_waits_for_no_call_that_is_stuck() -> None:
     """Rank 1 never answers rank 0, whose call ends at its limit without anybody waiting for it."""
-    store, limit_s = HashStore(), 10.0
 
-    def rank_main(rank: int) -> Groups:
-        groups = Groups(store, rank, CPU, timeout_s=limit_s, is_local=True)
-        groups.open((0, 1), "gloo", "calls")
-        return groups
+    def attempt(limit_s: float) -> None:
+        store = HashStore()
 
-    with nothing_left():
-        stuck, silent = on_ranks(2, rank_main)
-        handle = stuck.open((0, 1), "gloo", "calls").handle
-        call = handle.allreduce([torch.ones(1)])
-        del handle
-        stuck.abort()
-        assert not call.is_completed(), "somebody waited for it"
-        silent.abort()
-        del call
+        def rank_main(rank: int) -> Groups:
+            groups = Groups(store, rank, CPU, timeout_s=limit_s, is_local=True)
+            groups.open((0, 1), "gloo", "calls")
+            return groups
+
+        with nothing_left():
+            stuck, silent = on_ranks(2, rank_main)
+            handle = stuck.open((0, 1), "gloo", "calls").handle
+            call = handle.allreduce([torch.ones(1)])
+            del handle
+            stuck.abort()
+            assert not call.is_completed(), "somebody waited for it"
+            silent.abort()
+            del call
+
+    within_some_limit(attempt, 4.0)
 
 
 def test_a_member_that_does_not_come_is_waited_for_and_then_said() -> None:

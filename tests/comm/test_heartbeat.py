@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from limits import within_some_limit
 
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
@@ -12,15 +13,13 @@ from weft.comm.join import join
 from weft.elastic.failure import RanksFailedError
 from weft.elastic.pool import WorkerPool
 
-TIMEOUT_S = 3.0
 
-
-def works_for_long(address: RankAddress) -> str:
+def works_for_long(address: RankAddress, limit_s: float) -> str:
     """Rank 1 works for longer than a collective may take."""
-    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=TIMEOUT_S)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=limit_s)
 
     def work() -> str:
-        time.sleep(2 * TIMEOUT_S if address.rank == 1 else 0)
+        time.sleep(2 * limit_s if address.rank == 1 else 0)
         return f"done by {address.rank}"
 
     result = with_heartbeat(comm, work, name="work")
@@ -29,11 +28,14 @@ def works_for_long(address: RankAddress) -> str:
 
 
 def test_work_may_last_longer_than_a_collective(pool: WorkerPool) -> None:
-    assert pool.run(works_for_long, world_size=3) == [f"done by {r}" for r in range(3)]
+    def attempt(limit_s: float) -> list[str]:
+        return pool.run(works_for_long, limit_s, world_size=3)
+
+    assert within_some_limit(attempt, 2.0) == [f"done by {r}" for r in range(3)]
 
 
 def fails_at_work(address: RankAddress) -> None:
-    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=TIMEOUT_S)
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
     if address.rank == 0:
         comm.close()
         return

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from limits import within_some_limit
 
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
@@ -57,6 +58,13 @@ def test_ranks_meet_and_all_but_the_first_log_to_files(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*")), "meeting files left behind"
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others say what they saw however busy the machine is."""
+    monkeypatch.setattr("weft.elastic.failure.GRACE_S", 600.0)
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("how", "cause", "message"),
     [
@@ -90,7 +98,7 @@ def fails_in_a_phase(address: RankAddress, how: str) -> None:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise RunError("the disk is upside down")
-    time.sleep(60)
+    time.sleep(FOREVER_S)
 
 
 @pytest.mark.parametrize(("how", "cause"), [("kill", "signal"), ("error", "machine")])
@@ -144,14 +152,14 @@ def test_pool_ends_a_rank_that_hangs(pool: WorkerPool) -> None:
         pool.run(hangs, world_size=2, timeout_s=1)
 
 
-def trains_until_stopped(address: RankAddress, folder: Path) -> None:
+def trains_until_stopped(address: RankAddress, folder: Path, limit_s: float) -> None:
     """Three steps of a pipeline 0 -> 1 -> 2; then rank 2 is stopped, as by a debugger."""
     torch.set_num_threads(1)
     (folder / f"up{address.rank}").touch()
     while not all((folder / f"up{rank}").exists() for rank in range(3)):
         time.sleep(0.01)  # to start may take longer than a collective
-    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=4)
-    comm.flight.keep_in(folder / "logs", patience_s=2)
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=limit_s)
+    comm.flight.keep_in(folder / "logs", patience_s=limit_s / 2)
     while True:
         if address.rank == 2 and comm.flight.step == 3:
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -170,10 +178,15 @@ def trains_until_stopped(address: RankAddress, folder: Path) -> None:
 
 
 def test_a_stopped_rank_is_named_with_those_who_wait_for_it(tmp_path: Path) -> None:
-    with pytest.raises(RanksFailedError) as failed:
-        run_ranks(trains_until_stopped, (tmp_path,), 3, folder=tmp_path)
-    assert str(failed.value) == (
-        "rank 0 waits in 'activations' (send 4) for rank 1, which waits in 'activations' (send 4) "
-        "for rank 2, which has not been heard of since step 3"
-    )
-    assert failed.value.first.cause == "peer"
+    def attempt(limit_s: float) -> None:
+        folder = tmp_path / f"{limit_s:g}"
+        folder.mkdir()
+        with pytest.raises(RanksFailedError) as failed:
+            run_ranks(trains_until_stopped, (folder, limit_s), 3, folder=folder)
+        assert str(failed.value) == (
+            "rank 0 waits in 'activations' (send 4) for rank 1, which waits in 'activations' "
+            "(send 4) for rank 2, which has not been heard of since step 3"
+        )
+        assert failed.value.first.cause == "peer"
+
+    within_some_limit(attempt, 4.0)

@@ -178,7 +178,7 @@ def batch(step: int) -> dict[str, Tensor]:
 
 def trained(address: RankAddress, plan: Plan, toy: Toy) -> dict[str, Any]:
     """Losses, and the parameters and buffers that this rank holds after three steps."""
-    comm, _ = join_plan(address, plan, timeout_s=60)
+    comm, _ = join_plan(address, plan)
     try:
         built: Assembled[TorchOptimizer] = assemble(plan, source(toy, plan), comm, sgd)
         losses = []

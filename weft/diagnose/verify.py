@@ -192,7 +192,7 @@ def rehearsing(
     address: RankAddress, plan: Plan, rehearsal: Rehearsal
 ) -> Iterator[tuple[Comm, Built]]:
     """One rank among the others of a rehearsal; its parameters have no values yet."""
-    comm, _ = join_plan(address, plan, timeout_s=60)
+    comm, _ = join_plan(address, plan)
     try:
         yield (
             comm,

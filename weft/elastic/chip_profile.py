@@ -84,7 +84,7 @@ def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
     with WorkerPool() as pool:
         runtime = pool.run(measure_runtime, device, world_size=1)[0]  # before anything else
         say("products, attention, and what memory bounds")
-        found = pool.run(measure_alone, device, dtypes, quick, world_size=1, timeout_s=600)[0]
+        found = pool.run(measure_alone, device, dtypes, quick, world_size=1)[0]
         heads = found.pop("heads")
         profile = Profile(
             name=core_name(node) if device == "cpu" else node.chips[0].name,
@@ -106,7 +106,7 @@ def profile_chip(node: Node, *, device: str, quick: bool, say: Say) -> Profile:
         profile = _fitted(profile, node, pool, rounds=3 if quick else 10)
         if ranks > 1:
             say("links between ranks")
-            links = pool.run(measure_links, device, quick, world_size=2, timeout_s=300)[0]
+            links = pool.run(measure_links, device, quick, world_size=2)[0]
             profile = replace(profile, links=tuple(links))
         if ranks > 1 and device == "cpu":  # they share memory, and who sends computes less
             say("real steps of ranks that compute and talk at once")
@@ -185,7 +185,7 @@ def real_steps(address: RankAddress, device: str, sample: Sample, rounds: int) -
     alone = device == "cpu" and address.world_size == 1
     clock = time.thread_time if alone else time.perf_counter
     spec, shape = sample.spec, (sample.micro, sample.spec.seq_len)
-    comm = join(address, backend=platform.collective_backend, device=where, timeout_s=60)
+    comm = join(address, backend=platform.collective_backend, device=where)
     built = assemble_model(sample.plan(device), spec, comm, optim=AdamWConfig(), seq_len=shape[1])
     fill(built.gradients, initial(0))
     tokens = torch.arange(shape[0] * shape[1], device=where).view(shape) % spec.vocab_size
@@ -238,7 +238,7 @@ def measure_links(address: RankAddress, device: str, quick: bool) -> list[LinkTi
     """Collectives between two ranks; the lower quartile, for others may use the machine."""
     platform = platform_named(device)
     where = platform.device(address.local_rank)
-    comm = join(address, backend=platform.collective_backend, device=where, timeout_s=60)
+    comm = join(address, backend=platform.collective_backend, device=where)
     comm.open_gathering([comm.world])
     found = []
     for kind in KINDS:

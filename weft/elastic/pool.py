@@ -26,6 +26,10 @@ Job = Callable[..., Any]
 """Called as ``job(address, *args)``; its result must be plain data or arrays."""
 
 
+ANSWER_S = 1200.0
+"""How long a job may take: longer than a collective of it, which says what it waited for."""
+
+
 class WorkerPool:
     """Processes that run one job after another. Close it, or use it as a context manager."""
 
@@ -39,7 +43,7 @@ class WorkerPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, job: Job, *args: Any, world_size: int, timeout_s: float = 120.0) -> list[Any]:
+    def run(self, job: Job, *args: Any, world_size: int, timeout_s: float = ANSWER_S) -> list[Any]:
         """Results of ``job(address, *args)`` on ``world_size`` ranks, in rank order.
 
         Raises:

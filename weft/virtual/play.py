@@ -13,7 +13,7 @@ from statistics import median
 
 from weft.comm.members import Channel
 from weft.cost.times import SeamTimes
-from weft.elastic.pool import WorkerPool
+from weft.elastic.pool import ANSWER_S, WorkerPool
 from weft.parallel.buckets import BUCKET_BYTES
 from weft.parallel.pipeline.stage_border import channel
 from weft.virtual.predicted import Prediction, VirtualCluster, byte_s
@@ -53,7 +53,7 @@ def play(virtual: VirtualCluster, prediction: Prediction) -> Played:
     most = max(_sleeps(virtual, rank) for rank in range(num_ranks))
     slower = max(_STEP_S, most * _SLEEP_S) / prediction.compute_s
     job = virtual_job(virtual, slower)
-    timeout_s = 120 + (STEPS + 1) * 2 * prediction.most_s * slower
+    timeout_s = ANSWER_S + (STEPS + 1) * 2 * prediction.most_s * slower
     with WorkerPool() as pool:
         found = pool.run(run_steps, [job], STEPS, world_size=num_ranks, timeout_s=timeout_s)
     ranks: list[list[Times]] = [rank[0] for rank in found]

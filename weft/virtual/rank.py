@@ -173,7 +173,7 @@ def run_steps(address: RankAddress, jobs: Sequence[VirtualJob], rounds: int) -> 
 
     Jobs take turns, so that what disturbs a round disturbs all of them.
     """
-    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=60)
+    comm = join(address, backend="gloo", device=torch.device("cpu"))
     try:
         ranks = [VirtualRank(job, VirtualComm(comm, job.links)) for job in jobs]
         turns = [[rank.step() for rank in ranks] for _ in range(rounds + 1)]
