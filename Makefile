@@ -10,7 +10,8 @@ train: setup
 	$(BIN)/weft train demo
 
 test: .venv/dev.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	@$(BIN)/python -m compileall -q weft  # once, and not in every process
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 .venv/run.stamp: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

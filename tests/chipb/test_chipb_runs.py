@@ -55,19 +55,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path) -> Path
 
 def test_a_run_goes_from_chips_to_processors_and_back(here: Path) -> None:
     """In fp64, as one unbroken run of one processor."""
-    assert run([*TRAIN, "--out", "whole", "--steps", "7", "--quiet"]) == 0
+    assert run([*TRAIN, "--out", "whole", "--steps", "5", "--quiet"]) == 0
     paths = os.pathsep.join([str(here / "installed"), str(Path(__file__).parents[1])])
-    arguments = ("plan.file=mixed.json", "--steps", "3")
+    arguments = ("plan.file=mixed.json", "--steps", "2")
     with commands.started(here, "mixed", *arguments, environment={"PYTHONPATH": paths}) as command:
         code, said, errors = command.finish()
     assert code == 0, errors
     assert TRANSPORTS in said
-    assert run([*TRAIN, "--out", "mixed", "--steps", "5", "--quiet", "plan.shares=[1,1]"]) == 0
-    assert run([*MIXED, "--steps", "7", "--quiet"]) == 0
+    assert run([*TRAIN, "--out", "mixed", "--steps", "3", "--quiet", "plan.shares=[1,1]"]) == 0
+    assert run([*MIXED, "--steps", "5", "--quiet"]) == 0
     whole, found = (
         [record["loss"] for record in commands.steps(here / out)] for out in ("whole", "mixed")
     )
-    assert len(whole) == 7
+    assert len(whole) == 5
     assert found == pytest.approx(whole, rel=1e-9)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.every_plan import CASES, WITHOUT_LIMIT, Case, brute_force, cuts, fits, pool
+from benchmarks.every_plan import CASES, WITHOUT_LIMIT, Best, Case, brute_force, cuts, fits, pool
 from weft.cluster.view import ChipPool, ClusterView
 from weft.models.llama.sizes import SIZES
 from weft.planner.options import Options
@@ -20,6 +20,17 @@ from weft.simulate.step import time_of_plan
 H100, A100 = "H100-SXM5-80GB", "A100-SXM4-80GB"
 SPEC = replace(SIZES["llama2-7b"], num_layers=4)
 SEQ = 2048
+
+
+FASTEST: dict[str, Best] = {}
+"""Filled on demand."""
+
+
+def fastest(case: Case) -> Best:
+    """By brute force, which takes long, once for all tests."""
+    if repr(case) not in FASTEST:
+        FASTEST[repr(case)] = brute_force(case)
+    return replace(FASTEST[repr(case)])
 
 
 def found(cluster: ClusterView, samples: int, **options) -> Found:
@@ -35,7 +46,7 @@ def is_cut(best: Candidate) -> bool:
 
 def check(case: Case) -> Found | None:
     """What is found is the fastest there is, fits, and works."""
-    expected = brute_force(case).seconds
+    expected = fastest(case).seconds
     options = Options(effort=WITHOUT_LIMIT)
     if expected == inf:
         with pytest.raises(NoPlan):
@@ -55,7 +66,10 @@ def check(case: Case) -> Found | None:
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("six-chips")])
 def test_no_plan_is_faster_than_what_is_found(name: str) -> None:
     """Alone and side by side with any shares, where memory binds and where links do."""
-    assert check(CASES[name]) is not None
+    case = CASES[name]
+    if name == "two-and-two":
+        case = replace(case, samples=3)  # shares still differ, in a third of the plans
+    assert check(case) is not None
 
 
 def test_cases_hold_what_they_are_for() -> None:
@@ -70,7 +84,7 @@ def test_cases_hold_what_they_are_for() -> None:
 def test_a_pool_in_two_parts_where_memory_is_short() -> None:
     """The best has one chip of a kind at each end of a pipeline, and is the best there is."""
     case = CASES["small-memory"]
-    best = brute_force(case)
+    best = fastest(case)
     whole = best.seconds
     for other in cuts(case):
         brute_force(other, best)
@@ -93,7 +107,7 @@ def test_only_small_clusters_of_several_kinds_are_cut() -> None:
 def test_the_list_of_plans_is_what_it_seems() -> None:
     """The plan that brute force calls best takes as long as it says, on its own."""
     case = CASES["side-by-side"]
-    best = brute_force(case)
+    best = fastest(case)
     assert best.plan is not None and best.used is not None
     time = time_of_plan(best.plan, case.workload.spec, best.used, seq_len=case.seq_len)
     assert time.step_s == pytest.approx(best.seconds, rel=1e-12)

@@ -17,10 +17,12 @@ from weft.train.family import assemble_model
 from weft.train.joining import join_plan
 
 EPOCHS = 200
+TRAINING = 13
+"""One epoch in so many trains, and the plans take turns."""
 PLANS = [
     Case("zero1", shares=(4,), dp=((2,),), zero=1),
     Case("zero3", shares=(4,), dp=((2,),), zero=3),
-    Case("tp2", shares=(4,), dp=((1,),), tp=((2,),)),
+    Case("tp2", shares=(4,), dp=((1,),), tp=((2,),), microbatch=4),
     Case("pipelines", shares=(3, 1), zero=2),
 ]
 SETTLED_S = 300.0
@@ -56,9 +58,9 @@ def one_epoch(address: RankAddress, plan: Plan) -> None:
 def many_jobs(
     address: RankAddress, plans: list[Plan], rehearsal: Rehearsal
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """What is open after each plan was run once, and after all epochs; one in five trains."""
+    """What is open after each plan was run once, and after all epochs."""
     for number in range(EPOCHS):
-        if number < len(plans) or number % 5 == 0:
+        if number < len(plans) or number % TRAINING == 0:
             one_job(address, plans[number % len(plans)], rehearsal)
         else:
             one_epoch(address, plans[0])
