@@ -93,7 +93,7 @@ def test_a_reader_that_has_gone_stops_the_run(here: Path, whole_run: WholeRun) -
         command.process.stdout = None
         code, _, errors = command.finish()
         assert command.is_gone()
-    assert code == 1
+    assert code == 75
     step = int((here / "mine/checkpoints/latest").read_text().removeprefix("step-"))
     assert errors == (
         f"stopped before step 30; saved: step {step}; the same command with --out mine goes on "
@@ -123,16 +123,18 @@ def test_a_machine_that_goes_down_costs_nothing(here: Path, whole_run: WholeRun)
     assert not list(out.glob(".*")), "left by the starts that were killed"
 
 
-def test_signals_to_the_command_alone(here: Path, whole_run: WholeRun) -> None:
-    """SIGTERM stops after the step and saves; SIGKILL takes every rank with it."""
+def test_signals_of_job_systems(here: Path, whole_run: WholeRun) -> None:
+    """SIGTERM to the command and to its group, as ``timeout`` sends it, stops after the step and
+    saves; SIGKILL to the command takes every rank with it."""
     out = here / "mine"
     with commands.started(here, "mine") as command:
         command.wait_for_step(4)
         os.kill(command.process.pid, signal.SIGTERM)
+        os.killpg(command.process.pid, signal.SIGTERM)
         code, _, errors = command.finish()
         assert command.is_gone()
     done = commands.steps(out)[-1]["step"]
-    assert code == 1
+    assert code == 75
     assert errors == (
         f"stopped before step 30; saved: step {done}; "
         "the same command with --out mine goes on from there\n"
@@ -157,7 +159,7 @@ def test_ctrl_c_stops_and_other_shares_go_on(here: Path, whole_run: WholeRun) ->
         code, _, errors = command.finish()
         assert command.is_gone()
     done = commands.steps(out)[-1]["step"]
-    assert code == 1
+    assert code == 75
     assert errors == (
         f"stopped before step 30; saved: step {done}; "
         "the same command with --out mine goes on from there\n"
@@ -174,15 +176,17 @@ def test_ctrl_c_stops_and_other_shares_go_on(here: Path, whole_run: WholeRun) ->
         np.testing.assert_allclose(*values, rtol=1e-10, err_msg=name)
 
 
-def test_ctrl_c_while_data_is_prepared(here: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_data_is_prepared(here: Path, number: signal.Signals) -> None:
     (here / "text.txt").write_text("some words to be cut into tokens. " * 400_000)
     before = commands.contents(here)
     with commands.started(here, "mine", "data.tokenizer=bpe") as command:
         command.wait_until((here / ".weft").exists)
-        os.killpg(command.process.pid, signal.SIGINT)
+        os.killpg(command.process.pid, number)
+        os.kill(command.process.pid, number)
         code, output, errors = command.finish()
         assert command.is_gone()
-    assert (code, errors) == (1, "stopped before training began\n")
+    assert (code, errors) == (75, "stopped before training began\n")
     assert output.endswith("data ...\n")
     kept = {n: c for n, c in commands.contents(here).items() if not n.startswith(".weft")}
     assert kept == before

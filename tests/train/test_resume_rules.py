@@ -1,6 +1,7 @@
 """What a run folder goes on with: which values may change, and which step it is at."""
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -101,18 +102,20 @@ def stop() -> StopSignal:
     "order", [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)], ids=str
 )
 def test_ctrl_c_and_what_the_command_makes_of_it_are_one_request(
-    order: tuple[signal.Signals, ...], stop: StopSignal
+    order: tuple[signal.Signals, ...], stop: StopSignal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("weft.train.stop.SAME_REQUEST_S", math.inf)
     before = [signal.getsignal(number) for number in order]
     try:
         stop.listen()
         assert not stop.asked
         try:
-            for number in (*order, signal.SIGTERM):
+            for number in (*order, signal.SIGTERM, signal.SIGINT):
                 os.kill(os.getpid(), number)
                 assert stop.asked
         except KeyboardInterrupt:
             pytest.fail("one Ctrl-C counted as two")
+        monkeypatch.setattr("weft.train.stop.SAME_REQUEST_S", 0.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     finally:

@@ -24,7 +24,7 @@ from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.config.load import Loaded, explain, to_yaml
 from weft.elastic.failure import RanksFailedError
 from weft.elastic.processes import run_rank, run_ranks, warm_context
-from weft.elastic.signals import sigterm_interrupts
+from weft.elastic.signals import interrupted_once
 from weft.report.metrics import refuse_missing_packages
 from weft.report.progress import Preparing, choose_mode
 from weft.resolve.prediction import AUTO_FILE, PREDICTION_FILE, Prediction
@@ -33,6 +33,8 @@ from weft.train.job import Job
 from weft.train.run_folder import CONFIG_FILE, RunFolder, changes, saved_step, saved_summary
 
 WORKER = "weft.train.worker:main"
+STOPPED = 75
+"""Exit code of a run that was asked to stop and can go on (``EX_TEMPFAIL`` of sysexits.h)."""
 
 
 def train(
@@ -165,7 +167,7 @@ def _start(job: Job, resolved: Resolved) -> int:
     differing = changes(job.out, job.config)
     if saved_step(job.out) >= job.last_step and saved_summary(job.out) is not None:
         return _tell_end(job, already=True)
-    with RunFolder(job.out) as folder, sigterm_interrupts():
+    with RunFolder(job.out) as folder, interrupted_once():
         context = warm_context()
         _show_start(job, resolved, differing)
         stream = sys.stderr if job.json else sys.stdout
@@ -177,7 +179,7 @@ def _start(job: Job, resolved: Resolved) -> int:
             raise ConfigErrors([error]) from error
         except KeyboardInterrupt:
             err.print("stopped before training began")
-            return 1
+            return STOPPED
         step_before = saved_step(job.out)
         try:
             run_ranks(WORKER, (job,), job.plan.world_size, folder=job.out, context=context)
@@ -246,13 +248,13 @@ def _saved(job: Job) -> str:
 
 
 def _tell_end(job: Job, *, already: bool = False) -> int:
-    """What the run came to. Exit code 1 if it was stopped before its end."""
+    """What the run came to. ``STOPPED`` if it ended before its last step."""
     summary = saved_summary(job.out)
     is_short = saved_step(job.out) < job.last_step
     if is_short or summary is None:
         at = f"step {job.last_step}" if is_short else "its summary"
         err.print(f"stopped before {at}; {_saved(job)}")
-        return 1
+        return STOPPED
     if job.json:
         print_json({"out": str(job.out), **summary})
     elif job.console != "quiet":

@@ -197,8 +197,9 @@ def _work(
 
     A thread of its own sends, so that batches are made ahead although a pipe holds little.
     """
-    # Ctrl-C, which the terminal sends to all processes, is for the parent.
+    # Both may go to all processes of a group; they are for the parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     outgoing: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_send_all, args=(outbox, outgoing), daemon=True).start()
     step = own.start

@@ -31,7 +31,7 @@ from weft.comm.flight import read_flights, remove_flights, who_waits
 from weft.config.errors import ConfigError, ConfigErrors, RunError
 from weft.elastic.failure import Cause, Failure, Policy, RanksFailedError, end_after_first
 from weft.elastic.signals import Asked
-from weft.train.stop import interrupts_held
+from weft.train.stop import signals_held
 
 LOOK_S = 0.2
 """How soon a signal to this process is passed on to the ranks."""
@@ -47,11 +47,12 @@ Target = Callable[..., None] | str
 def warm_context(preload: Sequence[str] = ("weft.train.worker",)) -> ForkServerContext:
     """The process context of a job. Its server begins to import at once; the caller goes on.
 
-    Ctrl-C does not reach the server and what it forks: this process passes it on.
+    Ctrl-C and SIGTERM to a whole group do not reach the server: this process passes them on to
+    what was forked.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
-    with interrupts_held():
+    with signals_held():
         forkserver.ensure_running()
     return context
 
@@ -212,6 +213,7 @@ def _rank_main(
     target: Target, address: RankAddress, args: tuple[Any, ...], logs: Path, report: Path
 ) -> None:
     """First code of a rank: output to its log, exceptions to a report that the parent reads."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the server holds it back
     end_with_parent()
     if address.rank > 0:
         _redirect(logs / f"rank{address.rank}.log")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any
+
+from weft.train.stop import SAME_REQUEST_S
 
 
 class Handlers:
@@ -26,19 +30,34 @@ class Handlers:
 
 
 class Asked:
-    """Counts how often this process was asked to stop."""
+    """Counts how often this process was asked to stop; signals within a second are one request."""
 
     def __init__(self) -> None:
         self.times = 0
+        self._counted = -math.inf
 
     def handlers(self, *more: signal.Signals) -> Handlers:
         """Count Ctrl-C, SIGTERM and these instead of ending."""
         return Handlers(dict.fromkeys((signal.SIGINT, signal.SIGTERM, *more), self._on_signal))
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.times += 1
+        now = time.monotonic()
+        if now - self._counted > SAME_REQUEST_S:
+            self.times += 1
+            self._counted = now
 
 
-def sigterm_interrupts() -> Handlers:
-    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that what was begun is cleaned up."""
-    return Handlers({signal.SIGTERM: signal.default_int_handler})
+class _Interrupting(Asked):
+    """Raises where another counts."""
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        before = self.times
+        super()._on_signal(number, frame)
+        if self.times > before:
+            raise KeyboardInterrupt
+
+
+def interrupted_once() -> Handlers:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt, so that what was begun is cleaned up; not a
+    second time within a second, which would end the cleaning."""
+    return _Interrupting().handlers()

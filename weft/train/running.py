@@ -33,7 +33,7 @@ from weft.train.job import Job
 from weft.train.loop import Evaluation, Hook, Run, StepRecord, evaluate, train
 from weft.train.run_folder import write_text
 from weft.train.saving import save
-from weft.train.stop import interrupts_held
+from weft.train.stop import signals_held
 from weft.train.summary import finish_run
 from weft.train.traffic import Traffic
 
@@ -51,7 +51,7 @@ def batches(
     """A rank's samples of one step after the other; ``stack`` ends the processes that read them."""
     config, plan = job.config.data, job.plan
     ranges = plan.seat(rank).microbatches()
-    with interrupts_held():
+    with signals_held():
         loader = Loader(
             data.train,
             global_batch=plan.global_batch,

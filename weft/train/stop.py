@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from types import FrameType
 
+SAME_REQUEST_S = 1.0
+"""Signals that come together are one request to stop: job systems send them to a process and to
+its group, a terminal to everything that runs in it."""
+
 
 class StopSignal:
     """Remembers that this process was asked to stop. The ranks agree on it with their totals.
 
-    A second Ctrl-C interrupts at once. SIGTERM never does: the command that started this rank
-    sends it for a Ctrl-C that the terminal may have sent to this process too.
+    A second Ctrl-C, more than a second later, interrupts at once. SIGTERM never does: the command
+    that started this rank sends it for a signal that may have reached this process too.
     """
 
     def __init__(self) -> None:
         self.asked = False
-        self._interrupts = 0
+        self._interrupted = math.inf
 
     def listen(self) -> None:
         """Take over Ctrl-C and SIGTERM in this process."""
@@ -27,19 +33,21 @@ class StopSignal:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.asked = True
-        self._interrupts += number == signal.SIGINT
-        if self._interrupts > 1:
-            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            self._interrupted = min(self._interrupted, now)
+            if now - self._interrupted > SAME_REQUEST_S:
+                raise KeyboardInterrupt
 
 
 @contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Start helper processes that a Ctrl-C, which a terminal sends to every process, does not end.
+def signals_held() -> Iterator[None]:
+    """Start helper processes that a Ctrl-C or SIGTERM to every process of a group does not end.
 
-    They inherit that SIGINT is held back; here it is only late.
+    They inherit that both are held back; here they are only late.
     """
-    resource_tracker.ensure_running()  # lets SIGINT through when it starts one
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    resource_tracker.ensure_running()  # lets them through when it starts one
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:

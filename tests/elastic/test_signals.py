@@ -1,0 +1,40 @@
+"""Signals that come together are one request to stop."""
+
+import os
+import signal
+
+import pytest
+
+from weft.elastic import signals
+from weft.elastic.signals import Asked, interrupted_once
+
+BOTH = (signal.SIGTERM, signal.SIGINT)
+
+
+def test_requests_are_counted_not_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "SAME_REQUEST_S", 1e6)
+    asked = Asked()
+    before = [signal.getsignal(number) for number in BOTH]
+    with asked.handlers():
+        for number in (*BOTH, *BOTH):
+            os.kill(os.getpid(), number)
+        assert asked.times == 1
+        monkeypatch.setattr(signals, "SAME_REQUEST_S", -1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked.times == 2
+    assert [signal.getsignal(number) for number in BOTH] == before
+
+
+@pytest.mark.parametrize("first", BOTH)
+def test_a_second_signal_does_not_interrupt_the_cleaning(
+    first: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with interrupted_once():
+        monkeypatch.setattr(signals, "SAME_REQUEST_S", 1e6)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), first)
+        for number in BOTH:  # from here on it cleans up
+            os.kill(os.getpid(), number)
+        monkeypatch.setattr(signals, "SAME_REQUEST_S", -1.0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), first)
