@@ -187,13 +187,15 @@ def hear(folder: Path) -> None:
 
 def beat(folder: Path) -> None:
     """Every rank notes the longest time between two looks at the clock."""
+    longest, last = 0.0, time.monotonic()  # from before anybody may be stopped
     (folder / f"up{RANK}").touch()
     if RANK == 0:
         until((folder / "up1").exists)
         step(folder, 1)
-    longest, last = 0.0, time.monotonic()
-    end = last + TIMEOUT_S
-    while not (folder / "over").exists() and time.monotonic() < end:
+        last = time.monotonic()
+    end, is_over = last + TIMEOUT_S, False
+    while not is_over and time.monotonic() < end:
+        is_over = (folder / "over").exists()
         time.sleep(0.005)
         now = time.monotonic()
         longest, last = max(longest, now - last), now

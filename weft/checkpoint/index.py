@@ -6,6 +6,7 @@ and every element must be stored exactly once, or the index is refused.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -204,10 +205,13 @@ def _field(data: object, key: str, kind: Any) -> Any:
     return _read(data.get(key) if isinstance(data, dict) else None, kind, key)
 
 
+_adapter = functools.cache(TypeAdapter)  # making one takes ten times as long as a small index
+
+
 def _read(data: object, kind: Any, *place: str) -> Any:
     """JSON as ``kind`` has it. Raises ValueError that says where it is not, and the value there."""
     try:
-        return TypeAdapter(kind).validate_python(data)
+        return _adapter(kind).validate_python(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, (*place, *first["loc"])))
