@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from weft.parallel.runtime import AxisGroup, Change, Changes, Lying
+from weft.parallel.tensor.pair import Pair
 from weft.plan.layout import Partial, Replicate, Shard
 
 
@@ -28,13 +26,11 @@ class Division:
 
     def gather(self, x: Tensor) -> Tensor:
         """Shard -> Replicate. Backward: Partial -> Shard."""
-        result: Tensor = _pair(x, self.gathered, self.scattered)
-        return result
+        return _pair(x, self.gathered, self.scattered)
 
     def scatter_sum(self, x: Tensor) -> Tensor:
         """Partial -> Shard. Backward: Shard -> Replicate."""
-        result: Tensor = _pair(x, self.scattered, self.gathered)
-        return result
+        return _pair(x, self.scattered, self.gathered)
 
     def own_part(self, x: Tensor) -> Tensor:
         """Replicate -> Shard, of what needs no gradient: places of tokens, say."""
@@ -56,21 +52,15 @@ class Division:
         return comm.reduce_scatter_parts(parts, name="scatter seq", group=ranks)()
 
 
-class _Pair(torch.autograd.Function):
-    """One way of the division forward, the other backward."""
+def _pair(x: Tensor, there: Change, back: Change) -> Tensor:
+    if torch.compiler.is_compiling():
+        from weft.parallel.tensor.uncompiled import pair
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, there: Change, back: Change) -> Tensor:
-        ctx.back = back
-        return there(x)
+        result: Tensor = pair(x, there, back)
+    else:
+        result = Pair.apply(x, there, back)  # type: ignore[no-untyped-call]
+    return result
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.back(grad), None, None
-
-
-_pair = torch.compiler.disable(_Pair.apply)  # type: ignore[no-untyped-call]
 
 CHANGES: Changes = {
     (Shard, Replicate): lambda group, before, _: Division(group, before).gather,
