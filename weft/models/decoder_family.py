@@ -100,10 +100,11 @@ def decoder_family(
     layout: _LayoutOf,
     check: Callable[[DecoderSpec], None],
     model: str,
+    reference: str,
     converter: Converter[DecoderSpec],
 ) -> Family[DecoderSpec]:
     """A family of decoder-only language models; what it is given is as in ``Family``, and ``model``
-    is where its class is: ``module:name``."""
+    and ``reference`` say where they are: ``module:name``."""
     return Family(
         name=name,
         order=order,
@@ -117,6 +118,7 @@ def decoder_family(
         model=EntryPoint(name, model, group="").load,
         task=_task,
         converter=converter,
+        reference=EntryPoint(name, reference, group="").load,
     )
 
 

@@ -13,6 +13,7 @@ from weft.plan.layout import Border, Layout
 from weft.plan.model import ModelSpec, ParamSpec
 
 if TYPE_CHECKING:
+    from weft.models.reference import Reference
     from weft.nn.stage import Buffer, Objective, Stage
 
 Spec = TypeVar("Spec", bound=ModelSpec)
@@ -65,3 +66,5 @@ class Family(Generic[Spec]):
     """What it is trained to do."""
     converter: Converter[Spec] | None = None
     """To and from Hugging Face; None where nothing there is like it."""
+    reference: Callable[[], Reference] | None = None
+    """The model written out a second time, for ``weft verify``; None: nothing to compare with."""

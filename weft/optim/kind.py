@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from weft.config.sections import OptimConfig
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from weft.optim.rule import Rule
 
 
@@ -26,3 +28,7 @@ class Kind:
     moments: Callable[[Any], float] | None = None
     """From its section: numbers that it keeps of each parameter, for predictions. None: the rule
     is asked, which loads torch."""
+    reference: Callable[[Any, list[dict[str, Any]]], Optimizer] | None = None
+    """From its section and PyTorch's groups of parameters, each with its ``weight_decay``, an
+    optimizer that shares no code with the rule, for ``weft verify``; ``lr`` is set before every
+    step. None: there is none."""

@@ -14,5 +14,6 @@ FAMILY = decoder_family(
     layout=layout,
     check=check,
     model="weft.models.gpt2.model:GPT2",
+    reference="weft.models.gpt2.reference:REFERENCE",
     converter=CONVERTER,
 )

@@ -14,5 +14,6 @@ FAMILY = decoder_family(
     layout=layout,
     check=check,
     model="weft.models.llama.model:Llama",
+    reference="weft.models.llama.reference:REFERENCE",
     converter=CONVERTER,
 )

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from weft.config.sections import SgdConfig
 from weft.optim.kind import Kind
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 
 def moments(config: SgdConfig) -> float:
@@ -11,6 +16,15 @@ def moments(config: SgdConfig) -> float:
     return 1 if config.momentum else 0
 
 
+def reference(config: SgdConfig, groups: list[dict[str, Any]]) -> Optimizer:
+    """PyTorch's own, parameter by parameter."""
+    from torch.optim import SGD
+
+    return SGD(groups, momentum=config.momentum, fused=False)
+
+
 RULE = "weft.optim.sgd.rule:Sgd"
 
-OPTIMIZER = Kind(name="sgd", order=1, config=SgdConfig, rule=RULE, moments=moments)
+OPTIMIZER = Kind(
+    name="sgd", order=1, config=SgdConfig, rule=RULE, moments=moments, reference=reference
+)
