@@ -1,79 +1,72 @@
-"""One process of Weft against a loop written out by hand: the anchor of every other parity test."""
+"""One process of Weft against the reference: the anchor of every other parity test."""
+
+from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-import torch
-from parity.cases import OPTIM, Case
+from parity.cases import OPTIM, PARITY, Case
 from parity.test_parity import TOLERANCE
-from torch import nn
-from torch.nn import functional as F
 
-from weft.data.synthetic import SyntheticDataset
-from weft.diagnose.verify import Rehearsal, Trace, difference, rehearse
+from weft.config.sections import OptimConfig, ParamGroupConfig, SgdConfig, WsdSchedule
+from weft.diagnose.reference import by_reference
+from weft.diagnose.verify import Rehearsal, difference, one_process, rehearse
 from weft.elastic.pool import WorkerPool
-from weft.models.registry import FAMILIES, build_model
-from weft.nn.context import Context
-from weft.nn.dropout import dropout_keys
-from weft.nn.init import initial_values
-from weft.plan.box import Box
+from weft.plan.model import RopeScaling
+
+ONE = Case("one", shares=(6,), microbatch=4)
+LLAMA, GPT2 = ONE.rehearsal(), replace(ONE, family="gpt2").rehearsal()
+GROUPS = (
+    ParamGroupConfig(params="layers.1.attn.q.weight", lr_scale=0.5),
+    ParamGroupConfig(params="layers.[01].*", trainable=False),
+    ParamGroupConfig(params="embed*", weight_decay=0.3),
+    ParamGroupConfig(params="*norm.weight", weight_decay=0.2, lr_scale=3.0),
+)
+STRETCHED = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_seq_len=64)
+"""Turns of 6, 20, 63 and 199 tokens with the numbers below: kept, between, between, slowed."""
 
 
-def by_hand(rehearsal: Rehearsal, samples: int) -> Trace:
-    """Mean of weight x cross-entropy over all tokens, clipped by norm, AdamW: PyTorch alone."""
-    spec = rehearsal.spec
-    params = {param.name: param for param in FAMILIES[spec.family].param_specs(spec)}
-    model = build_model(spec).double()
-    with torch.no_grad():
-        for name, param in model.named_parameters():
-            whole = Box.whole(params[name].shape)
-            param.copy_(initial_values(rehearsal.seed, params[name], whole, torch.float64))
-    decay = [p for n, p in model.named_parameters() if params[n].decay]
-    plain = [p for n, p in model.named_parameters() if not params[n].decay]
-    groups = [
-        {"params": decay, "weight_decay": OPTIM.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
-    adamw = torch.optim.AdamW(groups, lr=OPTIM.lr, betas=OPTIM.betas, eps=OPTIM.eps)
-    data = SyntheticDataset(
-        vocab_size=spec.vocab_size, seq_len=rehearsal.seq_len, seed=rehearsal.seed
-    )
-    losses, norms, grads = [], [], {}
-    for step in range(rehearsal.steps):
-        batch = data.batch(range(step * samples, (step + 1) * samples))
-        tokens, targets = (torch.from_numpy(x).long() for x in (batch.tokens, batch.targets))
-        weights = torch.from_numpy(batch.weights).double()
-        assert batch.segments is not None
-        keys = dropout_keys(rehearsal.seed, step, torch.from_numpy(batch.samples))
-        context = Context(
-            segments=torch.from_numpy(batch.segments), dropout_keys=keys if spec.dropout else None
-        )
-        logits = model.logits(model(tokens, context))
-        token_losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-        loss = (weights.flatten() * token_losses).sum() / weights.sum()
-        adamw.zero_grad()
-        loss.backward()
-        assert OPTIM.max_grad_norm is not None
-        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), OPTIM.max_grad_norm)))
-        losses.append(loss.item())
-        grads = {
-            n: p.grad.numpy().copy() for n, p in model.named_parameters() if p.grad is not None
-        }
-        adamw.step()
-    values = {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
-    return Trace(losses, norms, grads, values)
+def with_optim(optim: OptimConfig, **fields: object) -> Rehearsal:
+    return replace(LLAMA, optim=optim.model_copy(update=fields))
+
+
+SIDES = {(case.rehearsal(), case.plan().global_batch): case.name for case in reversed(PARITY)}
+"""What the parity table compares its plans with, by the first row that does."""
+MORE = {
+    "biases": replace(LLAMA, spec=replace(LLAMA.spec, qkv_bias=True)),
+    "norms of queries": replace(LLAMA, spec=replace(LLAMA.spec, qk_norm=True)),
+    "stretched positions": replace(
+        LLAMA, spec=replace(LLAMA.spec, d_head=8, rope_theta=100.0, rope_scaling=STRETCHED)
+    ),
+    "gpt2 untied": replace(GPT2, spec=replace(GPT2.spec, tied=False)),
+    "gpt2 groups": replace(GPT2, optim=OPTIM.model_copy(update={"groups": GROUPS})),
+    "groups": with_optim(OPTIM, groups=GROUPS),
+    "no clipping": with_optim(OPTIM, max_grad_norm=None),
+    "straight lines": with_optim(
+        OPTIM, schedule=WsdSchedule(warmup=0.4, decay=0.4, final_ratio=0.1)
+    ),
+    "sgd": with_optim(SgdConfig(lr=0.05)),
+    "sgd without momentum": with_optim(SgdConfig(lr=0.05, momentum=0.0)),
+}
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        Case("llama", shares=(6,), microbatch=6),
-        Case("llama-tied", shares=(6,), microbatch=2, tied=True),
-        Case("gpt2-dropout", shares=(6,), microbatch=3, family="gpt2", dropout=0.2),
-    ],
-    ids=lambda case: case.name,
+    ("rehearsal", "samples"),
+    [*SIDES, *((rehearsal, 6) for rehearsal in MORE.values())],
+    ids=[*SIDES.values(), *MORE],
 )
-def test_one_process_is_what_a_plain_loop_computes(case: Case, pool: WorkerPool) -> None:
-    rehearsal = replace(case.rehearsal(), steps=3)
-    found = difference(by_hand(rehearsal, 6), rehearse(pool.run, case.plan(), rehearsal))
+def test_one_process_is_what_the_reference_computes(
+    rehearsal: Rehearsal, samples: int, pool: WorkerPool
+) -> None:
+    rehearsal = replace(rehearsal, steps=5 if rehearsal is MORE["straight lines"] else 3)
+    plan = one_process(replace(ONE, shares=(samples,)).plan())
+    expected = by_reference(rehearsal, samples)
+    assert len(set(expected.losses)) == rehearsal.steps, "the losses never changed"
+    found = difference(expected, rehearse(pool.run, plan, rehearsal))
+    assert found.largest < TOLERANCE, found
+
+
+def test_microbatches_are_the_reference_s_too(pool: WorkerPool) -> None:
+    """``one_process`` takes the batch whole; a plan of one rank may cut it."""
+    found = difference(by_reference(LLAMA, 6), rehearse(pool.run, ONE.plan(), LLAMA))
     assert found.largest < TOLERANCE, found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,10 @@ from weft.cli.resolved import resolved_here
 from weft.cli.target import Json, Overrides, Target, load
 from weft.config.errors import ConfigError
 from weft.resolve.resolve import Resolved
+
+if TYPE_CHECKING:
+    from weft.diagnose.verdict import Verdict
+    from weft.diagnose.verify import Difference
 
 
 def compare(
@@ -114,16 +118,17 @@ def verify(
     json: Json = False,
     steps: Annotated[int, typer.Option(min=1, help="Training steps to compare.")] = 3,
 ) -> None:
-    """Train a few steps twice, under the plan and in one process, and compare everything.
+    """Train a few steps under the plan, in one process and by a reference, and compare everything.
 
     The model is made small and the data random, with random loss weights; the plan's shares,
     microbatches and settings are kept, and precision is fp64 unless compute.precision says
-    otherwise. Exit code 0 only if every loss, gradient, norm and parameter agrees within the
-    stated tolerance.
+    otherwise. The reference is the model written out a second time, with PyTorch's optimizer; one
+    process is compared with it. Exit code 0 only if every loss, gradient, norm and parameter
+    agrees within the stated tolerance.
     """
     loaded = load(target, overrides)
     resolved = resolved_here(loaded).resolved
-    from weft.diagnose.verify import verify_plan
+    from weft.diagnose.verdict import verify_plan
     from weft.elastic.pool import WorkerPool
 
     with WorkerPool() as pool:
@@ -131,9 +136,29 @@ def verify(
     if json:
         print_json(found.to_json())
     else:
-        out.print(f"{found.ranks} rank(s) against one process, {steps} steps, {found.dtype}")
-        for name, value in asdict(found.difference).items():
-            out.print(f"  {name:<10} largest relative difference {value:.2e}")
-        verdict = "[green]the plan changes nothing[/]" if found.ok else "[red]THE PLAN DIFFERS[/]"
-        out.print(f"{verdict} (tolerance {found.tolerance:.0e})", markup=True)
+        _print_verdict(found)
     finish(0 if found.ok else 1)
+
+
+def _print_verdict(found: Verdict) -> None:
+    """Both comparisons, each with what it says."""
+    limit = f"(tolerance {found.tolerance:.0e})"
+    out.print(f"{found.ranks} rank(s) against one process, {found.steps} steps, {found.dtype}")
+    _print_difference(found.plan)
+    good = found.accepts(found.plan)
+    verdict = "[green]the plan changes nothing[/]" if good else "[red]THE PLAN DIFFERS[/]"
+    out.print(f"{verdict} {limit}", markup=True)
+    if found.reference is None:
+        out.print(f"one process is compared with no reference: {found.lacks}")
+        return
+    out.print("one process against the reference (the model written out, PyTorch's optimizer)")
+    _print_difference(found.reference)
+    good = found.accepts(found.reference)
+    right, wrong = "one process is what it computes", "ONE PROCESS DIFFERS FROM IT"
+    verdict = f"[green]{right}[/]" if good else f"[red]{wrong}[/]"
+    out.print(f"{verdict} {limit}", markup=True)
+
+
+def _print_difference(found: Difference) -> None:
+    for name, value in asdict(found).items():
+        out.print(f"  {name:<10} largest relative difference {value:.2e}")

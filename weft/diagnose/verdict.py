@@ -1,0 +1,77 @@
+"""Prove that a plan changes nothing, and that the one process it is compared with is right."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from weft.config.sections import Config
+from weft.diagnose.reference import by_reference, lacks_reference
+from weft.diagnose.verify import (
+    Difference,
+    RunsRanks,
+    difference,
+    in_small,
+    one_process,
+    rehearse,
+)
+from weft.plan.model import ModelSpec
+from weft.plan.plan import Plan, Precision
+
+TOLERANCE = {"fp64": 1e-10, "fp32": 1e-3, "bf16": 0.1}
+"""Largest relative difference that rounding explains, by precision: about a million times the
+precision's rounding error for fp64, looser below, where Adam's division enlarges noise in
+gradients that are nearly zero."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A plan compared with one process, and that with the reference."""
+
+    plan: Difference
+    """Of the plan from one process."""
+    reference: Difference | None
+    """Of one process from the reference; None: there is none."""
+    lacks: str
+    """Why there is none; empty where there is."""
+    dtype: Precision
+    ranks: int
+    steps: int
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE[self.dtype]
+
+    def accepts(self, found: Difference | None) -> bool:
+        """Nothing was found outside the tolerance."""
+        return found is None or found.largest <= self.tolerance
+
+    @property
+    def ok(self) -> bool:
+        return self.accepts(self.plan) and self.accepts(self.reference)
+
+    def to_json(self) -> dict[str, Any]:
+        facts = {"dtype": self.dtype, "ranks": self.ranks, "steps": self.steps}
+        limits = {"tolerance": self.tolerance, "ok": self.ok}
+        found = None if self.reference is None else asdict(self.reference)
+        reference = {"max_rel": found, "lacks": self.lacks}
+        return {"max_rel": asdict(self.plan), "reference": reference, **facts, **limits}
+
+
+def verify_plan(
+    run: RunsRanks, plan: Plan, spec: ModelSpec, config: Config, *, steps: int
+) -> Verdict:
+    """Rehearse the plan with a small model of the same kind and compare it with one process, and
+    that one with the reference."""
+    plan, rehearsal = in_small(plan, spec, config, steps)
+    alone = rehearse(run, one_process(plan), rehearsal)
+    lacks = lacks_reference(rehearsal)
+    known = None if lacks else by_reference(rehearsal, plan.global_batch)
+    return Verdict(
+        plan=difference(alone, rehearse(run, plan, rehearsal)),
+        reference=None if known is None else difference(known, alone),
+        lacks=lacks,
+        dtype=plan.seat(0).stage_plan.precision,
+        ranks=plan.world_size,
+        steps=steps,
+    )
