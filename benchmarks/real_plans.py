@@ -44,6 +44,7 @@ ALWAYS = (
     "train.eval_samples=1",
     "train.log_every=1",
     "checkpoint.every=0",
+    "checkpoint.minutes=0",
     "sample.prompts=[]",
     "metrics.report=false",
     "metrics.tensorboard=false",

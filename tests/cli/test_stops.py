@@ -176,6 +176,22 @@ def test_ctrl_c_stops_and_other_shares_go_on(here: Path, whole_run: WholeRun) ->
         np.testing.assert_allclose(*values, rtol=1e-10, err_msg=name)
 
 
+def test_a_run_that_diverges_ends_with_76(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two ranks; the first update makes parameters that nothing finite follows from."""
+    arguments = ["train", "tiny.yaml", "--out", "mine", "--quiet", "checkpoint.every=1"]
+    assert run([*arguments, "optim.lr=1e30", "train.stop_after_non_finite=3"]) == 76
+    records = commands.steps(here / "mine")
+    (first,) = [r["step"] for r in records if r["loss"] is not None]
+    assert records[-1]["step"] == first + 3
+    assert capsys.readouterr().err == (
+        f"error: training has diverged: loss nan, grad_norm nan at step {first + 3}, and no "
+        f"finite numbers since step {first}. The last finite checkpoint is step-0000000{first}: "
+        "the same command with --out mine goes on from there. A lower optim.lr, a longer warm-up "
+        "or optim.max_grad_norm may help\n"
+    )
+    assert [p.name for p in (here / "mine/checkpoints").glob("step*")] == [f"step-0000000{first}"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_data_is_prepared(here: Path, number: signal.Signals) -> None:
     (here / "text.txt").write_text("some words to be cut into tokens. " * 400_000)

@@ -153,7 +153,7 @@ REFUSALS = [
     Case(
         "empty section",
         "train = null: expected a section with keys of steps, eval_every, eval_samples, "
-        "log_every, timeout_s.\n    at my.yaml:2",
+        "log_every, stop_after_non_finite, timeout_s.\n    at my.yaml:2",
         yaml="extends: debug\ntrain:\n",
     ),
     Case(

@@ -246,5 +246,5 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "passes",
     }
     assert set(PRECISIONS) == {"fp64", "fp32", "bf16"}
-    assert set(CheckpointConfig.model_fields) == {"every", "keep"}
+    assert set(CheckpointConfig.model_fields) == {"every", "minutes", "keep"}
     assert set(PlanConfig.model_fields) == {*PLAN_WAYS, "schedule", "chunks"}

@@ -53,6 +53,11 @@ class Index:
     """By (kind, name)."""
     state: Mapping[str, JSON] = field(default_factory=dict)
 
+    @property
+    def is_finite(self) -> bool:
+        """What was saved are numbers, as far as was recorded."""
+        return self.state.get("finite") is not False
+
 
 def merge(
     step: int, rank_files: Sequence[RankFile], state: Mapping[str, JSON], saved_at: float

@@ -32,6 +32,8 @@ class Listed:
     num_tensors: int = 0
     num_params: int = 0
     """Elements of the tensors of kind ``param``."""
+    finite: bool = True
+    """What it holds are numbers, as far as was recorded."""
     world_size: int | None = None
     """Ranks of the plan that wrote it; None where no plan is recorded."""
 
@@ -105,6 +107,7 @@ def _facts(index: Index, folder: Path, latest: str | None) -> Listed:
         bytes=sum(facts.bytes for facts in index.files.values()),
         num_tensors=len(index.tensors),
         num_params=_kind_facts(index, "param").num_elements,
+        finite=index.is_finite,
         world_size=_world_size(index.state.get("plan")),
     )
 

@@ -106,17 +106,27 @@ def commit(
 def prune(root: Path, keep: int) -> list[str]:
     """Remove all but the ``keep`` complete checkpoints that were saved last; the names removed.
 
-    Never removes the one that ``latest`` names, nor one that is damaged: that is for a person.
+    Never removes the one that ``latest`` names, the last finite one, nor one that is damaged: that
+    is for a person.
     Raises CheckpointError where the file system refuses.
     """
     assert keep >= 1, f"keep {keep}"
     saved = sorted((index.saved_at, index.step, folder) for folder, index in complete(root))
-    kept = read_latest(root)
-    removed = [folder for _, _, folder in saved[:-keep] if folder.name != kept]
+    finite = last_finite(root)
+    kept = {read_latest(root), finite and finite.name}
+    removed = [folder for _, _, folder in saved[:-keep] if folder.name not in kept]
     with told("removed"):
         for folder in removed:
             _discard(folder)
     return [folder.name for folder in removed]
+
+
+def last_finite(root: Path) -> Path | None:
+    """The complete checkpoint without values that are no numbers that was saved last."""
+    saved = [
+        (index.saved_at, index.step, folder) for folder, index in complete(root) if index.is_finite
+    ]
+    return max(saved)[-1] if saved else None
 
 
 def clean(root: Path) -> None:

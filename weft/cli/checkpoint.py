@@ -38,6 +38,7 @@ def ls(folder: Folder, json: Json = False) -> None:
             count(entry.num_params),
             str(entry.world_size or ""),
             ("complete" if entry.complete else f"damaged: {entry.problem}")
+            + ", not finite" * (not entry.finite)
             + ", latest" * entry.latest,
         )
         for entry in listed

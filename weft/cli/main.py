@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> int:
         text = str(error) if isinstance(error, ConfigErrors) else f"error: {error}"
         if isinstance(error, RunError) or _speaks():
             err.print(text, style="red")
-        return 1 if isinstance(error, RunError) else 2
+        return error.exit_code if isinstance(error, RunError) else 2
     except OSError as error:
         if error.filename is None:  # not a file of the user's: a fault in the program
             raise

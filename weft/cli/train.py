@@ -20,7 +20,7 @@ from weft.cli.resolved import ResolvedRun, ranks_here, resolved_among, resolved_
 from weft.cli.summary import print_summary, print_traffic
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
 from weft.comm.address import RankAddress
-from weft.config.errors import ConfigError, ConfigErrors, show
+from weft.config.errors import ConfigError, ConfigErrors, DivergedError, show
 from weft.config.load import Loaded, explain, to_yaml
 from weft.elastic.failure import RanksFailedError
 from weft.elastic.processes import run_rank, run_ranks, warm_context
@@ -227,6 +227,9 @@ def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
         heading = "" if first.message.startswith("error: ") else "error: "
         err.print(heading + first.message, style="red")
         return 2
+    if first.cause == "diverged":
+        err.print(f"error: {first.message}", style="red")
+        return DivergedError.exit_code
     err.print(f"error: {error}", style="red")
     if first.detail:
         err.print(first.detail.rstrip())

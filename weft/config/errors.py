@@ -8,8 +8,16 @@ from collections.abc import Iterable, Mapping
 class RunError(RuntimeError):
     """Something outside the program went wrong: a disk, a process, a damaged file.
 
-    ``str()`` says all that a person needs; commands print it and exit with 1.
+    ``str()`` says all that a person needs; commands print it and exit with ``exit_code``.
     """
+
+    exit_code = 1
+
+
+class DivergedError(RunError):
+    """Training goes on with numbers that are none: every rank stops, and saves nothing."""
+
+    exit_code = 76
 
 
 class ConfigError(ValueError):

@@ -400,6 +400,9 @@ class TrainConfig(Section):
     log_every: Count = 10
     """Steps from one progress line to the next; metrics.jsonl has every step. On accelerators the
     steps between are not waited for, and a request to stop is heeded with the next line."""
+    stop_after_non_finite: Whole = 10
+    """Steps in a row without a finite loss and gradient norm after which training ends, with exit
+    code 76; such steps are not saved. 0 never ends for that, and saves them."""
     timeout_s: Positive = 600.0
     """Seconds that a process waits for the others in one collective before it gives up."""
 
@@ -408,7 +411,10 @@ class CheckpointConfig(Section):
     """How often the state of the run is saved, and how much of it stays."""
 
     every: Whole = 0
-    """Steps from one checkpoint to the next; 0 saves only at the end."""
+    """Steps from one checkpoint to the next; 0 saves by `minutes` and at the end."""
+    minutes: Number = 5.0
+    """Minutes since the start or the last checkpoint after which the next step is saved; 0 saves
+    none for that. On accelerators it is the next step that is logged."""
     keep: Count = 2
     """Checkpoints that stay on the disk; older ones are removed."""
 

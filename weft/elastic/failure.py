@@ -9,7 +9,7 @@ from typing import Literal
 GRACE_S = 3.0
 """How long the other ranks may take to notice a failure and say what they saw."""
 
-Cause = Literal["config", "error", "machine", "peer", "signal"]
+Cause = Literal["config", "diverged", "error", "machine", "peer", "signal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class Failure:
 
     rank: int
     cause: Cause
-    """A value the user wrote; an exception; a disk or a file (``RunError``); a collective that
-    lost its peer; a signal."""
+    """A value the user wrote; numbers that are none; an exception; a disk or a file (``RunError``);
+    a collective that lost its peer; a signal."""
     message: str
     detail: str = ""
     """Traceback of an exception; empty where the message says all."""
@@ -35,8 +35,8 @@ class RanksFailedError(RuntimeError):
     """
 
     def __init__(self, failures: Sequence[Failure], waits: str | None = None) -> None:
-        order: dict[Cause, int] = {"config": 0, "signal": 1, "error": 2, "machine": 2, "peer": 3}
-        self.failures = sorted(failures, key=lambda f: (order[f.cause], f.when, f.rank))
+        order: dict[Cause, int] = {"config": 0, "signal": 1, "peer": 3}
+        self.failures = sorted(failures, key=lambda f: (order.get(f.cause, 2), f.when, f.rank))
         self.first = self.failures[0]
         self.waits = waits if self.first.cause == "peer" else None
         super().__init__(self.waits or f"rank {self.first.rank}: {self.first.message}")

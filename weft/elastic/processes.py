@@ -28,7 +28,7 @@ from typing import Any
 from weft.comm.address import RankAddress
 from weft.comm.errors import CommError
 from weft.comm.flight import read_flights, remove_flights, who_waits
-from weft.config.errors import ConfigError, ConfigErrors, RunError
+from weft.config.errors import ConfigError, ConfigErrors, DivergedError, RunError
 from weft.elastic.failure import Cause, Failure, Policy, RanksFailedError, end_after_first
 from weft.elastic.signals import Asked
 from weft.train.stop import signals_held
@@ -242,6 +242,8 @@ def _described(rank: int, error: Exception) -> Failure:
             cause = "config"
         case CommError():
             cause = "peer"
+        case DivergedError():
+            cause = "diverged"
         case RunError():
             cause = "machine"
         case _:

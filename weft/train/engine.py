@@ -41,8 +41,8 @@ class StepResult:
     """Sum of weights over the whole job."""
     grad_norm: Tensor
     """L2 norm of the gradient of ``loss``, before clipping."""
-    stop: Tensor
-    """How many ranks asked to stop after this step."""
+    asked: Tensor
+    """Sum of the numbers by which ranks asked for something after this step."""
     data: Tensor
     """Fingerprint of the global batch, an integer; see ``Batch.fingerprint``."""
 
@@ -64,24 +64,24 @@ class Engine(Generic[M]):
     settle: Callable[[Tensor], None] | None = None
     """Takes what ``passes`` gives beside its two sums, summed over the job."""
 
-    def step(self, batch: M, *, stop: bool = False, data: int = 0) -> StepResult:
+    def step(self, batch: M, *, asked: int = 0, data: int = 0) -> StepResult:
         """Train on this rank's part of one global batch (possibly empty).
 
         ``data``: fingerprint of that part, 0 where another rank computes the same one.
         """
-        result, factor = self.backward(batch, stop=stop, data=data)
+        result, factor = self.backward(batch, asked=asked, data=data)
         self.update(factor)
         return result
 
-    def backward(self, batch: M, *, stop: bool = False, data: int = 0) -> tuple[StepResult, Tensor]:
+    def backward(self, batch: M, *, asked: int = 0, data: int = 0) -> tuple[StepResult, Tensor]:
         """Gradients of the whole job, and the factor that makes them the clipped mean's."""
         sums = self.passes(batch)
         self.gradients.finish()
-        said = [torch.full_like(sums[0], float(number)) for number in (stop, data)]
+        said = [torch.full_like(sums[0], float(number)) for number in (asked, data)]
         totals = torch.cat([sums, torch.stack([self.gradients.squared_norm(), *said])])
         self.comm.all_reduce(totals, name="step totals")
         loss, weight = totals[:2]
-        squared_norm, stops, read = totals[-3:]
+        squared_norm, all_asked, read = totals[-3:]
         if self.settle is not None:
             self.settle(totals[2:-3])
         some = weight > 0
@@ -91,7 +91,7 @@ class Engine(Generic[M]):
         if self.max_grad_norm is not None:
             factor = to_mean * (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         mean = torch.where(some, loss / weight, 0.0)
-        return StepResult(mean, weight, norm, stops, read), factor
+        return StepResult(mean, weight, norm, all_asked, read), factor
 
     def update(self, factor: Tensor) -> None:
         """One optimizer update. A batch whose weights are all zero changes nothing."""

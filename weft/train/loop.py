@@ -5,6 +5,7 @@ And evaluation, which cuts samples among ranks as training does.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,11 @@ from weft.platform.base import Platform
 from weft.platform.registry import PLATFORMS
 from weft.train.assemble import Built
 from weft.train.engine import StepResult
+from weft.train.save_clock import SaveClock
 from weft.train.stop import StopSignal
+
+SAVE_ASKED = 1 << 20
+"""How a rank asks to save in the number of those that ask to stop: more than there are ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +45,19 @@ class StepNumbers:
     grad_norm: float
     stop: float
     """How many ranks asked to stop after this step."""
+    save: bool
+    """The first rank asked to save after this step."""
     data: int
     """Fingerprint of the global batch."""
     seconds: float
     """From asking for the batch to the end of the update; of steps read together the mean."""
     ended: float
     """By ``time.perf_counter``."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Both are numbers."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +74,16 @@ class StepRecord:
     def stops(self) -> bool:
         """Some rank was asked to stop, as far as is known."""
         return any(numbers.stop > 0 for numbers in self.read)
+
+    @property
+    def saves(self) -> bool:
+        """The first rank's clock asked to save, as far as is known."""
+        return any(numbers.save for numbers in self.read)
+
+    @property
+    def is_finite(self) -> bool:
+        """Loss and gradient norm of this step are numbers, as far as is known."""
+        return all(numbers.is_finite for numbers in self.read[-1:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +103,17 @@ class Run:
     last_step: int
     """Stop after this many steps in all."""
     stop: StopSignal = field(default_factory=StopSignal)
+    save_clock: SaveClock = field(default_factory=SaveClock)
 
     @property
     def waits_for_reads(self) -> bool:
         """To look at a number is to wait for a device, on this rank or on another."""
         return waits_for_reads(self.plan)
+
+    @property
+    def asks(self) -> int:
+        """What this rank asks for after the step that begins, for the step's totals."""
+        return self.stop.asked + SAVE_ASKED * (self.is_main and self.save_clock.is_due)
 
     @property
     def is_main(self) -> bool:
@@ -168,7 +196,7 @@ class Reader:
 
     def add(self, step: int, lr: float, result: StepResult) -> list[StepNumbers]:
         """Numbers of this step and of all since the last that were read, or none for now."""
-        row = (result.loss, result.grad_norm, result.stop, result.data)
+        row = (result.loss, result.grad_norm, result.asked, result.data)
         self._results.append(torch.stack(row))
         self._steps.append((step, lr))
         if step not in self._edges and all(step % steps for steps in self._every):
@@ -182,12 +210,13 @@ class Reader:
                 lr=rate,
                 loss=loss,
                 grad_norm=grad_norm,
-                stop=stop,
+                stop=asked % SAVE_ASKED,
+                save=asked >= SAVE_ASKED,
                 data=int(data),
                 seconds=seconds,
                 ended=now - (step - done) * seconds,
             )
-            for (done, rate), (loss, grad_norm, stop, data) in zip(self._steps, rows, strict=True)
+            for (done, rate), (loss, grad_norm, asked, data) in zip(self._steps, rows, strict=True)
         ]
         self._results.clear()
         self._steps.clear()
@@ -209,7 +238,7 @@ def train(run: Run, hooks: Sequence[Hook]) -> int:
         batch = next(run.batches)
         data = batch.fingerprint() if run.counts_data else 0
         microbatches = run.microbatches(batch, step)
-        result = run.built.engine.step(microbatches, stop=run.stop.asked, data=data)
+        result = run.built.engine.step(microbatches, asked=run.asks, data=data)
         done = step + 1
         record = StepRecord(step=done, read=reader.add(done, lr, result))
         for hook in hooks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import sys
 import time
@@ -14,6 +13,8 @@ import numpy as np
 import torch
 
 from weft.checkpoint.entry import CheckpointError
+from weft.checkpoint.store import last_finite, read_latest
+from weft.config.errors import DivergedError
 from weft.cost.flops import train_flops_per_token
 from weft.data.batch import Batch, Dataset, spread
 from weft.data.loader import Loader
@@ -36,6 +37,8 @@ from weft.train.saving import save
 from weft.train.stop import signals_held
 from weft.train.summary import finish_run
 from weft.train.traffic import Traffic
+
+REMEDIES = "A lower optim.lr, a longer warm-up or optim.max_grad_norm"
 
 
 def write_files(job: Job, data: Prepared) -> None:
@@ -93,6 +96,7 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
             # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
             evaluate_now_and_then(run, evaluated),
             save_now_and_then(run, job.checkpoints, progress, fingerprint=data.fingerprint),
+            end_when_diverged(run, job.checkpoints),
             traffic.skip,
         ]
         _say_start(run, progress, notes if run.is_main else ())
@@ -195,13 +199,11 @@ def log_metrics(
             for writer in writers:
                 writer.write(metrics)
             progress.step(metrics)
-            is_finite = math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm)
-            if not is_finite and not is_warned:
+            if not numbers.is_finite and not is_warned:
                 is_warned = True
                 progress.warn(
                     f"step {metrics.step}: loss {metrics.loss}, grad_norm {metrics.grad_norm}: "
-                    "training has diverged. A lower optim.lr, a longer warm-up or "
-                    "optim.max_grad_norm may help"
+                    f"training has diverged. {REMEDIES} may help"
                 )
 
     return hook
@@ -251,21 +253,64 @@ def evaluating(
 
 
 def save_now_and_then(run: Run, root: Path, progress: Progress, *, fingerprint: str) -> Hook:
-    """Save every ``checkpoint.every`` steps, at the end, and when asked to stop.
+    """Save every ``checkpoint.every`` steps, when the clock asks, at the end, and before a stop.
 
-    A save that fails in between is reported and training goes on; at the end it is an error.
+    A save that fails in between is reported and training goes on; at the end it is an error. What
+    is not finite does not take the place of what is, unless training is never to end for that.
     """
     every = run.config.checkpoint.every
+    takes_all = not run.config.train.stop_after_non_finite
 
     def hook(record: StepRecord) -> None:
         is_end = record.step == run.last_step or record.stops
-        if not is_end and not (every and record.step % every == 0):
+        if not (is_end or record.saves or (every and record.step % every == 0)):
+            return
+        run.save_clock.restart()
+        if not (takes_all or record.is_finite):
+            progress.warn(f"no checkpoint at step {record.step}: its numbers are not finite")
             return
         try:
-            save(run, root, record.step, fingerprint=fingerprint)
+            save(run, root, record.step, fingerprint=fingerprint, finite=record.is_finite)
         except CheckpointError as error:
             if is_end:
                 raise
             progress.warn(f"no checkpoint at step {record.step}: {error}")
 
     return hook
+
+
+def end_when_diverged(run: Run, root: Path) -> Hook:
+    """End after ``train.stop_after_non_finite`` steps in a row whose numbers are not finite, and
+    rather than with such a last step. The numbers of a step are the same on every rank.
+
+    Raises:
+        DivergedError: on every rank alike; says what to go on from, and how.
+    """
+    most, in_a_row = run.config.train.stop_after_non_finite, 0
+
+    def hook(record: StepRecord) -> None:
+        nonlocal in_a_row
+        for numbers in record.read:
+            in_a_row = 0 if numbers.is_finite else in_a_row + 1
+        is_over = in_a_row >= most or record.step == run.last_step
+        if most and in_a_row and is_over:
+            last = record.read[-1]
+            raise DivergedError(
+                f"training has diverged: loss {last.loss}, grad_norm {last.grad_norm} at step "
+                f"{last.step}, and no finite numbers since step {last.step - in_a_row}. "
+                + _way_on(root)
+            )
+
+    return hook
+
+
+def _way_on(root: Path) -> str:
+    """From the last finite checkpoint of a run."""
+    last = last_finite(root) if root.is_dir() else None
+    if last is None:
+        return f"Nothing finite was saved. {REMEDIES} may help; begin with another --out"
+    first = "" if last.name == read_latest(root) else f"write {last.name} into {root}/latest, then "
+    return (
+        f"The last finite checkpoint is {last.name}: {first}the same command with --out "
+        f"{root.parent} goes on from there. {REMEDIES} may help"
+    )

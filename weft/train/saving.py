@@ -7,7 +7,7 @@ samples are functions of the seed and of the step, so there is no generator stat
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,35 +27,45 @@ from weft.train.assemble import Built, fill
 from weft.train.loop import Run
 
 
-def save(run: Run, root: Path, step: int, *, fingerprint: str) -> None:
+def save(run: Run, root: Path, step: int, *, fingerprint: str, finite: bool = True) -> None:
     """Write the state after ``step`` steps; keep the newest few. Collective.
 
-    ``fingerprint`` names the data, so that a run is not resumed on other samples.
+    Args:
+        fingerprint: Names the data, so that a run is not resumed on other samples.
+        finite: Loss and gradient norm of the step are numbers. It is recorded, if every value to be
+            saved is one too.
 
     Raises:
-        CheckpointError: a rank could not write, on every rank alike. Earlier checkpoints stay.
+        CheckpointError: a rank could not write, or holds values that are not finite while training
+            is to end for those; on every rank alike. Earlier checkpoints stay.
     """
     comm = run.comm
     if run.built.executor.buffers.names:
         names = ", ".join(run.built.executor.buffers.names)
         raise CheckpointError(f"cannot hold buffers that change in training: {names}")
     folder, keep = temporary(root, step), run.config.checkpoint.keep
+    shards = _shards(run.built)
+    takes_all = not run.config.train.stop_after_non_finite
 
-    def begun() -> int:
-        """The updates that this rank has done: none where it keeps no parameter."""
+    def begun() -> tuple[int, bool]:
+        """The updates that this rank has done, none where it keeps no parameter; and whether it
+        holds numbers."""
+        is_finite = _is_finite(shards)
+        if not (takes_all or is_finite):
+            raise CheckpointError("parameters or the optimizer's state are not finite")
         if run.is_main:
             begin(root, step)
-        return run.built.optimizer.num_updates
+        return run.built.optimizer.num_updates, is_finite
 
-    updates = max(_together(comm, begun))
-    written = _together(
-        comm, lambda: rank_file_json(write_rank(folder, comm.rank, _shards(run.built)))
-    )
+    all_updates, all_finite = zip(*_together(comm, begun), strict=True)
+    updates, finite = max(all_updates), finite and all(all_finite)
+    written = _together(comm, lambda: rank_file_json(write_rank(folder, comm.rank, shards)))
 
     def committed() -> None:
         if run.is_main:
             files = [rank_file_from_json(entry) for entry in written]
-            commit(root, step, files, _state(run, step, updates, fingerprint))
+            state = {**_state(run, step, updates, fingerprint), "finite": finite}
+            commit(root, step, files, state)
             prune(root, keep)
 
     _together(comm, committed)
@@ -88,6 +98,13 @@ def _shards(built: Built) -> list[Shard]:
             value = frozen.value.to(built.gradients.precision.master.dtype)
             shards.append(Shard(frozen.spec.name, "param", frozen.spec.shape, frozen.box, value))
     return shards
+
+
+@torch.no_grad()
+def _is_finite(shards: Sequence[Shard]) -> bool:
+    """Every element is a number."""
+    tensors = (shard.tensor for shard in shards if shard.tensor.numel())
+    return all(bool(torch.stack(torch.aminmax(tensor)).isfinite().all()) for tensor in tensors)
 
 
 def _state(run: Run, step: int, updates: int, fingerprint: str) -> dict[str, JSON]:

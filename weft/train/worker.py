@@ -23,6 +23,7 @@ from weft.train.joining import device_of
 from weft.train.loop import Run
 from weft.train.run_folder import LOGS
 from weft.train.running import batches, run_job, write_files
+from weft.train.save_clock import SaveClock
 from weft.train.saving import restore
 from weft.train.stop import StopSignal
 
@@ -84,6 +85,7 @@ class RankLife:
                     first_step=first_step,
                     last_step=max(job.last_step, first_step),
                     stop=self.stop,
+                    save_clock=SaveClock(config.checkpoint.minutes),
                 )
                 notes = () if checkpoint is None else checkpoint.notes
                 done = run_job(run, job, agreed.data, notes, stack)
