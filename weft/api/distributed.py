@@ -14,12 +14,12 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor, nn
 
-from weft.api.engine import (
-    join_with,
+from weft.api.engine import join_with, start_alike
+from weft.api.refusals import (
     refuse_batch_statistics,
+    refuse_odd_gradients,
     refuse_strangers,
     refuse_unfit,
-    start_alike,
 )
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
@@ -54,6 +54,7 @@ def join_model(model: nn.Module, comm: Comm) -> nn.Module:
     """What ``distributed_model`` does, among the processes of ``comm``."""
     if comm.world_size > 1:
         refuse_batch_statistics("model", model)
+        refuse_odd_gradients("model", model)
     start_alike(model, comm)
     model.register_forward_pre_hook(_Membership(comm), with_kwargs=True)
     return model

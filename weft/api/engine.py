@@ -11,13 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from weft.api.refusals import (
+    facts_of,
+    refuse_shapes,
+    refuse_state,
+    refuse_unlike,
+    refuse_unlike_batches,
+    refuse_weight,
+)
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
 from weft.config.errors import ConfigError
 from weft.nn.stage import MicroBatch, Term, Terms, Tree
 from weft.optim.pytorch import TorchOptimizer, set_lr
-from weft.parallel.gradients import Gradients, takes_gradients_of
+from weft.parallel.gradients import Gradients
 from weft.plan.plan import Plan
 from weft.platform.registry import platform_named
 from weft.train.assemble import Assembled, Source, assemble
@@ -46,6 +54,8 @@ def assemble_own(
             for main in gradients.mains:
                 if main.spec.name in exact:
                     main.value.copy_(exact[main.spec.name][main.box.slices()])
+        if not {id(main.value) for main in gradients.mains}.issuperset(map(id, optimizer.state)):
+            refuse_state(optimizer)
         _point_at_mains(optimizer, gradients, trained.values())
         return TorchOptimizer(optimizer, gradients)
 
@@ -72,6 +82,8 @@ class WovenEngine:
         self.layers = layers
         """Those that this process holds, by number; a whole model is number 0."""
         self._outside = _Outside(built.gradients, layers.values())
+        self._num_batches = 0
+        """That were taken, those of evaluations among them."""
         self.last: StepResult | None = None
         """Loss, weight and gradient norm of the last step, over the whole job."""
 
@@ -92,12 +104,16 @@ class WovenEngine:
         are up to date on every process that holds them.
 
         Raises:
-            ConfigError: the batch has no samples, or not as many as the plan says; the model has
-                trained parameters that it did not have before.
+            ConfigError: the batch has no samples, not as many as the plan says, or weights that add
+                up to less than 0; processes have unlike batches; the model has trained parameters
+                that it did not have before. The parameters are what they were.
         """
-        mine = self._cut(batch)
+        mine = self._take(batch)
         self._outside.take_in()
-        self.last = self._built.engine.step(mine)
+        engine = self._built.engine
+        self.last, factor = engine.backward(mine)
+        refuse_weight(self.last.weight)
+        engine.update(factor)
         self._built.gradients.fence()
         self._outside.note()
         return self.last.loss
@@ -117,9 +133,17 @@ class WovenEngine:
     def eval_batch(self, batch: Any) -> Tensor:
         """The mean loss of a batch, without gradients, with every module in evaluation mode."""
         with torch.no_grad(), _evaluating(self.layers.values()):
-            totals = self._built.executor.evaluate(self._cut(batch)).clone()
+            totals = self._built.executor.evaluate(self._take(batch)).clone()
         self._comm.all_reduce(totals, name="evaluation totals")
+        refuse_weight(totals[1])
         return torch.where(totals[1] > 0, totals[0] / totals[1], 0.0)
+
+    def _take(self, batch: Any) -> list[MicroBatch]:
+        """This process's part. The 1st, 2nd, 4th, 8th ... batch is compared with the others'."""
+        self._num_batches += 1
+        if self._comm.world_size > 1 and self._num_batches.bit_count() == 1:
+            refuse_unlike_batches(leaves(batch), self._comm)
+        return self._cut(batch)
 
 
 class _Owned:
@@ -191,45 +215,20 @@ def join_with(model: nn.Module, address: RankAddress) -> Comm:
     return comm
 
 
-def start_alike(model: nn.Module, comm: Comm) -> None:
-    """Give the model rank 0's values. Collective."""
+@torch.no_grad()
+def start_alike(model: nn.Module, comm: Comm, **settings: object) -> None:
+    """Give the model rank 0's values. Collective. ``settings``: what else must be the same."""
+    refuse_unlike(comm, {**facts_of(model), **settings})
     for tensor in [*model.parameters(), *model.buffers()]:
-        comm.broadcast(tensor.detach(), src=0, name="initial values")
+        flat = tensor.detach().contiguous()
+        comm.broadcast(flat.view(-1).view(torch.uint8), src=0, name="initial values")
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat)
 
 
-def refuse_unfit(model: nn.Module) -> None:
-    """A whole model must have parameters, and no engine yet."""
-    if next(model.parameters(), None) is None:
-        raise ConfigError("model", type(model).__name__, "a module with parameters")
-    refuse_woven("model", model)
-
-
-def refuse_strangers(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """An optimizer may update the model's parameters, or some of them, and nothing else."""
-    strangers = {p for group in optimizer.param_groups for p in group["params"]}
-    strangers -= set(model.parameters())
-    if strangers:
-        expected = "an optimizer over model.parameters()"
-        raise ConfigError("optimizer", f"{len(strangers)} other tensors", expected)
-
-
-def refuse_batch_statistics(where: str, model: nn.Module) -> None:
-    """Batch normalization would make a sample's result depend on who computes it."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            expected = "a module that treats samples independently"
-            hint = "Use GroupNorm or LayerNorm: batch statistics would depend on the split."
-            key = f"{where}.{name}" if name else where
-            raise ConfigError(key, type(module).__name__, expected, hint)
-
-
-def refuse_woven(where: str, model: nn.Module) -> None:
-    """Gradients that are taken away once would never come to a second engine."""
-    for name, param in model.named_parameters():
-        if takes_gradients_of(param):
-            expected = "a model that was not woven before"
-            hint = "Go on with the engine that it has, or weave a copy (copy.deepcopy)."
-            raise ConfigError(f"{where}.{name}", "already woven", expected, hint)
+def in_dtype(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give a module's numbers a dtype; complex ones stay as they are."""
+    module._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
 
 
 def _point_at_mains(
@@ -259,6 +258,7 @@ def weighted_sum(output: Tree, _batch: Tree, /) -> Terms:
     if weights is None:
         count = torch.full((), losses.numel(), dtype=torch.float64, device=losses.device)
         return {"loss": Term(losses.sum(), count)}
+    refuse_shapes(losses, weights)
     return {"loss": Term((losses * weights).sum(), weights.sum(dtype=torch.float64))}
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from weft.api.engine import refuse_batch_statistics
+from weft.api.refusals import refuse_batch_statistics, refuse_odd_gradients
 from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError
 from weft.plan.mesh import Mesh
@@ -100,6 +100,7 @@ class Skeleton:
         with refusing(f"layers[{number}]", layer.name, expected), torch.device("meta"):
             module = layer.build()
         refuse_batch_statistics(f"layers[{number}]", module)
+        refuse_odd_gradients(f"layers[{number}]", module)
         return module
 
     def param_specs(self) -> list[ParamSpec]:

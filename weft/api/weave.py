@@ -18,16 +18,24 @@ from weft.api.distributed import WHOLE, membership_of, whole_spec
 from weft.api.engine import (
     WovenEngine,
     assemble_own,
+    in_dtype,
     join_with,
     leaves,
     mapped,
     num_samples,
     own,
-    refuse_batch_statistics,
-    refuse_strangers,
-    refuse_unfit,
     start_alike,
     weighted_sum,
+)
+from weft.api.refusals import (
+    copies_of,
+    refuse_batch_statistics,
+    refuse_odd_gradients,
+    refuse_optimizer,
+    refuse_state,
+    refuse_strangers,
+    refuse_unfit,
+    refuse_whole_rules,
 )
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
@@ -74,7 +82,7 @@ def weave(
         ConfigError: something about the model, optimizer or plan cannot work.
     """
     address = RankAddress.from_environment() or RankAddress()
-    _check(model, optimizer, address.world_size)
+    _check(model, optimizer)
     if precision is not None and precision not in tuple(PRECISIONS):
         raise ConfigError("precision", precision, f"None or one of {tuple(PRECISIONS)}")
     if isinstance(plan, Plan):
@@ -82,6 +90,9 @@ def weave(
         _refuse_unlike(plan, [*model.parameters()], precision)
     elif plan != "auto":
         raise ConfigError("plan", plan, '"auto" or a weft.plan.plan.Plan')
+    pipelines = plan.pipelines if isinstance(plan, Plan) else ()
+    if address.world_size > 1 or any(each.num_microbatches > 1 for each in pipelines):
+        refuse_batch_statistics("model", model)
     return woven(
         model,
         optimizer,
@@ -104,16 +115,19 @@ def woven(
     max_grad_norm: float | None = None,
 ) -> WovenEngine:
     """An engine among the processes of ``comm``, for what ``weave`` has checked. Collective."""
-    start_alike(model, comm)
+    planned = plan or _equal_parts(comm.world_size)
+    settings = {"precision": precision, "max_grad_norm": max_grad_norm, "plan": str(planned)}
+    start_alike(model, comm, **settings)
     trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    dims = {name: param.ndim for name, param in trained.items()}
+    refuse_whole_rules(copies_of(optimizer, trained), dims, planned, comm.device)
     exact: dict[str, Tensor] = {}
     if precision is not None:
         exact = {name: param.detach().clone() for name, param in trained.items()}
-        model.to(PRECISIONS[precision].parameters.dtype)
+        in_dtype(model, PRECISIONS[precision].parameters.dtype)
     dtypes = {param.dtype for param in trained.values()}
     whole = _Whole(model, loss)
     specs = [whole_spec(name, param) for name, param in trained.items()]
-    planned = plan or _equal_parts(comm.world_size)
     source = Source(
         specs=specs,
         tilings=whole_tilings(specs, planned),
@@ -152,18 +166,16 @@ def _equal_parts(world_size: int) -> Plan:
     return Plan(num_layers=1, pipelines=pipelines)
 
 
-def _check(model: nn.Module, optimizer: torch.optim.Optimizer, world_size: int) -> None:
+def _check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     refuse_unfit(model)
+    refuse_odd_gradients("model", model)
     if any(membership_of(module) is not None for module in model.modules()):
         hint = "The engine adds up gradients itself."
         value = "from weft.distributed_model"
         raise ConfigError("model", value, "a model that has not joined a job", hint)
     refuse_strangers(optimizer, model)
-    if optimizer.state:
-        hint = "Weave first, then load the optimizer's state."
-        raise ConfigError("optimizer", "already stepped", "a new optimizer", hint)
-    if world_size > 1:
-        refuse_batch_statistics("model", model)
+    refuse_optimizer(optimizer)
+    refuse_state(optimizer)
 
 
 def _check_plan(plan: Plan, world_size: int) -> None:

@@ -6,6 +6,7 @@ import atexit
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -14,12 +15,18 @@ from torch import Tensor, nn
 from weft.api.engine import (
     WovenEngine,
     assemble_own,
+    in_dtype,
     leaves,
     num_samples,
-    refuse_woven,
     weighted_sum,
 )
 from weft.api.layer_list import PROBE, ElementLoss, Layer, Skeleton, in_words, refusing
+from weft.api.refusals import (
+    refuse_optimizer,
+    refuse_unlike,
+    refuse_whole_rules,
+    refuse_woven,
+)
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.axes import MODEL_AXES
@@ -114,6 +121,9 @@ def build_layers(
     part = _Part(layers, loss, plan, comm, seed)
     specs = part.skeleton.param_specs()
     names = {spec.name for spec in specs}
+    settings = {"seed": seed, "max_grad_norm": max_grad_norm, "plan": str(plan)}
+    refuse_unlike(comm, {**{spec.name: str([*spec.shape]) for spec in specs}, **settings})
+    refuse_whole_rules(optimizer, {s.name: len(s.shape) for s in specs}, plan, comm.device)
     trained = {
         name: param
         for home, module in part.modules.items()
@@ -130,6 +140,7 @@ def build_layers(
         may_be_absent=True,
     )
     updates = optimizer([*trained.items()] or [("nothing", torch.zeros(0))])
+    refuse_optimizer(updates)
     built = assemble_own(
         plan, source, comm, updates, trained=trained, exact=part.exact, max_grad_norm=max_grad_norm
     )
@@ -142,7 +153,8 @@ class _Found(NamedTuple):
 
     borders: Mapping[int, Border]
     in_place: set[int]
-    losses_a_sample: int
+    losses: tuple[int, ...]
+    """Shape of those of a sample."""
 
 
 class _Part:
@@ -178,7 +190,8 @@ class _Part:
         for name, param in module.named_parameters():
             if param.dtype != dtype:
                 self.exact[f"layers.{home}.{name}"] = param.detach()
-        return module.to(dtype)
+        in_dtype(module, dtype)
+        return module
 
     def stage(self, number: int, _share: Share) -> LayerStage:
         homes = self.skeleton.homes
@@ -189,7 +202,7 @@ class _Part:
 
     def cut(self, executor: Executor, batch: Any) -> list[MicroBatch]:
         """Check a global batch, the same on every process, and make ready for its shape."""
-        count = _checked_samples(batch, self._seat.plan)
+        _check_samples(batch, self._seat.plan)
         found = self._look_up(*batch[:2])
         inputs, targets = (tensor.to(self._device) for tensor in batch[:2])
         if inputs.is_floating_point():
@@ -197,9 +210,7 @@ class _Part:
         tree = {STREAM: inputs, "targets": targets}
         if len(batch) == 3:
             tree["weights"] = batch[2].to(inputs.device)
-            if tree["weights"].numel() != count * found.losses_a_sample:
-                expected = f"one for each of the {found.losses_a_sample} losses of a sample"
-                raise ConfigError("batch.weights", tuple(batch[2].shape), expected)
+            _check_weights(tuple(batch[2].shape), found.losses)
         executor.cross(found.borders)
         for stage in self.stages.values():
             stage.in_place = found.in_place
@@ -214,8 +225,8 @@ class _Part:
             outputs, in_place = self.skeleton.outputs(inputs)
             stages = self._seat.pipeline_plan.stages[:-1]
             borders = {s: _border(outputs, stage.layers[1] - 1) for s, stage in enumerate(stages)}
-            per_sample = _losses_a_sample(self._loss, outputs[-1], targets)
-            self._found[key] = _Found(borders, in_place, per_sample)
+            losses = _losses_a_sample(self._loss, outputs[-1], targets)
+            self._found[key] = _Found(borders, in_place, losses)
         return self._found[key]
 
 
@@ -269,13 +280,21 @@ def _weighted(loss: ElementLoss, output: Tree, batch: Tree) -> Terms:
     return {"loss": Term(total, weights.sum(dtype=torch.float64))}
 
 
-def _checked_samples(batch: Any, plan: Plan) -> int:
+def _check_samples(batch: Any, plan: Plan) -> None:
     expected = "(inputs, targets) or (inputs, targets, weights), tensors"
     if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         raise ConfigError("batch", type(batch).__name__, expected)
     if not all(isinstance(tensor, Tensor) for tensor in batch):
         raise ConfigError("batch", [type(tensor).__name__ for tensor in batch], expected)
-    return num_samples(leaves(batch), plan)
+    num_samples(leaves(batch), plan)
+
+
+def _check_weights(given: tuple[int, ...], losses: tuple[int, ...]) -> None:
+    """In the shape of the losses or in a row, where dimensions of size 1 do not matter."""
+    row, wanted = [n for n in given[1:] if n != 1], [n for n in losses if n != 1]
+    if row not in (wanted, [prod(wanted)]):
+        expected = f"one for each of the {prod(losses)} losses of a sample, {list(losses)}"
+        raise ConfigError("batch.weights", given, expected)
 
 
 def _may_defer(module: nn.Module) -> bool:
@@ -301,7 +320,7 @@ def _border(outputs: Sequence[Tensor], number: int) -> Border:
     return {STREAM: BorderTensor(dims)}
 
 
-def _losses_a_sample(loss: ElementLoss, output: Tensor, targets: Tensor) -> int:
+def _losses_a_sample(loss: ElementLoss, output: Tensor, targets: Tensor) -> tuple[int, ...]:
     expected = f"a loss that takes {in_words(output)} and {in_words(targets)}"
     with refusing("loss", str(loss), expected), torch.no_grad():
         losses = loss(output, targets)
@@ -309,4 +328,4 @@ def _losses_a_sample(loss: ElementLoss, output: Tensor, targets: Tensor) -> int:
         hint = 'Pass reduction="none": Weft takes the mean over the whole job.'
         expected = "losses that are not reduced"
         raise ConfigError("loss", f"losses of shape {list(losses.shape)}", expected, hint)
-    return losses.numel() // PROBE
+    return losses.shape[1:] if len(losses) == PROBE else (losses.numel() // PROBE,)

@@ -60,7 +60,7 @@ def agree(job: Job, comm: Comm, local_rank: int) -> Agreed:
     spec = model_spec(job.config.model, data.vocab_size, job.config.data.seq_len)
     agreed = Agreed(data, spec, _checkpoint(job, data, spec))
     seen = {"checkpoint": f"step {agreed.first_step}", "data": data.fingerprint}
-    for rank, what, value, first in _unlike(comm, seen, name="compare files"):
+    for rank, what, value, first in unlike(comm, seen, name="compare files"):
         theirs = f"rank {rank} sees {value}, rank 0 {first}"
         raise RunError(f"the machines of this job see different {what}: {theirs}")
     return agreed
@@ -72,13 +72,13 @@ def refuse_unlike_ranks(comm: Comm, job: Job) -> None:
     Raises:
         ConfigError: the first thing in which a rank differs from rank 0; on every rank.
     """
-    for rank, what, value, first in _unlike(comm, _facts(job), name="compare ranks"):
+    for rank, what, value, first in unlike(comm, _facts(job), name="compare ranks"):
         hint = f"Rank {rank} differs. Start the same command, with the same files, "
         hint += "on every machine."
         raise ConfigError(what, value, f"{show(first)}, as on rank 0", hint)
 
 
-def _unlike(
+def unlike(
     comm: Comm, mine: Mapping[str, object], *, name: str
 ) -> Iterator[tuple[int, str, Any, Any]]:
     """(rank, fact, its value there, its value on rank 0) of all that differs. Collective."""

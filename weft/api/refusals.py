@@ -1,0 +1,269 @@
+"""What a user's model, optimizer or batch may not be: other numbers would come of it in silence.
+
+``ConfigError`` says so, on every process alike, before anything is computed.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.comm.comm import Comm
+from weft.config.errors import ConfigError, show
+from weft.parallel.gradients import takes_gradients_of
+from weft.plan.plan import Plan
+from weft.train.agreeing import unlike
+
+Named = Mapping[str, Tensor]
+
+
+def refuse_unfit(model: nn.Module) -> None:
+    """A whole model must have parameters, and no engine yet."""
+    if next(model.parameters(), None) is None:
+        raise ConfigError("model", type(model).__name__, "a module with parameters")
+    refuse_woven("model", model)
+
+
+def refuse_woven(where: str, model: nn.Module) -> None:
+    """Gradients that are taken away once would never come to a second engine."""
+    for name, param in model.named_parameters():
+        if takes_gradients_of(param):
+            expected = "a model that was not woven before"
+            hint = "Go on with the engine that it has, or weave a copy (copy.deepcopy)."
+            raise ConfigError(f"{where}.{name}", "already woven", expected, hint)
+
+
+def refuse_odd_gradients(where: str, model: nn.Module) -> None:
+    """What is added up over processes are real numbers, one for each element."""
+    for name, param in model.named_parameters():
+        if param.requires_grad and param.is_complex():
+            hint = "Keep torch.view_as_real of it, and use torch.view_as_complex in forward."
+            raise ConfigError(f"{where}.{name}", str(param.dtype), "a real parameter", hint)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            hint = "Weft adds up gradients that are dense; SGD and Adam take them."
+            raise ConfigError(f"{_key(where, name)}.sparse", True, "false", hint)
+
+
+def refuse_batch_statistics(where: str, model: nn.Module) -> None:
+    """Batch normalization would make a sample's result depend on who computes it."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            expected = "a module that treats samples independently"
+            hint = "Use GroupNorm or LayerNorm: batch statistics would depend on the split."
+            raise ConfigError(_key(where, name), type(module).__name__, expected, hint)
+
+
+def _key(where: str, name: str) -> str:
+    return f"{where}.{name}" if name else where
+
+
+def refuse_strangers(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """An optimizer may update the model's parameters, or some of them, and nothing else."""
+    strangers = {p for group in optimizer.param_groups for p in group["params"]}
+    strangers -= set(model.parameters())
+    if strangers:
+        expected = "an optimizer over model.parameters()"
+        raise ConfigError("optimizer", f"{len(strangers)} other tensors", expected)
+
+
+def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """It is shown dense gradients once a step, of parameters that it has not met."""
+    name = type(optimizer).__name__
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        hint = "Weft computes the loss once a step. Use e.g. AdamW or SGD."
+        raise ConfigError("optimizer", name, "one that steps without a closure", hint)
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ConfigError("optimizer", name, "one for dense gradients", "Use torch.optim.Adam.")
+
+
+def refuse_state(optimizer: torch.optim.Optimizer) -> None:
+    """What the optimizer keeps belongs to parameters that it will not update."""
+    if optimizer.state:
+        expected = "an optimizer that has no state yet"
+        hint = "Weave first, then load its state. One that makes state when it is built (Adagrad) "
+        hint += "cannot be used: take RMSprop or Adam."
+        raise ConfigError("optimizer", type(optimizer).__name__, expected, hint)
+
+
+def refuse_unlike(comm: Comm, facts: Mapping[str, object]) -> None:
+    """Processes would wait for one another's tensors, or mix them up. Collective.
+
+    ``facts``: what must be the same everywhere, as JSON can say it.
+    """
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    digests = comm.gather_json(digest, name="compare processes")
+    if len(set(digests)) == 1:  # all of it is sent only where it is needed
+        return
+    for rank, what, value, first in unlike(comm, facts, name="compare processes in full"):
+        hint = f"Rank {rank} differs: every process runs the same script."
+        raise ConfigError(what, value, f"{show(first)}, as on rank 0", hint)
+    hint = "The processes have the same parameters in another order. Build the model alike."
+    raise ConfigError("model", None, "", hint)
+
+
+def facts_of(model: nn.Module) -> dict[str, object]:
+    """What of a model must be the same on every process."""
+    tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {
+        f"model.{name}": f"{list(tensor.shape)} of {tensor.dtype}"
+        + (", frozen" if isinstance(tensor, nn.Parameter) and not tensor.requires_grad else "")
+        for name, tensor in tensors.items()
+    }
+
+
+def refuse_unlike_batches(tensors: Iterable[Tensor], comm: Comm) -> None:
+    """Each process computes some samples of one batch: of others it would be some of each.
+
+    Collective. ``tensors``: the leaves of this process's batch.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        flat = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    digests = comm.gather_json(digest.hexdigest(), name="compare batches")
+    for rank, other in enumerate(digests):
+        if other != digests[0]:
+            expected = "the whole global batch, the same on every process"
+            hint = "Weft takes each process's part of it: leave out DistributedSampler and seed "
+            hint += "all processes alike, or keep a loop of parts with weft.distributed_model."
+            value = f"other values on rank {rank} than on rank 0"
+            raise ConfigError("batch", value, expected, hint)
+
+
+def refuse_shapes(losses: Tensor, weights: Tensor) -> None:
+    """Broadcasting would count some losses several times."""
+    if weights.shape != losses.shape:
+        value = f"losses {list(losses.shape)}, weights {list(weights.shape)}"
+        hint = "Make them alike: losses.squeeze(1), weights.unsqueeze(1).expand_as(losses)."
+        raise ConfigError("loss", value, "a weight for each loss, in the same shape", hint)
+
+
+def refuse_weight(total: Tensor) -> None:
+    """What a mean is divided by. Waits for the device."""
+    weight = float(total)
+    if not 0 <= weight < float("inf"):
+        expected = "0 or more over the whole batch"
+        hint = "To turn a loss around change its sign, not that of its weight."
+        raise ConfigError("weights", f"a sum of {weight:g}", expected, hint)
+
+
+Make = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
+Divide = Callable[[Named], list[dict[str, Any]]]
+"""Which rows of which tensors each of several processes would have."""
+TRIAL_SIZE = 4
+"""Of each dimension of the tensors that an optimizer is tried on."""
+TRIAL_STEPS = 3
+TRIAL_LR = 0.1
+TRIAL_TOLERANCE = 1e-4
+"""Far above the rounding of fp32, far below an update with ``TRIAL_LR``."""
+
+
+def refuse_whole_rules(
+    make: Make, dims: Mapping[str, int], plan: Plan, device: torch.device
+) -> None:
+    """Where processes update parts of a model, each part has to come out as it would in the whole.
+
+    That is tried, on small tensors. ``dims``: how many dimensions each parameter has.
+    """
+    if any(stage.zero for _, _, stage in plan.stages()):
+        divide, where = _halves, "parts of tensors (ZeRO)"
+        hint = "Use zero: 0 in the plan, or an optimizer such as AdamW or SGD."
+    elif any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
+        divide, where = _turns, "some of the tensors (several stages)"
+        hint = "Use one stage, or an optimizer such as AdamW or SGD."
+    else:
+        return
+    if dims and (kind := _unlike_in_parts(make, dims, divide, device)):
+        expected = f"one that treats each element alone, for a process updates {where}"
+        raise ConfigError("optimizer", kind, expected, hint)
+
+
+def _unlike_in_parts(
+    make: Make, dims: Mapping[str, int], divide: Divide, device: torch.device
+) -> str:
+    """The kind of an optimizer that comes to other values in parts than in the whole, or ""."""
+    generator = torch.Generator().manual_seed(0)
+    values, *gradients = [
+        {n: torch.randn((TRIAL_SIZE,) * k, generator=generator) for n, k in dims.items()}
+        for _ in range(1 + TRIAL_STEPS)
+    ]
+    whole, kind = _updated(make, values, gradients, device)
+    for part in divide(values):
+        start, *given = [
+            {n: each[n][rows] for n, rows in part.items()} for each in (values, *gradients)
+        ]
+        found, _ = _updated(make, start, given, device)
+        for name, rows in part.items():
+            one, other = found[name], whole[name][rows]
+            if not torch.allclose(one, other, TRIAL_TOLERANCE, TRIAL_TOLERANCE, equal_nan=True):
+                return kind
+    return ""
+
+
+def _halves(values: Named) -> list[dict[str, Any]]:
+    middle = TRIAL_SIZE // 2
+    first = {n: slice(None, middle) if x.ndim else () for n, x in values.items()}
+    second = {n: slice(middle, None) for n, x in values.items() if x.ndim}
+    return [part for part in (first, second) if part]
+
+
+def _turns(values: Named) -> list[dict[str, Any]]:
+    names = [*values]
+    return [dict.fromkeys(part, ()) for part in (names[::2], names[1::2]) if part]
+
+
+def _updated(
+    make: Make, values: Named, gradients: Sequence[Named], device: torch.device
+) -> tuple[Named, str]:
+    """Values after some steps of a new optimizer, and what kind it is."""
+    params = {name: value.clone().to(device) for name, value in values.items()}
+    with torch.random.fork_rng(devices=[]):
+        optimizer = make([*params.items()])
+        refuse_optimizer(optimizer)
+        for group in optimizer.param_groups:
+            group["lr"] = TRIAL_LR
+        for step in gradients:
+            for name, param in params.items():
+                param.grad = step[name].clone().to(device)
+            type(optimizer).step(optimizer)
+    return {name: param.cpu() for name, param in params.items()}, type(optimizer).__name__
+
+
+def copies_of(optimizer: torch.optim.Optimizer, trained: Mapping[str, nn.Parameter]) -> Make:
+    """Makes optimizers of the same settings, over others of the same names. Hooks stay behind."""
+
+    def make(named: list[tuple[str, Tensor]]) -> torch.optim.Optimizer:
+        values = dict(named)
+        fields = dict(vars(optimizer))
+        fields.pop("step", None)  # a schedule's
+        for key in fields:
+            if key.endswith("_hooks"):
+                fields[key] = OrderedDict()
+        groups = fields.pop("param_groups")
+        made: torch.optim.Optimizer = object.__new__(type(optimizer))
+        memo: dict[int, Any] = {id(optimizer): made}
+        memo |= {id(p): values.get(name) for name, p in trained.items()}
+        vars(made).update(copy.deepcopy(fields, memo))
+        names = {id(p): name for name, p in trained.items()}
+        made.param_groups = []
+        for group in groups:
+            kept = [names[id(p)] for p in group["params"] if names.get(id(p)) in values]
+            rest = {key: value for key, value in group.items() if key != "params"}
+            rest = copy.deepcopy(rest, memo)
+            if "param_names" in rest:
+                rest["param_names"] = kept
+            made.param_groups.append({**rest, "params": [values[name] for name in kept]})
+        return made
+
+    return make
