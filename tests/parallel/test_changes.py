@@ -1,7 +1,9 @@
 """Changes of activations beside compiled code."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +62,15 @@ def test_compiled_blocks_stop_before_a_change_and_go_on_after_it() -> None:
 
 
 def test_a_rank_does_not_import_the_compiler() -> None:
-    """It would start two seconds later."""
-    code = "import sys, weft.train.worker; sys.exit('torch._dynamo' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    """It would take its first step two seconds later."""
+    code = """
+import sys
+import weft.train.worker
+from train.test_build import built_with, losses
+losses(built_with(), steps=1)
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join(map(str, (root, root / "tests")))
+    environment = os.environ | {"PYTHONPATH": paths}
+    assert not subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode

@@ -13,6 +13,7 @@ from weft.data.cache import TOKENIZER_FILE
 from weft.data.tokenizer import Tokenizer, load_tokenizer
 from weft.models.decoder import Decoder
 from weft.models.registry import FAMILIES, build_model, check_spec, spec_from_dict
+from weft.nn.shapes import only_shapes
 from weft.plan.model import ModelSpec
 
 
@@ -42,7 +43,7 @@ def load_model(checkpoint: Checkpoint, device: str | torch.device = "cpu") -> De
     Raises:
         CheckpointError: as ``saved_model``, or a file is damaged.
     """
-    with torch.device("meta"):
+    with only_shapes():
         model = build_model(saved_model(checkpoint))
     model = model.to_empty(device=device)
     with torch.no_grad():

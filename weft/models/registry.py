@@ -66,9 +66,9 @@ def dims_of_model(spec: ModelSpec) -> frozenset[Dim]:
 
 def module_names(spec: ModelSpec) -> set[str]:
     """Of every module of the whole model."""
-    import torch
+    from weft.nn.shapes import only_shapes
 
-    with torch.device("meta"):
+    with only_shapes():
         return {name for name, _ in build_stage(spec).module.named_modules()}
 
 

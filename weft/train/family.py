@@ -12,6 +12,7 @@ from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.config.sections import OptimConfig
 from weft.models.registry import FAMILIES, build_stage, module_names, param_specs
+from weft.nn.shapes import only_shapes
 from weft.nn.stage import Buffer, Stage
 from weft.optim.groups import marked
 from weft.optim.optimizer import Optimizer
@@ -73,7 +74,7 @@ def _stage(spec: ModelSpec, buffers: Sequence[Buffer], number: int, share: Share
     """A stage of this rank's boxes, in the plan's precision, its parameters without values."""
     stages = share.seat.pipeline_plan.stages
     asked, last = stages[number], len(stages) - 1
-    with torch.device("meta"):
+    with only_shapes():
         stage = build_stage(spec, range(*asked.layers), embed=number == 0, head=number == last)
     model = stage.module
     _fill_buffers(model, buffers, share.comm.device)
