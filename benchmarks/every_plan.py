@@ -25,8 +25,8 @@ from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
 from weft.planner.options import Options
+from weft.planner.problem import Problem, Workload
 from weft.planner.search import search
-from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge, time_of_plan
 
 SCHEDULES: tuple[ScheduleName, ...] = (
@@ -418,7 +418,7 @@ def measure(name: str, *, cut: bool) -> dict[str, object]:
         brute_force(other, best)
     end = process_time()
     options = Options(effort=WITHOUT_LIMIT)
-    found = search(case.workload, case.cluster, options=options)
+    found = search(Problem(case.workload, case.cluster, options=options))
     step_s = found.best.time.step_s
     return {
         "name": name,

@@ -33,8 +33,8 @@ from weft.models.gpt2.sizes import SIZES
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.planner.problem import Problem, Workload
 from weft.planner.search import NoPlan, search
-from weft.planner.workload import Workload
 from weft.simulate.step import Knowledge, time_of_plan
 
 USABLE = 0.94
@@ -264,7 +264,7 @@ def chosen_seconds(trial: Trial, constants: Constants) -> float | None:
     job = trial.run.job
     workload = Workload(spec=trial.spec, seq_len=job.seq_len, samples=job.global_batch)
     try:
-        found = search(workload, trial.cluster, knowledge=_knowledge(trial, constants))
+        found = search(Problem(workload, trial.cluster, _knowledge(trial, constants)))
     except NoPlan:
         return None
     return found.best.time.step_s

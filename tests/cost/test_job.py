@@ -13,7 +13,7 @@ from weft.schedules.interleaved import interleaved
 from weft.schedules.one_forward_one_backward import one_forward_one_backward
 from weft.schedules.validity import prove
 from weft.schedules.zero_bubble import zero_bubble_h1
-from weft.simulate.play import simulate
+from weft.simulate.tape import write_tape
 
 JOB = Job(shape=shape_of(SIZES["debug-1m"]), seq_len=8, global_batch=1)
 CLOSE = 0.02
@@ -24,7 +24,9 @@ def times_of(forward: float, input_grad: float, weight_grad: float) -> StageTime
 
 
 def played(schedule, stages: list[StageTimes], many: int) -> float:
-    return simulate(schedule, stages, [SeamTimes()] * (len(stages) - 1), [1.0] * many).step_s
+    positions = [list(dict.fromkeys(action.stage for action in actions)) for actions in schedule]
+    tape = write_tape(prove(schedule, positions, many), positions, [0] * many)
+    return tape.end(stages, [SeamTimes()] * (len(stages) - 1), [1.0])
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4, 7])

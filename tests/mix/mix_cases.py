@@ -7,7 +7,7 @@ from weft.cluster.cluster_file import ClusterFile
 from weft.mix.chips import Chips, Kind, Shown, only
 from weft.mix.questions import Question, Trial, ask
 from weft.models.registry import FAMILIES
-from weft.planner.workload import Workload
+from weft.planner.problem import Workload
 
 SPEC = FAMILIES["llama"].sizes["demo-5m"]
 WORK = Workload(spec=SPEC, seq_len=SPEC.seq_len, samples=28, precision="fp32")

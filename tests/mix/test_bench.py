@@ -23,7 +23,7 @@ from weft.mix.measure import Bench, Effort
 from weft.mix.mix import MixReport
 from weft.models.registry import FAMILIES
 from weft.plan.plan import Plan
-from weft.planner.workload import Workload
+from weft.planner.problem import Workload
 from weft.platform.detect import detect
 
 needs_lab = pytest.mark.skipif(why_not_here() != "", reason=why_not_here() or "here")

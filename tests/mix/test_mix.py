@@ -11,7 +11,7 @@ from weft.mix.mix import MixReport, Rates, in_rows, reasons, uncertainty
 from weft.mix.page import page
 from weft.mix.questions import Question, Trial
 from weft.plan.plan import Plan
-from weft.simulate.timeline import Timeline
+from weft.simulate.play import Timeline
 
 TRIALS = answers()
 """The planner's plans of all generations."""

@@ -10,6 +10,7 @@ from weft.mix.chips import Shown, after_run, after_shortage, kinds_of, only
 from weft.mix.questions import POOLED, Question, ask, recomputes
 from weft.plan.plan import Plan
 from weft.planner.options import Options
+from weft.planner.problem import Problem
 from weft.planner.search import NoPlan, search
 from weft.planner.seating import seated
 from weft.planner.validate import validate_plan
@@ -50,7 +51,7 @@ def test_generations_are_searches(number: int, told: dict[str, int]) -> None:
     """By shares, layers and meshes: nothing else decides them."""
     trial, chips = GENERATIONS[number], chips_of()
     options = Options(micros=(2,), leave_idle=False, **told)
-    best = search(WORK, chips.pools, knowledge=chips.knowledge, options=options).best
+    best = search(Problem(WORK, chips.pools, knowledge=chips.knowledge, options=options)).best
     assert trial.plan == seated(best.plan, best.cluster, chips.by_rank)
     assert trial.generation == str(number + 1) and trial.name.startswith(f"{number + 1}: ")
     assert chips.time(trial.plan, WORK).step_s == pytest.approx(best.time.step_s, rel=1e-3)
@@ -60,7 +61,7 @@ def test_each_part_alone_is_a_search() -> None:
     for kind in KINDS:
         trial, chips = part_trial(kind.name), chips_of(kind.name)
         options = Options(micros=(2,), leave_idle=False)
-        best = search(WORK, chips.pools, knowledge=chips.knowledge, options=options).best
+        best = search(Problem(WORK, chips.pools, knowledge=chips.knowledge, options=options)).best
         assert trial.plan == seated(best.plan, best.cluster, chips.by_rank)
         assert trial.plan.world_size == len(kind.ranks)
 

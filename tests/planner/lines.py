@@ -12,13 +12,12 @@ from weft.cluster.cluster import Chip, catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.models.llama.sizes import SIZES
 from weft.plan.plan import Precision, ScheduleName
-from weft.planner.options import Options
+from weft.planner.problem import Problem, Workload
 from weft.planner.search.choice import Line, Section, plan_of, used_cluster
 from weft.planner.search.costs import Costs
 from weft.planner.search.route import Route
 from weft.planner.search.splits import filled
-from weft.planner.workload import Workload
-from weft.simulate.step import Knowledge, time_of_plan
+from weft.simulate.step import time_of_plan
 
 SCHEDULES: tuple[ScheduleName, ...] = (
     "1f1b",
@@ -59,15 +58,15 @@ class Drawn:
     @property
     def route(self) -> Route:
         """As the search makes it."""
-        return Route(self.costs, self.line, Options().memory_part)
+        return Route(self.costs, self.line)
 
     def step_s(self) -> float:
         """Of the whole step, as users see it, but for the lateness of many ranks."""
-        workload, cluster = self.costs.workload, self.costs.cluster
-        plan = plan_of([self.line], workload, cluster)
-        used = used_cluster([self.line], cluster)
+        problem = self.costs.problem
+        plan, workload = plan_of([self.line], problem), problem.workload
+        used = used_cluster([self.line], problem.cluster)
         time = time_of_plan(
-            plan, workload.spec, used, seq_len=workload.seq_len, knowledge=self.costs.knowledge
+            plan, workload.spec, used, seq_len=workload.seq_len, knowledge=problem.knowledge
         )
         return time.step_s / time.stretch
 
@@ -101,7 +100,7 @@ def drawn(
     samples = micro * random.randint(1, most_micros) + random.randint(0, micro - 1)
     spec = replace(SIZES["llama2-7b"], num_layers=num_layers)
     workload = Workload(spec=spec, seq_len=512, samples=samples, precision=precision)
-    costs = Costs(workload, ClusterView(tuple(pools)), Knowledge(), 1)
+    costs = Costs(Problem(workload, ClusterView(tuple(pools))), 1)
     schedule = random.choice(SCHEDULES) if total > 1 else "1f1b"
     made = Drawn(costs=costs, line=Line(tuple(sections), micro, schedule, (), samples))
     layers = split_at_random(random, num_layers, made.route.least)
@@ -129,10 +128,11 @@ def long_drawn(random: Random, schedule: ScheduleName) -> Drawn:
     spec = replace(SIZES["llama2-7b"], num_layers=random.randint(total, 4 * total))
     samples = total * random.randint(20, 25) + random.randint(0, total)
     workload = Workload(spec=spec, seq_len=512, samples=samples)
-    costs = Costs(workload, ClusterView(tuple(pools)), Knowledge(), 1)
+    costs = Costs(Problem(workload, ClusterView(tuple(pools))), 1)
     made = Drawn(costs=costs, line=Line(tuple(sections), 1, schedule, (), samples))
     if random.random() < 0.5:
         layers = split_at_random(random, spec.num_layers, made.route.least)
     else:
-        layers = filled(replace(made.route, memory_part=inf), spec.num_layers)
+        roomy = Costs(costs.problem.with_memory(inf), 1)
+        layers = filled(Route(roomy, made.line), spec.num_layers)
     return replace(made, line=replace(made.line, layers=layers))

@@ -12,6 +12,7 @@ from weft.plan.layout import Dim, Form
 from weft.plan.mesh import Mesh
 from weft.plan.plan import Plan, ZeroLevel
 from weft.planner.options import Options
+from weft.planner.problem import Problem
 from weft.planner.search import axes as searched
 from weft.planner.search import search
 from weft.simulate.step import time_of_plan
@@ -82,7 +83,7 @@ def test_what_is_found_is_the_fastest_of_all(name: str) -> None:
                 time = time_of_plan(plan, case.workload.spec, used, seq_len=case.seq_len)
                 if time.step_s < best:
                     best, ways = time.step_s, plan.pipelines[0].stages[0].mesh.size("cp")
-    found = search(case.workload, case.cluster, options=Options(effort=WITHOUT_LIMIT)).best
+    found = search(Problem(case.workload, case.cluster, options=Options(effort=WITHOUT_LIMIT))).best
     assert found.time.step_s == pytest.approx(best, rel=1e-9)
     assert found.plan.pipelines[0].stages[0].mesh.size("cp") == ways
     assert ways > 1 or name == "short of memory", "nobody would add this axis"
@@ -90,5 +91,5 @@ def test_what_is_found_is_the_fastest_of_all(name: str) -> None:
 
 def test_without_its_entry_nobody_tries_it() -> None:
     case = CASES["one sample"]
-    best = search(case.workload, case.cluster).best.plan
+    best = search(Problem(case.workload, case.cluster)).best.plan
     assert all(stage.mesh.size("cp") == 1 for _, _, stage in best.stages())

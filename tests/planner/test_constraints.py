@@ -8,6 +8,7 @@ import pytest
 from benchmarks.every_plan import CASES, WITHOUT_LIMIT, Case, every_pipeline, fits
 from weft.plan.plan import Plan, StagePlan
 from weft.planner.options import Options, Shape
+from weft.planner.problem import Problem
 from weft.planner.search import Candidate, Found, NoPlan, search
 from weft.simulate.step import time_of_plan
 
@@ -17,7 +18,7 @@ ODD = CASES["odd-layers"]
 
 def asked(case: Case, **options) -> Found:
     chosen = Options(effort=WITHOUT_LIMIT, leave_idle=False, **options)
-    return search(case.workload, case.cluster, options=chosen)
+    return search(Problem(case.workload, case.cluster, options=chosen))
 
 
 def fastest(case: Case, allowed: Callable[[Plan], bool]) -> float:

@@ -7,15 +7,15 @@ import pytest
 from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.models.llama.sizes import SIZES
+from weft.planner.problem import Problem, Workload
 from weft.planner.search import Found, search
-from weft.planner.workload import Workload
 
 BOX = ClusterView((ChipPool(chip=catalogue()["H100-SXM5-80GB"], num_nodes=1, chips_per_node=8),))
 
 
 def found(samples: int, seq_len: int) -> Found:
     spec = replace(SIZES["llama3-8b"], seq_len=seq_len)
-    return search(Workload(spec=spec, seq_len=seq_len, samples=samples), BOX)
+    return search(Problem(Workload(spec=spec, seq_len=seq_len, samples=samples), BOX))
 
 
 @pytest.mark.parametrize(("seq_len", "samples"), [(8192, 1000), (512, 4000)])

@@ -12,12 +12,10 @@ from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.fit import shortages, smallest_change, without_recompute
 from weft.planner.outlook import refuse_too_large
-from weft.planner.workload import Workload
-from weft.simulate.step import Knowledge
+from weft.planner.problem import Problem, Workload
 
 CHIP = catalogue()["A100-SXM4-80GB"]
 NODE = ClusterView((ChipPool(chip=CHIP, num_nodes=1, chips_per_node=8),))
-KNOWN = Knowledge()
 WORKLOAD = Workload(spec=SIZES["llama2-7b"], seq_len=4096, samples=64)
 
 
@@ -34,13 +32,13 @@ def of(memory_gib: float) -> ClusterView:
 
 
 def test_what_is_short_is_a_subtraction() -> None:
-    (short,) = shortages(plan(), WORKLOAD, NODE, KNOWN)
+    (short,) = shortages(plan(), Problem(WORKLOAD, NODE))
     assert short.key == "pipelines[0].stages[0]"
     assert short.room_gib == pytest.approx(0.92 * 80)
     assert short.short_gib == pytest.approx(short.need_gib - 73.6)
     assert short.need_gib == pytest.approx(short.memory.total / 2**30)
-    assert shortages(plan(), WORKLOAD, of(short.need_gib / 0.92 + 0.1), KNOWN) == []
-    assert len(shortages(plan(), WORKLOAD, of(short.need_gib / 0.92 - 0.1), KNOWN)) == 1
+    assert shortages(plan(), Problem(WORKLOAD, of(short.need_gib / 0.92 + 0.1))) == []
+    assert len(shortages(plan(), Problem(WORKLOAD, of(short.need_gib / 0.92 - 0.1)))) == 1
 
 
 @pytest.mark.parametrize(
@@ -54,23 +52,23 @@ def test_what_is_short_is_a_subtraction() -> None:
     ],
 )
 def test_the_smallest_change(memory_gib: float, micro: int, words: str) -> None:
-    assert smallest_change(plan(micro), WORKLOAD, of(memory_gib), KNOWN).startswith(words)
+    assert smallest_change(plan(micro), Problem(WORKLOAD, of(memory_gib))).startswith(words)
 
 
 def test_a_plan_on_one_chip_cannot_share() -> None:
-    assert "chips of" in smallest_change(plan(micro=1, dp=1), WORKLOAD, of(60), KNOWN)
+    assert "chips of" in smallest_change(plan(micro=1, dp=1), Problem(WORKLOAD, of(60)))
 
 
 def test_refused_with_what_is_short() -> None:
     with pytest.raises(ConfigError) as caught:
-        refuse_too_large(plan(), WORKLOAD, NODE, KNOWN)
-    (short,) = shortages(plan(), WORKLOAD, NODE, KNOWN)
+        refuse_too_large(plan(), Problem(WORKLOAD, NODE))
+    (short,) = shortages(plan(), Problem(WORKLOAD, NODE))
     assert str(caught.value) == (
         f"pipelines[0].stages[0] = '{short.need_gib:.1f} GiB': expected at most 73.6 GiB a rank, "
         f"92% of a A100-SXM4-80GB; {short.short_gib:.1f} GiB are missing. "
-        f"{smallest_change(plan(), WORKLOAD, NODE, KNOWN)}"
+        f"{smallest_change(plan(), Problem(WORKLOAD, NODE))}"
     )
-    refuse_too_large(plan(), WORKLOAD, of(500), KNOWN)
+    refuse_too_large(plan(), Problem(WORKLOAD, of(500)))
 
 
 def test_without_recompute() -> None:
@@ -84,7 +82,7 @@ def test_recomputation_alone_where_it_does() -> None:
     kept = one.pipelines[0]
     again = replace(kept, stages=(replace(kept.stages[0], recompute="full"),))
     recomputed = Plan(num_layers=32, pipelines=(again,))
-    (short,) = shortages(recomputed, WORKLOAD, of(60), KNOWN)
+    (short,) = shortages(recomputed, Problem(WORKLOAD, of(60)))
     enough = of(short.need_gib / 0.92 + 0.1)
     words = "Compute layers again in backward (recompute: full)."
-    assert smallest_change(one, WORKLOAD, enough, KNOWN) == words
+    assert smallest_change(one, Problem(WORKLOAD, enough)) == words

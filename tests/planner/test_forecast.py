@@ -8,14 +8,12 @@ import pytest
 from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
-from weft.cost.energy import traffic_joules
 from weft.cost.sent import Way
 from weft.models.llama.sizes import SIZES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
-from weft.planner.forecast import Forecast, forecast, peak_flops, with_links
-from weft.planner.workload import Workload
-from weft.simulate.step import Knowledge
+from weft.planner.forecast import Forecast, forecast, peak_flops, traffic_joules
+from weft.planner.problem import Problem, Workload
 
 H100, A100 = catalogue()["H100-SXM5-80GB"], catalogue()["A100-SXM4-80GB"]
 SPEC = SIZES["llama2-7b"]
@@ -43,7 +41,7 @@ TWO = stages(stage(range(8), (0, 21)), stage(range(8, 16), (21, 32)))
 
 @pytest.fixture(scope="module")
 def two() -> Forecast:
-    return forecast(TWO, WORKLOAD, MIXED)
+    return forecast(TWO, Problem(WORKLOAD, MIXED))
 
 
 def test_parts_add_up_to_the_step(two: Forecast) -> None:
@@ -79,27 +77,27 @@ def test_price_is_of_all_chips_for_the_step(two: Forecast) -> None:
     assert two.price == pytest.approx(32.0 / 3600 * two.step_s)
     assert two.price_per_million_tokens == pytest.approx(two.price / 64 / 4096 * 1e6)
     free = ClusterView((MIXED.pools[0], replace(MIXED.pools[1], price_per_hour=None)))
-    assert forecast(TWO, WORKLOAD, free).price is None
+    assert forecast(TWO, Problem(WORKLOAD, free)).price is None
 
 
 def test_energy_of_one_chip_by_hand() -> None:
     """Full power while it computes, 0.35 of it otherwise; it sends nothing."""
     alone = Mesh.of(range(1), dp=1)
     plan = stages(StagePlan(mesh=alone, layers=(0, 32), precision="bf16", device="cuda"))
-    found = forecast(plan, WORKLOAD, ClusterView(MIXED.pools[:1]))
+    found = forecast(plan, Problem(WORKLOAD, ClusterView(MIXED.pools[:1])))
     busy = found.positions[0].computing_s
     assert found.sent == {}
     assert found.energy_j == pytest.approx(700 * (busy + 0.35 * (found.step_s - busy)))
     assert found.positions[0].communicating_s == 0
     unknown = replace(H100, power_w=None)
     cluster = ClusterView((ChipPool(chip=unknown, num_nodes=1, chips_per_node=1),))
-    assert forecast(plan, WORKLOAD, cluster).energy_j is None
+    assert forecast(plan, Problem(WORKLOAD, cluster)).energy_j is None
 
 
 def test_traffic_costs_energy_by_how_far_it_goes() -> None:
-    near = forecast(TWO, WORKLOAD, MIXED)
+    near = forecast(TWO, Problem(WORKLOAD, MIXED))
     apart = ClusterView(tuple(replace(p, num_nodes=8, chips_per_node=1) for p in MIXED.pools))
-    far = forecast(TWO, WORKLOAD, apart)
+    far = forecast(TWO, Problem(WORKLOAD, apart))
     assert sum(near.sent.values()) == sum(far.sent.values())
     assert {way.reach for way in far.sent} == {"across"}
     assert {way.reach for way in near.sent} == {"across", "node"}  # activations; the rest
@@ -107,10 +105,9 @@ def test_traffic_costs_energy_by_how_far_it_goes() -> None:
 
 def test_talking_is_what_free_links_save() -> None:
     split = stages(stage(range(8), (0, 21), tp=4), stage(range(8, 16), (21, 32), tp=2))
-    found = forecast(split, WORKLOAD, MIXED)
+    found = forecast(split, Problem(WORKLOAD, MIXED))
     assert min(position.communicating_s for position in found.positions) > 0
-    free, known = with_links(MIXED, Knowledge(), inf)
-    silent = forecast(split, WORKLOAD, free, known)
+    silent = forecast(split, Problem(WORKLOAD, MIXED).with_links(inf, inf))
     assert [position.communicating_s for position in silent.positions] == [0, 0]
     assert silent.exchange_s == 0
     for one, other in zip(found.positions, silent.positions, strict=True):
@@ -118,10 +115,10 @@ def test_talking_is_what_free_links_save() -> None:
 
 
 def test_faster_links_inside_or_between() -> None:
-    inside, _ = with_links(MIXED, Knowledge(), 2.0, 1.0)
+    inside = Problem(WORKLOAD, MIXED).with_links(2.0, 1.0).cluster
     assert inside.pools[0].link_bytes_s == pytest.approx(900e9)
     assert inside.pools[0].network_bytes_s == MIXED.pools[0].network_bytes_s
-    between, _ = with_links(MIXED, Knowledge(), 1.0, 2.0)
+    between = Problem(WORKLOAD, MIXED).with_links(1.0, 2.0).cluster
     assert between.pools[1].network_bytes_s == pytest.approx(50e9)
 
 
@@ -138,7 +135,7 @@ def test_the_slowest_is_of_the_pipeline_that_all_wait_for() -> None:
         PipelinePlan(stages=(stage(ranks, (0, 32)),), samples=samples, microbatch=8)
         for ranks, samples in ((range(8), 16), (range(8, 16), 48))
     )
-    found = forecast(Plan(num_layers=32, pipelines=pipelines), WORKLOAD, MIXED)
+    found = forecast(Plan(num_layers=32, pipelines=pipelines), Problem(WORKLOAD, MIXED))
     assert found.slowest.pipeline == 1 and found.slowest.chip == A100
     assert found.positions[0].waiting_s > found.step_s / 2
 
@@ -146,7 +143,7 @@ def test_the_slowest_is_of_the_pipeline_that_all_wait_for() -> None:
 def test_the_fullest_is_a_part_of_its_own_chip() -> None:
     small = replace(A100, memory_gib=30.0)
     cluster = ClusterView((MIXED.pools[0], replace(MIXED.pools[1], chip=small)))
-    found = forecast(TWO, WORKLOAD, cluster)
+    found = forecast(TWO, Problem(WORKLOAD, cluster))
     assert found.fullest.chip == small
     assert found.fullest.memory.total < found.positions[0].memory.total
 

@@ -9,13 +9,13 @@ import pytest
 from benchmarks.every_plan import CASES, WITHOUT_LIMIT, Case, every_pipeline, fits, pool
 from weft.cluster.view import ChipPool, ClusterView
 from weft.planner.options import Options
+from weft.planner.problem import Problem
 from weft.planner.search.choice import Line
 from weft.planner.search.costs import Costs
 from weft.planner.search.frames import Frame, Space
 from weft.planner.search.route import Route
 from weft.planner.search.splits import filled
 from weft.planner.search.verdict import lines_of
-from weft.simulate.step import Knowledge
 
 OPTIONS = Options(effort=WITHOUT_LIMIT)
 EVERYTHING = 1e9
@@ -50,8 +50,8 @@ def groups_of(case: Case) -> Iterator[tuple[ChipPool, ...]]:
 def check_group(case: Case, pools: Sequence[ChipPool], *, shared: bool) -> int:
     """How many of its pipelines fit."""
     cluster = ClusterView(tuple(pools))
-    costs = Costs(case.workload, cluster, Knowledge(), 1 + shared)
-    space = Space(costs, OPTIONS, case.samples, case.samples)
+    costs = Costs(Problem(case.workload, cluster, options=OPTIONS), 1 + shared)
+    space = Space(costs, case.samples, case.samples)
     frames = frames_of(space, len(pools))
     seen = 0
     every = every_pipeline(pools, case.num_layers, case.samples, shared=shared)
@@ -63,7 +63,7 @@ def check_group(case: Case, pools: Sequence[ChipPool], *, shared: bool) -> int:
             for section in line.sections
         )
         line = replace(line, sections=sections)
-        route = Route(costs, line, OPTIONS.memory_part)
+        route = Route(costs, line)
         if any(n > most for n, most in zip(line.layers, route.room, strict=True)):
             assert shared or not fits(plan, case.workload.spec, used, case.seq_len, used.world_size)
             continue
@@ -78,12 +78,13 @@ def test_frames_promise_nearly_what_long_steps_take(kinds: int) -> None:
     """Where a step is long, a promise that is a twentieth too high would be broken."""
     pools = (pool("H100-SXM5-80GB", 2000, 1), pool("A100-SXM4-80GB", 2000, 1))[:kinds]
     case = Case(pools=pools, num_layers=60, samples=128)
-    costs = Costs(case.workload, case.cluster, Knowledge(), 1)
-    space = Space(costs, Options(micros=(1,)), case.samples, case.samples)
+    problem = Problem(case.workload, case.cluster, options=Options(micros=(1,)))
+    costs = Costs(problem, 1)
+    space = Space(costs, case.samples, case.samples)
     near = []
     for frame in frames_of(space, kinds).values():
         for order in permutations(frame.sections):
-            route = Route(costs, Line(order, frame.micro, "1f1b", (), case.samples), 0.92)
+            route = Route(costs, Line(order, frame.micro, "1f1b", (), case.samples))
             seconds = route.seconds(filled(route, case.num_layers))
             near.append(case.samples * frame.per_sample_s / seconds)
     assert 0.955 < max(near) <= 1

@@ -14,11 +14,11 @@ from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, StagePlan
 from weft.planner.explain import alternatives, pruned_in_words, settings, what_would_help
 from weft.planner.forecast import forecast
-from weft.planner.limits import advice, limits_of
+from weft.planner.limits import Limits
 from weft.planner.options import Options
+from weft.planner.problem import Problem, Workload
 from weft.planner.search import Candidate, Found, Pruned, search
-from weft.planner.workload import Workload
-from weft.simulate.step import Knowledge, time_of_plan
+from weft.simulate.step import time_of_plan
 
 A100 = catalogue()["A100-SXM4-80GB"]
 WORKLOAD = Workload(spec=SIZES["llama2-7b"], seq_len=4096, samples=64)
@@ -73,11 +73,11 @@ def plan(
 def test_the_cause_is_what_takes_most(
     made: Callable[[], Plan], cluster: ClusterView, cause: str, words: str
 ) -> None:
-    cast = forecast(made(), WORKLOAD, cluster)
-    limits = limits_of(cast)
+    cast = forecast(made(), Problem(WORKLOAD, cluster))
+    limits = Limits(cast)
     assert limits.cause == cause
     assert sum(limits.parts.values()) == pytest.approx(cast.step_s)
-    said = " ".join(advice(cast, limits))
+    said = " ".join(limits.advice())
     assert words in said if words else not said
     first, *_, last = limits.sentences()
     assert first.startswith("slowest: stage") and last.startswith("fullest memory: stage")
@@ -97,7 +97,7 @@ def candidate(made: Plan, name: str, cluster: ClusterView) -> Candidate:
 def some_search() -> Found:
     """Of next to nothing."""
     options = Options(max_split=1, max_stages=1, micros=(1,), zero=(1,), recompute=("full",))
-    return search(WORKLOAD, nodes(8), options=options)
+    return search(Problem(WORKLOAD, nodes(8), options=options))
 
 
 def found_of(*made: Candidate) -> Found:
@@ -116,8 +116,8 @@ def test_why_the_others_lost() -> None:
         candidate(plan(meshes=2, micro=32), "waits", cluster),
         candidate(plan(meshes=2, micro=8, tp=8), "talks", cluster),
     )
-    cast = forecast(best.plan, WORKLOAD, cluster)
-    why = alternatives(found_of(best, *rivals), cast, WORKLOAD, Knowledge(), Options())
+    cast = forecast(best.plan, Problem(WORKLOAD, cluster))
+    why = list(alternatives(found_of(best, *rivals), cast, cast.problem))
     assert [alternative.slower > 0 for alternative in why] == [True] * 3
     first, second, third = (alternative.words for alternative in why)
     assert first.startswith("computes ") and "recomputes, for" not in first
@@ -131,8 +131,8 @@ def test_recompute_that_memory_forces_is_said() -> None:
     )
     best = candidate(plan(meshes=2, micro=8, recompute="full"), "best", small)
     other = candidate(plan(meshes=2, micro=16, recompute="full"), "other", small)
-    cast = forecast(best.plan, WORKLOAD, small)
-    (why,) = alternatives(found_of(best, other), cast, WORKLOAD, Knowledge(), Options())
+    cast = forecast(best.plan, Problem(WORKLOAD, small))
+    (why,) = alternatives(found_of(best, other), cast, cast.problem)
     need = memory_of_plan(plan(meshes=2, micro=16), WORKLOAD.spec, 4096)[0].total / 2**30
     assert why.words.endswith(
         f"; it recomputes, for without it a A100-SXM4-80GB would need {need:.1f} GiB of 36.8"
@@ -143,10 +143,7 @@ def test_what_would_help_without_another_search() -> None:
     cluster = nodes(8, gbit=10)
     best = candidate(plan(meshes=2, tp=4, micro=8, recompute="full"), "best", cluster)
     helps = {
-        each.change: each
-        for each in what_would_help(
-            cluster, WORKLOAD, Knowledge(), Options(), best=best, again=False
-        )
+        each.change: each for each in what_would_help(Problem(WORKLOAD, cluster), best, again=False)
     }
     faster = {name for name, each in helps.items() if each.gain > 0.001}
     assert {"links inside nodes x 2", "network between nodes x 2"} <= faster
@@ -175,7 +172,7 @@ def test_more_memory_spares_recomputation() -> None:
     small = replace(A100, memory_gib=kept / 0.92 / 1.5)
     tight = ClusterView((replace(cluster.pools[0], chip=small),))
     best = candidate(plan(recompute="full"), "best", tight)
-    asked = what_would_help(tight, WORKLOAD, Knowledge(), Options(), best=best, again=False)
+    asked = what_would_help(Problem(WORKLOAD, tight), best, again=False)
     gains = {each.change: each.gain for each in asked}
     assert gains["memory x 1.25"] == 0
     assert 0.2 < gains["memory x 2"] < 0.4

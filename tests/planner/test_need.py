@@ -11,12 +11,18 @@ from weft.config.errors import ConfigError
 from weft.cost.timing import WEFT
 from weft.models.llama.sizes import SIZES
 from weft.planner.need import Mix, choose_mix, in_units, parse_need, reached_flops
-from weft.planner.workload import Workload
+from weft.planner.problem import Problem, Workload
 from weft.simulate.step import Knowledge
 
 H100, A100 = catalogue()["H100-SXM5-80GB"], catalogue()["A100-SXM4-80GB"]
 WORKLOAD = Workload(spec=SIZES["llama3-8b"], seq_len=8192, samples=64)
-KNOWN = Knowledge()
+
+
+def reached(
+    pool: ChipPool, workload: Workload = WORKLOAD, knowledge: Knowledge | None = None
+) -> float:
+    cluster = ClusterView((pool,))
+    return reached_flops(pool, Problem(workload, cluster, knowledge or Knowledge()))
 
 
 def pool(h100_price: float | None = 2.5, a100_price: float | None = 1.3) -> ClusterView:
@@ -29,7 +35,7 @@ def pool(h100_price: float | None = 2.5, a100_price: float | None = 1.3) -> Clus
 
 
 def mix(cluster: ClusterView, need: float) -> Mix:
-    return choose_mix(cluster, WORKLOAD, KNOWN, need)
+    return choose_mix(Problem(WORKLOAD, cluster), need)
 
 
 @pytest.mark.parametrize(
@@ -57,24 +63,21 @@ def test_in_units() -> None:
 
 def test_a_chip_counts_for_what_it_reaches_not_for_its_name() -> None:
     """A chip with half the rates of another under the same name counts half."""
-    whole = reached_flops(pool().pools[0], WORKLOAD, KNOWN)
+    whole = reached(pool().pools[0])
     assert 0.2 * 989.4e12 < whole < 989.4e12
     slow = replace(H100, peak_tflops={"bf16": 989.4 / 2}, memory_gb_s=3350 / 2)
-    half = reached_flops(replace(pool().pools[0], chip=slow), WORKLOAD, KNOWN)
+    half = reached(replace(pool().pools[0], chip=slow), WORKLOAD)
     assert half == pytest.approx(whole / 2, rel=0.01)
     slow_software = Knowledge(software=replace(WEFT, slowdown=2 * WEFT.slowdown))
-    assert reached_flops(pool().pools[0], WORKLOAD, slow_software) == pytest.approx(whole / 2)
+    assert reached(pool().pools[0], WORKLOAD, slow_software) == pytest.approx(whole / 2)
 
 
 def test_compute_is_of_the_workload() -> None:
     """Attention reaches less of a peak than large products, so long sequences reach less."""
     long = replace(WORKLOAD, seq_len=131_072)
     first, second = pool().pools
-    assert reached_flops(first, long, KNOWN) < 0.8 * reached_flops(first, WORKLOAD, KNOWN)
-    shares = [
-        reached_flops(first, workload, KNOWN) / reached_flops(second, workload, KNOWN)
-        for workload in (WORKLOAD, long)
-    ]
+    assert reached(first, long) < 0.8 * reached(first, WORKLOAD)
+    shares = [reached(first, workload) / reached(second, workload) for workload in (WORKLOAD, long)]
     assert shares[0] != pytest.approx(shares[1], rel=0.02)
 
 

@@ -10,8 +10,8 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.models.llama.sizes import SIZES
 from weft.planner.options import Options
+from weft.planner.problem import Problem, Workload
 from weft.planner.search import NoPlan, search
-from weft.planner.workload import Workload
 
 A100 = catalogue()["A100-SXM4-80GB"]
 CLUSTER = ClusterView((ChipPool(chip=A100, num_nodes=1, chips_per_node=8),))
@@ -20,7 +20,7 @@ LARGE = Workload(spec=SIZES["llama3-70b"], seq_len=8192, samples=64)
 
 def message(workload: Workload, **options: object) -> str:
     with pytest.raises(NoPlan) as caught:
-        search(workload, CLUSTER, options=Options(**options))
+        search(Problem(workload, CLUSTER, options=Options(**options)))
     assert isinstance(caught.value, ConfigError)
     return str(caught.value)
 
@@ -38,16 +38,16 @@ def test_the_changes_that_are_named_do() -> None:
     text = message(LARGE)
     nodes = int(re.search(r"\((\d+) x A100", text)[1])
     more = replace(CLUSTER.pools[0], num_nodes=nodes)
-    assert search(LARGE, ClusterView((more,))).best.time.step_s > 0
+    assert search(Problem(LARGE, ClusterView((more,)))).best.time.step_s > 0
     times = float(re.search(r"([\d.]+) times", text)[1])
     for factor, fits in ((times * 1.01, True), (times * 0.98, False)):
         chip = replace(A100, memory_gib=A100.memory_gib * factor)
         cluster = ClusterView((replace(CLUSTER.pools[0], chip=chip),))
         if fits:
-            assert search(LARGE, cluster).best.memory
+            assert search(Problem(LARGE, cluster)).best.memory
         else:
             with pytest.raises(NoPlan):
-                search(LARGE, cluster)
+                search(Problem(LARGE, cluster))
 
 
 def test_a_choice_that_was_taken_away_is_named() -> None:

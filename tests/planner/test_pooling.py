@@ -6,8 +6,8 @@ from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.models.llama.sizes import SIZES
 from weft.planner.options import Options
+from weft.planner.problem import Problem, Workload
 from weft.planner.search import Found, search
-from weft.planner.workload import Workload
 
 SPEC = replace(SIZES["llama2-7b"], num_layers=8)
 FAST, SLOW = catalogue()["H100-SXM5-80GB"], catalogue()["A100-SXM4-80GB"]
@@ -20,7 +20,7 @@ def pool(chip, gib: float, nodes: int) -> ChipPool:
 def plan_for(*pools: ChipPool) -> Found:
     workload = Workload(spec=SPEC, seq_len=2048, samples=16)
     options = Options(leave_idle=False, schedules=("1f1b", "zb-h1"))
-    return search(workload, ClusterView(pools), options=options)
+    return search(Problem(workload, ClusterView(pools), options=options))
 
 
 def recomputes(found: Found) -> set[str]:

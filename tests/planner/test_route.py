@@ -40,7 +40,7 @@ def test_a_step_takes_what_the_plan_takes(kind: str) -> None:
 def test_ranks_hold_what_the_plan_holds(kind: str) -> None:
     for each in draws(kind):
         workload = each.costs.workload
-        plan = plan_of([each.line], workload, each.costs.cluster)
+        plan = plan_of([each.line], each.costs.problem)
         memory = memory_of_plan(plan, workload.spec, workload.seq_len)
         for mesh, stages in enumerate(plan.pipelines[0].positions()):
             rank = plan.pipelines[0].stages[stages[0]].mesh.ranks[0]
@@ -93,7 +93,7 @@ def test_room_is_what_fits() -> None:
     for each in draws("bf16") + draws("cores"):
         route, total = each.route, each.costs.workload.spec.num_layers
         for mesh, most in enumerate(route.room):
-            budget = each.costs.budget(route.ranks[mesh].pool, route.memory_part)
+            budget = each.costs.budgets[route.ranks[mesh].pool]
             assert most < 0 or route.bytes(mesh, most) <= budget
             if most < total:
                 tight += 1

@@ -11,10 +11,10 @@ from benchmarks.every_plan import CASES, WITHOUT_LIMIT, Best, Case, brute_force,
 from weft.cluster.view import ChipPool, ClusterView
 from weft.models.llama.sizes import SIZES
 from weft.planner.options import Options
+from weft.planner.problem import Problem, Workload
 from weft.planner.search import Candidate, Found, NoPlan, search
 from weft.planner.search.search import cut_in_two
 from weft.planner.validate import validate_plan
-from weft.planner.workload import Workload
 from weft.simulate.step import time_of_plan
 
 H100, A100 = "H100-SXM5-80GB", "A100-SXM4-80GB"
@@ -35,7 +35,9 @@ def fastest(case: Case) -> Best:
 
 def found(cluster: ClusterView, samples: int, **options) -> Found:
     chosen = Options(effort=WITHOUT_LIMIT, **options)
-    return search(Workload(spec=SPEC, seq_len=SEQ, samples=samples), cluster, options=chosen)
+    return search(
+        Problem(Workload(spec=SPEC, seq_len=SEQ, samples=samples), cluster, options=chosen)
+    )
 
 
 def is_cut(best: Candidate) -> bool:
@@ -50,9 +52,9 @@ def check(case: Case) -> Found | None:
     options = Options(effort=WITHOUT_LIMIT)
     if expected == inf:
         with pytest.raises(NoPlan):
-            search(case.workload, case.cluster, options=options)
+            search(Problem(case.workload, case.cluster, options=options))
         return None
-    result = search(case.workload, case.cluster, options=options)
+    result = search(Problem(case.workload, case.cluster, options=options))
     best, spec = result.best, case.workload.spec
     if is_cut(best):  # brute force lists these for a case of its own
         assert best.time.step_s < expected
@@ -74,10 +76,10 @@ def test_no_plan_is_faster_than_what_is_found(name: str) -> None:
 
 def test_cases_hold_what_they_are_for() -> None:
     """Some best plans are pipelines side by side of unlike shares, some go through unlike chips."""
-    best = search(CASES["three-kinds"].workload, CASES["three-kinds"].cluster).best
+    best = search(Problem(CASES["three-kinds"].workload, CASES["three-kinds"].cluster)).best
     first, second = best.plan.pipelines
     assert first.samples != second.samples
-    best = search(CASES["odd-layers"].workload, CASES["odd-layers"].cluster).best
+    best = search(Problem(CASES["odd-layers"].workload, CASES["odd-layers"].cluster)).best
     assert len(best.plan.pipelines) == 1 and len(best.cluster.pools) == 2
 
 
@@ -88,7 +90,7 @@ def test_a_pool_in_two_parts_where_memory_is_short() -> None:
     whole = best.seconds
     for other in cuts(case):
         brute_force(other, best)
-    found = search(case.workload, case.cluster, options=Options(effort=WITHOUT_LIMIT)).best
+    found = search(Problem(case.workload, case.cluster, options=Options(effort=WITHOUT_LIMIT))).best
     assert is_cut(found) and len(found.plan.pipelines) == 1
     assert found.time.step_s == pytest.approx(best.seconds, rel=1e-9)
     assert best.seconds < 0.98 * whole
@@ -159,7 +161,7 @@ def test_every_candidate_was_simulated_or_has_a_reason() -> None:
 def test_the_same_search_finds_the_same() -> None:
     cluster = ClusterView((pool(H100, 24, 4), pool(A100, 24, 4)))
     workload = Workload(spec=SPEC, seq_len=SEQ, samples=8)
-    first, second = search(workload, cluster), search(workload, cluster)
+    first, second = search(Problem(workload, cluster)), search(Problem(workload, cluster))
     assert [c.plan for c in (first.best, *first.others)] == [
         c.plan for c in (second.best, *second.others)
     ]
@@ -168,11 +170,9 @@ def test_the_same_search_finds_the_same() -> None:
 def test_layers_go_by_speed() -> None:
     cluster = ClusterView((pool(H100, 40, 1), pool(A100, 40, 1)))
     spec = replace(SPEC, num_layers=12)
-    result = search(
-        Workload(spec=spec, seq_len=SEQ, samples=16),
-        cluster,
-        options=Options(schedules=("1f1b",), leave_idle=False),
-    )
+    options = Options(schedules=("1f1b",), leave_idle=False)
+    workload = Workload(spec=spec, seq_len=SEQ, samples=16)
+    result = search(Problem(workload, cluster, options=options))
     assert result.best.cluster.world_size == 2
     mixed = next(c for c in (result.best, *result.others) if len(c.plan.pipelines) == 1)
     layers = {
@@ -187,5 +187,5 @@ def test_zero_shares_what_memory_demands(gib: float, level: int) -> None:
     """Level 2 costs no time, so that it is taken at once; level 3 does, and is taken last."""
     lean = Options(max_split=1, max_stages=1, leave_idle=False, recompute=("full",))
     workload = Workload(spec=replace(SPEC, num_layers=16), seq_len=SEQ, samples=4)
-    best = search(workload, ClusterView((pool(H100, gib, 4),)), options=lean).best
+    best = search(Problem(workload, ClusterView((pool(H100, gib, 4),)), options=lean)).best
     assert {stage.zero for _, _, stage in best.plan.stages()} == {level}

@@ -13,11 +13,12 @@ from weft.plan.plan import Plan
 from weft.planner.explain import Comparison, compare
 from weft.planner.forecast import forecast
 from weft.planner.options import Options
+from weft.planner.problem import Problem
 from weft.planner.search import search
 from weft.planner.search.choice import plan_of, used_cluster
 from weft.planner.search.splits import too_slow
 from weft.planner.search.verdict import OutsideError, least_seconds, lines_of, verdict
-from weft.simulate.step import Knowledge, time_of_plan
+from weft.simulate.step import time_of_plan
 
 OPTIONS = Options(effort=WITHOUT_LIMIT)
 CASE = CASES["odd-layers"]
@@ -26,9 +27,9 @@ CASE = CASES["odd-layers"]
 def asked(
     plan: Plan, cluster: ClusterView = CASE.cluster, options: Options = OPTIONS
 ) -> Comparison:
-    found = search(CASE.workload, CASE.cluster, options=OPTIONS).best
-    best = forecast(found.plan, CASE.workload, found.cluster)
-    return compare(plan, best, CASE.workload, cluster, Knowledge(), options)
+    found = search(Problem(CASE.workload, CASE.cluster, options=OPTIONS)).best
+    best = forecast(found.plan, Problem(CASE.workload, found.cluster))
+    return compare(plan, best, Problem(CASE.workload, cluster, options=options))
 
 
 def on_a100s(**changes) -> Plan:
@@ -47,8 +48,8 @@ def on_a100s(**changes) -> Plan:
 def test_plans_are_read_back_as_they_were_written() -> None:
     for seed in range(200):
         each = drawn(Random(seed))
-        plan = plan_of([each.line], each.costs.workload, each.costs.cluster)
-        used = used_cluster([each.line], each.costs.cluster)
+        plan = plan_of([each.line], each.costs.problem)
+        used = used_cluster([each.line], each.costs.problem.cluster)
         (line,) = lines_of(plan, used)
         numbered = (replace(s, pool=n) for n, s in enumerate(each.line.sections))
         assert line == replace(each.line, sections=tuple(numbered))
@@ -65,7 +66,7 @@ def test_the_bound_that_is_told_is_the_one_that_rules_out() -> None:
 
 def test_no_plan_is_said_to_be_ruled_out_by_a_bound_that_it_beats() -> None:
     """Of all plans of a case that fit: told reasons agree with their times."""
-    found = search(CASE.workload, CASE.cluster, options=OPTIONS)
+    found = search(Problem(CASE.workload, CASE.cluster, options=OPTIONS))
     best_s, told = found.best.time.step_s, set()
     spec, seq_len = CASE.workload.spec, CASE.seq_len
     every = list(every_pipeline(CASE.pools, CASE.num_layers, CASE.samples, shared=False))
@@ -73,7 +74,7 @@ def test_no_plan_is_said_to_be_ruled_out_by_a_bound_that_it_beats() -> None:
         if not fits(plan, spec, used, seq_len, ranks=used.world_size):
             continue
         time = time_of_plan(plan, spec, used, seq_len=seq_len)
-        reason = verdict(plan, CASE.workload, used, Knowledge(), OPTIONS, best_s=best_s)
+        reason = verdict(plan, Problem(CASE.workload, used, options=OPTIONS), best_s=best_s)
         told.add(reason.kind)
         if reason.kind == "bound":
             assert float(reason.words.split()[-2]) <= time.step_s * 1.001
@@ -82,12 +83,13 @@ def test_no_plan_is_said_to_be_ruled_out_by_a_bound_that_it_beats() -> None:
 
 
 def test_the_best_loses_to_nobody() -> None:
-    found = search(CASE.workload, CASE.cluster, options=OPTIONS).best
-    best = forecast(found.plan, CASE.workload, found.cluster)
-    told = compare(found.plan, best, CASE.workload, found.cluster, Knowledge(), OPTIONS)
+    found = search(Problem(CASE.workload, CASE.cluster, options=OPTIONS)).best
+    problem = Problem(CASE.workload, found.cluster, options=OPTIONS)
+    best = forecast(found.plan, problem)
+    told = compare(found.plan, best, problem)
     assert told.slower == 0 and told.fits
     assert all(part.best == part.rival for part in told.parts)
-    reason = verdict(found.plan, CASE.workload, found.cluster, Knowledge(), OPTIONS, best_s=inf)
+    reason = verdict(found.plan, problem, best_s=inf)
     assert reason.kind == "slower" and "weighed as it is" in reason.words
 
 
@@ -118,7 +120,7 @@ def test_parts_add_up_to_the_step() -> None:
     ],
 )
 def test_what_the_search_does_not_look_at(plan: Plan, options: Options, words: str) -> None:
-    reason = verdict(plan, CASE.workload, CASE.cluster, Knowledge(), options, best_s=1.0)
+    reason = verdict(plan, Problem(CASE.workload, CASE.cluster, options=options), best_s=1.0)
     assert reason.kind == "shape" and words in reason.words
 
 

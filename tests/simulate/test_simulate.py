@@ -1,6 +1,5 @@
 """Played time against closed formulas, a hand count and a clock that ticks one unit at a time."""
 
-import json
 import random
 import xml.etree.ElementTree as ET
 from collections import deque
@@ -14,8 +13,8 @@ from weft.cost.times import SeamTimes, StageTimes
 from weft.plan.plan import ScheduleName
 from weft.schedules.action import Action, Schedule
 from weft.schedules.registry import schedule_of
-from weft.simulate.picture import draw, to_svg, to_trace
-from weft.simulate.play import simulate, simulate_plan
+from weft.simulate.picture import draw, to_svg
+from weft.simulate.play import simulate_plan
 
 FREE = SeamTimes()
 EVEN = StageTimes(forward_s=1.0, input_grad_s=1.0, weight_grad_s=1.0)
@@ -133,23 +132,6 @@ def test_a_smaller_last_microbatch_takes_less() -> None:
     assert simulate_plan(plan, [EVEN], []).step_s == 3 * (1 + 0.75)
 
 
-def test_what_is_held_counts_sizes() -> None:
-    timeline = simulate_plan(pipeline("1f1b", 3, 6), [EVEN] * 3, [FREE] * 2)
-    assert timeline.held() == (3, 2, 1)
-    assert timeline.held([10.0, 7.0, 4.0]) == (30, 14, 4)
-
-
-def test_weights_hold_until_their_gradient_is_done() -> None:
-    timeline = simulate_plan(pipeline("zb-h1", 4, 8), [EVEN] * 4, [FREE] * 3)
-    assert timeline.held() == (4, 4, 4, 4)
-
-
-def test_a_schedule_that_never_ends_is_refused() -> None:
-    schedule = [[Action("B", 0, 0), Action("F", 0, 0)]]
-    with pytest.raises(ValueError, match="never ends"):
-        simulate(schedule, [EVEN], [], [1.0])
-
-
 def test_text_picture() -> None:
     """Two positions, two microbatches, a moment a second; 18 seconds of which 6 idle."""
     timeline = simulate_plan(pipeline("1f1b", 2, 2), [EVEN] * 2, [FREE])
@@ -167,15 +149,3 @@ def test_svg_is_xml_with_a_box_for_every_action() -> None:
     assert len(boxes) == 4 * 3 * 3
     right = max(float(box.attrib["x"]) + float(box.attrib["width"]) for box in boxes)
     assert right == pytest.approx(960, abs=0.1)
-
-
-def test_trace_is_json_in_microseconds() -> None:
-    timeline = simulate_plan(pipeline("gpipe", 2, 1), [EVEN] * 2, [FREE])
-    events = json.loads(json.dumps(to_trace(timeline)))["traceEvents"]
-    runs = [(e["tid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
-    assert runs == [
-        (0, "F0.0", 0, 1e6),
-        (0, "B0.0", 4e6, 2e6),
-        (1, "F1.0", 1e6, 1e6),
-        (1, "B1.0", 2e6, 2e6),
-    ]

@@ -6,8 +6,7 @@ a sum; where one divides the sequence there, attention wants the others' keys an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from weft.cost.choice import Group
@@ -71,30 +70,21 @@ def layer_sends(shape: ModelShape, work: StageWork, *, experts: bool) -> Iterato
             yield LayerSend("experts", axis, group, tokens, 2, mixture.top_k, mixture.most_nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class BorderSide:
-    """One of two stages that hand on to each other."""
-
-    num_ranks: int
-    fabric: Fabric
-
-
 def border_bytes(precision: Precision, samples: float, seq_len: int, d_model: int) -> float:
     """Of so many samples over a border between stages, one way: the residual."""
     return width_of(precision) * samples * seq_len * d_model
 
 
 def border_times(
-    num_bytes: float, here: BorderSide, there: BorderSide, *, inside: bool
+    num_bytes: float, num_ranks: Sequence[int], fabrics: Sequence[Fabric], *, inside: bool
 ) -> SeamTimes:
-    """Of a microbatch of so many bytes; every rank of the smaller side carries its part.
+    """Of a microbatch of so many bytes from the first side to the second, or back.
 
-    ``inside``: both are on one node.
+    Every rank of the smaller side carries its part. ``inside``: both are on one node.
     """
-    carried = num_bytes / min(here.num_ranks, there.num_ranks)
-    sides = here.fabric, there.fabric
+    carried, here = num_bytes / min(num_ranks), fabrics[0]
     if inside:
-        rate = min(side.inside_bytes_s for side in sides)
-        return SeamTimes(transfer_s=carried / rate, latency_s=here.fabric.inside_latency_s)
-    rate = min(side.across_bytes_s for side in sides)
-    return SeamTimes(transfer_s=carried / rate, latency_s=here.fabric.across_latency_s)
+        rate, latency_s = min(side.inside_bytes_s for side in fabrics), here.inside_latency_s
+    else:
+        rate, latency_s = min(side.across_bytes_s for side in fabrics), here.across_latency_s
+    return SeamTimes(transfer_s=carried / rate, latency_s=latency_s)

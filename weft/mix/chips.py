@@ -12,7 +12,7 @@ from weft.config.errors import ConfigError
 from weft.cost.operators import Op, Phase
 from weft.cost.rates import CostFunction, Roofline
 from weft.plan.plan import Plan
-from weft.planner.workload import Workload
+from weft.planner.problem import Problem, Workload
 from weft.resolve.rank_chips import chips_of_lab
 from weft.simulate.step import Knowledge, StepTime
 
@@ -108,11 +108,11 @@ class Chips:
 
     def time(self, plan: Plan, work: Workload) -> StepTime:
         """What a step of a plan is predicted to take."""
-        return work.time(plan, self.by_rank, self.knowledge)
+        return Problem(work, self.by_rank, self.knowledge).time(plan)
 
     def memory_gib(self, plan: Plan, work: Workload) -> list[float]:
         """What each rank of a plan is predicted to need."""
-        need = work.memory(plan, self.knowledge)
+        need = Problem(work, self.by_rank, self.knowledge).memory(plan)
         return [need[rank].total / 2**30 for rank in range(plan.world_size)]
 
     def name(self, rank: int) -> str:

@@ -11,7 +11,7 @@ from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.load import Loaded, load_config
 from weft.config.sections import BatchConfig, Config, PlanConfig, Section
 from weft.config.tree import COMMAND_LINE
-from weft.planner.workload import Workload
+from weft.planner.problem import Workload
 from weft.resolve.resolve import DECIDED_BY_PLAN, Resolved, resolve
 
 _PLANS = "A bench makes its own plans."
@@ -88,14 +88,7 @@ def work_of(loaded: Loaded, alone: Resolved, num_chips: int) -> Workload:
     if samples < num_chips:
         expected = f"at least {num_chips}, a sample for each chip of the cluster"
         raise loaded.place(ConfigError("batch.samples", samples, expected))
-    _, _, stage = next(iter(alone.plan.stages()))
-    return Workload(
-        spec=alone.spec,
-        seq_len=alone.config.data.seq_len,
-        samples=samples,
-        precision=stage.precision,
-        training=alone.training,
-    )
+    return alone.workload
 
 
 def micros_to_try(loaded: Loaded) -> tuple[int, ...]:

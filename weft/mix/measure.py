@@ -19,9 +19,10 @@ from weft.lab.steps import busy
 from weft.mix.chips import Chips, Kind, Shown, after_run, after_shortage, kinds_of, only
 from weft.mix.mix import MixReport, Rates, reasons
 from weft.mix.questions import NAMES, Question, Trial, ask
-from weft.planner.fit import MEMORY_PART, without_recompute
+from weft.planner.fit import without_recompute
+from weft.planner.options import MEMORY_PART
+from weft.planner.problem import Workload
 from weft.planner.search import NoPlan
-from weft.planner.workload import Workload
 from weft.report.metrics import read_metrics
 from weft.train.run_folder import write_text
 

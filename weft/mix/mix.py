@@ -17,7 +17,7 @@ from typing import Any
 from weft.mix.chips import Kind
 from weft.mix.questions import Trial, recomputes
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.simulate.timeline import Timeline
+from weft.simulate.play import Timeline
 
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """95 % of Student's distribution lies within so many deviations, for 2, 3, ... values."""

@@ -18,9 +18,9 @@ from weft.mix.chips import Chips
 from weft.plan.plan import Plan
 from weft.planner.naming import name_of
 from weft.planner.options import Options, Shape
+from weft.planner.problem import Problem, Workload
 from weft.planner.search import Candidate, NoPlan, search
 from weft.planner.seating import seated
-from weft.planner.workload import Workload
 
 Generation = Literal["alone", "pooled", "1", "2", "3"]
 POOLED = "unlike pipelines: each part as it is alone"
@@ -108,7 +108,7 @@ def recomputes(plan: Plan) -> bool:
 
 
 def _best(work: Workload, chips: Chips, options: Options) -> Candidate:
-    return search(work, chips.pools, knowledge=chips.knowledge, options=options).best
+    return search(Problem(work, chips.pools, chips.knowledge, options)).best
 
 
 def _with_smaller(options: Options) -> Options:

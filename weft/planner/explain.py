@@ -5,26 +5,23 @@ Other plans are those that the search found next, and one that a person asked ab
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from weft.cluster.view import ClusterView
 from weft.plan.plan import PipelinePlan, Plan
 from weft.planner.fit import shortages, smallest_change, without_recompute
-from weft.planner.forecast import Forecast, forecast, with_links, with_memory
+from weft.planner.forecast import Forecast, forecast
 from weft.planner.naming import name_of
-from weft.planner.options import Options
+from weft.planner.problem import Problem
 from weft.planner.search import Candidate, Found, search
 from weft.planner.search.found import MEANING, Reason
 from weft.planner.search.verdict import verdict
-from weft.planner.workload import Workload
-from weft.simulate.step import Knowledge
 
 SEARCH_AGAIN_S = 2.0
 """A search that took longer is not repeated for every question; plans are forecast anew instead."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Alternative:
     """A plan that lost."""
 
@@ -44,7 +41,7 @@ class Alternative:
         }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Help:
     """What a change of the chips would bring."""
 
@@ -65,17 +62,13 @@ class Help:
         return {"change": self.change, "step_time_s": self.step_s, "gain": self.gain}
 
 
-def alternatives(
-    found: Found, best: Forecast, workload: Workload, knowledge: Knowledge, options: Options
-) -> list[Alternative]:
+def alternatives(found: Found, best: Forecast, problem: Problem) -> Iterator[Alternative]:
     """The next best plans, and why each lost."""
-    result = []
-    for other in found.others[:5]:
-        theirs = forecast(other.plan, workload, other.cluster, knowledge, time=other.time)
+    for other in found.others:
+        there = problem.on(other.cluster)
+        theirs = forecast(other.plan, there, time=other.time)
         slower = theirs.step_s / best.step_s - 1
-        words = _why(best, theirs) + _forced(other, workload, knowledge, options)
-        result.append(Alternative(candidate=other, slower=slower, words=words))
-    return result
+        yield Alternative(other, slower, _why(best, theirs) + _forced(other, there))
 
 
 def settings(plan: Plan) -> str:
@@ -93,13 +86,13 @@ def _settings(pipeline: PipelinePlan) -> str:
 
 def _why(best: Forecast, other: Forecast) -> str:
     """Where the slowest positions' time differs, the largest difference first."""
-    ours, theirs = best.slowest, other.slowest
-    differences = {
-        "computes": theirs.computing_s - ours.computing_s,
-        "communicates inside layers": theirs.communicating_s - ours.communicating_s,
-        "waits for other stages": theirs.waiting_s - ours.waiting_s,
-        "exchanges and updates at the end": theirs.once_s - ours.once_s,
-    }
+    verbs = (
+        "computes",
+        "communicates inside layers",
+        "waits for other stages",
+        "exchanges and updates at the end",
+    )
+    differences = {verb: b - a for verb, a, b in zip(verbs, *_seconds(best, other), strict=True)}
     longer = sorted(differences.items(), key=lambda item: -item[1])
     least = 0.05 * max(other.step_s - best.step_s, 1e-12)
     parts = [f"{what} {seconds:.3g} s longer" for what, seconds in longer if seconds > least]
@@ -109,75 +102,47 @@ def _why(best: Forecast, other: Forecast) -> str:
     return " and ".join(parts) + (f", though it {' and '.join(gains[:1])}" if gains else "")
 
 
-def _forced(
-    candidate: Candidate, workload: Workload, knowledge: Knowledge, options: Options
-) -> str:
+def _seconds(*casts: Forecast) -> Iterator[tuple[float, ...]]:
+    """Of a step of each slowest position: computing, messages, waiting, what is done once."""
+    for slow in (cast.slowest for cast in casts):
+        yield slow.computing_s, slow.communicating_s, slow.waiting_s, slow.once_s
+
+
+def _forced(candidate: Candidate, problem: Problem) -> str:
     """Says so where a plan recomputes only because its chips' memory demands it."""
-    if all(stage.recompute == "off" for _, _, stage in candidate.plan.stages()):
-        return ""
     kept = without_recompute(candidate.plan)
-    short = shortages(kept, workload, candidate.cluster, knowledge, options.memory_part)
+    short = [] if kept == candidate.plan else shortages(kept, problem)
     if not short:
         return ""
-    need, room = short[0].need_gib, short[0].room_gib
-    chip = short[0].chip.name
+    need, room, chip = short[0].need_gib, short[0].room_gib, short[0].chip.name
     return f"; it recomputes, for without it a {chip} would need {need:.1f} GiB of {room:.1f}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """Other chips or links, in times of those there are."""
-
-    name: str
-    memory: float = 1.0
-    inside: float = 1.0
-    across: float = 1.0
-
-    def apply(self, cluster: ClusterView, knowledge: Knowledge) -> tuple[ClusterView, Knowledge]:
-        """The cluster after it."""
-        if self.memory != 1.0:
-            return with_memory(cluster, self.memory), knowledge
-        return with_links(cluster, knowledge, self.inside, self.across)
+CHANGES: Mapping[str, Callable[[Problem], Problem]] = {
+    "memory x 1.25": lambda problem: problem.with_memory(1.25),
+    "memory x 2": lambda problem: problem.with_memory(2.0),
+    "links inside nodes x 2": lambda problem: problem.with_links(2.0, 1.0),
+    "network between nodes x 2": lambda problem: problem.with_links(1.0, 2.0),
+}
 
 
-CHANGES = (
-    Change(name="memory x 1.25", memory=1.25),
-    Change(name="memory x 2", memory=2.0),
-    Change(name="links inside nodes x 2", inside=2.0),
-    Change(name="network between nodes x 2", across=2.0),
-)
-
-
-def what_would_help(
-    cluster: ClusterView,
-    workload: Workload,
-    knowledge: Knowledge,
-    options: Options,
-    *,
-    best: Candidate,
-    again: bool,
-) -> Iterator[Help]:
+def what_would_help(problem: Problem, best: Candidate, *, again: bool) -> Iterator[Help]:
     """More memory or faster links, one after another: the step then.
 
     Args:
-        cluster: All chips there are.
-        best: The plan for them as they are.
+        best: The plan for the chips as they are.
         again: Search anew for each; otherwise the same plan is asked about, and with more memory
             the same plan without recomputation.
     """
-    for change in CHANGES:
+    kept = without_recompute(best.plan)
+    for name, change in CHANGES.items():
         if again:
-            others, known = change.apply(cluster, knowledge)
-            step_s = search(workload, others, knowledge=known, options=options).best.time.step_s
+            step_s = search(change(problem)).best.time.step_s
         else:
-            used, known = change.apply(best.cluster, knowledge)
-            step_s = min(
-                workload.time(plan, used, known).step_s
-                for plan in (best.plan, without_recompute(best.plan))
-                if plan == best.plan
-                or not shortages(plan, workload, used, known, options.memory_part)
-            )
-        yield Help(change=change.name, step_s=step_s, gain=best.time.step_s / step_s - 1)
+            there = change(problem.on(best.cluster))
+            plans = [best.plan] + [kept] * (kept != best.plan and not shortages(kept, there))
+            step_s = min(there.time(plan).step_s for plan in plans)
+        yield Help(name, step_s, best.time.step_s / step_s - 1)
 
 
 def pruned_in_words(found: Found) -> Iterator[str]:
@@ -206,7 +171,7 @@ def reasons_as_json(found: Found) -> list[dict[str, object]]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ComparedPart:
     """Of a step, or of memory, in both plans."""
 
@@ -249,53 +214,37 @@ class Comparison:
         }
 
 
-def compare(
-    plan: Plan,
-    best: Forecast,
-    workload: Workload,
-    cluster: ClusterView,
-    knowledge: Knowledge,
-    options: Options,
-) -> Comparison:
+def compare(plan: Plan, best: Forecast, problem: Problem) -> Comparison:
     """Forecast a plan by the same model, whether it fits or not, beside the best.
 
     Args:
-        cluster: All chips; the ranks of ``plan`` are numbered over them.
+        problem: With all chips; the ranks of ``plan`` are numbered over them.
     """
-    cast = forecast(plan, workload, cluster, knowledge)
-    short = shortages(plan, workload, cluster, knowledge, options.memory_part)
+    cast, short = forecast(plan, problem), shortages(plan, problem)
     if short:
         worst = short[0]
         needs = f"{worst.key} on {worst.chip.name} needs {worst.need_gib:.1f} GiB"
-        change = smallest_change(plan, workload, cluster, knowledge)
+        change = smallest_change(plan, problem)
         words = f"it does not fit: {needs} of {worst.room_gib:.1f} that may be planned. {change}"
         reason = Reason("memory", words)
     else:
-        reason = verdict(plan, workload, cluster, knowledge, options, best_s=best.step_s)
+        reason = verdict(plan, problem, best_s=best.step_s)
     return Comparison(
-        name=name_of(plan, cluster),
+        name=name_of(plan, problem.cluster),
         settings=settings(plan),
         step_s=cast.step_s,
         slower=cast.step_s / best.step_s - 1,
         fits=not short,
         reason=reason,
-        parts=_compared_parts(best, cast),
+        parts=tuple(_compared_parts(best, cast)),
     )
 
 
-def _compared_parts(best: Forecast, other: Forecast) -> tuple[ComparedPart, ...]:
+def _compared_parts(best: Forecast, other: Forecast) -> Iterator[ComparedPart]:
     """Of the position that works longest, and of the one with least room."""
-    ours, theirs = best.slowest, other.slowest
-    seconds = {
-        "computing": (ours.computing_s, theirs.computing_s),
-        "messages inside layers": (ours.communicating_s, theirs.communicating_s),
-        "waiting for others": (ours.waiting_s, theirs.waiting_s),
-        "exchange and update": (ours.once_s, theirs.once_s),
-        "whole step": (best.step_s, other.step_s),
-    }
-    parts = [ComparedPart(name=name, unit="s", best=a, rival=b) for name, (a, b) in seconds.items()]
-    a, b = best.fullest, other.fullest
-    gib = ComparedPart(
-        name="fullest rank", unit="GiB", best=a.memory.total / 2**30, rival=b.memory.total / 2**30
-    )
-    return (*parts, gib)
+    names = "computing", "messages inside layers", "waiting for others", "exchange and update"
+    for name, *seconds in zip(names, *_seconds(best, other), strict=True):
+        yield ComparedPart(name, "s", *seconds)
+    yield ComparedPart("whole step", "s", best.step_s, other.step_s)
+    gib = (cast.fullest.memory.total / 2**30 for cast in (best, other))
+    yield ComparedPart("fullest rank", "GiB", *gib)

@@ -6,14 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from weft.cluster.cluster import Chip
-from weft.cluster.view import ClusterView
 from weft.cost.memory import Memory
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
-from weft.planner.workload import Workload
-from weft.simulate.step import Knowledge
-
-MEMORY_PART = 0.92
-"""Of each chip's memory that may be planned: the search's own default."""
+from weft.planner.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,21 +37,15 @@ class Shortage:
         return self.need_gib - self.room_gib
 
 
-def shortages(
-    plan: Plan,
-    workload: Workload,
-    cluster: ClusterView,
-    knowledge: Knowledge,
-    memory_part: float = MEMORY_PART,
-) -> list[Shortage]:
+def shortages(plan: Plan, problem: Problem) -> list[Shortage]:
     """Where memory is short, the worst first."""
-    memory = workload.memory(plan, knowledge)
+    memory = problem.memory(plan)
     found = []
     for p, pipeline in enumerate(plan.pipelines):
         for stages in pipeline.positions():
             ranks = pipeline.stages[stages[0]].mesh.ranks
-            chip = cluster.pool_of(ranks[0]).chip
-            room = memory_part * chip.memory_gib
+            chip = problem.cluster.pool_of(ranks[0]).chip
+            room = problem.options.memory_part * chip.memory_gib
             if memory[ranks[0]].total > room * 2**30:
                 found.append(
                     Shortage(
@@ -71,15 +60,13 @@ def shortages(
     return sorted(found, key=lambda short: short.room_gib - short.need_gib)
 
 
-def smallest_change(
-    plan: Plan, workload: Workload, cluster: ClusterView, knowledge: Knowledge
-) -> str:
+def smallest_change(plan: Plan, problem: Problem) -> str:
     """What would make a plan fit, as an order; each is tried, and the first that does is named."""
     for words, changed in _changes(plan):
-        if changed != plan and not shortages(changed, workload, cluster, knowledge):
+        if changed != plan and not shortages(changed, problem):
             return f"{words}."
-    worst = shortages(plan, workload, cluster, knowledge)[0]
-    need = worst.need_gib / MEMORY_PART
+    worst = shortages(plan, problem)[0]
+    need = worst.need_gib / problem.options.memory_part
     return f"Nothing else alone would do: take chips of {need:.0f} GiB there, or more of them."
 
 

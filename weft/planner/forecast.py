@@ -6,26 +6,38 @@ few dozen rows. Time and memory are those that the search compares.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf, sqrt
 
 from weft.cluster.cluster import Chip
-from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.cost.choice import choice_of
-from weft.cost.energy import WAITING, traffic_joules
 from weft.cost.flops import train_flops_per_token
 from weft.cost.memory import Memory
 from weft.cost.operators import PHASES, stage_ops
 from weft.cost.rates import CostFunction
-from weft.cost.sent import Way, sent_by_plan
-from weft.cost.traffic import Fabric
+from weft.cost.sent import Reach, Way
 from weft.models.registry import shape_of
 from weft.plan.plan import PipelinePlan, Plan, Precision
-from weft.planner.workload import Workload
-from weft.simulate.step import Knowledge, StepTime
+from weft.planner.problem import Problem, Workload
+from weft.simulate.step import StepTime
+
+WAITING = 0.35
+"""Part of a chip's power while it waits for others. Assumed: its clocks and its memory stay up.
+While it computes, a chip takes the power of its data sheet."""
+
+JOULES_PER_BYTE: Mapping[Reach, float] = {"node": 80e-12, "across": 800e-12}
+"""Of a byte on its way, orders of magnitude from data sheets of links, not measured; hosts, cooling
+and storage are left out. Inside a node 10 pJ a bit: serial links on a board, switch included.
+Between nodes 100 pJ a bit: two adapters of 25 W and four optical ends of 12 W at 400 Gbit/s, and a
+switch."""
+
+
+def traffic_joules(sent: Mapping[Way, float]) -> float:
+    """Of all bytes on their way."""
+    return sum(JOULES_PER_BYTE[way.reach] * num_bytes for way, num_bytes in sent.items())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,17 +73,13 @@ class Forecast:
     """One step of a plan on a cluster."""
 
     plan: Plan
-    workload: Workload
+    problem: Problem
     time: StepTime
     exchange_s: float
     """Of the slowest pipeline's ``once_s``: what goes over links."""
     positions: tuple[PositionForecast, ...]
     sent: Mapping[Way, float]
     """Bytes of all ranks."""
-    energy_j: float | None
-    """None where a chip's power is not known."""
-    price: float | None
-    """In the currency of the cluster's file; None where a chip's is not known."""
 
     @property
     def step_s(self) -> float:
@@ -80,7 +88,7 @@ class Forecast:
     @property
     def tokens(self) -> int:
         """Of one step."""
-        return self.plan.global_batch * self.workload.seq_len
+        return self.plan.global_batch * self.problem.workload.seq_len
 
     @property
     def tokens_per_s(self) -> float:
@@ -90,12 +98,36 @@ class Forecast:
     def mfu(self) -> float:
         """Model FLOPs (forward and twice that for backward, nothing recomputed) of a step over
         what the chips of the plan could do meanwhile at their printed peak in its precision."""
-        flops = train_flops_per_token(self.workload.spec, self.workload.seq_len) * self.tokens
+        work = self.problem.workload
+        flops = train_flops_per_token(work.spec, work.seq_len) * self.tokens
         peak = sum(
             len(position.ranks) * peak_flops(position.chip, position.precision)
             for position in self.positions
         )
         return flops / (peak * self.step_s)
+
+    @cached_property
+    def energy_j(self) -> float | None:
+        """Of all chips and links; None where a chip's power is not known."""
+        total = traffic_joules(self.sent)
+        for position in self.positions:
+            if position.chip.power_w is None:
+                return None
+            waiting = position.communicating_s + position.once_s + position.waiting_s
+            full_s = position.computing_s + WAITING * waiting
+            total += len(position.ranks) * (position.chip.power_w * full_s)
+        return total
+
+    @property
+    def price(self) -> float | None:
+        """Of all chips of the problem, used or not, for they are hired: in the currency of the
+        cluster's file; None where a chip's is not known."""
+        total = 0.0
+        for pool in self.problem.cluster.pools:
+            if pool.price_per_hour is None:
+                return None
+            total += pool.num_chips * (pool.price_per_hour * self.step_s / 3600)
+        return total
 
     @property
     def joules_per_token(self) -> float | None:
@@ -124,37 +156,25 @@ class Forecast:
         return [found[rank] for rank in sorted(found)]
 
 
-def forecast(
-    plan: Plan,
-    workload: Workload,
-    cluster: ClusterView,
-    knowledge: Knowledge | None = None,
-    *,
-    time: StepTime | None = None,
-) -> Forecast:
+def forecast(plan: Plan, problem: Problem, *, time: StepTime | None = None) -> Forecast:
     """Predict one step.
 
     Args:
-        cluster: Whose ranks are numbered as the plan's are.
         time: Of this plan, if it is known already.
 
     Raises:
         ConfigError: the plan needs a rank, or a rate, that is not known.
     """
-    known = knowledge or Knowledge()
-    time = time or workload.time(plan, cluster, known)
-    free = workload.time(plan, *with_links(cluster, known, inf))
-    memory = workload.memory(plan, known)
-    spec, seq_len, training = workload.spec, workload.seq_len, workload.training
-    sent = sent_by_plan(plan, spec, cluster, seq_len=seq_len, training=training)
+    time, memory = time or problem.time(plan), problem.memory(plan)
+    free = problem.with_links(inf, inf).time(plan)
     positions = []
     for number, pipeline in enumerate(plan.pipelines):
         played, alone = time.timelines[number], free.timelines[number]
         busy = zip(pipeline.positions(), played.busy_s, alone.busy_s, strict=True)
         for stages, busy_s, computing_s in busy:
             stage, once = pipeline.stages[stages[0]], time.once_s[number]
-            pool = cluster.pool_of(stage.mesh.ranks[0])
-            chip = known.hardware_of(pool).chip
+            pool = problem.cluster.pool_of(stage.mesh.ranks[0])
+            chip = problem.knowledge.hardware_of(pool).chip
             positions.append(
                 PositionForecast(
                     pipeline=number,
@@ -166,64 +186,17 @@ def forecast(
                     communicating_s=max(busy_s - computing_s, 0.0),
                     once_s=once,
                     waiting_s=max(time.step_s - busy_s - once, 0.0),
-                    by_memory=_by_memory(pipeline, stages, workload, chip),
+                    by_memory=_by_memory(pipeline, stages, problem.workload, chip),
                     memory=memory[stage.mesh.ranks[0]],
                 )
             )
     return Forecast(
         plan=plan,
-        workload=workload,
+        problem=problem,
         time=time,
         exchange_s=max(time.once_s) - max(free.once_s),
         positions=tuple(positions),
-        sent=sent,
-        energy_j=_energy(positions, sent),
-        price=_price(cluster, time.step_s),
-    )
-
-
-def with_memory(cluster: ClusterView, times: float) -> ClusterView:
-    """The same chips with so many times the memory."""
-    pools = (
-        replace(pool, chip=replace(pool.chip, memory_gib=pool.chip.memory_gib * times))
-        for pool in cluster.pools
-    )
-    return ClusterView(tuple(pools))
-
-
-def with_links(
-    cluster: ClusterView, knowledge: Knowledge, inside: float, across: float | None = None
-) -> tuple[ClusterView, Knowledge]:
-    """The same chips with links of so many times the rate; free ones for infinity.
-
-    ``across`` is for links between nodes; None is as much as inside.
-    """
-    outside = inside if across is None else across
-    pools = [
-        replace(
-            pool,
-            chip=replace(pool.chip, link_gb_s=pool.link_bytes_s / 1e9 * inside),
-            network_gbit_s=pool.network_bytes_s * 8e-9 * outside,
-            oversubscription=1.0,
-            link_latency_s=0.0 if inside == inf else pool.link_latency_s,
-            network_latency_s=0.0 if outside == inf else pool.network_latency_s,
-        )
-        for pool in cluster.pools
-    ]
-    hardware = {
-        name: replace(hardware, fabric=_faster(hardware.fabric, inside, outside))
-        for name, hardware in knowledge.hardware.items()
-    }
-    return ClusterView(tuple(pools)), replace(knowledge, hardware=hardware)
-
-
-def _faster(fabric: Fabric, inside: float, outside: float) -> Fabric:
-    return replace(
-        fabric,
-        inside_bytes_s=fabric.inside_bytes_s * inside,
-        across_bytes_s=fabric.across_bytes_s * outside,
-        inside_latency_s=0.0 if inside == inf else fabric.inside_latency_s,
-        across_latency_s=0.0 if outside == inf else fabric.across_latency_s,
+        sent=problem.sent(plan),
     )
 
 
@@ -252,24 +225,3 @@ def _by_memory(
                 total += seconds
                 bound += seconds if moving > seconds / sqrt(2) else 0.0
     return bound / total if total else 0.0
-
-
-def _energy(positions: Sequence[PositionForecast], sent: Mapping[Way, float]) -> float | None:
-    total = traffic_joules(sent)
-    for position in positions:
-        if position.chip.power_w is None:
-            return None
-        waiting = position.communicating_s + position.once_s + position.waiting_s
-        full_s = position.computing_s + WAITING * waiting
-        total += len(position.ranks) * (position.chip.power_w * full_s)
-    return total
-
-
-def _price(cluster: ClusterView, step_s: float) -> float | None:
-    """Of all chips of the view, used or not: they are hired."""
-    total = 0.0
-    for pool in cluster.pools:
-        if pool.price_per_hour is None:
-            return None
-        total += pool.num_chips * (pool.price_per_hour * step_s / 3600)
-    return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from weft.config.axes import ENTRIES
@@ -24,15 +25,29 @@ LARGE = 0.1
 """Part of the step from which a cause is worth advice."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True)
 class Limits:
-    """Of one plan: where its step goes, and whose memory is fullest."""
+    """Of one plan: where the step of its slowest position goes, and whose memory is fullest."""
 
-    slowest: PositionForecast
-    step_s: float
-    parts: dict[Cause, float]
-    """Seconds of the slowest position's step, by what they go to."""
-    fullest: PositionForecast
+    forecast: Forecast
+
+    @cached_property
+    def slowest(self) -> PositionForecast:
+        return self.forecast.slowest
+
+    @cached_property
+    def parts(self) -> dict[Cause, float]:
+        """Seconds of the slowest position's step, by what they go to."""
+        slow = self.slowest
+        exchange = min(self.forecast.exchange_s, slow.once_s)
+        return {
+            "arithmetic": slow.computing_s * (1 - slow.by_memory),
+            "memory bandwidth": slow.computing_s * slow.by_memory,
+            "communication": slow.communicating_s,
+            "waiting": slow.waiting_s,
+            "exchange": exchange,
+            "update": slow.once_s - exchange,
+        }
 
     @property
     def cause(self) -> Cause:
@@ -41,11 +56,11 @@ class Limits:
 
     def part(self, cause: Cause) -> float:
         """Of the step."""
-        return self.parts[cause] / self.step_s
+        return self.parts[cause] / self.forecast.step_s
 
     def sentences(self) -> Iterator[str]:
         """For people."""
-        slow, full = self.slowest, self.fullest
+        slow, full = self.slowest, self.forecast.fullest
         yield (
             f"slowest: {where(slow)}; {self.part(self.cause):.0%} of its step goes to "
             f"{IN_WORDS[self.cause]}"
@@ -62,45 +77,32 @@ class Limits:
 
     def as_json(self) -> dict[str, object]:
         """What ``--json`` prints."""
+        full = self.forecast.fullest
         return {
             "cause": self.cause,
             "slowest": _place(self.slowest),
             "seconds": dict(self.parts),
-            "fullest": {**_place(self.fullest), "memory_part": self.fullest.memory_part},
+            "fullest": {**_place(full), "memory_part": full.memory_part},
             "words": list(self.sentences()),
         }
 
-
-def limits_of(forecast: Forecast) -> Limits:
-    """Where the step of the slowest position goes."""
-    slow = forecast.slowest
-    exchange = min(forecast.exchange_s, slow.once_s)
-    parts: dict[Cause, float] = {
-        "arithmetic": slow.computing_s * (1 - slow.by_memory),
-        "memory bandwidth": slow.computing_s * slow.by_memory,
-        "communication": slow.communicating_s,
-        "waiting": slow.waiting_s,
-        "exchange": exchange,
-        "update": slow.once_s - exchange,
-    }
-    return Limits(slowest=slow, step_s=forecast.step_s, parts=parts, fullest=forecast.fullest)
-
-
-def advice(forecast: Forecast, limits: Limits) -> Iterator[str]:
-    """What usually helps against what limits this plan; nothing where no cause is large."""
-    stages = [stage for _, _, stage in forecast.plan.stages()]
-    if limits.part("communication") >= LARGE:
-        yield from _against_links(stages)
-    if limits.part("waiting") >= LARGE and len(limits.slowest.stages) < len(stages):
-        yield "more samples a step, or smaller micro-batches: stages wait while pipelines fill"
-    if limits.part("exchange") >= LARGE:
-        yield "more samples a step, or fewer copies of the model: gradients are exchanged each step"
-    if limits.part("memory bandwidth") >= LARGE:
-        yield "a wider hidden state, or larger micro-batches: small products wait for memory"
-    if any(stage.recompute == "full" for stage in stages):
-        yield "more stages, a higher ZeRO level or larger chips: layers are computed twice"
-    if limits.part("update") >= LARGE:
-        yield "ZeRO 1 or more samples a step: every copy updates all parameters by itself"
+    def advice(self) -> Iterator[str]:
+        """What usually helps against what limits this plan; nothing where no cause is large."""
+        stages = [stage for _, _, stage in self.forecast.plan.stages()]
+        large = {cause for cause in self.parts if self.part(cause) >= LARGE}
+        if "communication" in large:
+            yield from _against_links(stages)
+        if "waiting" in large and len(self.slowest.stages) < len(stages):
+            yield "more samples a step, or smaller micro-batches: stages wait while pipelines fill"
+        if "exchange" in large:
+            words = "gradients are exchanged each step"
+            yield f"more samples a step, or fewer copies of the model: {words}"
+        if "memory bandwidth" in large:
+            yield "a wider hidden state, or larger micro-batches: small products wait for memory"
+        if any(stage.recompute == "full" for stage in stages):
+            yield "more stages, a higher ZeRO level or larger chips: layers are computed twice"
+        if "update" in large:
+            yield "ZeRO 1 or more samples a step: every copy updates all parameters by itself"
 
 
 def _against_links(stages: Sequence[StagePlan]) -> list[str]:

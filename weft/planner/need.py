@@ -19,8 +19,7 @@ from weft.cost.flops import train_flops_per_token
 from weft.cost.timing import stage_times
 from weft.cost.work import StageWork
 from weft.models.registry import shape_of
-from weft.planner.workload import Workload
-from weft.simulate.step import Knowledge
+from weft.planner.problem import Problem
 
 UNITS = {"TF": 1e12, "PF": 1e15, "EF": 1e18}
 
@@ -40,16 +39,13 @@ def parse_need(text: str) -> float:
 
 def in_units(flops_s: float) -> str:
     """``2.04 PF``."""
-    unit, size = max(
-        ((unit, size) for unit, size in UNITS.items() if flops_s >= size or unit == "TF"),
-        key=lambda item: item[1],
-    )
-    return f"{flops_s / size:.3g} {unit}"
+    unit = next((each for each in ("EF", "PF") if flops_s >= UNITS[each]), "TF")
+    return f"{flops_s / UNITS[unit]:.3g} {unit}"
 
 
-def reached_flops(pool: ChipPool, workload: Workload, knowledge: Knowledge) -> float:
-    """Model FLOPs a second that one chip computes of this workload, without waiting for others."""
-    spec = workload.spec
+def reached_flops(pool: ChipPool, problem: Problem) -> float:
+    """Model FLOPs a second that one chip computes of the workload, without waiting for others."""
+    workload, spec = problem.workload, problem.workload.spec
     whole = StageWork(
         layers=(0, spec.num_layers),
         embeds=True,
@@ -58,8 +54,8 @@ def reached_flops(pool: ChipPool, workload: Workload, knowledge: Knowledge) -> f
         seq_len=workload.seq_len,
         dtype=dtype_of(workload.precision),
     )
-    choice = StageChoice(work=whole)
-    seconds = stage_times(shape_of(spec), choice, knowledge.hardware_of(pool)).whole_s
+    hardware = problem.knowledge.hardware_of(pool)
+    seconds = stage_times(shape_of(spec), StageChoice(work=whole), hardware).whole_s
     return train_flops_per_token(spec, workload.seq_len) * workload.seq_len / seconds
 
 
@@ -143,21 +139,22 @@ class Mix:
         }
 
 
-def choose_mix(cluster: ClusterView, workload: Workload, knowledge: Knowledge, need: float) -> Mix:
+def choose_mix(problem: Problem, need: float) -> Mix:
     """The cheapest whole nodes that compute so much; without all prices, the fewest chips.
 
     Raises:
         ConfigError: all nodes together do not reach it.
     """
-    by_price = all(pool.price_per_hour for pool in cluster.pools)
+    pools = problem.cluster.pools
+    by_price = all(pool.price_per_hour for pool in pools)
     parts = [
         NodesTaken(
             pool=pool,
             num_nodes=0,
-            flops_s=reached_flops(pool, workload, knowledge),
+            flops_s=reached_flops(pool, problem),
             cost=(pool.price_per_hour or 0.0) if by_price else 1.0,
         )
-        for pool in cluster.pools
+        for pool in pools
     ]
     nothing = Mix(parts=tuple(parts), by_price=by_price)
     everything = nothing.most_flops

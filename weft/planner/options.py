@@ -10,6 +10,9 @@ from weft.config.errors import ConfigError
 from weft.plan.plan import Recompute, ScheduleName, ZeroLevel
 from weft.schedules.registry import by_preference
 
+MEMORY_PART = 0.92
+"""Of each chip's memory that may be planned."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
@@ -45,8 +48,7 @@ class Options:
     """A pipeline may go through several kinds of chip."""
     shapes: Mapping[str, tuple[Shape, ...]] = field(default_factory=dict)
     """By chip: how its pools may be laid out; a chip that is not named is free."""
-    memory_part: float = 0.92
-    """Of each chip's memory that may be planned."""
+    memory_part: float = MEMORY_PART
     leave_idle: bool = True
     """Pools and nodes may stay unused where that is faster."""
     effort: int = 130_000

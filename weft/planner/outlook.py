@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from weft.cluster.view import ClusterView
@@ -17,35 +18,42 @@ from weft.planner.explain import (
     reasons_as_json,
     what_would_help,
 )
-from weft.planner.fit import MEMORY_PART, shortages, smallest_change
+from weft.planner.fit import shortages, smallest_change
 from weft.planner.forecast import Forecast, forecast
-from weft.planner.limits import Limits, advice, limits_of
+from weft.planner.limits import Limits
 from weft.planner.naming import name_of
-from weft.planner.options import Options
-from weft.planner.search import Candidate, Found
-from weft.planner.workload import Workload
-from weft.simulate.step import Knowledge
+from weft.planner.problem import Problem
+from weft.planner.search import Found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
     """A plan, what it will do, and why it is the one."""
 
-    name: str
-    """In words."""
-    cluster: ClusterView
-    """The chips that the plan uses."""
     forecast: Forecast
-    limits: Limits
     found: Found | None = None
     """None: the plan was given."""
     alternatives: tuple[Alternative, ...] = ()
     helps: tuple[Help, ...] = ()
 
     @property
+    def name(self) -> str:
+        """In words."""
+        return name_of(self.forecast.plan, self.cluster)
+
+    @property
+    def cluster(self) -> ClusterView:
+        """The chips that the plan uses."""
+        return self.forecast.problem.cluster
+
+    @cached_property
+    def limits(self) -> Limits:
+        return Limits(self.forecast)
+
+    @property
     def advice(self) -> tuple[str, ...]:
         """What usually helps against what limits it."""
-        return tuple(advice(self.forecast, self.limits))
+        return tuple(self.limits.advice())
 
     def predicted(self) -> dict[str, Any]:
         """Numbers of the forecast."""
@@ -98,63 +106,39 @@ class Outlook:
         return result | ({"would_help": [h.as_json() for h in self.helps]} if self.helps else {})
 
 
-def outlook_of_plan(
-    plan: Plan, workload: Workload, cluster: ClusterView, knowledge: Knowledge
-) -> Outlook:
+def outlook_of_plan(plan: Plan, problem: Problem) -> Outlook:
     """Of a plan that a person gave.
 
     Raises:
         ConfigError: it does not fit; says what is short where, and the smallest change.
     """
-    refuse_too_large(plan, workload, cluster, knowledge)
-    cast = forecast(plan, workload, cluster, knowledge)
-    name = name_of(plan, cluster)
-    return Outlook(name=name, cluster=cluster, forecast=cast, limits=limits_of(cast))
+    refuse_too_large(plan, problem)
+    return Outlook(forecast=forecast(plan, problem))
 
 
-def refuse_too_large(
-    plan: Plan, workload: Workload, cluster: ClusterView, knowledge: Knowledge
-) -> None:
+def refuse_too_large(plan: Plan, problem: Problem) -> None:
     """Raises ConfigError where a stage needs more memory than its chips have."""
-    short = shortages(plan, workload, cluster, knowledge)
+    short = shortages(plan, problem)
     if not short:
         return
-    worst = short[0]
+    worst, part = short[0], problem.options.memory_part
     expected = (
-        f"at most {worst.room_gib:.1f} GiB a rank, {MEMORY_PART:.0%} of a {worst.chip.name}; "
+        f"at most {worst.room_gib:.1f} GiB a rank, {part:.0%} of a {worst.chip.name}; "
         f"{worst.short_gib:.1f} GiB are missing"
     )
-    also = [f"{other.key} lacks {other.short_gib:.1f} GiB" for other in short[1:4]]
-    hint = " ".join(
-        [smallest_change(plan, workload, cluster, knowledge), *(f"{words}." for words in also)]
-    )
+    also = (f"{other.key} lacks {other.short_gib:.1f} GiB." for other in short[1:4])
+    hint = " ".join([smallest_change(plan, problem), *also])
     raise ConfigError(worst.key, f"{worst.need_gib:.1f} GiB", expected, hint)
 
 
-def outlook_of_search(
-    found: Found,
-    workload: Workload,
-    knowledge: Knowledge,
-    options: Options,
-    *,
-    everything: ClusterView,
-    explain: bool,
-) -> Outlook:
-    """Of the best plan that a search found; ``everything``: the chips that it could choose from."""
-    best: Candidate = found.best
-    cast = forecast(best.plan, workload, best.cluster, knowledge, time=best.time)
-    helps: tuple[Help, ...] = ()
-    if explain:
-        again = found.seconds < SEARCH_AGAIN_S
-        helps = tuple(
-            what_would_help(everything, workload, knowledge, options, best=best, again=again)
-        )
+def outlook_of_search(found: Found, problem: Problem, *, explain: bool) -> Outlook:
+    """Of the best plan that a search found."""
+    best = found.best
+    cast = forecast(best.plan, problem.on(best.cluster), time=best.time)
+    again = found.seconds < SEARCH_AGAIN_S
     return Outlook(
-        name=best.name,
-        cluster=best.cluster,
         forecast=cast,
-        limits=limits_of(cast),
         found=found,
-        alternatives=tuple(alternatives(found, cast, workload, knowledge, options)),
-        helps=helps,
+        alternatives=tuple(alternatives(found, cast, problem)),
+        helps=tuple(what_would_help(problem, best, again=again)) if explain else (),
     )

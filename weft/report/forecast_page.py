@@ -7,15 +7,14 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from weft.cost.energy import WAITING
 from weft.planner.explain import pruned_in_words, settings
-from weft.planner.forecast import Forecast
+from weft.planner.forecast import WAITING, Forecast
 from weft.planner.limits import where
 from weft.planner.outlook import Outlook
 from weft.report.html import Table, Tile, render
 from weft.report.plan_picture import picture
 from weft.simulate.picture import to_svg
-from weft.simulate.timeline import Timeline
+from weft.simulate.play import Timeline
 
 MOST_SPANS = 4000
 """Of one timeline; of a longer one the beginning is drawn."""

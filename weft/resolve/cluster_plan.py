@@ -18,12 +18,11 @@ from weft.config.tree import origin_of
 from weft.models.registry import FAMILIES, dims_of_model, model_spec, param_specs
 from weft.optim.registry import training_of
 from weft.plan.plan import Plan
-from weft.planner.options import Options
-from weft.planner.search.choice import device_of
+from weft.planner.problem import Problem, Workload
 from weft.planner.validate import validate_plan
-from weft.planner.workload import Workload
 from weft.resolve.planned import options_asked
 from weft.resolve.resolve import read_plan, resolve, vocab_size_asked
+from weft.simulate.step import Knowledge
 
 MOST_SAMPLES = 1 << 18
 """Of one step; steps are played microbatch by microbatch, which takes minutes beyond that."""
@@ -33,14 +32,13 @@ MOST_SAMPLES = 1 << 18
 class PlanRequest:
     """What is asked of the planner."""
 
-    workload: Workload
-    options: Options
+    problem: Problem
     plan: Plan | None
     """One that a person gave; None: the planner's to find."""
     notes: tuple[str, ...]
 
 
-def plan_request(loaded: Loaded, cluster: ClusterView) -> PlanRequest:
+def plan_request(loaded: Loaded, cluster: ClusterView, knowledge: Knowledge) -> PlanRequest:
     """What a configuration asks for on these chips.
 
     Raises:
@@ -60,9 +58,8 @@ def plan_request(loaded: Loaded, cluster: ClusterView) -> PlanRequest:
         raise loaded.place(error) from error
     if plan is not None:
         workload = replace(workload, samples=plan.global_batch)
-    return PlanRequest(
-        workload=workload, options=options_asked(loaded.config), plan=plan, notes=tuple(notes)
-    )
+    problem = Problem(workload, cluster, knowledge, options_asked(loaded.config))
+    return PlanRequest(problem=problem, plan=plan, notes=tuple(notes))
 
 
 def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workload:
@@ -133,5 +130,5 @@ def _given(loaded: Loaded, cluster: ClusterView, workload: Workload) -> Plan | N
             hint = "Cut stages where the cluster's kinds of chips meet."
             raise ConfigError(f"{where}.mesh.ranks", names, "ranks on chips of one kind", hint)
     return plan.each(
-        lambda stage: replace(stage, device=device_of(cluster.pool_of(stage.mesh.ranks[0])))
+        lambda stage: replace(stage, device=cluster.pool_of(stage.mesh.ranks[0]).chip.device)
     )

@@ -19,9 +19,9 @@ from weft.models.registry import param_specs
 from weft.optim.registry import training_of
 from weft.plan.plan import Plan, Precision
 from weft.planner.options import Options
+from weft.planner.problem import Problem, Workload
 from weft.planner.search import Found, search
 from weft.planner.seating import seated
-from weft.planner.workload import Workload
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
 from weft.resolve.resolve import spec_asked
@@ -158,7 +158,7 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
     options = replace(options_asked(config), leave_idle=resources.may_idle)
     if sum(pool.num_chips for pool in chips.view.pools if pool.chip.device != HOST) > 1:
         options = replace(options, max_stages=1)  # this version does not send from GPU to GPU
-    found = search(workload, chips.view, knowledge=chips.knowledge, options=options)
+    found = search(Problem(workload, chips.view, chips.knowledge, options))
     plan = found.best.plan
     if not resources.may_idle:
         idle = chips.view.world_size - plan.world_size

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError, ConfigErrors
-from weft.cost.memory import memory_of_plan
-from weft.cost.sent import sent_by_plan
+from weft.planner.problem import Problem
 from weft.report.metrics import StepMetrics
 from weft.resolve.rank_chips import (
     CLUSTER_VARIABLE,
@@ -27,7 +27,6 @@ from weft.resolve.rank_chips import (
 )
 from weft.resolve.resolve import Resolved
 from weft.simulate.known import local_profile
-from weft.simulate.step import time_of_plan
 
 PREDICTION_FILE = "prediction.json"
 """In the run folder: the ``Prediction`` of its last start."""
@@ -78,31 +77,25 @@ def predict_run(
         ranks_here: How many of them this machine runs; None: all.
         chips: What is already known of them.
     """
-    plan, spec, seq_len = resolved.plan, resolved.spec, resolved.config.data.seq_len
-    training = resolved.training
+    plan, work = resolved.plan, resolved.workload
+    asked = Problem(work, ClusterView(()))
     problem, step_s, sent_mb = "", None, None
     try:
         chips = chips or _chips(resolved, ranks_here, environment)
-        view, known = chips.view, chips.knowledge
-        sent = sent_by_plan(plan, spec, view, seq_len=seq_len, training=training)
-        sent_mb = sum(sent.values()) / 1e6
+        asked = Problem(work, chips.view, chips.knowledge)
+        sent_mb = sum(asked.sent(plan).values()) / 1e6
         if chips.is_guess:
             problem = UNMEASURED
         else:
-            step = time_of_plan(
-                plan, spec, view, seq_len=seq_len, knowledge=known, training=training
-            )
-            step_s = step.step_s
+            step_s = asked.time(plan).step_s
     except ConfigErrors as errors:
         problem = str(errors.errors[0])
     except ConfigError as error:
         problem = str(error)
-    memory = memory_of_plan(
-        plan, spec, seq_len, chips.knowledge.overheads if chips else {}, training
-    )
+    memory = asked.memory(plan)
     quantities = Quantities(
         step_time_s=step_s,
-        tokens_per_s=step_s and plan.global_batch * seq_len / step_s,
+        tokens_per_s=step_s and plan.global_batch * work.seq_len / step_s,
         memory_gib=tuple(memory[rank].total / 2**30 for rank in sorted(memory)),
         sent_mb=sent_mb,
     )

@@ -26,6 +26,7 @@ from weft.optim.groups import refuse_idle_groups
 from weft.optim.registry import training_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, StagePlan
+from weft.planner.problem import Workload
 from weft.planner.stages import pipelines_of, staged_plan
 from weft.planner.validate import refuse_idle_zero, validate_plan
 from weft.platform.registry import PLATFORMS
@@ -52,6 +53,17 @@ class Resolved:
     def training(self) -> Training:
         """What is trained, and what the optimizer keeps of it."""
         return training_of(self.config.optim, param_specs(self.spec))
+
+    @property
+    def workload(self) -> Workload:
+        """What the planner is told of a run."""
+        return Workload(
+            spec=self.spec,
+            seq_len=self.config.data.seq_len,
+            samples=self.plan.global_batch,
+            precision=self.plan.pipelines[0].stages[0].precision,
+            training=self.training,
+        )
 
     @property
     def num_parameters(self) -> int:

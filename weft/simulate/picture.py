@@ -1,12 +1,11 @@
-"""Pictures of a timeline: text for a terminal, SVG for a page, and a trace for Perfetto."""
+"""Pictures of a timeline: text for a terminal, SVG for a page."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from html import escape
-from typing import Any
 
-from weft.simulate.timeline import Span, Timeline
+from weft.simulate.play import Span, Timeline
 
 COLOURS = {"F": "#4c78a8", "B": "#59a14f", "I": "#76b7b2", "W": "#edc948"}
 ROW_HEIGHT = 24
@@ -56,19 +55,3 @@ def to_svg(timeline: Timeline, width: int = 960) -> str:
                 f"<title>{title}</title></rect>"
             )
     return "\n".join([*parts, "</svg>"])
-
-
-def to_trace(timeline: Timeline) -> dict[str, Any]:
-    """The trace-event format that Perfetto and Chrome open, as JSON data."""
-    events: list[dict[str, Any]] = []
-    for number, row in enumerate(timeline.spans):
-        where = {"pid": 0, "tid": number}
-        name = {"name": f"position {number}"}
-        events.append({"ph": "M", "name": "thread_name", "args": name, **where})
-        for span in row:
-            action = span.action
-            length_us = (span.end_s - span.start_s) * 1e6
-            facts = {"stage": action.stage, "microbatch": action.microbatch}
-            event = {"ph": "X", "name": str(action), "cat": action.kind, "args": facts}
-            events.append({**event, "ts": span.start_s * 1e6, "dur": length_us, **where})
-    return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -14,7 +14,7 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.cost.choice import choice_of
 from weft.cost.memory import Overheads
 from weft.cost.rates import CostFunction, Roofline
-from weft.cost.sends import BorderSide, border_bytes, border_times
+from weft.cost.sends import border_bytes, border_times
 from weft.cost.times import SeamTimes
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
@@ -22,8 +22,7 @@ from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.models.registry import shape_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan
-from weft.simulate.play import simulate_plan
-from weft.simulate.timeline import Timeline
+from weft.simulate.play import Timeline, simulate_plan
 
 LINK_REACHED = 0.7
 """Part of a link's printed rate that collectives reach inside a node."""
@@ -41,6 +40,10 @@ class Knowledge:
     overheads: Mapping[str, Overheads] = field(default_factory=dict)
     """By device family: what ``memory_of_plan`` adds, where it was measured."""
     software: Software = WEFT
+
+    def stretch(self, num_ranks: int) -> float:
+        """How many times longer a step takes because the last of so many ranks is late."""
+        return 1 + self.software.straggle * log2(num_ranks)
 
     def hardware_of(self, pool: ChipPool) -> Hardware:
         """Costs of a pool's chips and links.
@@ -105,8 +108,8 @@ def time_of_plan(
             return SeamTimes()
         return border_times(
             border_bytes(stage.precision, pipeline.microbatch, seq_len, shape.d_model),
-            BorderSide(len(stage.mesh.ranks), sides[number].fabric),
-            BorderSide(len(after.mesh.ranks), sides[number + 1].fabric),
+            (len(stage.mesh.ranks), len(after.mesh.ranks)),
+            [side.fabric for side in sides[number : number + 2]],
             inside=cluster.share_a_node((*stage.mesh.ranks, *after.mesh.ranks)),
         )
 
@@ -122,5 +125,4 @@ def time_of_plan(
         timelines.append(simulate_plan(pipeline, stages, seams))
         positions = pipeline.positions()
         once.append(max(sum(stages[number].update_s for number in held) for held in positions))
-    stretch = 1 + known.software.straggle * log2(plan.world_size)
-    return StepTime(tuple(timelines), tuple(once), stretch)
+    return StepTime(tuple(timelines), tuple(once), known.stretch(plan.world_size))

@@ -19,7 +19,7 @@ from weft.cluster.cluster_file import ClusterFile, LinkEntry
 from weft.config.errors import ConfigError
 from weft.cost.choice import Group, by_layer, choice_of, dtype_of
 from weft.cost.rates import Roofline, compute_seconds
-from weft.cost.sends import BorderSide, border_bytes, border_times, layer_sends
+from weft.cost.sends import border_bytes, border_times, layer_sends
 from weft.cost.times import SeamTimes, StageTimes
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
@@ -28,8 +28,7 @@ from weft.models.registry import param_specs, shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.simulate.play import simulate_plan
-from weft.simulate.timeline import Timeline
+from weft.simulate.play import Timeline, simulate_plan
 
 GFLOPS = 50.0
 """Of a chip of speed 1: about what one core of a server multiplies in fp32 while it trains."""
@@ -179,8 +178,8 @@ class VirtualCluster:
         fabric = links_among(link, Group(2))
         return border_times(
             border_bytes(one.precision, pipeline.microbatch, self.seq_len, self.spec.d_model),
-            BorderSide(len(one.mesh.ranks), fabric),
-            BorderSide(len(other.mesh.ranks), fabric),
+            (len(one.mesh.ranks), len(other.mesh.ranks)),
+            (fabric, fabric),
             inside=True,
         )
 

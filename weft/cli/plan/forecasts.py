@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -23,19 +23,16 @@ from weft.cli.plan.text import (
 )
 from weft.cli.target import load
 from weft.cluster.cluster_file import read_view
-from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded, recipe_names
 from weft.cost.flops import train_flops_per_token
 from weft.models.registry import shape_of
 from weft.planner.explain import Comparison, compare
 from weft.planner.forecast import forecast
-from weft.planner.limits import limits_of
-from weft.planner.naming import name_of
 from weft.planner.need import Mix, choose_mix, in_units, parse_need
 from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
+from weft.planner.problem import Problem, Workload
 from weft.planner.search import Found, search
-from weft.planner.workload import Workload
 from weft.platform.detect import detect_node
 from weft.report.units import count
 from weft.resolve.cluster_plan import PlanRequest, plan_request, says_a_plan
@@ -88,21 +85,12 @@ class Answer:
 def answer_here(resolved: Resolved) -> Answer:
     """What to expect on this machine, or why nothing can be said."""
     plan, config = resolved.plan, resolved.config
-    _, _, stage = next(iter(plan.stages()))
-    workload = Workload(
-        spec=resolved.spec,
-        seq_len=config.data.seq_len,
-        samples=plan.global_batch,
-        precision=stage.precision,
-        training=resolved.training,
-    )
     outlook, problem = None, UNMEASURED
     try:
         chips = chips_here(resolved)
         if not chips.is_guess:
-            cast = forecast(plan, workload, chips.view, chips.knowledge)
-            name, limits = name_of(plan, chips.view), limits_of(cast)
-            outlook = Outlook(name=name, cluster=chips.view, forecast=cast, limits=limits)
+            problem_here = Problem(resolved.workload, chips.view, chips.knowledge)
+            outlook = Outlook(forecast=forecast(plan, problem_here))
     except ConfigError as error:
         problem = str(error)
     facts = {
@@ -144,32 +132,26 @@ def answer(
     """
     view = read_view(file)
     chips = chips_of_file(file, detect_node(), view.world_size)
-    asked = plan_request(loaded, chips.view)
-    mix, compared, cluster = None, None, chips.view
+    asked = plan_request(loaded, chips.view, chips.knowledge)
+    problem, mix, compared = asked.problem, None, None
     if asked.plan is not None:
         if need is not None:
             raise ConfigError("--need", need, "no plan beside it", "The planner makes one.")
         if why is not None:
             raise ConfigError("--why", "a plan", "no other plan beside it", "One is to be found.")
-        outlook = outlook_of_plan(asked.plan, asked.workload, cluster, chips.knowledge)
+        outlook = outlook_of_plan(asked.plan, problem)
     else:
         if need is None:
-            found = _search(asked, chips, cluster)
+            found = search(problem, progress=_progress())
         else:
-            mix, found = _enough(asked, chips, parse_need(need))
-            cluster = mix.cluster
-        outlook = outlook_of_search(
-            found,
-            asked.workload,
-            chips.knowledge,
-            asked.options,
-            everything=cluster,
-            explain=explain,
-        )
+            mix, found = _enough(problem, parse_need(need))
+            problem = problem.on(mix.cluster)
+        outlook = outlook_of_search(found, problem, explain=explain)
         if why is not None:
-            compared = _compared(plan_request(why, cluster), asked, outlook, chips, cluster)
+            other = plan_request(why, problem.cluster, problem.knowledge)
+            compared = _compared(other, outlook)
     model = loaded.config.model
-    num_parameters = int(shape_of(asked.workload.spec).params)
+    num_parameters = int(shape_of(problem.workload.spec).params)
     facts = {
         "model": {"parameters": num_parameters, "size": model.size},
         "notes": list(asked.notes),
@@ -189,7 +171,7 @@ def _show_plan_there(
     model: str, asked: PlanRequest, chips: RankChips, outlook: Outlook, mix: Mix | None
 ) -> None:
     """The plan for the chips of a file; ``model``: its name and size, as markup."""
-    workload = asked.workload
+    workload = asked.problem.workload
     out.print(
         f"{model}, {workload.spec.num_layers} layers; {workload.samples} samples = "
         f"{count(workload.samples * workload.seq_len)} tokens a step",
@@ -207,38 +189,26 @@ def _show_plan_there(
     print_plan(heading, [*folded(lines), *(f"  {note}" for note in notes)])
 
 
-def _compared(
-    other: PlanRequest, asked: PlanRequest, outlook: Outlook, chips: RankChips, cluster: ClusterView
-) -> Comparison:
+def _compared(other: PlanRequest, outlook: Outlook) -> Comparison:
     assert other.plan is not None, "a plan was given"
     best, samples = outlook.forecast, other.plan.global_batch
     if samples != best.plan.global_batch:
         raise ConfigError("--why", {"samples": samples}, f"{best.plan.global_batch} samples a step")
-    return compare(other.plan, best, other.workload, cluster, chips.knowledge, asked.options)
+    return compare(other.plan, best, replace(other.problem, options=best.problem.options))
 
 
-def _search(asked: PlanRequest, chips: RankChips, cluster: ClusterView) -> Found:
-    return search(
-        asked.workload,
-        cluster,
-        knowledge=chips.knowledge,
-        options=asked.options,
-        progress=_progress(),
-    )
-
-
-def _enough(asked: PlanRequest, chips: RankChips, need: float) -> tuple[Mix, Found]:
+def _enough(problem: Problem, need: float) -> tuple[Mix, Found]:
     """The mix whose best plan does it: waiting and links take from what chips compute."""
     wanted = need
     for _ in range(ROUNDS):
-        mix = choose_mix(chips.view, asked.workload, chips.knowledge, wanted)
-        found = _search(asked, chips, mix.cluster)
-        reached = model_flops_s(asked.workload, found.best.time.step_s)
+        mix = choose_mix(problem, wanted)
+        found = search(problem.on(mix.cluster), progress=_progress())
+        reached = model_flops_s(problem.workload, found.best.time.step_s)
         if reached >= need:
             return mix, found
-        if mix.cluster.world_size == chips.view.world_size:
+        if mix.cluster.world_size == problem.cluster.world_size:
             break
-        most = choose_mix(chips.view, asked.workload, chips.knowledge, 0.0).most_flops
+        most = choose_mix(problem, 0.0).most_flops
         wanted = min(max(mix.flops_s, wanted) * need / reached, most)
     expected = f"at most {in_units(reached)}, what the best plan found reaches"
     hint = "More samples a step let more chips work."

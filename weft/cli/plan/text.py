@@ -8,10 +8,9 @@ from itertools import groupby
 
 from weft.cli.output import aligned, out
 from weft.cluster.view import ClusterView
-from weft.cost.energy import JOULES_PER_BYTE, WAITING
 from weft.plan.plan import Plan, StagePlan
 from weft.planner.explain import Comparison, pruned_in_words, settings
-from weft.planner.forecast import Forecast, PositionForecast
+from weft.planner.forecast import JOULES_PER_BYTE, WAITING, Forecast, PositionForecast
 from weft.planner.outlook import Outlook
 from weft.report.plan_picture import ranges
 from weft.report.units import count, seconds, sent

@@ -6,19 +6,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from math import prod
 
+from weft.axes.registry import AXES
 from weft.cluster.view import ChipPool, ClusterView
+from weft.config.axes import SAMPLE_AXES
 from weft.cost.work import Axes, copies_in, share
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
-from weft.planner.search.axes import inner_of, num_ranks
-from weft.planner.workload import Workload
+from weft.planner.problem import Problem
 from weft.schedules.registry import SCHEDULES
 
+SAMPLES = SAMPLE_AXES[0]
+"""The axis whose ranks compute different samples with the same parameters."""
+INSIDE = tuple(name for name in AXES if name not in SAMPLE_AXES)
+"""Axes that divide layers, inside a node; outermost first. Every axis that this version runs is
+here by itself: which sizes a model allows, the axis says, and what a size costs and saves follows
+from the logical dimensions that it divides (``weft.cost.work``)."""
 
-def device_of(pool: ChipPool) -> str:
-    """What PyTorch calls the chips of a pool."""
-    return pool.chip.device
+
+def mesh_axes(ways: int, inner: Axes) -> Axes:
+    """Of a mesh with so many ranks that hold the same layers."""
+    return ((SAMPLES, ways), *inner)
+
+
+@lru_cache(maxsize=1 << 12)
+def inner_of(axes: Axes) -> Axes:
+    """Those that divide layers."""
+    return tuple(axis for axis in axes if axis[0] not in SAMPLE_AXES)
+
+
+@lru_cache(maxsize=1 << 12)
+def num_ranks(axes: Axes) -> int:
+    """Of a mesh."""
+    return prod(size for _, size in axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +90,19 @@ class Line:
     def num_meshes(self) -> int:
         return sum(section.meshes for section in self.sections)
 
+    @property
+    def num_chips(self) -> int:
+        return sum(section.num_chips for section in self.sections)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A pipeline with all decided."""
+
+    seconds: float
+    """Of a step and what is done once, as if no rank were late."""
+    line: Line
+
 
 def used_part(pool: ChipPool, num_chips: int, together: int) -> ChipPool | None:
     """The fewest nodes that hold so many chips with equally many each, in whole groups.
@@ -112,17 +146,15 @@ def used_cluster(lines: Sequence[Line], cluster: ClusterView) -> ClusterView:
     return ClusterView(tuple(pools))
 
 
-def plan_of(lines: Sequence[Line], workload: Workload, cluster: ClusterView) -> Plan:
+def plan_of(lines: Sequence[Line], problem: Problem) -> Plan:
     """The plan of pipelines side by side, on ranks in the order of ``used_cluster``."""
-    pipelines = []
-    first = 0
-    for line in lines:
-        pipelines.append(_pipeline(line, workload, cluster, first))
-        first += sum(section.num_chips for section in line.sections)
-    return Plan(num_layers=workload.spec.num_layers, pipelines=tuple(pipelines))
+    firsts = accumulate((line.num_chips for line in lines), initial=0)
+    both = zip(lines, firsts, strict=False)
+    pipelines = tuple(_pipeline(line, problem, first) for line, first in both)
+    return Plan(num_layers=problem.workload.spec.num_layers, pipelines=pipelines)
 
 
-def _pipeline(line: Line, workload: Workload, cluster: ClusterView, first: int) -> PipelinePlan:
+def _pipeline(line: Line, problem: Problem, first: int) -> PipelinePlan:
     places = [section for section in line.sections for _ in range(section.meshes)]
     meshes = []
     for section in places:
@@ -133,17 +165,19 @@ def _pipeline(line: Line, workload: Workload, cluster: ClusterView, first: int) 
     positions = SCHEDULES[line.schedule].placement(len(meshes), len(counts))
     mesh_of = {stage: mesh for mesh, stages in enumerate(positions) for stage in stages}
     ends = [0, *accumulate(counts)]
-    stages = (
-        StagePlan(
-            mesh=meshes[mesh_of[number]],
-            layers=layers,
-            device=device_of(cluster.pools[places[mesh_of[number]].pool]),
-            precision=workload.precision,
-            recompute=places[mesh_of[number]].recompute,
-            zero=places[mesh_of[number]].zero,
+    stages = []
+    for number, layers in enumerate(pairwise(ends)):
+        place = places[mesh_of[number]]
+        stages.append(
+            StagePlan(
+                mesh=meshes[mesh_of[number]],
+                layers=layers,
+                device=problem.cluster.pools[place.pool].chip.device,
+                precision=problem.workload.precision,
+                recompute=place.recompute,
+                zero=place.zero,
+            )
         )
-        for number, layers in enumerate(pairwise(ends))
-    )
     return PipelinePlan(
         stages=tuple(stages),
         samples=line.samples,

@@ -7,17 +7,17 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from weft.cluster.view import ClusterView
+from weft.cluster.cluster import HOST
 from weft.cost.choice import StageChoice, dtype_of
 from weft.cost.memory import StageMemory, stage_memory
-from weft.cost.sends import BorderSide, border_bytes, border_times
+from weft.cost.sends import border_bytes, border_times
 from weft.cost.times import SeamTimes, StageTimes
 from weft.cost.timing import Hardware, stage_times
 from weft.cost.work import StageWork, dividing
 from weft.models.registry import shape_of
-from weft.planner.search.choice import Section, device_of
-from weft.planner.workload import Workload
-from weft.simulate.step import Knowledge
+from weft.plan.plan import ZeroLevel
+from weft.planner.problem import Problem
+from weft.planner.search.choice import Section
 
 
 class Held(NamedTuple):
@@ -57,20 +57,17 @@ class Bytes(NamedTuple):
 
 
 class Costs:
-    """Costs of a workload's stages on a cluster, beside so many pipelines."""
+    """Costs of a problem's stages, in so many pipelines side by side."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        cluster: ClusterView,
-        knowledge: Knowledge,
-        num_pipelines: int,
-    ) -> None:
-        self.workload = workload
-        self.cluster = cluster
-        self.knowledge = knowledge
+    def __init__(self, problem: Problem, num_pipelines: int) -> None:
+        workload, pools = problem.workload, problem.cluster.pools
+        self.problem, self.workload, self.options = problem, workload, problem.options
+        self.pools, self.num_layers = pools, workload.spec.num_layers
         self.num_pipelines = num_pipelines
         self.shape = shape_of(workload.spec)
+        part = problem.options.memory_part
+        self.budgets = [pool.chip.memory_gib * 2**30 * part for pool in pools]
+        """By pool: bytes of one chip that may be planned."""
         self.rooms: dict[object, int] = {}
         """Most layers of a mesh, by all that decides; of the routes that ask."""
         self.times: Callable[[Rank, Held], StageTimes] = cache(self._times)
@@ -81,15 +78,17 @@ class Costs:
         """Chips and links of a section: of a pool, with so many chips a node."""
         self._state = workload.training.state(workload.precision)
         self._trained = workload.training.parts((0, self.shape.num_layers))
-        self._eager = [device_of(pool) == "cpu" for pool in cluster.pools]
+        self._eager = [pool.chip.device == HOST for pool in pools]
 
     def _hardware(self, pool: int, per_node: int) -> Hardware:
-        part = replace(self.cluster.pools[pool], chips_per_node=per_node)
-        return self.knowledge.hardware_of(part)
+        part = replace(self.pools[pool], chips_per_node=per_node)
+        return self.problem.knowledge.hardware_of(part)
 
-    def budget(self, pool: int, memory_part: float) -> float:
-        """Bytes of one chip that may be planned."""
-        return self.cluster.pools[pool].chip.memory_gib * 2**30 * memory_part
+    def zero_levels(self, section: Section) -> tuple[ZeroLevel, ...]:
+        """Levels that a section may have; level 3 is for a pipeline alone."""
+        if section.copies * self.num_pipelines == 1:
+            return (0,)
+        return tuple(z for z in self.options.zero if z < 3 or self.num_pipelines == 1) or (0,)
 
     def choice(self, section: Section, samples: int) -> StageChoice:
         """Of a stage on each of a section's meshes; ``samples``: of a rank, of a microbatch."""
@@ -131,15 +130,13 @@ class Costs:
 
     def memory(self, pool: int, choice: StageChoice, held: Held) -> StageMemory:
         """Of one stage on one rank, in parts."""
-        overheads = self.knowledge.overheads.get(device_of(self.cluster.pools[pool]))
+        overheads = self.problem.knowledge.overheads.get(self.pools[pool].chip.device)
         return stage_memory(self.shape, held.of(choice), overheads)
 
     def border(self, ranks: tuple[Rank, Rank], micro: int, *, inside: bool) -> SeamTimes:
         """Between stages on two meshes."""
-        here, there = (
-            BorderSide(each.choice.num_ranks, self.hardware(each.pool, each.per_node).fabric)
-            for each in ranks
-        )
+        numbers = [each.choice.num_ranks for each in ranks]
+        fabrics = [self.hardware(each.pool, each.per_node).fabric for each in ranks]
         workload = self.workload
         sent = border_bytes(workload.precision, micro, workload.seq_len, self.shape.d_model)
-        return border_times(sent, here, there, inside=inside)
+        return border_times(sent, numbers, fabrics, inside=inside)

@@ -11,16 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise, product
-from math import factorial, inf, log2, prod
+from math import factorial, inf, prod
 from operator import attrgetter
 from typing import NamedTuple
 
+from weft.axes.registry import AXES
 from weft.cost.memory import StageMemory
 from weft.cost.work import Axes
+from weft.models.registry import dims_of_model
 from weft.plan.plan import Recompute, ZeroLevel
-from weft.planner.options import Options, Shape
-from weft.planner.search.axes import inner_axes, inner_of, mesh_axes, num_ranks
-from weft.planner.search.choice import Section, nodes_for
+from weft.planner.options import Shape
+from weft.planner.search.choice import INSIDE, Section, inner_of, mesh_axes, nodes_for, num_ranks
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.search.found import ReasonKind
 
@@ -97,17 +98,13 @@ class Unit(NamedTuple):
 class Space:
     """Frames of a workload on a cluster, for pipelines that take about so many samples."""
 
-    def __init__(self, costs: Costs, options: Options, samples: int, fewest: int) -> None:
+    def __init__(self, costs: Costs, samples: int, fewest: int) -> None:
         """``fewest``: samples for which the bounds have to hold too."""
-        self.costs = costs
-        self.options = options
-        self.samples = samples
-        self.fewest = fewest
-        self.num_layers = costs.workload.spec.num_layers
+        self.costs, self.options, self.num_layers = costs, costs.options, costs.num_layers
+        self.samples, self.fewest = samples, fewest
         self.unmade: Counter[ReasonKind] = Counter()
         """Combinations of sections of which no frame was made, by why; see ``UNMADE``."""
-        part = options.memory_part
-        self._budgets = [costs.budget(pool, part) for pool in range(len(costs.cluster.pools))]
+        self._dims = dims_of_model(costs.workload.spec)
         # Asked often with the same.
         self.speeds: Callable[[int, int], list[LayerRate]] = cache(self._speeds)
         self.rates: Callable[[int, int, int], list[Rate]] = cache(self._rates)
@@ -226,7 +223,7 @@ class Space:
 
     def _unit_of(self, pool: int, inner: Axes, recompute: Recompute, b: int) -> Unit:
         """Seconds of a microbatch of ``b`` samples a rank, with ZeRO that costs nothing."""
-        per_node = self.costs.cluster.pools[pool].chips_per_node
+        per_node = self.costs.pools[pool].chips_per_node
         rank = Rank(pool, per_node, self.costs.choice(Section(pool, inner, 1, recompute), b))
         parts = Held(1, False, False), Held(0, True, False), Held(0, False, True)
         times = [self.costs.times(rank, held) for held in parts]
@@ -248,11 +245,11 @@ class Space:
     def _frame(self, per_sample_s: float, micro: int, sections: tuple[Section, ...]) -> Frame:
         """Counted once, for it is asked often."""
         chips = sum(section.num_chips for section in sections)
-        stretch = 1 + self.costs.knowledge.software.straggle * log2(chips)
+        stretch = self.costs.problem.knowledge.stretch(chips)
         meshes = sum(section.meshes for section in sections)
         ways = factorial(len(sections))
         for section in sections:
-            ways *= len(zero_levels(section, self.costs, self.options))
+            ways *= len(self.costs.zero_levels(section))
         late_s = per_sample_s * stretch
         return Frame(per_sample_s, micro, sections, meshes, ways, stretch, late_s)
 
@@ -266,7 +263,7 @@ class Space:
 
     def _leanest(self, section: Section) -> tuple[ZeroLevel, ...]:
         """Two levels of ZeRO, of which one saves most."""
-        return zero_levels(section, self.costs, self.options)[:-3:-1]
+        return self.costs.zero_levels(section)[:-3:-1]
 
     def _capacity(
         self, section: Section, b: int, micro: int, zero: ZeroLevel, *, enough: float = 0.0
@@ -280,7 +277,7 @@ class Space:
         working, kept = self._activations(pool, inner, section.recompute, b)
         runtime, whole, divided = self._state(pool, inner, zero)
         state = (whole + divided / section.ways) * (1 - 1e-12)
-        free = self._budgets[section.pool] - working - runtime
+        free = self.costs.budgets[section.pool] - working - runtime
         if section.meshes * free < enough * (state + kept):
             return -1.0
         many, meshes, total = max(self.fewest // micro, 1), section.meshes, 0.0
@@ -309,7 +306,7 @@ class Space:
 
     def _for_micro(self, pool: int, micro: int) -> Iterator[LayerRate]:
         recompute = self.options.recompute
-        part = self.costs.cluster.pools[pool]
+        part = self.costs.pools[pool]
         parts = sorted({-(-micro // b) for b in _some_parts(micro)})
         for inner, ways in product(self._inner(pool), parts):
             group = num_ranks(inner)
@@ -331,10 +328,10 @@ class Space:
             micro=micro,
             recompute=section.recompute,
         )
-        return self.options.allows(self.costs.cluster.pools[section.pool].chip.name, shape)
+        return self.options.allows(self.costs.pools[section.pool].chip.name, shape)
 
     def _placed(self, pool: int) -> Iterator[Section]:
-        chips = self.costs.cluster.pools[pool].num_chips
+        chips = self.costs.pools[pool].num_chips
         groups = [(inner, num_ranks(inner)) for inner in self._inner(pool)]
         pairs = [(*both, n) for both in groups for n in self._mesh_counts(chips // both[1])]
         for inner, group, meshes in pairs:
@@ -345,8 +342,14 @@ class Space:
                     self.unmade["shape"] += 1
 
     def _inner(self, pool: int) -> Iterator[Axes]:
-        part, spec = self.costs.cluster.pools[pool], self.costs.workload.spec
-        return inner_axes(part, spec, self.options)
+        """Every combination of sizes that fills whole parts of a node and leaves all ranks work."""
+        node, dims = self.costs.pools[pool].chips_per_node, self._dims
+        most = min(node, self.options.max_split or node)
+        ways = [n for n in range(1, most + 1) if node % n == 0]
+        for sizes in product(ways, repeat=len(INSIDE)):
+            axes = tuple(zip(INSIDE, sizes, strict=True))
+            if node % prod(sizes) == 0 and all(AXES[name].allows(dims, n) for name, n in axes):
+                yield axes
 
     def _counts_up_to(self, most: int) -> list[int]:
         """Above a dozen, those with which the fullest mesh has fewer layers, and one more."""
@@ -363,7 +366,7 @@ class Space:
         return sorted({*powers(most), most - 1, most, divisors[-1]})
 
     def _fills(self, pool: int, num_chips: int, together: int) -> bool:
-        part = self.costs.cluster.pools[pool]
+        part = self.costs.pools[pool]
         if not self.options.leave_idle and num_chips != part.num_chips:
             return False
         return nodes_for(num_chips, together, part.num_nodes, part.chips_per_node) > 0
@@ -371,13 +374,6 @@ class Space:
 
 def _section(pool: int, speed: LayerRate) -> Section:
     return Section(pool, mesh_axes(speed.ways, speed.inner), speed.meshes, speed.recompute)
-
-
-def zero_levels(section: Section, costs: Costs, options: Options) -> tuple[ZeroLevel, ...]:
-    """Levels that a section may have; level 3 is for a pipeline alone."""
-    if section.copies * costs.num_pipelines == 1:
-        return (0,)
-    return tuple(z for z in options.zero if z < 3 or costs.num_pipelines == 1) or (0,)
 
 
 def powers(most: int) -> list[int]:

@@ -9,23 +9,13 @@ from math import inf
 from operator import attrgetter
 
 from weft.plan.plan import ScheduleName, ZeroLevel
-from weft.planner.options import Options
-from weft.planner.search.choice import Line, Section
+from weft.planner.search.choice import Line, Section, Timed
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.search.found import Pruned
-from weft.planner.search.frames import UNMADE, Frame, Space, zero_levels
+from weft.planner.search.frames import UNMADE, Frame, Space
 from weft.planner.search.route import Route
 from weft.planner.search.splits import explore, too_slow
 from weft.schedules.known import Pattern
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """A pipeline with all decided."""
-
-    seconds: float
-    """Of a step and what is done once, as if no rank were late."""
-    line: Line
 
 
 @dataclass(slots=True)
@@ -75,16 +65,12 @@ class Known:
 class Group:
     """Pipelines through some pools, one of ``costs.num_pipelines`` side by side."""
 
-    def __init__(
-        self, costs: Costs, options: Options, pools: tuple[int, ...], ledger: Ledger
-    ) -> None:
-        self.costs = costs
-        self.options = options
-        self.pools = pools
-        self.ledger = ledger
+    def __init__(self, costs: Costs, pools: tuple[int, ...], ledger: Ledger) -> None:
+        self.costs, self.options = costs, costs.options
+        self.pools, self.ledger = pools, ledger
         self._kept: dict[object, list[ZeroLevel]] = {}
         self._known: Known | None = None
-        self.words = " + ".join(costs.cluster.pools[pool].chip.name for pool in pools)
+        self.words = " + ".join(costs.pools[pool].chip.name for pool in pools)
         self.found: list[Timed] = []
         """The best of each frame and schedule that was simulated."""
 
@@ -132,7 +118,7 @@ class Group:
             or cutoff / samples > known.per_sample_s
         ):
             fewest = samples if self.costs.num_pipelines == 1 else round(NEAR * samples)
-            space = Space(self.costs, self.options, samples, fewest)
+            space = Space(self.costs, samples, fewest)
             slowest = cutoff / fewest
             if len(self.pools) == 1:
                 slowest *= SLOWER_TO_SHOW
@@ -181,15 +167,14 @@ class Group:
         useful = list(self._worth_trying(line, level))
         if not useful:
             return None
-        route = Route(self.costs, line, self.options.memory_part)
+        route = Route(self.costs, line)
         self.ledger.effort += LOOKING * len(useful) * route.num_meshes
         if too_slow(route, limit):
             words = f"{self.words}, {line.schedule}: at best more than {limit:.4g} s"
             self.ledger.pruned.add("bound", words, len(useful))
             return None
         for sections in useful:
-            chosen = replace(line, sections=sections)
-            route = Route(self.costs, chosen, self.options.memory_part)
+            route = Route(self.costs, replace(line, sections=sections))
             explored = explore(route, limit if best is None else min(limit, best.seconds))
             self.ledger.count(route, explored.played)
             if explored.best is None:
@@ -197,13 +182,12 @@ class Group:
                 continue
             self.ledger.simulated += 1
             if best is None or explored.best.seconds < best.seconds:
-                layers = explored.best.layers
-                best = Timed(explored.best.seconds, replace(chosen, layers=layers))
+                best = explored.best
         return best
 
     def _worth_trying(self, line: Line, level: ZeroLevel | None) -> Iterator[tuple[Section, ...]]:
         """The sections at each choice of ZeRO levels that is not ruled out."""
-        every = (zero_levels(section, self.costs, self.options) for section in line.sections)
+        every = (self.costs.zero_levels(section) for section in line.sections)
         for levels in product(*every):
             pairs = list(zip(line.sections, levels, strict=True))
             if level is not None and set(levels) != {level}:
@@ -229,7 +213,7 @@ class Group:
         """Levels that no other one beats in time and in memory."""
         key = section.pool, section.axes
         if key not in self._kept:
-            every = zero_levels(section, self.costs, self.options)
+            every = self.costs.zero_levels(section)
             self._kept[key] = [
                 level
                 for level in every
@@ -243,8 +227,8 @@ class Group:
     def _no_slower(self, section: Section, other: ZeroLevel, level: ZeroLevel) -> bool:
         if other == 2 and self.costs.num_pipelines == 1:  # it reduces gradients in each backward
             return False
-        node = self.costs.cluster.pools[section.pool].chips_per_node
-        whole = self.costs.workload.spec.num_layers
+        node = self.costs.pools[section.pool].chips_per_node
+        whole = self.costs.num_layers
         ranks = []
         for zero in (other, level):
             choice = self.costs.choice(replace(section, recompute="off", zero=zero), 1)
@@ -275,12 +259,12 @@ class Group:
         if not self.ledger.pruned.wants("memory"):
             self.ledger.pruned.add("memory", "")
             return
-        total = self.costs.workload.spec.num_layers
+        total = self.costs.num_layers
         mesh = min(range(route.num_meshes), key=lambda m: route.room[m] - route.least[m])
         pool = route.ranks[mesh].pool
         gib = route.bytes(mesh, max(route.least[mesh], -(-total // route.num_meshes))) / 2**30
-        budget = self.costs.budget(pool, self.options.memory_part) / 2**30
-        chip = self.costs.cluster.pools[pool].chip.name
+        budget = self.costs.budgets[pool] / 2**30
+        chip = self.costs.pools[pool].chip.name
         words = f"mesh {mesh} on {chip} needs {gib:.1f} GiB of {budget:.1f}"
         self.ledger.pruned.add("memory", f"{self.words}, {route.line.schedule}: {words}")
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from weft.cluster.cluster import Chip
 from weft.cluster.view import ChipPool, ClusterView
-from weft.planner.forecast import with_memory
-from weft.planner.options import Options
+from weft.planner.problem import Problem
 from weft.planner.search.found import Candidate, NoPlan
 
-Attempt = Callable[[ClusterView, Options], Candidate | None]
+Attempt = Callable[[Problem], Candidate | None]
 """Any plan that fits, if there is one."""
 
 _MOST = 1024
@@ -22,56 +22,61 @@ _MOST = 1024
 _FINE = 1.01
 
 
-def no_plan(attempt: Attempt, cluster: ClusterView, options: Options) -> NoPlan:
+def no_plan(attempt: Attempt, problem: Problem) -> NoPlan:
     """The error that says so."""
-    lean = leanest(options)
-    factor = _smallest(lambda times: attempt(with_memory(cluster, times), lean) is not None)
-    names = [pool.chip.name for pool in cluster.pools]
+    lean = leanest(problem)
+    factor = _smallest(lambda times: attempt(lean.with_memory(times)) is not None)
+    names = [pool.chip.name for pool in problem.cluster.pools]
     if factor is None:
         expected = "chips that the model can be laid over, however much memory they had"
         return NoPlan("cluster", names, expected, "No mesh fills the nodes with the samples given.")
-    least = attempt(with_memory(cluster, factor), lean)
+    least = attempt(lean.with_memory(factor))
     assert least is not None, f"fits at {factor} times the memory, and then does not"
     stage, chip, need = _fullest(least)
-    room = chip.memory_gib / factor * options.memory_part
+    room = chip.memory_gib / factor * problem.options.memory_part
     short = (
         f"The plan that needs least puts {need:.1f} GiB on stage {stage} ({chip.name}), "
         f"{need - room:.1f} GiB more than the {room:.1f} GiB that may be planned."
     )
-    ways = list(_ways_out(attempt, cluster, options))
+    ways = list(_ways_out(attempt, problem))
     gib = f"{factor:.2f} times the memory on each chip"
     hint = f"{short} It would fit with {', or with '.join([*ways, gib])}."
     return NoPlan("cluster", names, "chips with enough memory for the model", hint)
 
 
-def leanest(options: Options) -> Options:
-    """Of what may be chosen, what needs least memory."""
-    return replace(
+def leanest(problem: Problem, **changes: Any) -> Problem:
+    """With what needs least memory of all that may be chosen, after ``changes`` of the options."""
+    options = replace(problem.options, **changes)
+    lean = replace(
         options,
         micros=(min(options.micros or (1,)),),
         schedules=("1f1b",) if "1f1b" in options.schedules else options.schedules[:1],
         recompute=("full",) if "full" in options.recompute else options.recompute,
         zero=tuple(z for z in options.zero if z in (0, max(options.zero))),
     )
+    return replace(problem, options=lean)
 
 
-def _ways_out(attempt: Attempt, cluster: ClusterView, options: Options) -> Iterator[str]:
+def _ways_out(attempt: Attempt, problem: Problem) -> Iterator[str]:
     """What would do without other chips, then how many more nodes would."""
-    for words, allowed, changed in (
-        ("recomputation", "full" in options.recompute, replace(options, recompute=("full",))),
-        ("ZeRO 3", 3 in options.zero, replace(options, zero=(0, 3))),
-        ("one sample a rank", 1 in (options.micros or (1,)), replace(options, micros=(1,))),
+    options = problem.options
+    for words, allowed, change in (
+        ("recomputation", "full" in options.recompute, {"recompute": ("full",)}),
+        ("ZeRO 3", 3 in options.zero, {"zero": (0, 3)}),
+        ("one sample a rank", 1 in (options.micros or (1,)), {"micros": (1,)}),
     ):
-        if not allowed and attempt(cluster, leanest(changed)) is not None:
+        if not allowed and attempt(leanest(problem, **change)) is not None:
             yield words
-    lean = leanest(options)
+    lean = leanest(problem)
 
-    def larger(times: float) -> ClusterView:
-        return ClusterView(tuple(_with_more_nodes(pool, times) for pool in cluster.pools))
+    def larger(times: float) -> Problem:
+        pools = (_with_more_nodes(pool, times) for pool in problem.cluster.pools)
+        return lean.on(ClusterView(tuple(pools)))
 
-    times = _smallest(lambda more: attempt(larger(more), lean) is not None)
+    times = _smallest(lambda more: attempt(larger(more)) is not None)
     if times is not None:
-        names = (f"{pool.num_nodes} x {pool.chip.name}" for pool in larger(times).pools)
+        pools = larger(times).cluster.pools
+        names = (f"{pool.num_nodes} x {pool.chip.name}" for pool in pools)
         yield f"more nodes ({', '.join(names)})"
 
 

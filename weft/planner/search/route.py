@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from weft.cluster.view import ChipPool, ClusterView
 from weft.cost.times import SeamTimes, StageTimes
 from weft.planner.search.bounds import Flow, bounds_of, least_once, mesh_times
-from weft.planner.search.choice import Line, Section, stage_layers, used_part
+from weft.planner.search.choice import Line, Section, Timed, stage_layers, used_part
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.schedules.known import Pattern, held_at_peak
 from weft.schedules.registry import SCHEDULES
@@ -34,7 +34,6 @@ class Route:
     costs: Costs
     line: Line
     """Its layers are not looked at."""
-    memory_part: float
 
     @cached_property
     def num_meshes(self) -> int:
@@ -79,7 +78,7 @@ class Route:
         return [self._seam(a, b, len({*ends[a], *ends[b]}) == 1) for a, b in borders]
 
     def _part(self, section: Section) -> ChipPool:
-        pool = self.costs.cluster.pools[section.pool]
+        pool = self.costs.pools[section.pool]
         part = used_part(pool, section.num_chips, section.together)
         assert part is not None, f"{section} does not fill nodes"
         return part
@@ -90,6 +89,10 @@ class Route:
         return self.costs.border(
             (self.ranks[here], self.ranks[there]), self.line.micro, inside=inside
         )
+
+    def timed(self, layers: tuple[int, ...]) -> Timed:
+        """The pipeline with these layers on its meshes."""
+        return Timed(self.seconds(layers), replace(self.line, layers=layers))
 
     def seconds(self, layers: Sequence[int]) -> float:
         """A step of the pipeline and what is done once, as ``time_of_plan`` says it."""
@@ -174,14 +177,14 @@ class Route:
         return self._room([(min(meshes - mesh, many), *rest) for mesh in range(meshes)])
 
     def _room(self, peaks: Sequence[tuple[int, ...]]) -> list[int]:
-        most = self.costs.workload.spec.num_layers
+        most = self.costs.num_layers
         last = self.pattern.num_stages - 1
         result = []
         for mesh, (rank, peak) in enumerate(zip(self.ranks, peaks, strict=True)):
             ends = tuple((stage == 0, stage == last) for stage in self.positions[mesh])
-            key = rank, peak, ends, self.memory_part
+            key = rank, peak, ends
             if key not in self.costs.rooms:
-                budget = self.costs.budget(rank.pool, self.memory_part)
+                budget = self.costs.budgets[rank.pool]
                 needed = partial(self.bytes, mesh, peak=peak)
                 self.costs.rooms[key] = bisect_right(range(most + 1), budget, key=needed) - 1
             result.append(self.costs.rooms[key])
@@ -198,7 +201,7 @@ class Route:
         What the others cannot hold a mesh must, and that delays those behind it: so twice.
         ``room``: what fits, if not what memory says; then at any level of ZeRO.
         """
-        total = self.costs.workload.spec.num_layers
+        total = self.costs.num_layers
         fits = self.room if room is None else room
         least, most = self.least, list(fits)
         seconds -= self.once if room is None else 0.0
@@ -224,7 +227,7 @@ class Route:
             meshes=mesh_times(self.costs, free, self.positions, self.line.schedule),
             seams=self.seams,
             line=self.line,
-            num_layers=self.costs.workload.spec.num_layers,
+            num_layers=self.costs.num_layers,
         )
 
     @cached_property

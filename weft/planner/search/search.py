@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise
-from math import comb, inf, log2
+from math import comb, inf
 from time import perf_counter
 
 from weft.cluster.view import ChipPool, ClusterView
@@ -14,16 +14,13 @@ from weft.plan.plan import ZeroLevel
 from weft.plan.tiling import split_by_weight
 from weft.planner.naming import name_of
 from weft.planner.options import Options
-from weft.planner.search.axes import inner_of
-from weft.planner.search.choice import Line, plan_of, used_cluster
+from weft.planner.problem import Problem
+from weft.planner.search.choice import Line, Timed, inner_of, plan_of, used_cluster
 from weft.planner.search.costs import Costs
 from weft.planner.search.found import Candidate, Found, Pruned
-from weft.planner.search.group import Group, Ledger, Timed
+from weft.planner.search.group import Group, Ledger
 from weft.planner.search.no_plan import leanest, no_plan
-from weft.planner.workload import Workload
-from weft.simulate.step import Knowledge
 
-DEFAULTS = Options()
 ALONE = 32
 """Times as much effort where all chips are alike: there is no other combination to look at."""
 LONGER = 8
@@ -39,22 +36,15 @@ Arrangement = tuple[tuple[int, ...], ...]
 """Groups of pools; each is a pipeline."""
 
 
-def search(
-    workload: Workload,
-    cluster: ClusterView,
-    *,
-    knowledge: Knowledge | None = None,
-    options: Options = DEFAULTS,
-    progress: Progress | None = None,
-) -> Found:
+def search(problem: Problem, *, progress: Progress | None = None) -> Found:
     """The fastest plan that fits.
 
     Raises:
         NoPlan: nothing fits.
         ConfigError: a rate is not known.
     """
-    begin = perf_counter()
-    run = SearchRun(workload, cluster, knowledge or Knowledge(), options)
+    begin, cluster, options = perf_counter(), problem.cluster, problem.options
+    run = SearchRun(problem)
     for arrangement in arrangements(len(cluster.pools), options):
         run.look_at(arrangement)
         if progress is not None:
@@ -63,15 +53,11 @@ def search(
         run.look_at_cut(other, first)
     found = run.distinct()
     if not found:
-
-        def attempt(other: ClusterView, lean: Options) -> Candidate | None:
-            return any_fit(workload, other, run.knowledge, lean)
-
-        if attempt(cluster, leanest(options)) is None:
-            raise no_plan(attempt, cluster, options)
+        if any_fit(leanest(problem)) is None:
+            raise no_plan(any_fit, problem)
         # Something fits, and the effort ended before it was looked at.
         more = replace(options, effort=LONGER * options.effort)
-        return search(workload, cluster, knowledge=knowledge, options=more, progress=progress)
+        return search(replace(problem, options=more), progress=progress)
     candidates = [run.candidate(lines) for lines in found]
     candidates.sort(key=lambda candidate: candidate.time.step_s)
     return Found(
@@ -84,12 +70,10 @@ def search(
     )
 
 
-def any_fit(
-    workload: Workload, cluster: ClusterView, knowledge: Knowledge, options: Options
-) -> Candidate | None:
+def any_fit(problem: Problem) -> Candidate | None:
     """A plan of one pipeline that fits, if there is one."""
-    run = SearchRun(workload, cluster, knowledge, options)
-    for arrangement in arrangements(len(cluster.pools), options):
+    run = SearchRun(problem)
+    for arrangement in arrangements(len(problem.cluster.pools), problem.options):
         if len(arrangement) == 1:
             run.look_at(arrangement)
         found = run.distinct()
@@ -160,30 +144,25 @@ class Lines:
 class SearchRun:
     """A search under way."""
 
-    def __init__(
-        self, workload: Workload, cluster: ClusterView, knowledge: Knowledge, options: Options
-    ) -> None:
-        self.workload = workload
-        self.cluster = cluster
-        self.knowledge = knowledge
-        alone = len(cluster.pools) == 1
-        self.options = replace(options, effort=options.effort * (ALONE if alone else 1))
+    def __init__(self, problem: Problem) -> None:
+        self.cluster, self.samples = problem.cluster, problem.workload.samples
+        more = ALONE if len(self.cluster.pools) == 1 else 1
+        self.options = replace(problem.options, effort=more * problem.options.effort)
+        self.problem = replace(problem, options=self.options)
         self.ledger = Ledger(Pruned())
         self.cutoff = inf
         # Costs serve all arrangements of as many pipelines; a group stands beside several others.
-        self._costs = cache(lambda number: Costs(workload, cluster, knowledge, number))
-        self._group = cache(
-            lambda number, pools: Group(self._costs(number), self.options, pools, self.ledger)
-        )
+        self._costs = cache(lambda number: Costs(self.problem, number))
+        self._group = cache(lambda number, pools: Group(self._costs(number), pools, self.ledger))
         self._found: list[Lines] = []
 
     def look_at(self, arrangement: Arrangement) -> None:
         """Find the best of an arrangement, as far as it can be better than what is known."""
-        if len(arrangement) > self.workload.samples or not self._allowed(arrangement):
+        if len(arrangement) > self.samples or not self._allowed(arrangement):
             return
         groups = [self._group(len(arrangement), pools) for pools in arrangement]
         if len(groups) == 1:
-            groups[0].best(self.workload.samples, self.cutoff)
+            groups[0].best(self.samples, self.cutoff)
             for timed in groups[0].found:
                 self._add([timed])
             return
@@ -201,7 +180,7 @@ class SearchRun:
 
     def look_at_cut(self, cluster: ClusterView, first: int) -> None:
         """The same chips with a pool in two parts, ``first`` and the next, where both are used."""
-        other = SearchRun(self.workload, cluster, self.knowledge, self.options)
+        other = SearchRun(self.problem.on(cluster))
         other.ledger, other.cutoff = self.ledger, self.cutoff
         for arrangement in arrangements(len(cluster.pools), self.options):
             if {first, first + 1} <= {pool for group in arrangement for pool in group}:
@@ -218,27 +197,26 @@ class SearchRun:
 
     def candidate(self, lines: Lines) -> Candidate:
         """With the plan, and its time and memory as users see them."""
-        plan = plan_of(lines.lines, self.workload, lines.cluster)
-        used = used_cluster(lines.lines, lines.cluster)
+        plan = plan_of(lines.lines, self.problem.on(lines.cluster))
+        there = self.problem.on(used_cluster(lines.lines, lines.cluster))
         return Candidate(
-            name=name_of(plan, used),
+            name=name_of(plan, there.cluster),
             plan=plan,
-            cluster=used,
-            time=self.workload.time(plan, used, self.knowledge),
-            memory=self.workload.memory(plan, self.knowledge),
+            cluster=there.cluster,
+            time=there.time(plan),
+            memory=there.memory(plan),
         )
 
     def _add(self, chosen: Sequence[Timed]) -> None:
         lines = tuple(timed.line for timed in chosen)
-        chips = sum(section.num_chips for line in lines for section in line.sections)
-        stretch = 1 + self.knowledge.software.straggle * log2(chips)
+        stretch = self.problem.knowledge.stretch(sum(line.num_chips for line in lines))
         seconds = stretch * max(timed.seconds for timed in chosen)
         self._found.append(Lines(seconds, lines, self.cluster))
         self.cutoff = min(self.cutoff, seconds)
 
     def _side_by_side(self, groups: Sequence[Group], level: ZeroLevel) -> None:
         """Shares by speed, until no group would give a sample to another; if few, all of them."""
-        total = self.workload.samples
+        total = self.samples
         cutoff = self.cutoff * WORTH_SHOWING
 
         @cache
@@ -269,7 +247,7 @@ class SearchRun:
 
     def _by_speed(self, groups: Sequence[Group]) -> list[int]:
         """Shares to begin with."""
-        total = self.workload.samples
+        total = self.samples
         shares = split_by_weight(total, [self._speed(group.pools) for group in groups])
         shares = [max(1, share) for share in shares]
         shares[shares.index(max(shares))] -= sum(shares) - total
@@ -280,7 +258,7 @@ class SearchRun:
 
         A sample more takes as long as a full pipeline does for it; the next round sees if it does.
         """
-        total = self.workload.samples
+        total = self.samples
         each = []
         for timed in chosen:
             line = timed.line

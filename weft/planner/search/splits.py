@@ -9,6 +9,7 @@ from itertools import accumulate
 from math import inf
 
 from weft.planner.search.bounds import bounds_of
+from weft.planner.search.choice import Timed
 from weft.planner.search.route import Route
 
 MOST_SPLITS = 400
@@ -21,18 +22,10 @@ _FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """The best split that was found."""
-
-    seconds: float
-    layers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Explored:
     """What became of a route."""
 
-    best: Split | None
+    best: Timed | None
     """None where a bound rules the whole route out."""
     played: int
     """Splits that were simulated."""
@@ -41,16 +34,15 @@ class Explored:
 
 def explore(route: Route, cutoff: float) -> Explored:
     """The best split that takes less than ``cutoff`` seconds."""
-    total = route.costs.workload.spec.num_layers
+    total = route.costs.num_layers
     if not has_place(route.least, route.room_at_best, total) or not has_place(
         route.least, route.room, total
     ):
         return Explored(None, 0, fits=False)
     if not has_place(route.least, route.most_within(cutoff), total):
         return Explored(None, 0)
-    first = filled(route, total)
-    best = Split(route.seconds(first), first)
-    played = {first}
+    best = route.timed(filled(route, total))
+    played = {best.line.layers}
     most = route.most_within(min(best.seconds, cutoff))
     bearable = max(_FEW, min(MOST_SPLITS, MOST_ACTIONS // route.actions))
     if count_splits(route.least, most, total) > bearable:
@@ -61,13 +53,13 @@ def explore(route: Route, cutoff: float) -> Explored:
         if route.actions > QUICK and route.shortest(layers) >= min(best.seconds, cutoff):
             continue
         played.add(layers)
-        best = min(best, Split(route.seconds(layers), layers), key=lambda split: split.seconds)
+        best = min(best, route.timed(layers), key=lambda timed: timed.seconds)
     return Explored(best, len(played))
 
 
 def too_slow(route: Route, cutoff: float) -> bool:
     """However much memory there were, and whatever ZeRO did."""
-    total = route.costs.workload.spec.num_layers
+    total = route.costs.num_layers
     most = route.most_within(cutoff, [total] * route.num_meshes)
     return not has_place(route.least, most, total)
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from math import inf, log2
+from math import inf
 
 from weft.cluster.view import ClusterView
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.planner.options import Options
-from weft.planner.search.axes import searched_axes
-from weft.planner.search.choice import Line, Section, stage_layers, used_part
+from weft.planner.problem import Problem
+from weft.planner.search.choice import INSIDE, Line, Section, mesh_axes, stage_layers, used_part
 from weft.planner.search.costs import Costs
 from weft.planner.search.found import Reason
 from weft.planner.search.frames import Space, powers
 from weft.planner.search.route import Route
 from weft.planner.search.splits import explore, too_slow
-from weft.planner.workload import Workload
 from weft.schedules.registry import SCHEDULES
-from weft.simulate.step import Knowledge
 
 _FINE = 1e-4
 """Relative; bounds are told that exactly."""
@@ -29,31 +26,17 @@ class OutsideError(ValueError):
     """The search does not look there; says why."""
 
 
-def verdict(
-    plan: Plan,
-    workload: Workload,
-    cluster: ClusterView,
-    knowledge: Knowledge,
-    options: Options,
-    *,
-    best_s: float,
-) -> Reason:
-    """Why a plan that fits is not the one that was found.
-
-    Args:
-        cluster: Whose ranks the plan's are.
-        best_s: A step of the plan that was found.
-    """
-    costs = Costs(workload, cluster, knowledge, len(plan.pipelines))
+def verdict(plan: Plan, problem: Problem, *, best_s: float) -> Reason:
+    """Why a plan that fits is not the one that was found, of which a step takes ``best_s``."""
+    costs = Costs(problem, len(plan.pipelines))
     try:
-        lines = lines_of(plan, cluster)
+        lines = lines_of(plan, problem.cluster)
         for line in lines:
-            _refuse_outside(line, costs, options)
+            _refuse_outside(line, costs)
     except OutsideError as outside:
         return Reason("shape", f"the search does not look there: {outside}")
-    stretch = 1 + knowledge.software.straggle * log2(plan.world_size)
-    routes = [Route(costs, line, options.memory_part) for line in lines]
-    bound = max(map(least_seconds, routes)) * stretch
+    routes = [Route(costs, line) for line in lines]
+    bound = max(map(least_seconds, routes)) * problem.knowledge.stretch(plan.world_size)
     if bound >= best_s:
         words = "no plan of these meshes, order, schedule and shares takes less than"
         return Reason("bound", f"ruled out by its bound: {words} {bound:.4g} s")
@@ -107,32 +90,34 @@ def _section(stage: StagePlan, cluster: ClusterView) -> Section:
     first = 0
     for number, pool in enumerate(cluster.pools):
         if stage.mesh.ranks[0] < first + pool.num_chips:
-            mesh = stage.mesh
-            return Section(number, searched_axes(mesh), 1, stage.recompute, stage.zero)
+            inner = tuple((name, stage.mesh.size(name)) for name in INSIDE)
+            axes = mesh_axes(stage.mesh.sample_ways, inner)
+            return Section(number, axes, 1, stage.recompute, stage.zero)
         first += pool.num_chips
     raise AssertionError(f"rank {stage.mesh.ranks[0]} of {cluster.world_size}")
 
 
-def _refuse_outside(line: Line, costs: Costs, options: Options) -> None:
+def _refuse_outside(line: Line, costs: Costs) -> None:
+    options = costs.options
     if line.schedule not in options.schedules and line.num_meshes > 1:
         raise OutsideError(f"the schedule was kept to {', '.join(options.schedules)}")
     for section in line.sections:
         if section.recompute not in options.recompute:
             raise OutsideError(f"recomputation was kept to {', '.join(options.recompute)}")
-        pool = costs.cluster.pools[section.pool]
+        pool = costs.pools[section.pool]
         if used_part(pool, section.num_chips, section.together) is None:
             raise OutsideError(f"{section.num_chips} chips do not fill nodes evenly")
-    if line.micro not in _micros(line, costs, options):
+    if line.micro not in _micros(line, costs):
         words = "a rank has a power of two of samples there" if options.micros is None else ""
         raise OutsideError(words or f"ranks were kept to {options.micros} samples")
 
 
-def _micros(line: Line, costs: Costs, options: Options) -> Sequence[int]:
+def _micros(line: Line, costs: Costs) -> Sequence[int]:
     """Microbatches that are tried with its chips."""
     if len(line.sections) == 1:
-        each = options.micros or powers(line.samples)
+        each = costs.options.micros or powers(line.samples)
         return [line.sections[0].ways * samples for samples in each]
-    space = Space(costs, options, line.samples, line.samples)
+    space = Space(costs, line.samples, line.samples)
     return space.micros([section.pool for section in line.sections])
 
 
@@ -140,8 +125,9 @@ def _best_split(route: Route) -> str:
     """What the search finds for the same pipeline with layers of its choice."""
     line, best = route.line, explore(route, inf).best
     assert best is not None, f"{line} fits, and its route does not"
-    split = "+".join(map(str, best.layers))
-    if best.layers == line.layers or best.seconds >= route.seconds(line.layers):
+    layers = best.line.layers
+    split = "+".join(map(str, layers))
+    if layers == line.layers or best.seconds >= route.seconds(line.layers):
         return f"it was weighed as it is, {split} layers"
     gain = 1 - best.seconds / route.seconds(line.layers)
     return f"with {split} layers its pipeline takes {gain:.1%} less, and was weighed with those"
