@@ -29,7 +29,7 @@ def frames_of(space: Space, num_pools: int) -> dict[object, Frame]:
 
 
 def key_of(line: Line) -> object:
-    return line.micro, frozenset(replace(section, zero=0) for section in line.sections)
+    return line.micro, frozenset(section._replace(zero=0) for section in line.sections)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def check_group(case: Case, pools: Sequence[ChipPool], *, shared: bool) -> int:
         (line,) = lines_of(plan, used)
         kinds = [pool.chip for pool in pools]
         sections = tuple(
-            replace(section, pool=kinds.index(used.pools[section.pool].chip))
+            section._replace(pool=kinds.index(used.pools[section.pool].chip))
             for section in line.sections
         )
         line = replace(line, sections=sections)

@@ -51,7 +51,7 @@ def test_plans_are_read_back_as_they_were_written() -> None:
         plan = plan_of([each.line], each.costs.problem)
         used = used_cluster([each.line], each.costs.problem.cluster)
         (line,) = lines_of(plan, used)
-        numbered = (replace(s, pool=n) for n, s in enumerate(each.line.sections))
+        numbered = (s._replace(pool=n) for n, s in enumerate(each.line.sections))
         assert line == replace(each.line, sections=tuple(numbered))
 
 

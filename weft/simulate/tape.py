@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from weft.cost.times import SeamTimes, StageTimes
 from weft.schedules.action import Action, Key, Kind, awaited
@@ -89,17 +90,11 @@ def _durations(
     stages: Sequence[StageTimes], seams: Sequence[SeamTimes], sizes: Sequence[float]
 ) -> tuple[list[float], list[float], list[float]]:
     """By code: of the action; how long its result occupies the wire; how much later it is there."""
-    takes: list[float] = []
-    carry: list[float] = []
-    late: list[float] = []
-    ends = _NOWHERE, *seams, _NOWHERE
-    for stage, up, down in zip(stages, ends, ends[1:], strict=False):
-        for kind in _KINDS:
-            seconds, seam = stage.of(kind), down if kind == "F" else up
-            takes += [seconds * size for size in sizes]
-            carry += [seam.transfer_s * size for size in sizes]
-            late += [seam.latency_s] * len(sizes)
-    return takes, carry, late
+    ways = list(pairwise((_NOWHERE, *seams, _NOWHERE)))
+    hops = [down if kind == "F" else up for up, down in ways for kind in _KINDS]
+    takes = [stage.of(kind) * size for stage in stages for kind in _KINDS for size in sizes]
+    carry = [hop.transfer_s * size for hop in hops for size in sizes]
+    return takes, carry, [hop.latency_s for hop in hops for _ in sizes]
 
 
 def write_tape(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import prod
+from typing import NamedTuple
 
 from weft.axes.registry import AXES
 from weft.cluster.view import ChipPool, ClusterView
@@ -42,9 +43,11 @@ def num_ranks(axes: Axes) -> int:
     return prod(size for _, size in axes)
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Consecutive meshes of one pipeline on one kind of chip, alike but for their layers."""
+class Section(NamedTuple):
+    """Consecutive meshes of one pipeline on one kind of chip, alike but for their layers.
+
+    A tuple, for there are many, and costs are kept by them.
+    """
 
     pool: int
     """Number of the pool in the cluster."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise, product
 from math import factorial, inf, prod
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from weft.axes.registry import AXES
@@ -60,18 +60,6 @@ class Frame(NamedTuple):
     """``per_sample_s`` with that."""
 
 
-class LayerRate(NamedTuple):
-    """What a section could do for a given microbatch, if there were memory for it."""
-
-    layers_per_s: float
-    """Each mesh working on a microbatch of its own."""
-    inner: Axes
-    """Axes of a mesh that divide layers, and into how many parts it divides samples."""
-    ways: int
-    meshes: int
-    recompute: Recompute
-
-
 class Rate(NamedTuple):
     """What one kind of chip could do for a given microbatch."""
 
@@ -83,7 +71,6 @@ class Rate(NamedTuple):
     """After how long all that there is memory for is done."""
 
 
-_LAYERS_PER_S = attrgetter("layers_per_s")
 _FULL_AFTER = attrgetter("full_s")
 
 
@@ -106,7 +93,7 @@ class Space:
         """Combinations of sections of which no frame was made, by why; see ``UNMADE``."""
         self._dims = dims_of_model(costs.workload.spec)
         # Asked often with the same.
-        self.speeds: Callable[[int, int], list[LayerRate]] = cache(self._speeds)
+        self.speeds: Callable[[int, int], list[tuple[float, Section]]] = cache(self._speeds)
         self.rates: Callable[[int, int, int], list[Rate]] = cache(self._rates)
         self._unit = cache(self._unit_of)
         self._activations = cache(self._activations_of)
@@ -196,24 +183,24 @@ class Space:
         for micro in self.micros(pools):
             speeds = [self.speeds(pool, micro) for pool in pools]
             if all(speeds):
-                best = sum(some[0].layers_per_s for some in speeds)
+                best = sum(some[0][0] for some in speeds)
                 yield self.num_layers / (micro * best), micro
 
-    def _speeds(self, pool: int, micro: int) -> list[LayerRate]:
-        """Layers a second of the sections for a microbatch that fewer ranks with the same layers
-        would not serve as well; best first."""
+    def _speeds(self, pool: int, micro: int) -> list[tuple[float, Section]]:
+        """Layers a second, if there were memory for them and each mesh worked on a microbatch of
+        its own, of the sections for a microbatch that fewer ranks with the same layers would not
+        serve as well; best first."""
         found = list(self._for_micro(pool, micro))
         if not self.options.any_shape:
-            found = [each for each in found if self._allowed(_section(pool, each), micro)]
-        return sorted(found, key=_LAYERS_PER_S, reverse=True)
+            found = [each for each in found if self._allowed(each[1], micro)]
+        return sorted(found, key=itemgetter(0), reverse=True)
 
     def _rates(self, pool: int, micro: int, number: int) -> list[Rate]:
         """The fastest sections that have memory for anything."""
         found: list[Rate] = []
-        for each in self.speeds(pool, micro):
-            section, speed = _section(pool, each), each.layers_per_s
+        for speed, section in self.speeds(pool, micro):
             # With the levels of ZeRO that save most.
-            levels, b = self._leanest(section), -(-micro // each.ways)
+            levels, b = self._leanest(section), -(-micro // section.ways)
             most = max(self._capacity(section, b, micro, level) for level in levels)
             if most >= 0:
                 found.append(Rate(speed, most, section, most / speed))
@@ -304,7 +291,7 @@ class Space:
         choice = self.costs.choice(section, b)
         return self.costs.memory(section.pool, choice, Held(1, False, False))
 
-    def _for_micro(self, pool: int, micro: int) -> Iterator[LayerRate]:
+    def _for_micro(self, pool: int, micro: int) -> Iterator[tuple[float, Section]]:
         recompute = self.options.recompute
         part = self.costs.pools[pool]
         parts = sorted({-(-micro // b) for b in _some_parts(micro)})
@@ -315,10 +302,11 @@ class Space:
             counts = [meshes for meshes in counts if self._fills(pool, together * meshes, group)]
             if not counts:
                 continue
+            axes = mesh_axes(ways, inner)
             layer_s = [self._unit(pool, inner, r, -(-micro // ways)).layer_s for r in recompute]
             for meshes in counts:
                 for how, seconds in zip(recompute, layer_s, strict=True):
-                    yield LayerRate(meshes / seconds, inner, ways, meshes, how)
+                    yield meshes / seconds, Section(pool, axes, meshes, how)
 
     def _allowed(self, section: Section, micro: int) -> bool:
         """Options leave that shape open."""
@@ -370,10 +358,6 @@ class Space:
         if not self.options.leave_idle and num_chips != part.num_chips:
             return False
         return nodes_for(num_chips, together, part.num_nodes, part.chips_per_node) > 0
-
-
-def _section(pool: int, speed: LayerRate) -> Section:
-    return Section(pool, mesh_axes(speed.ways, speed.inner), speed.meshes, speed.recompute)
 
 
 def powers(most: int) -> list[int]:

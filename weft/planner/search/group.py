@@ -196,7 +196,7 @@ class Group:
                 words = "ZeRO: another level takes no longer and needs less memory"
                 self.ledger.pruned.add("slower", words)
             else:
-                yield tuple(replace(section, zero=level) for section, level in pairs)
+                yield tuple(section._replace(zero=level) for section, level in pairs)
 
     def _children(self, frames: Sequence[Frame], *, first: bool) -> int:
         """Candidates in frames: orders, schedules, levels of ZeRO."""
@@ -231,7 +231,7 @@ class Group:
         whole = self.costs.num_layers
         ranks = []
         for zero in (other, level):
-            choice = self.costs.choice(replace(section, recompute="off", zero=zero), 1)
+            choice = self.costs.choice(section._replace(recompute="off", zero=zero), 1)
             ranks.append(Rank(section.pool, node, choice))
         both = Held(1, False, False), Held(whole, True, True)
         return all(

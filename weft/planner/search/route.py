@@ -222,7 +222,7 @@ class Route:
     @cached_property
     def flow(self) -> Flow:
         """What bounds know of it, apart from how many layers its meshes have."""
-        free = self._ranks([replace(section, zero=0) for section in self.line.sections])
+        free = self._ranks([section._replace(zero=0) for section in self.line.sections])
         return Flow(
             meshes=mesh_times(self.costs, free, self.positions, self.line.schedule),
             seams=self.seams,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 from math import inf
 
@@ -73,7 +72,7 @@ def lines_of(plan: Plan, cluster: ClusterView) -> list[Line]:
 def _line(pipeline: PipelinePlan, cluster: ClusterView) -> Line:
     positions = pipeline.positions()
     meshes = [_section(pipeline.stages[stages[0]], cluster) for stages in positions]
-    sections = tuple(replace(first, meshes=len(list(same))) for first, same in groupby(meshes))
+    sections = tuple(first._replace(meshes=len(list(same))) for first, same in groupby(meshes))
     counts = [stage.layers[1] - stage.layers[0] for stage in pipeline.stages]
     layers = tuple(sum(counts[stage] for stage in stages) for stages in positions)
     chunks = {len(stages) for stages in positions}
