@@ -24,8 +24,7 @@ from weft.models.llama.sizes import SIZES
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
-from weft.planner.options import Options
-from weft.planner.problem import Problem, Workload
+from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
 from weft.simulate.step import Knowledge, time_of_plan
 

@@ -9,8 +9,7 @@ from weft.config.errors import ConfigError
 from weft.mix.chips import Shown, after_run, after_shortage, kinds_of, only
 from weft.mix.questions import POOLED, Question, ask, recomputes
 from weft.plan.plan import Plan
-from weft.planner.options import Options
-from weft.planner.problem import Problem
+from weft.planner.problem import Options, Problem
 from weft.planner.search import NoPlan, search
 from weft.planner.seating import seated
 from weft.planner.validate import validate_plan

@@ -11,9 +11,8 @@ from weft.axes.axis import Axis
 from weft.plan.layout import Dim, Form
 from weft.plan.mesh import Mesh
 from weft.plan.plan import Plan, ZeroLevel
-from weft.planner.options import Options
-from weft.planner.problem import Problem
-from weft.planner.search import axes as searched
+from weft.planner.problem import Options, Problem
+from weft.planner.search import frames as searched
 from weft.planner.search import search
 from weft.simulate.step import time_of_plan
 

@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks.every_plan import CASES, WITHOUT_LIMIT, Case, every_pipeline, fits
 from weft.plan.plan import Plan, StagePlan
-from weft.planner.options import Options, Shape
-from weft.planner.problem import Problem
+from weft.planner.problem import Options, Problem, Shape
 from weft.planner.search import Candidate, Found, NoPlan, search
 from weft.simulate.step import time_of_plan
 

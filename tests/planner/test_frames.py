@@ -8,8 +8,7 @@ import pytest
 
 from benchmarks.every_plan import CASES, WITHOUT_LIMIT, Case, every_pipeline, fits, pool
 from weft.cluster.view import ChipPool, ClusterView
-from weft.planner.options import Options
-from weft.planner.problem import Problem
+from weft.planner.problem import Options, Problem
 from weft.planner.search.choice import Line
 from weft.planner.search.costs import Costs
 from weft.planner.search.frames import Frame, Space

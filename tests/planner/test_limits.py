@@ -15,8 +15,7 @@ from weft.plan.plan import PipelinePlan, Plan, Recompute, StagePlan
 from weft.planner.explain import alternatives, pruned_in_words, settings, what_would_help
 from weft.planner.forecast import forecast
 from weft.planner.limits import Limits
-from weft.planner.options import Options
-from weft.planner.problem import Problem, Workload
+from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import Candidate, Found, Pruned, search
 from weft.simulate.step import time_of_plan
 

@@ -9,8 +9,7 @@ from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.models.llama.sizes import SIZES
-from weft.planner.options import Options
-from weft.planner.problem import Problem, Workload
+from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import NoPlan, search
 
 A100 = catalogue()["A100-SXM4-80GB"]

@@ -5,8 +5,7 @@ from dataclasses import replace
 from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.models.llama.sizes import SIZES
-from weft.planner.options import Options
-from weft.planner.problem import Problem, Workload
+from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import Found, search
 
 SPEC = replace(SIZES["llama2-7b"], num_layers=8)

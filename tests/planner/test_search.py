@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from benchmarks.every_plan import CASES, WITHOUT_LIMIT, Best, Case, brute_force, cuts, fits, pool
 from weft.cluster.view import ChipPool, ClusterView
 from weft.models.llama.sizes import SIZES
-from weft.planner.options import Options
-from weft.planner.problem import Problem, Workload
+from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import Candidate, Found, NoPlan, search
 from weft.planner.search.search import cut_in_two
 from weft.planner.validate import validate_plan

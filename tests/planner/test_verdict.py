@@ -12,8 +12,7 @@ from weft.cluster.view import ClusterView
 from weft.plan.plan import Plan
 from weft.planner.explain import Comparison, compare
 from weft.planner.forecast import forecast
-from weft.planner.options import Options
-from weft.planner.problem import Problem
+from weft.planner.problem import Options, Problem
 from weft.planner.search import search
 from weft.planner.search.choice import plan_of, used_cluster
 from weft.planner.search.splits import too_slow

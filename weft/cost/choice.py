@@ -25,7 +25,6 @@ from weft.cost.work import (
     share,
     stride,
 )
-from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Precision, ZeroLevel
 
 ALL = float("inf")
@@ -110,11 +109,6 @@ def dtype_of(precision: Precision) -> Dtype:
     return "bf16" if precision == "bf16" else "fp32"
 
 
-def axes_of(mesh: Mesh) -> Axes:
-    """Sizes of a mesh as a choice has them."""
-    return tuple((name, size) for name, size in mesh.axes if size > 1)
-
-
 def choice_of(
     pipeline: PipelinePlan,
     number: int,
@@ -128,7 +122,7 @@ def choice_of(
         num_pipelines: Of the whole plan.
     """
     stage = pipeline.stages[number]
-    axes = axes_of(stage.mesh)
+    axes = tuple((name, size) for name, size in stage.mesh.axes if size > 1)
     samples = ceil(pipeline.microbatch / share(axes, "samples"))
     return StageChoice(
         work=StageWork(

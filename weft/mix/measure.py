@@ -20,8 +20,7 @@ from weft.mix.chips import Chips, Kind, Shown, after_run, after_shortage, kinds_
 from weft.mix.mix import MixReport, Rates, reasons
 from weft.mix.questions import NAMES, Question, Trial, ask
 from weft.planner.fit import without_recompute
-from weft.planner.options import MEMORY_PART
-from weft.planner.problem import Workload
+from weft.planner.problem import MEMORY_PART, Workload
 from weft.planner.search import NoPlan
 from weft.report.metrics import read_metrics
 from weft.train.run_folder import write_text

@@ -17,8 +17,7 @@ from typing import Literal
 from weft.mix.chips import Chips
 from weft.plan.plan import Plan
 from weft.planner.naming import name_of
-from weft.planner.options import Options, Shape
-from weft.planner.problem import Problem, Workload
+from weft.planner.problem import Options, Problem, Shape, Workload
 from weft.planner.search import Candidate, NoPlan, search
 from weft.planner.seating import seated
 

@@ -67,6 +67,23 @@ class PositionForecast:
         """Of the chip's memory that is used."""
         return self.memory.total / (self.chip.memory_gib * 2**30)
 
+    @property
+    def words(self) -> str:
+        """``stage 1 of pipeline 0 (8 x H100-SXM5-80GB)``."""
+        many = len(self.stages) > 1
+        numbers = " and ".join(map(str, self.stages))
+        chips = f"{len(self.ranks)} x {self.chip.name}"
+        return f"stage{'s' * many} {numbers} of pipeline {self.pipeline} ({chips})"
+
+    def as_json(self) -> dict[str, object]:
+        """Which it is, as ``--json`` prints it."""
+        return {
+            "pipeline": self.pipeline,
+            "stages": list(self.stages),
+            "chip": self.chip.name,
+            "num_ranks": len(self.ranks),
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:

@@ -62,7 +62,7 @@ class Limits:
         """For people."""
         slow, full = self.slowest, self.forecast.fullest
         yield (
-            f"slowest: {where(slow)}; {self.part(self.cause):.0%} of its step goes to "
+            f"slowest: {slow.words}; {self.part(self.cause):.0%} of its step goes to "
             f"{IN_WORDS[self.cause]}"
         )
         rest = sorted(self.parts, key=self.parts.__getitem__, reverse=True)[1:]
@@ -71,18 +71,22 @@ class Limits:
             yield f"the rest of its step: {', '.join(words)}"
         most = max(full.memory.by_category().items(), key=lambda item: item[1])
         yield (
-            f"fullest memory: {where(full)}; {full.memory.total / 2**30:.1f} of "
+            f"fullest memory: {full.words}; {full.memory.total / 2**30:.1f} of "
             f"{full.chip.memory_gib:g} GiB ({full.memory_part:.0%}), most of it {most[0]}"
         )
 
     def as_json(self) -> dict[str, object]:
         """What ``--json`` prints."""
-        full = self.forecast.fullest
+        slow, full = self.slowest, self.forecast.fullest
         return {
             "cause": self.cause,
-            "slowest": _place(self.slowest),
+            "slowest": {**slow.as_json(), "first_rank": slow.ranks[0]},
             "seconds": dict(self.parts),
-            "fullest": {**_place(full), "memory_part": full.memory_part},
+            "fullest": {
+                **full.as_json(),
+                "first_rank": full.ranks[0],
+                "memory_part": full.memory_part,
+            },
             "words": list(self.sentences()),
         }
 
@@ -110,21 +114,3 @@ def _against_links(stages: Sequence[StagePlan]) -> list[str]:
     used = {axis for stage in stages for axis in stage.mesh.model_axes}
     words = [entry.slow_links for entry in ENTRIES if entry.slow_links and entry.name in used]
     return words or ["a lower ZeRO level where memory allows: parameters are gathered too often"]
-
-
-def where(position: PositionForecast) -> str:
-    """``stage 1 of pipeline 0 (8 x H100-SXM5-80GB)``."""
-    many = len(position.stages) > 1
-    numbers = " and ".join(map(str, position.stages))
-    chips = f"{len(position.ranks)} x {position.chip.name}"
-    return f"stage{'s' * many} {numbers} of pipeline {position.pipeline} ({chips})"
-
-
-def _place(position: PositionForecast) -> dict[str, object]:
-    return {
-        "pipeline": position.pipeline,
-        "stages": list(position.stages),
-        "chip": position.chip.name,
-        "num_ranks": len(position.ranks),
-        "first_rank": position.ranks[0],
-    }

@@ -22,16 +22,12 @@ def name_of(plan: Plan, cluster: ClusterView) -> str:
     return f"{len(names)} pipelines side by side: {' + '.join(parts)}"
 
 
-def axes_of(mesh: Mesh) -> str:
-    """Axes by name with their sizes; nothing of a rank alone."""
-    return " x ".join(f"{axis} {size}" for axis, size in mesh.axes if size > 1)
-
-
 def _pipeline(pipeline: PipelinePlan, cluster: ClusterView) -> str:
     meshes = [pipeline.stages[stages[0]].mesh for stages in pipeline.positions()]
 
     def kind(mesh: Mesh) -> tuple[str, str]:
-        return axes_of(mesh), cluster.pool_of(mesh.ranks[0]).chip.name
+        axes = " x ".join(f"{axis} {size}" for axis, size in mesh.axes if size > 1)
+        return axes, cluster.pool_of(mesh.ranks[0]).chip.name
 
     parts = []
     for (axes, chip), same in groupby(meshes, key=kind):

@@ -71,10 +71,7 @@ class Outlook:
             "price_per_million_tokens": cast.price_per_million_tokens,
             "stages": [
                 {
-                    "pipeline": position.pipeline,
-                    "stages": list(position.stages),
-                    "chip": position.chip.name,
-                    "num_ranks": len(position.ranks),
+                    **position.as_json(),
                     "computing_s": position.computing_s,
                     "communicating_s": position.communicating_s,
                     "memory_gib": {

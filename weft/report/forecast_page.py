@@ -9,7 +9,6 @@ from markupsafe import Markup
 
 from weft.planner.explain import pruned_in_words, settings
 from weft.planner.forecast import WAITING, Forecast
-from weft.planner.limits import where
 from weft.planner.outlook import Outlook
 from weft.report.html import Table, Tile, render
 from weft.report.plan_picture import picture
@@ -99,9 +98,9 @@ def _bars(cast: Forecast) -> Iterator[tuple[str, list[tuple[str, float]], float]
     for _, run in groupby(cast.positions, key=lambda each: (each.chip.name, each.memory.total)):
         members = list(run)
         position = members[0]
-        name = where(position)
+        name = position.words
         if len(members) > 1:
-            name += f" to {where(members[-1])}, {len(members)} equal ones"
+            name += f" to {members[-1].words}, {len(members)} equal ones"
         held = f"{position.memory.total / 2**30:.1f} of {position.chip.memory_gib:g} GiB"
         parts = position.memory.by_category().items()
         pieces = [(part, 100 * num_bytes / widest) for part, num_bytes in parts]

@@ -18,8 +18,7 @@ from weft.cost.profile_file import from_data, to_json
 from weft.models.registry import param_specs
 from weft.optim.registry import training_of
 from weft.plan.plan import Plan, Precision
-from weft.planner.options import Options
-from weft.planner.problem import Problem, Workload
+from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import Found, search
 from weft.planner.seating import seated
 from weft.resolve.prediction import AUTO_FILE

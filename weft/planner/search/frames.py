@@ -20,7 +20,7 @@ from weft.cost.memory import StageMemory
 from weft.cost.work import Axes
 from weft.models.registry import dims_of_model
 from weft.plan.plan import Recompute, ZeroLevel
-from weft.planner.options import Shape
+from weft.planner.problem import Shape
 from weft.planner.search.choice import INSIDE, Section, inner_of, mesh_axes, nodes_for, num_ranks
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.search.found import ReasonKind
@@ -74,14 +74,6 @@ class Rate(NamedTuple):
 _FULL_AFTER = attrgetter("full_s")
 
 
-class Unit(NamedTuple):
-    """Seconds of one rank for a full microbatch of so many samples."""
-
-    layer_s: float
-    embed_s: float
-    head_s: float
-
-
 class Space:
     """Frames of a workload on a cluster, for pipelines that take about so many samples."""
 
@@ -120,9 +112,9 @@ class Space:
             micro = placed.ways * b
             if micro > self.samples:
                 continue
-            unit = self._unit(pool, inner_of(placed.axes), recompute, b)
-            whole = self.num_layers * unit.layer_s + unit.embed_s + unit.head_s
-            most = -(-self.num_layers // placed.meshes) * unit.layer_s
+            layer_s, embed_s, head_s = self._unit(pool, inner_of(placed.axes), recompute, b)
+            whole = self.num_layers * layer_s + embed_s + head_s
+            most = -(-self.num_layers // placed.meshes) * layer_s
             slowest = max(most, whole / placed.meshes)
             if slowest / micro >= per_sample_s:
                 self.unmade["bound"] += 1
@@ -208,13 +200,14 @@ class Space:
                 break
         return found
 
-    def _unit_of(self, pool: int, inner: Axes, recompute: Recompute, b: int) -> Unit:
-        """Seconds of a microbatch of ``b`` samples a rank, with ZeRO that costs nothing."""
+    def _unit_of(self, pool: int, inner: Axes, recompute: Recompute, b: int) -> list[float]:
+        """Seconds of a layer, of the embedding and of the head for a microbatch of ``b`` samples a
+        rank, with ZeRO that costs nothing."""
         per_node = self.costs.pools[pool].chips_per_node
         rank = Rank(pool, per_node, self.costs.choice(Section(pool, inner, 1, recompute), b))
         parts = Held(1, False, False), Held(0, True, False), Held(0, False, True)
         times = [self.costs.times(rank, held) for held in parts]
-        return Unit(*(time.of("F") + time.of("B") for time in times))
+        return [time.of("F") + time.of("B") for time in times]
 
     def _slowest(self, chosen: Sequence[Rate]) -> float:
         """The bound: what the fullest cannot hold, others do; all in the same time."""
@@ -303,7 +296,7 @@ class Space:
             if not counts:
                 continue
             axes = mesh_axes(ways, inner)
-            layer_s = [self._unit(pool, inner, r, -(-micro // ways)).layer_s for r in recompute]
+            layer_s = [self._unit(pool, inner, r, -(-micro // ways))[0] for r in recompute]
             for meshes in counts:
                 for how, seconds in zip(recompute, layer_s, strict=True):
                     yield meshes / seconds, Section(pool, axes, meshes, how)

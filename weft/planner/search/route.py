@@ -96,12 +96,12 @@ class Route:
 
     def seconds(self, layers: Sequence[int]) -> float:
         """A step of the pipeline and what is done once, as ``time_of_plan`` says it."""
-        held = self._held(layers)
-        times: list[StageTimes] = [_NO_TIME] * len(held)
+        counts = stage_layers(self.line.schedule, tuple(layers))
+        times: list[StageTimes] = [_NO_TIME] * len(counts)
         once = 0.0
         for rank, stages in zip(self.ranks, self.positions, strict=True):
             for stage in stages:
-                times[stage] = self.costs.times(rank, held[stage])
+                times[stage] = self.costs.times(rank, self._held(stage, counts[stage]))
             once = max(once, sum(times[stage].update_s for stage in stages))
         return self._until_last_backward(times) + once
 
@@ -145,16 +145,14 @@ class Route:
         carrying = max((seam.transfer_s for seam in self.seams), default=0.0)
         return end + more * max(each, busy, carrying)
 
-    def bytes(self, mesh: int, layers: int, peak: Sequence[int] | None = None) -> float:
-        """Memory of one rank of a mesh that holds so many layers.
-
-        ``peak``: microbatches that each of its stages holds, if not what the schedule says.
-        """
+    def bytes(self, mesh: int, layers: int) -> float:
+        """Memory of one rank of a mesh that holds so many layers."""
         state = working = buffers = runtime = 0.0
-        held = held_at_peak(self.pattern)[mesh] if peak is None else peak
-        rank = self.ranks[mesh]
+        held = held_at_peak(self.pattern)[mesh]
+        rank, chunks = self.ranks[mesh], len(held)
         for number, (stage, count) in enumerate(zip(self.positions[mesh], held, strict=True)):
-            part = self.costs.bytes(rank.pool, rank.choice, self._part_of(layers, number, stage))
+            share = (layers + chunks - 1 - number) // chunks
+            part = self.costs.bytes(rank.pool, rank.choice, self._held(stage, share))
             state += part.state + count * part.kept
             working, buffers = max(working, part.working), max(buffers, part.buffers)
             runtime = part.runtime
@@ -163,37 +161,25 @@ class Route:
     @cached_property
     def room(self) -> list[int]:
         """The most layers that each mesh has memory for; -1 where not even none fit."""
-        return self._room(held_at_peak(self.pattern))
-
-    @cached_property
-    def room_at_best(self) -> list[int]:
-        """Likewise under a schedule that holds no more than it must.
-
-        Before a mesh's first microbatch comes back, each mesh behind it has begun one.
-        """
-        meshes, many = self.num_meshes, self.pattern.num_microbatches
-        chunks = len(self.positions[0])
-        rest = (1,) * (chunks - 1)
-        return self._room([(min(meshes - mesh, many), *rest) for mesh in range(meshes)])
-
-    def _room(self, peaks: Sequence[tuple[int, ...]]) -> list[int]:
-        most = self.costs.num_layers
+        most, rooms = self.costs.num_layers, self.costs.rooms
         last = self.pattern.num_stages - 1
         result = []
-        for mesh, (rank, peak) in enumerate(zip(self.ranks, peaks, strict=True)):
+        for mesh, peak in enumerate(held_at_peak(self.pattern)):
+            rank = self.ranks[mesh]
             ends = tuple((stage == 0, stage == last) for stage in self.positions[mesh])
             key = rank, peak, ends
-            if key not in self.costs.rooms:
+            if key not in rooms:
+                needed = partial(self.bytes, mesh)
                 budget = self.costs.budgets[rank.pool]
-                needed = partial(self.bytes, mesh, peak=peak)
-                self.costs.rooms[key] = bisect_right(range(most + 1), budget, key=needed) - 1
-            result.append(self.costs.rooms[key])
+                rooms[key] = bisect_right(range(most + 1), budget, key=needed) - 1
+            result.append(rooms[key])
         return result
 
     @cached_property
     def least(self) -> list[int]:
         """The fewest layers of each mesh: the ends may hold none."""
-        return [0 if self._is_end(mesh) else 1 for mesh in range(self.num_meshes)]
+        ends = {0, self.pattern.num_stages - 1}
+        return [int(ends.isdisjoint(stages)) for stages in self.positions]
 
     def most_within(self, seconds: float, room: Sequence[int] | None = None) -> list[int]:
         """The most layers of each mesh with which a step may take no more, and that fit.
@@ -214,11 +200,6 @@ class Route:
             least = [max(low, high - spare) for low, high in zip(least, most, strict=True)]
         return most
 
-    def shortest(self, layers: Sequence[int]) -> float:
-        """An admissible bound on ``seconds`` of a split."""
-        bounds = bounds_of(self.flow, layers)
-        return max(bounds.of(mesh, number) for mesh, number in enumerate(layers)) + self.once
-
     @cached_property
     def flow(self) -> Flow:
         """What bounds know of it, apart from how many layers its meshes have."""
@@ -235,17 +216,6 @@ class Route:
         """What is done once a step, at least."""
         return least_once(self.costs, self.ranks, self.line.schedule)
 
-    def _is_end(self, mesh: int) -> bool:
-        last = self.pattern.num_stages - 1
-        return any(stage in (0, last) for stage in self.positions[mesh])
-
-    def _held(self, layers: Sequence[int]) -> list[Held]:
-        counts = stage_layers(self.line.schedule, tuple(layers))
-        last = len(counts) - 1
-        return [Held(n, stage == 0, stage == last) for stage, n in enumerate(counts)]
-
-    def _part_of(self, layers: int, number: int, stage: int) -> Held:
-        """What the ``number``-th stage of a mesh holds of its layers."""
-        chunks = len(self.positions[0])
-        share = (layers + chunks - 1 - number) // chunks
-        return Held(share, stage == 0, stage == self.pattern.num_stages - 1)
+    def _held(self, stage: int, layers: int) -> Held:
+        """What a stage holds with so many layers."""
+        return Held(layers, stage == 0, stage == self.pattern.num_stages - 1)

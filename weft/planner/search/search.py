@@ -13,8 +13,7 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.plan.plan import ZeroLevel
 from weft.plan.tiling import split_by_weight
 from weft.planner.naming import name_of
-from weft.planner.options import Options
-from weft.planner.problem import Problem
+from weft.planner.problem import Options, Problem
 from weft.planner.search.choice import Line, Timed, inner_of, plan_of, used_cluster
 from weft.planner.search.costs import Costs
 from weft.planner.search.found import Candidate, Found, Pruned

@@ -16,8 +16,6 @@ MOST_SPLITS = 400
 """Where there are more, only that is played which balances the meshes best."""
 MOST_ACTIONS = 150_000
 """Of all splits of a route that are played."""
-QUICK = 2000
-"""Actions that are played sooner than bounded."""
 _FEW = 4
 
 
@@ -35,26 +33,21 @@ class Explored:
 def explore(route: Route, cutoff: float) -> Explored:
     """The best split that takes less than ``cutoff`` seconds."""
     total = route.costs.num_layers
-    if not has_place(route.least, route.room_at_best, total) or not has_place(
-        route.least, route.room, total
-    ):
+    if not has_place(route.least, route.room, total):
         return Explored(None, 0, fits=False)
     if not has_place(route.least, route.most_within(cutoff), total):
         return Explored(None, 0)
-    best = route.timed(filled(route, total))
-    played = {best.line.layers}
+    first, played = filled(route, total), 1
+    best = route.timed(first)
     most = route.most_within(min(best.seconds, cutoff))
     bearable = max(_FEW, min(MOST_SPLITS, MOST_ACTIONS // route.actions))
     if count_splits(route.least, most, total) > bearable:
         return Explored(best, 1)
     for layers in splits(route.least, most, total):
-        if layers in played:
-            continue
-        if route.actions > QUICK and route.shortest(layers) >= min(best.seconds, cutoff):
-            continue
-        played.add(layers)
-        best = min(best, route.timed(layers), key=lambda timed: timed.seconds)
-    return Explored(best, len(played))
+        if layers != first:
+            played += 1
+            best = min(best, route.timed(layers), key=lambda timed: timed.seconds)
+    return Explored(best, played)
 
 
 def too_slow(route: Route, cutoff: float) -> bool:
