@@ -62,12 +62,13 @@ def documents(data: Prepared, side: str) -> list[str]:
 
 def write_store(folder: Path, shards: Sequence[Sequence[int]]) -> StoreSpec:
     """A store of uint16 tokens in several shards."""
-    names = []
+    names, crc32 = [], []
     for number, tokens in enumerate(shards):
         with TokenWriter(folder / f"s{number}", np.uint16) as writer:
             writer.add(tokens)
         names.append((f"s{number}", len(tokens)))
-    return StoreSpec(folder=str(folder), shards=tuple(names), type_code=8)
+        crc32.append(writer.crc32)
+    return StoreSpec(folder=str(folder), shards=tuple(names), crc32=tuple(crc32), type_code=8)
 
 
 def megatron_pair(prefix: Path, texts: Sequence[bytes]) -> None:

@@ -9,8 +9,8 @@ from data_cases import write_store
 from weft.data.batch import Batch, spread
 from weft.data.dataset import PackedSpec, StoreSpec
 from weft.data.order import TrainOrder
+from weft.data.pieces import TokenFileError
 from weft.data.synthetic import SyntheticDataset
-from weft.data.tokens import TokenFileError
 
 END = 9
 STREAM = [1, 2, 3, END, 4, END, 5, 6, 7, END, END, 1]
@@ -80,7 +80,7 @@ def test_held_out_samples_end(tmp_path: Path) -> None:
 
 
 def test_held_out_samples_of_several_stores_follow_each_other(tmp_path: Path) -> None:
-    empty = StoreSpec(folder=str(tmp_path), shards=(), type_code=8)
+    empty = StoreSpec(folder=str(tmp_path), shards=(), crc32=(), type_code=8)
     (tmp_path / "b").mkdir()
     stores = (write_store(tmp_path, [STREAM]), empty, write_store(tmp_path / "b", [[7] * 5]))
     packed = PackedSpec(stores=stores, seq_len=4, end_id=END, mask_documents=False, order=None)

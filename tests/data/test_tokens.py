@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.data.pieces import TokenFileError
 from weft.data.tokens import (
     TOKEN_TYPES,
-    TokenFileError,
     TokenStore,
     TokenWriter,
     map_tokens,

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from weft.data.batch import Batch, Positions, as_positions
 from weft.data.order import TrainOrder
-from weft.data.tokens import TOKEN_TYPES, TokenStore, map_tokens
+from weft.data.pieces import PieceCheck
+from weft.data.tokens import TOKEN_TYPES, TokenStore, map_tokens, with_suffix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,8 @@ class StoreSpec:
     folder: str
     shards: tuple[tuple[str, int], ...]
     """(name, tokens) of every shard, in order."""
+    crc32: tuple[str, ...]
+    """Checksums of every shard's pieces, as ``TokenWriter.crc32`` gives them."""
     type_code: int
     """Megatron's code of the token type."""
 
@@ -32,13 +35,17 @@ class StoreSpec:
         return max(self.num_tokens - 1, 0) // seq_len
 
     def open(self) -> TokenStore:
-        """Map every shard.
+        """Map every shard. What is read of one is compared with its checksums first.
 
         Raises TokenFileError: a shard is missing or has another size.
         """
         dtype = TOKEN_TYPES[self.type_code]
-        folder = Path(self.folder)
-        return TokenStore(map_tokens(folder / name, tokens, dtype) for name, tokens in self.shards)
+        shards, checks = [], []
+        for (name, tokens), crc32 in zip(self.shards, self.crc32, strict=True):
+            prefix = Path(self.folder) / name
+            shards.append(map_tokens(prefix, tokens, dtype))
+            checks.append(PieceCheck(with_suffix(prefix, ".bin"), shards[-1], crc32))
+        return TokenStore(shards, checks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from weft.data.hashing import identity_hash
+from weft.data.pieces import Tokens
 from weft.data.rows import TOKEN_BYTES, decode_text, rows, stretches
 from weft.data.sources import Source, SourceFile, name_bytes
-from weft.data.tokens import Tokens
 
 STREAM_BYTES = 1 << 20
 """Whole documents are read and tokenized in pieces of this size."""

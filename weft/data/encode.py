@@ -8,10 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft.config.sections import Whole
 from weft.data.documents import STREAM_BYTES, Part, Piece, Split, parts, pieces
+from weft.data.pieces import Tokens
+from weft.data.rows import refuse_token
 from weft.data.sources import Source
 from weft.data.tokenizer import Tokenizer
-from weft.data.tokens import Tokens, TokenWriter, token_type
+from weft.data.tokens import TokenWriter, token_type
 
 SIDES = ("train", "held_out")
 _LARGEST_JOB_BYTES = 1 << 28
@@ -47,13 +50,15 @@ class Shard:
     """One token file pair that was written."""
 
     name: str
-    source: int
+    source: Whole
     side: str
-    tokens: int
-    documents: int
-    num_bytes: int
+    tokens: Whole
+    documents: Whole
+    num_bytes: Whole
     """Of text; of UTF-8."""
     digest: str
+    crc32: str
+    """Of each piece of the tokens."""
 
 
 def make_jobs(sources: Sequence[Source], splits: Sequence[Split]) -> list[Job]:
@@ -115,7 +120,7 @@ def encode_job(
     with ExitStack() as stack:
         writers = [stack.enter_context(TokenWriter(folder / name, dtype)) for name in names]
         for batch in _batches(job):
-            for piece, tokens in _encode(job.source, [piece for _, piece in batch], tokenizer):
+            for piece, tokens in _encode(job.source, batch, tokenizer):
                 writer = writers[piece.held_out]
                 text_bytes[piece.held_out] += _write(writer, piece, tokens, tokenizer.end_id)
             lossy.update(name for name, piece in batch if piece.lossy)
@@ -132,6 +137,7 @@ def encode_job(
             documents=writer.num_documents,
             num_bytes=num_bytes,
             digest=writer.digest,
+            crc32=writer.crc32,
         )
         for name, side, writer, num_bytes in zip(names, SIDES, writers, text_bytes, strict=True)
     ]
@@ -162,19 +168,18 @@ def _batches(job: Job) -> Iterator[list[tuple[str, Piece]]]:
 
 
 def _encode(
-    source: Source, batch: Sequence[Piece], tokenizer: Tokenizer
+    source: Source, batch: Sequence[tuple[str, Piece]], tokenizer: Tokenizer
 ) -> Iterator[tuple[Piece, Tokens]]:
     """Every piece with its tokens ``[n]``, those that are text tokenized as one batch."""
-    texts = [piece.content for piece in batch if isinstance(piece.content, str)]
+    texts = [piece.content for _, piece in batch if isinstance(piece.content, str)]
     encoded = iter(tokenizer.encode_batch(texts))
     highest = tokenizer.vocab_size - 1
-    for piece in batch:
+    for name, piece in batch:
         if isinstance(piece.content, str):
             yield piece, next(encoded)
             continue
         tokens = piece.content
         if tokens.size and not 0 <= tokens.min() <= tokens.max() <= highest:
-            hint = f"It holds {tokens.min()} to {tokens.max()}. Name the tokenizer.json that made"
-            expected = f"tokens of data.tokenizer, 0 to {highest}"
-            raise source.request.error(expected, f"{hint} them.")
+            file = next(file for file in source.files if file.name == name)
+            raise refuse_token(source.request, file, highest)
         yield piece, tokens

@@ -46,7 +46,7 @@ class LoaderError(RunError):
         self.worker = worker
         self.step = step
         self.detail = detail
-        """The worker's traceback, or how it ended."""
+        """What a person needs to know, the worker's traceback, or how it ended."""
 
 
 def _positions(
@@ -213,6 +213,8 @@ def _work(
             batch = dataset.batch(positions(step))
             outgoing.put(_HEADER.pack(False, step) + batch.to_bytes())
             credit -= 1
+    except RunError as error:
+        outgoing.put(_HEADER.pack(True, step) + str(error).encode())
     except Exception:  # noqa: BLE001 - reported in full to the parent
         outgoing.put(_HEADER.pack(True, step) + traceback.format_exc().encode())
     while True:  # Until the parent closes the pipe: what was made must be there to be taken.

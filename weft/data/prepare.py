@@ -269,6 +269,7 @@ class _Builder:
             end_id=tokenizer.end_id,
             type_code=type_code(token_type(tokenizer.vocab_size)),
             tokenizer_digest=file_digest(path),
+            config_digest=file_digest(path.with_name(CONFIG_FILE)),
             shards=tuple(shard for shards, _ in encoded for shard in shards),
         )
         write_meta(folder, meta)

@@ -14,14 +14,18 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from weft.config.errors import ConfigError
 from weft.data.hashing import Int64Array, identity_hash
+from weft.data.pieces import TokenFileError, Tokens
 from weft.data.sources import Request, SourceFile
-from weft.data.tokens import TokenFileError, Tokens, map_tokens, read_index
+from weft.data.tokens import map_tokens, read_index, with_suffix
 
 TOKEN_BYTES = 2
 """Bytes of text that a token of a token file counts for, where sizes are compared."""
 _PARQUET_ROWS = 256
+_SEARCHED = 1 << 20
 _TEXT_TYPES = ("string", "large_string", "dictionary<values=string")
 
 
@@ -210,3 +214,17 @@ def _token_rows(request: Request, file: SourceFile, start: int, stop: int) -> It
     offsets, tokens = _read_tokens(request, file)
     for number in range(start, stop):
         yield Row(tokens[offsets[number] : offsets[number + 1]], lossy=False)
+
+
+def refuse_token(request: Request, file: SourceFile, highest: int) -> ConfigError:
+    """A complaint about the first id of a token file that is not one of 0 to ``highest``."""
+    _, tokens = _read_tokens(request, file)
+    for start in range(0, tokens.size, _SEARCHED):
+        part = tokens[start : start + _SEARCHED]
+        outside = np.flatnonzero((part < 0) | (part > highest))
+        if outside.size:
+            place = start + int(outside[0])
+            where = f"{with_suffix(Path(file.path), '.bin')}, byte {place * part.itemsize}"
+            hint = f"{where}, has {tokens[place]}. Name the tokenizer.json that made them."
+            return request.error(f"tokens of data.tokenizer, 0 to {highest}", hint)
+    raise AssertionError(f"{file.path} changed while it was read")

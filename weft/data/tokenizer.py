@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.config.errors import ConfigError
-from weft.data.tokens import Tokens
+from weft.data.pieces import Tokens
 
 END = "<|end|>"
 """The end-of-document token of the tokenizers that are made here."""

@@ -16,13 +16,16 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from weft.data.pieces import PieceCheck, PieceSums, TokenFileError, Tokens
 
 MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -36,17 +39,6 @@ TOKEN_TYPES: dict[int, type[np.integer]] = {
 }
 """Token types by their code. Codes 6 and 7 are floating-point types, which no tokens have."""
 _SIZE_LIMIT = 2**31 - 1
-
-Tokens = npt.NDArray[np.integer]
-
-
-class TokenFileError(ValueError):
-    """A token file cannot be what its index says. Names the file, what is wrong, the way out."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{path}: {problem}. Copy it again, or delete its folder to rebuild it.")
-        self.path = path
-        self.problem = problem
 
 
 def token_type(vocab_size: int) -> type[np.integer]:
@@ -81,6 +73,7 @@ class TokenWriter(AbstractContextManager["TokenWriter"]):
         self._sizes: list[int] = []
         self._pending = 0
         self._hash = hashlib.blake2b(digest_size=16)
+        self._sums = PieceSums()
         self._file = with_suffix(prefix, ".bin").open("wb")
 
     def add(self, tokens: npt.ArrayLike) -> None:
@@ -94,6 +87,7 @@ class TokenWriter(AbstractContextManager["TokenWriter"]):
         data = array.astype(self._dtype).tobytes()
         self._file.write(data)
         self._hash.update(data)
+        self._sums.add(data)
         self._pending += int(array.size)
         self.num_tokens += int(array.size)
         assert self._pending <= _SIZE_LIMIT, f"{self.prefix}: a document above 2**31 - 1 tokens"
@@ -109,6 +103,11 @@ class TokenWriter(AbstractContextManager["TokenWriter"]):
     def digest(self) -> str:
         """Hash of the tokens written so far, the same on every machine."""
         return self._hash.hexdigest()
+
+    @property
+    def crc32(self) -> str:
+        """Of each piece written so far: what ``PieceCheck`` takes."""
+        return self._sums.text()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._file.close()
@@ -216,8 +215,14 @@ def map_tokens(prefix: Path, num_tokens: int, dtype: type[np.integer]) -> Tokens
 class TokenStore:
     """Shards of one token type, read as one stream of ``num_tokens`` tokens."""
 
-    def __init__(self, shards: Iterable[Tokens]) -> None:
-        self._shards = [shard for shard in shards if shard.size]
+    def __init__(
+        self, shards: Iterable[Tokens], checks: Sequence[PieceCheck] | None = None
+    ) -> None:
+        """``checks``: of each shard; what is read of it is compared first."""
+        pairs = zip(shards, repeat(None) if checks is None else checks, strict=False)
+        kept = [(shard, check) for shard, check in pairs if shard.size]
+        self._shards = [shard for shard, _ in kept]
+        self._checks = [check for _, check in kept]
         assert len({shard.dtype for shard in self._shards}) <= 1, "shards of several token types"
         sizes = [shard.size for shard in self._shards]
         self._offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
@@ -227,12 +232,16 @@ class TokenStore:
         return int(self._offsets[-1])
 
     def read(self, start: int, stop: int) -> Tokens:
-        """The tokens ``start .. stop - 1`` of the stream, copied, ``[stop - start]``."""
+        """The tokens ``start .. stop - 1`` of the stream, copied, ``[stop - start]``.
+
+        Raises TokenFileError: they are not those that were written.
+        """
         assert 0 <= start <= stop <= self.num_tokens, f"{start}:{stop} of {self.num_tokens}"
         first = int(np.searchsorted(self._offsets, start, side="right")) - 1
         parts: list[Tokens] = []
         while start < stop:
             low, high = int(self._offsets[first]), min(int(self._offsets[first + 1]), stop)
+            self._check(first, np.array([start - low]), high - start)
             parts.append(self._shards[first][start - low : high - low])
             start, first = high, first + 1
         return np.concatenate(parts) if parts else np.zeros(0, np.uint16)
@@ -242,6 +251,8 @@ class TokenStore:
 
         Rows are gathered shard by shard from a strided view, one copy a row; only a row that
         crosses from one shard into the next is joined by hand.
+
+        Raises TokenFileError: they are not those that were written.
         """
         result = np.empty((starts.size, length), np.int32)
         if not starts.size:
@@ -253,8 +264,15 @@ class TokenStore:
         whole = starts + length <= self._offsets[shards + 1]
         for shard in np.unique(shards[whole]).tolist():
             rows = np.flatnonzero((shards == shard) & whole)
+            inside = starts[rows] - self._offsets[shard]
+            self._check(shard, inside, length)
             view = np.lib.stride_tricks.sliding_window_view(self._shards[shard], length)
-            result[rows] = view[starts[rows] - self._offsets[shard]]
+            result[rows] = view[inside]
         for row in np.flatnonzero(~whole).tolist():
             result[row] = self.read(int(starts[row]), int(starts[row]) + length)
         return result
+
+    def _check(self, shard: int, starts: npt.NDArray[np.int64], length: int) -> None:
+        check = self._checks[shard]
+        if check is not None:
+            check.check(starts, length)
