@@ -146,3 +146,11 @@ def test_the_table_for_people_and_the_axes_agree() -> None:
     dividing = [name for name, axis in AXES.items() if axis.divides(SAMPLES, "stream")]
     assert tuple(dividing) == SAMPLE_AXES
     assert all(entry.manual or entry.missing for entry in ENTRIES)
+
+
+def test_tp_is_refused_where_no_parameter_has_what_it_divides() -> None:
+    """Every rank would compute everything, and gradients would be added up over all of them."""
+    dims = {Dim(name="classes", size=8), Dim(name="seq", size=8)}
+    assert TensorParallel().allows(dims, 1) and not TensorParallel().allows(dims, 2)
+    with pytest.raises(ConfigError, match="No parameter of the model has a dimension that tp"):
+        check_mesh(dims, Mesh.of(range(2), tp=2), "mesh")

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from weft.axes.axis import Axis
+from weft.axes.tp.axis import TensorParallel
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.models.registry import FAMILIES, module_names
 from weft.parallel.apply import RUNTIMES, apply_layout, axis_groups, refuse_strangers
 from weft.parallel.runtime import Runtime
 from weft.parallel.tensor.modules import RowLinear
-from weft.plan.layout import SAMPLES, Dim, Edge, Form, Layout, Partial, Replicate
+from weft.plan.layout import SAMPLES, Dim, Edge, Form, Layout, Partial, Replicate, Shard
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Seat, StagePlan
 
@@ -158,10 +159,10 @@ def test_an_axis_and_a_kind_of_module_bring_their_own() -> None:
     given = module["doubling"](torch.zeros(1), 2.0, torch.ones(1))
     assert given.item() == 2.0 * (0 + 3) + 2
     assert [(type(a.placement), a.parts) for pair in seen for a in pair] == [  # type: ignore[attr-defined]
-        (Replicate, ()),
-        (Shard, (2, 2)),
         (Shard, (2, 2)),
         (Replicate, ()),
+        (Replicate, ()),
+        (Shard, (2, 2)),
     ]
 
 
@@ -213,3 +214,105 @@ def test_what_is_divided_and_looked_at_by_no_module_is_refused() -> None:
         "layout.down = 'seq': expected a dimension that some module of the layout sums or mixes. "
         "cp gives each rank a part of it to compute with."
     )
+
+
+class Between(Axis):
+    """Divides the sequence between modules, as tensor parallelism does too."""
+
+    name = "cp"
+
+    def divides(self, dim: Dim, form: Form) -> bool:
+        return dim.name == "seq" and form == "stream"
+
+    def allows(self, dims: Iterable[Dim], ways: int) -> bool:
+        return True
+
+    def check(self, dims: Iterable[Dim], ways: int, key: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("forms", "kinds", "expected"),
+    [
+        (("batch", "stream"), (Replicate, Shard), [("cp", (4, 4)), ("tp", (2, 2))]),
+        (("stream", "inner"), (Shard, Replicate), [("tp", (2, 2)), ("cp", (4, 4))]),
+    ],
+)
+def test_two_axes_on_one_dimension_cut_from_outside_and_gather_from_inside(
+    forms: tuple[Form, Form], kinds: tuple[type, type], expected: list[tuple[str, tuple[int, ...]]]
+) -> None:
+    called: list[tuple[str, tuple[int, ...]]] = []
+
+    def change(name: str) -> Any:
+        def make(_group: object, before: Any, after: Any) -> Any:
+            parts = after.parts if kinds[1] is Shard else before.parts
+
+            def call(x: Tensor) -> Tensor:
+                called.append((name, parts))
+                return x
+
+            return call
+
+        return make
+
+    made = nn.ModuleDict({"up": nn.Identity()})
+    layout = {"up": Layout(takes={0: Edge((SAMPLES, SEQ, WIDTH), *forms)})}
+    runtimes = {name: Runtime({kinds: change(name)}, {}) for name in ("cp", "tp")}
+    axes = {"cp": Between(), "tp": TensorParallel()}
+    apply(made, layout, Mesh.of(range(4), cp=2, tp=2), axes=axes, runtimes=runtimes)
+    made["up"](torch.zeros(1))
+    assert called == expected
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(6, 4)
+
+
+class Around(nn.Module):
+    def __init__(self, inside: nn.Module, _total: object) -> None:
+        super().__init__()
+        self.inside = inside
+
+
+class Both(Between):
+    """Divides hidden channels inside modules too."""
+
+    def divides(self, dim: Dim, form: Form) -> bool:
+        return dim.name in {"d_ff", "seq"}
+
+
+def test_a_form_around_a_module_keeps_the_forms_inside() -> None:
+    made = nn.ModuleDict({"block": Block()})
+    edge = Edge((SAMPLES, SEQ, WIDTH), "stream", "inner")
+    layout = {"block": Layout(takes={0: edge}, mixes=SEQ), "block.down": Layout(sums=HIDDEN)}
+    runtimes = {"cp": Runtime({}, {Block: Around, nn.Linear: Around})}
+    apply(made, layout, Mesh.of((0, 1), cp=2), axes={"cp": Both()}, runtimes=runtimes)
+    block = made["block"]
+    assert isinstance(block, Around) and isinstance(block.inside, Block)
+    assert isinstance(block.inside.down, Around)
+
+
+def test_a_form_whose_place_another_axis_has_taken_is_refused() -> None:
+    made = nn.ModuleDict({"block": Block()})
+    edge = Edge((SAMPLES, SEQ, WIDTH), "stream", "inner")
+    layout = {"block": Layout(takes={0: edge}, mixes=SEQ), "block.down": Layout(sums=HIDDEN)}
+    runtimes = {
+        "cp": Runtime({}, {nn.Linear: Around}),
+        "tp": Runtime({}, {Block: Around}),
+    }
+
+    class Widths(Between):
+        def divides(self, dim: Dim, form: Form) -> bool:
+            return dim.name == "d_ff"
+
+    class Seq(Between):
+        name = "tp"
+
+        def divides(self, dim: Dim, form: Form) -> bool:
+            return dim.name == "seq"
+
+    mesh, axes = Mesh.of(range(4), cp=2, tp=2), {"cp": Widths(), "tp": Seq()}
+    with pytest.raises(ConfigError, match="a place that no form of another axis has taken"):
+        apply(made, layout, mesh, axes=axes, runtimes=runtimes)

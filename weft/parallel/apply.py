@@ -69,12 +69,15 @@ def apply_layout(
         if mesh.size(name) > 1
     ]
     here = {where: entry for where, entry in layout.items() if where in modules}
+    inside_first = sorted(here, key=lambda where: where.count("."), reverse=True)
     for along in reversed(found):  # a split form may stand around that of an axis further inside
-        for where, entry in here.items():
-            modules[where] = along.split(model, where, modules[where], entry)
+        for where in inside_first:
+            modules[where] = along.split(model, where, modules[where], here[where])
+    for gathers in (True, False):  # what is cut by several axes is put together from the inside
+        for along in reversed(found) if gathers else found:
+            for where, entry in here.items():
+                along.change(where, modules[where], entry, gathers=gathers)
     for along in found:
-        for where, entry in here.items():
-            along.change(where, modules[where], entry)
         along.refuse_unstated(layout)
 
 
@@ -111,18 +114,22 @@ class _Along:
             (entry.sums, "adds up over", entry),
         ):
             if dim is not None and self.axis.divides(dim, "inner"):
-                module = self._split(module, where, said, dim, does=does)
-                model.set_submodule(where, module)
+                split = self._split(module, where, said, dim, does=does)
+                if dict(model.named_modules()).get(where) is not module:
+                    expected = "a place that no form of another axis has taken"
+                    raise ConfigError(f"layout.{where}", type(module).__name__, expected)
+                model.set_submodule(where, split)
+                module = split
         return module
 
-    def change(self, where: str, module: nn.Module, entry: Layout) -> None:
-        """Let what it takes and gives change where it has to."""
+    def change(self, where: str, module: nn.Module, entry: Layout, *, gathers: bool) -> None:
+        """Let what it takes and gives change where it has to: what was cut, or all else."""
         completes = entry.sums is not None and self.axis.divides(entry.sums, "inner")
         if entry.gives is not None and not completes:
-            for change in self._change(entry.gives, f"{where}.gives"):
+            for change in self._change(entry.gives, f"{where}.gives", gathers=gathers):
                 module.register_forward_hook(_after(change))
         for place, edge in entry.takes.items():
-            for change in self._change(edge, f"{where}.takes[{place}]"):
+            for change in self._change(edge, f"{where}.takes[{place}]", gathers=gathers):
                 module.register_forward_pre_hook(_before(change, place))
 
     def _split(
@@ -137,15 +144,19 @@ class _Along:
             raise ConfigError(f"layout.{where}", type(module).__name__, expected, hint)
         complete = None
         if entry.gives is not None:
-            (complete,) = self._change(entry.gives, f"{where}.gives", sums)
+            (complete,) = self._change(entry.gives, f"{where}.gives", sums, gathers=False)
         first = self._held((sums,), "inner", self.group.position)[0][0].start
         return form(module, Sum(self.group, first, complete))
 
-    def _change(self, edge: Edge, where: str, sums: Dim | None = None) -> Iterator[Change]:
+    def _change(
+        self, edge: Edge, where: str, sums: Dim | None = None, *, gathers: bool
+    ) -> Iterator[Change]:
         """What the edge asks of this axis; nothing where the tensor lies alike before and after."""
         before = self._lying(edge.dims, edge.before, sums)
         after = self._lying(edge.dims, edge.after)
         if before.placement == after.placement:  # parts may differ by what other axes divide
+            return
+        if isinstance(before.placement, Shard) != gathers:
             return
         kinds = (type(before.placement), type(after.placement))
         changes = self._runtime(where).changes
@@ -167,7 +178,9 @@ class _Along:
         sized = [replace(dim, size=self.sizes.get(dim.name, dim.size)) for dim in dims]
         mesh = self.seat.stage_plan.mesh
         place = {**mesh.coordinate(self.seat.rank), self.axis.name: position}
-        return held(sized, form, mesh, place, self.axes)
+        names = list(self.axes)
+        outer = names[: names.index(self.axis.name) + 1]  # those further inside divide what is left
+        return held(sized, form, mesh, place, {name: self.axes[name] for name in outer})
 
     def _runtime(self, where: str) -> Runtime:
         if self.axis.name not in self.runtimes:

@@ -26,12 +26,18 @@ class TensorParallel(Axis):
         return dim.name in _DIVIDED[form]
 
     def allows(self, dims: Iterable[Dim], ways: int) -> bool:
-        return ways >= 1 and all(divisible(dim, ways) for dim in self._divided(dims))
+        divided = self._divided(dims)
+        if not any(self.divides(dim, "param") for dim in divided):  # all would compute all
+            return ways == 1
+        return ways >= 1 and all(divisible(dim, ways) for dim in divided)
 
     def check(self, dims: Iterable[Dim], ways: int, key: str) -> None:
         divided = self._divided(dims)
         if self.allows(divided, ways):
             return
+        if not any(self.divides(dim, "param") for dim in divided):
+            hint = f"No parameter of the model has a dimension that {self.name} divides."
+            raise ConfigError(key, ways, "1", hint)
         most = min(dim.num_groups * dim.units for dim in divided if not dim.shared)
         allowed = [n for n in range(1, most + 1) if self.allows(divided, n)]
         words = sorted({dim.words for dim in divided if dim.words})
