@@ -6,31 +6,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from weft.cluster.cluster import Chip
-from weft.cost.memory import Memory
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.planner.problem import Problem
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Shortage:
-    """One stage whose ranks need more than their chips have."""
+    """A mesh whose ranks need more than their chips have."""
 
-    pipeline: int
-    stage: int
-    """The first of its mesh."""
-    num_ranks: int
+    key: str
+    """Where in the plan: its first stage."""
     chip: Chip
-    memory: Memory
+    need_gib: float
     room_gib: float
-
-    @property
-    def need_gib(self) -> float:
-        return self.memory.total / 2**30
-
-    @property
-    def key(self) -> str:
-        """Where in the plan."""
-        return f"pipelines[{self.pipeline}].stages[{self.stage}]"
 
     @property
     def short_gib(self) -> float:
@@ -43,20 +31,12 @@ def shortages(plan: Plan, problem: Problem) -> list[Shortage]:
     found = []
     for p, pipeline in enumerate(plan.pipelines):
         for stages in pipeline.positions():
-            ranks = pipeline.stages[stages[0]].mesh.ranks
-            chip = problem.cluster.pool_of(ranks[0]).chip
+            rank = pipeline.stages[stages[0]].mesh.ranks[0]
+            chip, need = problem.cluster.pool_of(rank).chip, memory[rank].total
             room = problem.options.memory_part * chip.memory_gib
-            if memory[ranks[0]].total > room * 2**30:
-                found.append(
-                    Shortage(
-                        pipeline=p,
-                        stage=stages[0],
-                        num_ranks=len(ranks),
-                        chip=chip,
-                        memory=memory[ranks[0]],
-                        room_gib=room,
-                    )
-                )
+            if need > room * 2**30:
+                key = f"pipelines[{p}].stages[{stages[0]}]"
+                found.append(Shortage(key, chip, need / 2**30, room))
     return sorted(found, key=lambda short: short.room_gib - short.need_gib)
 
 

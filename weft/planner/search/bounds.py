@@ -147,26 +147,15 @@ def _with_others(way: _Way, p: int, mesh: MeshTimes, many: float) -> Iterator[Sl
 
 
 def mesh_times(
-    costs: Costs,
-    ranks: Sequence[Rank],
-    positions: Sequence[tuple[int, ...]],
-    schedule: ScheduleName,
-) -> list[MeshTimes]:
-    """Of every mesh; ``ranks``: with ZeRO that costs nothing."""
-    split, final = SCHEDULES[schedule].splits_backward, sum(map(len, positions)) - 1
-    known: dict[object, MeshTimes] = {}
-    result = []
-    for rank, stages in zip(ranks, positions, strict=True):
-        ends = tuple((stage == 0, stage == final) for stage in stages)
-        if (rank, ends) not in known:
-            known[rank, ends] = _mesh_times(costs, rank, ends, split=split)
-        result.append(known[rank, ends])
-    return result
-
-
-def _mesh_times(
     costs: Costs, rank: Rank, ends: Sequence[tuple[bool, bool]], *, split: bool
 ) -> MeshTimes:
+    """Of one mesh.
+
+    Args:
+        rank: With ZeRO that costs nothing.
+        ends: For each of its stages, whether it is the model's first and its last.
+        split: Backward is in halves.
+    """
     held = Held(1, False, False), *(Held(0, first, last) for first, last in ends)
     times = [costs.times(rank, each) for each in held]
     forward = [time.of("F") for time in times]

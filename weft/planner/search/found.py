@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -61,11 +61,6 @@ class PrunedFor:
     bounds: tuple[float, float] | None = None
     """Seconds that they take at least, from the least to the most, where that was told."""
 
-    @property
-    def wants_more(self) -> bool:
-        """Another example would be kept."""
-        return len(self.examples) < MOST_EXAMPLES
-
 
 @dataclass(slots=True)
 class Pruned:
@@ -77,21 +72,24 @@ class Pruned:
     def total(self) -> int:
         return sum(reason.count for reason in self.reasons.values())
 
-    def add(self, kind: ReasonKind, words: str, count: int = 1, *bounds: float) -> None:
-        """So many candidates are out for a reason; ``bounds``: seconds that some take at least."""
+    def add(
+        self, kind: ReasonKind, words: str | Callable[[], str], count: int = 1, *bounds: float
+    ) -> None:
+        """So many candidates are out for a reason.
+
+        Args:
+            words: An example, or what says one, asked while there are few.
+            bounds: Seconds that some take at least.
+        """
         if not count:
             return
         reason = self.reasons.setdefault(kind, PrunedFor())
         reason.count += count
-        if reason.wants_more:
-            reason.examples.append(words)
+        if len(reason.examples) < MOST_EXAMPLES:
+            reason.examples.append(words if isinstance(words, str) else words())
         if bounds:
             every = *bounds, *(reason.bounds or ())
             reason.bounds = min(every), max(every)
-
-    def wants(self, kind: ReasonKind) -> bool:
-        """Another example would be kept."""
-        return kind not in self.reasons or self.reasons[kind].wants_more
 
     def most_first(self) -> list[tuple[ReasonKind, PrunedFor]]:
         """The most frequent reason first."""

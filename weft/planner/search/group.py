@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import permutations, product
 from math import inf
 from operator import attrgetter
@@ -43,7 +44,7 @@ MAKING = 15
 """Actions that could be played in the time in which one is made."""
 UNCUT = 2
 """Frames of every group that are explored, with the first schedule, whatever else is known."""
-
+BEATEN = "ZeRO: another level takes no longer and needs less memory"
 
 _SECONDS = attrgetter("seconds")
 SLOWER_TO_SHOW = 2.0
@@ -150,8 +151,7 @@ class Group:
     ) -> Iterator[Timed]:
         """The best of each order and schedule of a frame that takes less than ``limit``."""
         if level is not None and any(level not in self._useful(s) for s in frame.sections):
-            words = "ZeRO: another level takes no longer and needs less memory"
-            self.ledger.pruned.add("slower", words, frame.ways * len(schedules))
+            self.ledger.pruned.add("slower", BEATEN, frame.ways * len(schedules))
             return
         for order in permutations(frame.sections):
             for schedule in schedules:
@@ -167,18 +167,21 @@ class Group:
         useful = list(self._worth_trying(line, level))
         if not useful:
             return None
-        route = Route(self.costs, line)
+        route, pruned = Route(self.costs, line), self.ledger.pruned
+        too_long = f"{self.words}, {line.schedule}: at best more than {limit:.4g} s"
         self.ledger.effort += LOOKING * len(useful) * route.num_meshes
         if too_slow(route, limit):
-            words = f"{self.words}, {line.schedule}: at best more than {limit:.4g} s"
-            self.ledger.pruned.add("bound", words, len(useful))
+            pruned.add("bound", too_long, len(useful))
             return None
         for sections in useful:
             route = Route(self.costs, replace(line, sections=sections))
             explored = explore(route, limit if best is None else min(limit, best.seconds))
             self.ledger.count(route, explored.played)
             if explored.best is None:
-                self._explain(route, limit, fits=explored.fits)
+                if explored.fits:
+                    pruned.add("bound", too_long)
+                else:
+                    pruned.add("memory", partial(self._shortage, route))
                 continue
             self.ledger.simulated += 1
             if best is None or explored.best.seconds < best.seconds:
@@ -193,8 +196,7 @@ class Group:
             if level is not None and set(levels) != {level}:
                 self.ledger.pruned.add("shape", "levels of ZeRO that pipelines do not share")
             elif any(level not in self._useful(section) for section, level in pairs):
-                words = "ZeRO: another level takes no longer and needs less memory"
-                self.ledger.pruned.add("slower", words)
+                self.ledger.pruned.add("slower", BEATEN)
             else:
                 yield tuple(section._replace(zero=level) for section, level in pairs)
 
@@ -250,23 +252,14 @@ class Group:
             number = self._children(frames, first=first)
             self.ledger.pruned.add("bound", words, number, min(late), max(late))
 
-    def _explain(self, route: Route, limit: float, *, fits: bool) -> None:
-        """Why a route is out: memory, or a bound."""
-        if fits:
-            words = f"{self.words}, {route.line.schedule}: at best more than {limit:.4g} s"
-            self.ledger.pruned.add("bound", words)
-            return
-        if not self.ledger.pruned.wants("memory"):
-            self.ledger.pruned.add("memory", "")
-            return
-        total = self.costs.num_layers
+    def _shortage(self, route: Route) -> str:
+        """How much memory a mesh lacks, that with the least room."""
         mesh = min(range(route.num_meshes), key=lambda m: route.room[m] - route.least[m])
         pool = route.ranks[mesh].pool
-        gib = route.bytes(mesh, max(route.least[mesh], -(-total // route.num_meshes))) / 2**30
-        budget = self.costs.budgets[pool] / 2**30
-        chip = self.costs.pools[pool].chip.name
-        words = f"mesh {mesh} on {chip} needs {gib:.1f} GiB of {budget:.1f}"
-        self.ledger.pruned.add("memory", f"{self.words}, {route.line.schedule}: {words}")
+        layers = max(route.least[mesh], -(-self.costs.num_layers // route.num_meshes))
+        gib, budget = (num / 2**30 for num in (route.bytes(mesh, layers), self.costs.budgets[pool]))
+        where = f"mesh {mesh} on {self.costs.pools[pool].chip.name}"
+        return f"{self.words}, {route.line.schedule}: {where} needs {gib:.1f} GiB of {budget:.1f}"
 
 
 def _by_time(frames: Sequence[Frame], took: Mapping[int, float]) -> list[Frame]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
-from weft.cluster.view import ChipPool, ClusterView
+from weft.cluster.view import ClusterView
 from weft.cost.times import SeamTimes, StageTimes
 from weft.planner.search.bounds import Flow, bounds_of, least_once, mesh_times
-from weft.planner.search.choice import Line, Section, Timed, stage_layers, used_part
+from weft.planner.search.choice import Line, Section, Timed, stage_layers, used_cluster
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.schedules.known import Pattern, held_at_peak
 from weft.schedules.registry import SCHEDULES
@@ -52,22 +52,32 @@ class Route:
         return SCHEDULES[self.line.schedule].placement(self.num_meshes, self.pattern.num_stages)
 
     @cached_property
+    def ends(self) -> list[tuple[tuple[bool, bool], ...]]:
+        """For each stage of each mesh, whether it is the model's first and its last."""
+        last = self.pattern.num_stages - 1
+        return [tuple((s == 0, s == last) for s in stages) for stages in self.positions]
+
+    @cached_property
+    def used(self) -> ClusterView:
+        """Its chips, in the order in which its ranks are numbered."""
+        return used_cluster([self.line], self.costs.problem.cluster)
+
+    @cached_property
     def ranks(self) -> list[Rank]:
         """Of each mesh."""
         return self._ranks(self.line.sections)
 
     def _ranks(self, sections: Sequence[Section]) -> list[Rank]:
         found = []
-        for section in sections:
+        for section, part in zip(sections, self.used.pools, strict=True):
             choice = self.costs.choice(section, -(-self.line.micro // section.ways))
-            rank = Rank(section.pool, self._part(section).chips_per_node, choice)
-            found += [rank] * section.meshes
+            found += [Rank(section.pool, part.chips_per_node, choice)] * section.meshes
         return found
 
     @cached_property
     def seams(self) -> list[SeamTimes]:
         """Between stages ``s`` and ``s + 1``."""
-        used = ClusterView(tuple(self._part(section) for section in self.line.sections))
+        used = self.used
         ends, first = [], 0
         for rank in self.ranks:
             last = first + rank.choice.num_ranks
@@ -76,12 +86,6 @@ class Route:
         mesh_of = {stage: mesh for mesh, held in enumerate(self.positions) for stage in held}
         borders = [(mesh_of[s], mesh_of[s + 1]) for s in range(len(mesh_of) - 1)]
         return [self._seam(a, b, len({*ends[a], *ends[b]}) == 1) for a, b in borders]
-
-    def _part(self, section: Section) -> ChipPool:
-        pool = self.costs.pools[section.pool]
-        part = used_part(pool, section.num_chips, section.together)
-        assert part is not None, f"{section} does not fill nodes"
-        return part
 
     def _seam(self, here: int, there: int, inside: bool) -> SeamTimes:
         if here == there:
@@ -162,12 +166,10 @@ class Route:
     def room(self) -> list[int]:
         """The most layers that each mesh has memory for; -1 where not even none fit."""
         most, rooms = self.costs.num_layers, self.costs.rooms
-        last = self.pattern.num_stages - 1
         result = []
         for mesh, peak in enumerate(held_at_peak(self.pattern)):
             rank = self.ranks[mesh]
-            ends = tuple((stage == 0, stage == last) for stage in self.positions[mesh])
-            key = rank, peak, ends
+            key = rank, peak, self.ends[mesh]
             if key not in rooms:
                 needed = partial(self.bytes, mesh)
                 budget = self.costs.budgets[rank.pool]
@@ -178,8 +180,7 @@ class Route:
     @cached_property
     def least(self) -> list[int]:
         """The fewest layers of each mesh: the ends may hold none."""
-        ends = {0, self.pattern.num_stages - 1}
-        return [int(ends.isdisjoint(stages)) for stages in self.positions]
+        return [int(not any(map(any, ends))) for ends in self.ends]
 
     def most_within(self, seconds: float, room: Sequence[int] | None = None) -> list[int]:
         """The most layers of each mesh with which a step may take no more, and that fit.
@@ -204,8 +205,10 @@ class Route:
     def flow(self) -> Flow:
         """What bounds know of it, apart from how many layers its meshes have."""
         free = self._ranks([section._replace(zero=0) for section in self.line.sections])
+        split = SCHEDULES[self.line.schedule].splits_backward
+        times = cache(partial(mesh_times, self.costs, split=split))
         return Flow(
-            meshes=mesh_times(self.costs, free, self.positions, self.line.schedule),
+            meshes=[times(*each) for each in zip(free, self.ends, strict=True)],
             seams=self.seams,
             line=self.line,
             num_layers=self.costs.num_layers,
