@@ -224,7 +224,8 @@ def test_the_diff_in_the_readme_is_the_difference_of_the_examples() -> None:
 def test_the_readme_shows_the_plan_of_the_demo(weft: Weft) -> None:
     plan = weft("plan", "demo", "compute.device=cpu", "compute.precision=bf16")
     readme = (ROOT / "README.md").read_text()
-    missing = [line for line in plan.splitlines() if line.rstrip() not in readme]
+    lines = plan[: plan.rindex("pipeline  ")].splitlines()  # then memory, of this machine's chips
+    missing = [line for line in lines if line.rstrip() not in readme]
     assert not missing, "paste the output of `weft plan demo` into README.md"
 
 

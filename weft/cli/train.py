@@ -27,7 +27,9 @@ from weft.elastic.processes import run_rank, run_ranks, warm_context
 from weft.elastic.signals import interrupted_once
 from weft.report.metrics import refuse_missing_packages
 from weft.report.progress import Preparing, choose_mode
+from weft.resolve.memory_here import refuse_too_large
 from weft.resolve.prediction import AUTO_FILE, PREDICTION_FILE, Prediction
+from weft.resolve.rank_chips import CLUSTER_VARIABLE
 from weft.resolve.resolve import Resolved, refuse_without_effect
 from weft.train.job import Job
 from weft.train.run_folder import CONFIG_FILE, RunFolder, changes, saved_step, saved_summary
@@ -78,6 +80,7 @@ def train(
         except ConfigError as error:
             raise loaded.place(error) from error
         resolved = asked.resolved
+        refuse_too_large(loaded, resolved, _ranks_on_this_machine(resolved, address))
         stream = sys.stderr if json else sys.stdout
         prediction = _predict(asked, address)
         job = Job(
@@ -108,6 +111,15 @@ def _files(asked: ResolvedRun, prediction: Prediction) -> dict[str, str]:
     if asked.chosen is not None:
         files[AUTO_FILE] = asked.chosen.to_json()
     return files
+
+
+def _ranks_on_this_machine(resolved: Resolved, address: RankAddress | None) -> range:
+    """All without another launcher; with one, as many as it says. A lab's machine has one rank."""
+    if address is None:
+        return range(resolved.plan.world_size)
+    here = None if CLUSTER_VARIABLE in os.environ else ranks_here()
+    first = address.rank - address.local_rank if here else address.rank
+    return range(first, first + (here or 1))
 
 
 def _predict(asked: ResolvedRun, address: RankAddress | None) -> Prediction:

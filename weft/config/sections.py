@@ -286,6 +286,8 @@ class ComputeConfig(Section):
     """torch.compile each block: slower to start, faster steps on most GPUs."""
     threads: Count | None = None
     """CPU threads of each rank; null divides the cores among the ranks of this machine."""
+    check_memory: Flag = True
+    """Refuse to train what is predicted to need more memory than the machine has."""
 
 
 class WsdSchedule(Section):

@@ -42,7 +42,7 @@ def shortages(plan: Plan, problem: Problem) -> list[Shortage]:
 
 def smallest_change(plan: Plan, problem: Problem) -> str:
     """What would make a plan fit, as an order; each is tried, and the first that does is named."""
-    for words, changed in _changes(plan):
+    for words, changed in changes(plan):
         if changed != plan and not shortages(changed, problem):
             return f"{words}."
     worst = shortages(plan, problem)[0]
@@ -50,8 +50,8 @@ def smallest_change(plan: Plan, problem: Problem) -> str:
     return f"Nothing else alone would do: take chips of {need:.0f} GiB there, or more of them."
 
 
-def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """Small to large: what costs no time comes first."""
+def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """What takes less memory, as an order, small to large: what costs no time comes first."""
     yield "Divide the optimizer's state (zero: 1)", plan.each(_zero(1))
     yield "Halve the micro-batches (batch.micro)", _halved(plan)
     yield "Divide gradients too (zero: 2)", plan.each(_zero(2))

@@ -41,6 +41,18 @@ def traffic_joules(sent: Mapping[Way, float]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PositionMemory:
+    """What ranks of one mesh of a pipeline hold, with its stages."""
+
+    pipeline: int
+    stages: tuple[int, ...]
+    chip: Chip
+    ranks: tuple[int, ...]
+    memory: Memory
+    """Of each rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PositionForecast:
     """One mesh of a pipeline with its stages: ranks that do the same."""
 
@@ -171,6 +183,23 @@ class Forecast:
         """In the order of ranks."""
         found = {rank: position.memory for position in self.positions for rank in position.ranks}
         return [found[rank] for rank in sorted(found)]
+
+
+def memory_by_position(plan: Plan, problem: Problem) -> list[PositionMemory]:
+    """Memory alone: it takes no rates of the chips."""
+    memory = problem.memory(plan)
+    return [
+        PositionMemory(
+            pipeline=number,
+            stages=stages,
+            chip=problem.cluster.pool_of(ranks[0]).chip,
+            ranks=ranks,
+            memory=memory[ranks[0]],
+        )
+        for number, pipeline in enumerate(plan.pipelines)
+        for stages in pipeline.positions()
+        for ranks in [pipeline.stages[stages[0]].mesh.ranks]
+    ]
 
 
 def forecast(plan: Plan, problem: Problem, *, time: StepTime | None = None) -> Forecast:

@@ -16,6 +16,7 @@ from weft.cli.plan.text import (
     comparison,
     folded,
     in_words,
+    memory_table,
     plan_table,
     print_plan,
     show_plan,
@@ -28,7 +29,7 @@ from weft.config.load import Loaded, recipe_names
 from weft.cost.flops import train_flops_per_token
 from weft.models.registry import shape_of
 from weft.planner.explain import Comparison, compare
-from weft.planner.forecast import forecast
+from weft.planner.forecast import forecast, memory_by_position
 from weft.planner.need import Mix, choose_mix, in_units, parse_need
 from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
 from weft.planner.problem import Problem, Workload
@@ -36,6 +37,7 @@ from weft.planner.search import Found, search
 from weft.platform.detect import detect_node
 from weft.report.units import count
 from weft.resolve.cluster_plan import PlanRequest, plan_request, says_a_plan
+from weft.resolve.memory_here import needs_here, way_out
 from weft.resolve.prediction import UNMEASURED, chips_here
 from weft.resolve.rank_chips import RankChips, chips_of_file
 from weft.resolve.resolve import Resolved
@@ -58,7 +60,9 @@ class Answer:
     show_plan: Callable[[], None]
     outlook: Outlook | None
     problem: str = ""
-    """Why nothing can be expected."""
+    """Why nothing can be expected but memory."""
+    memory: tuple[str, ...] = ()
+    """What can be said of that alone, in lines; and where a plan does not fit."""
     compared: Comparison | None = None
     """A plan that was asked about."""
     more: dict[str, Any] = field(default_factory=dict)
@@ -78,6 +82,8 @@ class Answer:
             out.print(*in_words(self.outlook), sep="\n")
             if explain:
                 out.print(*why_in_words(self.outlook), sep="\n")
+        if self.memory:
+            out.print(*self.memory, sep="\n")
         if self.compared is not None:
             out.print(*comparison(self.compared), sep="\n")
 
@@ -86,16 +92,24 @@ def answer_here(resolved: Resolved) -> Answer:
     """What to expect on this machine, or why nothing can be said."""
     plan, config = resolved.plan, resolved.config
     outlook, problem = None, UNMEASURED
+    lines: list[str] = []
     try:
         chips = chips_here(resolved)
+        problem_here = Problem(resolved.workload, chips.view, chips.knowledge)
         if not chips.is_guess:
-            problem_here = Problem(resolved.workload, chips.view, chips.knowledge)
             outlook = Outlook(forecast=forecast(plan, problem_here))
+        else:
+            lines += folded(list(memory_table(memory_by_position(plan, problem_here))))
     except ConfigError as error:
         problem = str(error)
+    ranks = range(plan.world_size)
+    too_large = [need.words for need in needs_here(resolved, plan, ranks) if not need.fits]
+    if too_large:
+        lines.append(f"does not fit: {'; '.join(too_large)}. {way_out(resolved, ranks)}")
     facts = {
         "plan": json.loads(plan.to_json()),
         "model": {"parameters": resolved.num_parameters, "size": config.model.size},
+        "fits": not too_large,
         "notes": list(resolved.notes),
     }
     return Answer(
@@ -104,6 +118,7 @@ def answer_here(resolved: Resolved) -> Answer:
         show_plan=partial(show_plan, resolved),
         outlook=outlook,
         problem=problem,
+        memory=tuple(lines),
     )
 
 

@@ -10,7 +10,7 @@ from weft.cli.output import aligned, out
 from weft.cluster.view import ClusterView
 from weft.plan.plan import Plan, StagePlan
 from weft.planner.explain import Comparison, pruned_in_words, settings
-from weft.planner.forecast import JOULES_PER_BYTE, WAITING, Forecast, PositionForecast
+from weft.planner.forecast import JOULES_PER_BYTE, WAITING, PositionForecast, PositionMemory
 from weft.planner.outlook import Outlook
 from weft.report.plan_picture import ranges
 from weft.report.units import count, seconds, sent
@@ -96,7 +96,7 @@ def in_words(outlook: Outlook) -> Iterator[str]:
         f"predicted: {seconds(cast.step_s)} a step, {count(cast.tokens_per_s)} tokens/s, "
         f"MFU {cast.mfu:.1%}"
     )
-    yield from folded(list(memory_table(cast)))
+    yield from folded(list(memory_table(cast.positions)))
     if cast.sent:
         parts = [
             f"{way.name} {sent(num_bytes)} ({_REACH[way.reach]})"
@@ -163,14 +163,14 @@ def cluster_in_words(cluster: ClusterView) -> str:
     return ", ".join(f"{nodes} x {chips} {name}" for (name, chips), nodes in pools.items())
 
 
-def memory_table(cast: Forecast) -> Iterator[str]:
+def memory_table(positions: Sequence[PositionMemory | PositionForecast]) -> Iterator[str]:
     """Memory of a rank of every mesh, GiB; equal neighbours share a row."""
-    largest = max(position.memory.total for position in cast.positions) / 2**30
+    largest = max(position.memory.total for position in positions) / 2**30
     decimals = 1 if largest >= 10 else 2 if largest >= 1 else 3
     rows: list[tuple[str, ...]] = [
         ("pipeline", "stage", "ranks", "GiB", "of", *_CATEGORIES, "other")
     ]
-    for (chip, figures), same in groupby(cast.positions, key=_figures):
+    for (chip, figures), same in groupby(positions, key=_figures):
         equal = list(same)
         pipelines = ranges(sorted({position.pipeline for position in equal}), dash="-")
         stages = ranges(sorted({s for position in equal for s in position.stages}), dash="-")
@@ -178,7 +178,7 @@ def memory_table(cast: Forecast) -> Iterator[str]:
     return aligned(rows, words=3)
 
 
-def _figures(position: PositionForecast) -> tuple[str, tuple[float, ...]]:
+def _figures(position: PositionMemory | PositionForecast) -> tuple[str, tuple[float, ...]]:
     """How many of which chip, and GiB of each."""
     parts = position.memory.by_category()
     named = [parts[name] / 2**30 for name in _CATEGORIES]

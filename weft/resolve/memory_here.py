@@ -1,0 +1,111 @@
+"""Do a run's ranks fit in the memory of this machine? Asked before anything starts. No torch.
+
+What ranks compute on the processor take of one memory together; a card's memory is its own rank's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from weft.cluster.cluster import HOST, Chip, Node
+from weft.config.errors import ConfigError
+from weft.config.load import Loaded
+from weft.cost.memory import memory_of_plan
+from weft.plan.plan import PipelinePlan, Plan
+from weft.planner.fit import changes
+from weft.resolve.resolve import Resolved
+from weft.simulate.known import knowledge_of_local, local_profile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Need:
+    """What ranks take of one memory."""
+
+    ranks: Sequence[int]
+    need_gib: float
+    room_gib: float
+    where: str
+    """Whose memory, in words."""
+
+    @property
+    def fits(self) -> bool:
+        return self.need_gib <= self.room_gib
+
+    @property
+    def words(self) -> str:
+        """Both numbers."""
+        first, last = self.ranks[0], self.ranks[-1]
+        ranks = f"rank {first} needs" if first == last else f"ranks {first} to {last} need"
+        return f"{ranks} {self.need_gib:.1f} GiB, and {self.where} has {self.room_gib:.1f} GiB"
+
+
+def needs_here(resolved: Resolved, plan: Plan, ranks: Sequence[int]) -> list[Need]:
+    """Of the ranks of a plan that this machine runs, by memory; cards go to ranks in order."""
+    (node,) = resolved.cluster.nodes
+    known = knowledge_of_local(local_profile(node), len(ranks)).overheads
+    memory = memory_of_plan(
+        plan, resolved.spec, resolved.config.data.seq_len, known, resolved.training
+    )
+    taken = {rank: memory[rank].total / 2**30 for rank in ranks}
+    needs = []
+    on_host = [rank for rank in ranks if plan.devices[rank] == HOST]
+    if on_host:
+        total = sum(taken[rank] for rank in on_host)
+        room = node.memory_gib
+        needs.append(Need(ranks=on_host, need_gib=total, room_gib=room, where="this machine"))
+    for rank, chip in _cards(node, plan.devices, ranks):
+        room = chip.memory_gib
+        needs.append(Need(ranks=[rank], need_gib=taken[rank], room_gib=room, where=chip.name))
+    return needs
+
+
+def _cards(node: Node, devices: Sequence[str], ranks: Sequence[int]) -> Iterator[tuple[int, Chip]]:
+    for device in {devices[rank] for rank in ranks}:
+        cards = [chip for chip in node.chips if chip.device == device]
+        yield from zip((rank for rank in ranks if devices[rank] == device), cards, strict=False)
+
+
+def refuse_too_large(loaded: Loaded, resolved: Resolved, ranks: Sequence[int]) -> None:
+    """Refuse what cannot fit, unless ``compute.check_memory`` is false.
+
+    Args:
+        ranks: Those that this machine runs.
+
+    Raises:
+        ConfigErrors: what they need, what there is, and the smallest change that would do.
+    """
+    if not resolved.config.compute.check_memory:
+        return
+    too_large = [need for need in needs_here(resolved, resolved.plan, ranks) if not need.fits]
+    if too_large:
+        worst = max(too_large, key=lambda need: need.need_gib / need.room_gib)
+        hint = f"{way_out(resolved, ranks)} compute.check_memory=false starts all the same."
+        expected = f"a run that fits in memory: {worst.words}"
+        error = ConfigError("model.size", resolved.config.model.size, expected, hint)
+        raise loaded.place(error)
+
+
+def way_out(resolved: Resolved, ranks: Sequence[int]) -> str:
+    """The smallest change of the plan with which it would fit, else that it takes another model."""
+    for words, changed in _changes(resolved.plan):
+        needs = needs_here(resolved, changed, ranks) if changed != resolved.plan else ()
+        if needs and all(need.fits for need in needs):
+            return f"{words}."
+    return "No change of the plan would do: take a smaller model, or more machines."
+
+
+def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """Those of the planner, then the least that micro-batches can take as well."""
+    yield from changes(plan)
+    small = replace(plan, pipelines=tuple(map(_with_least, plan.pipelines)))
+    again = small.each(lambda stage: replace(stage, recompute="full"))
+    words = "Take the least micro-batches (batch.micro)"
+    yield words, small
+    yield f"{words} and compute layers again in backward (recompute: full)", again
+
+
+def _with_least(pipeline: PipelinePlan) -> PipelinePlan:
+    """One sample of a microbatch for each rank and pass."""
+    least = max(stage.mesh.sample_ways * stage.passes for stage in pipeline.stages)
+    return replace(pipeline, microbatch=min(pipeline.microbatch, least))
