@@ -13,6 +13,7 @@ import weft
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.listing import KindFacts, describe, list_checkpoints
 from weft.checkpoint.reader import open_checkpoint
+from weft.cli.main import run
 from weft.plan.box import Box
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
@@ -76,3 +77,14 @@ def test_describe(tmp_path: Path) -> None:
         KindFacts(kind="param", **whole),
     )
     assert json.dumps(asdict(shown), default=str)
+
+
+def test_brackets_in_a_problem_are_no_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    folder = tmp_path / "[/red]"
+    save(folder, 1, seed=1)
+    (folder / "step-00000001/index.json").write_text("[/b] [bold]")
+    assert run(["checkpoint", "ls", str(folder)]) == 0
+    assert "[/red]" in "".join(capsys.readouterr().out.split())

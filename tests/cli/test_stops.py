@@ -49,6 +49,19 @@ def test_a_rank_that_dies_ends_the_command(here: Path, whole_run: WholeRun) -> N
     same_as(whole_run("fp32"), here / "mine")
 
 
+def test_a_server_of_ranks_that_dies_is_named(here: Path) -> None:
+    with commands.started(here, "mine") as command:
+        command.wait_for_step(4)
+        fields = Path(f"/proc/{command.rank(1)}/stat").read_text().rpartition(")")[2].split()
+        os.kill(int(fields[1]), signal.SIGKILL)
+        code, _, errors = command.finish()
+        assert command.is_gone()
+    assert code == 1
+    assert errors.startswith(
+        "error: rank 0: is lost: the process that ranks are forked from was ended from outside\n"
+    )
+
+
 def stops_answering(here: Path, capsys: pytest.CaptureFixture[str], limit_s: float) -> str:
     """Rank 1 does not, in the middle of a run, and no other command may; what the first says."""
     shutil.rmtree(here / "mine", ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -83,6 +84,21 @@ def test_the_first_failure_is_named(tmp_path: Path, how: str, cause: str, messag
     peers = [f for f in failed.value.failures if f.cause == "peer"]
     assert {f.rank for f in peers} <= {0, 2}
     assert any("gradients with rank(s)" in f.message for f in peers), peers
+
+
+def fails_without_a_folder(address: RankAddress) -> None:
+    assert address.store_file is not None
+    shutil.rmtree(address.store_file.parent)
+    raise ValueError("the matrix is upside down")
+
+
+def test_a_rank_that_can_leave_no_report_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailedError) as failed:
+        run_ranks(fails_without_a_folder, (), 1, folder=tmp_path / "run")
+    assert str(failed.value) == (
+        "rank 0: could leave no report in the run folder; it is printed above"
+    )
+    assert failed.value.first.cause == "machine"
 
 
 def fails_in_a_phase(address: RankAddress, how: str) -> None:

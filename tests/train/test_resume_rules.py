@@ -82,6 +82,16 @@ def test_the_step_is_that_of_the_checkpoint_to_go_on_from(tmp_path: Path) -> Non
         assert saved_step(tmp_path) == 20
 
 
+def test_a_damaged_checkpoint_is_not_gone_on_from(tmp_path: Path) -> None:
+    checkpoint(tmp_path, "step-00000010")
+    checkpoint(tmp_path, "step-00000020")
+    (tmp_path / "checkpoints/latest").write_text("step-00000020\n")
+    index = tmp_path / "checkpoints/step-00000020/index.json"
+    for text in ('{"step": 2', "[]", '{"files": [{"file": "rank-00000.safetensors", "bytes": 1}]}'):
+        index.write_text(text)
+        assert saved_step(tmp_path) == 10, text
+
+
 def test_a_summary_counts_at_its_own_step_alone(tmp_path: Path) -> None:
     checkpoint(tmp_path, "step-00000020")
     file = tmp_path / "summary.json"

@@ -179,6 +179,7 @@ def test_a_rank_that_cannot_write_fails_the_save_everywhere(
     said = pool.run(save_to, plan_of(3, 3), tmp_path, tmp_path / "file", world_size=2)
     assert said[0] == said[1]
     assert said[0].startswith("rank 1: ")
+    assert not list(tmp_path.glob("*.tmp")), "a full disk must get its space back"
     with pytest.raises(CheckpointError):
         open_checkpoint(tmp_path)
 

@@ -65,6 +65,14 @@ def begin(root: Path, step: int) -> Path:
     return folder
 
 
+def abandon(root: Path, step: int) -> None:
+    """Remove what a save has written that failed on some rank: a full disk gets its space back.
+
+    One rank calls it, when no other writes any more.
+    """
+    shutil.rmtree(temporary(root, step), ignore_errors=True)
+
+
 def commit(
     root: Path, step: int, rank_files: Sequence[RankFile], state: Mapping[str, JSON]
 ) -> Path:

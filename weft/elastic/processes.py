@@ -39,6 +39,10 @@ LOOK_S = 0.2
 _MEETING = ".meet-"
 _REPORT = ".failed-"
 _PHASE = ".phase-"
+_UNREPORTED = 3
+"""Exit code of a rank that could leave no report: what it had to say is on the terminal."""
+_LOST = 255
+"""Of a rank, by ``multiprocessing``, where the server that it was forked from is gone."""
 
 Target = Callable[..., None] | str
 """Called as ``target(address, *args)`` in every rank; ``"module:name"`` is imported there alone."""
@@ -164,6 +168,10 @@ class _Rank:
             cause, text = "peer", "was still waiting for the others and had to be ended"
         elif code < 0:
             text = f"was ended by {signal.Signals(-code).name} from outside"
+        elif code == _UNREPORTED:
+            cause, text = "machine", "could leave no report in the run folder; it is printed above"
+        elif code == _LOST:
+            text = "is lost: the process that ranks are forked from was ended from outside"
         else:
             text = f"ended with exit code {code} and said nothing"
         return Failure(self.address.rank, cause, text, phase=phase)
@@ -215,6 +223,7 @@ def _rank_main(
     """First code of a rank: output to its log, exceptions to a report that the parent reads."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the server holds it back
     end_with_parent()
+    terminal = os.dup(2)
     if address.rank > 0:
         _redirect(logs / f"rank{address.rank}.log")
     try:
@@ -223,15 +232,25 @@ def _rank_main(
         os._exit(1)
     except Exception as error:  # noqa: BLE001 - reported in full to the parent
         failure = _described(address.rank, error)
-        if failure.detail:
-            (logs / f"rank{address.rank}.error").write_text(failure.detail)
-        temporary = report.with_suffix(".tmp")
-        temporary.write_text(json.dumps(asdict(failure)))
-        temporary.replace(report)
+        try:
+            _leave(failure, logs, report)
+        except OSError:  # such as the full disk that it failed for
+            said = f"error: rank {address.rank}: {failure.message}\n{failure.detail}"
+            os.write(terminal, said.encode(errors="replace"))
+            os._exit(_UNREPORTED)
         # Not sys.exit: waiting for communication threads whose peer is gone could hang.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(2 if failure.cause == "config" else 1)
+
+
+def _leave(failure: Failure, logs: Path, report: Path) -> None:
+    """For a person who looks at the logs, and for the parent."""
+    temporary = report.with_suffix(".tmp")
+    temporary.write_text(json.dumps(asdict(failure)))
+    temporary.replace(report)
+    if failure.detail:
+        (logs / f"rank{failure.rank}.error").write_text(failure.detail)
 
 
 def _described(rank: int, error: Exception) -> Failure:

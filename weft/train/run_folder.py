@@ -143,16 +143,26 @@ def _saved_config(file: Path) -> Config:
 def saved_step(out: Path) -> int:
     """Steps done by the checkpoint that a run folder goes on from; 0 if it has none.
 
-    Looks at names alone: whether the files are sound is found out when they are read.
+    Looks at names and sizes: whether contents are sound is found out when they are read.
     """
     steps = {
         folder.name: int(folder.name.removeprefix("step-"))
         for folder in (out / "checkpoints").glob("step-*[0-9]")
-        if folder.name.removeprefix("step-").isdecimal() and (folder / "index.json").is_file()
+        if folder.name.removeprefix("step-").isdecimal() and _is_whole(folder)
     }
     latest = out / "checkpoints" / "latest"
     named = latest.read_text(errors="replace").strip() if latest.is_file() else ""
     return steps.get(named, max(steps.values(), default=0))
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """There is an index, and every file that it names has the size that was written."""
+    try:
+        index = json.loads((checkpoint / "index.json").read_bytes())
+        files = {checkpoint / each["file"]: each["bytes"] for each in index.get("files", ())}
+        return all(file.stat().st_size == size for file, size in files.items())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
 
 
 def saved_summary(out: Path) -> dict[str, Any] | None:

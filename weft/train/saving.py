@@ -19,7 +19,7 @@ from weft.checkpoint.entry import JSON, CheckpointError, Shard
 from weft.checkpoint.index import rank_file_from_json, rank_file_json
 from weft.checkpoint.rank_file import write_rank
 from weft.checkpoint.reader import Checkpoint
-from weft.checkpoint.store import begin, commit, prune, temporary
+from weft.checkpoint.store import abandon, begin, commit, prune, temporary
 from weft.comm.comm import Comm
 from weft.plan.box import Box
 from weft.plan.model import ParamSpec
@@ -39,10 +39,19 @@ def save(run: Run, root: Path, step: int, *, fingerprint: str, finite: bool = Tr
         CheckpointError: a rank could not write, or holds values that are not finite while training
             is to end for those; on every rank alike. Earlier checkpoints stay.
     """
-    comm = run.comm
     if run.built.executor.buffers.names:
         names = ", ".join(run.built.executor.buffers.names)
         raise CheckpointError(f"cannot hold buffers that change in training: {names}")
+    try:
+        _save(run, root, step, fingerprint=fingerprint, finite=finite)
+    except CheckpointError:
+        if run.is_main:
+            abandon(root, step)
+        raise
+
+
+def _save(run: Run, root: Path, step: int, *, fingerprint: str, finite: bool) -> None:
+    comm = run.comm
     folder, keep = temporary(root, step), run.config.checkpoint.keep
     shards = _shards(run.built)
     takes_all = not run.config.train.stop_after_non_finite
