@@ -225,7 +225,7 @@ from weft.data.synthetic import SyntheticDataset
 context = multiprocessing.get_context(sys.argv[2])
 spec = SyntheticDataset(1000, int(sys.argv[3]), 0)
 batches = Loader(spec, global_batch=8, offsets=range(8), context=context, workers=2)
-next(batches)
+next(batches), next(batches)
 print(*batches.pids, flush=True)
 time.sleep(3600)
 """
@@ -250,6 +250,39 @@ def test_workers_end_with_a_parent_that_is_killed_and_never_ran_its_script(
     parent.stdout.close()
     _until(lambda: not any(map(_runs, workers)))
     assert mark.read_text() == "main\n"
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_stopped_workers_end_with_a_parent_that_is_killed_and_its_output_ends(
+    tmp_path: Path, method: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PARENT)
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "mark"), method, "4"], stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    try:
+        for worker in workers:
+            worker.suspend()
+        parent.kill()
+        parent.wait()
+        _until(lambda: not any(map(_runs, workers)), timeout_s=60)
+        assert parent.stdout.read() == b""
+    finally:
+        for worker in filter(_runs, workers):
+            worker.kill()
+        parent.stdout.close()
+
+
+def test_close_ends_a_stopped_worker() -> None:
+    batches = loader(SyntheticDataset(9, 4, 1), workers=2, last_step=None)
+    next(batches)
+    processes = [psutil.Process(pid) for pid in batches.pids]
+    processes[0].suspend()
+    batches.close()
+    assert not any(map(_runs, processes))
 
 
 def test_plain_fork_is_refused() -> None:

@@ -4,11 +4,14 @@ Step t is made by worker t modulo their number, and the consumer asks the worker
 batch comes next is fixed, whichever worker is slow. A credit goes to a worker for each batch taken
 from it, and it stays at most ``prefetch`` batches ahead. No queue is shared: every worker has its
 own pair of pipes, and one that is slow, or dies in the middle of a message, holds up nobody else.
-Only bytes cross a pipe. A worker ends by itself when its parent is gone, however it went.
+Only bytes cross a pipe. A worker ends when its parent is gone, however it went, even a worker that
+is stopped: the kernel sees to that.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import queue
 import signal
 import struct
@@ -146,7 +149,7 @@ class Loader(AbstractContextManager["Loader"]):
             worker.process.join(max(deadline - time.monotonic(), 0))
             if worker.process.is_alive():
                 worker.process.kill()
-                worker.process.join()
+                worker.process.join(_GRACE_S)
         self._workers.clear()
 
     def __exit__(self, *_: object) -> None:
@@ -200,6 +203,7 @@ def _work(
     # Both may go to all processes of a group; they are for the parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _be_killed_with_parent()
     outgoing: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_send_all, args=(outbox, outgoing), daemon=True).start()
     step = own.start
@@ -219,6 +223,23 @@ def _work(
         outgoing.put(_HEADER.pack(True, step) + traceback.format_exc().encode())
     while True:  # Until the parent closes the pipe: what was made must be there to be taken.
         _receive_or_end(inbox)
+
+
+def _be_killed_with_parent() -> None:
+    """Have the kernel kill this process when its parent is gone.
+
+    A process that is stopped would not see it, and hold the terminal, or a pipe, of the command.
+    The parent alone has the other end of the sentinel, and writes nothing to it: the one event that
+    is left is its end.
+    """
+    parent = parent_process()
+    assert parent is not None, "only a worker has a parent"
+    sentinel = parent.sentinel
+    fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    if wait([sentinel], 0):
+        sys.exit()  # it went before the kernel was told
 
 
 def _receive_or_end(inbox: Connection) -> None:
