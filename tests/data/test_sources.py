@@ -92,9 +92,11 @@ def test_a_folder_of_all_kinds(tmp_path: Path) -> None:
     (root / "image.png").write_bytes(b"\x89PNG\0\0\0")
     (root / "__pycache__").mkdir()
     (root / "__pycache__/x.py").write_text("cached")
+    (root / "list.json").write_text("[1, 2, 3]")
     data = prepared(root, tmp_path / "cache", held_out=0)
     assert sorted(documents(data, "train")) == sorted([*texts, *TEXTS[:9]])
-    assert data.notes == ("data: 1 file (image.png) is not text, and left out",)
+    note = "data: 2 files (image.png, list.json) are not of a format that is read, and left out"
+    assert data.notes == (note,)
 
 
 def test_links_are_followed_and_a_circle_ends(tmp_path: Path) -> None:
@@ -276,6 +278,9 @@ def make_big_tokens(root: Path) -> Path:
     return root / "x.idx"
 
 
+ALLOWED = (
+    "text, .jsonl, .csv or .tsv (each also as .gz or .zst), .parquet, .arrow or a Megatron .idx."
+)
 P, F = "data.path = '{path}': expected ", "data.sources[0].field = 'text': expected "
 REFUSALS: list[tuple[Callable[[Path], Path], str]] = [
     (make_absent, P + 'a file or a folder that exists. "builtin:python" needs no file.'),
@@ -284,12 +289,11 @@ REFUSALS: list[tuple[Callable[[Path], Path], str]] = [
     (make_folder_of_empty_files, P + "a source with text in it. It is empty."),
     (
         make_binary,
-        P + "text, JSONL, Parquet or a Megatron .idx. It holds zero bytes, as text does not; "
-        "data.sources[0].format=text reads it anyway.",
+        P + ALLOWED + " It holds zero bytes, as text does not.",
     ),
     (
         make_folder_of_binaries,
-        P + "a folder with text files. It has 1 files, such as x.so, that are not text.",
+        P + "a folder with " + ALLOWED + " It has 1 files, such as x.so, of other formats.",
     ),
     (
         make_bad_line,

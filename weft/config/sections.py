@@ -65,10 +65,10 @@ class SourceConfig(Section):
     """File or folder; "builtin:python" is the Python standard library's source and manual."""
     weight: Positive = 1.0
     """How often its samples are read, relative to the other sources' weights."""
-    format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
+    format: Literal["auto", "text", "jsonl", "csv", "tsv", "parquet", "arrow"] = "auto"
     """How documents are stored; "auto" takes it from the end of the file's name."""
     field: Text = "text"
-    """Key (JSONL) or column (Parquet) that holds a document's text."""
+    """Key (JSONL) or column (CSV, TSV, Parquet, Arrow) that holds a document's text."""
 
 
 class DataConfig(Section):

@@ -22,13 +22,14 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from weft.data.hashing import identity_hash
 from weft.data.pieces import Tokens
-from weft.data.rows import TOKEN_BYTES, decode_text, rows, stretches
+from weft.data.rows import TOKEN_BYTES, rows, stretches
 from weft.data.sources import Source, SourceFile, name_bytes
+from weft.data.tables import decode_text
+from weft.data.unpack import open_text, text_bytes
 
 STREAM_BYTES = 1 << 20
 """Whole documents are read and tokenized in pieces of this size."""
@@ -113,6 +114,8 @@ def parts(source: Source, number: int, part_bytes: int) -> list[Part]:
     """
     assert part_bytes % STREAM_BYTES == 0, f"parts of {part_bytes} bytes"
     file = source.files[number]
+    if file.kind == "text" and file.packing:
+        return [Part(number, 0, file.size)]
     if file.kind == "text":
         starts = range(0, file.size, part_bytes)
         return [Part(number, low, min(low + part_bytes, file.size)) for low in starts]
@@ -120,10 +123,10 @@ def parts(source: Source, number: int, part_bytes: int) -> list[Part]:
 
 
 def documents(source: Source) -> Iterator[tuple[int, int]]:
-    """(identity, bytes) of every document of a source; files of text are not opened for it."""
+    """(identity, bytes) of every document of a source; plain text is not opened for it."""
     for file in source.files:
         if file.kind == "text":
-            yield _file_identity(file), file.size
+            yield _file_identity(file), text_bytes(source.request, file)
     for file in source.files:
         if file.kind == "text":
             continue
@@ -169,10 +172,11 @@ def pieces(source: Source, part: Part, split: Split) -> Iterator[Piece]:
     """
     file = source.files[part.file]
     if file.kind == "text":
-        first, last = part.start // split.unit, -(-part.stop // split.unit)
-        with Path(file.path).open("rb") as stream:
-            blocks = split_blocks(stream, file.size, split.unit, range(first, last))
-            yield from _text_pieces(blocks, _file_identity(file), file.size, split)
+        with open_text(source.request, file) as (stream, size):
+            stop = size if file.packing else part.stop
+            numbers = range(part.start // split.unit, -(-stop // split.unit))
+            blocks = split_blocks(stream, size, split.unit, numbers)
+            yield from _text_pieces(blocks, _file_identity(file), size, split)
         return
     for row in rows(source.request, file, part.start, part.stop):
         if isinstance(row.content, str):

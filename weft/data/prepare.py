@@ -318,7 +318,7 @@ class _Builder:
             self.notes.append(f"data: {_files(lossy)} {replaced}")
         skipped = {name for source in self._sources for name in source.skipped}
         if skipped:
-            self.notes.append(f"data: {_files(skipped)} not text, and left out")
+            self.notes.append(f"data: {_files(skipped)} not of a format that is read, and left out")
 
 
 def _files(found: set[str]) -> str:

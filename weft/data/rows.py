@@ -1,18 +1,15 @@
-"""Documents that are not files of their own: rows of JSONL, Parquet, token files, and the manual.
+"""Documents that are not files of their own: rows of JSONL, tables, token files, and the manual.
 
 A stretch of rows is (start, stop): bytes of a JSONL file, whose rows are those that start inside,
-and row numbers of everything else.
+and row numbers of everything else. What can be read from its start only is one stretch.
 """
 
 from __future__ import annotations
 
 import json
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from importlib import import_module
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,13 +17,13 @@ from weft.config.errors import ConfigError
 from weft.data.hashing import Int64Array, identity_hash
 from weft.data.pieces import TokenFileError, Tokens
 from weft.data.sources import Request, SourceFile
+from weft.data.tables import COLUMNS, DELIMITERS, decode_text, delimited, no_text
 from weft.data.tokens import map_tokens, read_index, with_suffix
+from weft.data.unpack import is_cut, open_bytes
 
 TOKEN_BYTES = 2
 """Bytes of text that a token of a token file counts for, where sizes are compared."""
-_PARQUET_ROWS = 256
 _SEARCHED = 1 << 20
-_TEXT_TYPES = ("string", "large_string", "dictionary<values=string")
 
 
 class Row(NamedTuple):
@@ -55,11 +52,13 @@ def stretches(request: Request, file: SourceFile, stretch_bytes: int) -> list[tu
 
     Raises ConfigError: the file cannot be opened.
     """
+    if file.packing or file.kind in DELIMITERS:  # can be read from the start only
+        return [(0, file.size)]
     if file.kind == "jsonl":
         starts = range(0, file.size, stretch_bytes)
         return [(low, min(low + stretch_bytes, file.size)) for low in starts]
-    if file.kind == "parquet":
-        ends = _group_ends(_open_parquet(request, file))
+    if file.kind in COLUMNS:
+        ends = COLUMNS[file.kind](request, file).ends
     else:
         count = len(_topics()) if file.kind == "topics" else _read_tokens(request, file)[0].size - 1
         ends = list(range(1, count + 1))
@@ -82,21 +81,16 @@ def rows(request: Request, file: SourceFile, start: int, stop: int) -> Iterator[
     """
     if file.kind == "jsonl":
         found = _jsonl_rows(request, file, start, stop)
-    elif file.kind == "parquet":
-        found = _parquet_rows(request, file, start, stop)
+    elif file.kind in DELIMITERS:
+        found = (Row(*each) for each in delimited(request, file))
+    elif file.kind in COLUMNS:
+        texts = COLUMNS[file.kind](request, file).texts(start, stop)
+        found = (Row(text, lossy=False) for text in texts)
     elif file.kind == "topics":
         found = (Row(text, lossy=False) for text in _topics()[start:stop])
     else:
         found = _token_rows(request, file, start, stop)
     return (row for row in found if len(row.content))
-
-
-def decode_text(data: bytes) -> tuple[str, bool]:
-    """Text of UTF-8 bytes, and whether some had to be replaced by U+FFFD."""
-    try:
-        return data.decode(), False
-    except UnicodeDecodeError:
-        return data.decode(errors="replace"), True
 
 
 def _topics() -> Sequence[str]:
@@ -107,16 +101,18 @@ def _topics() -> Sequence[str]:
 
 
 def _jsonl_rows(request: Request, file: SourceFile, start: int, stop: int) -> Iterator[Row]:
-    with Path(file.path).open("rb") as stream:
+    with open_bytes(request, file) as stream:
         at = start
         if at:
             stream.seek(at - 1)
             at += len(stream.readline()) - 1
-        while at < stop:
+        while at < stop or file.packing:
             line = stream.readline()
+            if not line or (is_cut(file) and not line.endswith(b"\n")):
+                return
             if line.strip():
                 yield _jsonl_row(request, file, at, line)
-            at += max(len(line), 1)
+            at += len(line)
 
 
 def _jsonl_row(request: Request, file: SourceFile, at: int, line: bytes) -> Row:
@@ -127,77 +123,27 @@ def _jsonl_row(request: Request, file: SourceFile, at: int, line: bytes) -> Row:
         problem = str(error)
         if isinstance(error, json.JSONDecodeError):
             problem = f"{error.msg}, column {error.colno}"
-        hint = f"{file.path}:{_line_number(file, at)}: {problem}. Correct or delete that line."
+        where = f"{file.path}:{_line_number(request, file, at)}"
+        hint = f"{where}: {problem}. Correct or delete that line."
         raise request.error("one JSON object a line", hint) from None
     content = row.get(request.field) if isinstance(row, dict) else None
     if not isinstance(content, str):
-        raise _no_text(request, f"{file.path}:{_line_number(file, at)}", row)
+        raise no_text(request, f"{file.path}:{_line_number(request, file, at)}", row)
     # JSON can spell half of a surrogate pair, which is no character.
     whole = content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return Row(whole, lossy or whole != content)
 
 
-def _no_text(request: Request, where: str, row: object) -> ConfigError:
-    if not isinstance(row, dict):
-        hint = f"{where} is a JSON {type(row).__name__}, not an object."
-        return request.error("one JSON object a line", hint)
-    if request.field in row:
-        hint = f"{where} has {type(row[request.field]).__name__} there."
-    else:
-        hint = f"{where} has: {', '.join(sorted(map(str, row))[:8]) or 'nothing'}."
-    expected = "a field that holds text in every row"
-    return ConfigError(request.key_of("field"), request.field, expected, hint)
-
-
-def _line_number(file: SourceFile, at: int) -> int:
+def _line_number(request: Request, file: SourceFile, at: int) -> int:
     """Number, from 1, of the line that starts at byte ``at``."""
     count = 1
-    with Path(file.path).open("rb") as stream:
+    with open_bytes(request, file) as stream:
         while at > 0:
             data = stream.read(min(at, 1 << 20))
             assert data, f"{file.path} became shorter while it was read"
             count += data.count(b"\n")
             at -= len(data)
     return count
-
-
-def _open_parquet(request: Request, file: SourceFile) -> Any:
-    """A ``pyarrow.parquet.ParquetFile`` that has the wanted column."""
-    try:
-        parquet = import_module("pyarrow.parquet")
-    except ImportError:
-        hint = "Parquet needs pyarrow: pip install 'weft[parquet]'."
-        raise request.error("a format that can be read here", hint) from None
-    try:
-        opened = parquet.ParquetFile(file.path)
-    except (import_module("pyarrow").ArrowException, OSError) as error:
-        raise request.error("Parquet files", f"{file.path}: {error}") from None
-    field, schema = request.field, opened.schema_arrow
-    if field not in schema.names:
-        raise _no_text(request, file.path, dict.fromkeys(schema.names))
-    kind = str(schema.field(field).type)
-    if not kind.startswith(_TEXT_TYPES):
-        hint = f"{file.path} has {kind} there."
-        raise ConfigError(request.key_of("field"), field, "a column of strings", hint)
-    return opened
-
-
-def _group_ends(opened: Any) -> list[int]:
-    """The row after the last one of each row group, which is what Parquet reads as a whole."""
-    groups = map(opened.metadata.row_group, range(opened.num_row_groups))
-    return list(accumulate(group.num_rows for group in groups))
-
-
-def _parquet_rows(request: Request, file: SourceFile, start: int, stop: int) -> Iterator[Row]:
-    opened = _open_parquet(request, file)
-    ends = _group_ends(opened)
-    groups = range(bisect_right(ends, start), bisect_left(ends, stop) + 1)
-    at = ends[groups.start - 1] if groups.start else 0
-    for batch in opened.iter_batches(_PARQUET_ROWS, row_groups=groups, columns=[request.field]):
-        texts = batch.column(0).to_pylist()
-        for text in texts[max(start - at, 0) : max(stop - at, 0)]:
-            yield Row(text or "", lossy=False)
-        at += len(texts)
 
 
 def _read_tokens(request: Request, file: SourceFile) -> tuple[Int64Array, Tokens]:

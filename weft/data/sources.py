@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from pathlib import Path, PurePath
+from typing import BinaryIO, NamedTuple
 
 from weft.config.errors import ConfigError
 from weft.data.hashing import identity_hash
 
 BUILTIN_PYTHON = "builtin:python"
+_TEXT_SUFFIXES = """
+txt text md markdown mdx rst adoc asciidoc org tex bib log srt vtt po diff patch py pyi pyx ipy
+c h cc cpp cxx hh hpp hxx cu cuh m mm rs go java kt kts scala groovy gradle clj cljs ex exs erl
+hrl hs lhs ml mli fs fsx f f77 f90 f95 f03 f08 for ada adb ads pas d nim zig v sv vhd vhdl js
+jsx mjs cjs ts tsx vue svelte php phtml rb pl pm lua tcl r rmd jl dart swift cs vb sql sh bash
+zsh fish ps1 bat cmd awk sed asm s ll lisp lsp el scm rkt coq lean thy agda idr sol proto thrift
+graphql cmake mk make bzl dockerfile tf nix toml ini cfg conf yaml yml properties html htm xhtml
+css scss sass less en de fr es it pt nl sv da fi pl cs ru uk tr ar he hi ja ko zh raw tokens
+"""
 _SUFFIXES = {
+    **{f".{suffix}": "text" for suffix in _TEXT_SUFFIXES.split()},
+    "": "text",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
     ".parquet": "parquet",
     ".pq": "parquet",
+    ".arrow": "arrow",
     ".idx": "tokens",
 }
+_PACKED = {".gz": "gzip", ".zst": "zstd"}
+_CAN_BE_PACKED = ("text", "jsonl", "csv", "tsv")
+_ALLOWED = (
+    "text, .jsonl, .csv or .tsv (each also as .gz or .zst), .parquet, .arrow or a Megatron .idx"
+)
+_STATE = "state.json"
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib-dynload"}
 _TOPICS = "pydoc_data/topics.py"
 _SNIFF_BYTES = 8192
@@ -34,12 +55,14 @@ class SourceFile(NamedTuple):
     path: str
     """Where it lies; for "tokens" without the suffix."""
     kind: str
-    """How documents lie in it: "text", "jsonl", "parquet", "topics" (Python's manual) or "tokens"
-    (a Megatron .bin/.idx pair)."""
+    """How documents lie in it: "text", "jsonl", "csv", "tsv", "parquet", "arrow", "topics"
+    (Python's manual) or "tokens" (a Megatron .bin/.idx pair)."""
     size: int
     """Bytes to read, at most what the file has."""
     full_size: int
     modified_ns: int
+    packing: str = ""
+    """How its bytes are compressed: "gzip", "zstd", or not at all."""
 
 
 class Request(NamedTuple):
@@ -96,7 +119,7 @@ def open_source(request: Request, limit_bytes: int | None) -> Source:
     if request.path == BUILTIN_PYTHON:
         found = _standard_library(request)
     elif path.is_dir():
-        found, skipped = _folder(path, request.format)
+        found, skipped = _folder(request, path)
     elif path.is_file() or path.with_name(path.name + ".idx").is_file():
         found = [_single(request, path)]
     else:
@@ -115,8 +138,8 @@ def _nothing(request: Request, found: Sequence[SourceFile], skipped: Sequence[st
     if found:
         return request.error("a source with text in it", "It is empty.")
     if skipped:
-        hint = f"It has {len(skipped)} files, such as {skipped[0]}, that are not text."
-        return request.error("a folder with text files", hint)
+        hint = f"It has {len(skipped)} files, such as {skipped[0]}, of other formats."
+        return request.error(f"a folder with {_ALLOWED}", hint)
     what = "files" if request.format in ("auto", "text") else f"{request.format} files"
     return request.error(f"a folder with {what}", "It has none.")
 
@@ -128,19 +151,19 @@ def _take(files: Sequence[SourceFile], limit_bytes: int) -> list[SourceFile]:
         if left <= 0:
             break
         size = min(file.size, left)
-        if file.kind == "text" and size < file.size:
-            size = _last_line_end(Path(file.path), size)
+        if file.kind == "text" and not file.packing and size < file.size:
+            with Path(file.path).open("rb") as stream:
+                size = last_line_end(stream, size)
         taken.append(file._replace(size=size))
         left -= file.size
     return sorted(taken)
 
 
-def _last_line_end(path: Path, size: int) -> int:
-    """At most ``size`` bytes that end with a line, or else with a character."""
-    with path.open("rb") as file:
-        start = max(size - _TAIL_BYTES, 0)
-        file.seek(start)
-        tail = file.read(size - start + 1)
+def last_line_end(stream: BinaryIO, size: int) -> int:
+    """At most ``size`` bytes that end with a line, or else with a character; there are more."""
+    start = max(size - _TAIL_BYTES, 0)
+    stream.seek(start)
+    tail = stream.read(size - start + 1)
     newline = tail.rfind(b"\n", 0, size - start)
     if newline >= 0:
         return start + newline + 1
@@ -150,40 +173,86 @@ def _last_line_end(path: Path, size: int) -> int:
     return start + end
 
 
+def _kind(name: str) -> tuple[str, str]:
+    """(kind, packing) of a file by the end of its name; no kind where that says nothing."""
+    path = PurePath(name.lower())
+    packing = _PACKED.get(path.suffix, "")
+    kind = _SUFFIXES.get(path.with_suffix("").suffix if packing else path.suffix, "")
+    return ("" if packing and kind not in _CAN_BE_PACKED else kind), packing
+
+
 def _single(request: Request, path: Path) -> SourceFile:
     auto = request.format == "auto"
     if auto and path.suffix.lower() == ".bin" and path.with_suffix(".idx").is_file():
         path = path.with_suffix(".idx")
     if not path.is_file():
         path = path.with_name(path.name + ".idx")
-    kind = _SUFFIXES.get(path.suffix.lower(), "text") if auto else request.format
+    kind, packing = _kind(path.name)
+    kind = kind if auto else request.format
+    if auto and kind in ("", "text") and _is_binary(path, packing):
+        raise request.error(_ALLOWED, "It holds zero bytes, as text does not.")
+    if not kind:
+        hint = f"{request.key_of('format')}=text reads it as text, whatever its name ends with."
+        raise request.error(_ALLOWED, hint)
     if kind == "tokens" and not path.with_suffix(".bin").is_file():
         name = path.with_suffix(".bin").name
         raise request.error("a .idx with its .bin beside it", f"{name} is missing.")
-    if auto and kind == "text" and _is_binary(path):
-        hint = f"It holds zero bytes, as text does not; {request.key_of('format')}=text reads it"
-        raise request.error("text, JSONL, Parquet or a Megatron .idx", f"{hint} anyway.")
-    return _file(path.name, path, kind, path.stat())
+    return _file(path.name, path, kind, path.stat(), packing)
 
 
-def _folder(root: Path, format_: str) -> tuple[list[SourceFile], list[str]]:
+def _folder(request: Request, root: Path) -> tuple[list[SourceFile], list[str]]:
     """The files below a folder, hidden ones apart, and the names of those that are not text."""
     files: list[SourceFile] = []
     skipped: list[str] = []
-    for name, entry in _walk(root, lambda name: name.startswith(".") or name == "__pycache__"):
+    format_ = request.format
+    found = list(_walk(root, lambda name: name.startswith(".") or name == "__pycache__"))
+    ignored = _of_datasets_own(request, root, [name for name, _ in found])
+    for name, entry in found:
         path = Path(entry.path)
-        kind = _SUFFIXES.get(path.suffix.lower(), "text")
+        kind, packing = _kind(path.name)
         if format_ == "text":
             kind = "text"
-        elif format_ not in ("auto", kind):
+        elif name in ignored or format_ not in ("auto", kind):
             continue
         elif path.suffix == ".bin" and path.with_suffix(".idx").is_file():
             continue  # the index stands for both
-        elif kind == "text" and _is_binary(path):
+        elif not kind or (kind == "text" and _is_binary(path, packing)):
             skipped.append(name)
             continue
-        files.append(_file(name, path, kind, entry.stat()))
+        files.append(_file(name, path, kind, entry.stat(), packing))
     return files, skipped
+
+
+def _of_datasets_own(request: Request, root: Path, names: Sequence[str]) -> set[str]:
+    """Files in folders that Hugging Face's ``datasets`` saved, other than the data it lists.
+
+    Raises ConfigError: a folder of several splits, or one that lacks a file.
+    """
+    if request.format not in ("auto", "arrow"):
+        return set()
+    kept: dict[str, set[str]] = {}
+    for name in names:
+        folder, _, own_name = name.rpartition("/")
+        if own_name == "dataset_dict.json":
+            splits = sorted({n.split("/")[-2] for n in names if n.endswith(f"/{_STATE}")})
+            hint = f"{root / folder} has the splits {', '.join(splits)}: name the folder of one."
+            raise request.error("one split of a saved dataset", hint)
+        listed = _listed(root / name) if own_name == _STATE else set()
+        if listed:
+            kept[folder] = listed
+        for missing in sorted(n for n in listed if not (root / folder / n).is_file()):
+            hint = f"{root / folder / missing} is missing."
+            raise request.error("a whole saved dataset", f"{hint} Copy it again.")
+    parts = [(name, *name.rpartition("/")[::2]) for name in names]
+    return {name for name, folder, own in parts if folder in kept and own not in kept[folder]}
+
+
+def _listed(state: Path) -> set[str]:
+    """The data files that a ``state.json`` of ``datasets`` lists; none where it is another's."""
+    try:
+        return {entry["filename"] for entry in json.loads(state.read_bytes())["_data_files"]}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return set()
 
 
 def _standard_library(request: Request) -> list[SourceFile]:
@@ -227,15 +296,21 @@ def _walk(root: Path, leave_out: Callable[[str], bool]) -> Iterator[tuple[str, o
                 yield prefix + entry.name, entry
 
 
-def _is_binary(path: Path) -> bool:
+def _is_binary(path: Path, packing: str) -> bool:
+    """Zero bytes at its start; what is packed is only seen when it is unpacked."""
+    if packing:
+        return False
     with path.open("rb") as file:
         return b"\0" in file.read(_SNIFF_BYTES)
 
 
-def _file(name: str, path: Path, kind: str, status: os.stat_result) -> SourceFile:
+def _file(
+    name: str, path: Path, kind: str, status: os.stat_result, packing: str = ""
+) -> SourceFile:
     size = status.st_size
     if kind == "tokens":
         data = path.with_suffix(".bin")
         size += data.stat().st_size if data.is_file() else 0
         path = path.with_suffix("")
-    return SourceFile(name, str(path), kind, size, size, status.st_mtime_ns)
+    packing = packing if kind in _CAN_BE_PACKED else ""
+    return SourceFile(name, str(path), kind, size, size, status.st_mtime_ns, packing)
