@@ -203,6 +203,14 @@ def test_what_cannot_be_read_is_refused_in_words(
     assert f": expected {message}".replace("{path}", str(path)) in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["x.parquet.gz", "x.tar.gz", "x.tgz", "x.bz2"])
+def test_no_hint_makes_text_of_compressed_bytes(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(b"\0" * 999))
+    with pytest.raises(ConfigError) as caught:
+        prepared(tmp_path / name, tmp_path / "cache")
+    assert "format=text" not in str(caught.value)
+
+
 def test_zstd_without_its_package_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

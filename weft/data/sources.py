@@ -189,15 +189,22 @@ def _single(request: Request, path: Path) -> SourceFile:
         path = path.with_name(path.name + ".idx")
     kind, packing = _kind(path.name)
     kind = kind if auto else request.format
-    if auto and kind in ("", "text") and _is_binary(path, packing):
-        raise request.error(_ALLOWED, "It holds zero bytes, as text does not.")
-    if not kind:
-        hint = f"{request.key_of('format')}=text reads it as text, whatever its name ends with."
-        raise request.error(_ALLOWED, hint)
+    if not kind or (auto and kind == "text" and _is_binary(path, packing)):
+        raise _not_read(request, path, packing)
     if kind == "tokens" and not path.with_suffix(".bin").is_file():
         name = path.with_suffix(".bin").name
         raise request.error("a .idx with its .bin beside it", f"{name} is missing.")
     return _file(path.name, path, kind, path.stat(), packing)
+
+
+def _not_read(request: Request, path: Path, packing: str) -> ConfigError:
+    """What would have been a format; that bytes may be text is said of what may be text alone."""
+    hint = f"{request.key_of('format')}=text reads it as text, whatever its name ends with."
+    if packing:
+        hint = ""
+    elif _is_binary(path, packing):
+        hint = "It holds zero bytes, as text does not."
+    return request.error(_ALLOWED, hint)
 
 
 def _folder(request: Request, root: Path) -> tuple[list[SourceFile], list[str]]:
