@@ -324,8 +324,8 @@ DATA = [
     Case(
         "data that is no text",
         "train tiny.yaml data.path=data.bin",
-        "data.path = 'data.bin': expected text, JSONL, Parquet or a Megatron .idx. It holds zero "
-        "bytes, as text does not; data.sources[0].format=text reads it anyway.\n"
+        "data.path = 'data.bin': expected text, .jsonl, .csv or .tsv (each also as .gz or .zst), "
+        ".parquet, .arrow or a Megatron .idx. It holds zero bytes, as text does not.\n"
         "      on the command line",
         make=file("data.bin", bytes(range(256)) * 40),
     ),

@@ -98,7 +98,7 @@ def test_a_last_step_that_is_not_finite_is_no_end(tmp_path: Path) -> None:
 
 
 def test_without_a_limit_the_last_finite_checkpoint_stays_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And where ``latest`` names another one, a later end says what to do."""
     root = tmp_path / "checkpoints"
@@ -106,11 +106,9 @@ def test_without_a_limit_the_last_finite_checkpoint_stays_too(
     assert [record.is_finite for record in records] == [True] * 3 + [False] * 5
     assert kept(root) == [(3, True), (8, False)]
     assert read_latest(root) == "step-00000008"
-    monkeypatch.setenv("COLUMNS", "200")
     assert command(["checkpoint", "ls", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    states = [line.rstrip().split("  ")[-1].strip() for line in lines]
-    assert states == ["state", "complete", "complete, not finite, latest"]
+    text = " ".join(capsys.readouterr().out.split())  # a narrow table has several lines a row
+    assert text.endswith("complete, not finite, latest") and text.count("complete") == 2
     said = f"step-00000003: write step-00000003 into {root}/latest, then the same command with"
     with pytest.raises(DivergedError, match=said):
         poisoned(root, after=1, limit=2, early=True)
