@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from weft.api.layer_list import Layer as Layer
     from weft.api.layer_list import shared as shared
     from weft.api.layer_list import split as split
+    from weft.api.run_view import Run as Run
     from weft.api.weave import weave as weave
     from weft.api.weave_layers import weave_layers as weave_layers
 
 _MODULES = {
     "Layer": "weft.api.layer_list",
+    "Run": "weft.api.run_view",
     "distributed_model": "weft.api.distributed",
     "distributed_optimizer": "weft.api.distributed",
     "shared": "weft.api.layer_list",
@@ -39,6 +41,7 @@ for _kind, _address in _REGISTRIES.items():
 
 __all__ = [
     "Layer",
+    "Run",
     "__version__",
     "distributed_model",
     "distributed_optimizer",

@@ -175,7 +175,7 @@ REFUSALS = [
     ),
     Case(
         "text for a list",
-        "sample.prompts = 'Once': expected a list of texts. A list is written [a, b].\n"
+        "sample.prompts = 'Once': expected a list of texts, or null. A list is written [a, b].\n"
         "    on the command line",
         overrides=("sample.prompts=Once",),
     ),

@@ -115,7 +115,7 @@ def test_nearest_key(wrong: str, right: str) -> None:
         ("optim.schedule", "a section whose kind is 'cosine' or 'wsd'"),
         ("metrics.report", "true or false"),
         ("sample.top_p", "a number > 0 and <= 1"),
-        ("sample.prompts", "a list of texts"),
+        ("sample.prompts", "a list of texts, or null"),
     ],
 )
 def test_words(key: str, expected: str) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from weft.config.errors import ConfigError
 from weft.models.decoder import Decoder
-from weft.models.generate import generate
+from weft.models.generate import generate, stream
 from weft.models.registry import FAMILIES, build_model
 from weft.nn.context import Context
 
@@ -115,3 +115,12 @@ def test_reads_the_end_of_a_long_context() -> None:
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ConfigError, match="text of at least one token"):
         generate(Next([0.0]), torch.zeros(1, 0).long(), max_new_tokens=1)
+
+
+def test_a_stream_gives_the_tokens_of_generate_one_by_one() -> None:
+    prompt = _tokens([3], [5])
+    drawn = stream(Next([0.0] * 10), prompt, max_new_tokens=9, end_id=8)
+    rows = torch.stack(list(drawn), dim=1)
+    assert rows.tolist() == [[4, 5, 6, 7, 8], [6, 7, 8, 8, 8]]
+    whole = generate(Next([0.0] * 10), prompt, max_new_tokens=9, end_id=8)
+    assert torch.equal(whole, torch.cat((prompt, rows), dim=1))

@@ -118,15 +118,20 @@ def prune(root: Path, keep: int) -> list[str]:
     is for a person.
     Raises CheckpointError where the file system refuses.
     """
-    assert keep >= 1, f"keep {keep}"
-    saved = sorted((index.saved_at, index.step, folder) for folder, index in complete(root))
-    finite = last_finite(root)
-    kept = {read_latest(root), finite and finite.name}
-    removed = [folder for _, _, folder in saved[:-keep] if folder.name not in kept]
+    removed = superfluous(root, keep)
     with told("removed"):
         for folder in removed:
             _discard(folder)
     return [folder.name for folder in removed]
+
+
+def superfluous(root: Path, keep: int) -> list[Path]:
+    """What ``prune`` removes: complete checkpoints, by time."""
+    assert keep >= 1, f"keep {keep}"
+    saved = sorted((index.saved_at, index.step, folder) for folder, index in complete(root))
+    finite = last_finite(root)
+    kept = {read_latest(root), finite and finite.name}
+    return [folder for _, _, folder in saved[:-keep] if folder.name not in kept]
 
 
 def last_finite(root: Path) -> Path | None:

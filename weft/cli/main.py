@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
-from weft.cli import bench, checkpoint, chips
+from weft.cli import bench, checkpoint, chips, runs
+from weft.cli.chat import chat
 from weft.cli.compare import compare, verify
 from weft.cli.doctor import doctor
+from weft.cli.init import init
 from weft.cli.lab import lab
 from weft.cli.output import err, print_anything, print_json
 from weft.cli.plan.command import plan
@@ -18,15 +21,16 @@ from weft.cli.target import OVERRIDES
 from weft.cli.train import train
 from weft.config.errors import ConfigError, ConfigErrors, RunError
 from weft.config.load import config_schema
+from weft.version import __version__
 
 INTERRUPTED = 130
 """How typer ends on Ctrl-C."""
 
 app = typer.Typer(
     help="Train one large model on whatever accelerators you have.\n\n"
-    "Start with `weft train demo`; look first with `weft plan demo`.",
+    "Start with `weft train demo`; look first with `weft plan demo`. With text of your own: "
+    "`weft init --data my.txt`, then `weft train weft.yaml`.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -42,13 +46,42 @@ def schema() -> None:
     print_json(config_schema())
 
 
-for of_a_recipe in (train, plan, verify):
-    app.command(context_settings=OVERRIDES)(of_a_recipe)
-for other in (compare, lab, generate, doctor, report, schema):
-    app.command()(other)
-app.add_typer(checkpoint.app, name="checkpoint")
-app.add_typer(chips.app, name="chips")
-app.add_typer(bench.app, name="bench")
+@app.callback()
+def weft(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and exit.",
+            callback=lambda asked: _tell_version() if asked else None,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Options of the command without a subcommand; each has done its work before this is called."""
+
+
+def _tell_version() -> None:
+    typer.echo(f"weft {__version__}")
+    raise typer.Exit
+
+
+TRAINING, PLANNING, RUNS, MACHINE = "Train", "Plan and rehearse", "Look at runs", "This machine"
+app.command(rich_help_panel=TRAINING)(init)
+app.command(rich_help_panel=TRAINING, context_settings=OVERRIDES)(train)
+app.command(rich_help_panel=TRAINING)(chat)
+app.command(rich_help_panel=TRAINING)(generate)
+app.command(rich_help_panel=PLANNING, context_settings=OVERRIDES)(plan)
+app.command(rich_help_panel=PLANNING)(lab)
+app.add_typer(bench.app, name="bench", rich_help_panel=PLANNING)
+app.add_typer(runs.app, name="runs", rich_help_panel=RUNS)
+app.command(rich_help_panel=RUNS)(report)
+app.command(rich_help_panel=RUNS)(compare)
+app.command(rich_help_panel=RUNS, context_settings=OVERRIDES)(verify)
+app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel=RUNS)
+app.add_typer(chips.app, name="chips", rich_help_panel=MACHINE)
+app.command(rich_help_panel=MACHINE)(doctor)
+app.command(rich_help_panel=MACHINE)(schema)
 
 
 def main() -> None:

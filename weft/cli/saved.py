@@ -14,6 +14,8 @@ from weft.config.sections import SampleConfig
 
 if TYPE_CHECKING:
     from weft.checkpoint.reader import Checkpoint
+    from weft.data.tokenizer import Tokenizer
+    from weft.models.decoder import Decoder
 
 Folder = Annotated[
     Path,
@@ -61,45 +63,78 @@ def open_saved(folder: Path) -> Checkpoint:
     return checkpoint
 
 
-def generate(
-    folder: Folder,
-    *,
-    prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", "-p", help="Text to continue; may be repeated.")
-    ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 128,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="0 always takes the likeliest token.")
-    ] = 0.8,
-    top_p: Annotated[
-        float, typer.Option(help="Draw from the likeliest tokens of this sum.")
-    ] = 0.95,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
-    json: Json = False,
-) -> None:
-    """Continue a prompt with a trained model.
+Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Tokens to write at most.")]
+Temperature = Annotated[
+    float,
+    typer.Option(
+        "--temperature", min=0.0, help="0 always takes the likeliest token; 1 draws as trained."
+    ),
+]
+TopP = Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens of this sum.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same text.")]
 
-    Example: `weft generate runs/demo-20260101-120000 --prompt "def main("`.
-    """
+
+def refuse_top_p(top_p: float) -> None:
+    """A sum of probabilities."""
     if not 0 < top_p <= 1:
         raise ConfigError("--top-p", top_p, "a number > 0 and <= 1")
-    prompts = tuple(prompt or ("def ",))
-    for text in prompts:
-        if not text:
-            raise ConfigError("--prompt", text, "at least one character")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ConfigError("--prompt", text, "text in UTF-8") from None
+
+
+def open_to_write(folder: Path) -> tuple[Checkpoint, Decoder, Tokenizer]:
+    """The checkpoint that the user named, its model on the CPU, and the run's tokenizer.
+
+    Raises:
+        ConfigError, CheckpointError: as ``open_saved``.
+        RunError: the weights are not finite.
+    """
     from weft.checkpoint.whole import load_model, load_tokenizer_of
-    from weft.train.summary import is_finite, write_samples
+    from weft.train.summary import is_finite
 
     checkpoint = open_saved(folder)
     model, tokenizer = load_model(checkpoint), load_tokenizer_of(checkpoint)
     if not is_finite(model):
         problem = "holds weights that are not finite: its training diverged, so it cannot write"
         raise RunError(f"{checkpoint.folder}: {problem}")
-    wanted = SampleConfig(prompts=prompts, tokens=tokens, temperature=temperature, top_p=top_p)
+    return checkpoint, model, tokenizer
+
+
+def generate(
+    folder: Folder,
+    *,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prompt",
+            "-p",
+            help="Text to continue; may be repeated. Without it, what the run continued at its "
+            "end: beginnings of held-out text.",
+        ),
+    ] = None,
+    tokens: Tokens = 128,
+    temperature: Temperature = 0.8,
+    top_p: TopP = 0.95,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Continue a prompt with a trained model.
+
+    Example: `weft generate runs/demo-20260101-120000 --prompt "def main("`.
+    """
+    refuse_top_p(top_p)
+    for text in prompt or ():
+        if not text:
+            raise ConfigError("--prompt", text, "at least one character")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError("--prompt", text, "text in UTF-8") from None
+    from weft.train.run_folder import saved_prompts
+    from weft.train.summary import write_samples
+
+    checkpoint, model, tokenizer = open_to_write(folder)
+    prompts = tuple(prompt or saved_prompts(checkpoint.folder.parent.parent) or ("",))
+    wanted = SampleConfig(tokens=tokens, temperature=temperature, top_p=top_p)
+    wanted = wanted.model_copy(update={"prompts": prompts})  # an empty one begins a document
     samples = write_samples(model, tokenizer, wanted, seed)
     if json:
         print_json({"step": checkpoint.step, "samples": samples})

@@ -30,7 +30,7 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     out.print()
     out.print(f"report:     {folder / 'report.html'}")
     out.print(f"checkpoint: {folder / 'checkpoints'}")
-    out.print(f"go on with: weft generate {folder} --prompt 'def '")
+    out.print(f"go on with: weft chat {folder}")
 
 
 def _held_out(found: Mapping[str, Any] | None, baselines: Mapping[str, float]) -> Iterator[str]:

@@ -175,7 +175,7 @@ class StageConfig(_StageMesh):
     precision: Precision | None = None
     """Arithmetic of this stage."""
     recompute: Recompute | None = None
-    """What this stage computes again in backward."""
+    """What this stage computes again in backward (activation checkpointing)."""
     compile: Flag | None = None
     """torch.compile each block of this stage."""
 
@@ -280,8 +280,8 @@ class ComputeConfig(Section):
     """Arithmetic of forward and backward; "bf16" keeps fp32 master weights, "fp64" is the
     reference mode, "auto" is bf16 where the chip is fast at it, else fp32."""
     recompute: Literal["auto", "off", "full"] = "auto"
-    """"full" keeps only each block's input and computes the rest again in backward; "auto" is
-    "off", and with `plan.auto` whatever is fastest in the memory there is."""
+    """Activation checkpointing: "full" keeps only each block's input and computes the rest again in
+    backward; "auto" is "off", and with `plan.auto` whatever is fastest in the memory there is."""
     compile: Flag = False
     """torch.compile each block: slower to start, faster steps on most GPUs."""
     threads: Count | None = None
@@ -435,8 +435,8 @@ class MetricsConfig(Section):
 class SampleConfig(Section):
     """Text that the model writes at the end of training."""
 
-    prompts: tuple[Text, ...] = ()
-    """Beginnings to continue; none, no samples."""
+    prompts: tuple[Text, ...] | None = None
+    """Beginnings to continue; null takes two beginnings of held-out text, [] writes no samples."""
     tokens: Count = 64
     """Tokens written after each prompt at most."""
     temperature: Number = 0.8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,6 @@ from weft.models.decoder import Decoder
 from weft.nn.context import Context
 
 
-@torch.no_grad()
 def generate(
     model: Decoder,
     tokens: Tensor,
@@ -22,6 +23,36 @@ def generate(
     end_id: int | None = None,
 ) -> Tensor:
     """Continue every row of ``tokens`` ``[batch, length]``; ``[batch, length + new]`` on the CPU.
+
+    As ``stream``, which draws the tokens.
+
+    Raises ConfigError: an empty prompt.
+    """
+    new = stream(
+        model,
+        tokens,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        end_id=end_id,
+    )
+    return torch.cat((tokens.cpu().long(), *(chosen[:, None] for chosen in new)), dim=1)
+
+
+@torch.no_grad()
+def stream(
+    model: Decoder,
+    tokens: Tensor,
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_p: float | None = None,
+    seed: int = 0,
+    end_id: int | None = None,
+) -> Iterator[Tensor]:
+    """The next token of every row of ``tokens`` ``[batch, length]``, then the one after it, and so
+    on: ``[batch]`` each, on the CPU.
 
     ``temperature`` 0 takes the likeliest token and draws nothing. ``top_p`` draws from the
     smallest set of likeliest tokens whose probabilities sum to it. A row that has drawn ``end_id``
@@ -35,19 +66,19 @@ def generate(
         raise ConfigError("prompt", "", "text of at least one token")
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
-    result = tokens.cpu().long()
-    ended = torch.zeros(len(result), dtype=torch.bool)
+    read = tokens.cpu().long()
+    ended = torch.zeros(len(read), dtype=torch.bool)
     for _ in range(max_new_tokens):
-        hidden = model(result[:, -model.spec.seq_len :].to(device), Context())
+        hidden = model(read[:, -model.spec.seq_len :].to(device), Context())
         logits = model.logits(hidden[:, -1]).double().cpu()  # [batch, vocab]
         chosen = _choose(logits, temperature, top_p, generator)
         if end_id is not None:
             chosen[ended] = end_id
             ended |= chosen == end_id
-        result = torch.cat((result, chosen[:, None]), dim=1)
+        yield chosen
         if ended.all():
-            break
-    return result
+            return
+        read = torch.cat((read, chosen[:, None]), dim=1)
 
 
 def _choose(

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,19 +56,28 @@ class RunFolder:
             self._remove_empty()
             expected = "a folder that can be written"
             raise ConfigError("--out", str(self.path), expected, hint) from error
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not self._lock():
             os.close(self._handle)
             expected = "a folder that no other `weft train` is working in"
-            raise ConfigError("--out", str(self.path), expected, f"{hint[:-1]}, or wait.") from None
-        except OSError:
-            pass  # a network file system without locks
+            raise ConfigError("--out", str(self.path), expected, f"{hint[:-1]}, or wait.")
         return self
 
     def __exit__(self, *_: object) -> None:
         self._remove_empty()
         os.close(self._handle)
+
+    def _lock(self) -> bool:
+        """False where another command holds the folder for more than the moment of a look at it."""
+        for wait_s in (0.05, 0.2, 0.0):
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(wait_s)
+            except OSError:
+                return True  # a network file system without locks
+            else:
+                return True
+        return False
 
     def drop_new_logs(self) -> None:
         """The ranks refused to begin: leave none of their logs where there were none before.
@@ -173,3 +183,12 @@ def saved_summary(out: Path) -> dict[str, Any] | None:
         return None
     at_step = isinstance(summary, dict) and summary.get("step") == saved_step(out)
     return summary if at_step else None
+
+
+def saved_prompts(out: Path) -> tuple[str, ...]:
+    """What the model continued at the end of the run; empty where it has not ended."""
+    try:
+        samples = json.loads((out / SUMMARY_FILE).read_text(encoding="utf-8"))["samples"]
+        return tuple(str(sample["prompt"]) for sample in samples)
+    except (OSError, ValueError, LookupError, TypeError):
+        return ()

@@ -17,6 +17,7 @@ from weft.checkpoint.reader import open_checkpoint
 from weft.checkpoint.whole import load_model
 from weft.config.sections import SampleConfig
 from weft.data.baselines import baselines
+from weft.data.beginnings import beginnings
 from weft.data.prepare import Prepared
 from weft.data.tokenizer import Tokenizer
 from weft.models.decoder import Decoder
@@ -32,6 +33,8 @@ from weft.version import __version__
 
 COUNTED_TOKENS = 20_000_000
 """Training tokens that the baselines count at most."""
+BEGINNINGS = 2
+"""Of held-out text that a model continues at the end, where no prompts are given."""
 
 
 def finish_run(
@@ -51,14 +54,19 @@ def finish_run(
     """
     tokenizer = data.tokenizer()
     model = load_model(open_checkpoint(job.checkpoints))
-    prompts = job.config.sample if is_finite(model) else SampleConfig()
+    wanted = job.config.sample
+    if not is_finite(model):
+        wanted = SampleConfig(prompts=())
+    elif wanted.prompts is None:
+        found = beginnings(data.held_out.open(), tokenizer, BEGINNINGS)
+        wanted = wanted.model_copy(update={"prompts": found})
     steps, _ = read_metrics(job.out / "metrics.jsonl")
     summary = {
         "step": run.last_step,
         "parameters": sum(spec.numel for spec in run.built.specs),
         "wall_s": wall_s,
         **_held_out(data, tokenizer, final, positions),
-        "samples": write_samples(model, tokenizer, prompts, job.config.seed),
+        "samples": write_samples(model, tokenizer, wanted, job.config.seed),
         "environment": environment(),
         "tokens_per_s": median([step.tokens_per_s for step in steady(steps)]),
         "mfu": median([step.mfu for step in steady(steps) if step.mfu is not None]),
@@ -116,10 +124,13 @@ def is_finite(model: nn.Module) -> bool:
 def write_samples(
     model: Decoder, tokenizer: Tokenizer, config: SampleConfig, seed: int
 ) -> list[dict[str, str]]:
-    """What the model writes after each prompt. All its weights must be finite."""
+    """What the model writes after each prompt. All its weights must be finite.
+
+    After an empty prompt it begins a document.
+    """
     written = []
-    for prompt in config.prompts:
-        (start,) = tokenizer.encode_batch([prompt])
+    for prompt in config.prompts or ():
+        start = prompt_tokens(tokenizer, prompt)
         tokens = generate(
             model,
             torch.from_numpy(start.astype(np.int64))[None],
@@ -132,6 +143,15 @@ def write_samples(
         new = tokens[0, len(start) :]
         written.append({"prompt": prompt, "text": tokenizer.decode(new.cpu().numpy())})
     return written
+
+
+def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
+    """Token ids ``[at least 1]`` of a prompt; where it is empty, those of a document's beginning.
+
+    Documents follow each other in training, so an end is what stands before a beginning.
+    """
+    (start,) = tokenizer.encode_batch([prompt])
+    return np.asarray(start) if len(start) else np.asarray([tokenizer.end_id])
 
 
 def environment() -> dict[str, Any]:
