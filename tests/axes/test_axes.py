@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from weft.axes.check import change_along
 from weft.axes.dp.axis import DataParallel
 from weft.axes.held import check_mesh, placement, tiling
 from weft.axes.registry import AXES
@@ -14,7 +15,7 @@ from weft.models.decoder_family import DecoderDims
 from weft.models.registry import FAMILIES
 from weft.parallel.params import dims_of_param
 from weft.plan.box import Box
-from weft.plan.layout import SAMPLES, Dim, Form, Partial, Replicate, Shard, dims_of
+from weft.plan.layout import SAMPLES, Dim, Edge, Form, Partial, Replicate, Shard, dims_of
 from weft.plan.mesh import Mesh
 
 SPEC = replace(
@@ -101,7 +102,7 @@ def test_axes_are_checked_on_what_those_before_them_leave() -> None:
     with pytest.raises(ConfigError) as refused:
         check_mesh(dims, Mesh.of(range(9), dp=3, tp=3), "mesh", axes)
     assert str(refused.value).startswith("mesh.tp = 3: expected one of 1, 2, 4. ")
-    six = Dim(name="heads", size=36, groups=2, units=6)  # a quarter is three queries
+    six = Dim(name="heads", size=36, groups=2, units=6, width=True)  # a quarter is three queries
     with pytest.raises(ConfigError, match=r"mesh\.tp = 2: expected one of 1, 3\."):
         check_mesh([six], Mesh.of(range(8), dp=4, tp=2), "mesh", axes)
 
@@ -136,8 +137,10 @@ def test_activations_lie_as_their_form_says() -> None:
     for form, expected in hidden.items():
         assert placement(DIMS.hidden, form, TP) == expected
         assert placement(DIMS.hidden, form, DP) == Shard(0)
-    assert placement(DIMS.hidden, "inner", TP, sums=DIMS.heads) == Partial()
-    assert placement(DIMS.hidden, "inner", TP, sums=DIMS.d_model) == Replicate()
+    leaves = Edge(DIMS.hidden, "inner", "stream")
+    assert change_along(TP, leaves, term=True) == (Partial(), Shard(1))
+    assert change_along(TP, leaves) == (Replicate(), Shard(1))
+    assert change_along(DP, leaves) is None
     assert placement((SAMPLES, DIMS.seq, DIMS.d_ff), "inner", TP) == Shard(2)
 
 

@@ -52,7 +52,7 @@ class Zigzag(Toy):
 
 
 # Names of axes that a mesh may have; what they divide here is the tests' choice.
-OUTER, MIDDLE, INNER = AXES
+OUTER, MIDDLE, INNER = USED = AXES[:3]
 ZIGZAG_THEN_EVEN: Mapping[str, Axis] = {
     OUTER: Toy(OUTER, "samples"),
     MIDDLE: Zigzag(MIDDLE, "seq"),
@@ -100,7 +100,7 @@ SIZES = st.integers(1, 3)
 
 @st.composite
 def meshes(draw: st.DrawFn, first: int = 0) -> Mesh:
-    sizes = {name: draw(SIZES) for name in draw(st.permutations(AXES))}
+    sizes = {name: draw(SIZES) for name in draw(st.permutations(USED))}
     many = 1
     for size in sizes.values():
         many *= size

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from cli import commands
 
 from weft.cli.main import run
+from weft.models.decoder_spec import DecoderSpec
+from weft.models.registry import FAMILIES, register_family
+from weft.plan.layout import Layout
 
 Make = Callable[[Path], object]
 HEADING = "error: the configuration is not valid\n  "
@@ -587,6 +590,35 @@ def test_wrong_options_are_named(
     output, errors = capsys.readouterr()
     assert output == ""
     assert option in errors and "Try 'weft" in errors
+    assert commands.contents(here) == before
+
+
+def _with_other_attention(spec: DecoderSpec) -> dict[str, Layout]:
+    layout = FAMILIES["llama"].layout(spec)
+    return {
+        name: replace(entry, kind="Mixer") if name.endswith("attn.o") else entry
+        for name, entry in layout.items()
+    }
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_an_axis_that_cannot_divide_the_family_starts_no_process(
+    command: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = commands.contents(here)
+    register_family(replace(FAMILIES["llama"], name="odd", layout=_with_other_attention))
+    try:
+        stages = "plan.stages=[{tp: 2}]"
+        assert run([command, "tiny.yaml", "model.family=odd", "plan.shares=null", stages]) == 2
+    finally:
+        FAMILIES.remove("odd")
+    output, errors = capsys.readouterr()
+    assert output == "" and errors.split("\n  ", 1)[1] == (
+        "plan.stages[0].tp = 2: expected 1. tp cannot divide the family llama: "
+        "layout.layers.0.attn.o = 'Mixer': expected a kind with a split form: Linear, Embedding, "
+        "LinearCrossEntropy. It adds up over heads, of which each rank holds a part.\n"
+        "      on the command line\n"
+    )
     assert commands.contents(here) == before
 
 

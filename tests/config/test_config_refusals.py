@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from weft.config.axes import NAMES
 from weft.config.errors import ConfigErrors
 from weft.config.load import load_config
+from weft.config.schema import one_of
 
 GOOD = "data: {path: my.txt}\nbatch: {samples: 8, micro: 2}\noptim: {schedule: {decay: 0.1}}\n"
 """A small valid file; cases add to it or replace it."""
+AXES = one_of(NAMES)
 
 
 @dataclass(frozen=True)
@@ -262,15 +265,15 @@ REFUSALS = [
     ),
     Case(
         "stages that are none",
-        "plan.stages = []: expected a list of one or more sections with keys of layers, split, dp, "
-        "tp, order, zero, passes, device, precision, recompute, compile, or null.\n"
-        "    on the command line",
+        "plan.stages = []: expected a list of one or more sections with keys of layers, split, "
+        f"{', '.join(NAMES)}, order, zero, passes, device, precision, recompute, compile, "
+        "or null.\n    on the command line",
         target="debug",
         overrides=("plan.stages=[]",),
     ),
     Case(
         "values of stages",
-        "plan.stages[0].order = ['x', 'dp']: expected a list of 2 of 'dp' or 'tp', or null.\n"
+        f"plan.stages[0].order = ['x', 'dp']: expected a list of one or more of {AXES}, or null.\n"
         "    on the command line\n"
         "plan.stages[1].zero = 4: expected an integer from 0 to 3.\n    on the command line",
         target="debug",

@@ -8,7 +8,7 @@ import pytest
 
 from weft.config.errors import ConfigErrors
 from weft.config.load import Loaded, config_schema, load_config
-from weft.config.schema import root
+from weft.config.schema import one_of, root
 from weft.config.sections import Count, ModelConfig, OptimConfig, Positive
 from weft.models.decoder_spec import DecoderConfig
 from weft.models.registry import FAMILIES, model_spec, register_family
@@ -62,19 +62,20 @@ def test_all_others_are_refused_at_once() -> None:
     with pytest.raises(ConfigErrors) as caught:
         loaded(*ASKED, "model.family=lama")
     assert [str(error) for error in caught.value.errors] == [
-        "model.family = 'lama': expected 'llama' or 'gpt2'. Did you mean 'llama'?",
-        "plan.schedule = 'all-at-once': expected 'gpipe', '1f1b', 'interleaved', 'zb-h1', 'zb-v' "
-        "or 'dualpipe-v', or null.",
-        "compute.device = 'chipx': expected 'auto', 'cpu' or 'cuda'.",
-        "compute.precision = 'fp48': expected 'auto', 'fp64', 'fp32' or 'bf16'. Did you mean "
+        f"model.family = 'lama': expected {one_of(FAMILIES)}. Did you mean 'llama'?",
+        f"plan.schedule = 'all-at-once': expected {one_of(SCHEDULES)}, or null.",
+        f"compute.device = 'chipx': expected {one_of(['auto', *PLATFORMS])}.",
+        f"compute.precision = 'fp48': expected {one_of(['auto', *PRECISIONS])}. Did you mean "
         "'fp64'?",
     ]
+    assert one_of(["auto", "cpu", "cuda"]) == "'auto', 'cpu' or 'cuda'"
 
 
 def test_the_schema_lists_them(more: None) -> None:
     compute = config_schema()["$defs"]["ComputeConfig"]["properties"]
-    assert compute["device"]["enum"] == ["auto", "cpu", "cuda", "chipx"]
-    assert compute["precision"]["enum"] == ["auto", "fp64", "fp32", "bf16", "fp48"]
+    assert compute["device"]["enum"] == ["auto", *PLATFORMS]
+    assert compute["precision"]["enum"] == ["auto", *PRECISIONS]
+    assert "chipx" in PLATFORMS and "fp48" in PRECISIONS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +136,9 @@ def test_a_family_brings_its_own_keys(conv: None) -> None:
     assert load_config("debug").config.model == DecoderConfig(family="llama", size="debug-1m")
 
 
+KNOWN = one_of(sorted(["conv", *FAMILIES]))
+
+
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
@@ -146,9 +150,9 @@ def test_a_family_brings_its_own_keys(conv: None) -> None:
             ("model.family=conv", "model.kernl=3"),
             "unknown key 'model.kernl': did you mean 'model.kernel'?",
         ),
-        (("model.family=cnv",), "model.family = 'cnv': expected 'conv', 'gpt2' or 'llama'. "),
+        (("model.family=cnv",), f"model.family = 'cnv': expected {KNOWN}. "),
         (("model.kernel=3",), "unknown key 'model.kernel': "),
-        (("model=3",), "model = 3: expected a section whose family is 'conv', 'gpt2' or 'llama'."),
+        (("model=3",), f"model = 3: expected a section whose family is {KNOWN}."),
     ],
 )
 def test_keys_of_other_families_are_refused(
@@ -182,7 +186,7 @@ class PlainConfig(OptimConfig):
 def test_an_optimizer_brings_its_own_keys() -> None:
     plain = Kind(name="plain", order=5, config=PlainConfig, rule=lambda config: config)
     asked = ("optim.kind=plain", "optim.push=2.0")
-    with pytest.raises(ConfigErrors, match=r"optim.kind = 'plain': expected 'adamw' or 'sgd'"):
+    with pytest.raises(ConfigErrors, match=f"optim.kind = 'plain': expected {one_of(OPTIMIZERS)}"):
         loaded(*asked)
     OPTIMIZERS.add(plain)
     try:

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from weft.cost.activations import layer_kept
 from weft.cost.flops import forward_flops_per_token
 from weft.cost.operators import Op, layer_ops, stage_ops
+from weft.cost.sends import layer_sends
 from weft.cost.work import StageWork
 from weft.models.registry import FAMILIES, shape_of
 from weft.models.shape import ExpertShape, ModelShape
@@ -33,6 +35,21 @@ def test_whole_model_computes_what_the_formula_says(family) -> None:
         work = WORK._replace(layers=(0, spec.num_layers), seq_len=64)
         expected = forward_flops_per_token(spec, 64) * 3 * 64
         assert flops(shape_of(spec), work) == pytest.approx(expected)
+
+
+def test_layers_without_attention_cost_none() -> None:
+    shape = replace(SMALL, num_heads=0, num_kv_heads=0, d_head=0)
+    tokens, matrices = 3 * 10, 3 * 8 * 16
+    assert flops(shape, WORK) == 2 * tokens * (2 * matrices + 32 * 8)
+    layer = layer_ops(shape, WORK, experts=False)
+    assert [op.name for op in layer] == ["up", "activation", "down", "norms and residuals"]
+    assert layer[-1].num_bytes == layer_ops(SMALL, WORK, experts=False)[-1].num_bytes / 2
+    assert shape.params == 2 * matrices + 2 * 32 * 8 + 8
+    # Inputs and outputs of the norm, and what the feed-forward keeps; two bytes each.
+    assert layer_kept(shape, WORK, experts=False) == 2 * tokens * (2 * 8 + 3 * 16)
+    sends = {axis: WORK._replace(axes=((axis, 2),)) for axis in ("tp", "cp")}
+    assert [s.times for s in layer_sends(shape, sends["tp"], experts=False)] == [1]
+    assert not list(layer_sends(shape, sends["cp"], experts=False))
 
 
 @pytest.mark.parametrize("axis", ["tp", "cp"])

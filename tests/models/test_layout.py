@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from weft.axes.check import change_along, check_layout, divided_form
 from weft.axes.held import placement
 from weft.axes.tp.axis import TensorParallel
-from weft.models.registry import FAMILIES, module_names
+from weft.models.registry import FAMILIES, modules_of
+from weft.parallel.apply import check_entries
 from weft.parallel.params import dims_of_param
-from weft.plan.layout import Dim, Edge, Layout, Partial, Replicate, Shard
+from weft.plan.layout import Dim, Layout, Partial, Replicate, Shard
 from weft.plan.model import ModelSpec, ParamSpec
 
 ROWS = [(family, size) for family in FAMILIES for size in FAMILIES[family].sizes]
@@ -37,9 +39,13 @@ def test_layout_names_each_parameter_and_no_other(row: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=" ".join)
-def test_layout_names_only_modules_of_the_model(row: tuple[str, str]) -> None:
+def test_layout_names_the_modules_of_the_model(row: tuple[str, str]) -> None:
+    """Each, and its class where it sums or mixes; tensor parallelism runs them all."""
     spec = _two_layers(row)
-    assert FAMILIES[spec.family].layout(spec).keys() <= module_names(spec)
+    layout = FAMILIES[spec.family].layout(spec)
+    check_entries(layout, modules_of(spec))
+    check_layout(layout, TP)
+    assert all(entry.kind for entry in layout.values() if entry.sums or entry.mixes)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=" ".join)
@@ -102,10 +108,15 @@ def test_divided_sizes_divide(row: tuple[str, str]) -> None:
             assert divided.size == spec.vocab_size, param.name
 
 
-def _change(edge: Edge | None, sums: Dim | None = None) -> tuple[object, object]:
-    assert edge is not None
-    before = placement(edge.dims, edge.before, TP, sums)
-    return before, placement(edge.dims, edge.after, TP)
+def _taken(layouts: dict[str, Layout], where: str) -> object:
+    return change_along(TP, layouts[where].takes[0])
+
+
+def _given(layouts: dict[str, Layout], where: str) -> object:
+    entry = layouts[where]
+    assert entry.gives is not None and entry.sums is not None
+    term = divided_form(layouts, where, entry.sums, TP) == "inner"
+    return change_along(TP, entry.gives, term=term)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -113,13 +124,12 @@ def test_activations_are_gathered_and_scattered_in_turn(family: str) -> None:
     spec = FAMILIES[family].sizes["debug-1m"]
     layouts = FAMILIES[family].layout(spec)
     gathered, scattered = (Shard(1), Replicate()), (Partial(), Shard(1))
-    assert _change(layouts["embed"].gives, layouts["embed"].sums) == scattered
+    assert _given(layouts, "embed") == scattered
     for layer in range(spec.num_layers):
         for outer, end in (("attn", "attn.o"), ("ff", "ff.down")):
-            assert _change(layouts[f"layers.{layer}.{outer}"].takes[0]) == gathered
-            last = layouts[f"layers.{layer}.{end}"]
-            assert _change(last.gives, last.sums) == scattered
-    assert _change(layouts["cross_entropy"].takes[0]) == gathered
+            assert _taken(layouts, f"layers.{layer}.{outer}") == gathered
+            assert _given(layouts, f"layers.{layer}.{end}") == scattered
+    assert _taken(layouts, "cross_entropy") == gathered
     untied = FAMILIES[family].layout(replace(spec, tied=False))
     assert untied["head"].params == untied["embed"].params
     assert "head" not in FAMILIES[family].layout(replace(spec, tied=True))

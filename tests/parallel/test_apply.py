@@ -1,6 +1,6 @@
 """The one applier: every entry of a layout has an effect, or is refused by name."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -11,16 +11,19 @@ from weft.axes.axis import Axis
 from weft.axes.tp.axis import TensorParallel
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
-from weft.models.registry import FAMILIES, module_names
-from weft.parallel.apply import RUNTIMES, apply_layout, axis_groups, refuse_strangers
-from weft.parallel.runtime import Runtime
-from weft.parallel.tensor.modules import RowLinear
+from weft.models.registry import FAMILIES, modules_of
+from weft.nn.losses import LinearCrossEntropy
+from weft.parallel.apply import RUNTIMES, apply_layout, axis_groups, check_entries
+from weft.parallel.runtime import AxisGroup, Runtime, Sum
+from weft.parallel.tensor.modules import RowLinear, VocabCrossEntropy
 from weft.plan.layout import SAMPLES, Dim, Edge, Form, Layout, Partial, Replicate, Shard
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Seat, StagePlan
 
-WIDTH, HIDDEN, SEQ = Dim(name="d_model", size=4), Dim(name="d_ff", size=6), Dim(name="seq", size=8)
+WIDTH, SEQ = Dim(name="d_model", size=4), Dim(name="seq", size=8)
+HIDDEN = Dim(name="d_ff", size=6, width=True)
 STREAM = (SAMPLES, SEQ, WIDTH)
+CP = Mesh.of((0, 1), cp=2)
 
 
 def seat_of(mesh: Mesh) -> Seat:
@@ -57,13 +60,34 @@ def model(down: nn.Module) -> nn.ModuleDict:
 def test_an_entry_that_names_no_module_is_refused() -> None:
     spec = FAMILIES["llama"].sizes["debug-1m"]
     layout = FAMILIES["llama"].layout(spec)
-    names = module_names(spec)
-    refuse_strangers(layout, names)
+    modules = modules_of(spec)
+    check_entries(layout, modules)
     with pytest.raises(ConfigError) as refused:
-        refuse_strangers({**layout, "layers.0.attn.w": Layout()}, names)
+        check_entries({**layout, "layers.0.attn.w": Layout()}, modules)
     assert str(refused.value) == (
         "layout = 'layers.0.attn.w': expected the name of a module of the model."
     )
+    with pytest.raises(ConfigError) as refused:
+        check_entries({**layout, "embed": Layout(kind="Linear")}, modules)
+    assert str(refused.value) == (
+        "layout.embed.kind = 'Linear': expected the module's class, Embedding."
+    )
+
+
+def test_a_module_without_an_entry_is_refused() -> None:
+    """What adds up over a dimension that an axis cuts would give other numbers in silence."""
+    made = nn.ModuleDict({"pool": Convolution(), "list": nn.ModuleList([nn.Linear(2, 2)])})
+    modules = dict(made.named_modules())
+    layout = {"pool": Layout(), "list.0": Layout()}
+    check_entries(layout, modules)
+    with pytest.raises(ConfigError) as refused:
+        check_entries({"list.0": Layout()}, modules)
+    assert str(refused.value) == (
+        "layout = 'Convolution pool': expected an entry for every module. "
+        "An axis could cut what it adds up or mixes. Layout() says that it does neither."
+    )
+    with pytest.raises(ConfigError, match=r"layout = 'Convolution': expected an entry"):
+        check_entries({}, {"": Convolution()})
 
 
 def test_a_change_that_is_not_in_the_table_is_refused() -> None:
@@ -76,14 +100,16 @@ def test_a_change_that_is_not_in_the_table_is_refused() -> None:
 
 def test_a_sum_that_stays_in_terms_is_refused() -> None:
     edge = Edge(STREAM, "inner", "inner")
-    layout = {"down": Layout(sums=HIDDEN, gives=edge)}
+    layout = {"down": Layout(kind="Linear", sums=HIDDEN, gives=edge)}
     assert refusal(model(nn.Linear(6, 4)), layout).startswith(
         "layout.down.gives = 'Partial() -> Replicate() along tp': expected one of "
     )
 
 
 def test_a_kind_of_module_that_cannot_sum_in_parts_is_refused() -> None:
-    layout = {"down": Layout(sums=HIDDEN, gives=Edge(STREAM, "inner", "stream"))}
+    layout = {
+        "down": Layout(kind="Convolution", sums=HIDDEN, gives=Edge(STREAM, "inner", "stream"))
+    }
     assert refusal(model(Convolution()), layout) == (
         "layout.down = 'Convolution': expected a kind with a split form: Linear, Embedding, "
         "LinearCrossEntropy. It adds up over d_ff, of which each rank holds a part."
@@ -92,12 +118,17 @@ def test_a_kind_of_module_that_cannot_sum_in_parts_is_refused() -> None:
 
 def test_an_axis_without_a_runtime_is_refused_where_it_would_have_to_do_something() -> None:
     layout = {"up": Layout(takes={0: Edge(STREAM, "stream", "inner")})}
-    assert refusal(model(nn.Linear(6, 4)), layout, runtimes={}).startswith("layout.up.takes[0] = ")
+    axes: dict[str, Axis] = {"cp": Sequence()}
+    apply(model(nn.Linear(6, 4)), {"up": Layout()}, CP, axes=axes, runtimes={})
+    with pytest.raises(ConfigError, match=r"layout.up = 'seq': expected a dimension that some"):
+        apply(model(nn.Linear(6, 4)), layout, CP, axes=axes, runtimes={})
+    with pytest.raises(ConfigError, match=r"expected no change, for cp makes none"):
+        apply(model(nn.Linear(6, 4)), layout, CP, axes={"cp": Between()}, runtimes={})
     apply(model(nn.Linear(6, 4)), layout, Mesh.of((0, 1), dp=2), runtimes={})
 
 
 def test_kinds_take_the_form_of_the_kind_they_are_made_from() -> None:
-    layout = {"down": Layout(sums=HIDDEN, gives=Edge(STREAM, "inner", "stream"))}
+    layout = {"down": Layout(kind="Linear", sums=HIDDEN, gives=Edge(STREAM, "inner", "stream"))}
     made = model(Scaled(6, 4))
     apply(made, layout)
     assert isinstance(made["down"], RowLinear)
@@ -105,7 +136,7 @@ def test_kinds_take_the_form_of_the_kind_they_are_made_from() -> None:
 
 
 def test_nothing_changes_along_axes_of_one_rank() -> None:
-    layout = {"down": Layout(sums=HIDDEN, gives=Edge(STREAM, "inner", "stream"))}
+    layout = {"down": Layout(kind="Linear", sums=HIDDEN, gives=Edge(STREAM, "inner", "stream"))}
     made = model(Convolution())
     apply(made, layout, Mesh.of((0,)))
     assert type(made["down"]) is Convolution
@@ -115,6 +146,7 @@ class Channels(Axis):
     """A toy axis in the place of another: each rank takes a part of the channels."""
 
     name = "cp"
+    changes = ((Shard, Replicate), (Replicate, Shard))
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name == "d_model" and form == "stream"
@@ -137,8 +169,6 @@ class Doubling(nn.Module):
 
 def test_an_axis_and_a_kind_of_module_bring_their_own() -> None:
     """Tables are arguments: what they hold is all there is."""
-    from weft.plan.layout import Shard
-
     seen: list[tuple[object, object]] = []
 
     def change(group: Any, before: Any, after: Any) -> Any:
@@ -169,11 +199,15 @@ def test_an_axis_and_a_kind_of_module_bring_their_own() -> None:
 def test_groups_are_those_of_axes_that_have_a_runtime() -> None:
     plan = seat_of(Mesh.of(range(4), dp=2, tp=2)).plan
     assert axis_groups(plan) == [(0, 1), (2, 3)]
+    assert axis_groups(seat_of(Mesh.of(range(2), dp=2)).plan) == []  # nobody talks to itself
     assert Partial not in {after for _, after in RUNTIMES["tp"].changes}
 
 
 class Sequence(Channels):
     """Another: each rank takes a part of the sequence, also where modules compute."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.kinds = kinds
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name == "seq" and form in ("stream", "inner")
@@ -184,21 +218,22 @@ class Told(nn.Module):
 
     def __init__(self, inside: nn.Module, share: Any) -> None:
         super().__init__()
-        self.inside, self.first = inside, share.first
+        self.inside, self.held = inside, share.held
 
 
 def along_sequence(layout: dict[str, Layout], forms: dict[Any, Any]) -> nn.ModuleDict:
     made = model(Convolution())
-    tables = {"axes": {"cp": Sequence()}, "runtimes": {"cp": Runtime({}, forms)}}
-    apply(made, layout, Mesh.of((0, 1), cp=2), **tables)
+    axis = Sequence(*(kind.__name__ for kind in forms))
+    apply(made, layout, CP, axes={"cp": axis}, runtimes={"cp": Runtime({}, forms)})
     return made
 
 
 def test_a_module_that_mixes_what_is_divided_gets_another_form() -> None:
-    layout = {"down": Layout(takes={0: Edge(STREAM, "stream", "inner")}, mixes=SEQ)}
+    edge = Edge(STREAM, "stream", "inner")
+    layout = {"down": Layout(kind="Convolution", takes={0: edge}, mixes=SEQ)}
     made = along_sequence(layout, {Convolution: Told})
     assert isinstance(made["down"], Told)
-    assert made["down"].first == 0
+    assert made["down"].held == (range(4),)
     with pytest.raises(
         ConfigError, match=r"layout.down = 'Convolution': .* It mixes seq, of which"
     ):
@@ -220,6 +255,9 @@ class Between(Axis):
     """Divides the sequence between modules, as tensor parallelism does too."""
 
     name = "cp"
+
+    def __init__(self, *kinds: str, changes: Collection[tuple[Any, Any]] = ()) -> None:
+        self.kinds, self.changes = kinds, changes
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name == "seq" and form == "stream"
@@ -256,9 +294,11 @@ def test_two_axes_on_one_dimension_cut_from_outside_and_gather_from_inside(
         return make
 
     made = nn.ModuleDict({"up": nn.Identity()})
-    layout = {"up": Layout(takes={0: Edge((SAMPLES, SEQ, WIDTH), *forms)})}
-    runtimes = {name: Runtime({kinds: change(name)}, {}) for name in ("cp", "tp")}
-    axes = {"cp": Between(), "tp": TensorParallel()}
+    back = Edge(STREAM, "inner", "stream") if forms[1] == "inner" else None
+    layout = {"up": Layout(takes={0: Edge(STREAM, *forms)}, gives=back)}
+    same = {(Replicate, Shard): lambda *_: lambda x: x}
+    runtimes = {name: Runtime({**same, kinds: change(name)}, {}) for name in ("cp", "tp")}
+    axes = {"cp": Between(changes=runtimes["cp"].changes), "tp": TensorParallel()}
     apply(made, layout, Mesh.of(range(4), cp=2, tp=2), axes=axes, runtimes=runtimes)
     made["up"](torch.zeros(1))
     assert called == expected
@@ -286,18 +326,22 @@ class Both(Between):
 def test_a_form_around_a_module_keeps_the_forms_inside() -> None:
     made = nn.ModuleDict({"block": Block()})
     edge = Edge((SAMPLES, SEQ, WIDTH), "stream", "inner")
-    layout = {"block": Layout(takes={0: edge}, mixes=SEQ), "block.down": Layout(sums=HIDDEN)}
+    block = Layout(kind="Block", takes={0: edge}, mixes=SEQ)
+    layout = {"block": block, "block.down": Layout(kind="Linear", sums=HIDDEN)}
     runtimes = {"cp": Runtime({}, {Block: Around, nn.Linear: Around})}
-    apply(made, layout, Mesh.of((0, 1), cp=2), axes={"cp": Both()}, runtimes=runtimes)
-    block = made["block"]
-    assert isinstance(block, Around) and isinstance(block.inside, Block)
-    assert isinstance(block.inside.down, Around)
+    apply(
+        made, layout, Mesh.of((0, 1), cp=2), axes={"cp": Both("Block", "Linear")}, runtimes=runtimes
+    )
+    found = made["block"]
+    assert isinstance(found, Around) and isinstance(found.inside, Block)
+    assert isinstance(found.inside.down, Around)
 
 
 def test_a_form_whose_place_another_axis_has_taken_is_refused() -> None:
     made = nn.ModuleDict({"block": Block()})
     edge = Edge((SAMPLES, SEQ, WIDTH), "stream", "inner")
-    layout = {"block": Layout(takes={0: edge}, mixes=SEQ), "block.down": Layout(sums=HIDDEN)}
+    block = Layout(kind="Block", takes={0: edge}, mixes=SEQ)
+    layout = {"block": block, "block.down": Layout(kind="Linear", sums=HIDDEN)}
     runtimes = {
         "cp": Runtime({}, {nn.Linear: Around}),
         "tp": Runtime({}, {Block: Around}),
@@ -313,6 +357,41 @@ def test_a_form_whose_place_another_axis_has_taken_is_refused() -> None:
         def divides(self, dim: Dim, form: Form) -> bool:
             return dim.name == "seq"
 
-    mesh, axes = Mesh.of(range(4), cp=2, tp=2), {"cp": Widths(), "tp": Seq()}
+    mesh, axes = Mesh.of(range(4), cp=2, tp=2), {"cp": Widths("Linear"), "tp": Seq("Block")}
     with pytest.raises(ConfigError, match="a place that no form of another axis has taken"):
         apply(made, layout, mesh, axes=axes, runtimes=runtimes)
+
+
+def test_the_model_itself_comes_after_all_inside_it() -> None:
+    made: list[str] = []
+
+    def form(module: nn.Module, total: object) -> nn.Module:
+        made.append(type(module).__name__)
+        return Around(module, total)
+
+    root = Layout(kind="Block", takes={0: Edge(STREAM, "stream", "inner")}, mixes=SEQ)
+    layout = {"": root, "down": Layout(kind="Linear", sums=HIDDEN)}
+    runtimes = {"cp": Runtime({}, {Block: form, nn.Linear: form})}
+    with pytest.raises(ConfigError, match=r"layout. = 'Block': expected a module inside the model"):
+        apply(Block(), layout, CP, axes={"cp": Both("Block", "Linear")}, runtimes=runtimes)
+    assert made == ["Linear", "Block"]
+
+
+class Zigzag(Sequence):
+    """Each rank has a range from the start and one from the end."""
+
+    def part(self, dim: Dim, ways: int, position: int) -> tuple[range, ...]:
+        each = dim.size // (2 * ways)
+        ends = (position, 2 * ways - 1 - position)
+        return tuple(range(n * each, (n + 1) * each) for n in ends)
+
+
+def test_a_form_is_told_all_ranges_of_its_rank() -> None:
+    layout = {"down": Layout(kind="Convolution", mixes=SEQ)}
+    made = model(Convolution())
+    runtimes = {"cp": Runtime({}, {Convolution: Told})}
+    apply(made, layout, CP, axes={"cp": Zigzag("Convolution")}, runtimes=runtimes)
+    assert made["down"].held == (range(2), range(6, 8))
+    total = Sum(AxisGroup(Comm(), (0, 1)), made["down"].held, None)
+    with pytest.raises(AssertionError, match=r"several ranges: \(range\(0, 2\), range\(6, 8\)\)"):
+        VocabCrossEntropy(LinearCrossEntropy(), total)

@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from weft.comm.comm import Comm
+from weft.parallel.runtime import AxisGroup, Lying
 from weft.parallel.tensor.changes import Division
+from weft.plan.layout import Shard
 
 
 class Doubled(Division):
@@ -59,6 +62,53 @@ def test_compiled_blocks_stop_before_a_change_and_go_on_after_it() -> None:
         assert torch.equal(mine.grad, theirs.grad)
     assert len(graphs) > 1
     assert not [name for graph in graphs for name in graph if "mul" in name]
+
+
+class Alone(Comm):
+    """One rank of a group whose others send what the test says."""
+
+    def __init__(self, rank: int, others: dict[int, Tensor]) -> None:
+        super().__init__()
+        self.rank, self.others = rank, others
+
+    def gather_parts(self, own: Tensor, sizes: Any, **_: Any) -> Any:
+        parts = [own if n == self.rank else self.others[n] for n in range(len(sizes))]
+        assert [tuple(part.shape) for part in parts] == [tuple(size) for size in sizes]
+        return lambda: parts
+
+    def reduce_scatter_parts(self, parts: Any, **_: Any) -> Any:
+        return lambda: parts[self.rank]
+
+
+ZIGZAG = ((range(1), range(3, 4)), (range(1, 3),))
+EVEN = ((range(2),), (range(2, 4),))
+
+
+@pytest.mark.parametrize("held", [ZIGZAG, EVEN])
+def test_ranges_that_are_not_consecutive_come_into_their_places(held: Any) -> None:
+    whole = torch.arange(12.0).view(3, 4)
+    index = [torch.tensor([n for part in ranges for n in part]) for ranges in held]
+    parts = {rank: whole[:, places] for rank, places in enumerate(index)}
+    for rank, places in enumerate(index):
+        group = AxisGroup(Alone(rank, parts), (0, 1))
+        division = Division(group, Lying(Shard(1), held))
+        own = parts[rank].clone().requires_grad_()
+        assert torch.equal(division.gather(own), whole)
+        division.gather(own).backward(whole)
+        assert own.grad is not None and torch.equal(own.grad, whole[:, places])
+        assert torch.equal(division.scattered(whole), whole[:, places])
+        assert torch.equal(division.own_part(whole), whole[:, places])
+        leaf = whole.clone().requires_grad_()
+        division.own_part(leaf).sum().backward()
+        term = torch.zeros_like(whole)
+        term[:, places] = 1
+        assert leaf.grad is not None and torch.equal(leaf.grad, term)
+
+
+def test_parts_that_several_ranks_hold_are_no_division() -> None:
+    lying = Lying(Shard(0), ((range(2),), (range(1, 3),)))
+    with pytest.raises(AssertionError, match="parts have some in common"):
+        Division(AxisGroup(Alone(0, {}), (0, 1)), lying)
 
 
 def test_a_rank_does_not_import_the_compiler() -> None:

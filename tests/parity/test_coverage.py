@@ -1,14 +1,15 @@
 """Whoever adds a schedule, an axis, a setting or a family has to add it to the parity table."""
 
+from collections.abc import Iterator
 from dataclasses import fields
 from itertools import product
 from typing import get_args
 
 from parity.cases import PARITY
 
+from weft.config.axes import NAMES
 from weft.models.registry import FAMILIES
-from weft.plan.mesh import AXES
-from weft.plan.plan import PipelinePlan, StagePlan, ZeroLevel
+from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.schedules.registry import SCHEDULES
 
 PLANS = [case.plan() for case in PARITY]
@@ -19,18 +20,11 @@ ELSEWHERE = {
     "precision": "the table is fp64; tests/train/test_build.py has the others",
     "compile": "tests/train/test_build.py: compiling takes minutes, and rounds differently",
 }
-REFUSED_AXES = {"cp"}
 
 
 def test_every_axis_occurs_alone_and_with_every_other() -> None:
-    ways = {
-        "dp": lambda plan: any(s.mesh.size("dp") > 1 for _, _, s in plan.stages()),
-        "tp": lambda plan: any(s.mesh.size("tp") > 1 for _, _, s in plan.stages()),
-        "pp": lambda plan: any(len(p.positions()) > 1 for p in plan.pipelines),
-        "pipelines": lambda plan: len(plan.pipelines) > 1,
-    }
-    assert {"pp", "pipelines", *AXES} == {*ways, *REFUSED_AXES}
-    found = {frozenset(name for name, has in ways.items() if has(plan)) for plan in PLANS}
+    ways = (*NAMES, "pp", "pipelines")
+    found = {frozenset(_divided(plan)) for plan in PLANS}
     for a, b in product(ways, ways):
         assert any({a, b} <= group for group in found), f"{a} with {b}"
         assert frozenset({a}) in found, f"{a} alone"
@@ -57,6 +51,17 @@ def test_every_setting_of_a_stage_occurs_with_more_than_one_value() -> None:
 
 def test_every_family_occurs() -> None:
     assert {case.family for case in PARITY} == set(FAMILIES)
+
+
+def _divided(plan: Plan) -> Iterator[str]:
+    """The ways in which a plan divides the work."""
+    for name in NAMES:
+        if any(stage.mesh.size(name) > 1 for _, _, stage in plan.stages()):
+            yield name
+    if any(len(pipeline.positions()) > 1 for pipeline in plan.pipelines):
+        yield "pp"
+    if len(plan.pipelines) > 1:
+        yield "pipelines"
 
 
 def _is_unequal(pipeline: PipelinePlan) -> bool:

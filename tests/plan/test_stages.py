@@ -14,7 +14,7 @@ from weft.config.sections import PlanConfig, StageConfig
 from weft.plan import plan as plans
 from weft.plan.mesh import Mesh
 from weft.plan.plan import Plan, StagePlan
-from weft.planner.stages import pipelines_of, staged_plan
+from weft.planner.stages import check_order, pipelines_of, staged_plan
 from weft.planner.validate import validate_plan
 from weft.platform.registry import PLATFORMS
 from weft.precision.registry import PRECISIONS
@@ -63,6 +63,18 @@ def test_the_order_of_the_axes_places_ranks() -> None:
     first, second = (stage.mesh for _, _, stage in plan.stages())
     assert list(first.groups("tp")) == [(0, 1), (2, 3)]
     assert list(second.groups("tp")) == [(4, 6), (5, 7)]
+
+
+def test_an_order_names_the_axes_of_several_ranks() -> None:
+    """A new axis is 1 in configurations that were written before it."""
+    sizes = {"cp": 1, "dp": 2, "tp": 3}
+    for order in (("tp", "dp"), ("tp", "cp", "dp"), ("dp", "tp", "cp")):
+        check_order(order, sizes, "order")
+    with pytest.raises(ConfigError) as refused:
+        check_order(("cp", "dp"), sizes, "order")
+    assert str(refused.value) == (
+        "order = ['cp', 'dp']: expected every axis above 1. Not named: tp = 3."
+    )
 
 
 def test_what_is_not_said_is_split_evenly() -> None:
@@ -183,8 +195,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "order of one axis": (
         {"stages": [{}, {"dp": 2, "order": ["tp", "dp"]}]},
-        "plan.stages[1].order = ['tp', 'dp']: expected null where dp or tp is 1. "
+        "plan.stages[1].order = ['tp', 'dp']: expected null where no two axes are above 1. "
         "There is nothing to order.",
+    ),
+    "order without an axis": (
+        {"stages": [{"dp": 2, "tp": 2, "order": ["tp"]}]},
+        "plan.stages[0].order = ['tp']: expected every axis above 1. Not named: dp = 2.",
+    ),
+    "order with an axis twice": (
+        {"stages": [{"dp": 2, "tp": 2, "order": ["tp", "dp", "tp"]}]},
+        "plan.stages[0].order = ['tp', 'dp', 'tp']: expected every axis once.",
     ),
     "ranks without samples": (
         {"stages": [{}, {"dp": 5}]},

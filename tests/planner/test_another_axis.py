@@ -8,12 +8,15 @@ import pytest
 
 from benchmarks.every_plan import WITHOUT_LIMIT, Case, every_pipeline, fits, pool
 from weft.axes.axis import Axis
+from weft.config.errors import ConfigError
 from weft.plan.layout import Dim, Form
 from weft.plan.mesh import Mesh
-from weft.plan.plan import Plan, ZeroLevel
+from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
+from weft.planner import validate
 from weft.planner.problem import Options, Problem
 from weft.planner.search import frames as searched
 from weft.planner.search import search
+from weft.planner.search.frames import UNMADE
 from weft.simulate.step import time_of_plan
 
 H100, A100 = "H100-SXM5-80GB", "A100-SXM4-80GB"
@@ -23,6 +26,7 @@ class Context(Axis):
     """Divides the sequence everywhere, and no parameter."""
 
     name = "cp"
+    kinds = ("Attention", "LinearCrossEntropy")
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name == "seq" and form != "param"
@@ -42,7 +46,7 @@ class Context(Axis):
 def context(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search divides meshes by one axis more."""
     monkeypatch.setattr(searched, "AXES", {**searched.AXES, "cp": Context()})
-    monkeypatch.setattr(searched, "INSIDE", ("cp", *searched.INSIDE))
+    monkeypatch.setattr(searched, "INSIDE", ("cp", "tp"))
 
 
 def divided(plan: Plan) -> Iterator[Plan]:
@@ -92,3 +96,43 @@ def test_without_its_entry_nobody_tries_it() -> None:
     case = CASES["one sample"]
     best = search(Problem(case.workload, case.cluster)).best.plan
     assert all(stage.mesh.size("cp") == 1 for _, _, stage in best.stages())
+
+
+class WithoutAttention(Context):
+    """No runtime of it knows attention."""
+
+    kinds = ("LinearCrossEntropy",)
+
+
+def test_an_axis_that_cannot_divide_the_model_is_left_out_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = CASES["one sample"]
+    plain = search(Problem(case.workload, case.cluster))
+    monkeypatch.setattr(searched, "AXES", {**searched.AXES, "cp": WithoutAttention()})
+    monkeypatch.setattr(searched, "INSIDE", ("cp", "tp"))
+    found = search(Problem(case.workload, case.cluster))
+    assert found.best.time.step_s == plain.best.time.step_s
+    assert all(stage.mesh.size("cp") == 1 for _, _, stage in found.best.plan.stages())
+    assert "axis" not in plain.pruned.reasons
+    out = found.pruned.reasons["axis"]
+    assert out.count > 0 and out.examples == [f"{H100}: {UNMADE['axis']}"]
+
+
+def test_a_plan_along_such_an_axis_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = CASES["one sample"].workload.spec
+    stage = StagePlan(mesh=Mesh.of(range(2), cp=2), layers=(0, spec.num_layers))
+    pipeline = PipelinePlan(stages=(stage,), samples=2, microbatch=2)
+    plan = Plan(num_layers=spec.num_layers, pipelines=(pipeline,))
+    monkeypatch.setattr(validate, "AXES", {**validate.AXES, "cp": Context()})
+    validate.refuse_unrun_axes(plan, spec)
+    monkeypatch.setattr(validate, "AXES", {**validate.AXES, "cp": WithoutAttention()})
+    with pytest.raises(ConfigError) as refused:
+        validate.refuse_unrun_axes(plan, spec)
+    assert str(refused.value) == (
+        "pipelines[0].stages[0].mesh.cp = 2: expected 1. cp cannot divide the family llama: "
+        "layout.layers.0.attn = 'Attention': expected a kind with a split form: "
+        "LinearCrossEntropy. It mixes seq, of which each rank holds a part."
+    )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from weft.plan.layout import Dim, Form
+from weft.plan.layout import Dim, Form, Placement
 from weft.plan.tiling import part_of
 
 
@@ -17,6 +17,11 @@ class Axis(ABC):
 
     name: str
     """As in ``weft.config.axes``."""
+    changes: Collection[tuple[type[Placement], type[Placement]]] = ()
+    """The changes of placement along it that its runtime makes, from and to."""
+    kinds: Collection[str] = ()
+    """Names of the classes of modules that its runtime lets compute with a part of a dimension
+    that they sum or mix."""
 
     @abstractmethod
     def divides(self, dim: Dim, form: Form) -> bool:

@@ -14,7 +14,7 @@ from typing import get_args
 from weft.axes.axis import Axis
 from weft.axes.registry import AXES
 from weft.plan.box import Box
-from weft.plan.layout import Dim, Form, Partial, Placement, Replicate, Shard
+from weft.plan.layout import Dim, Form, Placement, Replicate, Shard
 from weft.plan.mesh import Mesh
 from weft.plan.tiling import Tiling
 
@@ -33,7 +33,23 @@ def held(
     """What the rank at a position of a mesh holds of each dimension of a tensor."""
     for axis in axes.values():
         _divided_by(axis, dims, form)
-    return tuple(_along(dim, form, mesh, position, axes) for dim in dims)
+    return tuple(_along(dim, form, mesh, position, axes)[0] for dim in dims)
+
+
+def parts_along(
+    dim: Dim,
+    form: Form,
+    mesh: Mesh,
+    position: Mapping[str, int],
+    name: str,
+    axes: Mapping[str, Axis] = AXES,
+) -> tuple[Ranges, ...]:
+    """What each rank along an axis holds, as places in what the axes before it leave to all of
+    them. ``position``: of any of these ranks."""
+    names = list(axes)
+    before = {outer: axes[outer] for outer in names[: names.index(name)]}
+    _, left = _along(dim, form, mesh, position, before)
+    return tuple(axes[name].part(left, mesh.size(name), n) for n in range(mesh.size(name)))
 
 
 def check_mesh(
@@ -82,10 +98,8 @@ def tiling(dims: Sequence[Dim], form: Form, mesh: Mesh, axes: Mapping[str, Axis]
     return Tiling(tuple(dim.size for dim in dims), boxes)
 
 
-def placement(dims: Sequence[Dim], form: Form, axis: Axis, sums: Dim | None = None) -> Placement:
-    """How a tensor lies along an axis; ``sums``: the dimension that was added up to make it."""
-    if sums is not None and axis.divides(sums, "inner"):
-        return Partial()
+def placement(dims: Sequence[Dim], form: Form, axis: Axis) -> Placement:
+    """How a tensor of which no rank has a mere term lies along an axis."""
     divided = _divided_by(axis, dims, form)
     return Replicate() if divided is None else Shard(divided)
 
@@ -99,7 +113,8 @@ def _divided_by(axis: Axis, dims: Sequence[Dim], form: Form) -> int | None:
 
 def _along(
     dim: Dim, form: Form, mesh: Mesh, position: Mapping[str, int], axes: Mapping[str, Axis]
-) -> Ranges:
+) -> tuple[Ranges, Dim]:
+    """The elements that are left to a position, and what that is to be divided further."""
     mine: Ranges = (range(dim.size),)
     left = dim
     for name, axis in axes.items():
@@ -107,7 +122,7 @@ def _along(
             part = axis.part(left, mesh.size(name), position[name])
             mine = _inside(mine, part)
             left = _rest_of(left, sum(map(len, mine)))
-    return mine
+    return mine, left
 
 
 def _rest_of(dim: Dim, size: int) -> Dim:

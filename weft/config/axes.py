@@ -52,6 +52,7 @@ MODEL_AXES = tuple(name for name in NAMES if name not in SAMPLE_AXES)
 _WRITTEN, _REVERSED = (f"[{', '.join(names)}]" for names in (NAMES, NAMES[::-1]))
 ORDER_MANUAL = (
     f"Which ranks are neighbours: {_WRITTEN} gives neighbouring ranks to {NAMES[-1]}, {_REVERSED} "
-    f"to {NAMES[0]}; null is\n{_WRITTEN}. It changes where ranks are and no number."
+    f"to {NAMES[0]}; null is\n{_WRITTEN}. An axis of size 1 need not be named. "
+    "It changes where ranks are and no number."
 )
 """Of the key that says in which order the axes of a mesh are."""

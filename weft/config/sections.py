@@ -155,7 +155,7 @@ else:  # a key for each axis of the table, and one for their order
         __base__=_StageLayers,
         **{entry.name: (Count, Field(1, description=entry.manual)) for entry in RUN_ENTRIES},
         order=(
-            tuple[(Literal[NAMES],) * len(NAMES)] | None,
+            Annotated[tuple[Literal[NAMES], ...], Field(min_length=1)] | None,
             Field(None, description=ORDER_MANUAL),
         ),
     )
@@ -183,7 +183,7 @@ class StageConfig(_StageMesh):
     def axes(self) -> dict[str, int]:
         """Size of each axis of its mesh, outermost first."""
         said = dict(self)
-        return {name: said[name] for name in said["order"] or NAMES}
+        return {name: said[name] for name in dict.fromkeys([*(said["order"] or ()), *NAMES])}
 
     @property
     def num_ranks(self) -> int:

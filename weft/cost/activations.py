@@ -45,7 +45,8 @@ def _whole_layer(shape: ModelShape, work: StageWork, *, experts: bool, scores: b
     tokens, rows, wide = work.tokens, work.rows, work.wide * work.tokens
     # Inputs, outputs; two masks. Gathered outputs are kept, where they are not gathered again.
     outputs = tokens if work.eager else rows
-    norms = shape.d_model * (2 * work.wide * (rows + outputs) + 2 * shape.dropout * rows)
+    each = work.wide * (rows + outputs) + shape.dropout * rows
+    norms = shape.branches * shape.d_model * each
     heads = shape.num_heads / work.share("heads")
     least = 1.0 if shape.latent is None else 0.0
     kv_heads = max(shape.num_kv_heads / work.share("kv_heads"), least)

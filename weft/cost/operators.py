@@ -66,7 +66,8 @@ class Op(NamedTuple):
 def layer_ops(shape: ModelShape, work: StageWork, *, experts: bool) -> tuple[Op, ...]:
     """One decoder layer's forward of one microbatch; ``experts``: its feed-forward is a mixture."""
     feed_forward = _expert_ops(shape, work) if experts else _feed_forward_ops(shape, work)
-    return (*_attention_ops(shape, work), *feed_forward, *_residual_ops(shape, work))
+    attention = _attention_ops(shape, work) if shape.num_heads else ()
+    return (*attention, *feed_forward, *_residual_ops(shape, work))
 
 
 def _attention_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
@@ -131,8 +132,8 @@ def _expert_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
 
 
 def _residual_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
-    """Two norms (read, write) and two additions (read twice, write; dropout's mask is one byte)."""
-    per_channel = 2 * (4 + 6 + 1 * shape.dropout)
+    """Norms (read, write) and additions (read twice, write; dropout's mask is one byte)."""
+    per_channel = shape.branches * (4 + 6 + 1 * shape.dropout)
     yield Op(
         "norms and residuals", "elementwise", num_bytes=per_channel * work.rows * shape.d_model
     )

@@ -58,10 +58,10 @@ def layer_sends(shape: ModelShape, work: StageWork, *, experts: bool) -> Iterato
     for axis, size in work.axes:
         inner, group = DIVISIONS[axis].inner, Group(size, stride(work.axes, axis))
         feeds = "d_ff" in inner and (mixture is None or mixture.shared_d_ff > 0)
-        sums = ("heads" in inner) + feeds
+        sums = ("heads" in inner and shape.num_heads > 0) + feeds
         if sums:
             yield LayerSend("sums", axis, group, residual, sums)
-        if "seq" in inner:
+        if "seq" in inner and shape.num_heads:
             width = shape.num_kv_heads / work.share("kv_heads")
             kv = width * (shape.key_width + shape.value_width)
             yield LayerSend("keys", axis, group, work.wide * work.tokens * kv * size)

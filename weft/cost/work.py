@@ -23,6 +23,8 @@ Keep = Literal["off", "selective", "half", "full"]
 """What is computed again in backward: nothing, the attention's core, every other layer, or all."""
 DimName = Literal["samples", "seq", "heads", "kv_heads", "d_ff", "vocab", "experts"]
 """A logical dimension that costs depend on."""
+WIDTHS: frozenset[DimName] = frozenset({"heads", "kv_heads", "d_ff", "vocab"})
+"""Those that are widths of modules."""
 Axes = tuple[tuple[str, int], ...]
 """Sizes above 1 by name, outermost first."""
 
@@ -43,7 +45,8 @@ class Division:
 
         def divided(form: Form) -> frozenset[str]:
             names = get_args(DimName)
-            return frozenset(n for n in names if axis.divides(Dim(name=n, size=0), form))
+            dims = (Dim(name=name, size=0, width=name in WIDTHS) for name in names)
+            return frozenset(dim.name for dim in dims if axis.divides(dim, form))
 
         return Division(divided("stream"), divided("inner"), divided("param"))
 

@@ -40,11 +40,13 @@ class DecoderDims:
         heads, kv_heads = spec.num_heads * spec.d_head, keys * spec.d_head
         return DecoderDims(
             d_model=Dim(name="d_model", size=spec.d_model),
-            d_ff=Dim(name="d_ff", size=spec.d_ff),
+            d_ff=Dim(name="d_ff", size=spec.d_ff, width=True),
             d_head=Dim(name="d_head", size=spec.d_head),
-            heads=Dim(name="heads", size=heads, groups=keys, units=per_key, words=words),
-            kv_heads=Dim(name="kv_heads", size=kv_heads, groups=keys, shared=True),
-            vocab=Dim(name="vocab", size=spec.vocab_size),
+            heads=Dim(
+                name="heads", size=heads, groups=keys, units=per_key, width=True, words=words
+            ),
+            kv_heads=Dim(name="kv_heads", size=kv_heads, groups=keys, shared=True, width=True),
+            vocab=Dim(name="vocab", size=spec.vocab_size, width=True),
             seq=Dim(name="seq", size=spec.seq_len),
         )
 
@@ -78,14 +80,23 @@ class DecoderDims:
         """
         table = {"weight": (self.vocab, self.d_model)}
         tokens = Edge((SAMPLES, self.seq), "batch", "inner")
-        embed = Layout(params=table, sums=self.vocab, takes={0: tokens}, gives=self.leaves)
-        result = {"embed": embed, **beside}
+        embed = Layout(
+            kind="Embedding",
+            params=table,
+            sums=self.vocab,
+            takes={0: tokens},
+            gives=self.leaves,
+        )
+        result = {"": Layout(), "embed": embed, **beside}
         for layer in range(spec.num_layers):
+            result[f"layers.{layer}"] = Layout()
             result |= {f"layers.{layer}.{name}": entry for name, entry in block.items()}
         result["norm"] = norm
         if not spec.tied:
             result["head"] = Layout(params=table)
-        loss = Layout(takes={0: self.enters}, sums=self.vocab, mixes=self.seq)
+        loss = Layout(
+            kind="LinearCrossEntropy", takes={0: self.enters}, sums=self.vocab, mixes=self.seq
+        )
         return {**result, "cross_entropy": loss}
 
 

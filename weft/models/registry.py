@@ -15,6 +15,8 @@ from weft.plan.layout import Dim, Layout, dims_of
 from weft.plan.model import ModelSpec, ParamSpec
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from weft.config.sections import ModelConfig
     from weft.models.decoder import Decoder
     from weft.nn.stage import Stage
@@ -64,12 +66,12 @@ def dims_of_model(spec: ModelSpec) -> frozenset[Dim]:
     return frozenset(dims_of(layout_of(spec).values()))
 
 
-def module_names(spec: ModelSpec) -> set[str]:
-    """Of every module of the whole model."""
+def modules_of(spec: ModelSpec) -> dict[str, nn.Module]:
+    """Every module of the whole model by name, without memory for its parameters."""
     from weft.nn.shapes import only_shapes
 
     with only_shapes():
-        return {name for name, _ in build_stage(spec).module.named_modules()}
+        return dict(build_stage(spec).module.named_modules())
 
 
 @lru_cache(maxsize=256)

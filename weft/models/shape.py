@@ -49,6 +49,7 @@ class ModelShape:
     d_model: int
     d_ff: int
     num_heads: int
+    """0, with ``num_kv_heads`` and ``d_head``: layers are feed-forwards without attention."""
     num_kv_heads: int
     d_head: int
     vocab_size: int
@@ -76,6 +77,11 @@ class ModelShape:
         down = self.d_model * (low.kv_rank + low.d_rope)
         up = low.kv_rank * self.num_heads * (low.d_nope + low.d_value)
         return query + down + up + out
+
+    @property
+    def branches(self) -> int:
+        """Of a layer, each with a norm before it and an addition after it."""
+        return 2 if self.num_heads else 1
 
     @property
     def key_width(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from weft.axes.axis import Axis
-from weft.axes.held import Ranges, held, placement
+from weft.axes.check import change_along, check_layout, divided_form
+from weft.axes.held import Ranges, held, parts_along
 from weft.axes.registry import AXES
 from weft.axes.tp.axis import TensorParallel
 from weft.comm.comm import Comm
@@ -18,7 +19,7 @@ from weft.config.errors import ConfigError
 from weft.parallel.runtime import AxisGroup, Change, Lying, Runtime, Sum
 from weft.parallel.tensor.changes import CHANGES
 from weft.parallel.tensor.modules import SPLIT_FORMS
-from weft.plan.layout import SAMPLES, Dim, Edge, Form, Layout, Shard
+from weft.plan.layout import Dim, Edge, Form, Layout, Placement, Shard
 from weft.plan.plan import Plan, Seat
 
 RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
@@ -30,18 +31,32 @@ RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
 def axis_groups(plan: Plan) -> list[tuple[int, ...]]:
     """The groups that modules talk in, of every stage, in the one order all ranks agree on."""
     meshes = [stage.mesh for _, _, stage in plan.stages()]
-    return sorted({ranks for mesh in meshes for axis in RUNTIMES for ranks in mesh.groups(axis)})
+    groups = {ranks for mesh in meshes for axis in RUNTIMES for ranks in mesh.groups(axis)}
+    return sorted(ranks for ranks in groups if len(ranks) > 1)
 
 
-def refuse_strangers(layout: Mapping[str, Layout], modules: Collection[str]) -> None:
-    """Every entry is about a module of the whole model; ``modules`` are their names.
+def check_entries(layout: Mapping[str, Layout], modules: Mapping[str, nn.Module]) -> None:
+    """Every entry is about a module of the whole model, and every module has one.
 
     Raises:
-        ConfigError: the first that is not.
+        ConfigError: the first that is not, or has none.
     """
-    for name in layout:
+    for name, entry in layout.items():
         if name not in modules:
             raise ConfigError("layout", name, "the name of a module of the model")
+        kinds = [kind.__name__ for kind in type(modules[name]).__mro__]
+        if entry.kind and entry.kind not in kinds:
+            raise ConfigError(f"layout.{name}.kind", entry.kind, f"the module's class, {kinds[0]}")
+    for name, module in modules.items():
+        if name not in layout and type(module) not in _ONLY_HOLD:
+            kind = f"{type(module).__name__} {name}".strip()
+            hint = "An axis could cut what it adds up or mixes. Layout() says that it does neither."
+            raise ConfigError("layout", kind, "an entry for every module", hint)
+
+
+_FREE_PLACE = "a place that no form of another axis has taken"
+_ONLY_HOLD = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
+"""Kinds of modules that only hold others, and compute nothing by themselves."""
 
 
 def apply_layout(
@@ -61,15 +76,18 @@ def apply_layout(
     Raises:
         ConfigError: an axis has no way to make a change, or a module to compute with a part.
     """
+    for name, axis in axes.items():
+        if seat.stage_plan.mesh.size(name) > 1:
+            check_layout(layout, axis)
     modules = dict(model.named_modules())
     mesh = seat.stage_plan.mesh
     found = [
-        _Along(axis, AxisGroup(comm, seat.group(name)), seat, runtimes, axes, sizes)
+        _Along(axis, AxisGroup(comm, seat.group(name)), seat, layout, runtimes, axes, sizes)
         for name, axis in axes.items()
         if mesh.size(name) > 1
     ]
     here = {where: entry for where, entry in layout.items() if where in modules}
-    inside_first = sorted(here, key=lambda where: where.count("."), reverse=True)
+    inside_first = sorted(here, key=lambda where: len(where and where.split(".")), reverse=True)
     for along in reversed(found):  # a split form may stand around that of an axis further inside
         for where in inside_first:
             modules[where] = along.split(model, where, modules[where], here[where])
@@ -77,8 +95,6 @@ def apply_layout(
         for along in reversed(found) if gathers else found:
             for where, entry in here.items():
                 along.change(where, modules[where], entry, gathers=gathers)
-    for along in found:
-        along.refuse_unstated(layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,35 +104,20 @@ class _Along:
     axis: Axis
     group: AxisGroup
     seat: Seat
+    layout: Mapping[str, Layout]
     runtimes: Mapping[str, Runtime]
     axes: Mapping[str, Axis]
     sizes: Mapping[str, int]
 
-    def refuse_unstated(self, layout: Mapping[str, Layout]) -> None:
-        """What ranks hold parts of while modules compute must be looked at by some module.
-
-        Else the axis would be new to this layout, and numbers would be wrong in silence.
-        """
-        entries = layout.values()
-        stated = {dim.name for entry in entries for dim in (entry.sums, entry.mixes) if dim}
-        for where, entry in layout.items():
-            for dim in entry.inner_dims():
-                if dim.name not in (SAMPLES.name, *stated) and self.axis.divides(dim, "inner"):
-                    expected = "a dimension that some module of the layout sums or mixes"
-                    hint = f"{self.axis.name} gives each rank a part of it to compute with."
-                    raise ConfigError(f"layout.{where}", dim.name, expected, hint)
-
     def split(self, model: nn.Module, where: str, module: nn.Module, entry: Layout) -> nn.Module:
         """The module that stands in the model's place ``where`` from now on."""
         mixing = replace(entry, gives=None)
-        for dim, does, said in (
-            (entry.mixes, "mixes", mixing),
-            (entry.sums, "adds up over", entry),
-        ):
-            if dim is not None and self.axis.divides(dim, "inner"):
-                split = self._split(module, where, said, dim, does=does)
-                if dict(model.named_modules()).get(where) is not module:
-                    expected = "a place that no form of another axis has taken"
+        for dim, said in ((entry.mixes, mixing), (entry.sums, entry)):
+            form = None if dim is None else divided_form(self.layout, where, dim, self.axis)
+            if dim is not None and form is not None:
+                split = self._split(module, where, said, dim, form)
+                if not where or _at(model, where) is not module:
+                    expected = "a module inside the model" if not where else _FREE_PLACE
                     raise ConfigError(f"layout.{where}", type(module).__name__, expected)
                 model.set_submodule(where, split)
                 module = split
@@ -124,69 +125,70 @@ class _Along:
 
     def change(self, where: str, module: nn.Module, entry: Layout, *, gathers: bool) -> None:
         """Let what it takes and gives change where it has to: what was cut, or all else."""
-        completes = entry.sums is not None and self.axis.divides(entry.sums, "inner")
+        sums = entry.sums
+        completes = sums and divided_form(self.layout, where, sums, self.axis)
         if entry.gives is not None and not completes:
-            for change in self._change(entry.gives, f"{where}.gives", gathers=gathers):
+            for change in self._change(entry.gives, where, gathers=gathers):
                 module.register_forward_hook(_after(change))
         for place, edge in entry.takes.items():
-            for change in self._change(edge, f"{where}.takes[{place}]", gathers=gathers):
+            for change in self._change(edge, where, gathers=gathers):
                 module.register_forward_pre_hook(_before(change, place))
 
     def _split(
-        self, module: nn.Module, where: str, entry: Layout, sums: Dim, *, does: str
+        self, module: nn.Module, where: str, entry: Layout, dim: Dim, form: Form
     ) -> nn.Module:
         forms = self._runtime(where).split_forms
-        form = next((forms[kind] for kind in type(module).__mro__ if kind in forms), None)
-        if form is None:
-            known = ", ".join(kind.__name__ for kind in forms)
-            hint = f"It {does} {sums.name}, of which each rank holds a part."
-            expected = f"a kind with a split form: {known}"
-            raise ConfigError(f"layout.{where}", type(module).__name__, expected, hint)
+        make = next((forms[kind] for kind in type(module).__mro__ if kind in forms), None)
+        assert make is not None, f"{where}: {self.axis.name} has no form for {type(module)}"
         complete = None
         if entry.gives is not None:
-            (complete,) = self._change(entry.gives, f"{where}.gives", sums, gathers=False)
-        first = self._held((sums,), "inner", self.group.position)[0][0].start
-        return form(module, Sum(self.group, first, complete))
+            (complete,) = self._change(entry.gives, where, term=True, gathers=False)
+        (held,) = self._held((dim,), form)
+        return make(module, Sum(self.group, held, complete))
 
     def _change(
-        self, edge: Edge, where: str, sums: Dim | None = None, *, gathers: bool
+        self, edge: Edge, where: str, *, term: bool = False, gathers: bool
     ) -> Iterator[Change]:
-        """What the edge asks of this axis; nothing where the tensor lies alike before and after."""
-        before = self._lying(edge.dims, edge.before, sums)
-        after = self._lying(edge.dims, edge.after)
-        if before.placement == after.placement:  # parts may differ by what other axes divide
+        """What the edge asks of this axis; nothing where the tensor lies alike before and after:
+        parts may differ by what other axes divide."""
+        found = change_along(self.axis, edge, term=term)
+        if found is None or isinstance(found[0], Shard) != gathers:
             return
-        if isinstance(before.placement, Shard) != gathers:
-            return
-        kinds = (type(before.placement), type(after.placement))
-        changes = self._runtime(where).changes
-        if kinds not in changes:
-            words = f"{before.placement} -> {after.placement} along {self.axis.name}"
-            known = [f"{old.__name__} -> {new.__name__}" for old, new in changes]
-            raise ConfigError(f"layout.{where}", words, f"one of {', '.join(known)}")
+        changes, kinds = self._runtime(where).changes, (type(found[0]), type(found[1]))
+        assert kinds in changes, f"{where}: {self.axis.name} does not make {kinds}"
+        before = self._lying(edge.dims, edge.before, found[0])
+        after = self._lying(edge.dims, edge.after, found[1])
         yield changes[kinds](self.group, before, after)
 
-    def _lying(self, dims: tuple[Dim, ...], form: Form, sums: Dim | None = None) -> Lying:
-        found = placement(dims, form, self.axis, sums)
+    def _lying(self, dims: tuple[Dim, ...], form: Form, found: Placement) -> Lying:
         if not isinstance(found, Shard):
             return Lying(found)
-        every = [self._held(dims, form, n)[found.dim] for n in range(self.group.size)]
-        return Lying(found, tuple(sum(map(len, ranges)) for ranges in every))
+        dim, mesh = self._sized(dims[found.dim]), self.seat.stage_plan.mesh
+        place = mesh.coordinate(self.seat.rank)
+        parts = parts_along(dim, form, mesh, place, self.axis.name, self.axes)
+        return Lying(found, parts)
 
-    def _held(self, dims: tuple[Dim, ...], form: Form, position: int) -> tuple[Ranges, ...]:
-        """What the rank at a position of the axis holds, beside this one on all other axes."""
-        sized = [replace(dim, size=self.sizes.get(dim.name, dim.size)) for dim in dims]
-        mesh = self.seat.stage_plan.mesh
-        place = {**mesh.coordinate(self.seat.rank), self.axis.name: position}
-        names = list(self.axes)
-        outer = names[: names.index(self.axis.name) + 1]  # those further inside divide what is left
-        return held(sized, form, mesh, place, {name: self.axes[name] for name in outer})
+    def _held(self, dims: tuple[Dim, ...], form: Form) -> tuple[Ranges, ...]:
+        """What this rank holds; axes further inside divide what is left of that."""
+        mesh, names = self.seat.stage_plan.mesh, list(self.axes)
+        outer = {name: self.axes[name] for name in names[: names.index(self.axis.name) + 1]}
+        sized = [self._sized(dim) for dim in dims]
+        return held(sized, form, mesh, mesh.coordinate(self.seat.rank), outer)
+
+    def _sized(self, dim: Dim) -> Dim:
+        return replace(dim, size=self.sizes.get(dim.name, dim.size))
 
     def _runtime(self, where: str) -> Runtime:
-        if self.axis.name not in self.runtimes:
-            known = " or ".join(self.runtimes)
-            raise ConfigError(f"layout.{where}", self.axis.name, f"an axis that runs: {known}")
+        assert self.axis.name in self.runtimes, f"{where}: {self.axis.name} has no runtime"
         return self.runtimes[self.axis.name]
+
+
+def _at(model: nn.Module, where: str) -> nn.Module | None:
+    """The module in a place; None where there is none any more."""
+    try:
+        return model.get_submodule(where)
+    except AttributeError:
+        return None
 
 
 def _before(change: Change, place: int) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from weft.axes.held import Ranges
 from weft.comm.comm import Comm
 from weft.plan.layout import Placement
 
@@ -37,8 +38,14 @@ class Lying:
     """How a tensor lies along an axis."""
 
     placement: Placement
-    parts: tuple[int, ...] = ()
-    """Elements of the divided dimension that each rank of the group holds."""
+    held: tuple[Ranges, ...] = ()
+    """What each rank of the group has of the divided dimension, as places in what all of them have
+    together, in the order in which it stores them."""
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """How many elements of it each rank has."""
+        return tuple(sum(map(len, ranges)) for ranges in self.held)
 
 
 Change = Callable[[Tensor], Tensor]
@@ -55,10 +62,16 @@ class Sum:
     """A module's sum over a dimension that the axis divides."""
 
     group: AxisGroup
-    first: int
-    """The first element of the dimension that this rank holds."""
+    held: Ranges
+    """The elements of the dimension that this rank holds, in the order in which it stores them."""
     complete: Change | None
     """From this rank's term to what the module gives; None where the layout says nothing of it."""
+
+    @property
+    def first(self) -> int:
+        """The first element, for a form that takes consecutive ones alone."""
+        assert len(self.held) == 1, f"several ranges: {self.held}"
+        return self.held[0].start
 
 
 SplitForm = Callable[[nn.Module, Sum], nn.Module]

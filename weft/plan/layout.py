@@ -34,6 +34,8 @@ class Dim:
     """Of each group."""
     shared: bool = False
     """With more parts than groups, several parts hold the same group."""
+    width: bool = False
+    """Features that modules can make, use and sum in parts, such as heads or hidden channels."""
     words: str = ""
     """What limits the ways to divide it, for error messages."""
 
@@ -57,8 +59,14 @@ class Edge:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """One module: its parameters, and its edges where an activation's form changes."""
+    """One module: its parameters, and its edges where an activation's form changes.
 
+    Every module of a family has one. An empty one says that the module's own code treats all
+    elements that it is given alike, one by one: it adds up and mixes none that an axis may cut.
+    """
+
+    kind: str = ""
+    """Name of its class, where it sums or mixes: axes know forms of modules by kind."""
     params: Mapping[str, tuple[Dim, ...]] = field(default_factory=dict)
     """Dimensions of its own parameters."""
     sums: Dim | None = None

@@ -6,7 +6,7 @@ the special case of pipelines of one stage on one rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -164,10 +164,7 @@ def _refuse_without_effect(
 ) -> None:
     for m, stage in enumerate(stages):
         key = f"{where}stages[{m}]"
-        order = dict(stage)["order"]
-        if order is not None and sum(size > 1 for size in stage.axes.values()) < 2:
-            expected = f"null where {' or '.join(NAMES)} is 1"
-            raise ConfigError(f"{key}.order", order, expected, "There is nothing to order.")
+        check_order(dict(stage)["order"], stage.axes, f"{key}.order")
         refuse_idle_work((key, f"{key}.passes"), stage.axes, stage.passes, micro)
         held = sum(count for mesh, count in zip(layout.meshes, counts, strict=True) if mesh == m)
         for name in ("recompute", "compile"):
@@ -175,6 +172,26 @@ def _refuse_without_effect(
             if not held and value not in (None, "off", False):
                 expected = "null on a stage without layers"
                 raise ConfigError(f"{key}.{name}", value, expected, "It is for layers alone.")
+
+
+def check_order(order: Sequence[str] | None, sizes: Mapping[str, int], key: str) -> None:
+    """It names every axis of several ranks, and none twice.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if order is None:
+        return
+    several = [axis for axis, size in sizes.items() if size > 1]
+    if len(several) < 2:
+        expected = "null where no two axes are above 1"
+        raise ConfigError(key, list(order), expected, "There is nothing to order.")
+    left_out = [axis for axis in several if axis not in order]
+    if left_out:
+        words = ", ".join(f"{axis} = {sizes[axis]}" for axis in left_out)
+        raise ConfigError(key, list(order), "every axis above 1", f"Not named: {words}.")
+    if len(set(order)) < len(order):
+        raise ConfigError(key, list(order), "every axis once")
 
 
 def _refuse_on_one_stage(asked: PipelineConfig, where: str) -> None:

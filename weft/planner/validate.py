@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import get_args
 
+from weft.axes.axis import Axis
+from weft.axes.check import check_layout
 from weft.axes.registry import AXES
 from weft.config.axes import ENTRIES, NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.config.names import names_of
+from weft.models.registry import layout_of
 from weft.plan.layout import SAMPLES
 from weft.plan.mesh import Mesh
-from weft.plan.model import UnitName
+from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ZeroLevel
 from weft.platform.registry import PLATFORMS
 from weft.schedules.registry import SCHEDULES, expected_positions
@@ -51,6 +55,30 @@ def validate_plan(
             f"shares that add up to batch.samples ({global_batch})",
             f"They add up to {plan.global_batch}.",
         )
+
+
+def refuse_unrun_axes(plan: Plan, spec: ModelSpec) -> None:
+    """Every axis that divides a stage has a way to compute the model's modules.
+
+    Raises:
+        ConfigError: one has not.
+    """
+    for p, s, stage in plan.stages():
+        for name, axis in AXES.items():
+            why = why_not(spec, axis) if stage.mesh.size(name) > 1 else ""
+            if why:
+                key = f"pipelines[{p}].stages[{s}].mesh.{name}"
+                raise ConfigError(key, stage.mesh.size(name), "1", f"{name} cannot divide {why}")
+
+
+@lru_cache(maxsize=256)
+def why_not(spec: ModelSpec, axis: Axis) -> str:
+    """Why an axis has no way to divide a model, after its name; empty where it has one."""
+    try:
+        check_layout(layout_of(spec), axis)
+    except ConfigError as error:
+        return f"the family {spec.family}: {error}"
+    return ""
 
 
 def _check_values(plan: Plan) -> None:

@@ -19,7 +19,7 @@ from weft.models.registry import FAMILIES, dims_of_model, model_spec, param_spec
 from weft.optim.registry import training_of
 from weft.plan.plan import Plan
 from weft.planner.problem import Problem, Workload
-from weft.planner.validate import validate_plan
+from weft.planner.validate import refuse_unrun_axes, validate_plan
 from weft.resolve.planned import options_asked
 from weft.resolve.resolve import read_plan, resolve, vocab_size_asked
 from weft.simulate.step import Knowledge
@@ -121,6 +121,7 @@ def _given(loaded: Loaded, cluster: ClusterView, workload: Workload) -> Plan | N
     samples = loaded.config.batch.samples or plan.global_batch
     num_layers = workload.spec.num_layers
     validate_plan(plan, num_layers=num_layers, global_batch=samples, elsewhere=True)
+    refuse_unrun_axes(plan, workload.spec)
     dims = dims_of_model(workload.spec)
     for p, s, stage in plan.stages():
         where = f"pipelines[{p}].stages[{s}]"

@@ -28,7 +28,7 @@ from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, StagePlan
 from weft.planner.problem import Workload
 from weft.planner.stages import pipelines_of, staged_plan
-from weft.planner.validate import refuse_idle_zero, validate_plan
+from weft.planner.validate import refuse_idle_zero, refuse_unrun_axes, validate_plan
 from weft.platform.registry import PLATFORMS
 
 BYTES_VOCAB = 257
@@ -214,6 +214,7 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     samples = config.batch.samples or plan.global_batch
     validate_plan(plan, num_layers=spec.num_layers, global_batch=samples)
     refuse_idle_zero(plan, tied=any(param.also for param in param_specs(spec)))
+    refuse_unrun_axes(plan, spec)
     dims = dims_of_model(spec)
     for p, s, stage in plan.stages():
         check_mesh(dims, stage.mesh, f"pipelines[{p}].stages[{s}].mesh")

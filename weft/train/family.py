@@ -11,12 +11,12 @@ from torch import nn
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.config.sections import OptimConfig
-from weft.models.registry import FAMILIES, build_stage, module_names, param_specs
+from weft.models.registry import FAMILIES, build_stage, modules_of, param_specs
 from weft.nn.shapes import only_shapes
 from weft.nn.stage import Buffer, Stage
 from weft.optim.groups import marked
 from weft.optim.optimizer import Optimizer
-from weft.parallel.apply import apply_layout, refuse_strangers
+from weft.parallel.apply import apply_layout, check_entries
 from weft.parallel.params import param_tilings
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
@@ -36,7 +36,7 @@ def assemble_model(
     """A rank of ``weft train``. Parameters have no values yet: see ``fill``. Collective."""
     family, seat = FAMILIES[spec.family], plan.seat(comm.rank)
     task, layout = family.task(), family.layout(spec)
-    refuse_strangers(layout, module_names(spec))
+    check_entries(layout, modules_of(spec))
     sizes, buffers = task.sizes(seq_len), task.buffers(spec)
 
     def split(stage: Stage, share: Share) -> None:

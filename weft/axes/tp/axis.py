@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from weft.axes.axis import Axis, divisible
 from weft.config.errors import ConfigError
-from weft.plan.layout import Dim, Form
-
-_WIDTHS = frozenset({"heads", "kv_heads", "d_ff", "vocab"})
-_DIVIDED: Mapping[Form, frozenset[str]] = {
-    "param": _WIDTHS,
-    "inner": _WIDTHS,
-    "stream": frozenset({"seq"}),
-    "batch": frozenset(),
-}
+from weft.plan.layout import Dim, Form, Partial, Replicate, Shard
 
 
 class TensorParallel(Axis):
-    """Divides heads, hidden channels and the vocabulary inside modules, the sequence between."""
+    """Divides the widths of modules inside them (heads, hidden channels, the vocabulary), and the
+    sequence between."""
 
     name = "tp"
+    changes = ((Shard, Replicate), (Partial, Shard), (Replicate, Shard))
+    kinds = ("Linear", "Embedding", "LinearCrossEntropy")
 
     def divides(self, dim: Dim, form: Form) -> bool:
-        return dim.name in _DIVIDED[form]
+        return dim.width if form in ("param", "inner") else form == "stream" and dim.name == "seq"
 
     def allows(self, dims: Iterable[Dim], ways: int) -> bool:
         divided = self._divided(dims)
@@ -45,4 +40,4 @@ class TensorParallel(Axis):
         raise ConfigError(key, ways, f"one of {', '.join(map(str, allowed))}", hint)
 
     def _divided(self, dims: Iterable[Dim]) -> list[Dim]:
-        return [dim for dim in dims if any(self.divides(dim, form) for form in _DIVIDED)]
+        return [dim for dim in dims if dim.width or self.divides(dim, "stream")]

@@ -8,7 +8,7 @@ from weft.plan.layout import Dim, Layout
 
 
 def layout(spec: DecoderSpec) -> dict[str, Layout]:
-    """Module name -> layout, for every module that holds parameters or changes activations.
+    """Module name -> layout, for every module.
 
     A bias that is added after a sum has the sum's dimension: it is added once.
     """
@@ -19,13 +19,14 @@ def layout(spec: DecoderSpec) -> dict[str, Layout]:
         params = {"weight": (outputs, inputs), "bias": (outputs,)}
         if outputs is not d_model:
             return Layout(params=params)
-        return Layout(params=params, sums=inputs, gives=dims.leaves)
+        return Layout(kind="Linear", params=params, sums=inputs, gives=dims.leaves)
 
     norm = Layout(params={"weight": (d_model,), "bias": (d_model,)})
     dropout = Layout(takes={2: dims.positions})
     block = {
         "attn_norm": norm,
-        "attn": Layout(takes={0: dims.enters}, mixes=dims.seq),  # once for q, k and v
+        # once for q, k and v
+        "attn": Layout(kind="Attention", takes={0: dims.enters}, mixes=dims.seq),
         "attn.q": linear(heads, d_model),
         "attn.k": linear(kv_heads, d_model),
         "attn.v": linear(kv_heads, d_model),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,8 @@ class Division:
         self._group = group
         self._dim = lying.placement.dim
         self._parts = lying.parts
+        self._order = _places(lying)
+        """Places of the elements in the whole, rank by rank, where they are not consecutive."""
         start = sum(self._parts[: group.position])
         self._own = slice(start, start + self._parts[group.position])
 
@@ -33,9 +37,8 @@ class Division:
         return _pair(x, self.scattered, self.gathered)
 
     def own_part(self, x: Tensor) -> Tensor:
-        """Replicate -> Shard, of what needs no gradient: places of tokens, say."""
-        assert not x.requires_grad, "a gradient would have to be gathered"
-        return x[(slice(None),) * self._dim + (self._own,)]
+        """Replicate -> Shard. Backward: Shard -> Partial."""
+        return _pair(x, self.taken, self.padded) if x.requires_grad else self.taken(x)
 
     def gathered(self, x: Tensor) -> Tensor:
         """Every rank's part, in order."""
@@ -43,13 +46,41 @@ class Division:
         sizes = [(*before, part, *after) for part in self._parts]
         comm, ranks = self._group.comm, self._group.ranks
         arriving = comm.gather_parts(x.contiguous(), sizes, name="gather seq", group=ranks)
-        return torch.cat(arriving(), dim=self._dim)
+        whole = torch.cat(arriving(), dim=self._dim)
+        if self._order is None:
+            return whole
+        return torch.empty_like(whole).index_copy_(self._dim, self._order.to(x.device), whole)
 
     def scattered(self, x: Tensor) -> Tensor:
         """The sum over ranks of this rank's part, in rank order where the backend has no own."""
         comm, ranks = self._group.comm, self._group.ranks
-        parts = torch.split(x, list(self._parts), dim=self._dim)
+        parts = torch.split(self._by_rank(x), list(self._parts), dim=self._dim)
         return comm.reduce_scatter_parts(parts, name="scatter seq", group=ranks)()
+
+    def taken(self, x: Tensor) -> Tensor:
+        """This rank's part of the whole."""
+        return self._by_rank(x)[(slice(None),) * self._dim + (self._own,)]
+
+    def padded(self, x: Tensor) -> Tensor:
+        """This rank's part as a term of the whole."""
+        size = (*x.shape[: self._dim], sum(self._parts), *x.shape[self._dim + 1 :])
+        places = torch.arange(size[self._dim]) if self._order is None else self._order
+        own = places[self._own].to(x.device)
+        return x.new_zeros(size).index_copy_(self._dim, own, x)
+
+    def _by_rank(self, x: Tensor) -> Tensor:
+        """The whole, every rank's part after the other."""
+        return x if self._order is None else x.index_select(self._dim, self._order.to(x.device))
+
+
+def _places(lying: Lying) -> Tensor | None:
+    """Of all elements, rank by rank; None where they follow one another."""
+    ranges = [part for ranges in lying.held for part in ranges if part]
+    if all(a.stop == b.start for a, b in pairwise([range(0), *ranges])):
+        return None
+    places = [place for part in ranges for place in part]
+    assert sorted(places) == list(range(len(places))), f"parts have some in common: {lying}"
+    return torch.tensor(places)
 
 
 def _pair(x: Tensor, there: Change, back: Change) -> Tensor:

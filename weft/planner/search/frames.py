@@ -24,6 +24,7 @@ from weft.planner.problem import Shape
 from weft.planner.search.choice import INSIDE, Section, inner_of, mesh_axes, nodes_for, num_ranks
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.search.found import ReasonKind
+from weft.planner.validate import why_not
 
 MOST_COMBINATIONS = 1600
 """Of sections of several kinds, for one microbatch."""
@@ -34,6 +35,7 @@ MOST_MICROS = 48
 ALL_UP_TO = 12
 """Every number of meshes and of data-parallel ranks up to this is tried; above, some."""
 UNMADE: dict[ReasonKind, str] = {
+    "axis": "divide the model along an axis that cannot",
     "bound": "at best slower than what is known",
     "limit": "less promising than the many that were looked at",
     "memory": "do not hold the model",
@@ -83,7 +85,9 @@ class Space:
         self.samples, self.fewest = samples, fewest
         self.unmade: Counter[ReasonKind] = Counter()
         """Combinations of sections of which no frame was made, by why; see ``UNMADE``."""
-        self._dims = dims_of_model(costs.workload.spec)
+        spec = costs.workload.spec
+        self._dims = dims_of_model(spec)
+        self._unrun = {name for name in INSIDE if why_not(spec, AXES[name])}
         # Asked often with the same.
         self.speeds: Callable[[int, int], list[tuple[float, Section]]] = cache(self._speeds)
         self.rates: Callable[[int, int, int], list[Rate]] = cache(self._rates)
@@ -313,16 +317,26 @@ class Space:
 
     def _placed(self, pool: int) -> Iterator[Section]:
         chips = self.costs.pools[pool].num_chips
-        groups = [(inner, num_ranks(inner)) for inner in self._inner(pool)]
+        groups = [(inner, num_ranks(inner)) for inner in self._allowed_inner(pool)]
         pairs = [(*both, n) for both in groups for n in self._mesh_counts(chips // both[1])]
         for inner, group, meshes in pairs:
             for ways in self._ways(min(chips // (group * meshes), self.samples)):
-                if self._fills(pool, group * ways * meshes, group):
+                if not self._runs(inner):
+                    self.unmade["axis"] += 1
+                elif self._fills(pool, group * ways * meshes, group):
                     yield Section(pool, mesh_axes(ways, inner), meshes)
                 else:
                     self.unmade["shape"] += 1
 
     def _inner(self, pool: int) -> Iterator[Axes]:
+        """Every combination of sizes that can be run."""
+        return filter(self._runs, self._allowed_inner(pool))
+
+    def _runs(self, inner: Axes) -> bool:
+        """Every axis has a way to divide the model."""
+        return not any(size > 1 and name in self._unrun for name, size in inner)
+
+    def _allowed_inner(self, pool: int) -> Iterator[Axes]:
         """Every combination of sizes that fills whole parts of a node and leaves all ranks work."""
         node, dims = self.costs.pools[pool].chips_per_node, self._dims
         most = min(node, self.options.max_split or node)

@@ -1,0 +1,106 @@
+"""What would be computed wrong along an axis is refused, by the layout alone: no torch, no rank."""
+
+from dataclasses import replace
+
+import pytest
+
+from weft.axes.check import check_layout, divided_form
+from weft.axes.registry import AXES
+from weft.axes.tp.axis import TensorParallel
+from weft.config.errors import ConfigError
+from weft.models.registry import FAMILIES
+from weft.plan.layout import SAMPLES, Dim, Edge, Form, Layout, Partial, Replicate, Shard
+
+WIDTH, SEQ = Dim(name="d_model", size=4), Dim(name="seq", size=8)
+HIDDEN = Dim(name="d_ff", size=6, width=True)
+STREAM = (SAMPLES, SEQ, WIDTH)
+ENTERS, LEAVES = Edge(STREAM, "stream", "inner"), Edge(STREAM, "inner", "stream")
+MATRIX = Layout(params={"weight": (WIDTH, WIDTH)})
+TP = TensorParallel()
+
+
+class Between(TensorParallel):
+    """Divides the sequence between modules, and nothing inside them."""
+
+    name = "sp"
+    kinds = ("Pool",)
+
+    def divides(self, dim: Dim, form: Form) -> bool:
+        return dim.name == "seq" and form == "stream"
+
+
+SP = Between()
+
+
+def refusal(layout: dict[str, Layout], axis: TensorParallel = SP) -> str:
+    with pytest.raises(ConfigError) as refused:
+        check_layout(layout, axis)
+    return str(refused.value)
+
+
+def test_a_module_that_all_ranks_compute_whole_is_refused() -> None:
+    """Each would have the whole gradient of its weight, and ranks add them up."""
+    layout = {"mlp": replace(MATRIX, takes={0: ENTERS})}
+    assert refusal(layout) == (
+        "layout.mlp.takes[0] = 'Shard(dim=1) -> Replicate() along sp': expected that only of a "
+        "module with a part that sp divides. Every rank would compute the same whole, and its "
+        "gradients would be counted once a rank. Take it as it travels (no `takes`), give the "
+        "parameters a dimension that sp divides, or give back with `gives` what was cut."
+    )
+    assert refusal(layout, TP).startswith("layout.mlp.takes[0] = 'Shard(dim=1) -> Replicate() ")
+
+
+def test_a_module_whose_result_or_weight_is_divided_again_is_not() -> None:
+    check_layout({"mlp": MATRIX}, SP)
+    check_layout({"mlp": replace(MATRIX, takes={0: ENTERS}, gives=LEAVES)}, SP)
+    inside = {"mlp": Layout(takes={0: ENTERS}), "mlp.up": Layout(params={"weight": (HIDDEN,)})}
+    check_layout(inside, TP)
+    assert refusal(inside).startswith("layout.mlp.takes[0] = ")
+    beside = {"mlp": Layout(takes={0: ENTERS}), "mlp2.up": Layout(params={"weight": (HIDDEN,)})}
+    assert refusal(beside, TP).startswith("layout.mlp.takes[0] = ")
+
+
+def test_what_is_added_up_of_activations_as_they_travel_needs_a_form() -> None:
+    """Each rank has a part of the sequence there: it would add up that part alone."""
+    pool = Layout(kind="Mean", mixes=SEQ)
+    assert refusal({"pool": pool}) == (
+        "layout.pool = 'Mean': expected a kind with a split form: Pool. "
+        "It mixes seq, of which each rank holds a part."
+    )
+    assert refusal({"pool": replace(pool, mixes=None, sums=SEQ)}, TP).endswith(
+        "It adds up over seq, of which each rank holds a part."
+    )
+    check_layout({"pool": replace(pool, kind="Pool")}, SP)
+    inside = {"attn": Layout(takes={0: ENTERS}, gives=LEAVES), "attn.pool": pool}
+    check_layout(inside, SP)  # whole samples come there
+    assert divided_form(inside, "attn.pool", SEQ, SP) is None
+    assert divided_form({"pool": pool, "attn": inside["attn"]}, "pool", SEQ, SP) == "stream"
+
+
+def test_a_change_that_the_axis_does_not_make_is_refused() -> None:
+    class Bare(Between):
+        changes = ()
+
+    assert refusal({"attn": Layout(takes={0: ENTERS}, gives=LEAVES)}, Bare()) == (
+        "layout.attn.takes[0] = 'Shard(dim=1) -> Replicate() along sp': expected "
+        "no change, for sp makes none."
+    )
+
+
+def test_every_family_runs_along_every_axis() -> None:
+    for family in FAMILIES.values():
+        spec = replace(next(iter(family.sizes.values())), num_layers=1)
+        for axis in AXES.values():
+            check_layout(family.layout(spec), axis)
+
+
+def test_axes_say_what_their_runtimes_have() -> None:
+    from weft.parallel.apply import RUNTIMES
+
+    for name, axis in AXES.items():
+        changes = set(RUNTIMES[name].changes) if name in RUNTIMES else set()
+        forms = RUNTIMES[name].split_forms if name in RUNTIMES else {}
+        assert set(axis.changes) == changes, name
+        assert sorted(axis.kinds) == sorted(kind.__name__ for kind in forms), name
+        assert not any(after is Partial for _, after in axis.changes)
+        assert all({before, after} <= {Shard, Replicate, Partial} for before, after in axis.changes)
