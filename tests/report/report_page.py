@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from weft.report.charts import charts
 from weft.report.page import write_report
+from weft.report.run_files import read_run
 
 SECTIONS = ["Result", "Training", "Plan", "Samples", "Configuration", "Environment", "Checkpoints"]
-VOID = {"meta", "link", "path", "rect", "line", "wbr"}
+VOID = {"meta", "link", "wbr"}
 
 
 @dataclass
@@ -80,9 +81,17 @@ def section(page: Element, name: str) -> Element:
     return page.one("section", id=name.lower())
 
 
-def data_of(page: Element) -> dict[str, Any]:
-    charts = json.loads(page.one("script", id="chart-data").text)
-    return {chart["id"]: chart for chart in charts}
+def data_of(run: Path) -> dict[str, dict[str, Any]]:
+    """The charts of a run as they are handed to be drawn."""
+    files = read_run(run)
+    drawn = charts(files.steps, files.evals, {"bigram": 5.25, "unigram": 6.5})
+    return {chart.id: asdict(chart) for chart in drawn}
+
+
+def plots(page: Element) -> dict[str, Element]:
+    """The drawn charts by their ids."""
+    figures = (x for x in page.all("figure") if x.attributes["id"].startswith("figure-"))
+    return {x.attributes["id"].removeprefix("figure-"): x.all("svg")[0] for x in figures}
 
 
 def everything(element: Element) -> list[Element]:

@@ -21,9 +21,10 @@ from weft.report.compare_band import (
     operation_error,
     tensor_band,
 )
-from weft.report.compare_page import lines, page, picture
+from weft.report.compare_page import difference_chart, lines, page
 from weft.report.compare_runs import StepPair, compare_runs, eval_differences, sign_test, trend
 from weft.report.metrics import EvalMetrics, JsonlWriter, StepMetrics
+from weft.report.svg import line_chart
 
 STEPS = 60
 CLOCK = count()
@@ -90,7 +91,8 @@ def test_a_loss_that_is_not_a_number_is_outside(tmp_path: Path) -> None:
     a = make(tmp_path, "a", fall)
     found = compare_runs(a, make(tmp_path, "b", lambda n: math.nan if n == 9 else fall(n)))
     assert found.first_outside is not None and found.first_outside.step == 9
-    assert len(picture(found.pairs).lines) == 2, "the line is broken there"
+    drawn = line_chart(difference_chart(found))
+    assert drawn.count("<polyline") == 2, "the line is broken there"
 
 
 def test_the_band_grows_with_rounding_depth_and_step_and_shrinks_with_tokens() -> None:
@@ -225,8 +227,11 @@ def test_the_page_has_a_picture_and_no_script(tmp_path: Path) -> None:
     assert "<script" not in text and "default-src 'none'" in text
     assert "<polyline" in text and "<polygon" in text
     assert "+5.000e-01" in text and "+1.250e+01" in text
-    drawn = picture([StepPair(1, 4.0, 4.0, 1.0), StepPair(3, 4.0, 5.0, 1.0)])
-    assert drawn.lines == ["0.0,120.0 800.0,10.9"]
+    assert "first outside" not in text
+    pairs = [StepPair(1, 4.0, 4.0, 1.0), StepPair(3, 4.0, 5.5, 1.0)]
+    drawn = line_chart(difference_chart(replace(found, pairs=pairs)))
+    assert 'points="0,600 1000,0"' in drawn, "from 0 to 1.5 of an axis from -1 to 1.5"
+    assert "first outside" in drawn
 
 
 def test_exit_codes_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

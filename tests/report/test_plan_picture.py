@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from report_cases import UNLIKE, stage
+from report_page import Page
 
+from weft.cluster.cluster import Cluster, Node, catalogue
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.report.plan_picture import StageBox, picture
+from weft.report.plan_picture import StageBox, chips_of, picture
 
 
 def test_stages_of_a_picture_stand_under_the_layers_they_hold() -> None:
@@ -20,14 +24,15 @@ def test_stages_of_a_picture_stand_under_the_layers_they_hold() -> None:
     at = {text: x for x, text in drawn.axis}
     assert at["21"] < second.x < at["22"]
     assert [cell.text for cell in second.cells] == [str(rank) for rank in range(8, 24)]
-    assert (first.kind, second.kind, alone.kind) == (0, 1, 1)
+    looks = [box.look for box in (first, second, alone)]
+    assert looks == ["vendor-0 shade-0", *["vendor-1 shade-0"] * 2]
     assert [lane.share_width / drawn.width for lane in drawn.lanes] == [0.75, 0.25]
 
 
 def check_stage(box: StageBox, right: float) -> None:
     """A stage is inside the picture; its text and its ranks are inside the stage."""
     assert box.x >= 0 and box.x + box.width <= right
-    for text in (box.heading, box.detail):
+    for text in box.lines:
         assert box.text_x + 6.5 * len(text) <= box.x + box.width, (text, box.width)
     for cell in box.cells:
         assert box.x <= cell.x and cell.x + cell.width <= box.x + box.width
@@ -80,8 +85,35 @@ def test_stages_of_a_lane_say_the_same_kind_of_thing() -> None:
     stages = tuple(stage(range(i, i + 1), (4 * i, 4 * i + 4)) for i in range(8))
     pipeline = PipelinePlan(stages=stages, samples=4, microbatch=1)
     (lane,) = picture(Plan(num_layers=32, pipelines=(pipeline,))).lanes
-    assert [box.heading for box in lane.stages] == [f"{4 * i}–{4 * i + 3}" for i in range(8)]  # noqa: RUF001
-    assert [box.detail for box in lane.stages] == [f"rank {i}" for i in range(8)]
+    assert [box.lines for box in lane.stages] == [
+        (f"layers {4 * i}–{4 * i + 3}", "1 × cpu", "dp1 tp1 z0", "fp32")  # noqa: RUF001
+        for i in range(8)
+    ]
+
+
+def test_colours_go_by_vendor_and_shades_by_kind() -> None:
+    """Where the chips are known, and are those of the plan."""
+    names = ["H100-SXM5-80GB", "A100-SXM4-80GB", "MI300X", "H100-SXM5-80GB"]
+    chips = tuple(catalogue()[name] for name in names)
+    node = Node(host="a", cpu="c", cores=1, memory_gib=1.0, cpu_bf16=True, chips=chips)
+    cluster = Cluster(nodes=(node,))
+    stages = tuple(stage(range(i, i + 1), (8 * i, 8 * i + 8), "cuda") for i in range(4))
+    pipeline = PipelinePlan(stages=stages, samples=4, microbatch=1)
+    plan = Plan(num_layers=32, pipelines=(pipeline,))
+    drawn = picture(plan, chips_of(plan, cluster))
+    assert [box.look for box in drawn.lanes[0].stages] == [
+        "vendor-0 shade-0",
+        "vendor-0 shade-1",
+        "vendor-1 shade-0",
+        "vendor-0 shade-0",
+    ]
+    assert [box.lines[1] for box in drawn.lanes[0].stages] == [
+        f"1 × {name}"  # noqa: RUF001
+        for name in ("NVIDIA H100-SXM5-80GB", "NVIDIA A100-SXM4-80GB", "AMD MI300X")
+    ] + ["1 × NVIDIA H100-SXM5-80GB"]  # noqa: RUF001
+    words = [item.text for item in Page(str(drawn.legend)).root.all("li")]
+    assert words == ["NVIDIA H100-SXM5-80GB", "NVIDIA A100-SXM4-80GB", "AMD MI300X"]
+    assert chips_of(plan.each(lambda s: replace(s, device="cpu")), cluster) == {}
 
 
 def test_picture_of_many_alike_pipelines_folds_them() -> None:

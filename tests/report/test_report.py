@@ -100,7 +100,7 @@ def test_plan(run: Path) -> None:
         ["0, stage 0", "16 (67%)", "4 of 4", "embedding, layers 0–5, head", "0", "one rank"],  # noqa: RUF001
         ["1, stage 0", "8 (33%)", "2 of 4", "embedding, layers 0–5, head", "1", "one rank"],  # noqa: RUF001
     ]
-    svg = plan.one("svg")
+    svg = plan.one("svg", role="img")
     assert svg.attributes["role"] == "img"
     assert svg.attributes["aria-labelledby"] == svg.all("title")[0].attributes["id"]
     assert svg.all("title")[0].text.startswith("6 layers on 2 ranks")
@@ -124,6 +124,8 @@ def test_plan_of_unlike_pipelines(run: Path) -> None:
         ["1, stage 0", "embedding, layers 0–31, head", "24", "one rank", "npu fp32"],  # noqa: RUF001
     ]
     assert [item.text for item in plan.one("ul").all("li")] == ["cuda", "npu"]
+    texts = [x.text for x in plan.one("svg", role="img").all("text")]
+    assert {"8 × cuda", "dp 4 tp 2 · ZeRO 0", "16 × npu", "dp 2 tp 8 · ZeRO 0"} <= set(texts)  # noqa: RUF001
 
 
 def test_scattered_ranks_are_counted(run: Path) -> None:
@@ -190,7 +192,7 @@ def test_a_run_that_crashed_shows_how_far_it_came(run: Path) -> None:
     assert rows(section(page, "Result").one("table"))[1:] == [
         ["this model", f"{loss:.4f}", f"{math.exp(loss):.2f}", "not recorded"]
     ]
-    assert [s["label"] for s in data_of(page)["loss"]["series"]][-1] == "held-out"
+    assert [s["label"] for s in data_of(run)["loss"]["series"]][-3] == "held-out"
     assert section(page, "Environment").one("p").text == "not recorded"
 
 

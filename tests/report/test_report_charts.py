@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 from report_cases import make_run, write_metrics
-from report_page import data_of, read, section
+from report_page import data_of, everything, plots, read, rows, section
 
 from weft.report.charts import MOST_POINTS, smooth
+from weft.report.svg import Scale, ticks
 
 
 @pytest.fixture
@@ -18,8 +20,8 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_charts(run: Path) -> None:
-    page = read(run)
-    charts = data_of(page)
+    charts = data_of(run)
+    assert list(charts) == list(plots(read(run)))
     assert list(charts) == ["loss", "throughput", "lr", "grad-norm", "memory"]
     loss = {series["label"]: series for series in charts["loss"]["series"]}
     assert list(loss) == [
@@ -38,25 +40,92 @@ def test_charts(run: Path) -> None:
     assert "training 7.92 at step 1, 4.354 at step 120" in charts["loss"]["description"]
 
 
-def test_charts_are_described_in_words(run: Path) -> None:
+def test_charts_are_described_in_words_and_have_axes(run: Path) -> None:
     page = read(run)
-    for name, chart in data_of(page).items():
-        place = page.one("div", id=f"chart-{name}").attributes
-        assert place["role"] == "img" and place["aria-label"] == chart["description"]
-    assert page.one("noscript").text.startswith("The charts need JavaScript")
+    for name, chart in data_of(run).items():
+        picture = plots(page)[name]
+        assert picture.attributes["role"] == "img"
+        assert picture.attributes["aria-label"] == chart["description"]
+    texts = [x.text for x in plots(page)["loss"].all("text")]
+    assert {"loss (nats per token)", "step", "tokens", "20", "120", "200 k"} <= set(texts)
+    assert {"bigram baseline 5.25", "unigram baseline 6.5"} <= set(texts), "levels say their names"
+    last = [x for x in plots(page)["loss"].all("text") if x.attributes.get("class") == "last"]
+    assert sorted(float(x.text) for x in last) == pytest.approx([4.355, 5.03], abs=0.02)
+    heights = [float(x.attributes["y"]) for x in last]
+    assert abs(heights[0] - heights[1]) >= 14, "and can be read"
+
+
+def test_the_axis_of_tokens_has_round_numbers_where_they_were_reached(run: Path) -> None:
+    top = dict(data_of(run)["loss"]["top"])
+    assert top == {33.0: "200 k", 66.0: "400 k", 98.0: "600 k"}, "6144 tokens a step"
+
+
+def test_restarts_are_marked_and_their_times_added(run: Path) -> None:
+    """Three starts: the second began anew after step 40, the third after 41, in its first step."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line and "eval_loss" not in line]
+    for line in steps:
+        line["elapsed_s"] -= 20.0 * (line["step"] > 40) + 0.5 * (line["step"] > 41)
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)))
+    assert [chart["marks"] for chart in data_of(run).values()] == [
+        [(41, "restart"), (42, "restart")]
+    ] * 5
+    page = read(run)
+    marks = [x for x in plots(page)["lr"].all("line") if x.attributes.get("class") == "mark"]
+    assert len(marks) == 2
+    table, _ = section(page, "Training").all("table")
+    assert [row[:3] for row in rows(table)[1:]] == [
+        ["1", "1 to 40", "20s"],
+        ["2", "41 to 41", "0s"],
+        ["3", "42 to 120", "40s"],
+    ]
+    tiles = {x.one("dt").text: x.all("dd") for x in section(page, "Result").one("dl").all("div")}
+    assert [x.text for x in tiles["Time"]] == ["4m30s", "over 3 starts"], "250 s and 20.5 before"
 
 
 @pytest.mark.parametrize("steps", [1, 2, 19, 20])
 def test_short_runs(run: Path, steps: int) -> None:
     write_metrics(run / "metrics.jsonl", steps)
-    labels = [series["label"] for series in data_of(read(run))["loss"]["series"]]
+    labels = [series["label"] for series in data_of(run)["loss"]["series"]]
     assert ("training, smoothed" in labels) == (steps >= 20)
+    shapes = [x.tag for x in everything(plots(read(run))["lr"])]
+    assert ("polyline" in shapes, "circle" in shapes) == (steps > 1, steps == 1)
+
+
+def test_a_curve_is_broken_where_there_is_no_number(run: Path) -> None:
+    assert len(plots(read(run))["grad-norm"].all("polyline")) == 1
+    write_metrics(run / "metrics.jsonl", 19)
+    training = [x.attributes["points"] for x in plots(read(run))["loss"].all("polyline")]
+    assert [len(points.split()) for points in training] == [12, 6, 2, 2], "levels are two points"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (0.37, 0.52, [0.4, 0.45, 0.5]),
+        (1, 120, [20, 40, 60, 80, 100, 120]),
+        (-3e-7, 3e-7, [-3e-7, -2e-7, -1e-7, 0, 1e-7, 2e-7, 3e-7]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+def test_numbers_have_prefixes() -> None:
+    assert Scale.of(0.0123, "s").text(0.0123) == "12.3 ms"
+    assert Scale.of(61.0, "s").text(60.0) == "60 s"
+    assert Scale.of(3e-6, "s").text(3e-6) == "3 \N{MICRO SIGN}s"
+    assert Scale.of(0.5, "GiB").text(0.25) == "256 MiB"
+    assert Scale.of(70.0, "GiB").text(40.0) == "40 GiB"
+    assert Scale.of(9000, "tokens/s").text(8123) == "8123"
+    assert Scale.of(2.5e6, "tokens").text(500_000) == "0.5 M"
+    assert Scale.of(3e-3, "").text(2e-3) == "2e-3"
 
 
 def test_a_long_run_is_thinned_and_its_peaks_stay(run: Path) -> None:
     write_metrics(run / "metrics.jsonl", 2 * MOST_POINTS + 1)
-    page = read(run)
-    charts = data_of(page)
+    charts = data_of(run)
     norm = charts["grad-norm"]["series"][0]
     assert len(norm["x"]) == len(norm["y"]) <= MOST_POINTS
     assert norm["x"][-1] == 2 * MOST_POINTS + 1
@@ -64,7 +133,7 @@ def test_a_long_run_is_thinned_and_its_peaks_stay(run: Path) -> None:
     training = charts["loss"]["series"][0]
     expected = [4 + 4 * 0.98**step for step in (1, 2, 3)]
     assert (training["x"][0], training["y"][0]) == (3, pytest.approx(sum(expected) / 3))
-    assert "One point stands for 3 steps" in section(page, "Training").text
+    assert "One point stands for 3 steps" in section(read(run), "Training").text
 
 
 def test_smoothing_by_hand() -> None:

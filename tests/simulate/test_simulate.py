@@ -1,7 +1,6 @@
 """Played time against closed formulas, a hand count and a clock that ticks one unit at a time."""
 
 import random
-import xml.etree.ElementTree as ET
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from weft.cost.times import SeamTimes, StageTimes
 from weft.plan.plan import ScheduleName
 from weft.schedules.action import Action, Schedule
 from weft.schedules.registry import schedule_of
-from weft.simulate.picture import draw, to_svg
+from weft.simulate.picture import draw
 from weft.simulate.play import simulate_plan
 
 FREE = SeamTimes()
@@ -140,12 +139,3 @@ def test_text_picture() -> None:
         "  1 .FBBFBB..",
         "    9 s, 33.3% idle",
     ]
-
-
-def test_svg_is_xml_with_a_box_for_every_action() -> None:
-    timeline = simulate_plan(pipeline("zb-v", 2, 3), [EVEN] * 4, [FREE] * 3)
-    svg = ET.fromstring(to_svg(timeline))
-    boxes = svg.findall(".//{http://www.w3.org/2000/svg}rect")
-    assert len(boxes) == 4 * 3 * 3
-    right = max(float(box.attrib["x"]) + float(box.attrib["width"]) for box in boxes)
-    assert right == pytest.approx(960, abs=0.1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -11,13 +11,13 @@ from weft.mix.chips import Kind
 from weft.mix.mix import MixReport, Rates, in_rows, uncertainty
 from weft.mix.questions import NAMES
 from weft.plan.plan import PipelinePlan
-from weft.report.html import render
-from weft.simulate.picture import COLOURS, ROW_HEIGHT, to_svg
+from weft.report.html import Table, Tile, render
+from weft.report.svg import Axis, Bar, Row, Scale, fill_legend, row_chart
+from weft.report.timelines import TIME, phase_legend, timeline_rows
 
-_WIDTH = 620
-"""Of the longest step, in units of the page."""
 _NUMBERS = ("tokens/s", "+-", "of sum", "over the fastest part")
-_PHASES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
+_LOOKS = {"part": "fill-8", "mix": "fill-0", "best": "fill-1"}
+_RATE = Axis("throughput", "tokens/s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,23 +35,22 @@ class _Picture:
     def step_s(self) -> float:
         return max(line.step_s for line in self.rates.timelines)
 
-    def lines(self, longest: float) -> Iterator[tuple[list[tuple[str, str]], Markup]]:
-        """Of each pipeline: who computes what, and a step; one of ``longest`` has all the width."""
-        pipelines = self.rates.trial.plan.pipelines
-        for pipeline, line in zip(pipelines, self.rates.timelines, strict=True):
-            width = max(1, round(_WIDTH * line.step_s / longest))
-            yield list(self._seats(pipeline)), Markup(to_svg(line, width))
+    def drawn(self, longest: float) -> Markup:
+        """A step of each pipeline, and who computes what; one of ``longest`` has all the width."""
+        both = zip(self.rates.trial.plan.pipelines, self.rates.timelines, strict=True)
+        rows = [row for p, line in both for row in timeline_rows(line, list(self._seats(p)))]
+        return row_chart(rows, TIME, longest)
 
-    def _seats(self, pipeline: PipelinePlan) -> Iterator[tuple[str, str]]:
+    def _seats(self, pipeline: PipelinePlan) -> Iterator[str]:
         """Of each position: who computes which layers there, of how much."""
         for stages in pipeline.positions():
             here = [self.ranks[rank] for rank in pipeline.stages[stages[0]].mesh.ranks]
             held = [pipeline.stages[stage].layers for stage in stages]
             layers = sum(end - first for first, end in held)
             yield (
-                f"rank{'s' * (len(here) > 1)} {', '.join(map(str, here))} {self.names[here[0]]}",
+                f"rank{'s' * (len(here) > 1)} {', '.join(map(str, here))} {self.names[here[0]]}: "
                 f"{layers} of {self.rates.trial.plan.num_layers} layers, "
-                f"{pipeline.samples} samples",
+                f"{pipeline.samples} samples"
             )
 
 
@@ -73,19 +72,53 @@ def page(report: MixReport, kinds: Sequence[Kind]) -> str:
         _Picture(title=rates.trial.name, rates=rates, ranks=range(len(names)), names=names)
         for rates in best.values()
     ]
+    longest = max(picture.step_s for picture in [*alone, *mixes])
+    looks = [(_LOOKS["part"], "a part alone"), (_LOOKS["mix"], "all together")]
+    keys = [*looks, (_LOOKS["best"], "the best mix"), ("limit", "sum of the parts")]
     return render(
         "mix.html.j2",
+        title="What mixing costs",
+        kind="mix",
         report=report,
-        within=uncertainty(report.efficiencies),
-        generations=[_generation_row(rates, report) for rates in best.values()],
-        trials=in_rows(report),
-        numeric=_NUMBERS,
-        longest=max(picture.step_s for picture in [*alone, *mixes]),
+        tiles=list(_tiles(report)),
+        rates=row_chart(_rate_rows(report, best.values()), _RATE, 1.02 * _largest(report)),
+        rate_legend=fill_legend(keys),
+        generations=_table("Generations", [_generation_row(r, report) for r in best.values()]),
+        trials=_table("Everything that was measured", in_rows(report)),
+        longest=longest,
         pictures={"The parts alone": alone, "All together": mixes},
-        phases=_PHASES,
-        colours=COLOURS,
-        row_height=ROW_HEIGHT,
+        phases=phase_legend(),
     )
+
+
+def _tiles(report: MixReport) -> Iterator[Tile]:
+    within = uncertainty(report.efficiencies)
+    about = "" if within is None else f" \N{PLUS-MINUS SIGN} {within:.3f}"
+    yield Tile("Efficiency", f"{report.efficiency:.3f}{about}", "the best mix over the sum")
+    yield Tile("Best mix", f"{report.best.middle:,.0f}", f"tokens/s: {report.best.trial.name}")
+    yield Tile("Sum of the parts", f"{report.upper:,.0f}", "tokens/s, the upper bound")
+    yield Tile("Fastest part alone", f"{report.lower:,.0f}", "tokens/s, the lower bound")
+
+
+def _largest(report: MixReport) -> float:
+    """Of all rates."""
+    return max(report.upper, *(rates.middle for rates in report.mixes))
+
+
+def _rate_rows(report: MixReport, mixes: Iterable[Rates]) -> Iterator[Row]:
+    scale = Scale.of(_largest(report), _RATE.unit)
+    parts = [("part", f"{name} alone", rates) for name, rates in report.parts.items()]
+    both = [("best" if r is report.best else "mix", r.trial.name, r) for r in mixes]
+    for look, name, rates in [*parts, *both]:
+        text = scale.text(rates.middle)
+        bar = Bar(0.0, rates.middle, _LOOKS[look], text, f"{text} {_RATE.unit}")
+        yield Row(name, [bar], report.upper)
+
+
+def _table(caption: str, rows: Sequence[Mapping[str, str]]) -> Table:
+    headers = tuple(dict.fromkeys(name for row in rows for name in row))
+    cells = [tuple(row.get(name, "") for name in headers) for row in rows]
+    return Table(caption=caption, headers=headers, rows=cells, numeric=_NUMBERS)
 
 
 def _generation_row(rates: Rates, report: MixReport) -> dict[str, str]:

@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import accumulate, cycle
 from statistics import fmean
-from typing import Literal
 
 from weft.report.metrics import EvalMetrics, StepMetrics
+from weft.report.starts import starts
+from weft.report.svg import Axis, Chart, Look, Scale, Series, ticks
 
 MOST_POINTS = 1000
 """Points of a curve at most; a longer run shows one point for several steps."""
 _FEWEST_TO_SMOOTH = 20
 
-Format = Literal["loss", "rate", "small", "size"]
-Color = Literal["main", "second", "level-1", "level-2"]
-_LEVELS: tuple[Color, ...] = ("level-1", "level-2")
 Combine = Callable[[Sequence[float]], float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Series:
-    """One curve. ``y`` has None where there is no finite number."""
-
-    label: str
-    x: list[int]
-    y: list[float | None]
-    look: Literal["line", "faint", "points", "level"] = "line"
-    """``level``: a dashed horizontal line with its label on it."""
-    color: Color = "main"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chart:
-    """One set of axes over the step."""
-
-    id: str
-    title: str
-    unit: str
-    format: Format
-    """How the page writes its numbers."""
-    series: list[Series]
-    description: str
-    """The curve in words, for those who do not see it."""
+_LEVELS: tuple[Look, ...] = ("level-1", "level-2")
 
 
 def charts(
@@ -53,7 +27,9 @@ def charts(
     """The charts that the records are enough for; none without a step."""
     if not steps:
         return []
-    return [_loss(steps, evals, baselines), *_of_each_step(steps)]
+    marks = [(start.first, "restart") for start in starts(steps)[1:]]
+    found = [_loss(steps, evals, baselines), *_of_each_step(steps)]
+    return [replace(chart, marks=marks) for chart in found]
 
 
 def steps_per_point(num_steps: int) -> int:
@@ -99,7 +75,7 @@ def _loss(
     at, losses = [m.step for m in steps], [m.loss for m in steps]
     smooths = len(steps) >= _FEWEST_TO_SMOOTH
     x, y = thin(at, losses, fmean)
-    series = [Series(label="training", x=x, y=y, look="faint" if smooths else "line")]
+    series = [Series(label="training", x=x, y=y, look="faint" if smooths else "main")]
     if smooths:
         smoothed = smooth(losses, half_life=max(2.0, len(steps) / 100))
         x, y = thin(at, smoothed, fmean)
@@ -107,11 +83,11 @@ def _loss(
     held_out = [e for e in evals if math.isfinite(e.eval_loss)]
     if held_out:
         x, y = thin([e.step for e in held_out], [e.eval_loss for e in held_out], fmean)
-        series.append(Series(label="held-out", x=x, y=y, look="points", color="second"))
+        series.append(Series(label="held-out", x=x, y=y, look="points"))
     edges = sorted({min(at), max(at)})
     series += [
-        Series(label=f"{name} baseline", x=edges, y=[loss] * len(edges), look="level", color=color)
-        for color, (name, loss) in zip(cycle(_LEVELS), baselines.items(), strict=False)
+        Series(label=f"{name} baseline", x=edges, y=[loss] * len(edges), look=look)
+        for look, (name, loss) in zip(cycle(_LEVELS), baselines.items(), strict=False)
     ]
     words = [_in_words("training", at, losses)]
     words += [f"held-out {e.eval_loss:.4g} at step {e.step}" for e in held_out[-1:]]
@@ -119,11 +95,24 @@ def _loss(
     return Chart(
         id="loss",
         title="Loss",
-        unit="nats per token",
-        format="loss",
         series=series,
         description="; ".join(words) + ".",
+        y=Axis("loss", "nats per token"),
+        top=_token_axis(steps),
+        top_title="tokens",
+        height=300,
     )
+
+
+def _token_axis(steps: Sequence[StepMetrics]) -> list[tuple[float, str]]:
+    """Round numbers of tokens, each at the step that reached it."""
+    passed = list(accumulate(m.tokens for m in steps))
+    if not passed[-1]:
+        return []
+    scale, spread = Scale.of(passed[-1], "tokens"), (steps[0].step, steps[-1].step)
+    places = ((tokens, bisect_left(passed, tokens)) for tokens in ticks(0, passed[-1])[1:])
+    found = [(float(steps[at].step), scale.text(t)) for t, at in places if at < len(steps)]
+    return found if spread[0] < spread[1] else []
 
 
 def _of_each_step(steps: Sequence[StepMetrics]) -> Iterator[Chart]:
@@ -131,17 +120,17 @@ def _of_each_step(steps: Sequence[StepMetrics]) -> Iterator[Chart]:
     at = [m.step for m in steps]
     rate, lr = [m.tokens_per_s for m in steps], [m.lr for m in steps]
     norm, memory = [m.grad_norm for m in steps], [m.memory_gib for m in steps]
-    curves: tuple[tuple[str, str, str, Format, list[float], Combine], ...] = (
-        ("throughput", "Throughput", "tokens/s", "rate", rate, fmean),
-        ("lr", "Learning rate", "", "small", lr, fmean),
-        ("grad-norm", "Gradient norm", "before clipping", "size", norm, max),
-        ("memory", "Memory", "GiB, most of any rank", "size", memory, max),
+    curves: tuple[tuple[str, str, Axis, list[float], Combine], ...] = (
+        ("throughput", "Throughput", Axis("throughput", "tokens/s"), rate, fmean),
+        ("lr", "Learning rate", Axis("learning rate"), lr, fmean),
+        ("grad-norm", "Gradient norm", Axis("L2 norm before clipping"), norm, max),
+        ("memory", "Memory", Axis("most of any rank", "GiB"), memory, max),
     )
-    for name, title, unit, form, values, combine in curves:
+    for name, title, axis, values, combine in curves:
         x, y = thin(at, values, combine)
         series = [Series(label=title.lower(), x=x, y=y)]
         words = _in_words(title.lower(), at, values) + "."
-        yield Chart(id=name, title=title, unit=unit, format=form, series=series, description=words)
+        yield Chart(id=name, title=title, series=series, description=words, y=axis, from_zero=True)
 
 
 def _in_words(label: str, at: Sequence[int], values: Sequence[float]) -> str:

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from itertools import groupby
+from statistics import fmean
 from typing import Any
 
 from weft.report.charts import thin
 from weft.report.compare_runs import Comparison, EvalSummary, StepPair
 from weft.report.html import Table, render
-
-WIDTH, HEIGHT = 800, 240
-_MARGIN = 1.1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
-    """Differences over steps inside their band; coordinates as SVG writes them."""
-
-    width: int
-    height: int
-    middle: float
-    band: str
-    lines: Sequence[str]
-    top: str
-    """Nats at the upper edge; the lower edge is as far below zero."""
-    steps: str
+from weft.report.svg import Axis, Chart, Series, line_chart
 
 
 def verdict(found: Comparison) -> str:
@@ -126,44 +109,52 @@ def _step(pair: StepPair) -> dict[str, Any]:
 
 
 def page(found: Comparison) -> str:
-    """One HTML page with a picture, that opens anywhere."""
+    """One HTML page with pictures, that opens anywhere."""
+    drawn = (difference_chart(found), loss_chart(found))
     return render(
         "compare.html.j2",
         title=f"{found.a.name} and {found.b.name}",
-        ok=found.ok,
-        verdict=verdict(found),
-        caption=f"B minus A, nats, and the band that rounding in {found.precision} explains",
-        picture=picture(found.pairs),
+        kind="comparison",
+        status=(found.ok, verdict(found)),
+        said=lines(found)[:-1],
+        figures=[(chart, line_chart(chart)) for chart in drawn],
         tables=tables(found),
     )
 
 
-def picture(pairs: Sequence[StepPair]) -> Picture:
+def difference_chart(found: Comparison) -> Chart:
     """The differences as a line, broken where there is no number; the band as an area."""
-    steps = [pair.step for pair in pairs]
-    at, differences = thin(steps, [pair.difference for pair in pairs], partial(max, key=abs))
-    _, bands = thin(steps, [pair.band for pair in pairs], max)
-    known = [abs(y) for y in (*differences, *bands) if y is not None]
-    top = _MARGIN * max(known, default=0.0) or 1.0
-    span = max(at[-1] - at[0], 1)
-
-    def point(step: int, value: float) -> str:
-        x = (step - at[0]) / span * WIDTH
-        return f"{x:.1f},{HEIGHT / 2 * (1 - value / top):.1f}"
-
-    edges = [(s, y) for s, y in zip(at, bands, strict=True) if y is not None]
-    outline = [*edges, *((s, -y) for s, y in reversed(edges))]
-    pieces = groupby(zip(at, differences, strict=True), key=lambda item: item[1] is None)
-    return Picture(
-        width=WIDTH,
-        height=HEIGHT,
-        middle=HEIGHT / 2,
-        band=" ".join(point(s, y) for s, y in outline),
-        lines=[
-            " ".join(point(step, y) for step, y in piece if y is not None)
-            for is_gap, piece in pieces
-            if not is_gap
+    steps = [pair.step for pair in found.pairs]
+    at, differences = thin(steps, [p.difference for p in found.pairs], partial(max, key=abs))
+    _, bands = thin(steps, [pair.band for pair in found.pairs], max)
+    outside = found.first_outside
+    return Chart(
+        id="difference",
+        title="Difference of losses, B minus A",
+        series=[
+            Series(label=f"the band of rounding in {found.precision}", x=at, y=bands, look="band"),
+            Series(label="B minus A", x=at, y=differences),
         ],
-        top=f"{top:.1e}",
-        steps=f"steps {at[0]} to {at[-1]}",
+        description=f"B minus A over the step: {verdict(found)}.",
+        y=Axis("difference", "nats per token"),
+        marks=[] if outside is None else [(outside.step, "first outside")],
+        height=240,
+    )
+
+
+def loss_chart(found: Comparison) -> Chart:
+    """Both losses."""
+    steps = [pair.step for pair in found.pairs]
+    at, a = thin(steps, [pair.a for pair in found.pairs], fmean)
+    _, b = thin(steps, [pair.b for pair in found.pairs], fmean)
+    return Chart(
+        id="losses",
+        title="Losses of training",
+        series=[
+            Series(label=f"A: {found.a.name}", x=at, y=a),
+            Series(label=f"B: {found.b.name}", x=at, y=b, look="second"),
+        ],
+        description="The losses of both runs over the step.",
+        y=Axis("loss", "nats per token"),
+        height=240,
     )

@@ -2,68 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from markupsafe import Markup
 
 from weft.planner.explain import pruned_in_words, settings
-from weft.planner.forecast import WAITING, Forecast
+from weft.planner.forecast import WAITING, Forecast, PositionForecast
 from weft.planner.outlook import Outlook
 from weft.report.html import Table, Tile, render
-from weft.report.plan_picture import picture
-from weft.simulate.picture import to_svg
+from weft.report.plan_picture import picture, ranges
+from weft.report.svg import Axis, Bar, Row, Scale, fill_legend, row_chart
+from weft.report.timelines import TIME, phase_legend, timeline_rows
+from weft.report.units import seconds, sent
 from weft.simulate.play import Timeline
 
 MOST_SPANS = 4000
 """Of one timeline; of a longer one the beginning is drawn."""
 MOST_TIMELINES = 4
-COLOURS = {
-    "weights": "#4c78a8",
-    "grads": "#72b7b2",
-    "optimizer": "#54a24b",
-    "activations": "#f58518",
-    "working": "#eeca3b",
-    "logits": "#e45756",
-    "buffers": "#b279a2",
-    "fragments": "#9d755d",
-    "runtime": "#bab0ac",
+MEMORY = {
+    "weights": "fill-0",
+    "grads": "fill-1",
+    "optimizer": "fill-3",
+    "activations": "fill-2",
+    "working": "fill-4",
+    "logits": "fill-5",
+    "buffers": "fill-6",
+    "fragments": "fill-7",
+    "runtime": "fill-8",
 }
-"""By category of memory."""
+"""Look by category."""
+PARTS = {
+    "compute": "fill-0",
+    "communication": "fill-2",
+    "exchange and update": "fill-3",
+    "idle": "fill-none",
+}
+"""Look of the parts of a step."""
+_LIMIT = ("limit", "memory of the chip")
 
 
 def forecast_page(outlook: Outlook, title: str) -> str:
     """One HTML page."""
-    found = outlook.found
+    found, cast = outlook.found, outlook.forecast
+    alike = list(_alike(cast))
+    chips = {rank: p.chip for p in cast.positions for rank in p.ranks}
+    widest = max(max(p.chip.memory_gib, p.memory.total / 2**30) for p in cast.positions)
     return render(
         "forecast.html.j2",
         title=title,
-        name=outlook.name,
-        tiles=list(_tiles(outlook.forecast)),
-        plan=picture(outlook.forecast.plan),
-        limits=list(outlook.limits.sentences()),
-        advice=outlook.advice,
-        timelines=list(_timelines(outlook.forecast)),
-        bars=list(_bars(outlook.forecast)),
-        colours=COLOURS,
-        tables=list(_tables(outlook)),
+        kind="plan",
+        status=(False, "predicted; nothing was run"),
+        subtitle=outlook.name,
+        tiles=list(_tiles(cast)),
+        plan=picture(cast.plan, chips),
+        reasons=[*outlook.limits.sentences(), *(f"try {words}" for words in outlook.advice)],
         searched=[] if found is None else list(pruned_in_words(found)),
+        parts=fill_legend((look, part) for part, look in PARTS.items()),
+        steps=row_chart(_step_rows(alike), TIME, cast.step_s),
+        phases=phase_legend(),
+        timelines=list(_timelines(cast)),
+        categories=fill_legend([*((look, part) for part, look in MEMORY.items()), _LIMIT]),
+        memory=row_chart(_memory_rows(alike), Axis("memory of a rank", "GiB"), widest),
+        others=list(_others(outlook)),
+        numbers=list(_numbers(outlook, alike)),
     )
 
 
+def _alike(cast: Forecast) -> Iterator[tuple[str, PositionForecast]]:
+    """Positions of all pipelines that do and hold the same, as one: their name, and the first."""
+    found: dict[object, list[PositionForecast]] = {}
+    for each in cast.positions:
+        times = (each.computing_s, each.communicating_s, each.once_s, each.waiting_s)
+        key = (each.stages, each.chip.name, len(each.ranks), each.memory.total, times)
+        found.setdefault(key, []).append(each)
+    for members in found.values():
+        name = members[0].words
+        if len(members) > 1:
+            numbers = ranges([member.pipeline for member in members])
+            name = name.replace(f"pipeline {members[0].pipeline}", f"pipelines {numbers}, each", 1)
+        yield _capital(name), members[0]
+
+
+def _capital(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}"
+
+
 def _tiles(cast: Forecast) -> Iterator[Tile]:
-    yield Tile("step", f"{cast.step_s:.3g} s")
-    yield Tile("tokens a second", f"{cast.tokens_per_s:,.0f}")
-    yield Tile("model FLOPs utilization", f"{cast.mfu:.1%}")
+    yield Tile("Step", seconds(cast.step_s))
+    yield Tile("Throughput", f"{cast.tokens_per_s:,.0f}", "tokens per second")
+    yield Tile("MFU", f"{cast.mfu:.1%}", "of the chips' printed peak")
     full = cast.fullest
     note = f"of {full.chip.memory_gib:g} GiB of {full.chip.name}"
-    yield Tile("fullest memory", f"{full.memory.total / 2**30:.1f} GiB", note)
-    yield Tile("sent in a step", f"{sum(cast.sent.values()) / 1e9:,.4g} GB")
+    yield Tile("Fullest memory", f"{full.memory.total / 2**30:.1f} GiB", note)
+    yield Tile("Sent in a step", sent(sum(cast.sent.values())), "by all ranks")
     if cast.joules_per_token is not None:
         note = f"assumed: {WAITING:.0%} of the power while chips wait, and what links take"
-        yield Tile("energy of a token", f"{cast.joules_per_token:.3g} J", note)
+        yield Tile("Energy of a token", f"{cast.joules_per_token:.3g} J", note)
     if cast.price_per_million_tokens is not None:
-        yield Tile("a million tokens", f"{cast.price_per_million_tokens:.3g}")
+        yield Tile("Price", f"{cast.price_per_million_tokens:.3g}", "of a million tokens")
+
+
+def _parts(position: PositionForecast) -> dict[str, float]:
+    """Seconds of a step, by what they go to."""
+    p = position
+    each = (p.computing_s, p.communicating_s, p.once_s, p.waiting_s)
+    return dict(zip(PARTS, each, strict=True))
+
+
+def _stacked(parts: dict[str, float], looks: dict[str, str], axis: Axis) -> list[Bar]:
+    """Bars from zero on, one after another."""
+    bars, start, scale = [], 0.0, Scale.of(sum(parts.values()), axis.unit)
+    for part, size in parts.items():
+        if size > 0:
+            tip = f"{part} {scale.text(size, 3)}"
+            bars.append(Bar(start, start + size, looks[part], part, tip))
+            start += size
+    return bars
+
+
+def _step_rows(alike: Sequence[tuple[str, PositionForecast]]) -> Iterator[Row]:
+    for name, position in alike:
+        yield Row(name, _stacked(_parts(position), PARTS, TIME))
 
 
 def _timelines(cast: Forecast) -> Iterator[tuple[str, Markup]]:
@@ -76,7 +136,10 @@ def _timelines(cast: Forecast) -> Iterator[tuple[str, Markup]]:
         shown = _beginning(timeline)
         part = "" if shown is timeline else f"; the first {shown.step_s:.3g} s are drawn"
         idle = f", {timeline.bubble:.1%} idle" if len(timeline.spans) > 1 else ""
-        yield f"{name}: {timeline.step_s:.3g} s{idle}{part}", Markup(to_svg(shown))
+        here = [position.words for position in cast.positions if position.pipeline == first]
+        labels = [_capital(words.replace(f" of pipeline {first}", "", 1)) for words in here]
+        drawn = row_chart(timeline_rows(shown, labels), TIME, shown.step_s)
+        yield f"{name}: {timeline.step_s:.3g} s{idle}{part}", drawn
 
 
 def _beginning(timeline: Timeline) -> Timeline:
@@ -89,32 +152,22 @@ def _beginning(timeline: Timeline) -> Timeline:
     return Timeline(tuple(rows))
 
 
-def _bars(cast: Forecast) -> Iterator[tuple[str, list[tuple[str, float]], float]]:
-    """What a bar shows, the percent of each category, and that at which the chip's memory ends.
-
-    Neighbouring positions with the same memory share a bar; 100 % is the widest of all.
-    """
-    widest = max(max(p.chip.memory_gib * 2**30, p.memory.total) for p in cast.positions)
-    for _, run in groupby(cast.positions, key=lambda each: (each.chip.name, each.memory.total)):
-        members = list(run)
-        position = members[0]
-        name = position.words
-        if len(members) > 1:
-            name += f" to {members[-1].words}, {len(members)} equal ones"
-        held = f"{position.memory.total / 2**30:.1f} of {position.chip.memory_gib:g} GiB"
-        parts = position.memory.by_category().items()
-        pieces = [(part, 100 * num_bytes / widest) for part, num_bytes in parts]
-        room = 100 * position.chip.memory_gib * 2**30 / widest
-        yield f"{name[:1].upper()}{name[1:]}: {held}", pieces, room
+def _memory_rows(alike: Sequence[tuple[str, PositionForecast]]) -> Iterator[Row]:
+    axis = Axis("", "GiB")
+    for name, position in alike:
+        limit = position.chip.memory_gib
+        held = f"{position.memory.total / 2**30:.1f} of {limit:g} GiB"
+        sizes = {part: size / 2**30 for part, size in position.memory.by_category().items()}
+        yield Row(f"{name}: {held}", _stacked(sizes, MEMORY, axis), limit)
 
 
-def _tables(outlook: Outlook) -> Iterator[Table]:
-    cast = outlook.forecast
+def _others(outlook: Outlook) -> Iterator[Table]:
+    """Plans that lost, and what other chips would change."""
     if outlook.alternatives:
         rows = [
             (
                 f"{other.candidate.name} ({settings(other.candidate.plan)})",
-                f"{other.candidate.time.step_s:.3g} s ({other.slower:+.1%})",
+                f"{seconds(other.candidate.time.step_s)} ({other.slower:+.1%})",
                 other.words,
             )
             for other in outlook.alternatives
@@ -122,11 +175,25 @@ def _tables(outlook: Outlook) -> Iterator[Table]:
         headers = ("Plan", "Step", "Why it lost: it ...")
         yield Table(caption="The next best", headers=headers, rows=rows)
     if outlook.helps:
-        rows = [(h.change, f"{h.step_s:.3g} s", f"{h.gain:+.1%}") for h in outlook.helps]
+        rows = [(h.change, seconds(h.step_s), f"{h.gain:+.1%}") for h in outlook.helps]
         headers = ("With", "Step", "Tokens a second")
         yield Table(caption="What would help", headers=headers, rows=rows, numeric=True)
+
+
+def _numbers(outlook: Outlook, alike: Sequence[tuple[str, PositionForecast]]) -> Iterator[Table]:
+    """What the charts show."""
+    cast = outlook.forecast
+    times = [(name, *map(seconds, _parts(position).values())) for name, position in alike]
+    headers = ("Stage", *PARTS)
+    yield Table(caption="Time of one step", headers=headers, rows=times, numeric=True)
+    held = [(name, position.memory.by_category()) for name, position in alike]
+    shown = [part for part in MEMORY if any(sizes.get(part, 0) for _, sizes in held)]
+    sizes = [(name, *(f"{of.get(part, 0) / 2**30:.2f}" for part in shown)) for name, of in held]
+    headers = ("GiB", *shown)
+    yield Table(caption="Memory of a rank", headers=headers, rows=sizes, numeric=True)
     if cast.sent:
         places = {"across": "across nodes", "node": "inside nodes"}
-        sent = [(way.name, places[way.reach], f"{b / 1e9:,.4g}") for way, b in cast.sent.items()]
-        headers = ("What", "Where", "GB")
-        yield Table(caption="Sent in one step by all ranks", headers=headers, rows=sent)
+        rows = [(way.name, places[way.reach], sent(b)) for way, b in cast.sent.items()]
+        headers = ("What", "Where", "Bytes")
+        caption = "Sent in one step by all ranks"
+        yield Table(caption=caption, headers=headers, rows=rows, numeric=("Bytes",))

@@ -5,6 +5,8 @@ All text of a run is untrusted: templates escape it.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,8 +26,9 @@ class Table:
     caption: str
     headers: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
-    numeric: bool = False
-    """All cells but the first are numbers and line up on the right."""
+    numeric: bool | tuple[str, ...] = False
+    """All cells but the first, or those under these headers, are numbers: they line up on the
+    right."""
 
 
 class Tile(NamedTuple):
@@ -36,15 +39,12 @@ class Tile(NamedTuple):
     note: str = ""
 
 
-def asset(name: str) -> str:
-    """The text of a file in ``assets``."""
-    return resources.files("weft.report").joinpath("assets", name).read_text(encoding="utf-8")
+def render(template: str, *, title: str, kind: str, **values: object) -> str:
+    """A page from a template of ``assets``: what its heading is, and what such pages are called.
 
-
-def render(template: str, *, style: str = "", **values: object) -> str:
-    """A page from a template of ``assets``; ``style`` goes before that of all pages."""
-    sheet = Markup(style + asset("report.css"))
-    return _templates().get_template(template).render(style=sheet, **values)
+    The pages run no script, and their content security policy takes no style but their own sheet.
+    """
+    return _templates().get_template(template).render(title=title, kind=kind, **values)
 
 
 @cache
@@ -56,5 +56,14 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["not_recorded"] = NOT_RECORDED
+    file = resources.files("weft.report").joinpath("assets", "style.css")
+    style = file.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    environment.globals |= {
+        "not_recorded": NOT_RECORDED,
+        "style": Markup(style),
+        "style_digest": Markup(f"sha256-{digest}"),
+        "status": None,
+        "subtitle": "",
+    }
     return environment

@@ -2,18 +2,15 @@
 
 Built from the files of the run's folder alone, so it can be written again at any time, also for a
 run that crashed: what is not there is called "not recorded". All text of a run is untrusted; the
-page escapes it, and its content security policy runs no script but the two it came with.
+page escapes it.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -26,9 +23,11 @@ from weft.config.errors import ConfigError, show
 from weft.config.tree import DEFAULT
 from weft.plan.plan import Plan
 from weft.report.charts import charts, steps_per_point
-from weft.report.html import NOT_RECORDED, Tile, asset, render
+from weft.report.html import NOT_RECORDED, Tile, render
 from weft.report.metrics import EvalMetrics, StepMetrics, perplexity, replace_text
 from weft.report.plan_picture import (
+    Picture,
+    chips_of,
     layers_in_words,
     mesh_in_words,
     picture,
@@ -37,6 +36,8 @@ from weft.report.plan_picture import (
 )
 from weft.report.prediction_rows import HEADERS, prediction_note, prediction_rows
 from weft.report.run_files import UNREADABLE, RunFiles, flat, number, read_run, reason
+from weft.report.starts import starts
+from weft.report.svg import Chart, line_chart
 from weft.report.units import count, duration, gib, percent_or_na
 
 T = TypeVar("T")
@@ -77,24 +78,22 @@ def _render(run: RunFiles) -> str:
 
     loss, bits = _held_out(run)
     baselines = _baselines(run)
-    curves = charts(run.steps, run.evals, baselines)
-    scripts = [_plot_script(), asset("charts.js")] if curves else []
-    hashes = (base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts)
+    curves = attempt("metrics.jsonl", lambda: _charts(run, baselines))
     return render(
         "report.html.j2",
-        style=asset("uPlot.min.css"),
-        name=str(run.config.get("name") or run.folder.resolve().name),
+        kind="report",
+        title=str(run.config.get("name") or run.folder.resolve().name),
         subtitle=_subtitle(run),
         status=_status(run),
-        tiles=_tiles(run, loss, bits),
+        tiles_of_run=_tiles(run, loss, bits),
         verdict=_verdict(loss, baselines),
         results=_results(run, loss, bits, baselines),
-        charts=curves,
-        chart_data=[asdict(chart) for chart in curves],
+        charts=curves or [],
+        starts=_starts(run),
         steps_per_point=steps_per_point(len(run.steps)),
         numbers=_numbers(run.steps, run.evals),
         num_steps=len({m.step for m in run.steps}),
-        plan=attempt("plan.json", lambda: run.plan and (picture(run.plan), _stages(run.plan))),
+        plan=attempt("plan.json", lambda: run.plan and (_picture(run), _stages(run.plan))),
         prediction_headers=HEADERS,
         prediction=prediction_rows(run.summary),
         prediction_note=prediction_note(run.summary),
@@ -105,15 +104,25 @@ def _render(run: RunFiles) -> str:
         environment=_environment(run),
         checkpoints=_checkpoints(run),
         problems=problems,
-        script_policy=" ".join(f"'sha256-{digest}'" for digest in hashes) or "'none'",
-        scripts=[Markup(script) for script in scripts],
     )
 
 
-def _plot_script() -> str:
-    """uPlot with its licence in the place of its own first line, which has an address in it."""
-    _, _, code = asset("uPlot.iife.min.js").partition("\n")
-    return f"/*! uPlot\n{asset('uPlot.LICENSE')}*/\n{code}"
+def _charts(run: RunFiles, baselines: Mapping[str, float]) -> list[tuple[Chart, Markup]]:
+    return [(chart, line_chart(chart)) for chart in charts(run.steps, run.evals, baselines)]
+
+
+def _picture(run: RunFiles) -> Picture:
+    assert run.plan is not None
+    return picture(run.plan, chips_of(run.plan, run.cluster))
+
+
+def _starts(run: RunFiles) -> Rows:
+    """Each start of the run; nothing where there was one."""
+    found = starts(run.steps)
+    return [
+        (str(name), f"{s.first:,} to {s.last:,}", duration(s.seconds), count(s.tokens))
+        for name, s in enumerate(found if len(found) > 1 else [], start=1)
+    ]
 
 
 def _subtitle(run: RunFiles) -> str:
@@ -123,7 +132,15 @@ def _subtitle(run: RunFiles) -> str:
     parts = [f"{family} {size}"] if family and size else []
     parts += [] if parameters is None else [f"{count(parameters)} parameters"]
     parts += [f"trained on {run.config['data.path']}"] if run.config.get("data.path") else []
+    parts += [_where(run.plan, run.cluster)] if run.plan else []
     return ", ".join(parts)
+
+
+def _where(plan: Plan, cluster: Cluster | None) -> str:
+    """``8 ranks on 2 machines``."""
+    ranks, hosts = plan.world_size, [node.host for node in cluster.nodes] if cluster else []
+    machines = f" on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} machines'}" if hosts else ""
+    return f"{ranks:,} rank{'s' * (ranks != 1)}{machines}"
 
 
 def _status(run: RunFiles) -> tuple[bool, str]:
@@ -155,7 +172,7 @@ def _tiles(run: RunFiles, loss: float | None, bits: float | None) -> list[Tile]:
     if mfu is None:
         mfu = _median([m.mfu for m in steady if m.mfu is not None])
     memory = max((m.memory_gib for m in steps if math.isfinite(m.memory_gib)), default=None)
-    wall_s, known = number(run.summary, "wall_s"), number(run.summary, "parameters")
+    known = number(run.summary, "parameters")
     return [
         Tile("Held-out loss", _fixed(loss, 4), "nats per token"),
         Tile("Perplexity", _perplexity(loss), "held-out"),
@@ -165,8 +182,18 @@ def _tiles(run: RunFiles, loss: float | None, bits: float | None) -> list[Tile]:
         Tile("MFU", percent_or_na(mfu), "of the matmul rate"),
         Tile("Memory", _fixed(memory, 2), "GiB, most of any rank"),
         Tile("Parameters", NOT_RECORDED if known is None else count(known)),
-        Tile("Time", NOT_RECORDED if wall_s is None else duration(wall_s)),
+        _time(run),
     ]
+
+
+def _time(run: RunFiles) -> Tile:
+    """Of all starts together; the last one's is known better where the run ended."""
+    found = starts(run.steps)
+    each, wall_s = [start.seconds for start in found], number(run.summary, "wall_s")
+    if wall_s is not None and (not found or number(run.summary, "step") == found[-1].last):
+        each[-1:] = [wall_s]
+    note = f"over {len(found)} starts" if len(found) > 1 else ""
+    return Tile("Time", duration(sum(each)) if any(each) else NOT_RECORDED, note)
 
 
 def _held_out(run: RunFiles) -> tuple[float | None, float | None]:

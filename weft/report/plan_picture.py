@@ -2,19 +2,24 @@
 
 One lane for each pipeline. Stages lie on the axis of the layers that all lanes share, so cuts at
 different layers stand under each other; above them a bar as wide as the pipeline's part of the
-global batch, cut into its microbatches. Equal neighbours are one lane when there are many.
-This file only measures; ``assets/plan.svg.j2`` draws.
+global batch, cut into its microbatches. Equal neighbours are one lane when there are many. Vendors
+of chips have colours, kinds of one vendor shades of it. This file only measures;
+``assets/plan.svg.j2`` draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
+from markupsafe import Markup
+
+from weft.cluster.cluster import Chip, Cluster
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.report.svg import fill_legend
 
 WIDTH = 960
 """Width of the picture; its text is 13 units high."""
@@ -25,12 +30,14 @@ _MOST_LANES_UNFOLDED = 6
 _AXIS_HEIGHT = 30
 _LANE_GAP = 22
 _STAGE_TOP = 44
-_STAGE_TEXT_HEIGHT = 50
+_LINE_HEIGHT = 18
 _CELL_WIDTH, _CELL_HEIGHT, _CELL_GAP = 30, 18, 4
 _MOST_CELL_ROWS = 4
 _PADDING = 10
-_HEADING_CHARACTER, _DETAIL_CHARACTER = 7.8, 6.8
-"""Widths of a character, on the generous side: fonts differ between machines."""
+_CHARACTER = 7.0
+"""Width of a character, on the generous side: fonts differ between machines."""
+_COLOURS, _SHADES = 5, 3
+"""Of the style sheet: for vendors, and for the kinds of one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +58,19 @@ class PipelineGroup:
         return sum(pipeline.samples for pipeline in self.pipelines)
 
 
+class Kind(NamedTuple):
+    """Of a chip."""
+
+    name: str
+    vendor: str = ""
+    """Empty: not known."""
+
+    @property
+    def words(self) -> str:
+        """``NVIDIA H100-SXM5-80GB``."""
+        return f"{self.vendor} {self.name}".strip()
+
+
 class Cell(NamedTuple):
     """One rank."""
 
@@ -62,25 +82,51 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageBox:
-    """One stage, its chips' kind as a number from 0, its text as far as it fits."""
+    """One stage, and its text as far as it fits."""
 
     x: float
     y: float
     width: float
-    kind: int
-    cells: tuple[Cell, ...]
+    look: str
+    """Classes of the style sheet, by the kind of its chips."""
     tooltip: str
-    heading: str = ""
-    detail: str = ""
-
-    @property
-    def height(self) -> float:
-        rows = len({cell.y for cell in self.cells})
-        return _STAGE_TEXT_HEIGHT + rows * (_CELL_HEIGHT + _CELL_GAP) + 4 * bool(rows)
+    lines: tuple[str, ...] = ()
+    """Its layers, chips, mesh and settings; empty where there is no room for any."""
+    ranks: tuple[int, ...] = ()
+    """Those that get a cell each."""
 
     @property
     def text_x(self) -> float:
         return self.x + _padding(self.width)
+
+    @property
+    def text_bottom(self) -> float:
+        return self.y + _LINE_HEIGHT * len(self.lines) + 10
+
+    @property
+    def cells(self) -> list[Cell]:
+        """A box for every rank, in rows; none where they would not fit."""
+        if not self.ranks:
+            return []
+        padding = _padding(self.width)
+        each = max(_CELL_WIDTH, len(str(max(self.ranks))) * _CHARACTER + 10)
+        columns = int((self.width - 2 * padding + _CELL_GAP) // (each + _CELL_GAP))
+        if not columns or -(-len(self.ranks) // columns) > _MOST_CELL_ROWS:
+            return []
+        return [
+            Cell(
+                x=self.x + padding + index % columns * (each + _CELL_GAP),
+                y=self.text_bottom + index // columns * (_CELL_HEIGHT + _CELL_GAP),
+                width=each,
+                text=str(rank),
+            )
+            for index, rank in enumerate(self.ranks)
+        ]
+
+    @property
+    def height(self) -> float:
+        rows = len({cell.y for cell in self.cells})
+        return self.text_bottom - self.y + rows * (_CELL_HEIGHT + _CELL_GAP) + 4 * bool(rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,8 +148,8 @@ class Picture:
     width: float
     height: float
     title: str
-    kinds: tuple[str, ...]
-    """Kinds of chip in the order of their numbers."""
+    legend: Markup
+    """The kinds of chips."""
     axis: tuple[tuple[float, str], ...]
     """Middle of a label of the axis, and the label."""
     lanes: tuple[Lane, ...]
@@ -119,23 +165,29 @@ def pipeline_groups(plan: Plan) -> list[PipelineGroup]:
     return [PipelineGroup(first=r[0][0], pipelines=tuple(p for _, p in r)) for r in runs]
 
 
-def picture(plan: Plan) -> Picture:
-    """Lay a plan out."""
-    kinds = tuple(dict.fromkeys(stage.device for _, _, stage in plan.stages()))
-    scale = _Scale(plan.num_layers)
+def picture(plan: Plan, chips: Mapping[int, Chip] | None = None) -> Picture:
+    """Lay a plan out. ``chips``: of its ranks, where they are known."""
+    known = chips or {}
+    drawing = _Drawing(plan, known)
     lanes: list[Lane] = []
     y = float(_AXIS_HEIGHT)
     for group in pipeline_groups(plan):
-        lanes.append(_lane(group, plan, scale, kinds, y))
+        lanes.append(drawing.lane(group, y))
         y += _STAGE_TOP + max(box.height for box in lanes[-1].stages) + _LANE_GAP
     return Picture(
         width=WIDTH,
         height=y - _LANE_GAP + 2,
         title=summary(plan),
-        kinds=kinds,
-        axis=tuple(scale.labels()),
+        legend=fill_legend((f"chip {look}", kind.words) for kind, look in drawing.looks.items()),
+        axis=tuple(drawing.scale.labels()),
         lanes=tuple(lanes),
     )
+
+
+def chips_of(plan: Plan, cluster: Cluster | None) -> dict[int, Chip]:
+    """The chip of each rank; empty where the machines' chips are not those of the plan."""
+    found = [chip for node in cluster.nodes for chip in node.chips] if cluster else []
+    return dict(enumerate(found)) if [c.device for c in found] == plan.devices else {}
 
 
 def summary(plan: Plan) -> str:
@@ -199,47 +251,59 @@ class _Scale:
         yield WIDTH - self._end / 2 * self._unit, self._end_label("head", "head", "H")
 
     def _end_label(self, *texts: str) -> str:
-        return _fitting(self._end * self._unit, _DETAIL_CHARACTER, texts)
+        return _fitting(self._end * self._unit, texts)
 
 
-def _lane(
-    group: PipelineGroup, plan: Plan, scale: _Scale, kinds: tuple[str, ...], y: float
-) -> Lane:
-    pipeline, several = group.pipelines[0], len(group.pipelines)
-    share = group.samples / plan.global_batch if plan.global_batch else 0.0
-    width, cuts = share * WIDTH, pipeline.num_microbatches * several
-    ticks = [width * cut / cuts for cut in range(1, cuts)] if cuts and width / cuts >= 6 else []
-    boxes, headings, details = [], [], []
-    for number, stage in enumerate(pipeline.stages):
-        ends = {"is_first": number == 0, "is_last": number == len(pipeline.stages) - 1}
-        left, span = scale.span(stage.layers, **ends)
-        x, top, room = left + 1, y + _STAGE_TOP, max(2.0, span - 2)
-        headings.append(_headings(number, stage, **ends))
-        details.append(_details(stage, folded=several > 1))
-        boxes.append(
-            StageBox(
-                x=x,
-                y=top,
-                width=room,
-                kind=kinds.index(stage.device),
-                cells=_cells(stage.mesh.ranks, x=x, y=top, width=room) if several == 1 else (),
-                tooltip=f"{headings[-1][0]}; {details[-1][0]}",
+class _Drawing:
+    """What all lanes of a picture share."""
+
+    def __init__(self, plan: Plan, chips: Mapping[int, Chip]) -> None:
+        self.plan, self.chips, self.scale = plan, chips, _Scale(plan.num_layers)
+        kinds = list(dict.fromkeys(self.kind(stage) for _, _, stage in plan.stages()))
+        vendors = list(dict.fromkeys(kind.vendor or kind.name for kind in kinds))
+        self.looks: dict[Kind, str] = {}
+        for kind in kinds:
+            of_it = [k for k in self.looks if kind.vendor and k.vendor == kind.vendor]
+            vendor = vendors.index(kind.vendor or kind.name) % _COLOURS
+            self.looks[kind] = f"vendor-{vendor} shade-{len(of_it) % _SHADES}"
+
+    def kind(self, stage: StagePlan) -> Kind:
+        chip = self.chips.get(stage.mesh.ranks[0])
+        return Kind(stage.device) if chip is None else Kind(chip.name, chip.vendor)
+
+    def lane(self, group: PipelineGroup, y: float) -> Lane:
+        pipeline, several = group.pipelines[0], len(group.pipelines)
+        share = group.samples / self.plan.global_batch if self.plan.global_batch else 0.0
+        width, cuts = share * WIDTH, pipeline.num_microbatches * several
+        ticks = [width * cut / cuts for cut in range(1, cuts)] if cuts and width / cuts >= 6 else []
+        boxes, forms = [], []
+        for number, stage in enumerate(pipeline.stages):
+            ends = {"is_first": number == 0, "is_last": number == len(pipeline.stages) - 1}
+            left, span = self.scale.span(stage.layers, **ends)
+            kind, headings = self.kind(stage), _headings(number, stage, **ends)
+            forms.append((headings, *_details(stage, kind)))
+            boxes.append(
+                StageBox(
+                    x=left + 1,
+                    y=y + _STAGE_TOP,
+                    width=max(2.0, span - 2),
+                    look=self.looks[kind],
+                    ranks=stage.mesh.ranks if several == 1 else (),
+                    tooltip=f"{headings[0]}; {_in_full(stage, kind, folded=several > 1)}",
+                )
             )
+        rooms = [box.width - 2 * _padding(box.width) for box in boxes]
+        headings, chips, *others = zip(*forms, strict=True)
+        fullest = [_fitting(room, texts) for room, texts in zip(rooms, chips, strict=True)]
+        alike = (_same_form(rooms, texts) for texts in (headings, *others))
+        lines = ((h, chip, *more) for chip, h, *more in zip(fullest, *alike, strict=True))
+        return Lane(
+            y=y,
+            heading=_lane_heading(group, self.plan, share),
+            share_width=width,
+            ticks=tuple(ticks),
+            stages=tuple(replace(box, lines=text) for box, text in zip(boxes, lines, strict=True)),
         )
-    rooms = [box.width - 2 * _padding(box.width) for box in boxes]
-    fitted = zip(
-        boxes,
-        _same_form(rooms, headings, _HEADING_CHARACTER),
-        _same_form(rooms, details, _DETAIL_CHARACTER),
-        strict=True,
-    )
-    return Lane(
-        y=y,
-        heading=_lane_heading(group, plan, share),
-        share_width=width,
-        ticks=tuple(ticks),
-        stages=tuple(replace(box, heading=h, detail=d) for box, h, d in fitted),
-    )
 
 
 def _lane_heading(group: PipelineGroup, plan: Plan, share: float) -> str:
@@ -265,46 +329,44 @@ def _headings(number: int, stage: StagePlan, *, is_first: bool, is_last: bool) -
     return f"stage {number}: {words}", words, f"layers {short}", short
 
 
-def _details(stage: StagePlan, *, folded: bool) -> tuple[str, ...]:
-    """What a stage may say about itself, from the fullest form to the shortest."""
+def _in_full(stage: StagePlan, kind: Kind, *, folded: bool) -> str:
+    """Everything about a stage but its layers."""
     ranks = stage.mesh.ranks
     one_by_one = f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"
     who = f"{_count(len(ranks), 'rank')} each" if folded else one_by_one
-    chip = f"{stage.device} {stage.precision}"
-    settings = [f"ZeRO {stage.zero}"] * bool(stage.zero)
-    settings += [f"{stage.passes} passes"] * (stage.passes > 1)
-    settings += ["recompute"] * (stage.recompute == "full") + ["compiled"] * stage.compile
-    everything = " · ".join(filter(None, [who, mesh_in_words(stage), chip, *settings]))
-    return everything, f"{who} · {chip}", who, chip, stage.device
+    chip = f"{kind.name} {stage.precision}"
+    zero = [f"ZeRO {stage.zero}"] * bool(stage.zero)
+    return " · ".join(filter(None, [who, mesh_in_words(stage), chip, *zero, *_settings(stage)]))
 
 
-def _same_form(
-    rooms: Sequence[float], forms: Sequence[tuple[str, ...]], character: float
-) -> list[str]:
+def _settings(stage: StagePlan) -> list[str]:
+    found = [f"{stage.passes} passes"] * (stage.passes > 1)
+    return found + ["recompute"] * (stage.recompute == "full") + ["compiled"] * stage.compile
+
+
+def _details(stage: StagePlan, kind: Kind) -> Iterator[tuple[str, ...]]:
+    """Of each line of a box but the first: what it may say, from the fullest form to the
+    shortest."""
+    many = f"{len(stage.mesh.ranks)} {_BY} "
+    first, _, rest = kind.name.partition("-")
+    short = first if any(map(str.isdigit, first)) else f"{first}-{rest.partition('-')[0]}"
+    names = (kind.words, kind.name, short.rstrip("-"))
+    yield *(many + name for name in names), *names[1:]
+    sizes = {"dp": 1, "tp": 1} | dict(stage.mesh.axes)
+    told = {axis: size for axis, size in sizes.items() if size > 1 or axis in {"dp", "tp"}}
+    mesh = " ".join(f"{axis} {size}" for axis, size in told.items())
+    close = " ".join(f"{axis}{size}" for axis, size in told.items())
+    yield f"{mesh} · ZeRO {stage.zero}", f"{close} z{stage.zero}"
+    extra = _settings(stage)
+    yield " · ".join([stage.precision, *extra]), stage.precision
+
+
+def _same_form(rooms: Sequence[float], forms: Sequence[tuple[str, ...]]) -> list[str]:
     """The fullest form that fits every stage of a lane; where none does, what fits each."""
     for same in zip(*forms, strict=True):
-        fitted = [_fitting(room, character, [text]) for room, text in zip(rooms, same, strict=True)]
-        if fitted == list(same):
-            return fitted
-    return [_fitting(room, character, texts) for room, texts in zip(rooms, forms, strict=True)]
-
-
-def _cells(ranks: tuple[int, ...], *, x: float, y: float, width: float) -> tuple[Cell, ...]:
-    """A box for every rank, in rows, in a stage at this place; none where they would not fit."""
-    padding = _padding(width)
-    each = max(_CELL_WIDTH, len(str(max(ranks))) * _DETAIL_CHARACTER + 10)
-    columns = int((width - 2 * padding + _CELL_GAP) // (each + _CELL_GAP))
-    if not columns or -(-len(ranks) // columns) > _MOST_CELL_ROWS:
-        return ()
-    return tuple(
-        Cell(
-            x=x + padding + index % columns * (each + _CELL_GAP),
-            y=y + _STAGE_TEXT_HEIGHT + index // columns * (_CELL_HEIGHT + _CELL_GAP),
-            width=each,
-            text=str(rank),
-        )
-        for index, rank in enumerate(ranks)
-    )
+        if all(map(_fits, rooms, same)):
+            return list(same)
+    return [_fitting(room, texts) for room, texts in zip(rooms, forms, strict=True)]
 
 
 def _looks(pipeline: PipelinePlan) -> PipelinePlan:
@@ -316,9 +378,13 @@ def _looks(pipeline: PipelinePlan) -> PipelinePlan:
     return replace(pipeline, stages=stages)
 
 
-def _fitting(width: float, character: float, texts: Sequence[str]) -> str:
+def _fits(width: float, text: str) -> bool:
+    return len(text) * _CHARACTER <= width
+
+
+def _fitting(width: float, texts: Sequence[str]) -> str:
     """The first text that fits into ``width``; empty if none does."""
-    return next((text for text in texts if len(text) * character <= width), "")
+    return next((text for text in texts if _fits(width, text)), "")
 
 
 def _count(number: int, one: str, many: str = "") -> str:
