@@ -606,7 +606,9 @@ def test_an_axis_that_cannot_divide_the_family_starts_no_process(
     command: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = commands.contents(here)
-    register_family(replace(FAMILIES["llama"], name="odd", layout=_with_other_attention))
+    llama = FAMILIES["llama"]
+    sizes = {name: replace(row, family="odd") for name, row in llama.sizes.items()}
+    register_family(replace(llama, name="odd", sizes=sizes, layout=_with_other_attention))
     try:
         stages = "plan.stages=[{tp: 2}]"
         assert run([command, "tiny.yaml", "model.family=odd", "plan.shares=null", stages]) == 2
@@ -614,7 +616,7 @@ def test_an_axis_that_cannot_divide_the_family_starts_no_process(
         FAMILIES.remove("odd")
     output, errors = capsys.readouterr()
     assert output == "" and errors.split("\n  ", 1)[1] == (
-        "plan.stages[0].tp = 2: expected 1. tp cannot divide the family llama: "
+        "plan.stages[0].tp = 2: expected 1. tp cannot divide the family odd: "
         "layout.layers.0.attn.o = 'Mixer': expected a kind with a split form: Linear, Embedding, "
         "LinearCrossEntropy. It adds up over heads, of which each rank holds a part.\n"
         "      on the command line\n"
