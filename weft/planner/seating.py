@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from weft.cluster.view import ClusterView
 from weft.plan.plan import Plan, StagePlan
@@ -25,6 +26,19 @@ def seated(plan: Plan, used: ClusterView, there: ClusterView) -> Plan:
         return replace(stage, mesh=replace(stage.mesh, ranks=ranks))
 
     return plan.each(moved)
+
+
+def ordered(plan: Plan, used: ClusterView, order: Sequence[int]) -> tuple[Plan, ClusterView]:
+    """The same plan with its ranks counted through the pools of ``used`` in another order."""
+    first = [0, *accumulate(pool.num_chips for pool in used.pools)]
+    old = [rank for pool in order for rank in range(first[pool], first[pool + 1])]
+    new = {rank: number for number, rank in enumerate(old)}
+
+    def moved(stage: StagePlan) -> StagePlan:
+        ranks = tuple(new[rank] for rank in stage.mesh.ranks)
+        return replace(stage, mesh=replace(stage.mesh, ranks=ranks))
+
+    return plan.each(moved), ClusterView(tuple(used.pools[pool] for pool in order))
 
 
 @dataclass(slots=True)

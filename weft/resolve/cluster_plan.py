@@ -18,10 +18,11 @@ from weft.config.tree import origin_of
 from weft.models.registry import FAMILIES, dims_of_model, model_spec, param_specs
 from weft.optim.registry import training_of
 from weft.plan.plan import Plan
+from weft.plan.plan_file import view_used
 from weft.planner.problem import Problem, Workload
 from weft.planner.validate import refuse_unrun_axes, validate_plan
 from weft.resolve.planned import options_asked
-from weft.resolve.resolve import read_plan, resolve, vocab_size_asked
+from weft.resolve.resolve import read_plan_file, resolve, vocab_size_asked
 from weft.simulate.step import Knowledge
 
 MOST_SAMPLES = 1 << 18
@@ -33,6 +34,7 @@ class PlanRequest:
     """What is asked of the planner."""
 
     problem: Problem
+    """With the chips that a plan says it is for, where it says them."""
     plan: Plan | None
     """One that a person gave; None: the planner's to find."""
     notes: tuple[str, ...]
@@ -51,9 +53,9 @@ def plan_request(loaded: Loaded, cluster: ClusterView, knowledge: Knowledge) -> 
             device = loaded.config.compute.device
             raise ConfigError("compute.device", device, "auto beside --cluster", hint)
         workload = _workload(loaded, cluster, notes)
-        plan = _given(loaded, cluster, workload)
+        plan, cluster = _given(loaded, cluster, workload)
     except ConfigError as error:
-        if error.key.startswith("pipelines["):
+        if error.key.startswith(("pipelines[", "chips[")):
             error.where = "in the plan that was given"
         raise loaded.place(error) from error
     if plan is not None:
@@ -107,11 +109,17 @@ def says_a_plan(loaded: Loaded) -> bool:
     return any(_by_person(loaded, f"plan.{way}") for way in ways)
 
 
-def _given(loaded: Loaded, cluster: ClusterView, workload: Workload) -> Plan | None:
+def _given(
+    loaded: Loaded, cluster: ClusterView, workload: Workload
+) -> tuple[Plan | None, ClusterView]:
+    """The plan, and the chips that its ranks count through."""
     if not says_a_plan(loaded):
-        return None
-    plan = read_plan(loaded)
-    if plan is None:
+        return None, cluster
+    file = read_plan_file(loaded)
+    if file is not None:
+        plan = file.plan
+        cluster = view_used(file.chips, cluster) if file.chips else cluster
+    else:
         bf16 = workload.precision == "bf16"
         machine = Node(host="", cpu="", cores=1, memory_gib=1.0, cpu_bf16=bf16)
         plan = resolve(loaded, Cluster(nodes=(machine,))).plan
@@ -130,6 +138,7 @@ def _given(loaded: Loaded, cluster: ClusterView, workload: Workload) -> Plan | N
         if len(names) > 1:
             hint = "Cut stages where the cluster's kinds of chips meet."
             raise ConfigError(f"{where}.mesh.ranks", names, "ranks on chips of one kind", hint)
-    return plan.each(
+    devices = plan.each(
         lambda stage: replace(stage, device=cluster.pool_of(stage.mesh.ranks[0]).chip.device)
     )
+    return devices, cluster

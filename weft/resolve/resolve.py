@@ -10,7 +10,7 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from weft.axes.held import check_mesh
 from weft.cluster.cluster import HOST, Cluster
@@ -26,6 +26,7 @@ from weft.optim.groups import refuse_idle_groups
 from weft.optim.registry import training_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, StagePlan
+from weft.plan.plan_file import PlanFile
 from weft.planner.problem import Workload
 from weft.planner.stages import pipelines_of, staged_plan
 from weft.planner.validate import refuse_idle_zero, refuse_unrun_axes, validate_plan
@@ -135,7 +136,13 @@ def _place(error: ConfigError, loaded: Loaded, plan: Plan | None) -> None:
 
 
 def read_plan(loaded: Loaded) -> Plan | None:
-    """The plan in ``plan.file``; None where none is named.
+    """The plan in ``plan.file``; see ``read_plan_file``."""
+    file = read_plan_file(loaded)
+    return None if file is None else file.plan
+
+
+def read_plan_file(loaded: Loaded) -> PlanFile | None:
+    """What ``plan.file`` holds; None where none is named.
 
     Raises:
         ConfigErrors: the file cannot be read, or is not a plan.
@@ -145,9 +152,7 @@ def read_plan(loaded: Loaded) -> Plan | None:
         return None
     expected = "a plan.json as Weft writes into every run folder"
     try:
-        text = Path(file).read_text()
-        TypeAdapter(Plan).validate_json(text, strict=True)
-        return Plan.from_json(text)
+        return PlanFile.read(Path(file).read_text())
     except OSError as error:
         problem = f"{error.strerror}."
     except ValidationError as error:
@@ -156,7 +161,7 @@ def read_plan(loaded: Loaded) -> Plan | None:
         problem = f"{place}: {first['msg']}." if place else f"{first['msg']}."
     except UnicodeDecodeError:
         problem = "It is not text."
-    except (KeyError, TypeError) as error:  # a key that plans do not have
+    except (KeyError, TypeError, ValueError) as error:  # keys that plans do not have, a format
         problem = f"{error}."
     raise loaded.place(ConfigError("plan.file", file, expected, problem))
 

@@ -28,6 +28,7 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded, recipe_names
 from weft.cost.flops import train_flops_per_token
 from weft.models.registry import shape_of
+from weft.plan.plan_file import PlanFile, nodes_used
 from weft.planner.explain import Comparison, compare
 from weft.planner.forecast import forecast, memory_by_position
 from weft.planner.need import Mix, choose_mix, in_units, parse_need
@@ -171,6 +172,8 @@ def answer(
         "model": {"parameters": num_parameters, "size": model.size},
         "notes": list(asked.notes),
     }
+    used = nodes_used(outlook.cluster, chips.view)
+    more: dict[str, Any] = {"plan": PlanFile(plan=outlook.forecast.plan, chips=used).to_data()}
     title = f"[bold]{model.family} {model.size}[/]: {count(num_parameters)} parameters"
     return Answer(
         title=f"{model.family} {model.size} on {cluster_in_words(outlook.cluster)}",
@@ -178,7 +181,7 @@ def answer(
         show_plan=partial(_show_plan_there, title, asked, chips, outlook, mix),
         outlook=outlook,
         compared=compared,
-        more={} if mix is None else {"mix": mix.as_json()},
+        more=more if mix is None else more | {"mix": mix.as_json()},
     )
 
 

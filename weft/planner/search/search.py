@@ -19,6 +19,7 @@ from weft.planner.search.costs import Costs
 from weft.planner.search.found import Candidate, Found, Pruned
 from weft.planner.search.group import Group, Ledger
 from weft.planner.search.no_plan import leanest, no_plan
+from weft.planner.seating import ordered
 
 ALONE = 32
 """Times as much effort where all chips are alike: there is no other combination to look at."""
@@ -195,9 +196,13 @@ class SearchRun:
         return list(found.values())[: MOST_OTHERS + 1]
 
     def candidate(self, lines: Lines) -> Candidate:
-        """With the plan, and its time and memory as users see them."""
+        """With the plan, and its time and memory as users see them: its ranks are counted in the
+        order of the cluster's pools."""
         plan = plan_of(lines.lines, self.problem.on(lines.cluster))
-        there = self.problem.on(used_cluster(lines.lines, lines.cluster))
+        pools = [section.pool for line in lines.lines for section in line.sections]
+        order = sorted(range(len(pools)), key=pools.__getitem__)
+        plan, used = ordered(plan, used_cluster(lines.lines, lines.cluster), order)
+        there = self.problem.on(used)
         return Candidate(
             name=name_of(plan, there.cluster),
             plan=plan,
