@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.cluster.cluster import Chip, Cluster, Node, catalogue, chip_of_product
+from weft.cluster.cluster import Chip, Cluster, Node, catalogue, chip_of_product, packages
 from weft.platform.detect import detect, detect_node
 
 X86 = "processor\t: 0\nmodel name\t: Fast Chip 9000\nflags\t\t: fpu avx2 {flag} sse\n\n"
@@ -42,11 +42,13 @@ def driver(folder: Path, script: str) -> dict[str, str]:
 def test_catalogue_is_complete_and_sane() -> None:
     """Every number is in the range that real chips have, so a slipped unit shows."""
     chips = catalogue()
-    assert len(chips) == 43
+    assert len(chips) == 45
     for name, chip in chips.items():
         assert name == chip.name
         assert chip.sources
         assert 16 <= chip.memory_gib <= 288, name
+        assert (chip.devices > 1) == bool(chip.package), name
+        assert chip.package not in chips, name
         assert chip.memory_gb_s is not None
         assert 300 <= chip.memory_gb_s <= 8000, name
         assert chip.link_gb_s is None or 10 <= chip.link_gb_s <= 1000, name
@@ -65,6 +67,23 @@ def test_catalogue_against_data_sheets() -> None:
     assert (h100.memory_gib, h100.memory_gb_s, h100.link_gb_s) == (80, 3350, 450)
     assert catalogue()["T4"].peak_flops("bf16") is None
     assert catalogue()["A100-SXM4-80GB"].peak_flops("tf32") == pytest.approx(156e12)
+
+
+def test_packages_are_sold_and_devices_are_seen() -> None:
+    """What the device sees: half of what is printed of each package."""
+    found = packages()
+    assert set(found) == {"MI250", "MI250X", "Max1550", "Ascend-910C", "BI-V150"}
+    printed = {
+        "MI250X": (128, 383, 3280, 350, 560),
+        "Ascend-910C": (128, 780, 3200, 392, None),
+        "BI-V150": (64, 192, 1600, 32, 350),
+    }
+    for name, whole in printed.items():
+        chip = found[name]
+        bf16 = chip.peak_tflops["bf16"]
+        values = chip.memory_gib, bf16, chip.memory_gb_s, chip.link_gb_s, chip.power_w
+        assert tuple(value and 2 * value for value in values) == whole, name
+        assert chip.devices == 2
 
 
 def test_products_belong_to_one_chip() -> None:

@@ -51,6 +51,25 @@ def test_a_pool_takes_from_the_file_before_the_catalogue(tmp_path: Path) -> None
     assert second.network_latency_s == 25e-6
 
 
+def test_a_package_is_as_many_ranks_as_software_sees_devices(tmp_path: Path) -> None:
+    """Four MI250X are eight devices of 64 GiB; what is said of a package is halved."""
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "pools:\n"
+        "  - {chip: MI250X, nodes: 2, chips_per_node: 4, network_gbit: 200, price_per_hour: 3,"
+        " link_gb_s: 300}\n"
+        "  - {chip: MI250X-GCD, nodes: 2, chips_per_node: 8, network_gbit: 100,"
+        " price_per_hour: 1.5, link_gb_s: 150}\n"
+    )
+    first, second = read_view(file).pools
+    assert first == second
+    assert (first.num_chips, first.chip.memory_gib) == (16, 64)
+    assert first.chip.peak_flops("bf16") == 191.5e12
+    file.write_text("pools:\n  - {chip: MI250X, chips_per_node: 1, link_gb_s: 4000}\n")
+    with pytest.raises(ConfigErrors, match=r"link_gb_s = 4000.0: expected at most .* \(3280\)"):
+        read_view(file)
+
+
 def test_an_own_chip(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(OWN)

@@ -72,7 +72,8 @@ def _print_chips(chips: Sequence[Chip]) -> None:
     for chip in chips:
         numbers = (chip.peak_tflops.get("bf16"), chip.memory_gib, chip.memory_gb_s, chip.link_gb_s)
         cells = ["?" if number is None else f"{number:g}" for number in numbers]
-        rows.append((chip.name, chip.vendor, *cells, chip.confidence))
+        part = f" (1 of {chip.devices} in a {chip.package})" if chip.package else ""
+        rows.append((chip.name + part, chip.vendor, *cells, chip.confidence))
     print_table(headers, rows, right=headers[2:], header_style="dim", **COLUMNS)
 
 

@@ -17,7 +17,7 @@ HOST = "cpu"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chip:
-    """One kind of accelerator. None means not known."""
+    """One kind of accelerator, as software sees it: one rank each. None means not known."""
 
     name: str
     """Short name, such as ``H100-SXM5-80GB``."""
@@ -39,6 +39,10 @@ class Chip:
     power_w: float | None = None
     product_names: tuple[str, ...] = ()
     """What its driver calls it."""
+    package: str = ""
+    """What it is sold as, where software sees several devices in one package; else empty."""
+    devices: int = 1
+    """Of a package; all values here are of one device."""
     confidence: Literal["high", "medium", "low", "none"] = "none"
     unverified: tuple[str, ...] = ()
     """Fields without a source; ``*`` is all of them."""
@@ -98,6 +102,13 @@ def catalogue() -> Mapping[str, Chip]:
     """Name -> chip, for every chip that Weft knows without having met it."""
     chips = [_chip(entry) for entry in _data()["chips"]]
     return MappingProxyType({chip.name: chip for chip in chips})
+
+
+@cache
+def packages() -> Mapping[str, Chip]:
+    """Name of a package that software sees several devices in -> each of its devices."""
+    several = {chip.package: chip for chip in catalogue().values() if chip.package}
+    return MappingProxyType(several)
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from weft.cluster.cluster import Chip, catalogue
+from weft.cluster.cluster import Chip, catalogue, packages
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.config.sections import Count, Number, Positive, Section, Text
@@ -70,11 +70,11 @@ class PoolEntry(Section):
     """Nodes with the same chips."""
 
     chip: Text
-    """Name of a chip in the catalogue (`weft chips`) or in `chips`."""
+    """Name of a chip or package in the catalogue (`weft chips`), or of a chip in `chips`."""
     nodes: Annotated[Count, Field(le=1_000_000)] = 1
     """How many nodes."""
     chips_per_node: Annotated[Count, Field(le=4096)]
-    """Chips of each node: one rank a chip."""
+    """Chips of each node: one rank a chip, or one for each device of a package."""
     network_gbit: Annotated[Positive, Field(ge=0.01, le=10_000)] | None = None
     """One chip's part of its node's network, 10^9 bits/s; null is the chip's usual adapter."""
     link_gb_s: Gigabytes | None = None
@@ -105,7 +105,7 @@ def view_of(pools: Sequence[PoolEntry], own: Sequence[OwnChip]) -> ClusterView:
 
 def _refuse_own(own: OwnChip, key: str, before: Sequence[OwnChip]) -> None:
     """What one number alone cannot show."""
-    if own.name in {*catalogue(), *(other.name for other in before)}:
+    if own.name in {*catalogue(), *packages(), *(other.name for other in before)}:
         raise ConfigError(f"{key}.name", own.name, "a name of its own", "This one is taken.")
     peaks = own.peak_tflops
     peak = peaks.bf16 or peaks.fp16 or peaks.fp32
@@ -129,12 +129,13 @@ def _refuse_fast_link(link_gb_s: float | None, memory_gb_s: float | None, key: s
 
 
 def _chip_named(name: str, key: str, own: Iterable[OwnChip]) -> Chip:
-    """A chip of the file or of the catalogue.
+    """A chip of the file or of the catalogue; of a package, each of its devices.
 
     Raises:
         ConfigError: neither has it; offers the nearest name.
     """
-    known: Mapping[str, Chip] = {**catalogue(), **{chip.name: chip.chip() for chip in own}}
+    chips = {chip.name: chip.chip() for chip in own}
+    known: Mapping[str, Chip] = {**catalogue(), **packages(), **chips}
     if name in known:
         return known[name]
     lower = {other.lower(): other for other in known}
@@ -146,13 +147,16 @@ def _chip_named(name: str, key: str, own: Iterable[OwnChip]) -> Chip:
 
 
 def _pool(pools: Sequence[PoolEntry], number: int, own: Sequence[OwnChip]) -> ChipPool:
-    entry, key = pools[number], f"pools[{number}]"
-    chip = _chip_named(entry.chip, f"{key}.chip", own)
+    key, asked = f"pools[{number}]", pools[number]
+    chip = _chip_named(asked.chip, f"{key}.chip", own)
+    parts = chip.devices if asked.chip == chip.package else 1
+    memory_gb_s = chip.memory_gb_s and parts * chip.memory_gb_s
+    _refuse_fast_link(asked.link_gb_s, memory_gb_s, f"{key}.link_gb_s")
+    entry = _by_device(asked, parts)
     one_machine = len({(p.node, "" if p.node else n) for n, p in enumerate(pools)}) == 1
     _refuse_gaps(entry, chip, key, alone=one_machine and entry.nodes == 1)
     if entry.node is not None and entry.nodes > 1:
         raise ConfigError(f"{key}.nodes", entry.nodes, "1 beside node, which names one machine")
-    _refuse_fast_link(entry.link_gb_s, chip.memory_gb_s, f"{key}.link_gb_s")
     if entry.link_gb_s is not None:
         chip = replace(chip, link_gb_s=entry.link_gb_s)
     return ChipPool(
@@ -164,6 +168,22 @@ def _pool(pools: Sequence[PoolEntry], number: int, own: Sequence[OwnChip]) -> Ch
         network_latency_s=entry.latency_us / 1e6,
         node=entry.node or "",
         price_per_hour=entry.price_per_hour,
+    )
+
+
+def _by_device(entry: PoolEntry, parts: int) -> PoolEntry:
+    """What is said of packages, as it is of each of their devices."""
+
+    def each(value: float | None) -> float | None:
+        return None if value is None else value / parts
+
+    return entry.model_copy(
+        update={
+            "chips_per_node": entry.chips_per_node * parts,
+            "network_gbit": each(entry.network_gbit),
+            "link_gb_s": each(entry.link_gb_s),
+            "price_per_hour": each(entry.price_per_hour),
+        }
     )
 
 
