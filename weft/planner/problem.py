@@ -8,6 +8,7 @@ from math import inf, prod
 
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
+from weft.cost.flops import train_flops_per_token
 from weft.cost.memory import Memory, memory_of_plan
 from weft.cost.sent import Way, sent_by_plan
 from weft.cost.work import ALL_BY_ADAMW, Training
@@ -27,6 +28,11 @@ class Workload:
     """Of one step, over the whole job."""
     precision: Precision = "bf16"
     training: Training = ALL_BY_ADAMW
+
+    def flops_s(self, step_s: float) -> float:
+        """Model FLOP/s where a step takes so long."""
+        flops = train_flops_per_token(self.spec, self.seq_len)
+        return flops * self.seq_len * self.samples / step_s
 
 
 MEMORY_PART = 0.92

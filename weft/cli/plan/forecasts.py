@@ -26,15 +26,15 @@ from weft.cli.target import load
 from weft.cluster.cluster_file import read_view
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded, recipe_names
-from weft.cost.flops import train_flops_per_token
 from weft.models.registry import shape_of
 from weft.plan.plan_file import PlanFile, nodes_used
+from weft.planner.enough import enough
 from weft.planner.explain import Comparison, compare
 from weft.planner.forecast import forecast, memory_by_position
-from weft.planner.need import Mix, choose_mix, in_units, parse_need
+from weft.planner.need import Mix, in_units, parse_need
 from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
-from weft.planner.problem import Problem, Workload
-from weft.planner.search import Found, search
+from weft.planner.problem import Problem
+from weft.planner.search import search
 from weft.platform.detect import detect_node
 from weft.report.units import count
 from weft.resolve.cluster_plan import PlanRequest, plan_request, says_a_plan
@@ -43,8 +43,6 @@ from weft.resolve.prediction import UNMEASURED, chips_here
 from weft.resolve.rank_chips import RankChips, chips_of_file
 from weft.resolve.resolve import Resolved
 
-ROUNDS = 6
-"""Times that a mix is made larger because plans lose what chips compute."""
 SECONDS_BETWEEN_LINES = 2.0
 UNKNOWN: dict[str, Any] = {"predicted": None, "limits": None, "alternatives": [], "search": None}
 """Of a plan whose chips are not known."""
@@ -160,7 +158,7 @@ def answer(
         if need is None:
             found = search(problem, progress=_progress())
         else:
-            mix, found = _enough(problem, parse_need(need))
+            mix, found = enough(problem, parse_need(need), progress=_progress())
             problem = problem.on(mix.cluster)
         outlook = outlook_of_search(found, problem, explain=explain)
         if why is not None:
@@ -197,7 +195,7 @@ def _show_plan_there(
     )
     if mix is not None:
         out.print(*(f"  {line}" for line in mix.sentences()), sep="\n")
-        reached = model_flops_s(workload, outlook.forecast.step_s)
+        reached = workload.flops_s(outlook.forecast.step_s)
         out.print(f"  the plan reaches {in_units(reached)} of it")
     taken = f"{outlook.cluster.world_size:,} of {chips.view.world_size:,} chips"
     out.print(f"{taken}: {cluster_in_words(outlook.cluster)}")
@@ -213,30 +211,6 @@ def _compared(other: PlanRequest, outlook: Outlook) -> Comparison:
     if samples != best.plan.global_batch:
         raise ConfigError("--why", {"samples": samples}, f"{best.plan.global_batch} samples a step")
     return compare(other.plan, best, replace(other.problem, options=best.problem.options))
-
-
-def _enough(problem: Problem, need: float) -> tuple[Mix, Found]:
-    """The mix whose best plan does it: waiting and links take from what chips compute."""
-    wanted = need
-    for _ in range(ROUNDS):
-        mix = choose_mix(problem, wanted)
-        found = search(problem.on(mix.cluster), progress=_progress())
-        reached = model_flops_s(problem.workload, found.best.time.step_s)
-        if reached >= need:
-            return mix, found
-        if mix.cluster.world_size == problem.cluster.world_size:
-            break
-        most = choose_mix(problem, 0.0).most_flops
-        wanted = min(max(mix.flops_s, wanted) * need / reached, most)
-    expected = f"at most {in_units(reached)}, what the best plan found reaches"
-    hint = "More samples a step let more chips work."
-    raise ConfigError("--need", in_units(need), expected, hint)
-
-
-def model_flops_s(workload: Workload, step_s: float) -> float:
-    """Model FLOP/s where a step takes so long."""
-    flops = train_flops_per_token(workload.spec, workload.seq_len)
-    return flops * workload.seq_len * workload.samples / step_s
 
 
 def _progress() -> Callable[[int, float], None]:

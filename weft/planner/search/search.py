@@ -53,7 +53,7 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         run.look_at_cut(other, first)
     found = run.distinct()
     if not found:
-        if any_fit(leanest(problem)) is None:
+        if not fits(problem):
             raise no_plan(any_fit, problem)
         # Something fits, and the effort ended before it was looked at.
         more = replace(options, effort=LONGER * options.effort)
@@ -68,6 +68,11 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         pruned=run.ledger.pruned,
         seconds=perf_counter() - begin,
     )
+
+
+def fits(problem: Problem) -> bool:
+    """Some plan fits into the memory of the chips."""
+    return any_fit(leanest(problem)) is not None
 
 
 def any_fit(problem: Problem) -> Candidate | None:
