@@ -1,5 +1,6 @@
 """What cannot fit in this machine's memory is refused before anything starts."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -59,12 +60,20 @@ def test_it_can_be_started_all_the_same(here: Path, on_machine: OnMachine) -> No
 def test_plan_says_so_without_a_profile(
     on_machine: OnMachine, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """With the exit code of ``weft train``, which would refuse it."""
     on_machine(24.0)
-    assert run(["plan", *LARGE]) == 0
+    assert run(["plan", *LARGE]) == 2
     said = capsys.readouterr()
     assert "no forecast: " in said.err
     assert "GiB" in said.out
     assert "does not fit: ranks 0 to 1 need " in said.out
+    assert run(["plan", *LARGE, "--json"]) == 2
+    data = json.loads(capsys.readouterr().out)
+    assert not data["fits"] and data["plan"]["num_layers"] == 32
+    assert data["problem"].startswith("ranks 0 to 1 need ")
+    assert data["problem"].endswith("take a smaller model, or more machines.")
+    assert run(["plan", *LARGE, "compute.check_memory=false"]) == 0
+    assert "does not fit: ranks 0 to 1 need " in capsys.readouterr().out
     on_machine(2000.0)
     assert run(["plan", *LARGE]) == 0
     said = capsys.readouterr()

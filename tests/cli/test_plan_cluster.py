@@ -30,8 +30,10 @@ def data_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[st
 def test_a_plan_is_found_and_forecast(capsys: pytest.CaptureFixture[str]) -> None:
     data = data_of(["plan", "demo", *MODEL, *NARROW, *BOX], capsys)
     assert set(data) == {
-        "plan", "model", "notes", "predicted", "limits", "alternatives", "search"
+        "plan", "model", "fits", "problem", "notes",
+        "predicted", "limits", "alternatives", "search",
     }  # fmt: skip
+    assert data["fits"] is True and data["problem"] == ""
     predicted, search = data["predicted"], data["search"]
     assert isinstance(predicted, dict) and isinstance(search, dict)
     ranks = len({r for p in data["plan"]["pipelines"] for s in p["stages"] for r in s["mesh"]["ranks"]})  # type: ignore[index] # fmt: skip # noqa: E501
@@ -177,6 +179,20 @@ def test_a_lab_can_be_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
     lab = ["--cluster", str(CLUSTERS / "mix-1.0-0.4.yaml")]
     data = data_of(["plan", "debug", "plan.schedule=1f1b", *lab], capsys)
     assert "compute.precision = fp32, from the cluster's chips" in data["notes"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("given", [(), ("batch.micro=4", *GIVEN)], ids=["found", "given"])
+def test_what_does_not_fit_is_said_in_json_too(
+    given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["plan", "demo", *MODEL, "model.size=llama3-70b", *given, *BOX, "--json"]
+    assert run(arguments) == 2
+    said = capsys.readouterr()
+    data = json.loads(said.out)
+    assert set(data) == {"fits", "problem"} and data["fits"] is False
+    assert data["problem"] in said.err
+    ways = r"It would fit with more nodes|(Divide|Halve|Compute|Nothing else)"
+    assert re.search(rf"GiB.* ({ways})", data["problem"])
 
 
 @pytest.mark.parametrize(

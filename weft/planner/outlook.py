@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from weft.cluster.view import ClusterView
-from weft.config.errors import ConfigError
 from weft.plan.plan import Plan
 from weft.planner.explain import (
     SEARCH_AGAIN_S,
@@ -23,7 +22,7 @@ from weft.planner.forecast import Forecast, forecast
 from weft.planner.limits import Limits
 from weft.planner.naming import name_of
 from weft.planner.problem import Problem
-from weft.planner.search import Found
+from weft.planner.search import Found, NoPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +106,14 @@ def outlook_of_plan(plan: Plan, problem: Problem) -> Outlook:
     """Of a plan that a person gave.
 
     Raises:
-        ConfigError: it does not fit; says what is short where, and the smallest change.
+        NoPlan: it does not fit; says what is short where, and the smallest change.
     """
     refuse_too_large(plan, problem)
     return Outlook(forecast=forecast(plan, problem))
 
 
 def refuse_too_large(plan: Plan, problem: Problem) -> None:
-    """Raises ConfigError where a stage needs more memory than its chips have."""
+    """Raises NoPlan where a stage needs more memory than its chips have."""
     short = shortages(plan, problem)
     if not short:
         return
@@ -125,7 +124,7 @@ def refuse_too_large(plan: Plan, problem: Problem) -> None:
     )
     also = (f"{other.key} lacks {other.short_gib:.1f} GiB." for other in short[1:4])
     hint = " ".join([smallest_change(plan, problem), *also])
-    raise ConfigError(worst.key, f"{worst.need_gib:.1f} GiB", expected, hint)
+    raise NoPlan(worst.key, f"{worst.need_gib:.1f} GiB", expected, hint)
 
 
 def outlook_of_search(found: Found, problem: Problem, *, explain: bool) -> Outlook:

@@ -8,13 +8,14 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.output import err, print_json
+from weft.cli.output import err, finish, print_json
 from weft.cli.plan.forecasts import answer, answer_here, load_for_cluster
 from weft.cli.resolved import resolved_here
 from weft.cli.target import Json, Overrides, Target, file_to_write, load
 from weft.config.axes import NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
+from weft.planner.search import NoPlan
 from weft.report.forecast_page import forecast_page
 from weft.resolve.resolve import refuse_without_effect
 
@@ -71,6 +72,9 @@ def plan(
 
     `weft plan demo model.size=llama3-70b data.seq_len=8192 batch.samples=512
     --cluster examples/clusters/nodes-64.yaml --explain`
+
+    Exit code 2: no plan fits into the memory there is; the output says what is short, and the
+    smallest change with which one would.
     """
     if html is not None:
         file_to_write("--html", html)
@@ -86,7 +90,12 @@ def plan(
         words = overrides or []
         loaded = load_for_cluster(target, words)
         compared = None if why is None else load_compared(target, words, why)
-        found = answer(loaded, cluster, need, explain=explain, why=compared)
+        try:
+            found = answer(loaded, cluster, need, explain=explain, why=compared)
+        except NoPlan as error:
+            if json:
+                print_json({"fits": False, "problem": str(error)})
+            raise
     if html is not None:
         if found.outlook is None:
             raise ConfigError("--html", str(html), "a plan whose chips are known", found.problem)
@@ -96,6 +105,7 @@ def plan(
         print_json(found.as_json())
     else:
         found.show(explain=explain)
+    finish(found.exit_code)
 
 
 def load_compared(target: str, overrides: Sequence[str], why: str) -> Loaded:

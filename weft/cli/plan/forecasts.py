@@ -65,6 +65,8 @@ class Answer:
     compared: Comparison | None = None
     """A plan that was asked about."""
     more: dict[str, Any] = field(default_factory=dict)
+    exit_code: int = 0
+    """2: what is shown does not fit, and `weft train` would refuse it with the same code."""
 
     def as_json(self) -> dict[str, Any]:
         """What ``--json`` prints."""
@@ -103,12 +105,14 @@ def answer_here(resolved: Resolved) -> Answer:
         problem = str(error)
     ranks = range(plan.world_size)
     too_large = [need.words for need in needs_here(resolved, plan, ranks) if not need.fits]
-    if too_large:
-        lines.append(f"does not fit: {'; '.join(too_large)}. {way_out(resolved, ranks)}")
+    short = f"{'; '.join(too_large)}. {way_out(resolved, ranks)}" if too_large else ""
+    if short:
+        lines.append(f"does not fit: {short}")
     facts = {
         "plan": json.loads(plan.to_json()),
         "model": {"parameters": resolved.num_parameters, "size": config.model.size},
         "fits": not too_large,
+        "problem": short,
         "notes": list(resolved.notes),
     }
     return Answer(
@@ -118,6 +122,7 @@ def answer_here(resolved: Resolved) -> Answer:
         outlook=outlook,
         problem=problem,
         memory=tuple(lines),
+        exit_code=2 if short and config.compute.check_memory else 0,
     )
 
 
@@ -168,6 +173,8 @@ def answer(
     num_parameters = int(shape_of(problem.workload.spec).params)
     facts = {
         "model": {"parameters": num_parameters, "size": model.size},
+        "fits": True,
+        "problem": "",
         "notes": list(asked.notes),
     }
     used = nodes_used(outlook.cluster, chips.view)
