@@ -88,8 +88,8 @@ def nodes_used(used: ClusterView, cluster: ClusterView) -> tuple[NodesUsed, ...]
 
 
 def _is_part(part: ChipPool, pool: ChipPool) -> bool:
-    size = {"num_nodes": pool.num_nodes, "chips_per_node": pool.chips_per_node}
-    return replace(part, node=pool.node, **size) == pool
+    whole = replace(part, num_nodes=pool.num_nodes, chips_per_node=pool.chips_per_node)
+    return replace(whole, node=pool.node) == pool
 
 
 def view_used(chips: Sequence[NodesUsed], cluster: ClusterView) -> ClusterView:
