@@ -23,45 +23,51 @@ SHORT = ("pp", *NAMES, "zero", "recompute", "schedule", "micro")
 """What may be given without the name of a section: equal meshes in one pipeline."""
 _REPLACED = ("plan.", "plan=", "batch.micro=")
 
+ClusterOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Plan for the chips that this file describes (pools of chips, or a lab's hosts); "
+        "nothing of this machine is used. See examples/clusters/.",
+    ),
+]
+NeedOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="2.0PF",
+        help="With --cluster: take so much compute from it, in TF, PF or EF that the workload "
+        "reaches, as the cheapest mix of nodes.",
+    ),
+]
+ExplainOption = Annotated[
+    bool,
+    typer.Option(
+        "--explain", help="Say why: the next best plans, what was pruned, what would help."
+    ),
+]
+WhyOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PLAN",
+        help="With --cluster: say what became of this plan, beside the one that is found: a "
+        'plan.json, "pp=2 dp=4 tp=2 micro=8", or values of plan and batch.',
+    ),
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a page with the plan, timelines and memory."),
+]
+
 
 def plan(
     target: Target = "demo",
     overrides: Overrides = None,
     *,
-    cluster: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Plan for the chips that this file describes (pools of chips, or a lab's hosts); "
-            "nothing of this machine is used. See examples/clusters/.",
-        ),
-    ] = None,
-    need: Annotated[
-        str | None,
-        typer.Option(
-            metavar="2.0PF",
-            help="With --cluster: take so much compute from it, in TF, PF or EF that the workload "
-            "reaches, as the cheapest mix of nodes.",
-        ),
-    ] = None,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain", help="Say why: the next best plans, what was pruned, what would help."
-        ),
-    ] = False,
-    why: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLAN",
-            help="With --cluster: say what became of this plan, beside the one that is found: a "
-            'plan.json, "pp=2 dp=4 tp=2 micro=8", or values of plan and batch.',
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a page with the plan, timelines and memory."),
-    ] = None,
+    cluster: ClusterOption = None,
+    need: NeedOption = None,
+    explain: ExplainOption = False,
+    why: WhyOption = None,
+    html: HtmlOption = None,
     json: Json = False,
 ) -> None:
     """Print the plan of a training run: which rank does what, and what to expect of it.
