@@ -227,7 +227,7 @@ class _Lines:
             x = _percent(self.x(value))
             yield tag("line", class_="grid", x1=x, x2=x, y1=self.top - 4, y2=self.top)
             yield tag("text", text, x=x, y=self.top - 8, **middle)
-        yield tag("text", chart.y.title, x=-50, y=12)
+        yield tag("text", chart.y.title, x=-52, y=12)
         yield tag("text", chart.x.title, x="50%", y=self.bottom + 36, **middle)
         if chart.top:
             yield tag("text", chart.top_title, x="100%", y=12, text_anchor="end")
