@@ -15,7 +15,7 @@ from weft.models.registry import FAMILIES, modules_of
 from weft.nn.losses import LinearCrossEntropy
 from weft.parallel.apply import RUNTIMES, apply_layout, axis_groups, check_entries
 from weft.parallel.runtime import AxisGroup, Runtime, Sum
-from weft.parallel.tensor.modules import RowLinear, VocabCrossEntropy
+from weft.parallel.tp.modules import RowLinear, VocabCrossEntropy
 from weft.plan.layout import SAMPLES, Dim, Edge, Form, Layout, Partial, Replicate, Shard
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Seat, StagePlan

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from weft.comm.comm import Comm
 from weft.parallel.runtime import AxisGroup, Lying
-from weft.parallel.tensor.changes import Division
+from weft.parallel.tp.changes import Division
 from weft.plan.layout import Shard
 
 

@@ -39,7 +39,7 @@ from weft.api.refusals import (
 )
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.config.axes import MODEL_AXES
+from weft.config.axes import MODEL_AXES, NAMES
 from weft.config.errors import ConfigError
 from weft.nn.context import Context
 from weft.nn.stage import MicroBatch, Output, Tree, Unit, rows_of
@@ -159,7 +159,9 @@ def _equal_parts(world_size: int) -> Plan:
     """Every process computes one microbatch a step, of whatever size."""
     pipelines = tuple(
         PipelinePlan(
-            stages=(StagePlan(mesh=Mesh.of((rank,), dp=1), layers=(0, 1)),), samples=1, microbatch=1
+            stages=(StagePlan(mesh=Mesh.of((rank,), **{NAMES[0]: 1}), layers=(0, 1)),),
+            samples=1,
+            microbatch=1,
         )
         for rank in range(world_size)
     )

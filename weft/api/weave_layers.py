@@ -29,7 +29,7 @@ from weft.api.refusals import (
 )
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.config.axes import MODEL_AXES
+from weft.config.axes import MODEL_AXES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.nn.context import Context
 from weft.nn.stage import STREAM, MicroBatch, Output, Term, Terms, Tree, Unit, rows_of
@@ -92,7 +92,10 @@ def check_layer_plan(plan: Plan, layers: Sequence[Layer]) -> None:
         where = f"plan.pipelines[{p}].stages[{s}]"
         if stage.mesh.model_axes:
             expected = f"no {' or '.join(MODEL_AXES)} axis"
-            hint = "Weft has no layout that says how these layers are cut: use dp or more stages."
+            use = " or ".join(SAMPLE_AXES)
+            hint = (
+                f"Weft has no layout that says how these layers are cut: use {use} or more stages."
+            )
             raise ConfigError(f"{where}.mesh", dict(stage.mesh.axes), expected, hint)
         if stage.zero == 3:
             hint = "Level 3 needs to know when each block computes; 2 shares all but parameters."

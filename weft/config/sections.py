@@ -125,7 +125,7 @@ class BatchConfig(Section):
     """Samples of one step of the whole job (the global batch)."""
     micro: Count | None = None
     """Samples that go through the model at once (the micro-batch): through one process of
-    `plan.shares`, or through one pipeline, whose stages each divide them among their `dp` ranks."""
+    `plan.shares`, or through one pipeline, whose stages each divide them among their ranks."""
     accumulation: Count | None = None
     """Micro-batches in one step of a share of 1; a share of 2 runs twice as many."""
 
@@ -162,8 +162,8 @@ else:  # a key for each axis of the table, and one for their order
 
 
 class StageConfig(_StageMesh):
-    """Consecutive layers of a pipeline on dp x tp ranks of their own, and how they compute. What is
-    left out, or null, is as in `compute`."""
+    """Consecutive layers of a pipeline on ranks of their own, as many as the product of the sizes
+    of their axes, and how they compute. What is left out, or null, is as in `compute`."""
 
     zero: Annotated[Whole, Field(le=3)] = 0
     """What ranks with the same parameters divide instead of each keeping all of it: 1 the

@@ -34,7 +34,7 @@ from weft.models.decoder import Decoder
 from weft.nn.dropout import Dropout
 from weft.nn.stage import Stage
 from weft.parallel.params import param_tilings
-from weft.parallel.tensor.modules import RowLinear
+from weft.parallel.tp.modules import RowLinear
 from weft.plan.box import Box
 from weft.plan.layout import Dim
 from weft.plan.model import ModelSpec

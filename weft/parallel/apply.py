@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
@@ -13,19 +14,20 @@ from weft.axes.axis import Axis
 from weft.axes.check import change_along, check_layout, divided_form
 from weft.axes.held import Ranges, held, parts_along
 from weft.axes.registry import AXES
-from weft.axes.tp.axis import TensorParallel
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.parallel.runtime import AxisGroup, Change, Lying, Runtime, Sum
-from weft.parallel.tensor.changes import CHANGES
-from weft.parallel.tensor.modules import SPLIT_FORMS
 from weft.plan.layout import Dim, Edge, Form, Layout, Placement, Shard
 from weft.plan.plan import Plan, Seat
 
 RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
-    {TensorParallel.name: Runtime(CHANGES, SPLIT_FORMS)}
+    {
+        name: import_module(f"weft.parallel.{name}.runtime").RUNTIME
+        for name, axis in AXES.items()
+        if axis.changes or axis.kinds
+    }
 )
-"""The axes that divide modules, each with its runtime."""
+"""The axes that divide what modules compute with, each with its runtime from its folder."""
 
 
 def axis_groups(plan: Plan) -> list[tuple[int, ...]]:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from weft.cluster.cluster import Chip, Cluster
+from weft.config.axes import NAMES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.report.svg import fill_legend
@@ -352,8 +353,8 @@ def _details(stage: StagePlan, kind: Kind) -> Iterator[tuple[str, ...]]:
     short = first if any(map(str.isdigit, first)) else f"{first}-{rest.partition('-')[0]}"
     names = (kind.words, kind.name, short.rstrip("-"))
     yield *(many + name for name in names), *names[1:]
-    sizes = {"dp": 1, "tp": 1} | dict(stage.mesh.axes)
-    told = {axis: size for axis, size in sizes.items() if size > 1 or axis in {"dp", "tp"}}
+    sizes = dict.fromkeys(NAMES, 1) | dict(stage.mesh.axes)
+    told = {axis: size for axis, size in sizes.items() if size > 1 or axis in NAMES}
     mesh = " ".join(f"{axis} {size}" for axis, size in told.items())
     close = " ".join(f"{axis}{size}" for axis, size in told.items())
     yield f"{mesh} · ZeRO {stage.zero}", f"{close} z{stage.zero}"

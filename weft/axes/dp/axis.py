@@ -29,3 +29,6 @@ class DataParallel(Axis):
     def _samples(self, dims: Iterable[Dim]) -> list[int]:
         """Of a microbatch, where its number of samples is known."""
         return [dim.size for dim in dims if dim.size and self.divides(dim, "stream")]
+
+
+AXIS = DataParallel()

@@ -41,3 +41,6 @@ class TensorParallel(Axis):
 
     def _divided(self, dims: Iterable[Dim]) -> list[Dim]:
         return [dim for dim in dims if dim.width or self.divides(dim, "stream")]
+
+
+AXIS = TensorParallel()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.parallel.runtime import AxisGroup, Change, Changes, Lying
-from weft.parallel.tensor.pair import Pair
+from weft.parallel.tp.pair import Pair
 from weft.plan.layout import Partial, Replicate, Shard
 
 
@@ -85,7 +85,7 @@ def _places(lying: Lying) -> Tensor | None:
 
 def _pair(x: Tensor, there: Change, back: Change) -> Tensor:
     if torch.compiler.is_compiling():
-        from weft.parallel.tensor.uncompiled import pair
+        from weft.parallel.tp.uncompiled import pair
 
         result: Tensor = pair(x, there, back)
     else:

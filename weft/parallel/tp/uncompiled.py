@@ -5,6 +5,6 @@ Imported only then: PyTorch's compiler takes seconds to import, and most runs do
 
 import torch
 
-from weft.parallel.tensor.pair import Pair
+from weft.parallel.tp.pair import Pair
 
 pair = torch.compiler.disable(Pair.apply)  # type: ignore[no-untyped-call]

@@ -1,0 +1,9 @@
+"""Tensor parallelism at work."""
+
+from __future__ import annotations
+
+from weft.parallel.runtime import Runtime
+from weft.parallel.tp.changes import CHANGES
+from weft.parallel.tp.modules import SPLIT_FORMS
+
+RUNTIME = Runtime(CHANGES, SPLIT_FORMS)
