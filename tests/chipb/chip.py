@@ -53,9 +53,6 @@ class ChipbPlatform(Platform):
     def peak_memory_gib(self) -> float:
         return torch.ops.chipb.peak_bytes() / 2**30
 
-    def matmul_flops(self, dtype: torch.dtype, device: torch.device, size: int = 256) -> float:
-        return super().matmul_flops(dtype, device, size)
-
 
 def with_chips(address: RankAddress, job: Callable[..., Any], *args: Any) -> Any:
     """``job(address, *args)`` in a process that knows the device.

@@ -61,7 +61,9 @@ def test_config_and_plan_are_those_that_were_asked_for(finished: Path) -> None:
 def test_metrics_have_a_line_a_step(finished: Path) -> None:
     steps = commands.steps(finished)
     assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
-    fields = "step loss tokens grad_norm lr step_time_s tokens_per_s memory_gib mfu samples"
+    fields = (
+        "step loss tokens grad_norm lr step_time_s tokens_per_s memory_gib mfu peak_tflops samples"
+    )
     for record in steps:
         assert set(record) == {*fields.split(), "elapsed_s", "data", "predicted_step_time_s"}
         assert record["tokens"] == BATCH * SEQ_LEN

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from weft.cluster.cluster import Node
@@ -45,7 +45,11 @@ def profile(machine: Node) -> Profile:
     )
 
 
-def save(folder: Path, machine: Node) -> None:
-    """Where ``WEFT_PROFILES`` names ``folder``, the profile of ``machine`` is found."""
+def save(folder: Path, machine: Node, *, name: str | None = None) -> None:
+    """Where ``WEFT_PROFILES`` names ``folder``, the profile of ``machine`` is found.
+
+    ``name``: of another chip of it than the processor's core.
+    """
     found = profile(machine)
+    found = replace(found, name=name or found.name)
     save_profile(found, folder / file_name(found))

@@ -88,7 +88,7 @@ def run_with(
             reads[record.step] += counted.pop("reads", 0)
             run.stop.asked = record.step == stop_at or run.stop.asked
 
-        log = log_metrics(run, [kept], progress, peak_flops=0.0)
+        log = log_metrics(run, [kept], progress, peak_flops=None)
         train(run, [note_step(run), log, note])
     return run, kept, reads
 

@@ -28,6 +28,7 @@ from weft.elastic.signals import interrupted_once
 from weft.report.metrics import refuse_missing_packages
 from weft.report.progress import Preparing, choose_mode
 from weft.resolve.memory_here import refuse_too_large
+from weft.resolve.peaks import peaks_here
 from weft.resolve.prediction import AUTO_FILE, PREDICTION_FILE, Prediction
 from weft.resolve.rank_chips import CLUSTER_VARIABLE
 from weft.resolve.resolve import Resolved, refuse_without_effect
@@ -80,7 +81,8 @@ def train(
         except ConfigError as error:
             raise loaded.place(error) from error
         resolved = asked.resolved
-        refuse_too_large(loaded, resolved, _ranks_on_this_machine(resolved, address))
+        on_this_machine = _ranks_on_this_machine(resolved, address)
+        refuse_too_large(loaded, resolved, on_this_machine)
         stream = sys.stderr if json else sys.stdout
         prediction = _predict(asked, address)
         job = Job(
@@ -93,6 +95,7 @@ def train(
             json=json,
             comm_report=comm_report,
             prediction=prediction,
+            peaks=peaks_here(resolved, on_this_machine),
             files=_files(asked, prediction),
         )
         finish(_start(job, resolved) if address is None else _join(address, job, resolved))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf, sqrt
 
-from weft.cluster.cluster import Chip
+from weft.cluster.cluster import Chip, Dtype
 from weft.config.errors import ConfigError
 from weft.cost.choice import choice_of
 from weft.cost.flops import train_flops_per_token
@@ -246,12 +246,20 @@ def forecast(plan: Plan, problem: Problem, *, time: StepTime | None = None) -> F
     )
 
 
+def peak_dtype(chip: Chip, precision: Precision) -> Dtype | None:
+    """Whose printed rate is the peak in a plan's precision: fp16 counts as bf16, and fp32 where
+    there is neither. None: none is known."""
+    order: tuple[Dtype, ...] = ("fp32", "bf16", "fp16")
+    if precision == "bf16":
+        order = ("bf16", "fp16", "fp32")
+    return next((dtype for dtype in order if chip.peak_flops(dtype)), None)
+
+
 def peak_flops(chip: Chip, precision: Precision) -> float:
-    """Printed FLOP/s in a plan's precision; fp16 counts as bf16, fp32 where there is neither."""
-    two_bytes = chip.peak_flops("bf16") or chip.peak_flops("fp16")
-    fp32 = chip.peak_flops("fp32")
-    found = (two_bytes or fp32) if precision == "bf16" else (fp32 or two_bytes)
-    if found is None:
+    """Printed FLOP/s in a plan's precision."""
+    dtype = peak_dtype(chip, precision)
+    found = dtype and chip.peak_flops(dtype)
+    if not found:
         raise ConfigError(f"chip {chip.name}: peak_tflops", None, "a positive number for bf16")
     return found
 

@@ -5,7 +5,6 @@ Families are looked up where plans are made, so torch is imported only inside me
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -87,22 +86,6 @@ class Platform(ABC):
             made = plugin.creator_fn(store, number, size, timeout)
         device = torch.device(self.name)
         return made if isinstance(made, ProcessGroup) else group_of(made, backend, store, device)
-
-    def matmul_flops(self, dtype: torch.dtype, device: torch.device, size: int = 1024) -> float:
-        """Measured FLOP/s of a square matrix product, the best of several; the peak for MFU."""
-        import torch
-
-        a = torch.ones(size, size, dtype=dtype, device=device)
-        out = torch.empty_like(a)
-        torch.mm(a, a, out=out)
-        times = []
-        for _ in range(5):
-            self.synchronize()
-            start = time.perf_counter()
-            torch.mm(a, a, out=out)
-            self.synchronize()
-            times.append(time.perf_counter() - start)
-        return 2 * size**3 / min(times)
 
 
 def group_of(backend: Backend, name: str, store: Store, device: torch.device) -> ProcessGroup:

@@ -78,9 +78,6 @@ class CudaPlatform(Platform):
         made = dist.ProcessGroupNCCL(store, number, size, options)
         return group_of(made, backend, store, torch.device(self.name))
 
-    def matmul_flops(self, dtype: torch.dtype, device: torch.device, size: int = 8192) -> float:
-        return super().matmul_flops(dtype, device, size)
-
 
 PLATFORM = CudaPlatform()
 

@@ -44,11 +44,13 @@ class StepMetrics:
     memory_gib: float
     """Most memory any rank has held so far."""
     mfu: float | None
-    """Part of the chips' measured matmul peak that went into the model, 0 to 1; None: unknown."""
+    """Part of ``peak_tflops`` that went into the model, 0 to 1; None: unknown."""
     samples: int
     """Samples taken since the first step of the run: the data cursor after this step."""
     elapsed_s: float
     """Wall time since this start of the run began to train."""
+    peak_tflops: float | None = None
+    """Of all chips together, 10^12 FLOP/s, from data sheets or kept profiles; None: unknown."""
     data: int | None = None
     """Fingerprint of the tokens of this step and their order; None: not known."""
     predicted_step_time_s: float | None = None

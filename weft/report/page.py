@@ -38,7 +38,7 @@ from weft.report.prediction_rows import HEADERS, prediction_note, prediction_row
 from weft.report.run_files import UNREADABLE, RunFiles, flat, number, read_run, reason
 from weft.report.starts import starts
 from weft.report.svg import Chart, line_chart
-from weft.report.units import count, duration, gib, percent_or_na
+from weft.report.units import count, duration, flop_rate, gib, percent_or_na
 
 T = TypeVar("T")
 Rows = Sequence[tuple[str, ...]]
@@ -179,7 +179,7 @@ def _tiles(run: RunFiles, loss: float | None, bits: float | None) -> list[Tile]:
         Tile("Bits per byte", _fixed(bits, 3), "held-out"),
         Tile("Training loss", _fixed(steps[-1].loss if steps else None, 4), "last step"),
         Tile("Throughput", _fixed(speed, 0), "tokens per second"),
-        Tile("MFU", percent_or_na(mfu), "of the matmul rate"),
+        Tile("MFU", percent_or_na(mfu), _mfu_reference(run)),
         Tile("Memory", _fixed(memory, 2), "GiB, most of any rank"),
         Tile("Parameters", NOT_RECORDED if known is None else count(known)),
         _time(run),
@@ -194,6 +194,18 @@ def _time(run: RunFiles) -> Tile:
         each[-1:] = [wall_s]
     note = f"over {len(found)} starts" if len(found) > 1 else ""
     return Tile("Time", duration(sum(each)) if any(each) else NOT_RECORDED, note)
+
+
+def _mfu_reference(run: RunFiles) -> str:
+    """What MFU is a part of."""
+    tflops = number(run.summary, "mfu_reference", "tflops")
+    if tflops is None:
+        tflops = next((m.peak_tflops for m in reversed(run.steps) if m.peak_tflops), None)
+    known = run.summary.get("mfu_reference")
+    basis = str(known.get("basis", "")) if isinstance(known, Mapping) else ""
+    if tflops is None or not math.isfinite(tflops):
+        return basis or "the chips' peak is not known"
+    return f"of {flop_rate(tflops * 1e12)}" + (f": {basis}" if basis else "")
 
 
 def _held_out(run: RunFiles) -> tuple[float | None, float | None]:

@@ -50,6 +50,15 @@ def sent(num_bytes: float) -> str:
     return f"{num_bytes:.3g} PB"
 
 
+def flop_rate(number: float) -> str:
+    """FLOP/s of a chip or of many: ``989 TFLOP/s``."""
+    for unit in ("M", "G", "T", "P"):
+        if number < 999.5e6 or unit == "P":
+            break
+        number /= 1000
+    return f"{number / 1e6:.3g} {unit}FLOP/s"
+
+
 def count(number: float) -> str:
     """Large numbers: ``6.5 M``."""
     for unit in ("", " k", " M", " B"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from weft.config.sections import Config
 from weft.plan.plan import Plan
 from weft.report.progress import Mode
+from weft.resolve.peaks import Peak
 from weft.resolve.prediction import Prediction
 
 TRAFFIC_FILE = "comm.json"
@@ -35,6 +36,8 @@ class Job:
     """Count what training steps send, and leave the table in the run folder."""
     prediction: Prediction | None = None
     """What the run is expected to take; None: nobody asked."""
+    peaks: Mapping[int, Peak] = field(default_factory=dict)
+    """Of the ranks on this machine, what MFU is measured against; of others nothing is known."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Name -> text of the files that say what this run is. Rank 0 writes them into the run folder
     once data and checkpoint are accepted: what is refused changes nothing there."""

@@ -7,10 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.store import last_finite, read_latest
@@ -20,7 +20,6 @@ from weft.data.batch import Batch, Dataset, spread
 from weft.data.loader import Loader
 from weft.data.prepare import Prepared
 from weft.data.tokenizer import copy_tokenizer
-from weft.precision.registry import PRECISIONS
 from weft.report.metrics import (
     EvalMetrics,
     JsonlWriter,
@@ -30,6 +29,7 @@ from weft.report.metrics import (
     read_metrics,
 )
 from weft.report.progress import Progress
+from weft.resolve.peaks import Peak, in_words, peak_of_all
 from weft.train.job import Job
 from weft.train.loop import Evaluation, Hook, Run, StepRecord, evaluate, train
 from weft.train.run_folder import write_text
@@ -88,17 +88,18 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
         evaluated = evaluating(run, held_out, positions, writers, progress, written=written)
         traffic = Traffic(run)
         predicted_s = job.prediction.quantities.step_time_s if job.prediction else None
-        peak_flops = measure_peak(run)
+        peak = reference_of_mfu(run, job)
         hooks = [
             note_step(run),
             traffic.count,
-            log_metrics(run, writers, progress, peak_flops=peak_flops, predicted_s=predicted_s),
+            log_metrics(run, writers, progress, peak_flops=peak.flops, predicted_s=predicted_s),
             # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
             evaluate_now_and_then(run, evaluated),
             save_now_and_then(run, job.checkpoints, progress, fingerprint=data.fingerprint),
             end_when_diverged(run, job.checkpoints),
             traffic.skip,
         ]
+        progress.message(in_words(peak))
         _say_start(run, progress, notes if run.is_main else ())
         traffic.skip()
         done = train(run, hooks)
@@ -110,7 +111,7 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
             final = evaluated(done)
     if run.is_main and done == run.last_step:
         wall_s = time.perf_counter() - started
-        finish_run(run, job, data, final, positions, used=used, wall_s=wall_s)
+        finish_run(run, job, data, final, positions, used=used, peak=peak, wall_s=wall_s)
     return done
 
 
@@ -136,14 +137,11 @@ def _say_start(run: Run, progress: Progress, notes: Sequence[str]) -> None:
         progress.message(f"going on after step {run.first_step}")
 
 
-def measure_peak(run: Run) -> float:
-    """FLOP/s that all ranks together reach in a large matrix product of their dtype. Collective."""
-    dtype = PRECISIONS[run.plan.seat(run.comm.rank).stage_plan.precision].compute.dtype
-    run.comm.barrier(name="measure peak")
-    mine = run.platform.matmul_flops(dtype, run.comm.device)
-    total = torch.tensor(mine, dtype=torch.float64, device=run.comm.device)
-    run.comm.all_reduce(total, name="measure peak")
-    return float(total)
+def reference_of_mfu(run: Run, job: Job) -> Peak:
+    """What MFU is measured against, from what each rank knows of its own chip. Collective."""
+    mine = job.peaks.get(run.comm.rank, Peak())
+    everyone = run.comm.gather_json(asdict(mine), name="peaks")
+    return peak_of_all([Peak(**each) for each in everyone])
 
 
 def note_step(run: Run) -> Hook:
@@ -160,13 +158,14 @@ def log_metrics(
     writers: Sequence[Writer],
     progress: Progress,
     *,
-    peak_flops: float,
+    peak_flops: float | None,
     predicted_s: float | None = None,
 ) -> Hook:
     """Write and show the numbers of every step; ask all ranks for their memory now and then.
 
     Warns once when the numbers of the run have stopped being numbers.
-    ``predicted_s``: what a step was expected to take.
+    ``peak_flops``: of all chips together; None: not known, so there is no MFU. ``predicted_s``:
+    what a step was expected to take.
     """
     seq_len = run.config.data.seq_len
     tokens = run.plan.global_batch * seq_len
@@ -192,6 +191,7 @@ def log_metrics(
                 tokens_per_s=tokens / numbers.seconds,
                 memory_gib=memory_gib,
                 mfu=flops / numbers.seconds / peak_flops if peak_flops else None,
+                peak_tflops=peak_flops and peak_flops / 1e12,
                 samples=numbers.step * run.plan.global_batch,
                 data=numbers.data,
                 elapsed_s=numbers.ended - started,

@@ -25,6 +25,7 @@ from weft.models.generate import generate
 from weft.platform.detect import detect_node
 from weft.report.metrics import perplexity, read_metrics
 from weft.report.page import write_report
+from weft.resolve.peaks import Peak
 from weft.resolve.prediction import beside, measured, median, steady
 from weft.train.job import Job
 from weft.train.loop import Evaluation, Run
@@ -45,12 +46,14 @@ def finish_run(
     positions: np.ndarray,
     *,
     used: Sequence[Mapping[str, float]],
+    peak: Peak,
     wall_s: float,
 ) -> None:
     """Write ``summary.json`` and ``report.html``. On rank 0, after the last step.
 
     A run that diverged has a summary too: its numbers are null, and it has no samples.
     ``used``: by rank, most memory so far (``memory_gib``) and what it sent in a step (``sent_mb``).
+    ``peak``: what MFU is measured against.
     """
     tokenizer = data.tokenizer()
     model = load_model(open_checkpoint(job.checkpoints))
@@ -70,6 +73,7 @@ def finish_run(
         "environment": environment(),
         "tokens_per_s": median([step.tokens_per_s for step in steady(steps)]),
         "mfu": median([step.mfu for step in steady(steps) if step.mfu is not None]),
+        "mfu_reference": {"tflops": peak.flops and peak.flops / 1e12, "basis": peak.basis},
     }
     if job.prediction is not None:
         took = measured(  # of this start alone: an earlier one may have had another plan
