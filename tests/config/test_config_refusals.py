@@ -89,8 +89,8 @@ REFUSALS = [
     ),
     Case(
         "extends on the command line",
-        "unknown key 'extends': the keys here are name, seed, model, data, batch, plan, compute, "
-        "optim, train, checkpoint, metrics, sample.\n    on the command line",
+        "unknown key 'extends': the keys here are name, seed, init, model, data, batch, plan, "
+        "compute, optim, train, checkpoint, metrics, sample.\n    on the command line",
         overrides=("extends=debug",),
     ),
     Case(
@@ -531,8 +531,8 @@ def test_everything_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "      on the command line\n"
         "  unknown key 'optm.lr': did you mean 'optim.lr'?\n"
         "      on the command line\n"
-        "  compute.precision = 'fp16': expected 'auto', 'fp64', 'fp32' or 'bf16'. "
-        "Did you mean 'fp64'?\n"
+        "  compute.precision = 'fp16': expected 'auto', 'fp64', 'fp32' or 'bf16'. fp16 has too "
+        "small a range to train in without scaling the loss, which Weft does not do.\n"
         "      on the command line"
     )
     assert [error.key for error in caught.value.errors] == [

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Annotated
 
 from pydantic import Field
@@ -16,6 +15,7 @@ from pydantic import Field
 from weft.cluster.cluster import Chip, catalogue, packages
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
+from weft.config.names import nearest_name
 from weft.config.sections import Count, Number, Positive, Section, Text
 
 FLOPS_PER_BYTE = (0.5, 5000.0)
@@ -140,7 +140,7 @@ def _chip_named(name: str, key: str, own: Iterable[OwnChip]) -> Chip:
         return known[name]
     lower = {other.lower(): other for other in known}
     beginning = sorted(other for other in lower if other.startswith(name.lower()))
-    near = beginning or get_close_matches(name.lower(), lower, n=2, cutoff=0.6)
+    near = beginning or list(filter(None, [nearest_name(name.lower(), lower)]))
     offer = " or ".join(lower[other] for other in near)
     hint = f"Did you mean {offer}?" if offer else "`weft chips` lists them."
     raise ConfigError(key, name, "a chip of the catalogue, or one described under chips", hint)

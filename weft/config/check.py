@@ -13,13 +13,26 @@ from pydantic import BaseModel, ValidationError
 
 from weft.config.batch import derive_batch
 from weft.config.errors import ConfigError, ConfigErrors
-from weft.config.names import nearest
+from weft.config.names import nearest_name
 from weft.config.schema import Node, nearest_key, node_of, one_of, root
 from weft.config.sections import BatchConfig, Config, PlanConfig
 from weft.config.tree import COMMAND_LINE, DEFAULT, Entry, find, origin_of, plain, scalar
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
+_OTHER_VALUES = (
+    (
+        "bf16",
+        ("fp16", "float16", "half"),
+        "fp16 has too small a range to train in without scaling the loss, which Weft does not do.",
+    ),
+    ("bf16", ("fp8", "float8", "int8", "int4"), "Weft trains in no format of 8 bits or less."),
+    ("bf16", ("bfloat16", "mixed"), "Did you mean 'bf16'?"),
+    ("fp32", ("tf32",), "Weft has no TF32: fp32 multiplies with all bits."),
+    ("fp32", ("float32", "float", "single"), "Did you mean 'fp32'?"),
+    ("fp64", ("float64", "double"), "Did you mean 'fp64'?"),
+)
+"""(a word that is allowed, values of other programs in its place, what to say of those)."""
 _SWITCHES = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 
@@ -193,7 +206,11 @@ def _hint(key: str, value: object, node: Node) -> str:
 
 
 def _near_word(value: object, node: Node) -> str:
-    near = nearest(str(value), node.words)
+    """Of allowed texts, the one that was likely meant; why not, where the value is known."""
+    for word, others, hint in _OTHER_VALUES:
+        if word in node.words and str(value).lower() in others:
+            return hint
+    near = nearest_name(str(value), node.words)
     return f"Did you mean '{near}'?" if near else ""
 
 

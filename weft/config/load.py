@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.config.check import by_place, check, flat
 from weft.config.errors import ConfigError, ConfigErrors, show
-from weft.config.names import nearest
+from weft.config.names import nearest, nearest_name
 from weft.config.schema import Node, nearest_key, root
 from weft.config.sections import PLAN_WAYS, Config
 from weft.config.tree import (
@@ -48,8 +48,10 @@ class Loaded:
         return ConfigErrors(errors)
 
 
-def load_config(target: str, overrides: Sequence[str] = ()) -> Loaded:
+def load_config(target: str, overrides: Sequence[str] = (), *, over: Entry | None = None) -> Loaded:
     """Read a recipe or a file, what it extends, and ``key=value`` overrides, in rising order.
+
+    ``over``: values that go on top of all these.
 
     Raises ConfigErrors with every problem of all of them at once.
     """
@@ -64,6 +66,7 @@ def load_config(target: str, overrides: Sequence[str] = ()) -> Loaded:
         except ConfigError as error:
             error.where = str(COMMAND_LINE)
             unusable.append(error)
+    layers += [] if over is None else [over]
     whole = (in_full(layer, root()) for layer in layers)
     tree = reduce(lambda base, over: merge(base, over, root()), whole)
     outcome = check(tree, has_gaps=bool(unread))
@@ -167,7 +170,7 @@ def _locate(target: str, folder: Path) -> Source:
         near = nearest(path.stem, there)
         way_out = f": did you mean '{there[near]}'?" if near else "."
         raise ConfigError("", target, "", f"there is no file '{label}'{way_out}")
-    near = nearest(target, recipe_names(), cutoff=0.4)
+    near = nearest_name(target, recipe_names(), cutoff=0.4)
     way_out = f"did you mean '{near}'? " if near else ""
     known = f"The recipes are {', '.join(recipe_names())}; a file of your own ends in .yaml."
     raise ConfigError("", target, "", f"unknown recipe '{target}': {way_out}{known}")

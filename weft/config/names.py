@@ -7,6 +7,8 @@ is found is imported when somebody first asks.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cached_property
@@ -108,10 +110,45 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return next(iter(get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
 
 
+def nearest_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known name that somebody who wrote ``name`` likely meant; empty when none is.
+
+    Names differ in more than letters: fp16 is not fp64, an h100 no a100, a gpu no cpu. So numbers
+    must be the same, up to digits that changed places, and short words begin alike.
+    """
+    words = list(known)
+    letters = Counter(map(_letters, words))
+    likely = [w for w in words if _may_mean(name, w, is_only=letters[_letters(w)] == 1)]
+    return nearest(name, likely, cutoff)
+
+
+_NUMBER = re.compile(r"[0-9]+")
+
+
+def _letters(word: str) -> str:
+    return re.sub(r"[\W_0-9]", "", word.lower())
+
+
+def _may_mean(name: str, word: str, *, is_only: bool) -> bool:
+    """``is_only``: no other word has these letters with other numbers."""
+    if len(name) <= 4 and name[:1].lower() != word[:1].lower():
+        return False
+    said, its = ([sorted(number) for number in _NUMBER.findall(each)] for each in (name, word))
+    if not its:
+        return not said or _letters(name) == _letters(word)
+    if not said:
+        return is_only
+    few, many = sorted((said, its), key=len)
+    rest = iter(many)
+    begins = {_letters(_NUMBER.split(each, maxsplit=1)[0]) for each in (name, word)}
+    is_alike = len(begins) == 1 or min(map(len, begins)) > 2
+    return is_alike and all(number in rest for number in few)
+
+
 def unknown_name(key: str, name: str, known: Iterable[str]) -> ConfigError:
     """What to say of a name that is none of those known."""
     words = list(known)
-    near = nearest(name, words)
+    near = nearest_name(name, words)
     hint = f"Did you mean {near}?" if near else ""
     return ConfigError(key, name, f"one of {', '.join(words)}", hint)
 
