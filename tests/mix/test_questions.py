@@ -7,7 +7,7 @@ from mix.mix_cases import BIG, CLUSTER, KINDS, SMALL, SPEC, WORK, answers, chips
 
 from weft.config.errors import ConfigError
 from weft.mix.chips import Shown, after_run, after_shortage, kinds_of, only
-from weft.mix.questions import POOLED, Question, ask, recomputes
+from weft.mix.questions import POOLED, Question, ask, micro_of, recomputes
 from weft.plan.plan import Plan
 from weft.planner.problem import Options, Problem
 from weft.planner.search import NoPlan, search
@@ -129,6 +129,14 @@ def test_a_plan_that_ran_out_of_memory_is_not_asked_for_again() -> None:
     assert chips.memory_gib(other.plan, WORK)[0] < need
     with pytest.raises(NoPlan):
         ask(trial.question, WORK, chips_of("big", replace(shown, memory_gib={"big": 0.01})))
+
+
+def test_a_name_says_the_micro_batches_that_the_plan_has() -> None:
+    """Smaller than asked for, where a step has fewer samples: as the notes on it say."""
+    trial = ask(Question("alone", 4), replace(WORK, samples=3), chips_of("big"))
+    assert [pipeline.microbatch for pipeline in trial.plan.pipelines] == [3]
+    (pipeline,) = trial.plan.pipelines
+    assert micro_of([(pipeline, pipeline.stages[0])]) == "3" and trial.name.endswith(", micro 3")
 
 
 def test_ranks_that_recompute_are_named() -> None:

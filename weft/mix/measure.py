@@ -245,8 +245,10 @@ class _Tuning:
         same = [rates for rates in self.found if rates.trial.generation == trial.generation]
         if any(rates.trial.plan == trial.plan for rates in same):
             return None
-        while any(rates.trial.name == trial.name for rates in same):
-            trial = replace(trial, name=f"{trial.name}, less memory")
+        while twin := next((rates for rates in same if rates.trial.name == trial.name), None):
+            is_same = twin.trial.question == trial.question
+            words = "less memory" if is_same else f"asked with micro {trial.question.micro}"
+            trial = replace(trial, name=f"{trial.name}, {words}")
         rates = Rates(trial)
         self.found.append(rates)
         self._bench.measure(self._name, self._cluster, rates, repeat=0)

@@ -15,7 +15,7 @@ from statistics import mean, median, stdev
 from typing import Any
 
 from weft.mix.chips import Kind
-from weft.mix.questions import Trial, recomputes
+from weft.mix.questions import Trial, micro_of, recomputes
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.simulate.play import Timeline
 
@@ -209,8 +209,8 @@ def reasons(
         chosen = fastest.trial.plan
         here = list(_of(best, kind))
         again = any(stage.recompute != "off" for _, stage in here)
-        sizes = {pipeline.microbatch for pipeline, _ in here}
-        usual = {pipeline.microbatch for pipeline in chosen.pipelines}
+        sizes = micro_of(here)
+        usual = micro_of((chosen.pipelines[p], stage) for p, _, stage in chosen.stages())
         if again and not recomputes(chosen):
             found.append(f"{kind.name} recomputes in the mix and not alone")
         elif recomputes(chosen) and not again:
@@ -219,8 +219,7 @@ def reasons(
             need = _needed(kind, fastest, alone, limits[kind.name])
             found.append(f"{kind.name} alone recomputes{need}; {mixed}")
         if sizes != usual:
-            one, other = (", ".join(map(str, sorted(each))) for each in (usual, sizes))
-            found.append(f"{kind.name} has microbatches of {one} alone and of {other} in the mix")
+            found.append(f"{kind.name} has microbatches of {usual} alone and of {sizes} in the mix")
     return found
 
 

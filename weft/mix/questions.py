@@ -9,13 +9,14 @@ search, told which shapes it may look at.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
+from math import ceil
 from typing import Literal
 
 from weft.mix.chips import Chips
-from weft.plan.plan import Plan
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.naming import name_of
 from weft.planner.problem import Options, Problem, Shape, Workload
 from weft.planner.search import Candidate, NoPlan, search
@@ -106,6 +107,13 @@ def recomputes(plan: Plan) -> bool:
     return any(stage.recompute != "off" for _, _, stage in plan.stages())
 
 
+def micro_of(stages: Iterable[tuple[PipelinePlan, StagePlan]]) -> str:
+    """Samples of a micro-batch that ranks of such stages have, in words: what a plan has, whatever
+    was asked for."""
+    sizes = {ceil(pipeline.microbatch / stage.mesh.sample_ways) for pipeline, stage in stages}
+    return " and ".join(map(str, sorted(sizes)))
+
+
 def _best(work: Workload, chips: Chips, options: Options) -> Candidate:
     return search(Problem(work, chips.pools, chips.knowledge, options)).best
 
@@ -126,7 +134,7 @@ def _name(question: Question, best: Candidate, plan: Plan) -> str:
         return POOLED
     again = {r for _, _, s in plan.stages() if s.recompute != "off" for r in s.mesh.ranks}
     name = NAMES.get(question.generation) or name_of(best.plan, best.cluster)
-    words = f"{name}, micro {question.micro}"
+    words = f"{name}, micro {micro_of((plan.pipelines[p], s) for p, _, s in plan.stages())}"
     if not again:
         return words
     ranks = ", ".join(map(str, sorted(again)))
