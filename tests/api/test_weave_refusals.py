@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from weft.api.distributed import join_model
+from weft.api.distributed import join_model, membership_of
 from weft.api.engine import WovenEngine
 from weft.api.refusals import refuse_whole_rules
 from weft.api.weave import woven
@@ -187,6 +188,44 @@ def test_sparse_gradients() -> None:
     plan = weft.split(layers, samples=4, microbatch=2, meshes=1)
     with pytest.raises(ConfigError, match=r"layers\[0\]\.0\.sparse = true"):
         build_layers(layers, partial(torch.optim.SGD), Comm(), loss=lambda x, _: x, plan=plan)
+
+
+class Looking(nn.Module):
+    """An embedding that says only when it computes that its gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.embedding(x, self.table, sparse=True).flatten(1)
+
+
+@pytest.mark.parametrize("precision", [None, "bf16"])
+def test_sparse_gradients_of_a_function(precision: Any) -> None:
+    """Where autograd leaves a gradient, and on its way into a bucket."""
+    model, indices = Looking(), torch.tensor([[0], [3]])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = weft.weave(model, optimizer, loss=total, precision=precision)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"gradient of table = 'sparse': .*F\.embedding out"):
+            engine.step(indices)
+    assert torch.equal(model.table.float(), torch.ones(5, 3))
+
+
+def test_sparse_gradients_in_a_loop_that_stays_as_it_is() -> None:
+    """One process adds nothing up; several would."""
+    model, indices = join_model(Looking(), Comm()), torch.tensor([[0], [3]])
+    optimizer = weft.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model(indices).sum().backward()
+    optimizer.step()
+    assert model.table[:, 0].tolist() == pytest.approx([0.9, 1.0, 1.0, 0.9, 1.0])
+    membership = membership_of(model)
+    assert membership is not None
+    membership.comm = SimpleNamespace(world_size=2)  # type: ignore[assignment]
+    optimizer.zero_grad()
+    with pytest.raises(ConfigError, match=r"gradient of table = 'sparse'"):
+        model(indices).sum().backward()
 
 
 class Trusting(torch.optim.SGD):

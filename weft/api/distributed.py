@@ -25,6 +25,7 @@ from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.optim.pytorch import TorchOptimizer
+from weft.parallel.gradients import refuse_sparse
 from weft.parallel.params import Held, LocalParam
 from weft.plan.model import Init, ParamSpec, UnitName
 from weft.plan.tiling import Stored
@@ -233,6 +234,10 @@ class _Reduction:
 
     def _note(self, param: Tensor) -> None:
         """Remember a gradient as ``backward`` or the last update left it, without holding it."""
+        if self._membership.comm.world_size == 1:
+            return  # nothing of it is added up
+        if param.grad is not None and param.grad.layout != torch.strided:
+            refuse_sparse(next(n for n, p in self._params.items() if p is param), param.grad)
         self._seen[param] = _state(param)
 
     def _refuse_changed(self) -> None:

@@ -79,6 +79,10 @@ class Accumulator:
             view.add_(part)
         slot.is_fresh, slot.received = False, slot.received + 1
 
+    def name_of(self, slot: Slot) -> str:
+        """The parameter that it has room for."""
+        return self.bucket.entries[self.slots.index(slot)].held.spec.name
+
     def is_full(self, round_: int, num_backwards: int) -> bool:
         """Everything that has to travel in this round is here."""
         wanted = num_backwards if round_ == self.rounds - 1 else min(round_ + 1, num_backwards)

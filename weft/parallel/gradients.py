@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm.comm import Comm, Finish
+from weft.config.errors import ConfigError
 from weft.parallel.accumulate import Accumulator, Slot
 from weft.parallel.buckets import BUCKET_BYTES, fill_buckets
 from weft.parallel.mains import FlatParams, MainParam, whole_main
@@ -138,6 +139,8 @@ class Gradients:
             sums.check(self._num_backwards)
         for main in self.mains:  # what needs no bucket is where autograd left it
             main.grad = main.value.grad
+            if main.grad is not None:
+                refuse_sparse(main.spec.name, main.grad)
         for sums, mains in zip(self._sums, self._mains_of, strict=True):
             for main, view in zip(mains, sums.sums, strict=True):
                 main.grad = view.to(main.value)
@@ -226,6 +229,10 @@ class Gradients:
         if grad is None:  # put off: it comes through ``add``
             return
         places = self._slots[param]  # type: ignore[index]
+        if grad.layout != torch.strided:
+            sums, slot, _ = places[0]
+            param.grad = None
+            refuse_sparse(sums.name_of(slot), grad)
         for sums, slot, _ in places:
             sums.add(slot, grad)
         param.grad = None
@@ -279,6 +286,18 @@ class _Take:
         gradients = self._gradients()
         if gradients is not None:
             gradients.take(param)
+
+
+def refuse_sparse(name: str, grad: Tensor) -> None:
+    """Gradients are added up element by element.
+
+    Raises:
+        ConfigError: the gradient of the parameter of this name has only some of its elements.
+    """
+    if grad.layout != torch.strided:
+        hint = "Leave sparse=True of F.embedding out: Weft adds up gradients that are dense; SGD "
+        hint += "and Adam take them."
+        raise ConfigError(f"gradient of {name}", "sparse", "a dense one", hint)
 
 
 def takes_gradients_of(param: nn.Parameter) -> bool:
