@@ -92,12 +92,15 @@ def _top_choice(name: str, given: Schema, whole: Schema, node: Node) -> str:
     below = _definition({"$ref": mapping[node.default_variant]}, whole)
     text = _section(f"### `{name}`", below, whole, default, name)
     for kind, variant in node.variants.items():
-        own = {k: n for k, n in variant.fields.items() if k == "kind" or k not in default.fields}
-        if kind != node.default_variant:
-            other = _definition({"$ref": mapping[kind]}, whole)
-            title = f"#### `{name}` where `{name}.kind` is `{kind}`"
-            text += f"\n{title}\n\n{one_line(other['description'])} Its own keys, beside those of "
-            text += f"every kind:\n\n{_keys(other, own, f'{name}.')}"
+        if kind == node.default_variant:
+            continue
+        own = {k: n for k, n in variant.fields.items() if k == node.key or k not in default.fields}
+        lacks = ", ".join(f"`{name}.{k}`" for k in default.fields if k not in variant.fields)
+        other = _definition({"$ref": mapping[kind]}, whole)
+        title = f"#### `{name}` where `{name}.{node.key}` is `{kind}`"
+        text += f"\n{title}\n\n{one_line(other['description'])} The keys above"
+        text += f" without {lacks}" * bool(lacks)
+        text += f", and:\n\n{_keys(other, own, f'{name}.')}" if len(own) > 1 else ".\n"
     return text
 
 

@@ -10,7 +10,7 @@ from weft.config.errors import ConfigErrors
 from weft.config.load import Loaded, config_schema, load_config
 from weft.config.schema import one_of, root
 from weft.config.sections import Count, ModelConfig, OptimConfig, Positive
-from weft.models.decoder_spec import DecoderConfig
+from weft.models.llama.config import LlamaConfig
 from weft.models.registry import FAMILIES, model_spec, register_family
 from weft.optim.kind import Kind
 from weft.optim.registry import OPTIMIZERS
@@ -62,11 +62,10 @@ def test_all_others_are_refused_at_once() -> None:
     with pytest.raises(ConfigErrors) as caught:
         loaded(*ASKED, "model.family=lama")
     assert [str(error) for error in caught.value.errors] == [
-        f"model.family = 'lama': expected {one_of(FAMILIES)}. Did you mean 'llama'?",
+        f"model.family = 'lama': expected {one_of(sorted(FAMILIES))}. Did you mean 'llama'?",
         f"plan.schedule = 'all-at-once': expected {one_of(SCHEDULES)}, or null.",
         f"compute.device = 'chipx': expected {one_of(['auto', *PLATFORMS])}.",
-        f"compute.precision = 'fp48': expected {one_of(['auto', *PRECISIONS])}. Did you mean "
-        "'fp64'?",
+        f"compute.precision = 'fp48': expected {one_of(['auto', *PRECISIONS])}.",
     ]
     assert one_of(["auto", "cpu", "cuda"]) == "'auto', 'cpu' or 'cuda'"
 
@@ -133,7 +132,7 @@ def test_a_family_brings_its_own_keys(conv: None) -> None:
     spec = model_spec(config.model, 99, 16)
     assert isinstance(spec, ConvSpec)
     assert (spec.kernel, spec.num_layers, spec.vocab_size, spec.seq_len) == (5, 2, 99, 16)
-    assert load_config("debug").config.model == DecoderConfig(family="llama", size="debug-1m")
+    assert load_config("debug").config.model == LlamaConfig(family="llama", size="debug-1m")
 
 
 KNOWN = one_of(sorted(["conv", *FAMILIES]))
@@ -167,7 +166,7 @@ def test_keys_of_other_families_are_refused(
 
 def test_the_schema_has_both_sections(conv: None) -> None:
     schema = config_schema()
-    refs = {"#/$defs/DecoderConfig", "#/$defs/ConvConfig"}
+    refs = {"#/$defs/LlamaConfig", "#/$defs/DecoderConfig", "#/$defs/ConvConfig"}
     assert {option["$ref"] for option in schema["properties"]["model"]["anyOf"]} == refs
     keys = schema["$defs"]["ConvConfig"]["properties"]
     assert keys["kernel"]["description"] == "Width of a kernel; null is the row's."

@@ -265,6 +265,34 @@ FIELD_REFUSALS = {
         {"tie_word_embeddings": 1},
         "config.json tie_word_embeddings = 1: expected true or false.",
     ),
+    "eps of no number": (
+        {"rms_norm_eps": float("nan")},
+        "config.json rms_norm_eps = nan: expected a finite number > 0.",
+    ),
+    "eps below 0": (
+        {"rms_norm_eps": -1e-5},
+        "config.json rms_norm_eps = -1e-05: expected a finite number > 0.",
+    ),
+    "theta beyond all floats": (
+        {"rope_theta": 10**400},
+        f"config.json rope_theta = {str(10**400)[:150]} ...: expected a finite number > 0.",
+    ),
+    "layer types of no list": (
+        {"layer_types": 5},
+        "config.json layer_types = 5: expected a list of texts.",
+    ),
+    "layer types of lists": (
+        {"layer_types": [["full_attention"]]},
+        "config.json layer_types = [['full_attention']]: expected a list of texts.",
+    ),
+    "rope of no object": (
+        {"rope_scaling": 5},
+        "config.json rope_scaling = 5: expected an object.",
+    ),
+    "rope factor": (
+        {"rope_parameters": {"rope_type": "llama3", "factor": "8"}},
+        "config.json rope_scaling factor = '8': expected a finite number > 0.",
+    ),
     "heads": (
         {"num_key_value_heads": 3},
         "model.num_kv_heads = 3: expected a divisor of num_heads (4).",
@@ -283,6 +311,23 @@ def test_refuses_what_it_does_not_implement(name: str, exported: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         import_hf(exported)
     assert str(caught.value) == message
+
+
+def test_files_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    """Not those of a private one."""
+    before = os.umask(0o027)
+    try:
+        for shard_bytes in (1 << 30, 10_000):
+            folder = tmp_path / str(shard_bytes)
+            export_hf(folder, LLAMA, _ours(LLAMA).__getitem__, None, shard_bytes=shard_bytes)
+            assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o640}
+    finally:
+        os.umask(before)
+
+
+def test_a_config_nested_too_deep_is_refused(exported: Path) -> None:
+    (exported / "config.json").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+    assert "expected JSON" in _message(exported)
 
 
 def _message(folder: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,9 @@ from weft.cli.output import COLUMNS, err, finish, out, print_json, print_table
 from weft.cli.saved import Folder, To, open_saved, refuse_filled, refuse_missing
 from weft.cli.target import Json
 from weft.report.units import count, gib
+
+MODEL_FILE = "model.yaml"
+"""In the folder of an imported model: its configuration."""
 
 app = typer.Typer(help="List, show, check, export and import checkpoints.", no_args_is_help=True)
 
@@ -109,19 +113,26 @@ def import_(
 ) -> None:
     """Make a run folder whose step 0 holds the weights of a Hugging Face model, and its tokenizer.
 
-    Go on with `weft generate TO`, or with `weft train --out TO data.tokenizer=TO/tokenizer.json`
-    and a matching model section.
+    Its model.yaml says which model and tokenizer these are. Go on with `weft generate TO`, or with
+    `weft train FILE --out TO`, where FILE has the line `extends: TO/model.yaml`. A new run that
+    begins with such weights needs no import: `weft train demo --init FOLDER`.
     """
     from weft.checkpoint.convert import import_hf
+    from weft.config.tree import dump
     from weft.data.cache import TOKENIZER_FILE
     from weft.data.tokenizer import copy_tokenizer
+    from weft.models.config_folder import read_spec, section_of
 
     refuse_filled(to)
+    said: dict[str, Any] = {"model": section_of(read_spec(folder)[0])}
     checkpoint = import_hf(folder, to / "checkpoints")
     if (folder / TOKENIZER_FILE).is_file():
         copy_tokenizer(folder / TOKENIZER_FILE, to)
+        said["data"] = {"tokenizer": str(to / TOKENIZER_FILE)}
     else:
         err.print(f"note: {folder} has no {TOKENIZER_FILE}; `weft generate` needs one in {to}")
+    head = f"# The model of {dumps(str(folder))}; a file of your own may extend this"
+    (to / MODEL_FILE).write_text(f"{head}\n{dump(said)}", encoding="utf-8")
     _tell({"imported": str(checkpoint), "into": str(to)}, json=json)
 
 

@@ -38,7 +38,7 @@ def load(target: str, overrides: Sequence[str] | None) -> Loaded:
     """Load what the user named."""
     recipe, pairs = named(target, overrides)
     try:
-        return load_config(recipe, pairs)
+        loaded = load_config(recipe, pairs)
     except ConfigErrors as errors:
         from weft.models.registry import FAMILIES
 
@@ -47,6 +47,11 @@ def load(target: str, overrides: Sequence[str] | None) -> Loaded:
             hint = f"'{recipe}' is the size of a model. Write: {DEFAULT_RECIPE} model.size={recipe}"
             raise ConfigError("RECIPE", recipe, "", hint) from errors
         raise
+    if loaded.config.init is None:
+        return loaded
+    from weft.resolve.init import layer_of
+
+    return load_config(recipe, pairs, over=layer_of(loaded, Path(loaded.config.init)))
 
 
 def named(target: str, overrides: Sequence[str] | None) -> tuple[str, list[str]]:
@@ -69,7 +74,7 @@ def _pairs(words: Sequence[str]) -> list[str]:
             name = word.removeprefix("--")
             if "=" in name:
                 result.append(name)
-            elif "." in name or name in ("seed", "name"):
+            elif "." in name or name in ("seed", "name", "init"):
                 waiting = name
             else:
                 hint = "See `--help`; values of the configuration are written section.key=value."

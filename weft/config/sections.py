@@ -54,8 +54,16 @@ class ModelConfig(Section):
 
     family: Family = Field(default_factory=_first_family)
     """Kind of decoder: "llama" (RMSNorm, rotary positions, SwiGLU, grouped heads) or "gpt2"."""
-    size: Text = "demo-5m"
-    """Row of the family's table of sizes; `weft plan` prints the table when the name is wrong."""
+    size: Text | None = "demo-5m"
+    """Row of the family's table of sizes; `weft plan` prints the table when the name is wrong.
+    null: no row, every size is given."""
+    vocab_size: Annotated[Whole, Field(ge=2)] | None = None
+    """Tokens that the model knows, as many as the tokenizer's or more; null is the tokenizer's."""
+
+    @property
+    def label(self) -> str:
+        """Family and row, as people read them."""
+        return " ".join(filter(None, (self.family, self.size)))
 
 
 class SourceConfig(Section):
@@ -452,9 +460,13 @@ class Config(Section):
     """Begins the name of the run folder; by default the name of the recipe or file."""
     seed: Annotated[Whole, Field(le=2**32 - 1)] = 1234
     """Of the initial values, dropout and the order of samples; same seed, same run."""
+    init: Text | None = None
+    """Hugging Face folder (config.json and safetensors) that training begins with: `model` is the
+    one described there, and its weights are the initial values; null draws them from `seed`."""
     model: Annotated[ModelConfig, SectionOf("families", key="family")] = Field(
         default_factory=lambda: section_of("families", "family", {})
     )
+    """The model, of the family that `family` names."""
     data: DataConfig
     batch: BatchConfig = BatchConfig()
     plan: PlanConfig = PlanConfig()

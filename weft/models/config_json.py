@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -11,6 +12,7 @@ from weft.plan.model import ModelSpec
 
 Spec = TypeVar("Spec", bound=ModelSpec)
 
+_LARGEST = sys.float_info.max
 HARMLESS = frozenset(
     {
         "_attn_implementation_autoset",
@@ -64,9 +66,29 @@ class Fields:
         value = self.take(name, default)
         return int(self._checked(name, value, type(value) is int and value >= 1, "an integer >= 1"))
 
-    def number(self, name: str, default: float | None = None) -> float:
+    def positive(self, name: str, default: float | None = None) -> float:
         value = self.take(name, default)
-        return float(self._checked(name, value, type(value) in (int, float), "a number"))
+        fits = type(value) in (int, float) and 0 < value <= _LARGEST
+        return float(self._checked(name, value, fits, "a finite number > 0"))
+
+    def part(self, name: str, default: float | None = None) -> float:
+        value = self.take(name, default)
+        fits = type(value) in (int, float) and 0 <= value < 1
+        return float(self._checked(name, value, fits, "a number >= 0 and < 1"))
+
+    def inner(self, *names: str) -> dict[str, Any]:
+        """The objects of these names together, each where it is not absent or null."""
+        found: dict[str, Any] = {}
+        for name in names:
+            value = self.take(name, {})
+            found |= self._checked(name, value, isinstance(value, dict), "an object")
+        return found
+
+    def words(self, name: str) -> list[str]:
+        """A list of texts; empty where it is absent or null."""
+        value = self.take(name, [])
+        fits = isinstance(value, list) and all(isinstance(word, str) for word in value)
+        return list(self._checked(name, value, fits, "a list of texts"))
 
     def flag(self, name: str, *, default: bool) -> bool:
         value = self.take(name, default)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from math import isfinite
 from typing import Any, Self
 
 from weft.config.errors import ConfigError
-from weft.config.sections import Count, Fraction, ModelConfig
+from weft.config.sections import Count, Flag, Fraction, ModelConfig, Positive
 from weft.plan.model import ModelSpec, RopeScaling
 
 
@@ -28,6 +29,10 @@ class DecoderConfig(ModelConfig):
     """Key and value heads; a divisor of num_heads."""
     dropout: Fraction | None = None
     """Part of the activations dropped in training."""
+    norm_eps: Positive | None = None
+    """Added to the mean square (of RMSNorm) or the variance (of LayerNorm) before its root."""
+    tied: Flag | None = None
+    """The head multiplies by the embedding's weight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,3 +83,6 @@ def check_decoder(spec: DecoderSpec) -> None:
         )
     if not 0 <= spec.dropout < 1:
         raise ConfigError("model.dropout", spec.dropout, "a number >= 0 and < 1")
+    for name in ("norm_eps", "rope_theta"):
+        if not (sizes[name] > 0 and isfinite(sizes[name])):
+            raise ConfigError(f"model.{name}", sizes[name], "a finite number > 0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -16,8 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from weft.config.errors import ConfigError
-from weft.models.config_json import Converter, Entry, Fields
-from weft.models.registry import FAMILIES, check_spec, param_specs
+from weft.models.config_folder import CONFIG_JSON, converters, read_json, read_spec
+from weft.models.config_json import Entry
+from weft.models.registry import FAMILIES, param_specs
 from weft.plan.model import ModelSpec
 
 WEIGHTS = "model.safetensors"
@@ -45,27 +47,29 @@ def export_hf(
     """
     converter = FAMILIES[spec.family].converter
     if converter is None:
-        raise ConfigError("model.family", spec.family, f"one of {', '.join(_converters())}")
+        raise ConfigError("model.family", spec.family, f"one of {', '.join(converters())}")
     fields = converter.to_fields(spec)
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
     total, dtype = 0, None
     for number, shard in enumerate(_shards(converter.entries(spec), read, shard_bytes)):
         name = f"model-{number + 1:05d}.safetensors"
-        save_file(shard, folder / name, metadata={"format": "pt"})
+        _write_tensors(shard, folder / name)
         files |= dict.fromkeys(shard, name)
         total += sum(tensor.nbytes for tensor in shard.values())
         dtype = next(iter(shard.values())).dtype
     _name_shards(folder, files, total)
     end_id = None if tokenizer_file is None else _copy_tokenizer(tokenizer_file, folder)
     known = {"torch_dtype": str(dtype).removeprefix("torch."), "eos_token_id": end_id}
-    _write_json(folder / "config.json", {**fields, "bos_token_id": None, **known})
+    _write_json(folder / CONFIG_JSON, {**fields, "bos_token_id": None, **known})
 
 
-def _converters() -> dict[str, Converter[Any]]:
-    """Of the families that Hugging Face has, by name."""
-    found = {name: family.converter for name, family in FAMILIES.items()}
-    return {name: converter for name, converter in found.items() if converter is not None}
+def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """With the permissions of any new file; safetensors writes one for its owner's eyes alone."""
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def _shards(
@@ -109,9 +113,9 @@ def _copy_tokenizer(tokenizer_file: Path, folder: Path) -> int | None:
     if not config.is_file():
         return None
     shutil.copyfile(config, folder / config.name)
-    named = _read_json(config).get("eos_token")
+    named = read_json(config).get("eos_token")
     end = named.get("content") if isinstance(named, dict) else named
-    added = _read_json(tokenizer_file).get("added_tokens") or []
+    added = read_json(tokenizer_file).get("added_tokens") or []
     return next((int(token["id"]) for token in added if token["content"] == end), None)
 
 
@@ -123,7 +127,7 @@ def import_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
     Raises ConfigError: an architecture, a field or a tensor that Weft does not know, lacks or finds
     damaged; weights in pickles.
     """
-    spec, converter = _read_spec(folder)
+    spec, converter = read_spec(folder)
     shapes = {param.name: param.shape for param in param_specs(spec)}
     entries = converter.entries(spec)
     wanted = {entry.theirs for entry in entries}
@@ -143,23 +147,6 @@ def import_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
             expected = "the embedding's values where tie_word_embeddings is true"
             raise ConfigError("tensor", _HEAD, expected, where)
     return spec, result
-
-
-def _read_spec(folder: Path) -> tuple[ModelSpec, Converter[Any]]:
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ConfigError("folder", str(folder), "a Hugging Face folder with a config.json")
-    fields = Fields(_read_json(path))
-    named = fields.take("architectures", [None])
-    for converter in _converters().values():
-        if isinstance(named, list) and named and named[0] in converter.architectures:
-            fields.take("model_type")
-            spec: ModelSpec = converter.from_fields(named[0], fields)
-            fields.finish()
-            check_spec(spec)
-            return spec, converter
-    known = [name for converter in _converters().values() for name in converter.architectures]
-    raise fields.refusal("architectures", named, f"one of {', '.join(known)}")
 
 
 def _tensors(folder: Path, prefix: str, stack: ExitStack) -> dict[str, Callable[[], Tensor]]:
@@ -182,7 +169,7 @@ def _tensors(folder: Path, prefix: str, stack: ExitStack) -> dict[str, Callable[
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise ConfigError(INDEX, str(index), "a weight_map inside")
         names = sorted({str(name) for name in weight_map.values()})
@@ -213,16 +200,6 @@ def _split(
     parts = torch.split(tensor, [shape[-1] for shape in theirs], dim=-1)
     turned = [part.T if entry.transposed else part for part in parts]
     return {n: part.contiguous() for n, part in zip(entry.ours, turned, strict=True)}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError("file", str(path), "JSON", f"{error}.") from None
-    if not isinstance(data, dict):
-        raise ConfigError("file", str(path), "a JSON object")
-    return data
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:

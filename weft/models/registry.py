@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import MISSING, asdict, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from weft.config.errors import ConfigError
 from weft.config.names import Registry, unknown_name
 from weft.config.open_fields import section_of
 from weft.models.family import Family
@@ -92,14 +93,30 @@ def model_spec(config: ModelConfig, vocab_size: int, seq_len: int) -> ModelSpec:
     Raises ConfigError for an unknown family or size and for a shape that cannot be built.
     """
     family = FAMILIES.named("model.family", config.family)
-    row = family.sizes.get(config.size)
-    if row is None:
-        raise unknown_name("model.size", config.size, family.sizes)
-    given = {key: value for key, value in config if value is not None}
-    fields = {key: given[key] for key in given if key not in ("family", "size")}
-    spec: ModelSpec = replace(row, vocab_size=vocab_size, seq_len=seq_len, **fields)
+    said = config.model_dump(exclude_none=True, exclude={"size"})
+    if said.get("vocab_size", vocab_size) < vocab_size:
+        expected = f"at least {vocab_size}, the tokens of the tokenizer"
+        raise ConfigError("model.vocab_size", config.vocab_size, expected)
+    sizes = _row(family, config, said)
+    sizes |= {"vocab_size": vocab_size, "seq_len": seq_len, **said}
+    spec: ModelSpec = family.spec.from_dict(sizes)
     check_spec(spec)
     return spec
+
+
+def _row(family: Family[Any], config: ModelConfig, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What the row of a size says; without one, nothing, and all is given."""
+    if config.size is not None:
+        row = family.sizes.get(config.size)
+        if row is None:
+            raise unknown_name("model.size", config.size, family.sizes)
+        return asdict(row)
+    for field in fields(family.spec):
+        has_default = not (field.default is MISSING and field.default_factory is MISSING)
+        if not has_default and field.name not in (*said, "vocab_size", "seq_len"):
+            hint = "Give it, or a row of the family's table."
+            raise ConfigError(f"model.{field.name}", None, "a value, as model.size is null", hint)
+    return {}
 
 
 def check_spec(spec: ModelSpec) -> None:

@@ -129,7 +129,7 @@ def _subtitle(run: RunFiles) -> str:
     """What was trained on what."""
     family, size = run.config.get("model.family"), run.config.get("model.size")
     parameters = number(run.summary, "parameters")
-    parts = [f"{family} {size}"] if family and size else []
+    parts = [" ".join(str(name) for name in (family, size) if name)] if family else []
     parts += [] if parameters is None else [f"{count(parameters)} parameters"]
     parts += [f"trained on {run.config['data.path']}"] if run.config.get("data.path") else []
     parts += [_where(run.plan, run.cluster)] if run.plan else []

@@ -67,8 +67,9 @@ def plan_request(loaded: Loaded, cluster: ClusterView, knowledge: Knowledge) -> 
 def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workload:
     config = loaded.config
     vocab_size = vocab_size_asked(config)
-    row = FAMILIES[config.model.family].sizes.get(config.model.size)
-    said = any(_by_person(loaded, key) for key in ("data.vocab_size", "data.tokenizer"))
+    row = FAMILIES[config.model.family].sizes.get(config.model.size or "")
+    said = config.model.vocab_size is not None
+    said = said or any(_by_person(loaded, key) for key in ("data.vocab_size", "data.tokenizer"))
     if row is not None and not said and row.vocab_size != vocab_size:
         vocab_size = row.vocab_size
         notes.append(f"the vocabulary is that of {config.model.size}: {vocab_size} tokens")

@@ -167,8 +167,11 @@ def read_plan_file(loaded: Loaded) -> PlanFile | None:
 
 
 def vocab_size_asked(config: Config) -> int:
-    """Tokens of the vocabulary before the tokenizer exists."""
-    return BYTES_VOCAB if config.data.tokenizer == "bytes" else config.data.vocab_size
+    """Tokens of the vocabulary before the tokenizer exists, or has been read."""
+    if config.data.tokenizer == "bytes":
+        return BYTES_VOCAB
+    of_file = None if config.data.tokenizer == "bpe" else config.model.vocab_size
+    return of_file or config.data.vocab_size
 
 
 def spec_asked(config: Config) -> ModelSpec:

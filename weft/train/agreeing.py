@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from weft import version
+from weft.checkpoint.convert import import_hf
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.checkpoint.store import LATEST, candidates
@@ -58,6 +59,7 @@ def agree(job: Job, comm: Comm, local_rank: int) -> Agreed:
     refuse_unlike_ranks(comm, job)
     data = _prepared(job, comm, local_rank)
     spec = model_spec(job.config.model, data.vocab_size, job.config.data.seq_len)
+    _begin_with_weights(job, comm)
     agreed = Agreed(data, spec, _checkpoint(job, data, spec))
     seen = {"checkpoint": f"step {agreed.first_step}", "data": data.fingerprint}
     for rank, what, value, first in unlike(comm, seen, name="compare files"):
@@ -137,6 +139,37 @@ def _prepared(job: Job, comm: Comm, local_rank: int) -> Prepared:
 
 def _silent(*_: object) -> None:
     """Preparation was already shown by the command that started the ranks."""
+
+
+def _begin_with_weights(job: Job, comm: Comm) -> None:
+    """A new run that begins with somebody's weights has them as its checkpoint of step 0.
+
+    Raises:
+        ConfigError: they cannot be read, or are not of such a model.
+        RunError: they cannot be written.
+    """
+    folder, root = job.config.init, job.checkpoints
+    if folder is None:
+        return
+
+    def imported() -> tuple[str, str]:
+        """What is wrong with the weights, or with the run folder."""
+        if comm.rank or (root.is_dir() and candidates(root)):
+            return "", ""
+        try:
+            import_hf(Path(folder), root)
+        except ConfigError as error:
+            return str(error), ""
+        except CheckpointError as error:
+            return "", str(error)
+        return "", ""
+
+    wrong = with_heartbeat(comm, imported, name="initial weights")
+    for weights, run in comm.gather_json(wrong, name="initial weights read"):
+        if weights:
+            raise ConfigError("init", folder, "weights of the model that it describes", weights)
+        if run:
+            raise RunError(run)
 
 
 def _checkpoint(job: Job, data: Prepared, spec: ModelSpec) -> Checkpoint | None:

@@ -116,7 +116,7 @@ def answer_here(resolved: Resolved) -> Answer:
         "notes": list(resolved.notes),
     }
     return Answer(
-        title=f"{config.model.family} {config.model.size}",
+        title=f"{config.model.label}",
         facts=facts,
         show_plan=partial(show_plan, resolved),
         outlook=outlook,
@@ -179,9 +179,9 @@ def answer(
     }
     used = nodes_used(outlook.cluster, chips.view)
     more: dict[str, Any] = {"plan": PlanFile(plan=outlook.forecast.plan, chips=used).to_data()}
-    title = f"[bold]{model.family} {model.size}[/]: {count(num_parameters)} parameters"
+    title = f"[bold]{model.label}[/]: {count(num_parameters)} parameters"
     return Answer(
-        title=f"{model.family} {model.size} on {cluster_in_words(outlook.cluster)}",
+        title=f"{model.label} on {cluster_in_words(outlook.cluster)}",
         facts=facts,
         show_plan=partial(_show_plan_there, title, asked, chips, outlook, mix),
         outlook=outlook,

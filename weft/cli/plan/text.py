@@ -28,7 +28,7 @@ def show_plan(resolved: Resolved) -> None:
     config, plan = resolved.config, resolved.plan
     tokens = plan.global_batch * config.data.seq_len
     out.print(
-        f"[bold]{config.model.family} {config.model.size}[/]: "
+        f"[bold]{config.model.label}[/]: "
         f"{count(resolved.num_parameters)} parameters, {plan.num_layers} layers; "
         f"{plan.global_batch} samples = {tokens} tokens a step; {config.train.steps} steps",
         markup=True,

@@ -70,7 +70,7 @@ def from_fields(_architecture: str, fields: Fields) -> DecoderSpec:
     fields.must("scale_attn_by_inverse_layer_idx", False)
     fields.must("add_cross_attention", False)
     d_model, heads = fields.whole("n_embd"), fields.whole("n_head")
-    dropout = fields.number("resid_pdrop", 0.1)
+    dropout = fields.part("resid_pdrop", 0.1)
     fields.must("embd_pdrop", dropout)
     return DecoderSpec(
         family="gpt2",
@@ -82,7 +82,7 @@ def from_fields(_architecture: str, fields: Fields) -> DecoderSpec:
         num_kv_heads=heads,
         vocab_size=fields.whole("vocab_size"),
         seq_len=fields.whole("n_positions"),
-        norm_eps=fields.number("layer_norm_epsilon", 1e-5),
+        norm_eps=fields.positive("layer_norm_epsilon", 1e-5),
         tied=fields.flag("tie_word_embeddings", default=True),
         dropout=dropout,
     )

@@ -81,7 +81,7 @@ def from_fields(architecture: str, fields: Fields) -> DecoderSpec:
     fields.must("attention_dropout", 0.0)
     fields.must("use_sliding_window", False)
     fields.take("sliding_window")  # the width of a window that is not used
-    kinds = set(fields.take("layer_types", ()))
+    kinds = set(fields.words("layer_types"))
     if kinds - {"full_attention"}:
         raise fields.refusal("layer_types", sorted(kinds), "full_attention only")
     heads, d_model = fields.whole("num_attention_heads"), fields.whole("hidden_size")
@@ -98,7 +98,7 @@ def from_fields(architecture: str, fields: Fields) -> DecoderSpec:
         num_kv_heads=fields.whole("num_key_value_heads", heads),
         vocab_size=fields.whole("vocab_size"),
         seq_len=fields.whole("max_position_embeddings", 2048),
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        norm_eps=fields.positive("rms_norm_eps", 1e-6),
         tied=fields.flag("tie_word_embeddings", default=False),
         rope_theta=theta,
         rope_scaling=scaling,
@@ -109,17 +109,16 @@ def from_fields(architecture: str, fields: Fields) -> DecoderSpec:
 
 def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
     """Base and stretching, from the form of transformers 5 or the older one."""
-    theta = fields.number("rope_theta", 10_000.0)
-    older, newer = fields.take("rope_scaling", {}), fields.take("rope_parameters", {})
-    rope = Fields({**older, **newer}, "config.json rope_scaling")
-    theta = rope.number("rope_theta", theta)
+    theta = fields.positive("rope_theta", 10_000.0)
+    rope = Fields(fields.inner("rope_scaling", "rope_parameters"), "config.json rope_scaling")
+    theta = rope.positive("rope_theta", theta)
     kind = rope.take("rope_type", rope.take("type", "default"))
     scaling = None
     if kind == "llama3":
         scaling = RopeScaling(
-            factor=rope.number("factor"),
-            low_freq_factor=rope.number("low_freq_factor"),
-            high_freq_factor=rope.number("high_freq_factor"),
+            factor=rope.positive("factor"),
+            low_freq_factor=rope.positive("low_freq_factor"),
+            high_freq_factor=rope.positive("high_freq_factor"),
             original_seq_len=rope.whole("original_max_position_embeddings"),
         )
     elif kind != "default":
