@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from report_cases import (
 )
 from report_page import SECTIONS, data_of, read, rows, section
 
+from weft.cluster.cluster import catalogue
 from weft.config.errors import ConfigError
 from weft.plan.plan import PipelinePlan, Plan
 from weft.report.page import write_report
@@ -111,6 +113,18 @@ def test_plan(run: Path) -> None:
     ]
     assert shares == pytest.approx([640, 320])
     assert len([x for x in svg.all("line") if x.attributes.get("class") == "tick"]) == 3 + 1
+
+
+def test_chips_that_are_known_have_names_and_a_limit(run: Path) -> None:
+    chips = [asdict(catalogue()[name]) for name in ("H100-SXM5-80GB", "A100-SXM4-40GB")]
+    node = CLUSTER["nodes"][0] | {"chips": chips}
+    (run / "cluster.json").write_text(json.dumps({"nodes": [node]}))
+    (run / "plan.json").write_text(TWO_TO_ONE.to_json().replace('"cpu"', '"cuda"'))
+    page = read(run)
+    kinds = [item.text for item in section(page, "Plan").one("ul").all("li")]
+    assert kinds == ["NVIDIA H100-SXM5-80GB", "NVIDIA A100-SXM4-40GB"]
+    assert "0.62GiB, most of any rank, of 40" in section(page, "Result").text
+    assert "2 ranks on box" in page.one("header").text
 
 
 def test_plan_of_unlike_pipelines(run: Path) -> None:

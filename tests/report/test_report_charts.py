@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from report_cases import make_run, write_metrics
-from report_page import data_of, everything, plots, read, rows, section
+from report_page import Page, data_of, everything, plots, read, rows, section
 
 from weft.report.charts import MOST_POINTS, smooth
-from weft.report.svg import Scale, ticks
+from weft.report.svg import Axis, Chart, Scale, Series, line_chart, ticks
 
 
 @pytest.fixture
@@ -53,6 +53,18 @@ def test_charts_are_described_in_words_and_have_axes(run: Path) -> None:
     assert sorted(float(x.text) for x in last) == pytest.approx([4.355, 5.03], abs=0.02)
     heights = [float(x.attributes["y"]) for x in last]
     assert abs(heights[0] - heights[1]) >= 14, "and can be read"
+
+
+@pytest.mark.parametrize(("loss", "below"), [(5.0, True), (2.0, False)])
+def test_the_name_of_a_level_makes_way_for_a_curve(loss: float, below: bool) -> None:
+    """That ends just above it."""
+    level = Series(label="level", x=[1, 2], y=[4.9, 4.9], look="level-1")
+    curve = Series(label="curve", x=[1, 2], y=[0.0, loss])
+    chart = Chart(id="a", title="", series=[level, curve], description="", y=Axis("y"))
+    texts = Page(str(line_chart(chart))).root.all("text")
+    (name,) = (float(x.attributes["y"]) for x in texts if x.text == "level 4.9")
+    (end,) = (float(x.attributes["y"]) for x in texts if x.attributes.get("class") == "last")
+    assert (name > end + 12) == below
 
 
 def test_the_axis_of_tokens_has_round_numbers_where_they_were_reached(run: Path) -> None:

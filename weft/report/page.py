@@ -180,10 +180,16 @@ def _tiles(run: RunFiles, loss: float | None, bits: float | None) -> list[Tile]:
         Tile("Training loss", _fixed(steps[-1].loss if steps else None, 4), "last step"),
         Tile("Throughput", _fixed(speed, 0), "tokens per second"),
         Tile("MFU", percent_or_na(mfu), _mfu_reference(run)),
-        Tile("Memory", _fixed(memory, 2), "GiB, most of any rank"),
+        Tile("Memory", _fixed(memory, 2), f"GiB, most of any rank{_limit(run)}"),
         Tile("Parameters", NOT_RECORDED if known is None else count(known)),
         _time(run),
     ]
+
+
+def _limit(run: RunFiles) -> str:
+    """Memory of the smallest chip, where the chips are known."""
+    chips = chips_of(run.plan, run.cluster).values() if run.plan else ()
+    return f", of {min(chip.memory_gib for chip in chips):g}" if chips else ""
 
 
 def _time(run: RunFiles) -> Tile:

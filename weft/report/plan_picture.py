@@ -31,9 +31,7 @@ _MOST_LANES_UNFOLDED = 6
 _AXIS_HEIGHT = 30
 _LANE_GAP = 22
 _STAGE_TOP = 44
-_LINE_HEIGHT = 18
-_CELL_WIDTH, _CELL_HEIGHT, _CELL_GAP = 30, 18, 4
-_MOST_CELL_ROWS = 4
+_STAGE_HEIGHT = 100
 _PADDING = 10
 _CHARACTER = 7.0
 """Width of a character, on the generous side: fonts differ between machines."""
@@ -72,15 +70,6 @@ class Kind(NamedTuple):
         return f"{self.vendor} {self.name}".strip()
 
 
-class Cell(NamedTuple):
-    """One rank."""
-
-    x: float
-    y: float
-    width: float
-    text: str
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageBox:
     """One stage, and its text as far as it fits."""
@@ -88,46 +77,16 @@ class StageBox:
     x: float
     y: float
     width: float
+    height: float
     look: str
     """Classes of the style sheet, by the kind of its chips."""
     tooltip: str
     lines: tuple[str, ...] = ()
-    """Its layers, chips, mesh and settings; empty where there is no room for any."""
-    ranks: tuple[int, ...] = ()
-    """Those that get a cell each."""
+    """Its layers, chips, mesh, ranks and settings; empty where there is no room for any."""
 
     @property
     def text_x(self) -> float:
         return self.x + _padding(self.width)
-
-    @property
-    def text_bottom(self) -> float:
-        return self.y + _LINE_HEIGHT * len(self.lines) + 10
-
-    @property
-    def cells(self) -> list[Cell]:
-        """A box for every rank, in rows; none where they would not fit."""
-        if not self.ranks:
-            return []
-        padding = _padding(self.width)
-        each = max(_CELL_WIDTH, len(str(max(self.ranks))) * _CHARACTER + 10)
-        columns = int((self.width - 2 * padding + _CELL_GAP) // (each + _CELL_GAP))
-        if not columns or -(-len(self.ranks) // columns) > _MOST_CELL_ROWS:
-            return []
-        return [
-            Cell(
-                x=self.x + padding + index % columns * (each + _CELL_GAP),
-                y=self.text_bottom + index // columns * (_CELL_HEIGHT + _CELL_GAP),
-                width=each,
-                text=str(rank),
-            )
-            for index, rank in enumerate(self.ranks)
-        ]
-
-    @property
-    def height(self) -> float:
-        rows = len({cell.y for cell in self.cells})
-        return self.text_bottom - self.y + rows * (_CELL_HEIGHT + _CELL_GAP) + 4 * bool(rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,7 +133,7 @@ def picture(plan: Plan, chips: Mapping[int, Chip] | None = None) -> Picture:
     y = float(_AXIS_HEIGHT)
     for group in pipeline_groups(plan):
         lanes.append(drawing.lane(group, y))
-        y += _STAGE_TOP + max(box.height for box in lanes[-1].stages) + _LANE_GAP
+        y += _STAGE_TOP + _STAGE_HEIGHT + _LANE_GAP
     return Picture(
         width=WIDTH,
         height=y - _LANE_GAP + 2,
@@ -282,14 +241,14 @@ class _Drawing:
             ends = {"is_first": number == 0, "is_last": number == len(pipeline.stages) - 1}
             left, span = self.scale.span(stage.layers, **ends)
             kind, headings = self.kind(stage), _headings(number, stage, **ends)
-            forms.append((headings, *_details(stage, kind)))
+            forms.append((headings, *_details(stage, kind, folded=several > 1)))
             boxes.append(
                 StageBox(
                     x=left + 1,
                     y=y + _STAGE_TOP,
                     width=max(2.0, span - 2),
+                    height=_STAGE_HEIGHT,
                     look=self.looks[kind],
-                    ranks=stage.mesh.ranks if several == 1 else (),
                     tooltip=f"{headings[0]}; {_in_full(stage, kind, folded=several > 1)}",
                 )
             )
@@ -332,12 +291,16 @@ def _headings(number: int, stage: StagePlan, *, is_first: bool, is_last: bool) -
 
 def _in_full(stage: StagePlan, kind: Kind, *, folded: bool) -> str:
     """Everything about a stage but its layers."""
-    ranks = stage.mesh.ranks
-    one_by_one = f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"
-    who = f"{_count(len(ranks), 'rank')} each" if folded else one_by_one
+    who = _who(stage, folded=folded)
     chip = f"{kind.name} {stage.precision}"
     zero = [f"ZeRO {stage.zero}"] * bool(stage.zero)
     return " · ".join(filter(None, [who, mesh_in_words(stage), chip, *zero, *_settings(stage)]))
+
+
+def _who(stage: StagePlan, *, folded: bool) -> str:
+    ranks = stage.mesh.ranks
+    one_by_one = f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"
+    return f"{_count(len(ranks), 'rank')} each" if folded else one_by_one
 
 
 def _settings(stage: StagePlan) -> list[str]:
@@ -345,7 +308,7 @@ def _settings(stage: StagePlan) -> list[str]:
     return found + ["recompute"] * (stage.recompute == "full") + ["compiled"] * stage.compile
 
 
-def _details(stage: StagePlan, kind: Kind) -> Iterator[tuple[str, ...]]:
+def _details(stage: StagePlan, kind: Kind, *, folded: bool) -> Iterator[tuple[str, ...]]:
     """Of each line of a box but the first: what it may say, from the fullest form to the
     shortest."""
     many = f"{len(stage.mesh.ranks)} {_BY} "
@@ -358,8 +321,9 @@ def _details(stage: StagePlan, kind: Kind) -> Iterator[tuple[str, ...]]:
     mesh = " ".join(f"{axis} {size}" for axis, size in told.items())
     close = " ".join(f"{axis}{size}" for axis, size in told.items())
     yield f"{mesh} · ZeRO {stage.zero}", f"{close} z{stage.zero}"
-    extra = _settings(stage)
-    yield " · ".join([stage.precision, *extra]), stage.precision
+    who = _who(stage, folded=folded)
+    yield who, who.partition(" ")[2]
+    yield " · ".join([stage.precision, *_settings(stage)]), stage.precision
 
 
 def _same_form(rooms: Sequence[float], forms: Sequence[tuple[str, ...]]) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 Look = Literal["main", "second", "faint", "points", "level-1", "level-2", "band"]
 """How a series is drawn: ``faint`` without its last value, ``points`` marked, ``level`` as one
@@ -144,11 +144,12 @@ def _tick_step(span: float, *, whole: bool) -> float:
 
 def tag(name: str, *inside: str, **attributes: object) -> Markup:
     """An element; ``class_`` writes ``class`` and ``aria_label`` ``aria-label``."""
-    pairs = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
-    words = Markup("").join(Markup(' {}="{}"').format(key, value) for key, value in pairs)
-    if not inside:
-        return Markup("<{}{}/>").format(name, words)
-    return Markup("<{0}{1}>{2}</{0}>").format(name, words, Markup("").join(inside))
+    words = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
+        for key, value in attributes.items()
+    )
+    text = "".join(map(escape, inside))
+    return Markup(f"<{name}{words}>{text}</{name}>" if inside else f"<{name}{words}/>")
 
 
 def _percent(part: float) -> str:
@@ -267,20 +268,18 @@ class _Lines:
 
     def _labels(self) -> Iterator[Markup]:
         """Each curve's last value at its end, apart from each other; a level's name on it."""
-        ends = []
-        for series in self.chart.series:
-            if series.last is None or series.look in {"faint", "band"}:
-                continue
-            scale = Scale.of(series.last, self.chart.y.unit)
-            y, text = self.pixel(series.last), scale.text(series.last, 3 if scale.suffix else 4)
-            if series.look.startswith("level"):
-                text = f"{series.label} {text}"
-                yield tag("text", text, x="100%", dx=-4, y=y - 4, text_anchor="end")
-            else:
-                ends.append((y, text))
+        last = [(s, s.last) for s in self.chart.series if s.last is not None]
+        levels = [(s, value) for s, value in last if s.look.startswith("level")]
+        curves = [value for s, value in last if s.look in {"main", "second", "points"}]
+        ends = sorted((self.pixel(value), value) for value in curves)
+        for series, value in levels:
+            y, text = self.pixel(value), f"{series.label} {self.scale.text(value)}"
+            below = any(0 <= y - end <= 24 for end, _ in ends)
+            yield tag("text", text, x="100%", dx=-4, y=y + (14 if below else -4), text_anchor="end")
         lowest = 0.0
-        for y, text in sorted(ends):
-            lowest = max(y + 4, lowest + 14)
+        for y, value in ends:
+            scale = Scale.of(value, self.chart.y.unit)
+            text, lowest = scale.text(value, 3 if scale.suffix else 4), max(y + 4, lowest + 14)
             yield tag("text", text, class_="last", x="100%", dx=8, y=lowest)
 
     def _hits(self) -> Iterator[Markup]:
@@ -303,23 +302,29 @@ class _Lines:
 
 def line_legend(keys: Iterable[tuple[str, str]]) -> Markup:
     """A list of (look, name)."""
-    items = []
-    for look, name in keys:
-        sample = tag("line", class_=f"line {look}", x1=0, x2=26, y1=6, y2=6)
-        if look == "points":
-            sample += tag("circle", class_="point points", cx=13, cy=6, r=4)
-        if look == "band":
-            sample = tag("rect", class_="line band", width=26, height=12)
-        items.append(tag("li", tag("svg", sample, width=26, height=12, aria_hidden="true"), name))
-    return tag("ul", *items, class_="legend")
+    samples = {
+        "points": tag("circle", class_="point points", cx=13, cy=7, r=4),
+        "band": tag("rect", class_="line band", y=1, width=26, height=12),
+    }
+    line = {"x1": 0, "x2": 26, "y1": 7, "y2": 7}
+    return _legend(
+        (tag("line", class_=f"line {look}", **line) + samples.get(look, Markup("")), 26, name)
+        for look, name in keys
+    )
 
 
 def fill_legend(keys: Iterable[tuple[str, str]]) -> Markup:
     """A list of (classes of a box, name)."""
-    items = []
-    for fill, name in keys:
-        box = tag("rect", class_=fill, x=1, y=1, width=14, height=12, rx=2)
-        items.append(tag("li", tag("svg", box, width=16, height=14, aria_hidden="true"), name))
+    box = {"x": 1, "y": 1, "width": 14, "height": 12, "rx": 2}
+    return _legend((tag("rect", class_=fill, **box), 16, name) for fill, name in keys)
+
+
+def _legend(keys: Iterable[tuple[Markup, int, str]]) -> Markup:
+    """Of samples, their widths and names."""
+    items = (
+        tag("li", tag("svg", sample, width=width, height=14, aria_hidden="true"), name)
+        for sample, width, name in keys
+    )
     return tag("ul", *items, class_="legend")
 
 
