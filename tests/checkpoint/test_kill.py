@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import BuiltinFunctionType
 
@@ -35,23 +36,32 @@ def opened(root: Path) -> tuple[int, int] | None:
     return checkpoint.step, seed
 
 
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What every kill left, in memory where there is one: no disk would keep more of it."""
+    memory = Path("/dev/shm")
+    parent = memory if os.access(memory, os.W_OK) else tmp_path_factory.mktemp("killed")
+    with tempfile.TemporaryDirectory(dir=parent, prefix="weft-test-") as folder:
+        subprocess.run(
+            [sys.executable, str(HERE / "kill_saves.py"), folder],
+            check=True,
+            timeout=1200,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_killed_at_every_call(scenario: str, tmp_path: Path) -> None:
+def test_killed_at_every_call(scenario: str, killed: Path) -> None:
     """SIGKILL before each call that touches the disk; then open, save again and look around."""
     before, (step, seed, keep) = SCENARIOS[scenario]
     previous, new = (before[-1] if before else None), (step, seed)
-    subprocess.run(
-        [sys.executable, str(HERE / "kill_saves.py"), scenario, str(tmp_path)],
-        check=True,
-        timeout=1200,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    roots = sorted(tmp_path.iterdir())
-    found = [opened(root) for root in roots]
+    left = sorted((killed / scenario).iterdir())
+    found = [opened(root) for root in left]
     switch = found.index(new)
-    assert found == [previous] * switch + [new] * (len(roots) - switch)
-    assert 20 < switch < len(roots) - 1, f"killed {switch} times before and {len(roots)} in all"
-    for root in roots:
+    assert found == [previous] * switch + [new] * (len(left) - switch)
+    assert 7 < switch < len(left) - 1, f"killed {switch} times before and {len(left)} in all"
+    for root in left:
         save(root, 9, 19, keep=keep)
         assert opened(root) == (9, 19)
         assert verify(root).ok, verify(root).problems
