@@ -1,12 +1,7 @@
 """``weft.weave``: the same script in one process and two, and what it refuses."""
 
-import contextlib
 import copy
 import difflib
-import io
-import os
-import runpy
-import socket
 import subprocess
 import sys
 from collections import UserDict
@@ -17,10 +12,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from api.scripts import run_script
 from torch import nn
 
 import weft
-from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
 from weft.plan.mesh import Mesh
@@ -35,37 +30,10 @@ def output(*command: str) -> str:
     return run.stdout
 
 
-def runs(address: RankAddress, script: str) -> str:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        runpy.run_path(script, run_name="__main__")
-    return printed.getvalue()
-
-
-def alone(name: str) -> str:
-    """What an example prints in a process of its own, which has imported PyTorch before."""
+def printed(name: str, ranks: int) -> list[str]:
+    """What an example prints in each of so many processes that have imported PyTorch before."""
     with WorkerPool() as pool:
-        return pool.run(runs, str(EXAMPLES / f"{name}.py"), world_size=1)[0]
-
-
-def side_by_side(name: str) -> list[str]:
-    """What each of two processes prints that were told of each other as any launcher would."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(EXAMPLES / f"{name}.py")],
-            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    printed = [rank.communicate(timeout=1200)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    return printed
+        return run_script(pool, EXAMPLES / f"{name}.py", ranks)
 
 
 def test_three_changed_lines_make_a_loop_distributed() -> None:
@@ -77,9 +45,9 @@ def test_three_changed_lines_make_a_loop_distributed() -> None:
 
 
 def test_plain_woven_and_two_processes_print_the_same_losses() -> None:
-    plain = alone("plain_loop")
+    (plain,) = printed("plain_loop", 1)
     assert plain.count("loss") == 4
-    assert alone("woven_loop") == plain
+    assert printed("woven_loop", 1) == [plain]
     script = str(EXAMPLES / "woven_loop.py")
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script)
     both = output(*torchrun).replace("step", "\nstep").split("\n")  # two ranks print at once
@@ -215,6 +183,6 @@ def test_a_plan_that_cuts_the_model_is_refused() -> None:
 
 @pytest.mark.parametrize(("name", "lines"), [("layer_list", 4), ("own_loop", 1)])
 def test_examples_print_the_same_alone_and_in_two_processes(name: str, lines: int) -> None:
-    printed = alone(name)
-    assert printed.count("\n") == lines
-    assert side_by_side(name) == [printed] * 2
+    (alone,) = printed(name, 1)
+    assert alone.count("\n") == lines
+    assert printed(name, 2) == [alone] * 2

@@ -1,9 +1,5 @@
 """What would give other numbers in silence, or crash unclearly, is refused by name or right."""
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from api.scripts import run_script
 from torch import Tensor, nn
 
 import weft
@@ -450,21 +447,8 @@ print("alike")
 def test_two_models_beside_a_process_group_of_the_users_own(when: str, tmp_path: Path) -> None:
     script = tmp_path / "two.py"
     script.write_text(SCRIPT)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), when],
-            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    assert [rank.communicate(timeout=600)[0] for rank in ranks] == ["alike\n"] * 2
-    assert [rank.returncode for rank in ranks] == [0, 0]
+    with WorkerPool() as pool:
+        assert run_script(pool, script, 2, when) == ["alike\n"] * 2
 
 
 def odd_buffers(address: RankAddress) -> list[bool]:
