@@ -2,8 +2,9 @@
 
 usage: kill_saves.py FOLDER
 
-Leaves FOLDER/SCENARIO/0000, FOLDER/SCENARIO/0001, ...: what each kill left; the last one was not killed. Of calls
-in a row that find the same files, byte for byte, the first alone is a moment to be killed at.
+Leaves FOLDER/SCENARIO/0000, FOLDER/SCENARIO/0001, ...: what each kill left; the last one was not
+killed. Of calls in a row that find the same files, byte for byte, the first alone is a moment to
+be killed at.
 A process of its own, because it forks and because its children die.
 """
 
@@ -35,11 +36,11 @@ def before_each_call(act: Callable[[int], None]) -> None:
     numbers = count()
 
     def watch(_frame: FrameType, event: str, called: object) -> None:
-        if event == "c_call" and isinstance(called, BuiltinFunctionType):
-            if called.__name__ in CALLS:
-                sys.setprofile(None)
-                act(next(numbers))
-                sys.setprofile(watch)
+        is_call = event == "c_call" and isinstance(called, BuiltinFunctionType)
+        if is_call and called.__name__ in CALLS:
+            sys.setprofile(None)
+            act(next(numbers))
+            sys.setprofile(watch)
 
     sys.setprofile(watch)
 

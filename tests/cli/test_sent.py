@@ -43,8 +43,8 @@ COUNTED = {"activations", "gradients", "parameters", "gather seq", "scatter seq"
     ids=["tp", "unlike stages", "passes", "level 3", "unlike pipelines", "frozen"],
 )
 def test_predicted_is_what_is_counted(plan: list[str], here: Path) -> None:
-    arguments = ["train", "tiny.yaml", "--out", "mine", "--steps", "3", "--comm-report", "--quiet"]
-    model = [*SHAPE, "model.num_kv_heads=4", "model.num_layers=3"]
+    arguments = ["train", "tiny.yaml", "--out", "mine", "--steps", "2", "--comm-report", "--quiet"]
+    model = [*SHAPE, "model.num_kv_heads=4", "model.num_layers=3", "batch.samples=8"]
     assert run([*arguments, *model, *plan]) == 0
     record = json.loads((here / "mine/comm.json").read_text())
     counted: Counter[str] = Counter()

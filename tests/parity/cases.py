@@ -42,6 +42,8 @@ class Case:
     """Numbers of the ranks, where they are not given out in order."""
     tied: bool = False
     dropout: float = 0.0
+    num_kv_heads: int = 4
+    """Of llama; of 8 heads in all."""
 
     def plan(self) -> Plan:
         pipelines, first = [], 0
@@ -86,7 +88,7 @@ class Case:
     def rehearsal(self) -> Rehearsal:
         family = FAMILIES[self.family]
         row = next(iter(family.sizes.values()))
-        heads = {"num_heads": 8, "num_kv_heads": 4 if self.family == "llama" else 8}
+        heads = {"num_heads": 8, "num_kv_heads": self.num_kv_heads if self.family == "llama" else 8}
         spec = replace(row, **heads).reduced()
         spec = replace(spec, num_layers=NUM_LAYERS, dropout=self.dropout)
         if self.family == "llama":
@@ -157,7 +159,7 @@ ONE_BY_ONE = [
     ),
     Case("tp2", shares=(6,), dp=((1,),), tp=((2,),)),
     Case("tp3-uneven-heads", shares=(6,), dp=((1,),), tp=((3,),)),
-    Case("tp8-shared-key-heads", shares=(6,), dp=((1,),), tp=((8,),)),
+    Case("tp4-shared-key-heads", shares=(6,), dp=((1,),), tp=((4,),), num_kv_heads=2),
     Case("tp2-tied-recompute", shares=(6,), dp=((1,),), tp=((2,),), tied=True, recompute="full"),
     Case("dp2-tp2", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3),
     Case("dp2-tp2-outer", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3, tp_outer=True),

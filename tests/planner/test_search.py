@@ -64,13 +64,15 @@ def check(case: Case) -> Found | None:
     return result
 
 
+FEWER = {"two-and-two": 3, "three-kinds": 4}
+"""Samples with which shares still differ, in a third and in half of the plans."""
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("six-chips")])
 def test_no_plan_is_faster_than_what_is_found(name: str) -> None:
     """Alone and side by side with any shares, where memory binds and where links do."""
     case = CASES[name]
-    if name == "two-and-two":
-        case = replace(case, samples=3)  # shares still differ, in a third of the plans
-    assert check(case) is not None
+    assert check(replace(case, samples=FEWER.get(name, case.samples))) is not None
 
 
 def test_cases_hold_what_they_are_for() -> None:
@@ -84,7 +86,7 @@ def test_cases_hold_what_they_are_for() -> None:
 
 def test_a_pool_in_two_parts_where_memory_is_short() -> None:
     """The best has one chip of a kind at each end of a pipeline, and is the best there is."""
-    case = CASES["small-memory"]
+    case = replace(CASES["small-memory"], samples=2)
     best = fastest(case)
     whole = best.seconds
     for other in cuts(case):
@@ -139,7 +141,7 @@ def test_nothing_is_faster_than_what_is_found(pools: tuple[ChipPool, ...], sampl
     check(Case(pools=pools, num_layers=4, samples=samples))
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     gib=st.tuples(st.floats(4, 26), st.floats(4, 26)),
     chips=st.sampled_from([(1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (2, 1), (1, 2)]),
