@@ -25,11 +25,17 @@ class Block:
     text: str
     before: str
     """The last quoted words of the paragraph before it, where that ends with a colon."""
+    follows: bool = False
+    """Nothing stands between it and the block before."""
 
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    return [Block(m[1], m[2], _announced(text[: m.start()])) for m in _FENCE.finditer(text)]
+    found, end = [], 0
+    for m in _FENCE.finditer(text):
+        between, end = text[end : m.start()], m.end()
+        found.append(Block(m[1], m[2], _announced(text[: m.start()]), not between.strip()))
+    return found
 
 
 def _announced(before: str) -> str:
@@ -89,6 +95,8 @@ def calls(block: Block) -> list[Call]:
 def _program(words: list[str]) -> list[str]:
     while words and (words[0] == "export" or re.fullmatch(r"[A-Z_]+=.*", words[0])):
         words = words[1:]
+    if words and words[0] == "timeout":
+        words = words[2:]
     if words and words[0] == "torchrun" and "-m" in words:
         words = words[words.index("-m") + 1 :]
     return words or ["export"]

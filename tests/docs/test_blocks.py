@@ -51,6 +51,8 @@ def test_toml_can_be_read(page: Path) -> None:
 
 @pages_with("python")
 def test_python_runs_and_prints_what_is_shown(page: Path, beside_a_run: Path) -> None:
+    if page.parent.name == "tutorials":
+        return  # whose blocks build on each other: test_tutorials
     names: dict[str, Any] = {"__name__": "page"}
     found = blocks(page)
     for block, after in zip(found, [*found[1:], Block("", "", "")], strict=True):
@@ -64,7 +66,8 @@ def test_python_runs_and_prints_what_is_shown(page: Path, beside_a_run: Path) ->
 
 
 @pages_with("yaml")
-def test_configuration_files_load(page: Path, here: Path) -> None:
+def test_configuration_files_load(page: Path, here: Path, weft: Weft) -> None:
+    weft("init")
     files = config_files(page)
     for name, text in files.items():
         (here / name).write_text(text)
@@ -75,6 +78,7 @@ def test_configuration_files_load(page: Path, here: Path) -> None:
 @pages_with("console")
 def test_commands_parse(page: Path, here: Path, weft: Weft) -> None:
     (here / "examples").symlink_to(ROOT / "examples")
+    weft("init")  # what pages call weft.yaml
     for name, text in config_files(page).items():
         (here / name).write_text(text)
     for block in blocks(page):
@@ -82,11 +86,14 @@ def test_commands_parse(page: Path, here: Path, weft: Weft) -> None:
             (here / Path(block.before).name).write_text(block.text)
     found = [call for block in blocks(page) if block.language == "console" for call in calls(block)]
     assert found
+    followed = page.parent.name == "tutorials" or page.name in ("README.md", "index.md")
     for call in found:
-        check_call(call, weft)
+        check_call(call)
+        if call.program == "weft" and call.arguments[0] == "plan" and not followed:
+            weft(*call.arguments)
 
 
-def check_call(call: Call, weft: Weft) -> None:
+def check_call(call: Call) -> None:
     if call.program == "make":
         makefile = (ROOT / "Makefile").read_text()
         for target in call.arguments:
@@ -98,8 +105,6 @@ def check_call(call: Call, weft: Weft) -> None:
     elif call.program != "export":
         assert call.program == "weft", call
         check_weft(call.arguments)
-        if call.arguments[0] == "plan":
-            weft(*call.arguments)
 
 
 def check_weft(words: list[str]) -> None:

@@ -4,12 +4,14 @@ import ast
 import itertools
 import re
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
 from docs.pages import PAGES, ROOT, anchors, links, name_of, prose, quoted
 
+import weft
 from weft.config.schema import root
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -85,7 +87,7 @@ def test_names_occur_in_the_code(page: Path) -> None:
 @every_page
 def test_dotted_names_can_be_found(page: Path) -> None:
     for words in quoted(page):
-        if re.fullmatch(r"weft(\.\w+)+", words):
+        if re.fullmatch(r"weft(\.\w+)+", words) and not words.endswith(SUFFIXES):
             path = ROOT / words.replace(".", "/")
             holder, leaf = path.parent, path.name
             text = (
@@ -123,3 +125,15 @@ def test_every_invariant_names_code_and_tests() -> None:
     for section in sections:
         assert "- In `weft/" in section, section
         assert "- Tests: `tests/" in section, section
+
+
+def test_the_reference_shows_what_there_is() -> None:
+    """Every name of the API page can be imported, and whatever `import weft` offers is on it."""
+    names = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    shown = []
+    for name in names:
+        module, _, leaf = name.rpartition(".")
+        shown.append(vars(import_module(module))[leaf])
+    offered = [getattr(weft, name) for name in weft.__all__ if not name.startswith("_")]
+    assert len(names) > 20 and all(each in shown for each in offered)
+    assert all(each.__doc__ for each in shown)
