@@ -144,28 +144,28 @@ def step_seconds_of_job(job: Job, by_position: Sequence[Hardware]) -> float:
         if (alike, hardware) not in known:
             known[alike, hardware] = stage_times(shape, alike, hardware)
         times.append(known[alike, hardware])
-    seam = 0.0
+    border = 0.0
     if job.pp > 1:
         stride = job.tp * job.cp * job.dp
         narrowest = min(
             (hardware.fabric for hardware in by_position), key=lambda one: one.across_bytes_s
         )
-        transfer, latency = seam_seconds(shape, choices[0].work, narrowest, stride=stride)
-        seam = 2 * (transfer + latency)
+        transfer, latency = border_seconds(shape, choices[0].work, narrowest, stride=stride)
+        border = 2 * (transfer + latency)
     pipeline = pipeline_seconds(
         times,
         num_microbatches=job.num_microbatches,
         schedule=job.schedule,
         chunks=job.chunks,
-        seam_s=seam,
-        seam_hidden=by_position[0].software.seam_hidden,
+        border_s=border,
+        border_hidden=by_position[0].software.border_hidden,
     )
     tail = max(times[end].update_s for end in (0, job.pp - 1))
     ranks = job.dp * job.tp * job.pp * job.cp
     return (pipeline + tail) * (1 + by_position[0].software.straggle * log2(ranks))
 
 
-def seam_seconds(
+def border_seconds(
     shape: ModelShape, work: StageWork, fabric: Fabric, *, stride: int
 ) -> tuple[float, float]:
     """(transfer, latency) of one microbatch between two stages: the residual, split over ``tp``."""
@@ -182,15 +182,15 @@ def pipeline_seconds(
     num_microbatches: int,
     schedule: JobSchedule = "1f1b",
     chunks: int = 1,
-    seam_s: float = 0.0,
-    seam_hidden: float = 1.0,
+    border_s: float = 0.0,
+    border_hidden: float = 1.0,
 ) -> float:
     """Until the last backward has ended: the slowest stage's work, and the way to it and back.
 
-    ``seam_s``: there and back across one border. ``seam_hidden``: part of it behind computing once
-    the pipeline is full.
+    ``border_s``: there and back across one border. ``border_hidden``: part of it behind computing
+    once the pipeline is full.
     """
-    steady = [stage.whole_s + seam_s * chunks * (1 - seam_hidden) for stage in stages]
+    steady = [stage.whole_s + border_s * chunks * (1 - border_hidden) for stage in stages]
     slowest = max(range(len(stages)), key=steady.__getitem__)
     others = [stage for number, stage in enumerate(stages) if number != slowest]
     match schedule:
@@ -200,4 +200,4 @@ def pipeline_seconds(
             way = sum(max(s.forward_s + s.input_grad_s - s.weight_grad_s, 0.0) for s in others)
         case "zb-h2":
             way = 0.0
-    return num_microbatches * steady[slowest] + way + seam_s * (len(stages) - 1)
+    return num_microbatches * steady[slowest] + way + border_s * (len(stages) - 1)

@@ -135,7 +135,7 @@ def weft_step(plan: Plan, comm: Comm) -> tuple[Step, Callable[[], None]]:
     """Weft with a plan; and how to wait for what its last update still sends."""
     built = assemble_model(plan, spec(), comm, optim=OPTIM, seq_len=SEQ_LEN)
     fill(built.gradients, initial(SEED))
-    parts = plan.seat(comm.rank).microbatches()
+    parts = plan.rank_plan(comm.rank).microbatches()
     context = Context(positions=torch.arange(SEQ_LEN)[None])
 
     def step(tokens: Tensor) -> Tensor:

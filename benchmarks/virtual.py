@@ -2,7 +2,7 @@
 
     python -m benchmarks.virtual [--rounds N] [--schedule NAME ...] [--json]
 
-Eight processes run the real executor, seams, gradient buckets and collectives with stages that
+Eight processes run the real executor, borders, gradient buckets and collectives with stages that
 sleep instead of computing (``weft/virtual/sleeping.py``), on chips and links of unlike speed.
 
 - Every schedule, eight unlike chips in one pipeline: measured time of a step against the timeline
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from weft.cost.times import SeamTimes, StageTimes
+from weft.cost.times import BorderTimes, StageTimes
 from weft.elastic.pool import WorkerPool
 from weft.parallel.pipeline.stage_border import channels
 from weft.plan.mesh import Mesh
@@ -39,7 +39,7 @@ POSITION = StageTimes(forward_s=0.040, input_grad_s=0.044, weight_grad_s=0.036)
 LARGE = POSITION.scaled(3)
 """The same where gradients and parameters travel: eight processes that all start collectives at
 one moment on few cores take a while."""
-SEAM = SeamTimes(transfer_s=0.002, latency_s=0.001)
+BORDER = BorderTimes(transfer_s=0.002, latency_s=0.001)
 TWO_STAGES = ("interleaved", "zb-v", "dualpipe-v")
 MICROBATCHES = 12
 LAYERS_EACH = 24
@@ -101,7 +101,7 @@ def virtual_job(plan: Plan, position: StageTimes) -> VirtualJob:
         numels=[LEAST_NUMEL] * plan.num_layers,
         bucket_bytes=8 * LEAST_NUMEL,
         links=Links(
-            seams=dict.fromkeys(channels(plan), SEAM),
+            borders=dict.fromkeys(channels(plan), BORDER),
             pairs=dict.fromkeys(combinations(range(WORLD_SIZE), 2), BUCKET_S / BUCKET_BYTES),
         ),
     )
@@ -116,8 +116,8 @@ def schedule_records(pool: WorkerPool, names: Sequence[ScheduleName], rounds: in
     records = []
     for number, (name, pipeline) in enumerate(zip(names, pipelines, strict=True)):
         measured = [max(t.step_s for t in step) for step in _by_step(ranks, number)]
-        seams = [SEAM] * (len(pipeline.stages) - 1)
-        simulated = simulate_plan(pipeline, stage_times(pipeline, POSITION), seams).step_s
+        borders = [BORDER] * (len(pipeline.stages) - 1)
+        simulated = simulate_plan(pipeline, stage_times(pipeline, POSITION), borders).step_s
         records.append(_record(f"step time, {name}", measured, "simulated", simulated, "s"))
     return records
 

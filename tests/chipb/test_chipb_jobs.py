@@ -25,7 +25,7 @@ MIXED = [
     (Case("pipelines-3-3-gpt2", shares=(3, 3), family="gpt2", dropout=0.2), "chipb | cpu"),
     (Case("dp2-beside-dp2", shares=(4, 2), dp=((2,), (2,))), "cpu | chipb"),
     (
-        Case("seam-dp2-dp1-tied", shares=(6,), dp=((2, 1),), layers=((2, 2),), tied=True),
+        Case("border-dp2-dp1-tied", shares=(6,), dp=((2, 1),), layers=((2, 2),), tied=True),
         "cpu chipb",
     ),
     (

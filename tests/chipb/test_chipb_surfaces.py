@@ -82,7 +82,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("job", "plan", "families"), CASES, ids=["seam", "pipelines", "weave"])
+@pytest.mark.parametrize(("job", "plan", "families"), CASES, ids=["border", "pipelines", "weave"])
 def test_matches_one_processor(job: object, plan: Plan, families: str, chips: WorkerPool) -> None:
     (alone,) = chips.run(with_chips, job, plan_of((6,), (4,)), world_size=1)
     assert len(set(alone)) == STEPS, "the losses never changed"

@@ -6,7 +6,7 @@ from itertools import accumulate
 import pytest
 
 from benchmarks.job import Job, pipeline_seconds
-from weft.cost.times import SeamTimes, StageTimes
+from weft.cost.times import BorderTimes, StageTimes
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import shape_of
 from weft.schedules.interleaved import interleaved
@@ -26,7 +26,7 @@ def times_of(forward: float, input_grad: float, weight_grad: float) -> StageTime
 def played(schedule, stages: list[StageTimes], many: int) -> float:
     positions = [list(dict.fromkeys(action.stage for action in actions)) for actions in schedule]
     tape = write_tape(prove(schedule, positions, many), positions, [0] * many)
-    return tape.end(stages, [SeamTimes()] * (len(stages) - 1), [1.0])
+    return tape.end(stages, [BorderTimes()] * (len(stages) - 1), [1.0])
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4, 7])
@@ -59,7 +59,7 @@ def test_zero_bubble_h1(pp) -> None:
 @pytest.mark.parametrize("hidden", [0.0, 1.0])
 def test_borders_delay_the_first_and_the_last(hidden) -> None:
     stages = [times_of(1.0, 1.0, 1.0)] * 4
-    apart = pipeline_seconds(stages, num_microbatches=8, seam_s=0.2, seam_hidden=hidden)
+    apart = pipeline_seconds(stages, num_microbatches=8, border_s=0.2, border_hidden=hidden)
     alone = pipeline_seconds(stages, num_microbatches=8)
     assert apart - alone == pytest.approx(3 * 0.2 + 8 * 0.2 * (1 - hidden))
 

@@ -246,7 +246,7 @@ def test_constants_that_help_nobody_are_dropped(tmp_path) -> None:
     runs = read(write(tmp_path, *records)).tasks[0].runs
     truth = {"software.all.slowdown": 1.6}
     runs = [replace(run, measured=time_of(run, truth)) for run in runs]
-    names = ["links.all.seam", "software.all.slowdown", "software.all.launch_us"]
+    names = ["links.all.border", "software.all.slowdown", "software.all.launch_us"]
     kept = worth_having(runs, problem(runs, time_of, truth, names))
     assert kept == ["software.all.slowdown"]
     assert len(set(models(runs).tolist())) > 1

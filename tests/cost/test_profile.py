@@ -13,13 +13,13 @@ from weft.config.errors import ConfigError
 from weft.cost.operators import Op
 from weft.cost.profile import (
     AttentionTime,
+    Contention,
     Corrections,
     LinkTime,
     Machine,
     MovingTime,
     Product,
     Profile,
-    Together,
 )
 from weft.cost.profile_file import (
     file_name,
@@ -64,7 +64,7 @@ PROFILE = Profile(
         MovingTime("activation", "fp32", 4e6, 8e-3, 16e-3),
     ),
     links=(LinkTime("send", 1e3, 1e-4), LinkTime("send", 1e7, 1e-2)),
-    together=(Together(1, 1.0), Together(4, 2.0)),
+    contention=(Contention(1, 1.0), Contention(4, 2.0)),
     launch_s=1e-6,
     memory_bytes_s=1e10,
     update_bytes_s=5e9,

@@ -194,7 +194,7 @@ def test_interleaved_stages_hide_more_of_the_exchange() -> None:
     hardware = Hardware(
         chip=Roofline.of(catalogue()["H100-SXM5-80GB"]),
         fabric=Fabric(chips_per_node=1, inside_bytes_s=3e11, across_bytes_s=4e9),
-        software=Software(data_hidden=1.0, seam_hidden=1.0),
+        software=Software(data_hidden=1.0, border_hidden=1.0),
     )
     whole, parts = (
         Job(shape=SHAPE, seq_len=4096, global_batch=64, dp=8, pp=8, chunks=chunks)

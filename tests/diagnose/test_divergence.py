@@ -69,7 +69,9 @@ def with_precision(plan: Plan, precision: Precision) -> Plan:
     return replace(plan, pipelines=tuple(pipelines))
 
 
-@pytest.mark.parametrize(("name", "precision"), [("dp2-tp2-pp2", "fp32"), ("seam-tp1-tp4", "bf16")])
+@pytest.mark.parametrize(
+    ("name", "precision"), [("dp2-tp2-pp2", "fp32"), ("border-tp1-tp4", "bf16")]
+)
 def test_the_band_follows_the_precision(name: str, precision: Precision, pool: WorkerPool) -> None:
     case = CASES[name]
     plan, rehearsal = with_precision(case.plan(), precision), case.rehearsal()
@@ -220,7 +222,9 @@ FAULTS = {
     ),
     "stale-tp": Fault("tp2", stale_weight, 3, "parameter", "ff.up.weight", (1,), op=STALE),
     "shard-tp": Fault("tp2", swapped_shard, 1, "parameter", "attn.v.weight", (1,), op=FIRST),
-    "samples-seam": Fault("pp2-1f1b", swapped_samples, 1, "input", "attn_norm", (1,), 0, 0, BORDER),
+    "samples-border": Fault(
+        "pp2-1f1b", swapped_samples, 1, "input", "attn_norm", (1,), 0, 0, BORDER
+    ),
     "gradient-dp": Fault(
         "mesh-dp2",
         no_gradient,

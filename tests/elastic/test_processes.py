@@ -175,9 +175,9 @@ def trains_until_stopped(address: RankAddress, folder: Path, limit_s: float) -> 
     while not all((folder / f"up{rank}").exists() for rank in range(3)):
         time.sleep(0.01)  # to start may take longer than a collective
     comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=limit_s)
-    comm.flight.keep_in(folder / "logs", patience_s=limit_s / 2)
+    comm.recorder.keep_in(folder / "logs", patience_s=limit_s / 2)
     while True:
-        if address.rank == 2 and comm.flight.step == 3:
+        if address.rank == 2 and comm.recorder.step == 3:
             os.kill(os.getpid(), signal.SIGSTOP)
         channels = [Channel((r, r + 1), r) for r in range(2)]
         if address.rank < 2:
@@ -190,7 +190,7 @@ def trains_until_stopped(address: RankAddress, folder: Path, limit_s: float) -> 
                 [(address.rank - 1, torch.zeros(2))], channel=channel, name="activations"
             )()
         comm.all_reduce(torch.zeros(1), name="step totals")
-        comm.flight.step += 1
+        comm.recorder.step += 1
 
 
 def test_a_stopped_rank_is_named_with_those_who_wait_for_it(tmp_path: Path) -> None:

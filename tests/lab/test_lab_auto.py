@@ -36,7 +36,7 @@ def test_the_faster_chip_gets_more(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 def work(plan: Plan, rank: int) -> int:
     """Layers times samples that a rank computes in a step."""
-    seat = plan.seat(rank)
-    samples = sum(len(part) for part in seat.microbatches())
-    layers = [seat.pipeline_plan.stages[number].layers for number in seat.stages]
+    rank_plan = plan.rank_plan(rank)
+    samples = sum(len(part) for part in rank_plan.microbatches())
+    layers = [rank_plan.pipeline_plan.stages[number].layers for number in rank_plan.stages]
     return samples * sum(end - first for first, end in layers)

@@ -10,8 +10,8 @@ from weft.mix.chips import Shown, after_run, after_shortage, kinds_of, only
 from weft.mix.questions import POOLED, Question, ask, micro_of, recomputes
 from weft.plan.plan import Plan
 from weft.planner.problem import Options, Problem
+from weft.planner.renumber import renumbered
 from weft.planner.search import NoPlan, search
-from weft.planner.seating import seated
 from weft.planner.validate import validate_plan
 
 POOLED_PLAN, *GENERATIONS = answers()
@@ -51,7 +51,7 @@ def test_generations_are_searches(number: int, told: dict[str, int]) -> None:
     trial, chips = GENERATIONS[number], chips_of()
     options = Options(micros=(2,), leave_idle=False, **told)
     best = search(Problem(WORK, chips.pools, knowledge=chips.knowledge, options=options)).best
-    assert trial.plan == seated(best.plan, best.cluster, chips.by_rank)
+    assert trial.plan == renumbered(best.plan, best.cluster, chips.by_rank)
     assert trial.generation == str(number + 1) and trial.name.startswith(f"{number + 1}: ")
     assert chips.time(trial.plan, WORK).step_s == pytest.approx(best.time.step_s, rel=1e-3)
 
@@ -61,7 +61,7 @@ def test_each_part_alone_is_a_search() -> None:
         trial, chips = part_trial(kind.name), chips_of(kind.name)
         options = Options(micros=(2,), leave_idle=False)
         best = search(Problem(WORK, chips.pools, knowledge=chips.knowledge, options=options)).best
-        assert trial.plan == seated(best.plan, best.cluster, chips.by_rank)
+        assert trial.plan == renumbered(best.plan, best.cluster, chips.by_rank)
         assert trial.plan.world_size == len(kind.ranks)
 
 

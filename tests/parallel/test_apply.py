@@ -18,7 +18,7 @@ from weft.parallel.runtime import AxisGroup, Runtime, Sum
 from weft.parallel.tp.modules import RowLinear, VocabCrossEntropy
 from weft.plan.layout import SAMPLES, Dim, Edge, Form, Layout, Partial, Replicate, Shard
 from weft.plan.mesh import Mesh
-from weft.plan.plan import PipelinePlan, Plan, Seat, StagePlan
+from weft.plan.plan import PipelinePlan, Plan, RankPlan, StagePlan
 
 WIDTH, SEQ = Dim(name="d_model", size=4), Dim(name="seq", size=8)
 HIDDEN = Dim(name="d_ff", size=6, width=True)
@@ -26,17 +26,17 @@ STREAM = (SAMPLES, SEQ, WIDTH)
 CP = Mesh.of((0, 1), cp=2)
 
 
-def seat_of(mesh: Mesh) -> Seat:
+def rank_plan_of(mesh: Mesh) -> RankPlan:
     stages = (StagePlan(mesh=mesh, layers=(0, 1)),)
     pipeline = PipelinePlan(stages=stages, samples=4, microbatch=4)
-    return Plan(num_layers=1, pipelines=(pipeline,)).seat(0)
+    return Plan(num_layers=1, pipelines=(pipeline,)).rank_plan(0)
 
 
 def apply(
     model: nn.Module, layout: dict[str, Layout], mesh: Mesh | None = None, **tables: Any
 ) -> None:
-    seat = seat_of(mesh or Mesh.of((0, 1), tp=2))
-    apply_layout(model, layout, seat, Comm(), sizes={"seq": 8}, **tables)
+    rank_plan = rank_plan_of(mesh or Mesh.of((0, 1), tp=2))
+    apply_layout(model, layout, rank_plan, Comm(), sizes={"seq": 8}, **tables)
 
 
 def refusal(model: nn.Module, layout: dict[str, Layout], **tables: Any) -> str:
@@ -197,9 +197,9 @@ def test_an_axis_and_a_kind_of_module_bring_their_own() -> None:
 
 
 def test_groups_are_those_of_axes_that_have_a_runtime() -> None:
-    plan = seat_of(Mesh.of(range(4), dp=2, tp=2)).plan
+    plan = rank_plan_of(Mesh.of(range(4), dp=2, tp=2)).plan
     assert axis_groups(plan) == [(0, 1), (2, 3)]
-    assert axis_groups(seat_of(Mesh.of(range(2), dp=2)).plan) == []  # nobody talks to itself
+    assert axis_groups(rank_plan_of(Mesh.of(range(2), dp=2)).plan) == []  # nobody talks to itself
     assert Partial not in {after for _, after in RUNTIMES["tp"].changes}
 
 

@@ -18,7 +18,7 @@ from weft.optim.pytorch import TorchOptimizer
 from weft.plan.layout import Border, BorderTensor, Dim
 from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
-from weft.plan.plan import PipelinePlan, Plan, ScheduleName, Seat, StagePlan
+from weft.plan.plan import PipelinePlan, Plan, RankPlan, ScheduleName, StagePlan
 from weft.precision.registry import PRECISIONS
 from weft.train.assemble import Assembled, Share, Source, assemble, whole_tilings
 from weft.train.joining import join_plan
@@ -72,10 +72,10 @@ def centered(x: Tensor, comm: Comm, group: tuple[int, ...]) -> Tensor:
 
 
 class ToyStage(nn.Module):
-    def __init__(self, toy: Toy, layers: range, seat: Seat, comm: Comm) -> None:
+    def __init__(self, toy: Toy, layers: range, rank_plan: RankPlan, comm: Comm) -> None:
         super().__init__()
         self.toy, self.comm = toy, comm
-        self.group = seat.group("dp")
+        self.group = rank_plan.group("dp")
         self.first = layers.start == 0
         self.layers = nn.ModuleDict(
             {str(n): nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for n in layers}
@@ -129,8 +129,8 @@ def source(toy: Toy, plan: Plan) -> Source:
     ]
 
     def stage(number: int, share: Share) -> ToyStage:
-        layers = range(*share.seat.pipeline_plan.stages[number].layers)
-        stage = ToyStage(toy, layers, share.seat, share.comm)
+        layers = range(*share.rank_plan.pipeline_plan.stages[number].layers)
+        stage = ToyStage(toy, layers, share.rank_plan, share.comm)
         for name, param in stage.named_parameters():
             generator = torch.Generator().manual_seed(int(name.split(".")[1]))
             with torch.no_grad():
@@ -184,7 +184,7 @@ def trained(address: RankAddress, plan: Plan, toy: Toy) -> dict[str, Any]:
         losses = []
         for step in range(3):
             whole = MicroBatch(batch(step))
-            parts = plan.seat(comm.rank).microbatches()
+            parts = plan.rank_plan(comm.rank).microbatches()
             mine = [whole.rows(slice(part.start, part.stop)) for part in parts]
             losses.append(float(built.engine.step(mine).loss))
             built.executor.evaluate(mine)  # changes nothing

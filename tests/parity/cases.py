@@ -151,8 +151,8 @@ ONE_BY_ONE = [
     Case("pp2-tied", shares=(6,), dp=((1, 1),), layers=((2, 2),), tied=True),
     Case("pp2-recompute", shares=(6,), dp=((1, 1),), layers=((2, 2),), recompute="full"),
     Case("dp2-pp2", shares=(6,), dp=((2, 2),), layers=((2, 2),), microbatch=3),
-    Case("seam-1-2", shares=(6,), dp=((1, 2),), layers=((3, 1),), microbatch=3),
-    Case("seam-3-2", shares=(6,), dp=((3, 2),), layers=((1, 3),), microbatch=4),
+    Case("border-1-2", shares=(6,), dp=((1, 2),), layers=((3, 1),), microbatch=3),
+    Case("border-3-2", shares=(6,), dp=((3, 2),), layers=((1, 3),), microbatch=4),
     Case("unlike-stages", shares=(4, 2), dp=((1, 2), (1,)), layers=((1, 3), (4,)), tied=True),
     Case(
         "gpt2-pp2-dropout", shares=(6,), dp=((1, 1),), layers=((2, 2),), family="gpt2", dropout=0.2
@@ -165,10 +165,10 @@ ONE_BY_ONE = [
     Case("dp2-tp2-outer", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3, tp_outer=True),
     Case("tp2-dp1-to-dp3", shares=(6,), dp=((1, 3),), tp=((2, 1),), layers=((2, 2),), microbatch=4),
     Case("dp2-tp2-pp2", shares=(6,), dp=((2, 2),), tp=((2, 2),), layers=((2, 2),), microbatch=3),
-    Case("seam-tp1-tp4", shares=(6,), dp=((1, 1),), tp=((1, 4),), layers=((1, 3),)),
-    Case("seam-tp4-tp2", shares=(6,), dp=((1, 1),), tp=((4, 2),), layers=((1, 3),), tied=True),
+    Case("border-tp1-tp4", shares=(6,), dp=((1, 1),), tp=((1, 4),), layers=((1, 3),)),
+    Case("border-tp4-tp2", shares=(6,), dp=((1, 1),), tp=((4, 2),), layers=((1, 3),), tied=True),
     Case(
-        "seam-dp2-tp2-outer",
+        "border-dp2-tp2-outer",
         shares=(6,),
         dp=((2, 1),),
         tp=((2, 4),),
@@ -252,7 +252,7 @@ SCHEDULES_BY_ZERO = [
 ]
 SEAMS = [
     Case(
-        f"seam-{axis}{a}-{axis}{b}",
+        f"border-{axis}{a}-{axis}{b}",
         shares=(6,),
         microbatch=4,
         dp=((a, b) if axis == "dp" else (1, 1),),

@@ -45,7 +45,7 @@ def mixed(plan: Plan) -> Plan:
 CASES = [
     Case("pp2", shares=(6,), dp=((1, 1),), layers=((3, 1),)),
     Case("tp2-inside-each", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((2, 2),)),
-    Case("seam-dp2-dp1-tied", shares=(6,), dp=((2, 1),), layers=((2, 2),), tied=True),
+    Case("border-dp2-dp1-tied", shares=(6,), dp=((2, 1),), layers=((2, 2),), tied=True),
     Case("unlike-pipelines", shares=(4, 2), dp=((1, 1), (1,)), layers=((1, 3), (4,))),
 ]
 

@@ -1,4 +1,4 @@
-"""Meshes, plans, seats and what is refused."""
+"""Meshes, plans, rank plans and what is refused."""
 
 from dataclasses import replace
 from itertools import permutations
@@ -63,7 +63,7 @@ def test_every_sample_is_computed_once(shares: list[int], microbatch: int, dp: i
     positions = [
         position
         for rank in range(plan.world_size)
-        for part in plan.seat(rank).microbatches()
+        for part in plan.rank_plan(rank).microbatches()
         for position in part
     ]
     assert sorted(positions) == list(range(plan.global_batch))
@@ -71,8 +71,8 @@ def test_every_sample_is_computed_once(shares: list[int], microbatch: int, dp: i
 
 def test_unequal_shares_by_hand() -> None:
     plan = data_parallel([4, 2])
-    assert plan.seat(0).microbatches() == [range(2), range(2, 4)]
-    assert plan.seat(1).microbatches() == [range(4, 6)]
+    assert plan.rank_plan(0).microbatches() == [range(2), range(2, 4)]
+    assert plan.rank_plan(1).microbatches() == [range(4, 6)]
 
 
 def test_json_round_trip() -> None:

@@ -100,7 +100,7 @@ def test_pipelines_by_hand() -> None:
     assert ranks(plan) == [(0, 1), (2,), (3, 4)]
     assert layers(plan) == [(0, 3), (3, 4), (0, 4)]
     assert [(s.zero, s.passes) for _, _, s in plan.stages()] == [(1, 1), (0, 2), (0, 1)]
-    assert [len(plan.seat(r).microbatches()) for r in range(5)] == [3, 3, 3, 2, 2]
+    assert [len(plan.rank_plan(r).microbatches()) for r in range(5)] == [3, 3, 3, 2, 2]
 
 
 def test_a_schedule_says_how_many_stages_a_mesh_has() -> None:

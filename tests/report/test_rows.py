@@ -6,7 +6,7 @@ import pytest
 from report_page import Element, Page
 from schedules.test_schedules import pipeline
 
-from weft.cost.times import SeamTimes, StageTimes
+from weft.cost.times import BorderTimes, StageTimes
 from weft.report.svg import Axis, Bar, Row, row_chart
 from weft.report.timelines import TIME, timeline_rows
 from weft.simulate.play import simulate_plan
@@ -27,7 +27,7 @@ def percent(element: Element, name: str) -> float:
 
 
 def test_a_timeline_has_a_box_for_every_action_and_an_axis_of_time() -> None:
-    even, free = StageTimes(forward_s=1.0, input_grad_s=1.0, weight_grad_s=1.0), SeamTimes()
+    even, free = StageTimes(forward_s=1.0, input_grad_s=1.0, weight_grad_s=1.0), BorderTimes()
     timeline = simulate_plan(pipeline("zb-v", 2, 3), [even] * 4, [free] * 3)
     *rows, axis = drawn(list(timeline_rows(timeline, ["a <b>", "b"])), TIME, timeline.step_s)
     boxes = [box for row in rows for box in bars(row)]

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from schedules.test_schedules import NAMES, pipeline
 
-from weft.cost.times import SeamTimes, StageTimes
+from weft.cost.times import BorderTimes, StageTimes
 from weft.plan.plan import ScheduleName
 from weft.schedules.action import Action, Schedule
 from weft.schedules.registry import schedule_of
 from weft.simulate.picture import draw
 from weft.simulate.play import simulate_plan
 
-FREE = SeamTimes()
+FREE = BorderTimes()
 EVEN = StageTimes(forward_s=1.0, input_grad_s=1.0, weight_grad_s=1.0)
 
 
@@ -25,9 +25,9 @@ class Clock:
     """
 
     def __init__(
-        self, schedule: Schedule, stages: Sequence[StageTimes], seams: Sequence[SeamTimes]
+        self, schedule: Schedule, stages: Sequence[StageTimes], borders: Sequence[BorderTimes]
     ) -> None:
-        self.stages, self.seams = stages, seams
+        self.stages, self.borders = stages, borders
         self.position_of = {a.stage: p for p, actions in enumerate(schedule) for a in actions}
         self.waiting = [deque(actions) for actions in schedule]
         self.busy: dict[int, tuple[Action, int, int]] = {}
@@ -76,15 +76,15 @@ class Clock:
             return
         self.there[action] = now
         if self.position_of[target] != self.position_of[action.stage]:
-            seam, wire = self.seams[min(target, action.stage)], (action.stage, target)
-            self.wire_free[wire] = max(now, self.wire_free.get(wire, 0)) + int(seam.transfer_s)
-            self.there[action] = self.wire_free[wire] + int(seam.latency_s)
+            border, wire = self.borders[min(target, action.stage)], (action.stage, target)
+            self.wire_free[wire] = max(now, self.wire_free.get(wire, 0)) + int(border.transfer_s)
+            self.there[action] = self.wire_free[wire] + int(border.latency_s)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", NAMES)
 def test_matches_a_ticking_clock(name: ScheduleName, seed: int) -> None:
-    """Unlike stages, slow seams and wires that queue."""
+    """Unlike stages, slow borders and wires that queue."""
     rng = random.Random(seed)
     plan = pipeline(name, rng.randint(1, 5), rng.randint(1, 9))
     stages = [
@@ -95,13 +95,13 @@ def test_matches_a_ticking_clock(name: ScheduleName, seed: int) -> None:
         )
         for _ in plan.stages
     ]
-    seams = [
-        SeamTimes(transfer_s=rng.randint(0, 12), latency_s=rng.randint(0, 5))
+    borders = [
+        BorderTimes(transfer_s=rng.randint(0, 12), latency_s=rng.randint(0, 5))
         for _ in plan.stages[1:]
     ]
     schedule = schedule_of(plan)
-    expected = Clock(schedule, stages, seams).run()
-    timeline = simulate_plan(plan, stages, seams)
+    expected = Clock(schedule, stages, borders).run()
+    timeline = simulate_plan(plan, stages, borders)
     found = {span.action: (span.start_s, span.end_s) for row in timeline.spans for span in row}
     assert found == expected
     assert [[span.action for span in row] for row in timeline.spans] == schedule
@@ -118,11 +118,11 @@ def test_bubble_of_the_papers(name: ScheduleName, positions: int, microbatches: 
     assert timeline.busy_s == pytest.approx([2.2 * microbatches] * positions)
 
 
-def test_one_microbatch_pays_for_every_seam() -> None:
+def test_one_microbatch_pays_for_every_border() -> None:
     """Three stages by hand: 2 + 3 + 5 forward, 4 + 6 + 10 back, four crossings of 1.5."""
     stages = [StageTimes(forward_s=t, input_grad_s=t, weight_grad_s=t) for t in (2.0, 3.0, 5.0)]
-    seams = [SeamTimes(transfer_s=1.0, latency_s=0.5)] * 2
-    timeline = simulate_plan(pipeline("1f1b", 3, 1), stages, seams)
+    borders = [BorderTimes(transfer_s=1.0, latency_s=0.5)] * 2
+    timeline = simulate_plan(pipeline("1f1b", 3, 1), stages, borders)
     assert timeline.step_s == 10 + 20 + 6
 
 

@@ -46,7 +46,7 @@ def saved_steps(
     built = assemble_model(plan, SPEC, comm, optim=config.optim, seq_len=16)
     fill(built.gradients, initial(1))
     data = SyntheticDataset(vocab_size=SPEC.vocab_size, seq_len=16, seed=3)
-    mine = [i for part in plan.seat(address.rank).microbatches() for i in part]
+    mine = [i for part in plan.rank_plan(address.rank).microbatches() for i in part]
 
     def batch(step: int) -> list[int]:
         nonlocal now

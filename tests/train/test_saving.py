@@ -70,7 +70,7 @@ def run_part(address: RankAddress, plan: Plan, root: Path, first: int, last: int
     else:
         fill(built.gradients, initial(CONFIG.seed))
     data = SyntheticDataset(vocab_size=SPEC.vocab_size, seq_len=16, seed=3)
-    mine = [i for part in plan.seat(address.rank).microbatches() for i in part]
+    mine = [i for part in plan.rank_plan(address.rank).microbatches() for i in part]
     batches = (
         data.batch([step * plan.global_batch + i for i in mine]) for step in range(first, 99)
     )

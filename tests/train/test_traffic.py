@@ -73,7 +73,7 @@ def test_pipeline(pool: WorkerPool) -> None:
 
 def test_many_to_few(pool: WorkerPool) -> None:
     """Two ranks of two samples each to one of four, and back."""
-    case = Case("seam", shares=(4,), dp=((2, 1),), layers=((2, 2),), microbatch=4)
+    case = Case("border", shares=(4,), dp=((2, 1),), layers=((2, 2),), microbatch=4)
     ranks, rehearsal = run(pool, case)
     part = FP64 * 2 * rehearsal.seq_len * rehearsal.spec.d_model
     assert [rows["activations"] for rows in ranks] == [

@@ -15,7 +15,7 @@ from weft.comm.join import join
 from weft.comm.members import Channel
 from weft.config.errors import ConfigError
 from weft.cost.rates import compute_seconds
-from weft.cost.times import SeamTimes
+from weft.cost.times import BorderTimes
 from weft.cost.work import StageWork
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES, shape_of
@@ -150,8 +150,8 @@ def test_ranks_play_waiting_and_updates() -> None:
     assert len(job.times[0, 0][0]) == len(job.times[0, 0][1]) == SPEC.num_layers + 2
 
 
-def test_a_pipeline_waits_for_its_seams() -> None:
-    """One microbatch over two stages: the parts of both, and the seam there and back."""
+def test_a_pipeline_waits_for_its_borders() -> None:
+    """One microbatch over two stages: the parts of both, and the border there and back."""
     middle = SPEC.num_layers // 2
     stages = (
         StagePlan(mesh=Mesh.of((0,), dp=1), layers=(0, middle)),
@@ -160,8 +160,8 @@ def test_a_pipeline_waits_for_its_seams() -> None:
     pipeline = PipelinePlan(stages=stages, samples=1, microbatch=1)
     plan = Plan(num_layers=SPEC.num_layers, pipelines=(pipeline,))
     found = predicted(plan, SPEC, SEQ_LEN, cluster(0.5, 0.5))
-    seam = SEQ_LEN * SPEC.d_model * 32 / 1e9 + 1e-3
-    assert found.compute_s == pytest.approx(SAMPLE_S / 0.5 + 2 * seam)
+    border = SEQ_LEN * SPEC.d_model * 32 / 1e9 + 1e-3
+    assert found.compute_s == pytest.approx(SAMPLE_S / 0.5 + 2 * border)
     assert found.exchange_s == 0
     twice = predicted(plan, SPEC, SEQ_LEN, cluster(0.5, 0.5, gbit=None), gflops=100)
     assert twice.compute_s < 0.6 * found.compute_s
@@ -191,9 +191,9 @@ def test_every_rank_gets_the_links_and_layers_of_its_place() -> None:
     both = sample_s(SPEC.num_layers, again=True) - sample_s(SPEC.num_layers - 1, again=True)
     assert layer.of("F") + layer.of("B") == pytest.approx(3 * both / 0.5, rel=0.05)
     sent = 2 * SEQ_LEN * SPEC.d_model * 4 * 8 / 8e9  # two samples each, of four
-    for seam in job.links.seams.values():
-        assert seam.transfer_s == pytest.approx(3 * sent)
-        assert seam.latency_s == 0
+    for border in job.links.borders.values():
+        assert border.transfer_s == pytest.approx(3 * sent)
+        assert border.latency_s == 0
     carried = 8 * sum(job.numels) * job.links.pairs[0, 1]
     assert carried == pytest.approx(3 * GRADIENT_BITS / 8e9, rel=0.01)
 
@@ -233,8 +233,8 @@ TRANSFER_S = 0.2
 def carry(address: RankAddress) -> tuple[float, float]:
     """Two messages sent at one moment: when this rank begins, and when it is done."""
     comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
-    seam = SeamTimes(transfer_s=TRANSFER_S, latency_s=0.1)
-    virtual = VirtualComm(comm, Links(seams={ROAD: seam}, pairs={}))
+    border = BorderTimes(transfer_s=TRANSFER_S, latency_s=0.1)
+    virtual = VirtualComm(comm, Links(borders={ROAD: border}, pairs={}))
     parts = [torch.zeros(1, dtype=torch.float64) for _ in range(2)]
     comm.barrier(name="start")
     begun = now()
@@ -255,7 +255,7 @@ def test_a_wire_carries_one_message_after_another(pool: WorkerPool) -> None:
 
 
 def test_a_ring_is_as_slow_as_its_slowest_link() -> None:
-    links = Links(seams={}, pairs={(0, 1): 1.0, (0, 2): 3.0, (1, 2): 2.0})
+    links = Links(borders={}, pairs={(0, 1): 1.0, (0, 2): 3.0, (1, 2): 2.0})
     assert links.seconds_per_byte((0, 1, 2)) == 3
     assert links.seconds_per_byte((1, 2)) == 2
 

@@ -147,7 +147,7 @@ def woven(
         if plan is None:
             parts = [part_of(count, comm.world_size, comm.rank)]
         else:
-            parts = plan.seat(comm.rank).microbatches()
+            parts = plan.rank_plan(comm.rank).microbatches()
         return whole.cut(batch, tensors, parts)
 
     result = WovenEngine(built, comm, cut, {0: model})

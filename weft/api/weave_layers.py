@@ -167,20 +167,20 @@ class _Part:
         self, layers: Sequence[Layer], loss: ElementLoss, plan: Plan, comm: Comm, seed: int
     ) -> None:
         self.skeleton = Skeleton(layers)
-        self.roles = PRECISIONS[plan.seat(comm.rank).stage_plan.precision]
+        self.roles = PRECISIONS[plan.rank_plan(comm.rank).stage_plan.precision]
         self.exact: dict[str, Tensor] = {}
         """Values before they were rounded to the plan's precision."""
         self.stages: dict[int, LayerStage] = {}
         self._loss = loss
-        self._seat = plan.seat(comm.rank)
+        self._rank_plan = plan.rank_plan(comm.rank)
         self._device = comm.device
         self._found: dict[tuple[Any, ...], _Found] = {}
-        homes = {self.skeleton.homes[n] for s in self._seat.stages for n in self._numbers(s)}
+        homes = {self.skeleton.homes[n] for s in self._rank_plan.stages for n in self._numbers(s)}
         self.modules = {home: self._build(home, seed) for home in sorted(homes)}
         """By the first number that uses them."""
 
     def _numbers(self, stage: int) -> range:
-        return range(*self._seat.pipeline_plan.stages[stage].layers)
+        return range(*self._rank_plan.pipeline_plan.stages[stage].layers)
 
     def _build(self, home: int, seed: int) -> nn.Module:
         dtype = self.roles.parameters.dtype
@@ -205,7 +205,7 @@ class _Part:
 
     def cut(self, executor: Executor, batch: Any) -> list[MicroBatch]:
         """Check a global batch, the same on every process, and make ready for its shape."""
-        _check_samples(batch, self._seat.plan)
+        _check_samples(batch, self._rank_plan.plan)
         found = self._look_up(*batch[:2])
         inputs, targets = (tensor.to(self._device) for tensor in batch[:2])
         if inputs.is_floating_point():
@@ -217,7 +217,7 @@ class _Part:
         executor.cross(found.borders)
         for stage in self.stages.values():
             stage.in_place = found.in_place
-        parts = self._seat.microbatches()
+        parts = self._rank_plan.microbatches()
         return [MicroBatch(rows_of(tree, slice(part.start, part.stop))) for part in parts]
 
     def _look_up(self, *given: Tensor) -> _Found:
@@ -226,7 +226,7 @@ class _Part:
         if key not in self._found:
             inputs, targets = map(_probe, given)
             outputs, in_place = self.skeleton.outputs(inputs)
-            stages = self._seat.pipeline_plan.stages[:-1]
+            stages = self._rank_plan.pipeline_plan.stages[:-1]
             borders = {s: _border(outputs, stage.layers[1] - 1) for s, stage in enumerate(stages)}
             losses = _losses_a_sample(self._loss, outputs[-1], targets)
             self._found[key] = _Found(borders, in_place, losses)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.comm.counters import Count, Counters
 from weft.comm.errors import CommError
-from weft.comm.flight import Call, Flight, Kind
+from weft.comm.flight_recorder import Call, FlightRecorder, Kind
 from weft.comm.groups import Group, Groups
 from weft.comm.members import Channel, Choice, Link, Member, choose, farthest, in_words
 from weft.comm.rendezvous import Rendezvous
@@ -67,7 +67,7 @@ class Comm:
         self.members = list(members) or [Member()] * world_size
         self.groups = groups
         self.counters = Counters()
-        self.flight = Flight(rank)
+        self.recorder = FlightRecorder(rank)
         self.timeout_s = timeout_s
         self.rendezvous: Rendezvous | None = None
         """Closed too when the epoch ends."""
@@ -295,7 +295,7 @@ class Comm:
         if self.groups is not None:
             self.groups.abort() if abort else self.groups.close()
             self.groups = None
-        self.flight.close()
+        self.recorder.close()
         if self.rendezvous is not None:
             self.rendezvous.close(wait=not abort)
             self.rendezvous = None
@@ -380,7 +380,7 @@ class Comm:
     def _between(self, kind: Kind, name: str, parts: Parts, begin: Callable[[], Finish]) -> Finish:
         peers = tuple(sorted({peer for peer, _ in parts}))
         num_bytes = sum(part.nbytes for _, part in parts)
-        return self._recorded(self.flight.begin(name, kind, peers, num_bytes), begin)
+        return self._recorded(self.recorder.begin(name, kind, peers, num_bytes), begin)
 
     def _start(
         self,
@@ -396,15 +396,15 @@ class Comm:
         """``messages`` and ``sent``: what this rank sends, as ``Count`` has it."""
         peers = {rank for rank in ranks if rank != self.rank}
         self.counters.add(name, self._link(ranks), Count(1, messages, sent, peers))
-        return self._recorded(self.flight.begin(name, kind, ranks, num_bytes), begin)
+        return self._recorded(self.recorder.begin(name, kind, ranks, num_bytes), begin)
 
     def _recorded(self, call: Call, begin: Callable[[], Finish]) -> Finish:
         wait = self._named(call, begin)
 
         def finish() -> None:
-            self.flight.wait(call)
+            self.recorder.wait(call)
             self._named(call, wait)
-            self.flight.end(call)
+            self.recorder.end(call)
 
         return finish
 
@@ -413,8 +413,8 @@ class Comm:
         try:
             return part()
         except RuntimeError as error:
-            self.flight.wait(call)
-            self.flight.write()
+            self.recorder.wait(call)
+            self.recorder.write()
             peers = ", ".join(str(r) for r in call.ranks if r != self.rank)
             text = str(error).splitlines()[0]
             message = f"rank {self.rank}: {call.name} with rank(s) {peers} failed: {text}"

@@ -37,7 +37,7 @@ class Memory:
     """One layer, or the head, while it computes."""
     logits: float = 0.0
     buffers: float = 0.0
-    """Of collectives and seams."""
+    """Of collectives and borders."""
     fragments: float = 0.0
     """Free, but in pieces too small to be used."""
     runtime: float = 0.0

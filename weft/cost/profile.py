@@ -86,7 +86,7 @@ class LinkTime(NamedTuple):
     seconds: float
 
 
-class Together(NamedTuple):
+class Contention(NamedTuple):
     """So many ranks of the machine compute at once: each takes so many times as long."""
 
     ranks: int
@@ -132,7 +132,7 @@ class Profile:
     attention: tuple[AttentionTime, ...]
     moving: tuple[MovingTime, ...]
     links: tuple[LinkTime, ...] = ()
-    together: tuple[Together, ...] = ()
+    contention: tuple[Contention, ...] = ()
     launch_s: float
     """The least that any operation takes."""
     memory_bytes_s: float
@@ -170,7 +170,7 @@ class Profile:
     @property
     def slowdown(self) -> float:
         """Of every operation, because of the others, the part of the chip and what a run showed."""
-        points = [(point.ranks, point.slowdown) for point in self.together]
+        points = [(point.ranks, point.slowdown) for point in self.contention]
         others = _between(points, self.ranks) if points else 1.0
         return others * self.corrections.compute / self.speed
 
@@ -216,7 +216,7 @@ class Profile:
         return Software(
             slowdown=self.gap,
             tensor_hidden=0.0,
-            seam_hidden=hidden,
+            border_hidden=hidden,
             data_hidden=hidden,
             step_s=self.step_s + self.corrections.step_s,
             layer_s=self.layer_s * self.slowdown,

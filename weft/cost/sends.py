@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from weft.cost.choice import Group
-from weft.cost.times import SeamTimes
+from weft.cost.times import BorderTimes
 from weft.cost.traffic import Fabric
 from weft.cost.work import DIVISIONS, StageWork, stride, width_of
 from weft.models.shape import ModelShape
@@ -77,7 +77,7 @@ def border_bytes(precision: Precision, samples: float, seq_len: int, d_model: in
 
 def border_times(
     num_bytes: float, num_ranks: Sequence[int], fabrics: Sequence[Fabric], *, inside: bool
-) -> SeamTimes:
+) -> BorderTimes:
     """Of a microbatch of so many bytes from the first side to the second, or back.
 
     Every rank of the smaller side carries its part. ``inside``: both are on one node.
@@ -87,4 +87,4 @@ def border_times(
         rate, latency_s = min(side.inside_bytes_s for side in fabrics), here.inside_latency_s
     else:
         rate, latency_s = min(side.across_bytes_s for side in fabrics), here.across_latency_s
-    return SeamTimes(transfer_s=carried / rate, latency_s=latency_s)
+    return BorderTimes(transfer_s=carried / rate, latency_s=latency_s)

@@ -48,7 +48,7 @@ class StageTimes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeamTimes:
+class BorderTimes:
     """Seconds that the border between two stages takes for one full microbatch, either way.
 
     Each way has a wire of its own, which carries one message after another. Nobody computes

@@ -24,7 +24,7 @@ class Software:
     """Part of tensor-parallel traffic behind computing; likewise the others."""
     context_hidden: float = 0.8
     expert_hidden: float = 0.0
-    seam_hidden: float = 0.8
+    border_hidden: float = 0.8
     data_hidden: float = 0.8
     grad_bytes: float = 4.0
     """Of one parameter's gradient on its way."""
@@ -63,7 +63,7 @@ class Software:
 WEFT = Software(
     slowdown=1.12,
     tensor_hidden=0.4,
-    seam_hidden=0.5,
+    border_hidden=0.5,
     step_s=0.01,
     straggle=0.005,
     reduces_each_backward=True,

@@ -38,7 +38,7 @@ from weft.parallel.tp.modules import RowLinear
 from weft.plan.box import Box
 from weft.plan.layout import Dim
 from weft.plan.model import ModelSpec
-from weft.plan.plan import Plan, Seat
+from weft.plan.plan import Plan, RankPlan
 from weft.plan.tiling import split_evenly
 from weft.schedules.registry import schedule_of
 from weft.train.assemble import Built
@@ -131,14 +131,14 @@ class Recorder:
 
     def __init__(self, plan: Plan, spec: ModelSpec, seq_len: int, comm: Comm, grid: Grid) -> None:
         self.records: list[Record] = []
-        self._seat = plan.seat(comm.rank)
+        self._rank_plan = plan.rank_plan(comm.rank)
         tilings = param_tilings(plan, spec)
         held = {n: t.boxes[comm.rank] for n, t in tilings.items() if comm.rank in t.boxes}
         self._boxes = {name: box for name, (box,) in held.items()}
         self._grid = grid
         self._device = comm.device
         self._signs: dict[tuple[str, int, int], Tensor] = {}
-        mesh = self._seat.stage_plan.mesh
+        mesh = self._rank_plan.stage_plan.mesh
         rows = tiling([Dim(name="seq", size=seq_len)], "stream", mesh).boxes[comm.rank]
         self._own_rows = {box.size[0]: box.offset[0] for box in (Box.whole((seq_len,)), *rows)}
         self._step = 0
@@ -149,7 +149,9 @@ class Recorder:
     def begin(self, step: int) -> None:
         """What follows is step ``step``, counted from 1."""
         self._step = step
-        self._coming = {stage: iter(calls(self._seat, stage)) for stage in self._seat.stages}
+        self._coming = {
+            stage: iter(calls(self._rank_plan, stage)) for stage in self._rank_plan.stages
+        }
         self._params_seen.clear()
 
     def gradients(self, built: Built, factor: float) -> None:
@@ -262,14 +264,14 @@ class Recorder:
         return self._signs[key]
 
 
-def calls(seat: Seat, stage: int) -> Iterator[tuple[int, ...]]:
+def calls(rank_plan: RankPlan, stage: int) -> Iterator[tuple[int, ...]]:
     """The samples of each forward of one stage in a step, in the order of its schedule.
 
     Positions inside the global batch. A stage computes a microbatch in one pass or in several.
     """
-    microbatches = seat.microbatches()
-    passes = seat.pipeline_plan.stages[stage].passes
-    for action in schedule_of(seat.pipeline_plan)[seat.position]:
+    microbatches = rank_plan.microbatches()
+    passes = rank_plan.pipeline_plan.stages[stage].passes
+    for action in schedule_of(rank_plan.pipeline_plan)[rank_plan.position]:
         if action.kind != "F" or action.stage != stage:
             continue
         samples = microbatches[action.microbatch]

@@ -71,7 +71,7 @@ def verify_plan(
         plan=difference(alone, rehearse(run, plan, rehearsal)),
         reference=None if known is None else difference(known, alone),
         lacks=lacks,
-        dtype=plan.seat(0).stage_plan.precision,
+        dtype=plan.rank_plan(0).stage_plan.precision,
         ranks=plan.world_size,
         steps=steps,
     )

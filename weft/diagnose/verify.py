@@ -181,7 +181,7 @@ def synthetic_microbatches(
     data = SyntheticDataset(
         vocab_size=rehearsal.spec.vocab_size, seq_len=rehearsal.seq_len, seed=rehearsal.seed
     )
-    ranges = plan.seat(comm.rank).microbatches()
+    ranges = plan.rank_plan(comm.rank).microbatches()
     positions = [step * plan.global_batch + i for part in ranges for i in part]
     dropout = (rehearsal.seed, step) if rehearsal.spec.dropout else None
     sizes = [len(part) for part in ranges]

@@ -19,7 +19,7 @@ from weft.comm.join import join
 from weft.comm.members import Channel
 from weft.config.sections import AdamWConfig
 from weft.cost.operators import PHASES, Op
-from weft.cost.profile import LinkKind, LinkTime, Machine, MovingTime, Profile, Together
+from weft.cost.profile import Contention, LinkKind, LinkTime, Machine, MovingTime, Profile
 from weft.elastic import measure
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import default_family
@@ -215,12 +215,14 @@ def _in_company(
         once, twice = (_predicted(changed(times), node, sample) for times in (1.0, 2.0))
         return max(1 + (took - once) / (twice - once), 1.0)
 
-    found = [Together(1, 1.0)]
+    found = [Contention(1, 1.0)]
     for many in sorted({2, ranks}):
         replicas = replace(WHOLE, mesh=Mesh.of(tuple(range(many)), dp=many))
-        slower = company(replicas, lambda times: replace(profile, together=(Together(1, times),)))
-        found.append(Together(many, slower))
-    profile = replace(profile, together=tuple(found))
+        slower = company(
+            replicas, lambda times: replace(profile, contention=(Contention(1, times),))
+        )
+        found.append(Contention(many, slower))
+    profile = replace(profile, contention=tuple(found))
     halves = replace(WHOLE, mesh=Mesh.of((0, 1), tp=2))
     return _exchanging(profile, company(halves, lambda times: _exchanging(profile, times)))
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from weft.comm.address import RankAddress
 from weft.comm.errors import CommError
-from weft.comm.flight import read_flights, remove_flights, who_waits
+from weft.comm.flight_recorder import cause_of_hang, read_records, remove_records
 from weft.config.errors import ConfigError, ConfigErrors, DivergedError, RunError
 from weft.elastic.failure import Cause, Failure, Policy, RanksFailedError, end_after_first
 from weft.elastic.signals import Asked
@@ -92,7 +92,7 @@ def run_ranks(
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     _remove_traces(folder)
-    remove_flights(logs)
+    remove_records(logs)
     attempt = f"{os.getpid()}-{time.monotonic_ns()}"
     ranks = []
     for rank in range(world_size):
@@ -121,7 +121,7 @@ def run_ranks(
             _remove_traces(folder)
     stopped = asked.times > 0 and all(f.cause in ("signal", "peer") for f in failures)
     if failures and not stopped:
-        raise RanksFailedError(failures, who_waits(read_flights(logs)))
+        raise RanksFailedError(failures, cause_of_hang(read_records(logs)))
 
 
 def run_rank(target: Target, address: RankAddress, args: tuple[Any, ...], *, folder: Path) -> None:
@@ -137,9 +137,9 @@ def run_rank(target: Target, address: RankAddress, args: tuple[Any, ...], *, fol
         _find(target)(address, *args)
     except CommError as error:
         sys.stderr.write(f"rank {address.rank} gave up, because another rank did: {error}\n")
-        stuck = read_flights(logs)
+        stuck = read_records(logs)
         if address.rank == min(stuck, default=None):
-            sys.stderr.write(f"{who_waits(stuck)}\n")
+            sys.stderr.write(f"{cause_of_hang(stuck)}\n")
         sys.stderr.flush()
         os._exit(1)
 

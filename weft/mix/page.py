@@ -38,10 +38,10 @@ class _Picture:
     def drawn(self, longest: float) -> Markup:
         """A step of each pipeline, and who computes what; one of ``longest`` has all the width."""
         both = zip(self.rates.trial.plan.pipelines, self.rates.timelines, strict=True)
-        rows = [row for p, line in both for row in timeline_rows(line, list(self._seats(p)))]
+        rows = [row for p, line in both for row in timeline_rows(line, list(self._labels(p)))]
         return row_chart(rows, TIME, longest)
 
-    def _seats(self, pipeline: PipelinePlan) -> Iterator[str]:
+    def _labels(self, pipeline: PipelinePlan) -> Iterator[str]:
         """Of each position: who computes which layers there, of how much."""
         for stages in pipeline.positions():
             here = [self.ranks[rank] for rank in pipeline.stages[stages[0]].mesh.ranks]

@@ -19,8 +19,8 @@ from weft.mix.chips import Chips
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.naming import name_of
 from weft.planner.problem import Options, Problem, Shape, Workload
+from weft.planner.renumber import renumbered
 from weft.planner.search import Candidate, NoPlan, search
-from weft.planner.seating import seated
 
 Generation = Literal["alone", "pooled", "1", "2", "3"]
 POOLED = "unlike pipelines: each part as it is alone"
@@ -93,7 +93,7 @@ def ask(question: Question, work: Workload, chips: Chips) -> Trial:
     if any(pipeline.samples <= pipeline.microbatch for pipeline in best.plan.pipelines):
         other = _best(work, chips, _with_smaller(options))
         best = min(best, other, key=lambda candidate: candidate.time.step_s)
-    plan = seated(best.plan, best.cluster, chips.by_rank)
+    plan = renumbered(best.plan, best.cluster, chips.by_rank)
     return Trial(
         name=_name(question, best, plan),
         plan=plan,

@@ -18,7 +18,7 @@ from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.parallel.runtime import AxisGroup, Change, Lying, Runtime, Sum
 from weft.plan.layout import Dim, Edge, Form, Layout, Placement, Shard
-from weft.plan.plan import Plan, Seat
+from weft.plan.plan import Plan, RankPlan
 
 RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
     {
@@ -64,7 +64,7 @@ _ONLY_HOLD = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
 def apply_layout(
     model: nn.Module,
     layout: Mapping[str, Layout],
-    seat: Seat,
+    rank_plan: RankPlan,
     comm: Comm,
     *,
     sizes: Mapping[str, int],
@@ -79,12 +79,14 @@ def apply_layout(
         ConfigError: an axis has no way to make a change, or a module to compute with a part.
     """
     for name, axis in axes.items():
-        if seat.stage_plan.mesh.size(name) > 1:
+        if rank_plan.stage_plan.mesh.size(name) > 1:
             check_layout(layout, axis)
     modules = dict(model.named_modules())
-    mesh = seat.stage_plan.mesh
+    mesh = rank_plan.stage_plan.mesh
     found = [
-        _Along(axis, AxisGroup(comm, seat.group(name)), seat, layout, runtimes, axes, sizes)
+        _Along(
+            axis, AxisGroup(comm, rank_plan.group(name)), rank_plan, layout, runtimes, axes, sizes
+        )
         for name, axis in axes.items()
         if mesh.size(name) > 1
     ]
@@ -105,7 +107,7 @@ class _Along:
 
     axis: Axis
     group: AxisGroup
-    seat: Seat
+    rank_plan: RankPlan
     layout: Mapping[str, Layout]
     runtimes: Mapping[str, Runtime]
     axes: Mapping[str, Axis]
@@ -165,17 +167,17 @@ class _Along:
     def _lying(self, dims: tuple[Dim, ...], form: Form, found: Placement) -> Lying:
         if not isinstance(found, Shard):
             return Lying(found)
-        dim, mesh = self._sized(dims[found.dim]), self.seat.stage_plan.mesh
-        place = mesh.coordinate(self.seat.rank)
+        dim, mesh = self._sized(dims[found.dim]), self.rank_plan.stage_plan.mesh
+        place = mesh.coordinate(self.rank_plan.rank)
         parts = parts_along(dim, form, mesh, place, self.axis.name, self.axes)
         return Lying(found, parts)
 
     def _held(self, dims: tuple[Dim, ...], form: Form) -> tuple[Ranges, ...]:
         """What this rank holds; axes further inside divide what is left of that."""
-        mesh, names = self.seat.stage_plan.mesh, list(self.axes)
+        mesh, names = self.rank_plan.stage_plan.mesh, list(self.axes)
         outer = {name: self.axes[name] for name in names[: names.index(self.axis.name) + 1]}
         sized = [self._sized(dim) for dim in dims]
-        return held(sized, form, mesh, mesh.coordinate(self.seat.rank), outer)
+        return held(sized, form, mesh, mesh.coordinate(self.rank_plan.rank), outer)
 
     def _sized(self, dim: Dim) -> Dim:
         return replace(dim, size=self.sizes.get(dim.name, dim.size))

@@ -129,12 +129,14 @@ class Plan:
         )
         return replace(self, pipelines=tuple(pipelines))
 
-    def seat(self, rank: int) -> Seat:
-        """Where a rank sits. Every rank of a valid plan has exactly one seat."""
+    def rank_plan(self, rank: int) -> RankPlan:
+        """Where a rank sits. Every rank of a valid plan has exactly one rank_plan."""
         for p, pipeline in enumerate(self.pipelines):
             for position, stages in enumerate(pipeline.positions()):
                 if rank in pipeline.stages[stages[0]].mesh.ranks:
-                    return Seat(rank=rank, pipeline=p, position=position, stages=stages, plan=self)
+                    return RankPlan(
+                        rank=rank, pipeline=p, position=position, stages=stages, plan=self
+                    )
         raise AssertionError(f"rank {rank} is not in a plan of {self.world_size} ranks")
 
     def to_json(self) -> str:
@@ -159,8 +161,8 @@ def _stage(data: dict[str, Any]) -> StagePlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
-    """One rank's place in a plan, and the arithmetic that follows from it."""
+class RankPlan:
+    """What a plan says of one rank, and the arithmetic that follows from it."""
 
     rank: int
     pipeline: int

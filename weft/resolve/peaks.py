@@ -50,7 +50,7 @@ def peaks_here(
         return {
             rank: Peak(basis=UNMEASURED)
             if known.is_guess and chip.device == HOST
-            else _peak(chip, plan.seat(rank).stage_plan.precision, node)
+            else _peak(chip, plan.rank_plan(rank).stage_plan.precision, node)
             for rank, chip in chips.items()
         }
     except (ConfigError, ConfigErrors) as error:

@@ -19,8 +19,8 @@ from weft.models.registry import param_specs
 from weft.optim.registry import training_of
 from weft.plan.plan import Plan, Precision
 from weft.planner.problem import Options, Problem, Workload
+from weft.planner.renumber import renumbered
 from weft.planner.search import Found, search
-from weft.planner.seating import seated
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
 from weft.resolve.resolve import spec_asked
@@ -162,7 +162,7 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
     if not resources.may_idle:
         idle = chips.view.world_size - plan.world_size
         assert not idle, f"{idle} of {chips.view.world_size} processes are in no stage"
-        plan = seated(plan, found.best.cluster, chips.view)
+        plan = renumbered(plan, found.best.cluster, chips.view)
     if config.compute.compile:
         plan = plan.each(lambda s: replace(s, compile=s.layers[1] > s.layers[0]))
     again = () if saved is None else (_changed(saved.asked, asked),)

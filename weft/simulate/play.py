@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.cost.times import SeamTimes, StageTimes
+from weft.cost.times import BorderTimes, StageTimes
 from weft.plan.plan import PipelinePlan
 from weft.schedules.action import Action
 from weft.schedules.known import Pattern, proven_order
@@ -46,17 +46,17 @@ class Timeline:
 
 
 def simulate_plan(
-    pipeline: PipelinePlan, stages: Sequence[StageTimes], seams: Sequence[SeamTimes]
+    pipeline: PipelinePlan, stages: Sequence[StageTimes], borders: Sequence[BorderTimes]
 ) -> Timeline:
     """One step of a pipeline as planned; a smaller last microbatch takes less.
 
     Args:
-        seams: Between stages ``s`` and ``s + 1``. Stages of one position hand on for nothing.
+        borders: Between stages ``s`` and ``s + 1``. Stages of one position hand on for nothing.
     """
     pattern = Pattern.of(pipeline)
     tape, sizes = tape_of(pattern), (1.0, last_size(pipeline.samples, pipeline.microbatch))
     spans: list[list[Span]] = [[] for _ in range(tape.num_positions)]
-    began, ended = tape.play(stages, seams, sizes)
+    began, ended = tape.play(stages, borders, sizes)
     rows = zip(proven_order(pattern), tape.position, began, ended, strict=True)
     for action, place, start, end in rows:
         spans[place].append(Span(action, start, end))

@@ -15,7 +15,7 @@ from weft.cost.choice import choice_of
 from weft.cost.memory import Overheads
 from weft.cost.rates import CostFunction, Roofline
 from weft.cost.sends import border_bytes, border_times
-from weft.cost.times import SeamTimes
+from weft.cost.times import BorderTimes
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
 from weft.cost.work import ALL_BY_ADAMW, Training
@@ -101,11 +101,11 @@ def time_of_plan(
     """
     known, shape = knowledge or Knowledge(), shape_of(spec)
 
-    def seam(pipeline: PipelinePlan, number: int, sides: Sequence[Hardware]) -> SeamTimes:
+    def border(pipeline: PipelinePlan, number: int, sides: Sequence[Hardware]) -> BorderTimes:
         """Between a stage and the next."""
         stage, after = pipeline.stages[number : number + 2]
         if stage.mesh.ranks == after.mesh.ranks:
-            return SeamTimes()
+            return BorderTimes()
         return border_times(
             border_bytes(stage.precision, pipeline.microbatch, seq_len, shape.d_model),
             (len(stage.mesh.ranks), len(after.mesh.ranks)),
@@ -121,8 +121,8 @@ def time_of_plan(
         numbers, num_pipelines = range(len(hardware)), len(plan.pipelines)
         choices = [choice_of(pipeline, n, seq_len, num_pipelines, training) for n in numbers]
         stages = [stage_times(shape, *both) for both in zip(choices, hardware, strict=True)]
-        seams = [seam(pipeline, number, hardware) for number in numbers[:-1]]
-        timelines.append(simulate_plan(pipeline, stages, seams))
+        borders = [border(pipeline, number, hardware) for number in numbers[:-1]]
+        timelines.append(simulate_plan(pipeline, stages, borders))
         positions = pipeline.positions()
         once.append(max(sum(stages[number].update_s for number in held) for held in positions))
     return StepTime(tuple(timelines), tuple(once), known.stretch(plan.world_size))

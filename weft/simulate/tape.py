@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from weft.cost.times import SeamTimes, StageTimes
+from weft.cost.times import BorderTimes, StageTimes
 from weft.schedules.action import Action, Key, Kind, awaited
 from weft.schedules.known import Pattern, proven_order
 
 _KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 _NONE = -1
-_NOWHERE = SeamTimes()
+_NOWHERE = BorderTimes()
 SAME = 1e-9
 """Relative; rounds that differ by less are alike."""
 
@@ -30,19 +30,19 @@ class Tape:
     before: array[int]
     """The action at another position whose result it waits for; -1 where there is none."""
     wire: array[int]
-    """Which way its result leaves the position: twice the seam, plus 1 upstream; else -1."""
+    """Which way its result leaves the position: twice the border, plus 1 upstream; else -1."""
     first_backs: array[int]
     """The numbers of the first stage's backwards, without weight gradients."""
 
     def play(
-        self, stages: Sequence[StageTimes], seams: Sequence[SeamTimes], sizes: Sequence[float]
+        self, stages: Sequence[StageTimes], borders: Sequence[BorderTimes], sizes: Sequence[float]
     ) -> tuple[list[float], list[float]]:
         """When each action has begun, and when it has ended.
 
         ``sizes``: the unlike sizes of microbatches, 1 for a full one, that the codes refer to.
         """
-        takes, carry, late = _durations(stages, seams, sizes)
-        free, sent = [0.0] * self.num_positions, [0.0] * (2 * len(seams))
+        takes, carry, late = _durations(stages, borders, sizes)
+        free, sent = [0.0] * self.num_positions, [0.0] * (2 * len(borders))
         began: list[float] = []
         ended: list[float] = []
         arrived: list[float] = []
@@ -61,11 +61,11 @@ class Tape:
         return began, ended
 
     def end(
-        self, stages: Sequence[StageTimes], seams: Sequence[SeamTimes], sizes: Sequence[float]
+        self, stages: Sequence[StageTimes], borders: Sequence[BorderTimes], sizes: Sequence[float]
     ) -> float:
         """When the last action of ``play`` has ended, computed faster than all ends."""
-        takes, carry, late = _durations(stages, seams, sizes)
-        free, sent = [0.0] * self.num_positions, [0.0] * (2 * len(seams))
+        takes, carry, late = _durations(stages, borders, sizes)
+        free, sent = [0.0] * self.num_positions, [0.0] * (2 * len(borders))
         arrived: list[float] = []
         note = arrived.append
         for place, code, before, wire in self._rows():
@@ -87,10 +87,10 @@ class Tape:
 
 
 def _durations(
-    stages: Sequence[StageTimes], seams: Sequence[SeamTimes], sizes: Sequence[float]
+    stages: Sequence[StageTimes], borders: Sequence[BorderTimes], sizes: Sequence[float]
 ) -> tuple[list[float], list[float], list[float]]:
     """By code: of the action; how long its result occupies the wire; how much later it is there."""
-    ways = list(pairwise((_NOWHERE, *seams, _NOWHERE)))
+    ways = list(pairwise((_NOWHERE, *borders, _NOWHERE)))
     hops = [down if kind == "F" else up for up, down in ways for kind in _KINDS]
     takes = [stage.of(kind) * size for stage in stages for kind in _KINDS for size in sizes]
     carry = [hop.transfer_s * size for hop in hops for size in sizes]

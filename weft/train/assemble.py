@@ -33,7 +33,7 @@ from weft.parallel.sharding import UnitParams, gather_in_time
 from weft.plan.box import Box
 from weft.plan.layout import Border
 from weft.plan.model import ParamSpec
-from weft.plan.plan import Plan, Seat, StagePlan
+from weft.plan.plan import Plan, RankPlan, StagePlan
 from weft.plan.tiling import Stored, Tiling
 from weft.precision.roles import Roles
 from weft.schedules.registry import SCHEDULES
@@ -47,7 +47,7 @@ Part = Sequence[MicroBatch]
 class Share:
     """What one rank holds of a model."""
 
-    seat: Seat
+    rank_plan: RankPlan
     comm: Comm
     stored: Mapping[str, Stored]
     """Of each parameter that it has a part of."""
@@ -130,14 +130,14 @@ def assemble(
     Collective: every rank of the plan calls it with the same arguments. Numbers depend on neither
     ``overlap`` nor ``bucket_bytes``.
     """
-    seat = plan.seat(comm.rank)
+    rank_plan = plan.rank_plan(comm.rank)
     _refuse_shared_buffers(plan, source.buffers)
     pieces = held_pieces(plan, source.specs, source.tilings)
     held = {name: tiling.boxes.get(comm.rank) for name, tiling in source.tilings.items()}
     stored = {name: Stored(boxes) for name, boxes in held.items() if boxes is not None}
     hollow = {name for name, cut in pieces.items() if any(held.level == 3 for held in cut)}
-    share = Share(seat, comm, stored, hollow)
-    stages = {number: source.stage(number, share) for number in seat.stages}
+    share = Share(rank_plan, comm, stored, hollow)
+    stages = {number: source.stage(number, share) for number in rank_plan.stages}
     comm.open_groups(axis_groups(plan))
     gradients = gradient_path(
         local_params(list(stages.values()), source.specs, stored),
@@ -145,19 +145,24 @@ def assemble(
         comm,
         precision=source.precision,
         overlap=overlap,
-        rounds=seat.pipeline_plan.num_microbatches,
+        rounds=rank_plan.pipeline_plan.num_microbatches,
         bucket_bytes=bucket_bytes,
         may_be_absent=source.may_be_absent,
     )
     comm.open_channels(channels(plan))
-    work = WeightWork() if SCHEDULES[seat.pipeline_plan.schedule].splits_backward else None
+    work = WeightWork() if SCHEDULES[rank_plan.pipeline_plan.schedule].splits_backward else None
     for number, stage in stages.items():
         if source.split is not None:
             source.split(stage, share)
-        _apply(stage, seat.pipeline_plan.stages[number], work)
+        _apply(stage, rank_plan.pipeline_plan.stages[number], work)
     scale = source.expected_weight
     executor = Executor(
-        seat, _computation(source, seat, stages, gradients), comm, gradients, scale=scale, work=work
+        rank_plan,
+        _computation(source, rank_plan, stages, gradients),
+        comm,
+        gradients,
+        scale=scale,
+        work=work,
     )
     optimizer = make_optimizer(gradients)
     engine: Engine[Part] = Engine(
@@ -175,7 +180,7 @@ def assemble(
 def _refuse_shared_buffers(plan: Plan, buffers: Sequence[Buffer]) -> None:
     """Ranks that compute the same samples in parts would each add a part, or each add all."""
     running = [buffer for buffer in buffers if buffer.rule != "constant"]
-    shares = any(not plan.seat(rank).counts_samples for rank in range(plan.world_size))
+    shares = any(not plan.rank_plan(rank).counts_samples for rank in range(plan.world_size))
     if running and shares:
         expected = "constant in a plan whose ranks divide a sample's computation"
         raise ConfigError(f"model.{running[0].name}", running[0].rule, expected)
@@ -242,10 +247,10 @@ def _apply(stage: Stage, asked: StagePlan, work: WeightWork | None) -> None:
 
 
 def _computation(
-    source: Source, seat: Seat, stages: Mapping[int, Stage], gradients: Gradients
+    source: Source, rank_plan: RankPlan, stages: Mapping[int, Stage], gradients: Gradients
 ) -> Computation:
     """What the executor runs: stages that gather in time, in passes, and the objective."""
-    asked = seat.pipeline_plan.stages
+    asked = rank_plan.pipeline_plan.stages
     all_units: list[UnitParams] = []
     attendances = {  # where ranks keep segments of parameters, units wait for whole ones
         number: gather_in_time(stage, gradients.sharded, all_units)
@@ -254,7 +259,7 @@ def _computation(
     }
     last = len(asked) - 1
     buffers = RunningBuffers(
-        source.buffers, [stage.module for stage in stages.values()], seat.plan.global_batch
+        source.buffers, [stage.module for stage in stages.values()], rank_plan.plan.global_batch
     )
     objective = None
     if last in stages:

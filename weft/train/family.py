@@ -34,20 +34,20 @@ def assemble_model(
     overlap: bool = True,
 ) -> Built:
     """A rank of ``weft train``. Parameters have no values yet: see ``fill``. Collective."""
-    family, seat = FAMILIES[spec.family], plan.seat(comm.rank)
+    family, rank_plan = FAMILIES[spec.family], plan.rank_plan(comm.rank)
     task, layout = family.task(), family.layout(spec)
     check_entries(layout, modules_of(spec))
     sizes, buffers = task.sizes(seq_len), task.buffers(spec)
 
     def split(stage: Stage, share: Share) -> None:
         """Divided along the axes of its mesh, as the family's layout says."""
-        apply_layout(stage.module, layout, share.seat, share.comm, sizes=sizes)
+        apply_layout(stage.module, layout, share.rank_plan, share.comm, sizes=sizes)
 
-    borders = range(len(seat.pipeline_plan.stages) - 1)
+    borders = range(len(rank_plan.pipeline_plan.stages) - 1)
     source = Source(
         specs=marked(optim, param_specs(spec)),
         tilings=param_tilings(plan, spec),
-        precision=PRECISIONS[seat.stage_plan.precision],
+        precision=PRECISIONS[rank_plan.stage_plan.precision],
         stage=partial(_stage, spec, buffers),
         split=split,
         objective=task.objective,
@@ -72,7 +72,7 @@ def assemble_model(
 
 def _stage(spec: ModelSpec, buffers: Sequence[Buffer], number: int, share: Share) -> Stage:
     """A stage of this rank's boxes, in the plan's precision, its parameters without values."""
-    stages = share.seat.pipeline_plan.stages
+    stages = share.rank_plan.pipeline_plan.stages
     asked, last = stages[number], len(stages) - 1
     with only_shapes():
         stage = build_stage(spec, range(*asked.layers), embed=number == 0, head=number == last)

@@ -123,11 +123,11 @@ class Run:
     @property
     def counts_data(self) -> bool:
         """This rank is the one that speaks for its samples: others of its pipeline share them."""
-        seat = self.plan.seat(self.comm.rank)
-        return 0 in seat.stages and seat.counts_samples
+        rank_plan = self.plan.rank_plan(self.comm.rank)
+        return 0 in rank_plan.stages and rank_plan.counts_samples
 
     def microbatches(self, batch: Batch, step: int) -> list[MicroBatch]:
-        sizes = [len(part) for part in self.plan.seat(self.comm.rank).microbatches()]
+        sizes = [len(part) for part in self.plan.rank_plan(self.comm.rank).microbatches()]
         dropout = (self.config.seed, step) if self.spec.dropout else None
         return cut(batch, sizes, self.comm.device, dropout_seed=dropout)
 
@@ -262,7 +262,7 @@ def evaluate(run: Run, data: Dataset, positions: np.ndarray) -> Evaluation:
 
     Collective. The result is the same on every rank.
     """
-    ranges = run.plan.seat(run.comm.rank).microbatches()
+    ranges = run.plan.rank_plan(run.comm.rank).microbatches()
     totals = torch.zeros(2, dtype=torch.float64, device=run.comm.device)
     for low in range(0, len(positions), run.plan.global_batch):
         window = positions[low : low + run.plan.global_batch]

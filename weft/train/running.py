@@ -53,7 +53,7 @@ def batches(
 ) -> Iterator[Batch]:
     """A rank's samples of one step after the other; ``stack`` ends the processes that read them."""
     config, plan = job.config.data, job.plan
-    ranges = plan.seat(rank).microbatches()
+    ranges = plan.rank_plan(rank).microbatches()
     with signals_held():
         loader = Loader(
             data.train,
@@ -148,7 +148,7 @@ def note_step(run: Run) -> Hook:
     """Let the flight recorder know how far training has come."""
 
     def hook(record: StepRecord) -> None:
-        run.comm.flight.step = record.step
+        run.comm.recorder.step = record.step
 
     return hook
 

@@ -55,7 +55,7 @@ class RankLife:
         config, plan, address = job.config, job.plan, self.rendezvous.address
         platform, device = device_of(address, plan)
         comm = join_at(self.rendezvous, backend=platform.collective_backend, device=device)
-        comm.flight.keep_in(job.out / LOGS, patience_s=comm.timeout_s / 2)
+        comm.recorder.keep_in(job.out / LOGS, patience_s=comm.timeout_s / 2)
         try:
             self._enter("agree")
             agreed = agree(job, comm, address.local_rank)

@@ -12,7 +12,7 @@ from math import ceil
 from statistics import median
 
 from weft.comm.members import Channel
-from weft.cost.times import SeamTimes
+from weft.cost.times import BorderTimes
 from weft.elastic.pool import ANSWER_S, WorkerPool
 from weft.parallel.buckets import BUCKET_BYTES
 from weft.parallel.pipeline.stage_border import channel
@@ -70,10 +70,10 @@ def play(virtual: VirtualCluster, prediction: Prediction) -> Played:
 
 def _sleeps(virtual: VirtualCluster, rank: int) -> int:
     """How often a rank sleeps in a step: forward and twice backward, each layer."""
-    seat = virtual.with_ends().seat(rank)
-    stages = [seat.pipeline_plan.stages[number] for number in seat.stages]
+    rank_plan = virtual.with_ends().rank_plan(rank)
+    stages = [rank_plan.pipeline_plan.stages[number] for number in rank_plan.stages]
     layers = sum(stage.layers[1] - stage.layers[0] for stage in stages)
-    return 3 * layers * seat.pipeline_plan.num_microbatches
+    return 3 * layers * rank_plan.pipeline_plan.num_microbatches
 
 
 def virtual_job(virtual: VirtualCluster, slower: float = 1.0) -> VirtualJob:
@@ -117,15 +117,17 @@ def _times(
 
 
 def _links(virtual: VirtualCluster, slower: float, shrink: float) -> Links:
-    seams: dict[Channel, SeamTimes] = {}
+    borders: dict[Channel, BorderTimes] = {}
     for pipeline in virtual.plan.pipelines:
         for number in range(len(pipeline.stages) - 1):
-            seam = virtual.seam(pipeline, number)
-            slow = SeamTimes(transfer_s=seam.transfer_s * slower, latency_s=seam.latency_s * slower)
-            seams[channel(pipeline, number, "F")] = slow
-            seams[channel(pipeline, number, "B")] = slow
+            border = virtual.border(pipeline, number)
+            slow = BorderTimes(
+                transfer_s=border.transfer_s * slower, latency_s=border.latency_s * slower
+            )
+            borders[channel(pipeline, number, "F")] = slow
+            borders[channel(pipeline, number, "B")] = slow
     pairs = {
         pair: byte_s(virtual.link(pair)) * slower * shrink
         for pair in combinations(range(virtual.plan.world_size), 2)
     }
-    return Links(seams=seams, pairs=pairs)
+    return Links(borders=borders, pairs=pairs)

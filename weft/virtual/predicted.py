@@ -20,7 +20,7 @@ from weft.config.errors import ConfigError
 from weft.cost.choice import Group, by_layer, choice_of, dtype_of
 from weft.cost.rates import Roofline, compute_seconds
 from weft.cost.sends import border_bytes, border_times, layer_sends
-from weft.cost.times import SeamTimes, StageTimes
+from weft.cost.times import BorderTimes, StageTimes
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
 from weft.cost.work import StageWork, width_of
@@ -123,8 +123,8 @@ class VirtualCluster:
         for pipeline in plan.pipelines:
             numbers = range(len(pipeline.stages))
             stages = [self._stage(pipeline, number) for number in numbers]
-            seams = [self.seam(pipeline, number) for number in numbers[:-1]]
-            timelines.append(simulate_plan(pipeline, stages, seams))
+            borders = [self.border(pipeline, number) for number in numbers[:-1]]
+            timelines.append(simulate_plan(pipeline, stages, borders))
         updates = self.update_s()
         step = max(timeline.step_s for timeline in timelines) + max(updates)
         busy = list(updates)
@@ -171,7 +171,7 @@ class VirtualCluster:
             )
         return found
 
-    def seam(self, pipeline: PipelinePlan, number: int) -> SeamTimes:
+    def border(self, pipeline: PipelinePlan, number: int) -> BorderTimes:
         """Between a stage and the next; each sender carries its part of a microbatch."""
         one, other = pipeline.stages[number], pipeline.stages[number + 1]
         link = self.link((one.mesh.ranks[-1], other.mesh.ranks[0]))

@@ -1,4 +1,4 @@
-"""One rank on virtual chips: the real executor, seams, gradient buckets and collectives.
+"""One rank on virtual chips: the real executor, borders, gradient buckets and collectives.
 
 Only stages and links are not real (``weft/virtual/sleeping.py``): they take modelled time.
 """
@@ -20,7 +20,7 @@ from weft.plan.box import Box
 from weft.plan.layout import BorderTensor, Dim
 from weft.plan.mesh import Mesh
 from weft.plan.model import Init, ParamSpec
-from weft.plan.plan import Plan, Seat
+from weft.plan.plan import Plan, RankPlan
 from weft.plan.tiling import Tiling
 from weft.precision.registry import PRECISIONS
 from weft.train.assemble import Share, Source, assemble
@@ -55,7 +55,7 @@ class VirtualJob:
     update_s: Mapping[int, float] = field(default_factory=dict)
     """By rank: what its chip does once a step, when gradients are reduced."""
     width: int = 1
-    """Of what crosses a seam, for one sample; tensor-parallel ranks share it."""
+    """Of what crosses a border, for one sample; tensor-parallel ranks share it."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ class VirtualRank:
         self._comm = comm
         self._chip = Chip()
         self._update_s = job.update_s.get(comm.rank, 0.0)
-        source = _source(job.plan.seat(comm.rank), job, self._chip)
+        source = _source(job.plan.rank_plan(comm.rank), job, self._chip)
         built = assemble(job.plan, source, comm, _NoUpdate, bucket_bytes=job.bucket_bytes)
         self._gradients, self._executor = built.gradients, built.executor
-        self._batch = [_samples(len(part)) for part in job.plan.seat(comm.rank).microbatches()]
+        self._batch = [_samples(len(part)) for part in job.plan.rank_plan(comm.rank).microbatches()]
 
     def step(self) -> Times:
         """What an update left, sent on; then forward, backward, reduction. All begin at once."""
@@ -123,7 +123,7 @@ class _NoUpdate:
         """Changes nothing."""
 
 
-def _source(seat: Seat, job: VirtualJob, chip: Chip) -> Source:
+def _source(rank_plan: RankPlan, job: VirtualJob, chip: Chip) -> Source:
     """Layers that take time, each with one parameter; tensor-parallel ranks hold parts."""
     specs = [
         ParamSpec(
@@ -133,18 +133,18 @@ def _source(seat: Seat, job: VirtualJob, chip: Chip) -> Source:
     ]
     tilings = {}
     for spec in specs:
-        meshes = [stage.mesh for stage in stages_with(spec, seat.plan)]
+        meshes = [stage.mesh for stage in stages_with(spec, rank_plan.plan)]
         boxes = {rank: (_part(mesh, rank, spec.numel),) for mesh in meshes for rank in mesh.ranks}
         tilings[spec.name] = Tiling(spec.shape, boxes)
 
     def stage(number: int, share: Share) -> VirtualStage:
-        stage = seat.pipeline_plan.stages[number]
-        times_of = job.times[seat.pipeline, number][seat.rank]
+        stage = rank_plan.pipeline_plan.stages[number]
+        times_of = job.times[rank_plan.pipeline, number][rank_plan.rank]
         layers = {
             layer: VirtualLayer(times, prod(share.stored[f"layers.{layer}.weight"].size), chip)
             for layer, times in zip(range(*stage.layers), times_of, strict=True)
         }
-        return VirtualStage(layers, _part(stage.mesh, seat.rank, job.width).numel)
+        return VirtualStage(layers, _part(stage.mesh, rank_plan.rank, job.width).numel)
 
     border = {STREAM: BorderTensor((Dim(name="seq", size=job.width),))}
     return Source(
@@ -153,8 +153,8 @@ def _source(seat: Seat, job: VirtualJob, chip: Chip) -> Source:
         precision=PRECISIONS["fp64"],
         stage=stage,
         objective=lambda _last: sum_of_output,
-        borders=dict.fromkeys(range(len(seat.pipeline_plan.stages) - 1), border),
-        expected_weight=float(seat.plan.global_batch),
+        borders=dict.fromkeys(range(len(rank_plan.pipeline_plan.stages) - 1), border),
+        expected_weight=float(rank_plan.plan.global_batch),
     )
 
 

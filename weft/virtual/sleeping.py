@@ -1,6 +1,6 @@
 """Chips and links that only take time: stages that sleep, messages that arrive when modelled.
 
-Everything above them is real: the executor, its seams, the gradient buckets and the collectives.
+Everything above them is real: the executor, its borders, the gradient buckets and the collectives.
 A process that sleeps needs no core, so eight chips fit on two.
 """
 
@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.comm.comm import Comm, Finish, Parts
 from weft.comm.members import Channel
-from weft.cost.times import SeamTimes, StageTimes
+from weft.cost.times import BorderTimes, StageTimes
 from weft.nn.context import Context
 from weft.nn.stage import STREAM, Output, Term, Terms, Tree, Unit
 from weft.parallel.pipeline.deferred import WeightWork
@@ -108,7 +108,7 @@ class VirtualStage(nn.Module):
         return self
 
     def compute(self, inputs: Tree, _context: Context, /) -> Output:
-        """Samples or what came over a seam to ``[batch, width]``."""
+        """Samples or what came over a border to ``[batch, width]``."""
         result = inputs[STREAM].double()[:, :1].expand(-1, self._width)
         for unit in self.units.values():
             result = unit(result)
@@ -157,7 +157,7 @@ class _Sleep(torch.autograd.Function):
 class Links:
     """What carrying messages takes."""
 
-    seams: Mapping[Channel, SeamTimes]
+    borders: Mapping[Channel, BorderTimes]
     """One message over a channel."""
     pairs: Mapping[tuple[int, int], float]
     """Seconds for a byte of a collective between two ranks, the lower one first."""
@@ -207,10 +207,10 @@ class VirtualComm(Comm):
 
     def _arrival(self, channel: Channel, src: int, part: Tensor) -> float:
         """A wire carries one message after another, in the order in which they were sent."""
-        seam = self._modelled.seams[channel]
+        border = self._modelled.borders[channel]
         leaves = max(float(part.flatten()[0]), self._wires_free_at.get((channel, src), 0.0))
-        self._wires_free_at[channel, src] = leaves + seam.transfer_s
-        return leaves + seam.transfer_s + seam.latency_s
+        self._wires_free_at[channel, src] = leaves + border.transfer_s
+        return leaves + border.transfer_s + border.latency_s
 
     def all_reduce(
         self,

@@ -18,7 +18,7 @@ from weft.parallel.pipeline.running import RunningBuffers
 from weft.parallel.pipeline.stage_border import StageBorder, Way
 from weft.parallel.sharding import Attendance
 from weft.plan.layout import Border
-from weft.plan.plan import Seat
+from weft.plan.plan import RankPlan
 from weft.precision.registry import PRECISIONS
 from weft.schedules.action import Action
 from weft.schedules.registry import schedule_of
@@ -29,7 +29,7 @@ are held."""
 
 
 @dataclass(slots=True)
-class _Flight:
+class _Kept:
     """One microbatch on its way through one stage: what backward needs."""
 
     given: Mapping[str, Tensor]
@@ -71,7 +71,7 @@ class Executor:
 
     def __init__(
         self,
-        seat: Seat,
+        rank_plan: RankPlan,
         computation: Computation,
         comm: Comm,
         gradients: Gradients,
@@ -79,7 +79,7 @@ class Executor:
         scale: float,
         work: WeightWork | None = None,
     ) -> None:
-        self._seat = seat
+        self._rank_plan = rank_plan
         self._comm = comm
         self._stages = computation.stages
         self._objective = computation.objective
@@ -89,18 +89,19 @@ class Executor:
         self._gradients = gradients
         self._scale = scale
         self._work = work
-        schedule = schedule_of(seat.pipeline_plan)
+        schedule = schedule_of(rank_plan.pipeline_plan)
         forwards = [[action for action in each if action.kind == "F"] for each in schedule]
         self._training, self._evaluation = (
-            (each[seat.position], releases(each, seat.position)) for each in (schedule, forwards)
+            (each[rank_plan.position], releases(each, rank_plan.position))
+            for each in (schedule, forwards)
         )
-        self._dtype = PRECISIONS[seat.stage_plan.precision].compute.dtype
-        self._last = len(seat.pipeline_plan.stages) - 1
+        self._dtype = PRECISIONS[rank_plan.stage_plan.precision].compute.dtype
+        self._last = len(rank_plan.pipeline_plan.stages) - 1
         self._borders: Mapping[int, StageBorder] = {}
         self._borders_of: dict[object, Mapping[int, StageBorder]] = {}
         self.cross(computation.borders)
         self._totals = torch.zeros(2, dtype=torch.float64, device=comm.device)
-        self._flights: dict[tuple[int, int], _Flight] = {}
+        self._kept: dict[tuple[int, int], _Kept] = {}
         self._weight_jobs: dict[tuple[int, int], list[Job]] = {}
 
     def cross(self, borders: Mapping[int, Border]) -> None:
@@ -108,7 +109,7 @@ class Executor:
         key = tuple((stage, tuple(border.items())) for stage, border in borders.items())
         if key not in self._borders_of:
             self._borders_of[key] = {
-                stage: StageBorder(self._comm, self._seat.pipeline_plan, stage, border)
+                stage: StageBorder(self._comm, self._rank_plan.pipeline_plan, stage, border)
                 for stage, border in borders.items()
                 if stage in self._stages or stage + 1 in self._stages
             }
@@ -184,7 +185,7 @@ class Executor:
         wanted: Mapping[str, Tensor] = {}
         if action.stage:
             given, wanted = self._received(action)
-        counts = torch.is_grad_enabled() and self._seat.counts_samples
+        counts = torch.is_grad_enabled() and self._rank_plan.counts_samples
         with self.buffers.unchanged(counts=counts):
             tree, terms = self._stages[action.stage].compute(given, microbatch.context)
         if action.stage == self._last:
@@ -196,8 +197,8 @@ class Executor:
             self._borders[action.stage].send("F", action.microbatch, sent)
         self._count(terms)
         if torch.is_grad_enabled():
-            flight = _Flight(wanted, tree, total_of(terms))
-            self._flights[action.stage, action.microbatch] = flight
+            kept = _Kept(wanted, tree, total_of(terms))
+            self._kept[action.stage, action.microbatch] = kept
 
     def _received(self, action: Action) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What came over the border, and the part of it that wants a gradient."""
@@ -209,7 +210,7 @@ class Executor:
         return given, wanted
 
     def _count(self, terms: Terms) -> None:
-        if self._seat.counts_samples:
+        if self._rank_plan.counts_samples:
             for total, weight in terms.values():
                 self._totals[0] += total.detach()
                 self._totals[1] += weight
@@ -217,32 +218,32 @@ class Executor:
     def _backward(self, action: Action) -> None:
         """The whole backward, or all but the linear layers' weight gradients."""
         key = (action.stage, action.microbatch)
-        flight = self._flights.pop(key)
+        kept = self._kept.pop(key)
         if self._work is not None:
             self._work.is_deferring = action.kind == "I"
         with self.buffers.unchanged(counts=False):  # recomputing adds again
-            self._differentiate(flight, action)
+            self._differentiate(kept, action)
         if self._work is not None:
             self._weight_jobs[key] = self._work.take()
         if action.stage:
             grads = {
                 name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-                for name, tensor in flight.given.items()
+                for name, tensor in kept.given.items()
             }
             self._borders[action.stage - 1].send("B", action.microbatch, grads)
 
-    def _differentiate(self, flight: _Flight, action: Action) -> None:
+    def _differentiate(self, kept: _Kept, action: Action) -> None:
         roots: list[Tensor] = []
         grads: list[Tensor | None] = []
         if action.stage != self._last:
             received = self._borders[action.stage].receive("B", action.microbatch)
             for name, grad in received.items():
-                if flight.result[name].requires_grad:
-                    roots.append(flight.result[name])
-                    grads.append(grad.to(flight.result[name].dtype))
+                if kept.result[name].requires_grad:
+                    roots.append(kept.result[name])
+                    grads.append(grad.to(kept.result[name].dtype))
         is_last = action.stage == self._last  # whose total must have a gradient
-        if flight.total is not None and (is_last or flight.total.requires_grad):
-            roots.append(flight.total / self._scale)
+        if kept.total is not None and (is_last or kept.total.requires_grad):
+            roots.append(kept.total / self._scale)
             grads.append(None)
         if roots:
             torch.autograd.backward(roots, grads)

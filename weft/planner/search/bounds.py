@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import floor
 from typing import NamedTuple
 
-from weft.cost.times import SeamTimes
+from weft.cost.times import BorderTimes
 from weft.plan.plan import ScheduleName
 from weft.planner.search.choice import Line
 from weft.planner.search.costs import Costs, Held, Rank
@@ -71,7 +71,7 @@ class Flow:
     """What bounds know of a pipeline: its meshes and borders, and what flows through them."""
 
     meshes: Sequence[MeshTimes]
-    seams: Sequence[SeamTimes]
+    borders: Sequence[BorderTimes]
     line: Line
     num_layers: int
 
@@ -105,20 +105,20 @@ class _Way:
         self.schedule, self.size, self.num_meshes = flow.line.schedule, size, len(meshes)
         chunks, self.splits = schedule.chunks, schedule.splits_backward
         self.down, self.up = [0.0], [0.0]
-        for mesh, layers, seam in zip(meshes, least, flow.seams, strict=False):
+        for mesh, layers, border in zip(meshes, least, flow.borders, strict=False):
             early = -(-layers // chunks)
             forward = mesh.first_forward + early * mesh.forward.each
             back = mesh.first_back + early * mesh.back.each
-            self.down.append(self.down[-1] + forward + seam.transfer_s + seam.latency_s)
-            self.up.append(self.up[-1] + (back + seam.transfer_s) * size + seam.latency_s)
+            self.down.append(self.down[-1] + forward + border.transfer_s + border.latency_s)
+            self.up.append(self.up[-1] + (back + border.transfer_s) * size + border.latency_s)
         self.through: float | None = None
         """Seconds of a microbatch through all meshes and back, where none overtakes another."""
         if flow.line.schedule in ("1f1b", "gpipe"):
-            seams = sum(s.transfer_s * (1 + size) + 2 * s.latency_s for s in flow.seams)
+            borders = sum(s.transfer_s * (1 + size) + 2 * s.latency_s for s in flow.borders)
             fewest = flow.num_layers * min(m.whole.each for m in meshes)
             known = sum(m.whole.each * n for m, n in zip(meshes, least, strict=True))
             base = sum(m.whole.base for m in meshes)
-            self.through = size * (base + max(fewest, known)) + seams
+            self.through = size * (base + max(fewest, known)) + borders
 
 
 def _alone(way: _Way, p: int, mesh: MeshTimes, many: float) -> Iterator[Slope]:

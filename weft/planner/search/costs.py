@@ -11,7 +11,7 @@ from weft.cluster.cluster import HOST
 from weft.cost.choice import StageChoice, dtype_of
 from weft.cost.memory import StageMemory, stage_memory
 from weft.cost.sends import border_bytes, border_times
-from weft.cost.times import SeamTimes, StageTimes
+from weft.cost.times import BorderTimes, StageTimes
 from weft.cost.timing import Hardware, stage_times
 from weft.cost.work import StageWork, dividing
 from weft.models.registry import shape_of
@@ -133,7 +133,7 @@ class Costs:
         overheads = self.problem.knowledge.overheads.get(self.pools[pool].chip.device)
         return stage_memory(self.shape, held.of(choice), overheads)
 
-    def border(self, ranks: tuple[Rank, Rank], micro: int, *, inside: bool) -> SeamTimes:
+    def border(self, ranks: tuple[Rank, Rank], micro: int, *, inside: bool) -> BorderTimes:
         """Between stages on two meshes."""
         numbers = [each.choice.num_ranks for each in ranks]
         fabrics = [self.hardware(each.pool, each.per_node).fabric for each in ranks]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
 from weft.cluster.view import ClusterView
-from weft.cost.times import SeamTimes, StageTimes
+from weft.cost.times import BorderTimes, StageTimes
 from weft.planner.search.bounds import Flow, bounds_of, least_once, mesh_times
 from weft.planner.search.choice import Line, Section, Timed, stage_layers, used_cluster
 from weft.planner.search.costs import Costs, Held, Rank
@@ -23,7 +23,7 @@ REPEATING = ("1f1b", "zb-h1")
 """Schedules that repeat themselves after fewer microbatches than meshes, which is looked for."""
 PLAYED_WHOLE = 6000
 """Actions up to which a step is played to its end."""
-_NOTHING = SeamTimes()
+_NOTHING = BorderTimes()
 _NO_TIME = StageTimes(forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0)
 
 
@@ -75,7 +75,7 @@ class Route:
         return found
 
     @cached_property
-    def seams(self) -> list[SeamTimes]:
+    def borders(self) -> list[BorderTimes]:
         """Between stages ``s`` and ``s + 1``."""
         used = self.used
         ends, first = [], 0
@@ -85,9 +85,9 @@ class Route:
             first = last
         mesh_of = {stage: mesh for mesh, held in enumerate(self.positions) for stage in held}
         borders = [(mesh_of[s], mesh_of[s + 1]) for s in range(len(mesh_of) - 1)]
-        return [self._seam(a, b, len({*ends[a], *ends[b]}) == 1) for a, b in borders]
+        return [self._border(a, b, len({*ends[a], *ends[b]}) == 1) for a, b in borders]
 
-    def _seam(self, here: int, there: int, inside: bool) -> SeamTimes:
+    def _border(self, here: int, there: int, inside: bool) -> BorderTimes:
         if here == there:
             return _NOTHING
         return self.costs.border(
@@ -136,17 +136,17 @@ class Route:
         first, last = self.played[0], self.played[-1]
         more = self.pattern.num_microbatches - last.num_microbatches
         if not more:
-            return tape_of(last).end(times, self.seams, sizes)
+            return tape_of(last).end(times, self.borders, sizes)
         if last is first:
-            ended = tape_of(last).play(times, self.seams, sizes)[1]
+            ended = tape_of(last).play(times, self.borders, sizes)[1]
             end, each = max(ended), seconds_each(last, ended)
         else:
-            ends = [tape_of(part).end(times, self.seams, sizes) for part in self.played]
+            ends = [tape_of(part).end(times, self.borders, sizes) for part in self.played]
             end, each = ends[-1], (ends[-1] - ends[0]) / self.num_meshes
         busy = max(
             sum(times[s].of("F") + times[s].of("B") for s in held) for held in self.positions
         )
-        carrying = max((seam.transfer_s for seam in self.seams), default=0.0)
+        carrying = max((border.transfer_s for border in self.borders), default=0.0)
         return end + more * max(each, busy, carrying)
 
     def bytes(self, mesh: int, layers: int) -> float:
@@ -209,7 +209,7 @@ class Route:
         times = cache(partial(mesh_times, self.costs, split=split))
         return Flow(
             meshes=[times(*each) for each in zip(free, self.ends, strict=True)],
-            seams=self.seams,
+            borders=self.borders,
             line=self.line,
             num_layers=self.costs.num_layers,
         )

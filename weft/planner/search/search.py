@@ -14,12 +14,12 @@ from weft.plan.plan import ZeroLevel
 from weft.plan.tiling import split_by_weight
 from weft.planner.naming import name_of
 from weft.planner.problem import Options, Problem
+from weft.planner.renumber import ordered
 from weft.planner.search.choice import Line, Timed, inner_of, plan_of, used_cluster
 from weft.planner.search.costs import Costs
 from weft.planner.search.found import Candidate, Found, Pruned
 from weft.planner.search.group import Group, Ledger
 from weft.planner.search.no_plan import leanest, no_plan
-from weft.planner.seating import ordered
 
 ALONE = 32
 """Times as much effort where all chips are alike: there is no other combination to look at."""

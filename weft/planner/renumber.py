@@ -10,7 +10,7 @@ from weft.cluster.view import ClusterView
 from weft.plan.plan import Plan, StagePlan
 
 
-def seated(plan: Plan, used: ClusterView, there: ClusterView) -> Plan:
+def renumbered(plan: Plan, used: ClusterView, there: ClusterView) -> Plan:
     """The same plan on the ranks of ``there``, each on a chip of the kind it was planned for.
 
     Ranks that share a node in ``used`` share one again wherever one has room for them.
@@ -43,7 +43,7 @@ def ordered(plan: Plan, used: ClusterView, order: Sequence[int]) -> tuple[Plan, 
 
 @dataclass(slots=True)
 class _Node:
-    """Ranks of one node that nobody sits on yet, and the kind of their chips."""
+    """Ranks of one node that are not taken yet, and the kind of their chips."""
 
     kind: tuple[str, float]
     free: list[int]

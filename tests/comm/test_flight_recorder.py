@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from weft.comm.flight import KEPT_CALLS, Call, Flight, Stuck, read_flights, who_waits
+from weft.comm.flight_recorder import (
+    KEPT_CALLS,
+    Call,
+    FlightRecorder,
+    Stuck,
+    cause_of_hang,
+    read_records,
+)
 
 GROUP = (0, 1, 2)
 
@@ -65,33 +72,33 @@ SENTENCES = {
 @pytest.mark.parametrize("case", SENTENCES)
 def test_one_sentence(case: str) -> None:
     ranks, sentence = SENTENCES[case]
-    assert who_waits({one.rank: one for one in ranks}) == sentence
+    assert cause_of_hang({one.rank: one for one in ranks}) == sentence
 
 
 def test_without_a_rank_that_waits_there_is_nothing_to_say() -> None:
-    assert who_waits({}) is None
-    assert who_waits({0: stuck(0, None)}) is None
+    assert cause_of_hang({}) is None
+    assert cause_of_hang({0: stuck(0, None)}) is None
 
 
 def test_the_last_calls_are_written_with_the_one_that_did_not_end(tmp_path: Path) -> None:
-    flight = Flight(3)
-    flight.write()
+    recorder = FlightRecorder(3)
+    recorder.write()
     assert not list(tmp_path.iterdir()), "nobody said where"
-    flight.keep_in(tmp_path, patience_s=1000)
+    recorder.keep_in(tmp_path, patience_s=1000)
     for number in range(KEPT_CALLS + 5):
-        first = flight.begin("gradients", "group", (0, 3), 40)
-        flight.wait(first)
-        flight.end(first)
+        first = recorder.begin("gradients", "group", (0, 3), 40)
+        recorder.wait(first)
+        recorder.end(first)
         assert first.number == number + 1
-    flight.step = 9
-    other = flight.begin("activations", "receive", (1,), 16)
-    flight.wait(other)
-    flight.write()
+    recorder.step = 9
+    other = recorder.begin("activations", "receive", (1,), 16)
+    recorder.wait(other)
+    recorder.write()
     record = json.loads((tmp_path / "flight-rank3.json").read_text())
     assert len(record["calls"]) == KEPT_CALLS
     assert record["calls"][-1]["ended"] is None
     assert record["calls"][-2]["ended"] >= record["calls"][-2]["started"]
-    read = read_flights(tmp_path)[3]
+    read = read_records(tmp_path)[3]
     assert read.waits_in == other
     assert (read.step, read.started) == (
         9,
@@ -100,11 +107,11 @@ def test_the_last_calls_are_written_with_the_one_that_did_not_end(tmp_path: Path
 
 
 def test_a_call_that_lasts_is_written_before_anybody_gives_up(tmp_path: Path) -> None:
-    flight = Flight(0)
-    flight.keep_in(tmp_path, patience_s=0.02)
-    flight.wait(flight.begin("gradients", "group", (0, 1), 8))
+    recorder = FlightRecorder(0)
+    recorder.keep_in(tmp_path, patience_s=0.02)
+    recorder.wait(recorder.begin("gradients", "group", (0, 1), 8))
     for _ in range(30_000):
-        if (found := read_flights(tmp_path).get(0)) is not None:
+        if (found := read_records(tmp_path).get(0)) is not None:
             break
         time.sleep(0.01)
     assert found is not None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 Kind = Literal["group", "gather", "send", "receive"]
-TOGETHER: tuple[Kind, ...] = ("group", "gather")
+COLLECTIVE: tuple[Kind, ...] = ("group", "gather")
 """All ranks of the call take part in the same way. Gathers have communicators of their own."""
 KEPT_CALLS = 256
 """A few steps of a deep pipeline."""
@@ -37,7 +37,7 @@ class Call:
     ended: float | None = None
 
 
-class Flight:
+class FlightRecorder:
     """The last calls of one rank, and whether it is stuck in one."""
 
     def __init__(self, rank: int) -> None:
@@ -74,7 +74,7 @@ class Flight:
         A thread looks now and then whether a call has been waited for longer than ``patience_s``,
         so that the files of all ranks that are alive exist before the first one gives up.
         """
-        self._file = flight_file(folder, self._rank)
+        self._file = record_file(folder, self._rank)
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.unlink(missing_ok=True)
         self._watcher = threading.Thread(
@@ -128,18 +128,18 @@ class Stuck:
     """Calls started so far, by kind and ranks."""
 
 
-def flight_file(folder: Path, rank: int) -> Path:
+def record_file(folder: Path, rank: int) -> Path:
     """Where a rank leaves its last calls."""
     return folder / f"flight-rank{rank}.json"
 
 
-def remove_flights(folder: Path) -> None:
+def remove_records(folder: Path) -> None:
     """Forget what an earlier job left there."""
     for path in folder.glob("flight-rank*"):
         path.unlink(missing_ok=True)
 
 
-def read_flights(folder: Path) -> dict[int, Stuck]:
+def read_records(folder: Path) -> dict[int, Stuck]:
     """What the ranks of a job left there."""
     found = {}
     for path in sorted(folder.glob("flight-rank*.json")):
@@ -153,7 +153,7 @@ def read_flights(folder: Path) -> dict[int, Stuck]:
     return found
 
 
-def who_waits(stuck: dict[int, Stuck]) -> str | None:
+def cause_of_hang(stuck: dict[int, Stuck]) -> str | None:
     """One sentence: who waits in which collective for whom, down to the rank that does not wait.
 
     None where no rank says that it waits.
@@ -188,12 +188,13 @@ def _late(call: Call, rank: int, stuck: dict[int, Stuck]) -> Sequence[int]:
     behind = [
         r
         for r in others
-        if call.kind in TOGETHER and stuck[r].started.get((call.kind, call.ranks), 0) < call.number
+        if call.kind in COLLECTIVE
+        and stuck[r].started.get((call.kind, call.ranks), 0) < call.number
     ]
     return behind or others
 
 
 def _call_in_words(call: Call) -> str:
-    if call.kind in TOGETHER:
+    if call.kind in COLLECTIVE:
         return f"'{call.name}' (call {call.number} of ranks {','.join(map(str, call.ranks))})"
     return f"'{call.name}' ({call.kind} {call.number})"
