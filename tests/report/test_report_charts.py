@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 from report_cases import make_run, write_metrics
 from report_page import Page, data_of, everything, plots, read, rows, section
 
-from weft.report.charts import MOST_POINTS, smooth
+from weft.report.charts import MOST_POINTS, charts, smooth
+from weft.report.metrics import read_metrics
 from weft.report.svg import Axis, Chart, Scale, Series, line_chart, ticks
 
 
@@ -20,10 +22,10 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_charts(run: Path) -> None:
-    charts = data_of(run)
-    assert list(charts) == list(plots(read(run)))
-    assert list(charts) == ["loss", "throughput", "lr", "grad-norm", "memory"]
-    loss = {series["label"]: series for series in charts["loss"]["series"]}
+    drawn = data_of(run)
+    assert list(drawn) == list(plots(read(run)))
+    assert list(drawn) == ["loss", "throughput", "lr", "grad-norm", "memory"]
+    loss = {series["label"]: series for series in drawn["loss"]["series"]}
     assert list(loss) == [
         "training",
         "training, smoothed",
@@ -37,7 +39,7 @@ def test_charts(run: Path) -> None:
     assert loss["held-out"]["x"] == [50, 100]
     assert loss["held-out"]["y"] == pytest.approx([4.5 + 4 * 0.98**50, 4.5 + 4 * 0.98**100])
     assert (loss["unigram baseline"]["x"], loss["unigram baseline"]["y"]) == ([1, 120], [6.5, 6.5])
-    assert "training 7.92 at step 1, 4.354 at step 120" in charts["loss"]["description"]
+    assert "training 7.92 at step 1, 4.354 at step 120" in drawn["loss"]["description"]
 
 
 def test_charts_are_described_in_words_and_have_axes(run: Path) -> None:
@@ -65,6 +67,25 @@ def test_the_name_of_a_level_makes_way_for_a_curve(loss: float, below: bool) -> 
     (name,) = (float(x.attributes["y"]) for x in texts if x.text == "level 4.9")
     (end,) = (float(x.attributes["y"]) for x in texts if x.attributes.get("class") == "last")
     assert (name > end + 12) == below
+
+
+SIZES = [0, -1, 5e-324, 1e-300, 1e308, -1e308, 10**18, 10**400, "x"]
+
+
+@pytest.mark.parametrize("value", SIZES, ids=lambda value: str(value)[:8])
+def test_numbers_of_any_size_are_drawn(run: Path, value: float | str) -> None:
+    """Whatever a file says; every place is a number."""
+    file = run / "metrics.jsonl"
+    write_metrics(file, 3, eval_every=2)
+    normal = [json.loads(line) for line in file.read_text().splitlines()]
+    keys = ["loss", "tokens", "lr", "memory_gib", "elapsed_s", "eval_loss"]
+    for key in keys + ["step"] * isinstance(value, int):
+        for at in range(len(normal)):
+            lines = [line | ({key: value} if n == at else {}) for n, line in enumerate(normal)]
+            file.write_text("\n".join(map(json.dumps, lines)))
+            for chart in charts(*read_metrics(file), {}):
+                places = re.findall(r'="([^"]*)"', line_chart(chart))
+                assert not [x for x in places if re.search(r"\b(nan|inf)\b", x)], (key, at)
 
 
 def test_the_axis_of_tokens_has_round_numbers_where_they_were_reached(run: Path) -> None:
@@ -137,12 +158,12 @@ def test_numbers_have_prefixes() -> None:
 
 def test_a_long_run_is_thinned_and_its_peaks_stay(run: Path) -> None:
     write_metrics(run / "metrics.jsonl", 2 * MOST_POINTS + 1)
-    charts = data_of(run)
-    norm = charts["grad-norm"]["series"][0]
+    drawn = data_of(run)
+    norm = drawn["grad-norm"]["series"][0]
     assert len(norm["x"]) == len(norm["y"]) <= MOST_POINTS
     assert norm["x"][-1] == 2 * MOST_POINTS + 1
     assert max(norm["y"]) == 10.0
-    training = charts["loss"]["series"][0]
+    training = drawn["loss"]["series"][0]
     expected = [4 + 4 * 0.98**step for step in (1, 2, 3)]
     assert (training["x"][0], training["y"][0]) == (3, pytest.approx(sum(expected) / 3))
     assert "One point stands for 3 steps" in section(read(run), "Training").text

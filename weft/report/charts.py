@@ -107,7 +107,7 @@ def _loss(
 def _token_axis(steps: Sequence[StepMetrics]) -> list[tuple[float, str]]:
     """Round numbers of tokens, each at the step that reached it."""
     passed = list(accumulate(m.tokens for m in steps))
-    if not passed[-1]:
+    if passed[-1] <= 0:
         return []
     scale, spread = Scale.of(passed[-1], "tokens"), (steps[0].step, steps[-1].step)
     places = ((tokens, bisect_left(passed, tokens)) for tokens in ticks(0, passed[-1])[1:])

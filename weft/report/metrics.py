@@ -157,11 +157,12 @@ def _read(kind: type[Metrics], record: Mapping[str, Any]) -> Metrics:
 
 
 def _value(value: object, written: Any) -> float | None:
-    """A field whose type is ``written`` so: NaN, 0 or None for what is missing or no number."""
+    """A field whose type is ``written`` so: NaN, 0 or None for what is missing or no number that a
+    run may have."""
     if value is None and written.endswith("None"):
         return None
     if written.startswith("int"):
-        return value if isinstance(value, int) else 0
+        return value if isinstance(value, int) and abs(value) < 2**63 else 0
     try:
         return float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:  # an integer beyond all floats

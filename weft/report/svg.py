@@ -21,6 +21,8 @@ height with its name on it, ``band`` as the area between a height and the same b
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _SMALL_PREFIXES = ((1e-3, "m"), (1e-6, "\N{MICRO SIGN}"), (1e-9, "n"))
 _MOST_TICKS = 6
+_LARGEST = 1e300
+"""Of an axis: a curve that goes beyond leaves it."""
 _HIT_STRIPS = 60
 """Places of a line chart that say their numbers when pointed at."""
 _NARROWEST, _CHARACTER = 4.2, 6.8
@@ -61,7 +63,7 @@ class Scale(NamedTuple):
             known = _PREFIXES[-1:] + _SMALL_PREFIXES if unit == "s" else _PREFIXES
             factor, prefix = next((p for p in known if size >= p[0]), (1.0, ""))
             return Scale(factor, f" {prefix}{unit}")
-        if 0 < size < 0.01:
+        if 1e-300 < size < 0.01:
             power = math.floor(math.log10(size))
             return Scale(10.0**power, f"e{power}")
         factor, prefix = next((p for p in _PREFIXES if size >= max(p[0], 1e4)), (1.0, ""))
@@ -170,12 +172,13 @@ class _Lines:
         self.bottom = self.top + chart.height
         numbers = [x for series in chart.series for x in series.x]
         self.left = float(min(numbers))
-        self.right = max(float(max(numbers)), self.left + 1)
+        self.right = max(float(max(numbers)), self.left + max(1.0, abs(self.left) * 1e-9))
         values = [v for series in chart.series for v in series.y if v is not None]
         values += [-v for s in chart.series if s.look == "band" for v in s.y if v is not None]
         low, high = min(values, default=0.0), max(values, default=1.0)
         low = min(low, 0.0) if chart.from_zero else low
-        if high <= low:
+        low, high = (min(max(edge, -_LARGEST), _LARGEST) for edge in (low, high))
+        if high - low <= 1e-12 * max(abs(low), abs(high), 1e-200):
             room = abs(high) / 10 or 1.0
             low, high = low - room * (not chart.from_zero), high + room
         self.scale = Scale.of(max(abs(low), abs(high)), chart.y.unit)
