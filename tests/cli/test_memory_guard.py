@@ -10,6 +10,7 @@ import pytest
 from weft.cli.main import run
 from weft.cli.target import load
 from weft.cluster.cluster import Cluster
+from weft.plan.plan_file import PlanFile
 from weft.platform.detect import detect_node
 from weft.resolve.memory_here import needs_here, way_out
 from weft.resolve.resolve import resolve
@@ -50,11 +51,17 @@ def test_a_run_that_is_too_large_is_refused(
 
 
 def test_it_can_be_started_all_the_same(here: Path, on_machine: OnMachine) -> None:
+    """Also what was planned before: the plan in the file is the plan that is run."""
     on_machine(0.1)
+    assert run(["plan", "tiny.yaml", "compute.check_memory=false", "--out", "plan.json"]) == 0
     arguments = ["train", "tiny.yaml", "--out", "mine", "--quiet", "train.steps=1"]
+    arguments += ["plan.file=plan.json"]
     assert run(arguments) == 2
     assert not (here / "mine").exists()
     assert run([*arguments, "compute.check_memory=false"]) == 0
+    planned = PlanFile.read((here / "plan.json").read_text())
+    assert PlanFile.read((here / "mine/plan.json").read_text()).plan == planned.plan
+    assert sum(used.ranks for used in planned.chips) == planned.plan.world_size
 
 
 def test_plan_says_so_without_a_profile(

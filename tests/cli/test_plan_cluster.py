@@ -30,7 +30,7 @@ def data_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[st
 def test_a_plan_is_found_and_forecast(capsys: pytest.CaptureFixture[str]) -> None:
     data = data_of(["plan", "demo", *MODEL, *NARROW, *BOX], capsys)
     assert set(data) == {
-        "plan", "model", "fits", "problem", "notes",
+        "plan", "model", "fits", "problem", "notes", "not_run",
         "predicted", "limits", "alternatives", "search",
     }  # fmt: skip
     assert data["fits"] is True and data["problem"] == ""

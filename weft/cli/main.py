@@ -14,8 +14,9 @@ from weft.cli.compare import compare, verify
 from weft.cli.doctor import doctor
 from weft.cli.init import init
 from weft.cli.lab import lab
+from weft.cli.options import spread
 from weft.cli.output import err, print_anything, print_json
-from weft.cli.plan.command import plan
+from weft.cli.plan.command import PlanOptions, plan
 from weft.cli.saved import generate, report
 from weft.cli.target import OVERRIDES
 from weft.cli.train import train
@@ -71,7 +72,7 @@ app.command(rich_help_panel=TRAINING)(init)
 app.command(rich_help_panel=TRAINING, context_settings=OVERRIDES)(train)
 app.command(rich_help_panel=TRAINING)(chat)
 app.command(rich_help_panel=TRAINING)(generate)
-app.command(rich_help_panel=PLANNING, context_settings=OVERRIDES)(plan)
+app.command(rich_help_panel=PLANNING, context_settings=OVERRIDES)(spread(plan, PlanOptions))
 app.command(rich_help_panel=PLANNING)(lab)
 app.add_typer(bench.app, name="bench", rich_help_panel=PLANNING)
 app.add_typer(runs.app, name="runs", rich_help_panel=RUNS)

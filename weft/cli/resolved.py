@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.cluster.cluster import Cluster
+from weft.cluster.cluster import Cluster, Node, catalogue
 from weft.comm.address import RankAddress
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, show
 from weft.config.load import Loaded
 from weft.plan.plan import Plan
+from weft.plan.plan_file import PlanFile
 from weft.platform.detect import detect
-from weft.resolve.resolve import Resolved, read_plan, resolve
+from weft.resolve.resolve import Resolved, read_plan, read_plan_file, resolve
 
 if TYPE_CHECKING:
     from weft.resolve.planned import Chosen, Resources
@@ -75,7 +76,10 @@ def resolved_among(
         return resolve(loaded, cluster, world_size=world_size, ranks_here=here, plan=plan, why=why)
 
     if loaded.config.plan.auto is None:
-        return ResolvedRun(resolved=resolved(read_plan(loaded)))
+        file = read_plan_file(loaded)
+        if file is not None:
+            _refuse_elsewhere(loaded, file, address, cluster.nodes[0])
+        return ResolvedRun(resolved=resolved(None if file is None else file.plan))
     from weft.comm.agreement import agree
     from weft.comm.rendezvous import Rendezvous
     from weft.resolve.planned import Chosen, choose, facts
@@ -99,6 +103,32 @@ def resolved_among(
         raise loaded.place(error) from error
     chips = resources[0].chips if resources else None
     return ResolvedRun(resolved=resolved(chosen.plan, chosen.notes), chosen=chosen, chips=chips)
+
+
+def _refuse_elsewhere(loaded: Loaded, file: PlanFile, address: RankAddress, node: Node) -> None:
+    """What was planned is what is run: each rank on its host, and on its kind of chip.
+
+    Raises:
+        ConfigErrors: the plan has this machine for other ranks, or another chip for this rank.
+    """
+    planned = file.nodes_of(address.rank)
+    if planned is None:
+        return
+    here, place = node.host.partition(".")[0], address.local_rank
+    mine, others = (
+        {host.partition(".")[0] for used in some for host in used.hosts}
+        for some in ([planned], file.chips)
+    )
+    card = node.chips[place].name if place < len(node.chips) else ""
+    if here in others - mine:
+        expected = f"rank {address.rank} on {show(list(planned.hosts[:4]))}, as it was planned"
+        problem = f"It runs on {node.host}: give each node its own command."
+    elif {card, planned.chip} <= set(catalogue()) and card != planned.chip:
+        expected = f"a plan for what is here ({card})"
+        problem = f"Rank {address.rank} was planned on {planned.chip}."
+    else:
+        return
+    raise loaded.place(ConfigError("plan.file", loaded.config.plan.file, expected, problem))
 
 
 def ranks_here() -> int | None:

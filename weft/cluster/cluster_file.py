@@ -135,7 +135,7 @@ def read_cluster(path: Path) -> ClusterFile:
     Raises:
         ConfigErrors: everything that is wrong with it, with keys and lines.
     """
-    cluster = _read(path)
+    cluster = read_file(path)
     if cluster.pools:
         hint = "No machine can play data-sheet chips; `weft plan --cluster` plans for them."
         raise ConfigError("CLUSTER", str(path), "a file with hosts, not pools", hint)
@@ -151,7 +151,7 @@ def read_view(path: Path, *, core: Core | None = None) -> ClusterView:
     Raises:
         ConfigErrors: everything that is wrong with it, with keys and lines.
     """
-    cluster = _read(path)
+    cluster = read_file(path)
     if cluster.pools:
         return view_of(cluster.pools, cluster.chips)
     return lab_view(cluster, core or Core())
@@ -223,8 +223,12 @@ _LOOPBACK_S = 50e-6
 KEYS = "a section with keys of hosts, links (a lab), or of pools, chips (to plan for)"
 
 
-def _read(path: Path) -> ClusterFile:
-    """Either kind of file."""
+def read_file(path: Path) -> ClusterFile:
+    """Either kind of file.
+
+    Raises:
+        ConfigErrors: everything that is wrong with it, with keys and lines.
+    """
 
     def wrong(expected: str, hint: str, where: str = "") -> ConfigError:
         return ConfigError("CLUSTER", str(path), expected, hint, where=where)

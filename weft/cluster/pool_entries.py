@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from weft.cluster.cluster import Chip, catalogue, packages
+from weft.cluster.host_names import host_names
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.config.names import nearest_name
@@ -87,6 +88,8 @@ class PoolEntry(Section):
     """Pools that name the same node are in one machine."""
     price_per_hour: Number | None = None
     """Of one chip, in any currency."""
+    hosts: tuple[Text, ...] = ()
+    """Names of the nodes, for the commands of `weft plan --launch`; `gpu[01-16]` names sixteen."""
 
 
 def view_of(pools: Sequence[PoolEntry], own: Sequence[OwnChip]) -> ClusterView:
@@ -98,9 +101,21 @@ def view_of(pools: Sequence[PoolEntry], own: Sequence[OwnChip]) -> ClusterView:
     for number, chip in enumerate(own):
         _refuse_own(chip, f"chips[{number}]", own[:number])
     view = ClusterView(tuple(_pool(pools, number, own) for number in range(len(pools))))
+    _refuse_shared_hosts(view)
     if view.world_size > MOST_CHIPS:
         raise ConfigError("pools", f"{view.world_size:,} chips", f"at most {MOST_CHIPS:,} chips")
     return view
+
+
+def _refuse_shared_hosts(view: ClusterView) -> None:
+    """A host has the chips of one pool, or of all pools in one node."""
+    homes: dict[str, str] = {}
+    for number, pool in enumerate(view.pools):
+        home = f"node {pool.node}" if pool.node else f"pools[{number}]"
+        for host in pool.hosts:
+            if homes.setdefault(host, home) != home:
+                expected = f"hosts of its own; {homes[host]} has this one"
+                raise ConfigError(f"pools[{number}].hosts", host, expected)
 
 
 def _refuse_own(own: OwnChip, key: str, before: Sequence[OwnChip]) -> None:
@@ -168,7 +183,16 @@ def _pool(pools: Sequence[PoolEntry], number: int, own: Sequence[OwnChip]) -> Ch
         network_latency_s=entry.latency_us / 1e6,
         node=entry.node or "",
         price_per_hour=entry.price_per_hour,
+        hosts=_hosts(entry, f"{key}.hosts"),
     )
+
+
+def _hosts(entry: PoolEntry, key: str) -> tuple[str, ...]:
+    names = host_names(entry.hosts, key)
+    if names and len(names) != entry.nodes:
+        expected = f"a name for each of the {entry.nodes} nodes"
+        raise ConfigError(key, f"{len(names)} names", expected)
+    return names
 
 
 def _by_device(entry: PoolEntry, parts: int) -> PoolEntry:

@@ -32,6 +32,8 @@ class ChipPool:
     """Part of a processor's core that each chip is, in a lab."""
     price_per_hour: float | None = None
     """Of one chip, in any currency."""
+    hosts: tuple[str, ...] = ()
+    """Names of the nodes, in their order; empty where nobody said them."""
 
     def __post_init__(self) -> None:
         counts = {"num_nodes": self.num_nodes, "chips_per_node": self.chips_per_node}

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from weft.cluster.host_names import refuse_no_host
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.plan.plan import Plan
@@ -30,6 +31,12 @@ class NodesUsed:
     chips_per_node: int
     node: str = ""
     """Of others in the same machine: what both are called."""
+    hosts: tuple[str, ...] = ()
+    """Names of these nodes; empty where nobody said them."""
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.chips_per_node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +47,22 @@ class PlanFile:
     chips: tuple[NodesUsed, ...] = ()
     """Empty: it does not say, and ranks count through all chips that there are."""
 
+    def nodes_of(self, rank: int) -> NodesUsed | None:
+        """Where a rank is to run; None where the file does not say it."""
+        first = 0
+        for used in self.chips:
+            if rank < first + used.ranks:
+                return used
+            first += used.ranks
+        return None
+
     def to_data(self) -> dict[str, Any]:
         """As JSON has it: a plan with more beside it, which ``read`` takes back."""
         plan: dict[str, Any] = json.loads(self.plan.to_json())
         if not self.chips:
             return plan
-        return {"format": FORMAT, **plan, "chips": [asdict(each) for each in self.chips]}
+        chips = [asdict(each) | {"hosts": list(each.hosts)} for each in self.chips]
+        return {"format": FORMAT, **plan, "chips": chips}
 
     @staticmethod
     def read(text: str) -> PlanFile:
@@ -53,7 +70,7 @@ class PlanFile:
 
         Raises:
             ValidationError: it is none of them.
-            ValueError: it is of a later format.
+            ValueError: it is of a later format, or has a host that is none.
             KeyError, TypeError: it has keys that plans do not have.
         """
         try:
@@ -70,21 +87,31 @@ class PlanFile:
             raise ValueError(f"format: {beside['format']!r} is not {FORMAT}")
         TypeAdapter(Plan).validate_json(text, strict=True)
         chips = TypeAdapter(tuple[NodesUsed, ...]).validate_python(beside.get("chips", ()))
+        for number, used in enumerate(chips):
+            for host in used.hosts:
+                refuse_no_host(host, f"chips[{number}].hosts")
         return PlanFile(plan=Plan.from_json(text), chips=chips)
 
 
 def nodes_used(used: ClusterView, cluster: ClusterView) -> tuple[NodesUsed, ...]:
     """``used``, of which each pool is a part of a pool of ``cluster``, in words that last."""
-    return tuple(
-        NodesUsed(
+    return tuple(_nodes_used(used, cluster))
+
+
+def _nodes_used(used: ClusterView, cluster: ClusterView) -> Iterator[NodesUsed]:
+    taken: Counter[int] = Counter()
+    for part in used.pools:
+        number = next(n for n, pool in enumerate(cluster.pools) if _is_part(part, pool))
+        first = taken[number]
+        taken[number] += 0 if part.node else part.num_nodes
+        yield NodesUsed(
             chip=part.chip.name,
-            pool=next(n for n, pool in enumerate(cluster.pools) if _is_part(part, pool)),
+            pool=number,
             nodes=part.num_nodes,
             chips_per_node=part.chips_per_node,
             node=part.node,
+            hosts=part.hosts[first : first + part.num_nodes],
         )
-        for part in used.pools
-    )
 
 
 def _is_part(part: ChipPool, pool: ChipPool) -> bool:
@@ -104,7 +131,7 @@ def view_used(chips: Sequence[NodesUsed], cluster: ClusterView) -> ClusterView:
 def _parts(chips: Sequence[NodesUsed], cluster: ClusterView) -> Iterator[ChipPool]:
     taken: Counter[int] = Counter()
     for number, used in enumerate(chips):
-        wanted = used.nodes * used.chips_per_node
+        wanted = used.ranks
         order = sorted(range(len(cluster.pools)), key=lambda pool: pool != used.pool)
         found = next((n for n in order if _has(cluster.pools[n], used, taken[n] + wanted)), None)
         if found is None:

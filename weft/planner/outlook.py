@@ -22,6 +22,7 @@ from weft.planner.forecast import Forecast, forecast
 from weft.planner.limits import Limits
 from weft.planner.naming import name_of
 from weft.planner.problem import Problem
+from weft.planner.runnable import why_not_run
 from weft.planner.search import Found, NoPlan
 
 
@@ -44,6 +45,11 @@ class Outlook:
     def cluster(self) -> ClusterView:
         """The chips that the plan uses."""
         return self.forecast.problem.cluster
+
+    @cached_property
+    def not_run(self) -> tuple[str, ...]:
+        """Why this version cannot run it; empty where it can."""
+        return why_not_run(self.forecast.plan, self.cluster)
 
     @cached_property
     def limits(self) -> Limits:
@@ -87,6 +93,7 @@ class Outlook:
         found = self.found
         result = {
             "plan": json.loads(self.forecast.plan.to_json()),
+            "not_run": list(self.not_run),
             "predicted": self.predicted(),
             "limits": {**self.limits.as_json(), "advice": list(self.advice)},
             "alternatives": [alternative.as_json() for alternative in self.alternatives],

@@ -74,6 +74,8 @@ class Options:
     shapes: Mapping[str, tuple[Shape, ...]] = field(default_factory=dict)
     """By chip: how its pools may be laid out; a chip that is not named is free."""
     memory_part: float = MEMORY_PART
+    only_runnable: bool = False
+    """Leave out what this version cannot run (``weft.planner.runnable``)."""
     leave_idle: bool = True
     """Pools and nodes may stay unused where that is faster."""
     effort: int = 130_000

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import get_args
 
 from weft.axes.axis import Axis
@@ -20,7 +19,7 @@ from weft.plan.layout import SAMPLES
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ZeroLevel
-from weft.platform.registry import PLATFORMS
+from weft.planner.runnable import unrun_border
 from weft.schedules.registry import SCHEDULES, expected_positions
 
 
@@ -127,12 +126,9 @@ def _check_ranks(plan: Plan) -> None:
 
 def _refuse_unrun_borders(plan: Plan) -> None:
     for pipeline in plan.pipelines:
-        for before, after in pairwise(pipeline.stages):
-            device = before.device
-            why = PLATFORMS[device].no_border if device in PLATFORMS else ""
-            if why and after.device == device and before.mesh != after.mesh:
-                expected = "another device on one side of every border between stages"
-                raise ConfigError("stages.device", device, expected, why)
+        if (found := unrun_border(pipeline)) is not None:
+            expected = "another device on one side of every border between stages"
+            raise ConfigError("stages.device", found[0], expected, found[1])
 
 
 def _check_alike(plan: Plan) -> None:

@@ -56,7 +56,11 @@ def forecast_page(outlook: Outlook, title: str) -> str:
         subtitle=outlook.name,
         tiles=list(_tiles(cast)),
         plan=picture(cast.plan, chips),
-        reasons=[*outlook.limits.sentences(), *(f"try {words}" for words in outlook.advice)],
+        reasons=[
+            *(f"this version cannot run it: {why}" for why in outlook.not_run),
+            *outlook.limits.sentences(),
+            *(f"try {words}" for words in outlook.advice),
+        ],
         searched=[] if found is None else list(pruned_in_words(found)),
         parts=fill_legend((look, part) for part, look in PARTS.items()),
         steps=row_chart(_step_rows(alike), TIME, cast.step_s),

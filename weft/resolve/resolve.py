@@ -162,7 +162,7 @@ def read_plan_file(loaded: Loaded) -> PlanFile | None:
     except UnicodeDecodeError:
         problem = "It is not text."
     except (KeyError, TypeError, ValueError) as error:  # keys that plans do not have, a format
-        problem = f"{error}."
+        problem = f"{str(error).removesuffix('.')}."
     raise loaded.place(ConfigError("plan.file", file, expected, problem))
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from weft.cli.output import err, finish, print_json
-from weft.cli.plan.forecasts import answer, answer_here, load_for_cluster
+from weft.cli.output import err, finish, out, print_json
+from weft.cli.plan.forecasts import Answer, answer, answer_here, load_for_cluster
+from weft.cli.plan.saved import Started, saved
 from weft.cli.resolved import resolved_here
 from weft.cli.target import Json, Overrides, Target, file_to_write, load
 from weft.config.axes import NAMES, SAMPLE_AXES
@@ -53,23 +55,44 @@ WhyOption = Annotated[
         'plan.json, "pp=2 dp=4 tp=2 micro=8", or values of plan and batch.',
     ),
 ]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Write the plan with its chips and hosts, for plan.file; with --launch also a file "
+        "for sbatch beside it.",
+    ),
+]
+LaunchOption = Annotated[
+    bool,
+    typer.Option(
+        "--launch",
+        help="With --out: print the command that starts it on each node, and a file for Slurm. "
+        "Only plans that this version can run are looked at.",
+    ),
+]
 HtmlOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write a page with the plan, timelines and memory."),
 ]
 
 
-def plan(
-    target: Target = "demo",
-    overrides: Overrides = None,
-    *,
-    cluster: ClusterOption = None,
-    need: NeedOption = None,
-    explain: ExplainOption = False,
-    why: WhyOption = None,
-    html: HtmlOption = None,
-    json: Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanOptions:
+    """What ``weft plan`` may be asked besides a configuration."""
+
+    cluster: ClusterOption = None
+    need: NeedOption = None
+    explain: ExplainOption = False
+    why: WhyOption = None
+    out_file: OutOption = None
+    launch: LaunchOption = False
+    html: HtmlOption = None
+    json: Json = False
+
+
+def plan(target: Target = "demo", overrides: Overrides = None, *, options: PlanOptions) -> None:
     """Print the plan of a training run: which rank does what, and what to expect of it.
 
     Reads the configuration; starts nothing, reads no data. Without --cluster the plan is for this
@@ -82,36 +105,62 @@ def plan(
     Exit code 2: no plan fits into the memory there is; the output says what is short, and the
     smallest change with which one would.
     """
-    if html is not None:
-        file_to_write("--html", html)
-    if cluster is None:
-        for option, value in (("--need", need), ("--why", why)):
+    _refuse_early(options)
+    found = _answer(target, overrides or [], options)
+    if options.html is not None:
+        if found.outlook is None:
+            page = str(options.html)
+            raise ConfigError("--html", page, "a plan whose chips are known", found.problem)
+        page = forecast_page(found.outlook, found.title)
+        options.html.write_text(page, encoding="utf-8")
+        err.print(f"wrote {options.html}")
+    started = None
+    if options.out_file is not None:
+        by = Started(target, overrides or [], options.cluster)
+        started = saved(found, options.out_file, by, launch=options.launch)
+    if options.json:
+        print_json(found.as_json() | ({} if started is None else {"launch": started.as_json()}))
+    else:
+        found.show(explain=options.explain)
+        if started is not None:
+            out.print(*started.sentences(), sep="\n")
+    finish(found.exit_code)
+
+
+def _refuse_early(options: PlanOptions) -> None:
+    """What takes no plan to see."""
+    for option, file in (("--html", options.html), ("--out", options.out_file)):
+        if file is not None:
+            file_to_write(option, file)
+    if options.launch and options.out_file is None:
+        raise ConfigError("--launch", True, "--out beside it", "The commands name the plan's file.")
+
+
+def _answer(target: str, overrides: Sequence[str], options: PlanOptions) -> Answer:
+    """The plan for this machine, or for the chips of a file."""
+    if options.cluster is None:
+        for option, value in (("--need", options.need), ("--why", options.why)):
             if value is not None:
                 raise ConfigError(option, value, "--cluster beside it", "It says what there is.")
         loaded = load(target, overrides)
         resolved = resolved_here(loaded).resolved
         refuse_without_effect(loaded)
-        found = answer_here(resolved)
-    else:
-        words = overrides or []
-        loaded = load_for_cluster(target, words)
-        compared = None if why is None else load_compared(target, words, why)
-        try:
-            found = answer(loaded, cluster, need, explain=explain, why=compared)
-        except NoPlan as error:
-            if json:
-                print_json({"fits": False, "problem": str(error)})
-            raise
-    if html is not None:
-        if found.outlook is None:
-            raise ConfigError("--html", str(html), "a plan whose chips are known", found.problem)
-        html.write_text(forecast_page(found.outlook, found.title), encoding="utf-8")
-        err.print(f"wrote {html}")
-    if json:
-        print_json(found.as_json())
-    else:
-        found.show(explain=explain)
-    finish(found.exit_code)
+        return answer_here(resolved)
+    loaded = load_for_cluster(target, overrides)
+    compared = None if options.why is None else load_compared(target, overrides, options.why)
+    try:
+        return answer(
+            loaded,
+            options.cluster,
+            options.need,
+            explain=options.explain,
+            why=compared,
+            only_runnable=options.launch,
+        )
+    except NoPlan as error:
+        if options.json:
+            print_json({"fits": False, "problem": str(error)})
+        raise
 
 
 def load_compared(target: str, overrides: Sequence[str], why: str) -> Loaded:

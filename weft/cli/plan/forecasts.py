@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -23,11 +23,13 @@ from weft.cli.plan.text import (
     why_in_words,
 )
 from weft.cli.target import load
+from weft.cluster.cluster import HOST
 from weft.cluster.cluster_file import read_view
+from weft.cluster.host_names import is_host
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded, recipe_names
 from weft.models.registry import shape_of
-from weft.plan.plan_file import PlanFile, nodes_used
+from weft.plan.plan_file import NodesUsed, PlanFile, nodes_used
 from weft.planner.enough import enough
 from weft.planner.explain import Comparison, compare
 from weft.planner.forecast import forecast, memory_by_position
@@ -41,10 +43,17 @@ from weft.resolve.cluster_plan import PlanRequest, plan_request, says_a_plan
 from weft.resolve.memory_here import needs_here, way_out
 from weft.resolve.prediction import UNMEASURED, chips_here
 from weft.resolve.rank_chips import RankChips, chips_of_file
-from weft.resolve.resolve import Resolved
+from weft.resolve.resolve import Resolved, vocab_size_asked
+from weft.simulate.known import core_name
 
 SECONDS_BETWEEN_LINES = 2.0
-UNKNOWN: dict[str, Any] = {"predicted": None, "limits": None, "alternatives": [], "search": None}
+UNKNOWN: dict[str, Any] = {
+    "not_run": [],
+    "predicted": None,
+    "limits": None,
+    "alternatives": [],
+    "search": None,
+}
 """Of a plan whose chips are not known."""
 
 
@@ -65,6 +74,10 @@ class Answer:
     compared: Comparison | None = None
     """A plan that was asked about."""
     more: dict[str, Any] = field(default_factory=dict)
+    file: PlanFile
+    """The plan with its chips, as ``--out`` writes it."""
+    vocabulary: tuple[str, ...] = ()
+    """What a command that runs it has to say of the tokens."""
     exit_code: int = 0
     """2: what is shown does not fit, and `weft train` would refuse it with the same code."""
 
@@ -72,7 +85,8 @@ class Answer:
         """What ``--json`` prints."""
         outlook = UNKNOWN if self.outlook is None else self.outlook.as_json()
         why = {} if self.compared is None else {"why": self.compared.as_json()}
-        return self.facts | outlook | self.more | why
+        plan = {"plan": self.facts.get("plan", self.file.to_data())}
+        return self.facts | outlook | plan | self.more | why
 
     def show(self, *, explain: bool) -> None:
         """For people."""
@@ -109,7 +123,7 @@ def answer_here(resolved: Resolved) -> Answer:
     if short:
         lines.append(f"does not fit: {short}")
     facts = {
-        "plan": json.loads(plan.to_json()),
+        "plan": PlanFile(plan=plan).to_data(),
         "model": {"parameters": resolved.num_parameters, "size": config.model.size},
         "fits": not too_large,
         "problem": short,
@@ -122,7 +136,27 @@ def answer_here(resolved: Resolved) -> Answer:
         outlook=outlook,
         problem=problem,
         memory=tuple(lines),
+        file=PlanFile(plan=plan, chips=_chips_of_this_machine(resolved)),
         exit_code=2 if short and config.compute.check_memory else 0,
+    )
+
+
+def _chips_of_this_machine(resolved: Resolved) -> tuple[NodesUsed, ...]:
+    """What the ranks of a plan are on, where all are here."""
+    (node,) = resolved.cluster.nodes
+    name = {chip.device: chip.name for chip in node.chips} | {HOST: core_name(node)}
+    hosts = (node.host,) if is_host(node.host) else ()
+    runs = [(device, len(list(same))) for device, same in groupby(resolved.plan.devices)]
+    return tuple(
+        NodesUsed(
+            chip=name.get(device, device),
+            pool=number,
+            nodes=1,
+            chips_per_node=count,
+            node="machine" if len(runs) > 1 else "",
+            hosts=hosts,
+        )
+        for number, (device, count) in enumerate(runs)
     )
 
 
@@ -139,12 +173,19 @@ def load_for_cluster(target: str, overrides: Sequence[str]) -> Loaded:
 
 
 def answer(
-    loaded: Loaded, file: Path, need: str | None, *, explain: bool, why: Loaded | None = None
+    loaded: Loaded,
+    file: Path,
+    need: str | None,
+    *,
+    explain: bool,
+    why: Loaded | None = None,
+    only_runnable: bool = False,
 ) -> Answer:
     """Plan, or forecast the plan that was given.
 
     Args:
         why: With a plan in it to put beside the one that is found.
+        only_runnable: Leave out what this version cannot run.
 
     Raises:
         ConfigError: nothing fits, or something is not known.
@@ -152,7 +193,8 @@ def answer(
     view = read_view(file)
     chips = chips_of_file(file, detect_node(), view.world_size)
     asked = plan_request(loaded, chips.view, chips.knowledge)
-    problem, mix, compared = asked.problem, None, None
+    options = replace(asked.problem.options, only_runnable=only_runnable)
+    problem, mix, compared = replace(asked.problem, options=options), None, None
     if asked.plan is not None:
         if need is not None:
             raise ConfigError("--need", need, "no plan beside it", "The planner makes one.")
@@ -177,8 +219,9 @@ def answer(
         "problem": "",
         "notes": list(asked.notes),
     }
-    used = nodes_used(outlook.cluster, chips.view)
-    more: dict[str, Any] = {"plan": PlanFile(plan=outlook.forecast.plan, chips=used).to_data()}
+    plan, used = outlook.forecast.plan, nodes_used(outlook.cluster, chips.view)
+    tokens = problem.workload.spec.vocab_size
+    said = tokens == vocab_size_asked(loaded.config)
     title = f"[bold]{model.label}[/]: {count(num_parameters)} parameters"
     return Answer(
         title=f"{model.label} on {cluster_in_words(outlook.cluster)}",
@@ -186,7 +229,9 @@ def answer(
         show_plan=partial(_show_plan_there, title, asked, chips, outlook, mix),
         outlook=outlook,
         compared=compared,
-        more=more if mix is None else more | {"mix": mix.as_json()},
+        more={} if mix is None else {"mix": mix.as_json()},
+        file=PlanFile(plan=plan, chips=used),
+        vocabulary=() if said else (f"data.vocab_size={tokens}",),
     )
 
 
@@ -207,6 +252,8 @@ def _show_plan_there(
     taken = f"{outlook.cluster.world_size:,} of {chips.view.world_size:,} chips"
     out.print(f"{taken}: {cluster_in_words(outlook.cluster)}")
     out.print(f"plan: {outlook.name}")
+    for why in outlook.not_run:
+        out.print(f"  this version cannot run it: {why}", style="yellow")
     heading, *lines = plan_table(outlook.forecast.plan)
     notes = (*asked.notes, f"rates from {', '.join(chips.basis)}")
     print_plan(heading, [*folded(lines), *(f"  {note}" for note in notes)])

@@ -12,10 +12,10 @@ from weft.cost.memory import Memory
 from weft.plan.plan import Plan
 from weft.simulate.step import StepTime
 
-ReasonKind = Literal["shape", "axis", "memory", "bound", "slower", "limit"]
-"""It cannot be laid out; an axis has no way to divide the model; it does not fit; its bound says
-that another is faster; another does the same no slower; the space is too large, and its bound is
-not among the most promising."""
+ReasonKind = Literal["shape", "axis", "unrun", "memory", "bound", "slower", "limit"]
+"""It cannot be laid out; an axis has no way to divide the model; this version cannot run it; it
+does not fit; its bound says that another is faster; another does the same no slower; the space is
+too large, and its bound is not among the most promising."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,7 @@ MOST_EXAMPLES = 5
 MEANING: dict[ReasonKind, str] = {
     "shape": "cannot be laid out: nodes not filled evenly, or unlike levels of ZeRO side by side",
     "axis": "divides the model along an axis that has no way to compute its modules in parts",
+    "unrun": "this version cannot run it on such chips, and only what it can was asked for",
     "memory": "does not fit the chips' memory, with any layers on its meshes",
     "bound": "takes at least as long as a plan that is known, whatever is still open",
     "slower": "another level of ZeRO takes no longer and needs no more memory",

@@ -15,9 +15,10 @@ from weft.plan.tiling import split_by_weight
 from weft.planner.naming import name_of
 from weft.planner.problem import Options, Problem
 from weft.planner.renumber import ordered
+from weft.planner.runnable import why_never_run
 from weft.planner.search.choice import Line, Timed, inner_of, plan_of, used_cluster
 from weft.planner.search.costs import Costs
-from weft.planner.search.found import Candidate, Found, Pruned
+from weft.planner.search.found import Candidate, Found, NoPlan, Pruned
 from weft.planner.search.group import Group, Ledger
 from weft.planner.search.no_plan import leanest, no_plan
 
@@ -54,7 +55,7 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
     found = run.distinct()
     if not found:
         if not fits(problem):
-            raise no_plan(any_fit, problem)
+            raise _not_run(run) or no_plan(any_fit, problem)
         # Something fits, and the effort ended before it was looked at.
         more = replace(options, effort=LONGER * options.effort)
         return search(replace(problem, options=more), progress=progress)
@@ -68,6 +69,16 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         pruned=run.ledger.pruned,
         seconds=perf_counter() - begin,
     )
+
+
+def _not_run(run: SearchRun) -> NoPlan | None:
+    """Nothing was found for that only what can be run was looked at, and that did not fit."""
+    out, options = run.ledger.pruned.reasons.get("unrun"), run.options
+    if out is None or not fits(replace(run.problem, options=replace(options, only_runnable=False))):
+        return None
+    names = [pool.chip.name for pool in run.cluster.pools]
+    expected = "chips on which this version can run a plan that fits"
+    return NoPlan("cluster", names, expected, f"Left out: {out.examples[0]}")
 
 
 def fits(problem: Problem) -> bool:
@@ -164,6 +175,10 @@ class SearchRun:
     def look_at(self, arrangement: Arrangement) -> None:
         """Find the best of an arrangement, as far as it can be better than what is known."""
         if len(arrangement) > self.samples or not self._allowed(arrangement):
+            return
+        if self.options.only_runnable and (why := why_never_run(self.cluster, arrangement)):
+            self.ledger.considered += 1
+            self.ledger.pruned.add("unrun", why)
             return
         groups = [self._group(len(arrangement), pools) for pools in arrangement]
         if len(groups) == 1:

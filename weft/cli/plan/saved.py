@@ -1,0 +1,64 @@
+"""``weft plan --out`` and ``--launch``: the plan in a file, and the commands that run that file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.cli.output import err
+from weft.cli.plan.forecasts import Answer
+from weft.cli.plan.launch import Launch, launch_of_lab, launch_of_nodes
+from weft.cli.target import named
+from weft.cluster.cluster_file import read_file
+from weft.config.errors import ConfigError
+from weft.resolve.resolve import DECIDED_BY_PLAN
+from weft.train.run_folder import write_text
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What ``weft plan`` was started with."""
+
+    target: str
+    overrides: Sequence[str]
+    cluster: Path | None
+
+
+def saved(found: Answer, file: Path, by: Started, *, launch: bool) -> Launch | None:
+    """Write the plan, and with ``launch`` a file for ``sbatch``; how it is started.
+
+    Raises:
+        ConfigError: it cannot be started.
+    """
+    made = _launch(found, file, by) if launch else None
+    write_text(file, json.dumps(found.file.to_data(), indent=2) + "\n")
+    err.print(f"wrote {file}")
+    if made is not None and made.sbatch:
+        beside = file.with_suffix(".sbatch")
+        write_text(beside, made.sbatch)
+        err.print(f"wrote {beside}")
+    return made
+
+
+def _launch(found: Answer, file: Path, by: Started) -> Launch:
+    if found.outlook is not None and found.outlook.not_run:
+        expected = "a plan that this version can run"
+        raise ConfigError("--launch", True, expected, " ".join(found.outlook.not_run))
+    recipe, pairs = named(by.target, by.overrides)
+    kept = [pair for pair in pairs if not _is_decided(pair)]
+    train = ["weft", "train", recipe, *kept, *found.vocabulary, f"plan.file={file}"]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).lstrip("-") or "plan"
+    train += ["--out", f"runs/{name}"]
+    lab = None if by.cluster is None else read_file(by.cluster)
+    if lab is not None and lab.hosts:
+        return launch_of_lab(str(by.cluster), train, found.file, lab.world_size)
+    return launch_of_nodes(name, train, found.file)
+
+
+def _is_decided(pair: str) -> bool:
+    """The plan's file says it."""
+    key = pair.partition("=")[0]
+    return key == "plan" or key.startswith("plan.") or key in DECIDED_BY_PLAN
