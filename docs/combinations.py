@@ -67,7 +67,7 @@ FEATURES = (
     Feature("both, axes in another order", "{dp: 2, tp: 2, order: [tp, dp]}, {dp: 4}"),
     Feature("unlike pipelines side by side", UNLIKE),
     Feature("tied embedding", "{}, {}", ("model.family=gpt2", "model.num_layers=3")),
-    Feature("recompute on some stages", "{recompute: full}, {}"),
+    Feature("recompute (activation checkpointing) on some stages", "{recompute: full}, {}"),
     Feature("`torch.compile` on some stages", "{compile: true}, {}"),
     Feature("fp32 beside bf16", "{precision: fp32}, {precision: bf16}"),
     Feature("fp64 on all stages", "{}, {}", ("compute.precision=fp64",)),

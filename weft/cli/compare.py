@@ -53,7 +53,7 @@ def compare(
     Two run folders: losses against a band that rounding explains, evaluations, data order,
     settings, plans and machines. With --bisect, A and B may also be a recipe or file with
     values after it, in quotes ("demo plan.shares=[1]"); both train a few steps from the same
-    start, and the first step, microbatch, layer and module outside the band is named. Exit code
+    start, and the first step, micro-batch, layer and module outside the band is named. Exit code
     0: inside the band; 1: outside.
     """
     if bisect:
@@ -121,7 +121,7 @@ def verify(
     """Train a few steps under the plan, in one process and by a reference, and compare everything.
 
     The model is made small and the data random, with random loss weights; the plan's shares,
-    microbatches and settings are kept, and precision is fp64 unless compute.precision says
+    micro-batches and settings are kept, and precision is fp64 unless compute.precision says
     otherwise. The reference is the model written out a second time, with PyTorch's optimizer; one
     process is compared with it. Exit code 0 only if every loss, gradient, norm and parameter
     agrees within the stated tolerance.

@@ -32,8 +32,8 @@ def lab(
         str,
         typer.Argument(
             metavar="CLUSTER|clean",
-            help="A file that describes hosts, chips and links; or `clean`, to remove what labs "
-            "that were killed have left.",
+            help="A file that describes hosts, chips and links; or `clean`, to remove what is "
+            "left of labs that were killed.",
         ),
     ],
     command: Annotated[

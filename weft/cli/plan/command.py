@@ -37,8 +37,8 @@ NeedOption = Annotated[
     str | None,
     typer.Option(
         metavar="2.0PF",
-        help="With --cluster: take so much compute from it, in TF, PF or EF that the workload "
-        "reaches, as the cheapest mix of nodes.",
+        help="With --cluster: choose the cheapest of its nodes that reach so many FLOP/s with this "
+        "workload, in TF, PF or EF.",
     ),
 ]
 ExplainOption = Annotated[
@@ -51,7 +51,7 @@ WhyOption = Annotated[
     str | None,
     typer.Option(
         metavar="PLAN",
-        help="With --cluster: say what became of this plan, beside the one that is found: a "
+        help="With --cluster: why not this plan? Compare it with the one that is found. A "
         'plan.json, "pp=2 dp=4 tp=2 micro=8", or values of plan and batch.',
     ),
 ]
