@@ -1,6 +1,7 @@
 """What would be computed wrong along an axis is refused, by the layout alone: no torch, no rank."""
 
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
@@ -23,7 +24,7 @@ class Between(TensorParallel):
     """Divides the sequence between modules, and nothing inside them."""
 
     name = "sp"
-    kinds = ("Pool",)
+    kinds = MappingProxyType({"Pool": "OwnPool"})
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name == "seq" and form == "stream"
@@ -77,6 +78,21 @@ def test_what_is_added_up_of_activations_as_they_travel_needs_a_form() -> None:
     assert divided_form({"pool": pool, "attn": inside["attn"]}, "pool", SEQ, SP) == "stream"
 
 
+def test_a_form_goes_around_those_of_axes_further_inside() -> None:
+    class Outer(Between):
+        kinds = MappingProxyType({"Linear": "OwnLinear"})
+
+        def divides(self, dim: Dim, form: Form) -> bool:
+            return dim == HIDDEN
+
+    layout = {"down": Layout(kind="Linear", sums=HIDDEN)}
+    check_layout(layout, Outer())
+    with pytest.raises(ConfigError, match=r"layout.down = 'RowLinear': expected a kind with a spl"):
+        check_layout(layout, Outer(), [TP])
+    around = type("Around", (Outer,), {"kinds": {"RowLinear": "OwnRowLinear"}})
+    check_layout(layout, around(), [TP])
+
+
 def test_a_change_that_the_axis_does_not_make_is_refused() -> None:
     class Bare(Between):
         changes = ()
@@ -101,6 +117,7 @@ def test_axes_say_what_their_runtimes_have() -> None:
         changes = set(RUNTIMES[name].changes) if name in RUNTIMES else set()
         forms = RUNTIMES[name].split_forms if name in RUNTIMES else {}
         assert set(axis.changes) == changes, name
-        assert sorted(axis.kinds) == sorted(kind.__name__ for kind in forms), name
+        classes = {kind.__name__: str(form.__name__) for kind, form in forms.items()}
+        assert dict(axis.kinds) == classes, name
         assert not any(after is Partial for _, after in axis.changes)
         assert all({before, after} <= {Shard, Replicate, Partial} for before, after in axis.changes)

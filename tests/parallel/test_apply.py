@@ -207,7 +207,7 @@ class Sequence(Channels):
     """Another: each rank takes a part of the sequence, also where modules compute."""
 
     def __init__(self, *kinds: str) -> None:
-        self.kinds = kinds
+        self.kinds = dict.fromkeys(kinds, "Told")
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name == "seq" and form in ("stream", "inner")
@@ -218,7 +218,7 @@ class Told(nn.Module):
 
     def __init__(self, inside: nn.Module, share: Any) -> None:
         super().__init__()
-        self.inside, self.held = inside, share.held
+        self.inside, self.held, self.parts = inside, share.held, share.parts
 
 
 def along_sequence(layout: dict[str, Layout], forms: dict[Any, Any]) -> nn.ModuleDict:
@@ -257,7 +257,7 @@ class Between(Axis):
     name = "cp"
 
     def __init__(self, *kinds: str, changes: Collection[tuple[Any, Any]] = ()) -> None:
-        self.kinds, self.changes = kinds, changes
+        self.kinds, self.changes = dict.fromkeys(kinds, "Around"), changes
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name == "seq" and form == "stream"
@@ -392,6 +392,7 @@ def test_a_form_is_told_all_ranges_of_its_rank() -> None:
     runtimes = {"cp": Runtime({}, {Convolution: Told})}
     apply(made, layout, CP, axes={"cp": Zigzag("Convolution")}, runtimes=runtimes)
     assert made["down"].held == (range(2), range(6, 8))
-    total = Sum(AxisGroup(Comm(), (0, 1)), made["down"].held, None)
+    assert made["down"].parts == ((range(2), range(6, 8)), (range(2, 4), range(4, 6)))
+    total = Sum(AxisGroup(Comm(), (0, 1)), made["down"].held, made["down"].parts, None)
     with pytest.raises(AssertionError, match=r"several ranges: \(range\(0, 2\), range\(6, 8\)\)"):
         VocabCrossEntropy(LinearCrossEntropy(), total)

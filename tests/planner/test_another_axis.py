@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
+from types import MappingProxyType
 
 import pytest
 
@@ -26,7 +27,13 @@ class Context(Axis):
     """Divides the sequence everywhere, and no parameter."""
 
     name = "cp"
-    kinds = ("Attention", "LinearCrossEntropy")
+    kinds = MappingProxyType(
+        {
+            "Attention": "OwnQueries",
+            "LinearCrossEntropy": "OwnTokens",
+            "VocabCrossEntropy": "OwnVocab",
+        }
+    )
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name == "seq" and form != "param"
@@ -101,7 +108,7 @@ def test_without_its_entry_nobody_tries_it() -> None:
 class WithoutAttention(Context):
     """No runtime of it knows attention."""
 
-    kinds = ("LinearCrossEntropy",)
+    kinds = MappingProxyType({"LinearCrossEntropy": "OwnTokens"})
 
 
 def test_an_axis_that_cannot_divide_the_model_is_left_out_and_counted(

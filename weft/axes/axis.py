@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from weft.plan.layout import Dim, Form, Placement
 from weft.plan.tiling import part_of
@@ -19,9 +20,9 @@ class Axis(ABC):
     """As in ``weft.config.axes``."""
     changes: Collection[tuple[type[Placement], type[Placement]]] = ()
     """The changes of placement along it that its runtime makes, from and to."""
-    kinds: Collection[str] = ()
+    kinds: Mapping[str, str] = MappingProxyType({})
     """Names of the classes of modules that its runtime lets compute with a part of a dimension
-    that they sum or mix."""
+    that they sum or mix, and of the classes of what then stands in their place."""
 
     @abstractmethod
     def divides(self, dim: Dim, form: Form) -> bool:

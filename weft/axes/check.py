@@ -7,7 +7,7 @@ part of their gradient (``Replicate`` forward, ``Partial`` backward), and ranks 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from weft.axes.axis import Axis
 from weft.axes.held import placement
@@ -55,15 +55,17 @@ def change_along(
     return None if before == after else (before, after)
 
 
-def check_layout(layout: Mapping[str, Layout], axis: Axis) -> None:
+def check_layout(layout: Mapping[str, Layout], axis: Axis, inside: Sequence[Axis] = ()) -> None:
     """An axis has a way to compute every module, and computes the same numbers.
+
+    ``inside``: axes further inside, outermost first, that divide the same modules before it.
 
     Raises:
         ConfigError: the first module for which that is not so.
     """
     for where, entry in layout.items():
         _check_changes(layout, where, entry, axis)
-        _check_kind(layout, where, entry, axis)
+        _check_kind(layout, where, axis, inside)
         _check_counted_once(layout, where, entry, axis)
     _check_stated(layout, axis)
 
@@ -83,15 +85,29 @@ def _check_changes(layout: Mapping[str, Layout], where: str, entry: Layout, axis
             raise ConfigError(f"layout.{where}.{name}", words, expected)
 
 
-def _check_kind(layout: Mapping[str, Layout], where: str, entry: Layout, axis: Axis) -> None:
-    for dim, does in ((entry.mixes, "mixes"), (entry.sums, "adds up over")):
-        if dim is None or divided_form(layout, where, dim, axis) is None:
-            continue
-        if entry.kind not in axis.kinds:
+def _check_kind(
+    layout: Mapping[str, Layout], where: str, axis: Axis, inside: Sequence[Axis]
+) -> None:
+    """Every axis finds the module as those further inside left it."""
+    kind = layout[where].kind
+    for other in reversed(inside):
+        for _ in _divided(layout, where, other):
+            kind = other.kinds.get(kind, kind)
+    for dim, does in _divided(layout, where, axis):
+        if kind not in axis.kinds:
             known = ", ".join(axis.kinds) or f"none has one along {axis.name}"
             hint = f"It {does} {dim.name}, of which each rank holds a part."
             expected = f"a kind with a split form: {known}"
-            raise ConfigError(f"layout.{where}", entry.kind, expected, hint)
+            raise ConfigError(f"layout.{where}", kind, expected, hint)
+        kind = axis.kinds[kind]
+
+
+def _divided(layout: Mapping[str, Layout], where: str, axis: Axis) -> Iterator[tuple[Dim, str]]:
+    """What a module does with dimensions of which a rank holds a part."""
+    entry = layout[where]
+    for dim, does in ((entry.mixes, "mixes"), (entry.sums, "adds up over")):
+        if dim is not None and divided_form(layout, where, dim, axis) is not None:
+            yield dim, does
 
 
 def _check_counted_once(
@@ -128,8 +144,7 @@ def _divides_again(layout: Mapping[str, Layout], where: str, axis: Axis) -> bool
     entry = layout[where]
     if any(axis.divides(dim, "param") for dims in entry.params.values() for dim in dims):
         return True
-    added = (dim for dim in (entry.sums, entry.mixes) if dim is not None)
-    if any(divided_form(layout, where, dim, axis) for dim in added):
+    if any(_divided(layout, where, axis)):
         return True
     change = None if entry.gives is None else change_along(axis, entry.gives)
     return change is not None and isinstance(change[1], Shard)

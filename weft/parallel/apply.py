@@ -78,9 +78,9 @@ def apply_layout(
     Raises:
         ConfigError: an axis has no way to make a change, or a module to compute with a part.
     """
-    for name, axis in axes.items():
-        if rank_plan.stage_plan.mesh.size(name) > 1:
-            check_layout(layout, axis)
+    used = [axis for name, axis in axes.items() if rank_plan.stage_plan.mesh.size(name) > 1]
+    for number, axis in enumerate(used):
+        check_layout(layout, axis, used[number + 1 :])
     modules = dict(model.named_modules())
     mesh = rank_plan.stage_plan.mesh
     found = [
@@ -148,7 +148,8 @@ class _Along:
         if entry.gives is not None:
             (complete,) = self._change(entry.gives, where, term=True, gathers=False)
         (held,) = self._held((dim,), form)
-        return make(module, Sum(self.group, held, complete))
+        parts = self._parts(dim, form)
+        return make(module, Sum(self.group, held, parts, complete))
 
     def _change(
         self, edge: Edge, where: str, *, term: bool = False, gathers: bool
@@ -167,10 +168,13 @@ class _Along:
     def _lying(self, dims: tuple[Dim, ...], form: Form, found: Placement) -> Lying:
         if not isinstance(found, Shard):
             return Lying(found)
-        dim, mesh = self._sized(dims[found.dim]), self.rank_plan.stage_plan.mesh
+        return Lying(found, self._parts(dims[found.dim], form))
+
+    def _parts(self, dim: Dim, form: Form) -> tuple[Ranges, ...]:
+        """What each rank along the axis holds of a dimension."""
+        mesh = self.rank_plan.stage_plan.mesh
         place = mesh.coordinate(self.rank_plan.rank)
-        parts = parts_along(dim, form, mesh, place, self.axis.name, self.axes)
-        return Lying(found, parts)
+        return parts_along(self._sized(dim), form, mesh, place, self.axis.name, self.axes)
 
     def _held(self, dims: tuple[Dim, ...], form: Form) -> tuple[Ranges, ...]:
         """What this rank holds; axes further inside divide what is left of that."""

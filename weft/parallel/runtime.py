@@ -64,6 +64,8 @@ class Sum:
     group: AxisGroup
     held: Ranges
     """The elements of the dimension that this rank holds, in the order in which it stores them."""
+    parts: tuple[Ranges, ...]
+    """What each rank of the group holds, as places in what all of them hold together."""
     complete: Change | None
     """From this rank's term to what the module gives; None where the layout says nothing of it."""
 

@@ -63,18 +63,21 @@ def refuse_unrun_axes(plan: Plan, spec: ModelSpec) -> None:
         ConfigError: one has not.
     """
     for p, s, stage in plan.stages():
-        for name, axis in AXES.items():
-            why = why_not(spec, axis) if stage.mesh.size(name) > 1 else ""
+        used = tuple(axis for name, axis in AXES.items() if stage.mesh.size(name) > 1)
+        for number, axis in reversed(list(enumerate(used))):
+            why = why_not(spec, used[number:])
             if why:
-                key = f"pipelines[{p}].stages[{s}].mesh.{name}"
-                raise ConfigError(key, stage.mesh.size(name), "1", f"{name} cannot divide {why}")
+                ways = stage.mesh.size(axis.name)
+                key = f"pipelines[{p}].stages[{s}].mesh.{axis.name}"
+                raise ConfigError(key, ways, "1", f"{axis.name} cannot divide {why}")
 
 
 @lru_cache(maxsize=256)
-def why_not(spec: ModelSpec, axis: Axis) -> str:
-    """Why an axis has no way to divide a model, after its name; empty where it has one."""
+def why_not(spec: ModelSpec, axes: tuple[Axis, ...]) -> str:
+    """Why the first axis has no way to divide a model that the others, further inside, divide;
+    empty where it has one."""
     try:
-        check_layout(layout_of(spec), axis)
+        check_layout(layout_of(spec), axes[0], axes[1:])
     except ConfigError as error:
         return f"the family {spec.family}: {error}"
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import MappingProxyType
 
 from weft.axes.axis import Axis, divisible
 from weft.config.errors import ConfigError
@@ -15,7 +16,13 @@ class TensorParallel(Axis):
 
     name = "tp"
     changes = ((Shard, Replicate), (Partial, Shard), (Replicate, Shard))
-    kinds = ("Linear", "Embedding", "LinearCrossEntropy")
+    kinds = MappingProxyType(
+        {
+            "Linear": "RowLinear",
+            "Embedding": "VocabEmbedding",
+            "LinearCrossEntropy": "VocabCrossEntropy",
+        }
+    )
 
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.width if form in ("param", "inner") else form == "stream" and dim.name == "seq"

@@ -89,7 +89,7 @@ class Space:
         """Combinations of sections of which no frame was made, by why; see ``UNMADE``."""
         spec = costs.workload.spec
         self._dims = dims_of_model(spec)
-        self._unrun = {name for name in INSIDE if why_not(spec, AXES[name])}
+        self._runs = cache(self._has_a_way)
         # Asked often with the same.
         self.speeds: Callable[[int, int], list[tuple[float, Section]]] = cache(self._speeds)
         self.rates: Callable[[int, int, int], list[Rate]] = cache(self._rates)
@@ -334,9 +334,11 @@ class Space:
         """Every combination of sizes that can be run."""
         return filter(self._runs, self._allowed_inner(pool))
 
-    def _runs(self, inner: Axes) -> bool:
-        """Every axis has a way to divide the model."""
-        return not any(size > 1 and name in self._unrun for name, size in inner)
+    def _has_a_way(self, inner: Axes) -> bool:
+        """Every axis has one to divide the model, beside those further inside."""
+        spec = self.costs.workload.spec
+        used = tuple(AXES[name] for name, size in inner if size > 1)
+        return not any(why_not(spec, used[number:]) for number in range(len(used)))
 
     def _allowed_inner(self, pool: int) -> Iterator[Axes]:
         """Every combination of sizes that fills whole parts of a node and leaves all ranks work."""
