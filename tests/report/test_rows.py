@@ -34,15 +34,18 @@ def test_a_timeline_has_a_box_for_every_action_and_an_axis_of_time() -> None:
     assert [row.one("span").text for row in rows] == ["a <b>", "b"]
     assert len(boxes) == 4 * 3 * 3
     assert max(percent(x, "x") + percent(x, "width") for x in boxes) == pytest.approx(100, abs=0.1)
+    assert {x.attributes["class"] for x in boxes} == {"bar fill-0", "bar fill-6", "bar fill-4"}
     assert boxes[0].one("title").text.endswith("0 to 1 s")
     assert axis.one("span").text == "time of one step"
     assert [x.text for x in axis.all("text")][:2] == ["0", "5 s"]
 
 
 def test_memory_is_drawn_against_its_limit() -> None:
-    held = Row("rank 0", [Bar(0, 40, "fill-0", "weights", ""), Bar(40, 41, "fill-1", "x", "")], 80)
+    bars_held = [Bar(0, 40, "fill-0", "weights", ""), Bar(40, 40.5, "fill-1", "x", "")]
+    held = Row("rank 0", bars_held, 80)
     row, axis = drawn([held], Axis("memory", "GiB"), 160.0)
-    assert [percent(box, "width") for box in bars(row)] == [25, 0.625]
+    assert [percent(box, "width") for box in bars(row)] == [25, 0.3125]
+    assert [x.attributes["class"] for x in bars(row)] == ["bar fill-0", "bar thin fill-1"]
     assert [x.text for x in row.all("text")] == ["weights"], "where it fits"
     (limit,) = (x for x in row.all("line") if x.attributes["class"] == "limit")
     assert limit.attributes["x1"] == "50%"

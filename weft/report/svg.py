@@ -25,6 +25,8 @@ _LARGEST = 1e300
 """Of an axis: a curve that goes beyond leaves it."""
 _HIT_STRIPS = 60
 """Places of a line chart that say their numbers when pointed at."""
+_THIN = 0.006
+"""A bar that is a smaller part of its row has no rim, which would hide it."""
 _NARROWEST, _CHARACTER = 4.2, 6.8
 """A percent of a row, and a character in it, in pixels: text is left out where it may not fit."""
 
@@ -356,7 +358,8 @@ def _row(row: Row, grid: Sequence[Markup], whole: float) -> Markup:
     for bar in row.bars:
         start, part = bar.start / whole, (bar.end - bar.start) / whole
         where = {"x": _percent(start), "width": _percent(part), "y": 2, "height": 20}
-        shapes.append(tag("rect", tag("title", bar.tip), class_=f"bar {bar.fill}", **where))
+        look = f"bar {bar.fill}" if part >= _THIN else f"bar thin {bar.fill}"
+        shapes.append(tag("rect", tag("title", bar.tip), class_=look, **where))
         if bar.text and _NARROWEST * 100 * part >= _CHARACTER * len(bar.text) + 4:
             middle = _percent(start + part / 2)
             shapes.append(tag("text", bar.text, class_="in-bar", x=middle, y=16))
