@@ -365,9 +365,9 @@ class OptimConfig(Section):
     """Parameters by name with numbers of their own, or frozen; the first entry that matches a
     parameter counts."""
 
-    def rehearsed(self) -> Self:
+    def rehearsed(self, _eps: float, /) -> Self:
         """The same for a rehearsal at small size: rounding noise in a gradient that is exactly zero
-        must not be enlarged into an update."""
+        must not be enlarged into an update. Gradients of a size of ``eps`` and less count so."""
         return self
 
 
@@ -385,8 +385,8 @@ class AdamWConfig(OptimConfig):
     eps: Positive = 1e-8
     """Added to the root of the mean square before dividing by it."""
 
-    def rehearsed(self) -> Self:
-        return self.model_copy(update={"eps": REHEARSAL_EPS})
+    def rehearsed(self, eps: float, /) -> Self:
+        return self.model_copy(update={"eps": eps})
 
 
 class SgdConfig(OptimConfig):

@@ -16,7 +16,7 @@ import torch
 
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.config.sections import Config, OptimConfig
+from weft.config.sections import REHEARSAL_EPS, Config, OptimConfig
 from weft.data.synthetic import SyntheticDataset
 from weft.nn.stage import MicroBatch
 from weft.optim.schedule import lr_at
@@ -29,6 +29,9 @@ from weft.train.joining import join_plan
 from weft.train.loop import cut
 
 FLOOR = 1e-3
+COARSE_EPS = 1e-3
+"""For ``OptimConfig.rehearsed`` in bf16: a hundred times its rounding noise, as real gradients are.
+An optimizer that divides by a gradient's size would make of that noise updates of full length."""
 
 Array = np.ndarray
 
@@ -114,7 +117,8 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
     """
     asked, little = config.compute.precision, spec.reduced()
     plan = shrink(plan, little.num_layers, "fp64" if asked == "auto" else asked)
-    optim = config.optim.rehearsed()
+    noise = COARSE_EPS if plan.rank_plan(0).stage_plan.precision == "bf16" else REHEARSAL_EPS
+    optim = config.optim.rehearsed(noise)
     return plan, Rehearsal(spec=little, optim=optim, seq_len=16, seed=config.seed, steps=steps)
 
 
@@ -197,22 +201,35 @@ def difference(reference: Trace, other: Trace) -> Difference:
     """Largest difference of each kind, relative to the size of what is compared.
 
     A tensor's scale is its largest element, or ``FLOOR`` of the largest of all tensors: what is
-    zero but for rounding (the gradient of a key's bias, say) does not count. A tensor that one
-    side lacks, and an element that nobody owns, count as infinite.
+    zero but for rounding does not count. The gradient of a bias is the sum of what its matrix's
+    is made of, so its scale is that of the matrix at least: of keys, for the softmax does not see
+    what is added to all of them, that sum is zero, and the terms' rounding is what is left. A
+    tensor that one side lacks, and an element that nobody owns, count as infinite.
     """
     return Difference(
         loss=_relative(np.array(reference.losses), np.array(other.losses)),
-        grad=_largest(reference.grads, other.grads),
-        param=_largest(reference.params, other.params),
+        grad=_largest(reference.grads, other.grads, _of_matrix(reference.grads)),
+        param=_largest(reference.params, other.params, {}),
         grad_norm=_relative(np.array(reference.grad_norms), np.array(other.grad_norms)),
     )
 
 
-def _largest(reference: Mapping[str, Array], other: Mapping[str, Array]) -> float:
+def _of_matrix(grads: Mapping[str, Array]) -> dict[str, float]:
+    """The scale of the gradient of each bias, from that of the matrix beside it."""
+    beside = {n: n.removesuffix("bias") + "weight" for n in grads if n.endswith(".bias")}
+    return {n: float(np.abs(grads[w]).max()) for n, w in beside.items() if w in grads}
+
+
+def _largest(
+    reference: Mapping[str, Array], other: Mapping[str, Array], scales: Mapping[str, float]
+) -> float:
     if reference.keys() != other.keys():
         return float("inf")
     floor = FLOOR * max(float(np.abs(whole).max()) for whole in reference.values())
-    return max(_relative(reference[name], other[name], floor) for name in reference)
+    return max(
+        _relative(whole, other[name], max(floor, scales.get(name, 0.0)))
+        for name, whole in reference.items()
+    )
 
 
 def _relative(reference: Array, other: Array, floor: float = 0.0) -> float:
