@@ -94,9 +94,13 @@ def _top_choice(name: str, given: Schema, whole: Schema, node: Node) -> str:
     for kind, variant in node.variants.items():
         if kind == node.default_variant:
             continue
-        own = {k: n for k, n in variant.fields.items() if k == node.key or k not in default.fields}
         lacks = ", ".join(f"`{name}.{k}`" for k in default.fields if k not in variant.fields)
         other = _definition({"$ref": mapping[kind]}, whole)
+        own = {
+            k: n
+            for k, n in variant.fields.items()
+            if other["properties"][k] != below["properties"].get(k)
+        }
         title = f"#### `{name}` where `{name}.{node.key}` is `{kind}`"
         text += f"\n{title}\n\n{one_line(other['description'])} The keys above"
         text += f" without {lacks}" * bool(lacks)

@@ -185,7 +185,8 @@ class PlainConfig(OptimConfig):
 def test_an_optimizer_brings_its_own_keys() -> None:
     plain = Kind(name="plain", order=5, config=PlainConfig, rule=lambda config: config)
     asked = ("optim.kind=plain", "optim.push=2.0")
-    with pytest.raises(ConfigErrors, match=f"optim.kind = 'plain': expected {one_of(OPTIMIZERS)}"):
+    names = one_of(sorted(n for n, kind in OPTIMIZERS.items() if kind.config is not None))
+    with pytest.raises(ConfigErrors, match=f"optim.kind = 'plain': expected {names}"):
         loaded(*asked)
     OPTIMIZERS.add(plain)
     try:

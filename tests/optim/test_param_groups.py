@@ -189,5 +189,5 @@ def test_groups_in_a_configuration() -> None:
         load_config("debug", [frozen_twice])
     sgd = load_config("debug", ["optim.kind=sgd", "optim.momentum=0.5"]).config.optim
     assert (sgd.kind, sgd.lr, sgd.model_dump()["momentum"]) == ("sgd", 0.003, 0.5)
-    with pytest.raises(ConfigErrors, match=r"optim.kind = 'adam': expected 'adamw' or 'sgd'"):
+    with pytest.raises(ConfigErrors, match=r"optim.kind = 'adam': .* Did you mean 'adamw'"):
         load_config("debug", ["optim.kind=adam"])

@@ -69,14 +69,15 @@ def by_reference(rehearsal: Rehearsal, num_samples: int) -> Trace:
 
 
 def _optimizer(optim: OptimConfig, params: Params, tables: Set[str]) -> Optimizer:
-    """PyTorch's, of the parameters that are not frozen: those have a gradient from now on."""
+    """PyTorch's, of the parameters that are not frozen: those have a gradient from now on. Each is
+    a group of its own, with its name."""
     make = OPTIMIZERS[optim.kind].reference
     assert make is not None, optim.kind
     groups: list[dict[str, Any]] = []
     for name, param in params.items():
         numbers = _numbers(optim, name, param, tables)
         if numbers:
-            groups.append({"params": [param.requires_grad_()], **numbers})
+            groups.append({"params": [param.requires_grad_()], "name": name, **numbers})
     return make(optim, groups)
 
 

@@ -31,6 +31,8 @@ class Optimizer:
         self._optim = optim
         self._rule = rule_of(optim)
         self._gradients = gradients
+        if self._rule.takes_wholes:
+            gradients.wholes.open(self._rule.takes_whole)
         self._states: dict[MainParam, dict[str, Tensor]] = {}
         self.groups: list[Group] = []
         """What is updated with the same numbers; empty before the first update."""
@@ -49,7 +51,8 @@ class Optimizer:
         self._allocate()
         skip = (factor == 0).float()
         self._count += 1
-        now = Update(self.groups, self.lr, self._count, skip, self._gradients.norms)
+        whole = self._gradients
+        now = Update(self.groups, self.lr, self._count, skip, whole.norms, whole.wholes)
         self._rule.update(now)
         self._count -= skip
 

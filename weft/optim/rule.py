@@ -2,8 +2,8 @@
 
 A rule is one folder of this package, whose module ``optimizer`` has its ``OPTIMIZER``. It sees
 main parameters, the boxes of logical tensors that this rank updates, and need not know how they
-are split: element by element it does the same to each, and sums of squares over whole logical
-tensors it may ask for.
+are split: element by element it does the same to each; sums of squares over whole logical tensors,
+rows and columns it may ask for, and what a function makes of whole ones.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.parallel.mains import MainParam
 from weft.parallel.norms import TensorNorms
+from weft.parallel.wholes import Kept, WholeTensors
 from weft.plan.model import ParamSpec
 
 Dims = tuple[int, ...]
@@ -62,6 +63,7 @@ class Update:
     skip: Tensor
     """fp32 scalar on the device: 1 where nothing may change, else 0."""
     norms: TensorNorms
+    wholes: WholeTensors
 
     def squared_norms(self, *quantities: Sequence[Sequence[Tensor]]) -> list[list[list[Tensor]]]:
         """Sums of squares over whole logical tensors: parameters, gradients, steps, what is asked.
@@ -78,6 +80,23 @@ class Update:
             found.append([[next(rest) for _ in group.mains] for group in self.groups])
         return found
 
+    def squares_along(
+        self, tensors: Sequence[Sequence[Tensor]], kept: Kept
+    ) -> list[list[list[Tensor]]]:
+        """Sums of squares over whole logical tensors, rows or columns of them, say.
+
+        Args:
+            tensors: A list for each group, with a tensor for each of its mains, of its shape.
+            kept: From a parameter, the dimensions that each sum of it still has; the result has
+                such sums for each main, fp64, as far as they lie in the main's box.
+
+        Collective, one reduction: a rule calls it on every rank, whether it has groups or not.
+        """
+        mains = [main for group in self.groups for main in group.mains]
+        found = self.wholes.squares_along(mains, [t for each in tensors for t in each], kept)
+        rest = iter(found)
+        return [[next(rest) for _ in group.mains] for group in self.groups]
+
 
 def take_over(tensors: Sequence[Tensor], new: Sequence[Tensor], skip: Tensor) -> None:
     """Write ``new`` into ``tensors``, unless ``skip`` is 1: without asking the host, and without
@@ -93,9 +112,15 @@ class Rule(ABC):
 
     ``skips_on_device``: where ``skip`` is 1 an update leaves everything as it is, without asking
     the host. Of another rule the host waits for each step's weight and leaves out the update.
+    ``takes_wholes``: some parameters are such that ``takes_whole``.
     """
 
     skips_on_device = False
+    takes_wholes = False
+
+    def takes_whole(self, _spec: ParamSpec) -> bool:
+        """An update needs the whole logical tensor at once (``Update.wholes``)."""
+        return False
 
     @abstractmethod
     def state(self, spec: ParamSpec) -> Mapping[str, Dims]:

@@ -23,6 +23,7 @@ from weft.parallel.buckets import BUCKET_BYTES, fill_buckets
 from weft.parallel.mains import FlatParams, MainParam, whole_main
 from weft.parallel.norms import TensorNorms
 from weft.parallel.params import Held, LocalParam, assign_owners, reduction_groups
+from weft.parallel.wholes import WholeTensors
 from weft.precision.roles import Roles
 
 MAX_IN_FLIGHT = 2
@@ -77,6 +78,13 @@ class Gradients:
         self.device = comm.device
         self.norms = TensorNorms(list(pieces), comm)
         """Of whole logical tensors, for optimizers that need them."""
+        self.wholes = WholeTensors(
+            pieces,
+            comm,
+            computed={local.spec.name: local.param.dtype for local in params},
+            updated=precision.master.dtype,
+        )
+        """What else such optimizers may ask."""
         self._comm = comm
         self._overlap = overlap
         self._may_be_absent = may_be_absent

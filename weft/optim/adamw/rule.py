@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from weft.config.sections import AdamWConfig
-from weft.optim.rule import Dims, Rule, Update, every_dim
+from weft.optim.rule import Dims, Group, Rule, Update, every_dim
 from weft.plan.model import ParamSpec
 
 
@@ -21,24 +21,33 @@ class AdamW(Rule):
         self._eps = config.eps
 
     def state(self, spec: ParamSpec) -> Mapping[str, Dims]:
-        return {"exp_avg": every_dim(spec), "exp_avg_sq": every_dim(spec)}
+        return dict.fromkeys(MOMENTS, every_dim(spec))
 
     def update(self, update: Update) -> None:
-        beta1, beta2 = self._betas
         for group in update.groups:
-            torch._fused_adamw_(
-                group.values,
-                group.grads,
-                list(group.states["exp_avg"]),
-                list(group.states["exp_avg_sq"]),
-                [],
-                [update.count] * len(group.mains),
-                lr=update.lr * group.lr_scale,
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=group.weight_decay,
-                eps=self._eps,
-                amsgrad=False,
-                maximize=False,
-                found_inf=update.skip,
-            )
+            adamw(update, group, betas=self._betas, eps=self._eps)
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What is kept of every element."""
+
+
+def adamw(update: Update, group: Group, *, betas: tuple[float, float], eps: float) -> None:
+    """One update of a group that keeps ``MOMENTS``."""
+    beta1, beta2 = betas
+    torch._fused_adamw_(
+        group.values,
+        group.grads,
+        list(group.states[MOMENTS[0]]),
+        list(group.states[MOMENTS[1]]),
+        [],
+        [update.count] * len(group.mains),
+        lr=update.lr * group.lr_scale,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group.weight_decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+        found_inf=update.skip,
+    )

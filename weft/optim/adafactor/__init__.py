@@ -1,0 +1,1 @@
+"""Adafactor: running means of squared gradients by row and column alone."""

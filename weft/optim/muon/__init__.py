@@ -1,0 +1,1 @@
+"""Muon: momentum whose whole matrices are made orthogonal; AdamW for the rest."""
