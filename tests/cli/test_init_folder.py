@@ -109,6 +109,7 @@ def test_what_contradicts_the_folder_is_named_with_both_values(hf: Path) -> None
         "model.tied = true: expected false, as hf/config.json says. Leave model.tied out: it comes "
         "from there. (on the command line)"
     )
+    assert load("--init", ["hf", *BASE]).config.model.d_model == 32, "of the demo"  # type: ignore[attr-defined]
     equal = load("debug", [*BASE, "init=hf", "model.d_model=32", "model.norm_eps=1e-6"])
     assert str(equal.origins["model.norm_eps"]) == "at hf/config.json"
 

@@ -64,6 +64,8 @@ def train(
 
     Examples: `weft train demo`; `weft train data.path=my.txt train.steps=500`;
     `torchrun --nproc-per-node 4 -m weft train demo plan.shares=[1,1,1,1] --out runs/four`.
+    `weft train demo --init FOLDER` begins with the model, the weights and the tokenizer of a
+    Hugging Face folder.
     """
     loaded = load(target, overrides)
     if explain_config:
