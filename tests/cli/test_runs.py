@@ -86,6 +86,9 @@ def test_a_prediction_stands_beside_what_was_measured(finished: Path) -> None:
     assert {record["predicted_step_time_s"] for record in steps} == {
         found["predicted"]["step_time_s"]
     }
+    reference = json.loads((finished / "summary.json").read_text())["mfu_reference"]
+    assert " GFLOP/s in fp32, a profile (2026-11-21) of " in reference["basis"]
+    assert {record["peak_tflops"] for record in steps} == {reference["tflops"]}
     took = found["measured"]
     assert took["step_time_s"] == median(record["step_time_s"] for record in steps[2:])
     assert max(took["memory_gib"]) == pytest.approx(steps[-1]["memory_gib"], rel=0.05)
