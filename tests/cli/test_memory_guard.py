@@ -99,4 +99,7 @@ def test_the_smallest_change_that_would_do_is_named(on_machine: OnMachine) -> No
     assert least.need_gib < most.need_gib
     short = replace(resolved, cluster=on_machine((most.need_gib + least.need_gib) / 2))
     assert not needs_here(short, resolved.plan, [0])[0].fits
-    assert way_out(short, [0]) == "Compute layers again in backward (recompute: full)."
+    assert (
+        way_out(short, [0])
+        == "Compute layers again in backward (activation checkpointing, recompute: full)."
+    )

@@ -30,15 +30,15 @@ def test_unlike_pipelines() -> None:
     assert (
         "\n".join(plan_table(UNLIKE))
         == """\
-pipeline  stage  ranks  mesh         layers       samples   microbatches  schedule  zero  passes  \
+pipeline  stage  ranks  mesh         layers       samples   micro-batches  schedule  zero  passes  \
 computes
-0         0      0-3    tp 2 x dp 2  embed + 0-2  16 (67%)  6 x 3         zb-h1     2             \
+0         0      0-3    tp 2 x dp 2  embed + 0-2  16 (67%)  6 x 3          zb-h1     2             \
 cpu fp32
-          1      4-5    dp 2         none                                                         \
+          1      4-5    dp 2         none                                                          \
 cpu fp32
-          2      6                   3 + head                                             2       \
+          2      6                   3 + head                                              2       \
 cpu fp32 recompute
-1         0      7                   0-3          8 (33%)   4 x 2                                 \
+1         0      7                   0-3          8 (33%)   4 x 2                                  \
 cpu fp32 compiled"""
     )
 
@@ -47,6 +47,6 @@ def test_a_plain_plan_has_few_columns() -> None:
     stage = StagePlan(mesh=Mesh.of((0,), dp=1), layers=(0, 4))
     plan = Plan(num_layers=4, pipelines=(PipelinePlan(stages=(stage,), samples=8, microbatch=2),))
     assert list(plan_table(plan)) == [
-        "pipeline  stage  ranks  layers  samples  microbatches  computes",
-        "0         0      0      0-3     8        4 x 2         cpu fp32",
+        "pipeline  stage  ranks  layers  samples  micro-batches  computes",
+        "0         0      0      0-3     8        4 x 2          cpu fp32",
     ]

@@ -24,7 +24,7 @@ def why(words: str, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str,
 def test_one_line_says_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     told = why("pp=2 dp=2 tp=2 micro=4 recompute=full schedule=zb-h1", capsys)
     assert told["name"] == "pp 2 x (dp 2 x tp 2) on 8 H100-SXM5-80GB"
-    assert told["settings"] == "zb-h1, recompute, ZeRO 0, 16 microbatches of 4"
+    assert told["settings"] == "zb-h1, recompute, ZeRO 0, 16 micro-batches of 4"
     assert told["fits"] and told["reason"] == "bound"
     assert isinstance(told["slower"], float) and told["slower"] > 0.1
     parts = {part["name"]: part for part in told["parts"]}  # type: ignore[attr-defined]
@@ -58,8 +58,12 @@ def test_people_read_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*COMMAND, "--why", "dp=4 tp=2 zero=1 micro=4 recompute=full"]) == 0
     text = capsys.readouterr().out
     assert "why not dp 4 x tp 2 on 8 H100-SXM5-80GB (recompute, ZeRO 1, " in text
-    assert "of a step: ruled out by its bound: no plan of these meshes" in text
+    assert "% longer: ruled out by its bound: no plan of these meshes" in text
     assert "\n  fullest rank, GiB" in text
+    assert run([*COMMAND, "--why", "dp=8"]) == 0
+    text = capsys.readouterr().out
+    assert "  does not fit: pipelines[0].stages[0] on H100-SXM5-80GB needs 182.4 GiB of " in text
+    assert "  with enough memory, a step would take " in text and "% of a step" not in text
 
 
 def test_reasons_are_all_there(capsys: pytest.CaptureFixture[str]) -> None:

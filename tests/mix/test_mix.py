@@ -85,7 +85,9 @@ def test_why_a_mix_passes_the_sum_of_its_parts() -> None:
     assert reasons(recomputing(BY["pooled"].plan), tried, limits, [SMALL]) == []
     first, *rest = BY["pooled"].plan.pipelines
     wide = replace(BY["pooled"].plan, pipelines=(replace(first, microbatch=4), *rest))
-    assert reasons(wide, same, {}, [BIG]) == ["big has microbatches of 2 alone and of 4 in the mix"]
+    assert reasons(wide, same, {}, [BIG]) == [
+        "big has micro-batches of 2 alone and of 4 in the mix"
+    ]
 
 
 def test_efficiency_and_where_it_comes_from() -> None:

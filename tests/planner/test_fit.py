@@ -42,13 +42,24 @@ def test_what_is_short_is_a_subtraction() -> None:
     assert len(shortages(plan(), Problem(WORKLOAD, of(short.need_gib / 0.92 - 0.1)))) == 1
 
 
+AGAIN = "Compute layers again in backward (activation checkpointing, recompute: full)"
+
+
 @pytest.mark.parametrize(
     ("memory_gib", "micro", "words"),
     [
         (100, 8, "Divide the optimizer's state (zero: 1)."),
         (160, 16, "Divide the optimizer's state (zero: 1)."),
-        (40, 8, "Compute layers again in backward (recompute: full) and divide gradients"),
-        (24, 8, "Compute layers again in backward (recompute: full) and divide parameters"),
+        (
+            40,
+            8,
+            f"{AGAIN} and divide gradients",
+        ),
+        (
+            24,
+            8,
+            f"{AGAIN} and divide parameters",
+        ),
         (6, 8, "Nothing else alone would do: take chips of 14"),
     ],
 )
@@ -85,5 +96,5 @@ def test_recomputation_alone_where_it_does() -> None:
     recomputed = Plan(num_layers=32, pipelines=(again,))
     (short,) = shortages(recomputed, Problem(WORKLOAD, of(60)))
     enough = of(short.need_gib / 0.92 + 0.1)
-    words = "Compute layers again in backward (recompute: full)."
+    words = f"{AGAIN}."
     assert smallest_change(one, Problem(WORKLOAD, enough)) == words

@@ -134,7 +134,8 @@ def test_recompute_that_memory_forces_is_said() -> None:
     (why,) = alternatives(found_of(best, other), cast, cast.problem)
     need = memory_of_plan(plan(meshes=2, micro=16), WORKLOAD.spec, 4096)[0].total / 2**30
     assert why.words.endswith(
-        f"; it recomputes, for without it a A100-SXM4-80GB would need {need:.1f} GiB of 36.8"
+        "; it recomputes (activation checkpointing), for without it a A100-SXM4-80GB would need "
+        f"{need:.1f} GiB of 36.8"
     )
 
 
@@ -161,8 +162,8 @@ def test_what_was_pruned() -> None:
 
 
 def test_settings_tell_plans_apart() -> None:
-    assert settings(plan(meshes=2, tp=4, micro=8)) == "1f1b, ZeRO 1, 8 microbatches of 8"
-    assert settings(plan(recompute="full")) == "recompute, ZeRO 1, 4 microbatches of 16"
+    assert settings(plan(meshes=2, tp=4, micro=8)) == "1f1b, ZeRO 1, 8 micro-batches of 8"
+    assert settings(plan(recompute="full")) == "recompute, ZeRO 1, 4 micro-batches of 16"
 
 
 def test_more_memory_spares_recomputation() -> None:

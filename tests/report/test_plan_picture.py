@@ -63,7 +63,7 @@ def test_a_few_alike_pipelines_have_a_lane_each() -> None:
     pipelines = tuple(PipelinePlan(stages=(s,), samples=4, microbatch=2) for s in alike)
     headings = [lane.heading for lane in picture(Plan(num_layers=2, pipelines=pipelines)).lanes]
     assert headings == [
-        f"Pipeline {i} · 4 of 12 samples a step (33%) · 2 microbatches of 2" for i in range(3)
+        f"Pipeline {i} · 4 of 12 samples a step (33%) · 2 micro-batches of 2" for i in range(3)
     ]
 
 
@@ -131,7 +131,7 @@ def test_a_picture_says_the_schedule_and_the_settings_of_stages() -> None:
     second = StagePlan(mesh=Mesh.of((2,), dp=1), layers=(4, 8), passes=3, compile=True)
     pipeline = PipelinePlan(stages=(first, second), samples=4, microbatch=2, schedule="zb-v")
     (lane,) = picture(Plan(num_layers=8, pipelines=(pipeline,))).lanes
-    assert lane.heading.endswith("2 microbatches of 2 · schedule zb-v")
+    assert lane.heading.endswith("2 micro-batches of 2 · schedule zb-v")
     details = [box.tooltip.split("; ")[1] for box in lane.stages]
     assert details[0] == "ranks 0–1 · dp 2 · cpu fp32 · ZeRO 2 · recompute"  # noqa: RUF001
     assert details[1] == "rank 2 · cpu fp32 · 3 passes · compiled"

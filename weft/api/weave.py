@@ -193,7 +193,7 @@ def _check_plan(plan: Plan, world_size: int) -> None:
             hint = "Weft does not know when this module needs which of its parameters."
             raise ConfigError(f"plan.pipelines[{p}].stages[{s}].zero", 3, "2 at most", hint)
         if stage.passes > 1:
-            hint = "A smaller microbatch does the same here."
+            hint = "A smaller micro-batch does the same here."
             key = f"plan.pipelines[{p}].stages[{s}].passes"
             raise ConfigError(key, stage.passes, "1", hint)
         if stage.recompute != "off" or stage.compile:

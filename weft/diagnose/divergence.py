@@ -455,7 +455,7 @@ def in_words(found: Bisection) -> str:
     if first.sample is not None:
         plan = found.plans[SIDES.index(first.side)]
         pipeline, microbatch = microbatch_of(plan, first.sample)
-        place += f", pipeline {pipeline}, microbatch {microbatch} (sample {first.sample})"
+        place += f", pipeline {pipeline}, micro-batch {microbatch} (sample {first.sample})"
     ranks = f" on rank {', '.join(map(str, first.ranks))} of {first.side}" if first.ranks else ""
     size = f"differs by {first.difference:.2g} of its norm, and rounding explains {first.band:.2g}"
     if first.difference == np.inf:

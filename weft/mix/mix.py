@@ -219,7 +219,9 @@ def reasons(
             need = _needed(kind, fastest, alone, limits[kind.name])
             found.append(f"{kind.name} alone recomputes{need}; {mixed}")
         if sizes != usual:
-            found.append(f"{kind.name} has microbatches of {usual} alone and of {sizes} in the mix")
+            found.append(
+                f"{kind.name} has micro-batches of {usual} alone and of {sizes} in the mix"
+            )
     return found
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from weft.plan.plan import PipelinePlan, Plan
-from weft.planner.fit import shortages, smallest_change, without_recompute
+from weft.planner.fit import CHECKPOINTING, shortages, smallest_change, without_recompute
 from weft.planner.forecast import Forecast, forecast
 from weft.planner.naming import name_of
 from weft.planner.problem import Problem
@@ -80,7 +80,7 @@ def _settings(pipeline: PipelinePlan) -> str:
     words: list[str] = [pipeline.schedule] if len(pipeline.stages) > 1 else []
     words += ["recompute"] * any(stage.recompute == "full" for stage in pipeline.stages)
     words += [f"ZeRO {max(stage.zero for stage in pipeline.stages)}"]
-    words += [f"{pipeline.num_microbatches} microbatches of {pipeline.microbatch}"]
+    words += [f"{pipeline.num_microbatches} micro-batches of {pipeline.microbatch}"]
     return ", ".join(words)
 
 
@@ -115,7 +115,8 @@ def _forced(candidate: Candidate, problem: Problem) -> str:
     if not short:
         return ""
     need, room, chip = short[0].need_gib, short[0].room_gib, short[0].chip.name
-    return f"; it recomputes, for without it a {chip} would need {need:.1f} GiB of {room:.1f}"
+    words = f"without it a {chip} would need {need:.1f} GiB of {room:.1f}"
+    return f"; it recomputes ({CHECKPOINTING}), for {words}"
 
 
 CHANGES: Mapping[str, Callable[[Problem], Problem]] = {
@@ -225,7 +226,7 @@ def compare(plan: Plan, best: Forecast, problem: Problem) -> Comparison:
         worst = short[0]
         needs = f"{worst.key} on {worst.chip.name} needs {worst.need_gib:.1f} GiB"
         change = smallest_change(plan, problem)
-        words = f"it does not fit: {needs} of {worst.room_gib:.1f} that may be planned. {change}"
+        words = f"does not fit: {needs} of {worst.room_gib:.1f} that may be planned. {change}"
         reason = Reason("memory", words)
     else:
         reason = verdict(plan, problem, best_s=best.step_s)

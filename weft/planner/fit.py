@@ -9,6 +9,9 @@ from weft.cluster.cluster import Chip
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.planner.problem import Problem
 
+CHECKPOINTING = "activation checkpointing"
+"""What most call it that layers are computed again in backward, from what each was given."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
@@ -56,7 +59,7 @@ def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     yield "Halve the micro-batches (batch.micro)", _halved(plan)
     yield "Divide gradients too (zero: 2)", plan.each(_zero(2))
     again = plan.each(lambda stage: replace(stage, recompute="full"))
-    words = "Compute layers again in backward (recompute: full)"
+    words = f"Compute layers again in backward ({CHECKPOINTING}, recompute: full)"
     yield words, again
     yield f"{words} and divide the optimizer's state (zero: 1)", again.each(_zero(1))
     yield f"{words} and divide gradients (zero: 2)", again.each(_zero(2))

@@ -9,6 +9,7 @@ from typing import Literal
 
 from weft.config.axes import ENTRIES
 from weft.plan.plan import StagePlan
+from weft.planner.fit import CHECKPOINTING
 from weft.planner.forecast import Forecast, PositionForecast
 
 Cause = Literal["arithmetic", "memory bandwidth", "communication", "waiting", "exchange", "update"]
@@ -104,7 +105,8 @@ class Limits:
         if "memory bandwidth" in large:
             yield "a wider hidden state, or larger micro-batches: small products wait for memory"
         if any(stage.recompute == "full" for stage in stages):
-            yield "more stages, a higher ZeRO level or larger chips: layers are computed twice"
+            words = f"layers are computed twice ({CHECKPOINTING})"
+            yield f"more stages, a higher ZeRO level or larger chips: {words}"
         if "update" in large:
             yield "ZeRO 1 or more samples a step: every copy updates all parameters by itself"
 

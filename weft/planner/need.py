@@ -1,4 +1,4 @@
-"""So much compute, from whichever chips a pool has: a mix by what a workload reaches on them.
+"""Nodes chosen by compute: a mix of those that a pool has, by what a workload reaches on them.
 
 A chip counts for the model FLOPs a second that this model and sequence reach on it, by the same
 costs that plans are compared with, not for its name or its printed peak: long sequences favour

@@ -194,7 +194,7 @@ def _check_gathering(plan: Plan, p: int, s: int) -> None:
     sizes = [len(part) for m in (0, -1) for part in _parts(pipeline, s, m)]
     if stage.passes > max(1, min(sizes)):
         hint = "ZeRO 3 gathers each layer in each pass, all ranks of a stage together."
-        expected = f"at most {max(1, min(sizes))}, the samples that a rank has of a microbatch"
+        expected = f"at most {max(1, min(sizes))}, the samples that a rank has of a micro-batch"
         raise ConfigError(f"{where}.passes", stage.passes, expected, hint)
 
 

@@ -2,7 +2,7 @@
 
 One lane for each pipeline. Stages lie on the axis of the layers that all lanes share, so cuts at
 different layers stand under each other; above them a bar as wide as the pipeline's part of the
-global batch, cut into its microbatches. Equal neighbours are one lane when there are many. Vendors
+global batch, cut into its micro-batches. Equal neighbours are one lane when there are many. Vendors
 of chips have colours, kinds of one vendor shades of it. This file only measures;
 ``assets/plan.svg.j2`` draws.
 """
@@ -271,7 +271,7 @@ def _lane_heading(group: PipelineGroup, plan: Plan, share: float) -> str:
     parts = [f"Pipeline {group.name}" if several == 1 else f"Pipelines {group.name}, all equal"]
     each = "" if several == 1 else " each"
     parts.append(f"{group.samples:,} of {plan.global_batch:,} samples a step ({share:.0%})")
-    microbatches = _count(pipeline.num_microbatches, "microbatch", "microbatches")
+    microbatches = _count(pipeline.num_microbatches, "micro-batch", "micro-batches")
     parts.append(f"{microbatches} of {pipeline.microbatch:,}{each}")
     parts += [f"schedule {pipeline.schedule}"] if len(pipeline.stages) > 1 else []
     return " · ".join(parts)

@@ -13,7 +13,7 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.cost.memory import memory_of_plan
 from weft.plan.plan import PipelinePlan, Plan
-from weft.planner.fit import changes
+from weft.planner.fit import CHECKPOINTING, changes
 from weft.resolve.resolve import Resolved
 from weft.simulate.known import knowledge_of_local, local_profile
 
@@ -102,7 +102,8 @@ def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     again = small.each(lambda stage: replace(stage, recompute="full"))
     words = "Take the least micro-batches (batch.micro)"
     yield words, small
-    yield f"{words} and compute layers again in backward (recompute: full)", again
+    more = f"compute layers again in backward ({CHECKPOINTING}, recompute: full)"
+    yield f"{words} and {more}", again
 
 
 def _with_least(pipeline: PipelinePlan) -> PipelinePlan:

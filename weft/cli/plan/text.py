@@ -20,7 +20,7 @@ from weft.simulate.picture import draw
 MOST_ROWS = 24
 _REACH = {"node": "inside nodes", "across": "between nodes"}
 _CATEGORIES = ("weights", "grads", "optimizer", "activations", "working", "logits")
-_ALWAYS = ("pipeline", "stage", "ranks", "layers", "samples", "microbatches", "computes")
+_ALWAYS = ("pipeline", "stage", "ranks", "layers", "samples", "micro-batches", "computes")
 
 
 def show_plan(resolved: Resolved) -> None:
@@ -69,14 +69,14 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
             "mesh": " x ".join(f"{axis} {size}" for axis, size in stage.mesh.axes if size > 1),
             "layers": _layers_held(stage, s, len(pipeline.stages)),
             "samples": share,
-            "microbatches": f"{pipeline.num_microbatches} x {pipeline.microbatch}",
+            "micro-batches": f"{pipeline.num_microbatches} x {pipeline.microbatch}",
             "schedule": pipeline.schedule if len(pipeline.stages) > 1 else "",
             "zero": str(stage.zero) if stage.zero else "",
             "passes": str(stage.passes) if stage.passes > 1 else "",
             "computes": " ".join(extras),
         }
         if s:
-            row |= dict.fromkeys(("pipeline", "samples", "microbatches", "schedule"), "")
+            row |= dict.fromkeys(("pipeline", "samples", "micro-batches", "schedule"), "")
         yield row
 
 
@@ -202,9 +202,21 @@ def folded(lines: Sequence[str], most: int = MOST_ROWS) -> Iterator[str]:
 def comparison(compared: Comparison) -> Iterator[str]:
     """By how much a user's plan is slower, why, and in which part of a step."""
     yield f"why not {compared.name} ({compared.settings})?"
-    yield f"  {compared.slower:+.1%} of a step: {compared.words}"
+    longer = _longer(compared.slower)
+    if compared.fits:
+        yield f"  a step takes {longer}: {compared.words}"
+    else:
+        yield f"  {compared.words}"
+        yield f"  with enough memory, a step would take {longer}"
     rows = [
         (f"{p.name}, {p.unit}", f"{p.best:.4g}", f"{p.rival:.4g}", f"{p.rival - p.best:+.3g}")
         for p in compared.parts
     ]
     yield from (f"  {line}" for line in aligned([("", "best", "this", ""), *rows], words=1))
+
+
+def _longer(slower: float) -> str:
+    """``30.8% longer``."""
+    if abs(slower) < 5e-4:
+        return "as long"
+    return f"{abs(slower):.1%} {'longer' if slower > 0 else 'less time'}"
