@@ -88,13 +88,12 @@ def test_checkpoints_go_from_split_to_split(
     """Rows and columns of several ranks are written once, and found by every piece of another."""
     (zero3,) = (case for case in SPLITS if case.zero == 3)
     rehearsal = replace(zero3.rehearsal(), optim=optim)
-    losses = []
-    for case, job in ((SPLITS[-1], save_halfway), (zero3, load_halfway), (SPLITS[0], load_halfway)):
+    plan = SPLITS[-1].plan()
+    (expected, *_) = pool.run(save_halfway, plan, rehearsal, tmp_path, world_size=plan.world_size)
+    for case in (zero3, SPLITS[0]):
         plan = case.plan()
-        ranks = pool.run(job, plan, rehearsal, tmp_path, world_size=plan.world_size)
-        losses.append(ranks[0])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-10)
-    assert losses[0] == pytest.approx(losses[2], rel=1e-10)
+        ranks = pool.run(load_halfway, plan, rehearsal, [tmp_path], world_size=plan.world_size)
+        assert ranks[0] == [pytest.approx(expected, rel=1e-10)], case.name
     checkpoint = open_checkpoint(tmp_path)
     if optim.kind == "adafactor":
         assert set(checkpoint.kinds) == {"param", "row_var", "col_var", "mean_var", "variance"}
