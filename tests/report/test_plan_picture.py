@@ -58,6 +58,18 @@ def test_picture_of_a_deep_plan(num_stages: int) -> None:
     check(Plan(num_layers=126, pipelines=(pipeline,)))
 
 
+def test_a_plan_of_narrow_stages_is_drawn_wider() -> None:
+    """So that each says its chip, mesh and ZeRO; up to a limit."""
+    stages = tuple(
+        stage(range(8 * i, 8 * i + 8), (5 * i, 5 * i + 5), dp=2, tp=4) for i in range(16)
+    )
+    pipeline = PipelinePlan(stages=stages, samples=4, microbatch=1)
+    drawn = picture(Plan(num_layers=80, pipelines=(pipeline,)))
+    assert 960 < drawn.width <= 3 * 960
+    words = {"8 × cpu dp2 tp4 z0"}  # noqa: RUF001
+    assert {" ".join(box.lines[1:3]) for box in drawn.lanes[0].stages} == words
+
+
 def test_a_few_alike_pipelines_have_a_lane_each() -> None:
     alike = [stage(range(i, i + 1), (0, 2)) for i in range(3)]
     pipelines = tuple(PipelinePlan(stages=(s,), samples=4, microbatch=2) for s in alike)

@@ -149,6 +149,7 @@ def test_numbers_have_prefixes() -> None:
     assert Scale.of(0.0123, "s").text(0.0123) == "12.3 ms"
     assert Scale.of(61.0, "s").text(60.0) == "60 s"
     assert Scale.of(3e-6, "s").text(3e-6) == "3 \N{MICRO SIGN}s"
+    assert Scale.of(2.4e-4, "J").text(2.41e-4) == "241 \N{MICRO SIGN}J"
     assert Scale.of(0.5, "GiB").text(0.25) == "256 MiB"
     assert Scale.of(70.0, "GiB").text(40.0) == "40 GiB"
     assert Scale.of(9000, "tokens/s").text(8123) == "8123"

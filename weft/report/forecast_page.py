@@ -102,7 +102,8 @@ def _tiles(cast: Forecast) -> Iterator[Tile]:
     yield Tile("Sent in a step", sent(sum(cast.sent.values())), "by all ranks")
     if cast.joules_per_token is not None:
         note = f"assumed: {WAITING:.0%} of the power while chips wait, and what links take"
-        yield Tile("Energy of a token", f"{cast.joules_per_token:.3g} J", note)
+        joules = cast.joules_per_token
+        yield Tile("Energy of a token", Scale.of(joules, "J").text(joules, 3), note)
     if cast.price_per_million_tokens is not None:
         yield Tile("Price", f"{cast.price_per_million_tokens:.3g}", "of a million tokens")
 
@@ -111,7 +112,8 @@ def _parts(position: PositionForecast) -> dict[str, float]:
     """Seconds of a step, by what they go to."""
     p = position
     each = (p.computing_s, p.communicating_s, p.once_s, p.waiting_s)
-    return dict(zip(PARTS, each, strict=True))
+    told = (part if part > 1e-6 * sum(each) else 0.0 for part in each)
+    return dict(zip(PARTS, told, strict=True))
 
 
 def _stacked(parts: dict[str, float], looks: dict[str, str], axis: Axis) -> list[Bar]:
@@ -138,12 +140,12 @@ def _timelines(cast: Forecast) -> Iterator[tuple[str, Markup]]:
         (first, timeline), (last, _) = run[0], run[-1]
         name = f"Pipeline {first}" if first == last else f"Pipelines {first} to {last}, each"
         shown = _beginning(timeline)
-        part = "" if shown is timeline else f"; the first {shown.step_s:.3g} s are drawn"
+        part = "" if shown is timeline else f"; the first {seconds(shown.step_s)} are drawn"
         idle = f", {timeline.bubble:.1%} idle" if len(timeline.spans) > 1 else ""
         here = [position.words for position in cast.positions if position.pipeline == first]
         labels = [_capital(words.replace(f" of pipeline {first}", "", 1)) for words in here]
         drawn = row_chart(timeline_rows(shown, labels), TIME, shown.step_s)
-        yield f"{name}: {timeline.step_s:.3g} s{idle}{part}", drawn
+        yield f"{name}: {seconds(timeline.step_s)}{idle}{part}", drawn
 
 
 def _beginning(timeline: Timeline) -> Timeline:

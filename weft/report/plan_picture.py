@@ -23,7 +23,11 @@ from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.report.svg import fill_legend
 
 WIDTH = 960
-"""Width of the picture; its text is 13 units high."""
+"""Of the picture, where every stage has room for its words; its text is 13 units high."""
+_WIDEST = 3.0
+"""Times ``WIDTH``, for plans with narrow stages."""
+_ROOM = 90
+"""What a stage should have."""
 
 _TO, _BY = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 
@@ -103,7 +107,7 @@ class Lane:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """Everything that is drawn, in units of a view box ``WIDTH`` wide."""
+    """Everything that is drawn."""
 
     width: float
     height: float
@@ -135,7 +139,7 @@ def picture(plan: Plan, chips: Mapping[int, Chip] | None = None) -> Picture:
         lanes.append(drawing.lane(group, y))
         y += _STAGE_TOP + _STAGE_HEIGHT + _LANE_GAP
     return Picture(
-        width=WIDTH,
+        width=drawing.scale.width,
         height=y - _LANE_GAP + 2,
         title=summary(plan),
         legend=fill_legend((f"chip {look}", kind.words) for kind, look in drawing.looks.items()),
@@ -184,17 +188,20 @@ def mesh_in_words(stage: StagePlan) -> str:
 class _Scale:
     """The axis of the layers: embedding, layers, head, from left to right."""
 
-    def __init__(self, num_layers: int) -> None:
-        self._num_layers = num_layers
-        self._end = max(0.6, 0.06 * num_layers)  # the embedding's and the head's part, in layers
-        self._unit = WIDTH / (num_layers + 2 * self._end)
+    def __init__(self, plan: Plan) -> None:
+        self._num_layers = plan.num_layers
+        self._end = max(0.6, 0.06 * plan.num_layers)  # the embedding's and the head's part
+        whole = plan.num_layers + 2 * self._end
+        narrowest = min(max(1, high - low) for low, high in (s.layers for *_, s in plan.stages()))
+        self.width = WIDTH * min(max(1.0, _ROOM * whole / (WIDTH * narrowest)), _WIDEST)
+        self._unit = self.width / whole
 
     def span(
         self, layers: tuple[int, int], *, is_first: bool, is_last: bool
     ) -> tuple[float, float]:
         """Left edge and width of a stage."""
         left = 0.0 if is_first else (self._end + layers[0]) * self._unit
-        right = WIDTH if is_last else (self._end + layers[1]) * self._unit
+        right = self.width if is_last else (self._end + layers[1]) * self._unit
         return left, right - left
 
     def labels(self) -> Iterator[tuple[float, str]]:
@@ -208,7 +215,7 @@ class _Scale:
         yield self._end / 2 * self._unit, self._end_label("embedding", "embed", "E")
         for layer in range(0, self._num_layers, every):
             yield (self._end + layer + 0.5) * self._unit, str(layer)
-        yield WIDTH - self._end / 2 * self._unit, self._end_label("head", "head", "H")
+        yield self.width - self._end / 2 * self._unit, self._end_label("head", "head", "H")
 
     def _end_label(self, *texts: str) -> str:
         return _fitting(self._end * self._unit, texts)
@@ -218,7 +225,7 @@ class _Drawing:
     """What all lanes of a picture share."""
 
     def __init__(self, plan: Plan, chips: Mapping[int, Chip]) -> None:
-        self.plan, self.chips, self.scale = plan, chips, _Scale(plan.num_layers)
+        self.plan, self.chips, self.scale = plan, chips, _Scale(plan)
         kinds = list(dict.fromkeys(self.kind(stage) for _, _, stage in plan.stages()))
         vendors = list(dict.fromkeys(kind.vendor or kind.name for kind in kinds))
         self.looks: dict[Kind, str] = {}
@@ -234,7 +241,7 @@ class _Drawing:
     def lane(self, group: PipelineGroup, y: float) -> Lane:
         pipeline, several = group.pipelines[0], len(group.pipelines)
         share = group.samples / self.plan.global_batch if self.plan.global_batch else 0.0
-        width, cuts = share * WIDTH, pipeline.num_microbatches * several
+        width, cuts = share * self.scale.width, pipeline.num_microbatches * several
         ticks = [width * cut / cuts for cut in range(1, cuts)] if cuts and width / cuts >= 6 else []
         boxes, forms = [], []
         for number, stage in enumerate(pipeline.stages):

@@ -36,12 +36,12 @@ class Axis(NamedTuple):
 
     label: str
     unit: str = ""
-    """``s`` and ``B`` get SI prefixes, ``GiB`` its own; of other units large numbers get them."""
+    """``s`` and ``J`` get small prefixes, ``GiB`` its own; other units large ones."""
 
     @property
     def title(self) -> str:
         """Symbols stand beside each number, other units here."""
-        return self.label if self.unit in {"", "s", "B", "GiB"} else f"{self.label} ({self.unit})"
+        return self.label if self.unit in {"", "s", "GiB"} else f"{self.label} ({self.unit})"
 
 
 _STEP = Axis("step")
@@ -61,8 +61,8 @@ class Scale(NamedTuple):
             steps = ((1.0, "GiB"), (2.0**-10, "MiB"), (2.0**-20, "KiB"))
             factor, name = next((s for s in steps if size >= s[0]), steps[0])
             return Scale(factor, f" {name}")
-        if unit in {"s", "B"}:
-            known = _PREFIXES[-1:] + _SMALL_PREFIXES if unit == "s" else _PREFIXES
+        if unit in {"s", "J"}:
+            known = _PREFIXES[-1:] + _SMALL_PREFIXES
             factor, prefix = next((p for p in known if size >= p[0]), (1.0, ""))
             return Scale(factor, f" {prefix}{unit}")
         if 1e-300 < size < 0.01:
