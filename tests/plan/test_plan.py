@@ -24,9 +24,9 @@ def data_parallel(shares: list[int], *, microbatch: int = 2, dp: int = 1, layers
     return Plan(num_layers=layers, pipelines=tuple(pipelines))
 
 
-@pytest.mark.parametrize("order", list(permutations(AXES)))
+@pytest.mark.parametrize("order", list(permutations(AXES[:3])))
 def test_coordinates_and_ranks_are_a_bijection_in_every_order(order: tuple[str, ...]) -> None:
-    sizes = {"dp": 2, "cp": 3, "tp": 4}
+    sizes = dict.fromkeys(AXES, 1) | dict(zip(AXES, (2, 3, 4), strict=False))
     mesh = Mesh(tuple(range(10, 34)), tuple((axis, sizes[axis]) for axis in order))
     seen = set()
     for rank in mesh.ranks:

@@ -115,6 +115,7 @@ def test_an_axis_that_cannot_divide_the_model_is_left_out_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = CASES["one sample"]
+    monkeypatch.setattr(searched, "INSIDE", ("tp",))
     plain = search(Problem(case.workload, case.cluster))
     monkeypatch.setattr(searched, "AXES", {**searched.AXES, "cp": WithoutAttention()})
     monkeypatch.setattr(searched, "INSIDE", ("cp", "tp"))

@@ -6,11 +6,13 @@ from math import inf
 import pytest
 
 from benchmarks.every_plan import CASES, WITHOUT_LIMIT, Case, every_pipeline, fits
+from weft.axes.registry import AXES
 from weft.plan.plan import Plan, StagePlan
 from weft.planner.problem import Options, Problem, Shape
 from weft.planner.search import Candidate, Found, NoPlan, search
 from weft.simulate.step import time_of_plan
 
+ALONE = dict.fromkeys(AXES, 1)
 ODD = CASES["odd-layers"]
 """One chip of a kind and two of another."""
 
@@ -76,7 +78,7 @@ def test_chips_keep_the_shape_they_are_given() -> None:
     case = CASES["side-by-side"]
     free = asked(case, unlike_stages=False).best
     names = [pool.chip.name for pool in case.pools]
-    given = Shape(axes={"dp": 1, "tp": 2}, meshes=1, micro=2, recompute="full")
+    given = Shape(axes={**ALONE, "tp": 2}, meshes=1, micro=2, recompute="full")
     assert given not in [shape_of(free, number) for number in (0, 1)]
     pinned = asked(case, unlike_stages=False, shapes={names[1]: (given,)}).best
     assert shape_of(pinned, 1) == given
@@ -87,7 +89,7 @@ def test_chips_keep_the_shape_they_are_given() -> None:
 
 
 def test_a_shape_that_does_not_fill_the_chips_is_no_plan() -> None:
-    four = Shape(axes={"dp": 2, "tp": 1}, meshes=2, micro=2, recompute="off")
+    four = Shape(axes={**ALONE, "dp": 2}, meshes=2, micro=2, recompute="off")
     name = ODD.pools[1].chip.name
     with pytest.raises(NoPlan, match="can be laid over"):
         asked(ODD, shapes={name: (four,)})
