@@ -176,7 +176,7 @@ def test_a_plan_that_gathers_a_module_is_refused() -> None:
         weft.weave(model, adamw, plan=Plan(num_layers=1, pipelines=(pipeline,)))
     stage = replace(pipeline.stages[0], zero=0, passes=2)
     plan = Plan(num_layers=1, pipelines=(replace(pipeline, stages=(stage,)),))
-    with pytest.raises(ConfigError, match="A smaller microbatch does the same"):
+    with pytest.raises(ConfigError, match="A smaller micro-batch does the same"):
         weft.weave(model, adamw, plan=plan)
 
 
