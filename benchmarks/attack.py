@@ -41,6 +41,7 @@ from torch import Tensor, nn
 
 from weft.api.refusals import refuse_batch_statistics, refuse_optimizer, refuse_state
 from weft.api.weave import woven
+from weft.axes.held import check_mesh
 from weft.checkpoint.entry import Shard
 from weft.checkpoint.rank_file import write_rank
 from weft.checkpoint.reader import open_checkpoint
@@ -60,7 +61,7 @@ from weft.data.prepare import prepare
 from weft.diagnose.reference import by_reference
 from weft.diagnose.verify import Rehearsal, RunsRanks, difference, rehearse
 from weft.elastic.pool import WorkerPool
-from weft.models.registry import FAMILIES
+from weft.models.registry import FAMILIES, dims_of_model
 from weft.plan.box import Box
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
@@ -166,6 +167,8 @@ def attack_plan(attack: Attack) -> float:
     attack.said = f"{plan.to_json()}\n{rehearsal}"
     validate_plan(plan, num_layers=plan.num_layers, global_batch=plan.global_batch)
     refuse_unrun_axes(plan, rehearsal.spec)
+    for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
+        check_mesh(dims_of_model(rehearsal.spec), stage.mesh, "mesh")
     expected = by_reference(rehearsal, plan.global_batch)
     found = rehearse(attack.run, plan, rehearsal)
     return difference(expected, found).largest

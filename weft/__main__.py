@@ -1,6 +1,20 @@
 """``python -m weft`` is the ``weft`` command: what torchrun's ``-m`` starts."""
 
-from weft.cli.main import main
+import sys
+
+STOPPED = 75
+"""Exit code of what a signal stopped, as everywhere: the same command goes on."""
+
+
+def start() -> None:
+    """Run the command; Ctrl-C also ends it in words while Python still imports it."""
+    try:
+        from weft.cli.main import main
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped before it began\n")
+        sys.exit(STOPPED)
+    main()
+
 
 if __name__ == "__main__":
-    main()
+    start()
