@@ -71,11 +71,7 @@ def test_chips_are_as_slow_as_asked_and_as_a_fault_makes_them(tmp_path: Path) ->
         say=when("fault", tmp_path / "slowed"),
     )
     assert outcome.exit_code == 0
-    fast, slow = written(tmp_path, 0), written(tmp_path, 1)
-    assert fast["before"] < 0.8
-    assert slow["before"] < 0.3
-    assert slow["after"] < 0.14
-    assert slow["throttled"] > 5
+    assert written(tmp_path, 1) > 5, "how often the kernel made the slow one wait"
     (fault,) = outcome.record["faults"]
     assert (fault["after_step"], fault["undone_s"]) == (1, None)
 
@@ -119,10 +115,10 @@ def test_a_dead_process_closes_its_connections_and_a_dead_host_does_not(
 
 
 def test_a_stopped_rank_goes_on(tmp_path: Path) -> None:
-    faults = ["step=1 stop rank=1 for=800ms"]
+    faults = ["step=1 stop rank=1 for=2s"]
     outcome = play("beat", tmp_path, faults=faults, say=when("over", tmp_path / "over"))
     assert outcome.exit_code == 0
-    assert written(tmp_path, 1) > 0.7
+    assert written(tmp_path, 1) > 1.9
     assert written(tmp_path, 0) < written(tmp_path, 1)
 
 
