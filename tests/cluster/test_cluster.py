@@ -13,12 +13,14 @@ import pytest
 
 from weft.cluster.cluster import Chip, Cluster, Node, catalogue, chip_of_product, packages
 from weft.platform.detect import detect, detect_node
+from weft.platform.vendor import TorchBuild
 
 X86 = "processor\t: 0\nmodel name\t: Fast Chip 9000\nflags\t\t: fpu avx2 {flag} sse\n\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd bf16\n"
 H200 = "NVIDIA H200, 143771, GPU-aaaa-1"
 T4 = "Tesla T4, 15360, GPU-aabb-2"
 ODD = "NVIDIA Weaver 1, [N/A], GPU-cccc-3"
+CUDA = TorchBuild("2.13.0+cu130", {"cuda": "13.0"})
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
@@ -171,13 +173,14 @@ def test_container_memory(tmp_path: Path) -> None:
 
 def test_gpus(tmp_path: Path) -> None:
     """Known chips bring their rates and the driver's memory; an unknown one is said to be so."""
-    node = detect_node(tmp_path, driver(tmp_path, f'echo "{H200}"; echo "{ODD}"'))
+    node = detect_node(tmp_path, driver(tmp_path, f'echo "{H200}"; echo "{ODD}"'), torch=CUDA)
     known, odd = node.chips
     assert known.name == "H200-SXM-141GB"
     assert known.memory_gib == 140.4  # 143771 MiB
     assert known.peak_flops("bf16") == pytest.approx(989.4e12)
     assert (odd.name, odd.memory_gib, odd.peak_flops("bf16")) == ("NVIDIA Weaver 1", 0, None)
-    assert node.problems == ("GPU 1: 'NVIDIA Weaver 1' is not in the catalogue; no peak rates.",)
+    problem = "NVIDIA: 'NVIDIA Weaver 1', number 1, is not in the catalogue; no peak rates."
+    assert node.problems == (problem,)
     cluster = Cluster(nodes=(node,))
     assert Cluster.from_json(cluster.to_json()) == cluster
 
@@ -198,20 +201,20 @@ def test_gpus(tmp_path: Path) -> None:
 def test_visible_gpus(selection: str, names: list[str], tmp_path: Path) -> None:
     """As CUDA reads it: numbers, beginnings of UUIDs, and an end at the first that is wrong."""
     environment = driver(tmp_path, f'echo "{H200}"; echo "{T4}"')
-    node = detect_node(tmp_path, {**environment, "CUDA_VISIBLE_DEVICES": selection})
+    node = detect_node(tmp_path, {**environment, "CUDA_VISIBLE_DEVICES": selection}, torch=CUDA)
     assert [chip.name for chip in node.chips] == names
 
 
 @pytest.mark.parametrize(
     ("script", "timeout_s", "problem"),
     [
-        ("exit 9", 60, "returned non-zero exit status 9.); GPUs are left out."),
-        ("echo No devices were found", 60, "said 'No devices were found', which names no GPU."),
-        ("exec tail -f /dev/null", 0.2, "nvidia-smi did not answer in 0.2 s; GPUs are left out."),
+        ("echo No driver; exit 9", 60, "NVIDIA: nvidia-smi failed (exit code 9: No driver)."),
+        ("echo No devices were found", 60, "said 'No devices were found', which names none."),
+        ("exec tail -f /dev/null", 0.2, "NVIDIA: nvidia-smi did not answer in 0.2 s."),
     ],
 )
 def test_broken_driver(script: str, timeout_s: float, problem: str, tmp_path: Path) -> None:
-    node = detect_node(tmp_path, driver(tmp_path, script), timeout_s=timeout_s)
+    node = detect_node(tmp_path, driver(tmp_path, script), timeout_s=timeout_s, torch=CUDA)
     assert node.chips == ()
     assert len(node.problems) == 1
     assert node.problems[0].endswith(problem)

@@ -61,7 +61,9 @@ def detect(json: Json = False) -> None:
     if node.chips:
         _print_chips(node.chips)
     else:
-        out.print("no accelerator; training runs on the CPU")
+        out.print("no accelerator that can be used; training runs on the CPU")
+    for found in node.unusable:
+        out.print(f"{found}: {found.way_out}", style="yellow")
     for problem in node.problems:
         out.print(problem, style="yellow")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -62,6 +63,23 @@ class Chip:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Unusable:
+    """Accelerators of one vendor that a process cannot use."""
+
+    vendor: str
+    chips: tuple[Chip, ...]
+    """Empty where nobody knows what there is."""
+    why: str
+    way_out: str
+    """What could be done about it."""
+
+    def __str__(self) -> str:
+        many = Counter(chip.name for chip in self.chips)
+        found = [f"{number} x {name} found, but " for name, number in many.items()]
+        return f"{self.vendor}: {' and '.join(found)}{self.why}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
     """One machine, as far as this process may use it."""
 
@@ -78,6 +96,8 @@ class Node:
     """Accelerators in the order of the bus they sit on."""
     problems: tuple[str, ...] = ()
     """What could not be found out, in words."""
+    unusable: tuple[Unusable, ...] = ()
+    """Accelerators that are there besides, or may be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,8 +144,18 @@ def chip_of_product(product: str) -> Chip | None:
 
 
 def _node(data: dict[str, Any]) -> Node:
-    chips = tuple(_chip(entry) for entry in data["chips"])
-    return Node(**{**data, "chips": chips, "problems": tuple(data["problems"])})
+    unusable = [
+        Unusable(**{**entry, "chips": tuple(map(_chip, entry["chips"]))})
+        for entry in data.get("unusable", ())
+    ]
+    return Node(
+        **{
+            **data,
+            "chips": tuple(map(_chip, data["chips"])),
+            "problems": tuple(data["problems"]),
+            "unusable": tuple(unusable),
+        }
+    )
 
 
 def _chip(data: dict[str, Any]) -> Chip:

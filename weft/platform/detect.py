@@ -1,4 +1,4 @@
-"""This machine, without torch: cores, memory, bf16 instructions, and what device families find.
+"""This machine, without torch: cores, memory, bf16 instructions, and the chips of all vendors.
 
 What cannot be found out is not guessed: it is left out, and ``Node.problems`` says why.
 """
@@ -11,10 +11,13 @@ import platform
 import socket
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from weft.cluster.cluster import Cluster, Node
+from weft.cluster.cluster import Chip, Cluster, Node, Unusable, chip_of_product
+from weft.platform.probe import Answer, ask_all
 from weft.platform.registry import PLATFORMS
+from weft.platform.vendor import TorchBuild, Vendor, installed_torch, vendors
 
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86, x86, Arm
 _UNLIMITED_BYTES = 1 << 60  # cgroup v1 writes a huge number for "no limit"
@@ -26,14 +29,36 @@ def detect() -> Cluster:
 
 
 def detect_node(
-    root: Path = Path("/"), environment: Mapping[str, str] = os.environ, *, timeout_s: float = 10
+    root: Path = Path("/"),
+    environment: Mapping[str, str] = os.environ,
+    *,
+    timeout_s: float = 10,
+    torch: TorchBuild | None = None,
 ) -> Node:
     """This machine as this process may use it.
 
     ``root`` holds ``proc`` and ``sys``; ``environment`` gives ``PATH`` and what drivers read; a
-    driver's tool that takes longer than ``timeout_s`` is given up.
+    driver's tool that takes longer than ``timeout_s`` is given up; ``torch``: None is the
+    installed one.
     """
     problems: list[str] = []
+    chips: list[Chip] = []
+    unusable: list[Unusable] = []
+    for family in PLATFORMS.imported():
+        chips += family.chips(environment, timeout_s=timeout_s, problems=problems)
+    named = {each.vendor: each for each in vendors()}
+    for answer in ask_all(environment, timeout_s=timeout_s):
+        problems += [f"{problem}." for problem in answer.problems]
+        vendor = named[answer.vendor]
+        found = _shown(vendor, answer, environment, problems)
+        against = _against(vendor, answer, found, torch or installed_torch(), problems)
+        if against:
+            why, way_out = against
+            unusable.append(
+                Unusable(vendor=vendor.vendor, chips=tuple(found), why=why, way_out=way_out)
+            )
+        else:
+            chips += found
     cpu, flags = _processor(root)
     return Node(
         host=socket.gethostname(),
@@ -41,13 +66,57 @@ def detect_node(
         cores=_cores(root),
         memory_gib=_memory_gib(root),
         cpu_bf16=not _BF16_FLAGS.isdisjoint(flags),
-        chips=tuple(
-            chip
-            for family in PLATFORMS.imported()
-            for chip in family.chips(environment, timeout_s=timeout_s, problems=problems)
-        ),
+        chips=tuple(chips),
         problems=tuple(problems),
+        unusable=tuple(unusable),
     )
+
+
+def _shown(
+    vendor: Vendor, answer: Answer, environment: Mapping[str, str], problems: list[str]
+) -> list[Chip]:
+    """The chips of a vendor that this process may use, in the order in which it sees them."""
+    rows = [row for row in answer.rows for _ in range(_devices(vendor, row.name))]
+    shown = vendor.shown(rows, environment)
+    if rows and not shown and (said := vendor.selection(environment)):
+        problems.append(f"{vendor.vendor}: {said} names none of the {len(rows)} that are here.")
+    chips = []
+    for index in shown:
+        name, memory, *_ = rows[index]
+        chip = chip_of_product(name)
+        if chip is None:
+            what = f"{vendor.vendor}: {name!r}, number {index}, is not in the catalogue"
+            problems.append(f"{what}; no peak rates.")
+            chip = Chip(
+                name=name, vendor=vendor.vendor, memory_gib=0, peak_tflops={}, measured_tflops={}
+            )
+        memory = None if memory is None else memory / _devices(vendor, name)
+        chips.append(replace(chip, memory_gib=round(memory or chip.memory_gib, 2)))
+    return chips
+
+
+def _devices(vendor: Vendor, product: str) -> int:
+    """That PyTorch sees in what the vendor's tool calls one."""
+    chip = chip_of_product(product) if vendor.row_is_package else None
+    return 1 if chip is None else chip.devices
+
+
+def _against(
+    vendor: Vendor, answer: Answer, found: list[Chip], torch: TorchBuild, problems: list[str]
+) -> tuple[str, str] | None:
+    """Why a vendor's chips cannot be used, and what could be done; None where they can."""
+    if answer.is_silent:
+        return answer.problems[-1].partition(": ")[2], "try again, once the tool answers"
+    if not found:
+        return None
+    if why := vendor.problem_with(torch):
+        return why, vendor.install
+    if found[0].device not in PLATFORMS:
+        why = f"Weft has no devices {found[0].device!r} of its own"
+        return why, "install the package that brings them (entry point weft.platforms)"
+    if old := vendor.problem_with_driver(torch, answer.rows[0].driver):
+        problems.append(f"{vendor.vendor}: {old}.")
+    return None
 
 
 def _processor(root: Path) -> tuple[str, set[str]]:
