@@ -113,10 +113,10 @@ def test_a_variable_that_names_none_is_said(tmp_path: Path) -> None:
 
 
 def test_the_second_tool_is_for_where_the_first_fails(tmp_path: Path) -> None:
-    environment = tools(tmp_path, amd_smi="exit 1", rocm_smi=f"cat {ANSWERS}/rocm-smi.txt")
+    environment = tools(tmp_path, amd_smi="echo No GPU", rocm_smi=f"cat {ANSWERS}/rocm-smi.txt")
     node = detect_node(tmp_path, environment, torch=ROCM)
     assert [chip.name for chip in node.chips] == ["MI250-GCD"] * 2
-    assert node.problems == ("AMD: amd-smi failed (exit code 1).",)
+    assert node.problems == ("AMD: amd-smi said 'No GPU', which names none.",)
 
 
 def test_a_slow_tool_is_not_no_accelerator(tmp_path: Path) -> None:

@@ -70,10 +70,10 @@ class Tool:
         """Warnings may stand before the first brace."""
         begin = re.search(r"^[{\[]", answer, re.MULTILINE)
         try:
-            data = json.loads(answer[begin.start() :]) if begin else None
+            data = json.loads(answer[begin.start() :]) if begin else []
         except ValueError:
             return
-        waiting = [data]
+        waiting: list[Any] = [data]
         while waiting:
             here = waiting.pop(0)
             inner = list(here.values() if isinstance(here, dict) else here)
