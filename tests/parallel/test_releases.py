@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from weft.parallel.pipeline.clocks import Clocks
 from weft.parallel.pipeline.releases import releases
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, ScheduleName, StagePlan
@@ -36,8 +37,9 @@ def test_the_earliest_action_that_depends_on_the_taker(
     lists = schedule(name, positions, num_microbatches)
     after = reachable(lists)
     where = {action: p for p, actions in enumerate(lists) for action in actions}
+    clocks = Clocks(lists)
     for position, actions in enumerate(lists):
-        found = releases(lists, position)
+        found = releases(clocks, position)
         for action in actions:
             step = {"F": 1, "B": -1, "I": -1}.get(action.kind)
             taker = step and Action(action.kind, action.stage + step, action.microbatch)
@@ -71,7 +73,8 @@ def reachable(lists: Schedule) -> dict[Action, set[Action]]:
 
 
 def test_by_hand() -> None:
-    first, second = (releases(one_forward_one_backward(2, 4), p) for p in range(2))
+    clocks = Clocks(one_forward_one_backward(2, 4))
+    first, second = (releases(clocks, p) for p in range(2))
     # F0 F1 B0 F2 B1 F3 B2 B3: an output has arrived when its gradient has come back.
     assert first[2] == [Action("F", 0, 0)]
     # F0 B0 F1 B1 F2 ...: the third input was made after the first gradient had come.

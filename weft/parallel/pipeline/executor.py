@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from torch import Tensor
 from weft.comm.comm import Comm
 from weft.nn.stage import MicroBatch, Objective, Stage, Terms, added, total_of
 from weft.parallel.gradients import Gradients
+from weft.parallel.pipeline.clocks import Clocks
 from weft.parallel.pipeline.deferred import Job, WeightWork
+from weft.parallel.pipeline.receives import receives
 from weft.parallel.pipeline.releases import releases
 from weft.parallel.pipeline.running import RunningBuffers
 from weft.parallel.pipeline.stage_border import StageBorder, Way
@@ -20,12 +23,8 @@ from weft.parallel.sharding import Attendance
 from weft.plan.layout import Border
 from weft.plan.plan import RankPlan
 from weft.precision.registry import PRECISIONS
-from weft.schedules.action import Action
+from weft.schedules.action import Action, Schedule
 from weft.schedules.registry import schedule_of
-
-AHEAD = 2
-"""Actions whose input is received while the one before them computes: at most as many more inputs
-are held."""
 
 
 @dataclass(slots=True)
@@ -40,9 +39,19 @@ class _Kept:
     """What the stage adds to the loss."""
 
 
-_Work = tuple[Sequence[Action], Sequence[Sequence[Action]]]
-"""What a rank does in a step, and after each action the earlier ones whose results have certainly
-arrived where they went."""
+class _Work(NamedTuple):
+    """What a rank does in a step."""
+
+    actions: Sequence[Action]
+    coming: Sequence[Sequence[Action]]
+    """Before each action, those whose input is received from then on."""
+    arrived: Sequence[Sequence[Action]]
+    """After each action, the earlier ones whose results have certainly arrived where they went."""
+
+
+def _work_of(schedule: Schedule, position: int) -> _Work:
+    clocks = Clocks(schedule)
+    return _Work(schedule[position], receives(clocks, position), releases(clocks, position))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +101,7 @@ class Executor:
         schedule = schedule_of(rank_plan.pipeline_plan)
         forwards = [[action for action in each if action.kind == "F"] for each in schedule]
         self._training, self._evaluation = (
-            (each[rank_plan.position], releases(each, rank_plan.position))
-            for each in (schedule, forwards)
+            _work_of(each, rank_plan.position) for each in (schedule, forwards)
         )
         self._dtype = PRECISIONS[rank_plan.stage_plan.precision].compute.dtype
         self._last = len(rank_plan.pipeline_plan.stages) - 1
@@ -136,19 +144,16 @@ class Executor:
         self, work: _Work, microbatches: Sequence[MicroBatch], mode: AbstractContextManager[None]
     ) -> Tensor:
         self._totals.zero_()
-        expected = 0
-        actions, arrived = work
         with mode:
-            for number, action in enumerate(actions):
-                for coming in actions[expected : number + AHEAD + 1]:
-                    self._expect(coming, microbatches)
-                expected = number + AHEAD + 1
+            for action, coming, arrived in zip(*work, strict=True):
+                for each in coming:
+                    self._expect(each, microbatches)
                 microbatch = microbatches[action.microbatch]
                 if self._computes(microbatch):
                     self._do(action, microbatch)
                 elif action.stage in self._attendances:  # help the others of the stage
                     self._attendances[action.stage].attend(action.kind)
-                for sent in arrived[number]:
+                for sent in arrived:
                     self._release(sent)
         for border in self._borders.values():
             border.finish()

@@ -126,9 +126,9 @@ class StageBorder:
     def receive(self, way: Way, microbatch: int) -> dict[str, Tensor]:
         """This rank's part of the input of ``stage + 1``, or of gradients of ``stage``'s output.
 
-        It must be expected.
+        What comes from another rank must be expected.
         """
-        wait, memory = self._arriving.pop((way, microbatch))
+        wait, memory = self._arriving.pop((way, microbatch), (nothing, {}))
         wait()
         result = {}
         for name, route in self._routes_of(way, microbatch).items():

@@ -1,0 +1,94 @@
+"""When receives may be posted: no deadlock on GPUs whose streams share queues of the hardware."""
+
+from itertools import product
+from random import Random
+
+import pytest
+from parallel.hardware_queues import Job, always_early
+from parallel.test_releases import CASES, reachable, schedule
+
+from weft.parallel.pipeline.clocks import Clocks
+from weft.parallel.pipeline.receives import AHEAD, receives
+from weft.plan.plan import ScheduleName
+from weft.schedules.action import Action, Schedule
+from weft.schedules.one_forward_one_backward import one_forward_one_backward
+from weft.schedules.registry import SCHEDULES
+
+QUEUES = (1, 2, 4, 8)
+SMALL = tuple(product((2, 3, 4), (1, 2, 3, 4, 6, 8)))
+LARGE = ((5, 7), (6, 12), (7, 3), (8, 24))
+
+
+def schedules(name: str, sizes: tuple[tuple[int, int], ...]) -> list[Schedule]:
+    """Of so many positions and micro-batches; two stages on each where it may be any number."""
+    made = SCHEDULES[name]
+    chunks = 2 if made.any_chunks else made.chunks
+    return [made.actions(p, p * chunks, m) for p, m in sizes]
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_every_rank_gets_to_the_end_however_its_streams_share_queues(name: str) -> None:
+    rng = Random(0)
+    for actions in schedules(name, SMALL + LARGE):
+        clocks = Clocks(actions)
+        posts = [receives(clocks, position) for position in range(len(actions))]
+        for num_queues in QUEUES:
+            drawn = [rng.randrange(num_queues) for _ in range(64)]
+            what = len(actions), len(actions[0]), num_queues
+            assert Job(clocks, posts, lambda stream, q=num_queues: stream % q).ends(), what
+            assert Job(clocks, posts, drawn.__getitem__).ends(), (*what, drawn)
+
+
+def test_with_every_receive_early_some_do_not() -> None:
+    """What the test above is able to see."""
+    lost = dict.fromkeys(QUEUES, 0)
+    for actions in (each for name in SCHEDULES for each in schedules(name, SMALL)):
+        clocks = Clocks(actions)
+        posts = [always_early(clocks, position) for position in range(len(actions))]
+        for num_queues in QUEUES:
+            job = Job(clocks, posts, lambda stream, q=num_queues: stream % q)
+            lost[num_queues] += not job.ends()
+    assert lost[1] >= lost[2] > lost[4] > 0
+
+
+def test_most_receives_stay_early() -> None:
+    same = every = 0
+    for actions in (each for name in SCHEDULES for each in schedules(name, SMALL)):
+        clocks = Clocks(actions)
+        for position in range(len(actions)):
+            early = set(posts(always_early(clocks, position)))
+            same += len(early.intersection(posts(receives(clocks, position))))
+            every += len(early)
+    assert same / every > 0.8
+
+
+def posts(lists: list[list[Action]]) -> list[tuple[int, Action]]:
+    return [(number, action) for number, at in enumerate(lists) for action in at]
+
+
+@pytest.mark.parametrize(("name", "positions", "num_microbatches"), CASES)
+def test_as_early_as_its_sender_waits_for_nothing_to_come(
+    name: ScheduleName, positions: int, num_microbatches: int
+) -> None:
+    lists = schedule(name, positions, num_microbatches)
+    after, clocks = reachable(lists), Clocks(lists)
+    for position, own in enumerate(lists):
+        found = posts(receives(clocks, position))
+        assert [action for _, action in found] == [a for a in own if clocks.giver(a) is not None]
+        for number, action in found:
+            giver, at = clocks.giver(action), list(own).index(action)
+            assert giver not in after[own[number]]
+            is_earliest = number == max(0, at - AHEAD) or giver in after[own[number - 1]]
+            assert number <= at
+            assert is_earliest, f"{action} could be received earlier"
+
+
+def test_by_hand() -> None:
+    clocks = Clocks(one_forward_one_backward(2, 4))
+    first, second = (receives(clocks, p) for p in range(2))
+    # F0 F1 B0 F2 B1 F3 B2 B3: the first gradient awaits F0, the second F1.
+    assert first[1] == [Action("B", 0, 0)]
+    assert first[2] == [Action("B", 0, 1)]
+    # F0 B0 F1 B1 F2 ...: two inputs are there before any gradient, the third after B0.
+    assert second[0] == [Action("F", 1, 0), Action("F", 1, 1)]
+    assert second[2] == [Action("F", 1, 2)]
