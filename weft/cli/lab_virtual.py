@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from weft.cli import train
 from weft.cli.output import err, out, print_json
+from weft.cluster.cluster import Cluster
 from weft.cluster.cluster_file import read_cluster
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
@@ -39,9 +40,10 @@ def virtual_chips(
     cluster = read_cluster(file)
     loaded = train.loaded(words[2:])
     plan, why = _plan(loaded, file, cluster.world_size)
+    (node,) = detect().nodes
     resolved = resolve(
         loaded,
-        detect(),
+        Cluster(nodes=(replace(node, unusable=()),)),  # what is played needs none
         world_size=cluster.world_size,
         ranks_here=max(len(host.chips) for host in cluster.hosts),
         plan=plan,

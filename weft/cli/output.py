@@ -51,6 +51,12 @@ def aligned(rows: Sequence[Sequence[str]], *, words: int) -> Iterator[str]:
         yield "  ".join(f"{cell:{side}{width}}" for cell, side, width in cells).rstrip()
 
 
+def warn(texts: Iterable[str]) -> None:
+    """What nobody should miss, whatever else is printed or not."""
+    for text in texts:
+        err.print(f"warning: {text}", style="yellow")
+
+
 def print_anything() -> None:
     """Let no character end a command: one that the terminal's encoding lacks shows as "?"."""
     for stream in (sys.stdout, sys.stderr):

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.output import err, finish, out, print_json
+from weft.cli.output import err, finish, out, print_json, warn
 from weft.cli.plan.text import show_plan
 from weft.cli.resolved import ResolvedRun, ranks_here, resolved_among, resolved_here
 from weft.cli.summary import print_summary, print_traffic
@@ -83,6 +83,8 @@ def train(
         except ConfigError as error:
             raise loaded.place(error) from error
         resolved = asked.resolved
+        if address is None or address.local_rank == 0:
+            warn(resolved.warnings)
         on_this_machine = _ranks_on_this_machine(resolved, address)
         refuse_too_large(loaded, resolved, on_this_machine)
         stream = sys.stderr if json else sys.stdout

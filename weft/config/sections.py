@@ -283,7 +283,8 @@ class ComputeConfig(Section):
     """Where and how the arithmetic is done."""
 
     device: Device = "auto"
-    """Chips to run on; "auto" takes CUDA where it is usable, else the CPU."""
+    """Chips to run on; "auto" takes the machine's accelerators, and the CPU where there are none.
+    Where there are some that this PyTorch cannot use, it refuses and says what to install."""
     precision: Precision = "auto"
     """Arithmetic of forward and backward; "bf16" keeps fp32 master weights, "fp64" is the
     reference mode, "auto" is bf16 where the chip is fast at it, else fp32."""

@@ -15,6 +15,7 @@ from typing import IO
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import ConfigError, RunError
 from weft.lab.network import PORT, host_address
+from weft.platform.vendor import hidden_from_all
 
 MASTER_PORT = 29500
 """Nobody else has a port in a namespace that was made a moment ago."""
@@ -25,7 +26,8 @@ _PR_SET_PDEATHSIG = 1
 def environment(cluster: ClusterFile, rank: int) -> dict[str, str]:
     """What a launcher such as torchrun tells a rank, and which port of its host leads out.
 
-    Hosts have addresses and no names, which PyTorch would warn of.
+    Hosts have addresses and no names, which PyTorch would warn of. Chips are parts of cores: a rank
+    sees no accelerator.
     """
     host, _ = cluster.by_rank[rank]
     here = cluster.ranks_of(host)
@@ -42,6 +44,7 @@ def environment(cluster: ClusterFile, rank: int) -> dict[str, str]:
         "TP_SOCKET_IFNAME": PORT,
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        **hidden_from_all(),
     }
 
 

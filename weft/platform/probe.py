@@ -38,7 +38,7 @@ def ask_all(environment: Mapping[str, str], *, timeout_s: float) -> tuple[Answer
     """Of every vendor whose tool is on ``PATH``; no tool may take longer than ``timeout_s``."""
     paths = environment.get("PATH", os.defpath)
     asked: list[tuple[Vendor, list[tuple[str, Tool]]]] = []
-    for vendor in vendors():
+    for vendor in (each for each in vendors() if not each.is_hidden(environment)):
         found = [(shutil.which(tool.command[0], path=paths), tool) for tool in vendor.tools]
         here = [(path, tool) for path, tool in found if path]
         asked += [(vendor, here)] if here else []

@@ -163,10 +163,7 @@ class Vendor:
         Like the drivers it stops at the first name that it cannot find.
         """
         seen = list(range(len(rows)))
-        for names in self.visible:
-            selection = next((environment[name] for name in names if name in environment), None)
-            if selection is None:
-                continue
+        for selection in self._selections(environment):
             chosen: list[int] = []
             for word in (part.strip() for part in selection.split(",")):
                 matches = [
@@ -179,6 +176,15 @@ class Vendor:
                 chosen += matches
             seen = chosen
         return seen
+
+    def is_hidden(self, environment: Mapping[str, str]) -> bool:
+        """The variables leave a process nothing."""
+        return any(said in ("", "-1") for said in self._selections(environment))
+
+    def _selections(self, environment: Mapping[str, str]) -> Iterator[str]:
+        """What the variables say, the choice among all first."""
+        for names in self.visible:
+            yield from [environment[name] for name in names if name in environment][:1]
 
     def _names(self, word: str, uuid: str) -> bool:
         """A variable may say how an accelerator's name begins."""
@@ -216,6 +222,11 @@ class Vendor:
 
 def _numbers(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)]
+
+
+def hidden_from_all() -> dict[str, str]:
+    """Variables of a process that is to see no accelerator of any vendor."""
+    return {names[0]: "" for vendor in vendors() for names in vendor.visible}
 
 
 @cache

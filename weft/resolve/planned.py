@@ -23,7 +23,7 @@ from weft.planner.renumber import renumbered
 from weft.planner.search import Found, search
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
-from weft.resolve.resolve import spec_asked
+from weft.resolve.resolve import refuse_unusable, spec_asked
 from weft.simulate.known import local_profile
 
 
@@ -236,7 +236,9 @@ def _device(config: Config, node: Node, ranks: int) -> str:
     """What ranks of a machine compute on."""
     if config.compute.device != "auto":
         return config.compute.device
-    return node.chips[0].device if len(node.chips) >= ranks else HOST
+    found = node.chips[0].device if len(node.chips) >= ranks else HOST
+    refuse_unusable(node, found)
+    return found
 
 
 def _refuse_other_number(config: Config, world_size: int) -> None:

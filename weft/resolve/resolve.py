@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from weft.axes.held import check_mesh
-from weft.cluster.cluster import HOST, Cluster
+from weft.cluster.cluster import HOST, Cluster, Node
 from weft.config.batch import derive_batch
 from weft.config.check import flat
 from weft.config.errors import ConfigError
@@ -49,6 +49,21 @@ class Resolved:
     """Dotted key of every value -> who gave it, in words."""
     notes: tuple[str, ...]
     """What was derived, one sentence each."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What nobody should miss: accelerators are left alone that nobody said to leave alone."""
+        config, (node, *_) = self.config, self.cluster.nodes
+        asked = config.plan.file is None and config.compute.device == "auto"
+        if not asked or set(self.plan.devices) != {HOST} or _every_stage_says_a_device(config):
+            return ()
+        idle = [
+            f"{number} x {name}" for name, number in Counter(c.name for c in node.chips).items()
+        ]
+        found = [f"{' and '.join(idle)} stay idle"] if idle else []
+        problems = [problem.removesuffix(".") for problem in node.problems] if not idle else []
+        meant = f"compute.device={HOST} says that this is meant"
+        return tuple(f"trains on the processor: {each}; {meant}" for each in found + problems)
 
     @property
     def training(self) -> Training:
@@ -244,6 +259,8 @@ def _devices(
     for device in lacking:
         key = _first_on(device, config, pipelines)
         hint = f"Use fewer {'shares' if config.plan.shares else 'ranks'}, or {key}={HOST}."
+        for other in cluster.nodes[0].unusable:
+            hint += f" {other}: {other.way_out}."
         expected = f"{min(ranks[device], here)} GPUs here ({chips[device]} seen)"
         raise ConfigError(key, device, expected, hint)
     found = next(iter(chips), HOST)
@@ -251,8 +268,23 @@ def _devices(
     against = _against(found, chips[found], wanted, pipelines)
     chosen = HOST if against else found
     if ranks["auto"]:
+        refuse_unusable(cluster.nodes[0], chosen)
         notes.append(f"compute.device = {chosen}, from what this machine has{against}")
     return {**devices, "auto": chosen}
+
+
+def refuse_unusable(node: Node, chosen: str) -> None:
+    """A device that nobody chose is not the processor of a machine with accelerators.
+
+    Raises:
+        ConfigError: some are there, or may be, and nothing here can use them; the ways out.
+    """
+    if chosen != HOST or node.chips or not node.unusable:
+        return
+    ways = "; or ".join(dict.fromkeys(each.way_out for each in node.unusable))
+    hint = f"{'. '.join(map(str, node.unusable))}. Either {ways}; or train on the processor: "
+    expected = "accelerators that can be used"
+    raise ConfigError("compute.device", "auto", expected, f"{hint}compute.device={HOST}.")
 
 
 def _ranks_by_device(config: Config, pipelines: Sequence[PipelineConfig]) -> Counter[str]:
@@ -333,6 +365,10 @@ def refuse_without_effect(loaded: Loaded) -> None:
     if overruled:
         expected = f"nothing beside {beside}"
         raise loaded.place(*(ConfigError(key, values[key], expected, hint) for key in overruled))
+
+
+def _every_stage_says_a_device(config: Config) -> bool:
+    return "compute.device" in _said_by_every_stage(config.plan)
 
 
 def _said_by_every_stage(plan: PlanConfig) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.output import err, finish, out, print_json
+from weft.cli.output import err, finish, out, print_json, warn
 from weft.cli.plan.forecasts import Answer, answer, answer_here, load_for_cluster
 from weft.cli.plan.saved import Started, saved
 from weft.cli.resolved import resolved_here
@@ -144,6 +144,7 @@ def _answer(target: str, overrides: Sequence[str], options: PlanOptions) -> Answ
                 raise ConfigError(option, value, "--cluster beside it", "It says what there is.")
         loaded = load(target, overrides)
         resolved = resolved_here(loaded).resolved
+        warn(resolved.warnings)
         refuse_without_effect(loaded)
         return answer_here(resolved)
     loaded = load_for_cluster(target, overrides)
