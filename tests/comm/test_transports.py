@@ -1,6 +1,7 @@
 """Native or through host memory: the choice as data, and the same bits either way."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from threading import Event
 from typing import Any
@@ -18,10 +19,16 @@ from weft.comm.join import join
 from weft.comm.members import Channel, Member, choose, farthest, in_words
 from weft.comm.transport import DirectGroup, HostCopies, NativeGroup, StagedGroup
 from weft.elastic.pool import WorkerPool
+from weft.platform.registry import PLATFORMS
+from weft.platform.vendor import TorchBuild
 
 CPU = Member(node="a")
 CUDA = Member(family="cuda", backend="nccl", node="a", chip="cuda:0")
 OTHER = Member(family="npu", backend="none", node="a", chip="npu:0")
+GREEN, RED, OLD = (
+    replace(CUDA, library=name)
+    for name in ("nccl 2 of NVIDIA", "nccl 2 of AMD", "nccl 1 of NVIDIA")
+)
 
 CHOICES = [
     ([CPU, CPU], "gloo"),
@@ -30,12 +37,48 @@ CHOICES = [
     ([CUDA, OTHER], "gloo through host memory, because cuda and npu share no backend"),
     ([OTHER, OTHER], "gloo through host memory, because npu has no backend"),
     ([Member(family="npu", backend="nccl"), CUDA], "nccl"),
+    ([GREEN, replace(GREEN, node="b")], "nccl"),
+    (
+        [GREEN, RED],
+        "gloo through host memory, because nccl 2 of AMD and nccl 2 of NVIDIA share no backend",
+    ),
+    (
+        [OLD, GREEN, OLD],
+        "gloo through host memory, because nccl 1 of NVIDIA and nccl 2 of NVIDIA share no backend",
+    ),
+    ([RED, CPU], "gloo through host memory, because cpu and cuda share no backend"),
 ]
 
 
 @pytest.mark.parametrize(("members", "words"), CHOICES, ids=lambda value: str(value)[:40])
 def test_a_group_talks_through_what_all_its_ranks_have(members: list[Member], words: str) -> None:
     assert str(choose(members)) == words
+
+
+BUILDS = [
+    (TorchBuild("2.13.0+cu130", {"cuda": "13.0"}), "nccl 2 of NVIDIA"),
+    (TorchBuild("2.13.0+rocm6.4", {"hip": "6.4.43482"}), "nccl 2 of AMD"),
+    (TorchBuild("2.10.0+metax3.8.2.2", {"cuda": "11.6"}), "nccl 2 of MetaX"),
+]
+
+
+@pytest.mark.parametrize(("build", "library"), BUILDS, ids=[library for _, library in BUILDS])
+def test_builds_for_different_vendors_are_different_libraries(
+    build: TorchBuild, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them say cuda and nccl."""
+    monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 27, 5))
+    monkeypatch.setattr("torch._C._cuda_getDriverVersion", lambda: 12080, raising=False)
+    monkeypatch.setattr("weft.platform.cuda.installed_torch", lambda: build)
+    assert PLATFORMS["cuda"].library() == library
+    assert PLATFORMS["cuda"].versions() == {"nccl": "2.27.5", "driver": "12.8"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="asks the library of a real device")
+def test_the_library_of_this_machine() -> None:
+    assert PLATFORMS["cuda"].library().startswith("nccl 2 of ")
+    assert PLATFORMS["cuda"].versions().keys() == {"nccl", "driver"}
 
 
 def test_how_far_a_call_goes() -> None:

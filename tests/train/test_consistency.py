@@ -14,7 +14,7 @@ from weft.config.load import load_config
 from weft.elastic.pool import WorkerPool
 from weft.resolve.resolve import resolve
 from weft.train import agreeing
-from weft.train.agreeing import refuse_unlike_ranks
+from weft.train.agreeing import differing_builds, refuse_unlike_ranks
 from weft.train.job import Job
 
 LAPTOP = Node(
@@ -91,3 +91,47 @@ def test_another_source_is_noticed(pool: WorkerPool, tmp_path: Path) -> None:
     assert first == second
     assert first.startswith("weft's source = ")
     assert first.endswith(f"as on rank 0. Rank 1 differs. {SAME}")
+
+
+def built(address: RankAddress, alike: Job, versions: list[str]) -> list[str]:
+    """What ranks with these builds of PyTorch say to the same job, and what they note."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600) as comm,
+    ):
+        patch.setattr(torch, "__version__", versions[address.rank])
+        notes = list(differing_builds(comm, {"driver": "13.0"} if address.rank else {}))
+        try:
+            refuse_unlike_ranks(comm, alike)
+        except ConfigError as error:
+            return [*notes, str(error)]
+        return notes
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        (["2.13.0+cpu", "2.13.0+cpu"], []),
+        (
+            ["2.13.0+cu130", "2.13.0+rocm6.4"],
+            ["ranks differ in PyTorch: 2.13.0+cu130 on rank 0, 2.13.0+rocm6.4 on rank 1"],
+        ),
+        (
+            ["2.13.0", "2.13.0a0+git4f2c1d0"],
+            ["ranks differ in PyTorch: 2.13.0 on rank 0, 2.13.0a0+git4f2c1d0 on rank 1"],
+        ),
+        (
+            ["2.13.0+cu130", "2.12.1+cu130"],
+            [
+                "ranks differ in PyTorch: 2.13.0+cu130 on rank 0, 2.12.1+cu130 on rank 1",
+                "torch version = '2.12.1': expected '2.13.0', as on rank 0. "
+                f"Rank 1 differs. {SAME}",
+            ],
+        ),
+    ],
+    ids=["alike", "vendors", "from source", "releases"],
+)
+def test_builds_of_one_release_may_differ(
+    pool: WorkerPool, versions: list[str], said: list[str]
+) -> None:
+    assert pool.run(built, job([]), versions, world_size=2) == [said] * 2

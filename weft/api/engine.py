@@ -209,7 +209,8 @@ def join_with(model: nn.Module, address: RankAddress) -> Comm:
     """Join the job on the kind of device that the model is on; the model moves to this rank's."""
     platform = platform_named(next(model.parameters()).device.type)
     device = platform.device(address.local_rank)
-    comm = join(address, backend=platform.collective_backend, device=device)
+    library = platform.library()
+    comm = join(address, backend=platform.collective_backend, device=device, library=library)
     atexit.register(comm.close)
     model.to(device)
     return comm

@@ -17,11 +17,17 @@ from weft.comm.rendezvous import ARRIVAL_S, Rendezvous, await_ranks
 
 
 def join(
-    address: RankAddress, *, backend: str, device: torch.device, timeout_s: float = 600.0
+    address: RankAddress,
+    *,
+    backend: str,
+    device: torch.device,
+    library: str = "",
+    timeout_s: float = 600.0,
 ) -> Comm:
     """Meet the other ranks. One process needs nobody and opens no socket.
 
-    All ranks are joined by gloo, and those whose devices share another ``backend`` by that too.
+    All ranks are joined by gloo, and those whose devices share another ``backend`` by that too,
+    where its build (``library``) is the same.
     Collectives give up after ``timeout_s`` seconds.
 
     Raises:
@@ -32,13 +38,15 @@ def join(
     rendezvous = Rendezvous(address, timeout_s)
     with ExitStack() as undo:
         undo.callback(rendezvous.close, wait=False)
-        comm = join_at(rendezvous, backend=backend, device=device)
+        comm = join_at(rendezvous, backend=backend, device=device, library=library)
         undo.pop_all()
     comm.rendezvous = rendezvous
     return comm
 
 
-def join_at(rendezvous: Rendezvous, *, backend: str, device: torch.device) -> Comm:
+def join_at(
+    rendezvous: Rendezvous, *, backend: str, device: torch.device, library: str = ""
+) -> Comm:
     """Begin an epoch with all ranks that come to the same rendezvous, which stays open.
 
     Raises:
@@ -55,6 +63,7 @@ def join_at(rendezvous: Rendezvous, *, backend: str, device: torch.device) -> Co
     member = Member(
         family=device.type,
         backend=backend,
+        library=library,
         node=f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}",
         chip="" if device.type == "cpu" else str(device),
     )

@@ -17,7 +17,9 @@ class Member:
     family: str = "cpu"
     """Its kind of device, as PyTorch names it."""
     backend: str = "gloo"
-    """The library of collectives that its family talks through."""
+    """The library of collectives that its family talks through, as PyTorch names it."""
+    library: str = ""
+    """Which build that is, as far as builds must be alike to talk to each other."""
     node: str = ""
     """Its machine."""
     chip: str = ""
@@ -48,14 +50,19 @@ class Choice:
 
 
 def choose(members: Sequence[Member]) -> Choice:
-    """The backend that all members share, or gloo through host memory, which everybody has."""
+    """The backend that all members share, or gloo through host memory, which everybody has.
+
+    Libraries that PyTorch calls the same may be of different vendors.
+    """
     backends = {member.backend for member in members}
+    libraries = sorted({member.library for member in members})
     families = sorted({member.family for member in members})
     if backends == {"none"}:
         return Choice("gloo", through_host=True, why=f"{' and '.join(families)} has no backend")
-    if len(backends) == 1:
+    if len(backends) == len(libraries) == 1:
         return Choice(backends.pop())
-    what = " and ".join(families if len(families) > 1 else sorted(backends))
+    unlike = [families, sorted(backends), libraries]
+    what = " and ".join(next(names for names in unlike if len(names) > 1))
     return Choice("gloo", through_host=True, why=f"{what} share no backend")
 
 

@@ -48,6 +48,14 @@ class Platform(ABC):
         """
         yield from ()
 
+    def library(self) -> str:
+        """The build of ``collective_backend``: ranks whose words differ share no group of it."""
+        return ""
+
+    def versions(self) -> Mapping[str, str]:
+        """What else ranks may differ in that nobody has to make alike, in words."""
+        return {}
+
     @abstractmethod
     def available(self) -> bool:
         """At least one device of the family can be used here."""

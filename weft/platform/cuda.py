@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from weft.platform.base import Platform, group_of
+from weft.platform.vendor import installed_torch, maker_of
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +27,21 @@ class CudaPlatform(Platform):
         import torch
 
         return torch.cuda.is_available()
+
+    def library(self) -> str:
+        """Vendors' builds all say "nccl"; those of one major version understand each other."""
+        major, *_ = _nccl()
+        return f"{self.collective_backend} {major} of {maker_of(installed_torch())}"
+
+    def versions(self) -> Mapping[str, str]:
+        import torch
+
+        number = ".".join(map(str, _nccl()))
+        driver: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
+        return {
+            self.collective_backend: number,
+            "driver": f"{driver // 1000}.{driver % 1000 // 10}",
+        }
 
     def device(self, local_rank: int) -> torch.device:
         import torch
@@ -58,3 +75,11 @@ class CudaPlatform(Platform):
 
 
 PLATFORM = CudaPlatform()
+
+
+def _nccl() -> tuple[int, ...]:
+    """The version of the library that this PyTorch was built with."""
+    from torch.cuda import nccl
+
+    version: tuple[int, ...] = nccl.version()  # type: ignore[no-untyped-call]
+    return version

@@ -224,6 +224,12 @@ def _numbers(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)]
 
 
+def maker_of(torch: TorchBuild) -> str:
+    """The vendors for whose accelerators a PyTorch is built."""
+    built = (each for each in vendors() if each.torch.attribute and not each.problem_with(torch))
+    return " and ".join(each.vendor for each in built)
+
+
 def hidden_from_all() -> dict[str, str]:
     """Variables of a process that is to see no accelerator of any vendor."""
     return {names[0]: "" for vendor in vendors() for names in vendor.visible}

@@ -19,6 +19,7 @@ from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.checkpoint.store import LATEST, candidates
 from weft.comm.comm import Comm
 from weft.comm.heartbeat import with_heartbeat
+from weft.comm.members import in_words
 from weft.config.check import flat
 from weft.config.errors import ConfigError, ConfigErrors, RunError, show
 from weft.data.prepare import Prepared, prepare
@@ -39,6 +40,8 @@ class Agreed:
     spec: ModelSpec
     checkpoint: Checkpoint | None
     """What to go on from; None for a new run."""
+    notes: tuple[str, ...] = ()
+    """What is worth knowing of that, and of ranks that differ where they may."""
 
     @property
     def first_step(self) -> int:
@@ -46,8 +49,11 @@ class Agreed:
         return 0 if self.checkpoint is None else self.checkpoint.step
 
 
-def agree(job: Job, comm: Comm, local_rank: int) -> Agreed:
+def agree(job: Job, comm: Comm, local_rank: int, versions: Mapping[str, str]) -> Agreed:
     """Compare what the ranks know, prepare the data, and choose where to start.
+
+    Args:
+        versions: Of what this rank's devices need; ranks may differ there.
 
     Raises:
         ConfigError: ranks differ, or the data or a value cannot be used, on every rank; or the
@@ -60,7 +66,9 @@ def agree(job: Job, comm: Comm, local_rank: int) -> Agreed:
     data = _prepared(job, comm, local_rank)
     spec = model_spec(job.config.model, data.vocab_size, job.config.data.seq_len)
     _begin_with_weights(job, comm)
-    agreed = Agreed(data, spec, _checkpoint(job, data, spec))
+    checkpoint = _checkpoint(job, data, spec)
+    notes = (*differing_builds(comm, versions), *(() if checkpoint is None else checkpoint.notes))
+    agreed = Agreed(data, spec, checkpoint, notes)
     seen = {"checkpoint": f"step {agreed.first_step}", "data": data.fingerprint}
     for rank, what, value, first in unlike(comm, seen, name="compare files"):
         theirs = f"rank {rank} sees {value}, rank 0 {first}"
@@ -80,6 +88,26 @@ def refuse_unlike_ranks(comm: Comm, job: Job) -> None:
         raise ConfigError(what, value, f"{show(first)}, as on rank 0", hint)
 
 
+def release_of(version: str) -> str:
+    """Of a PyTorch: what must be the same. Builds of it for several vendors may join one job, and
+    whoever builds a release says "a0" behind it; other previews are versions of their own."""
+    return version.partition("+")[0].removesuffix("a0")
+
+
+def differing_builds(comm: Comm, versions: Mapping[str, str]) -> Iterator[str]:
+    """Where ranks differ in what need not be alike, a sentence each. Collective."""
+    mine = {"PyTorch": torch.__version__, **versions}
+    everyone = comm.gather_json(mine, name="compare builds")
+    for what in dict.fromkeys(key for facts in everyone for key in facts):
+        ranks: dict[str, list[int]] = {}
+        for rank, facts in enumerate(everyone):
+            if what in facts:
+                ranks.setdefault(facts[what], []).append(rank)
+        if len(ranks) > 1:
+            parts = (f"{value} on {in_words(which)}" for value, which in ranks.items())
+            yield f"ranks differ in {what}: {', '.join(parts)}"
+
+
 def unlike(
     comm: Comm, mine: Mapping[str, object], *, name: str
 ) -> Iterator[tuple[int, str, Any, Any]]:
@@ -96,7 +124,7 @@ def _facts(job: Job) -> Mapping[str, object]:
     """What must be the same, by the name that a message gives it; the likeliest cause first."""
     facts: dict[str, object] = {
         "weft version": version.__version__,
-        "torch version": torch.__version__,
+        "torch version": release_of(torch.__version__),
         "weft's source": _source(),
     }
     facts |= flat(job.config)

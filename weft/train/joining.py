@@ -17,8 +17,9 @@ def join_plan(
 ) -> tuple[Comm, Platform]:
     """Join the job on the device that this rank's stage names."""
     platform, device = device_of(address, plan)
-    backend = platform.collective_backend
-    return join(address, backend=backend, device=device, timeout_s=timeout_s), platform
+    backend, library = platform.collective_backend, platform.library()
+    comm = join(address, backend=backend, device=device, library=library, timeout_s=timeout_s)
+    return comm, platform
 
 
 def device_of(address: RankAddress, plan: Plan) -> tuple[Platform, torch.device]:

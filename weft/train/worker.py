@@ -54,11 +54,12 @@ class RankLife:
         self._enter("join")
         config, plan, address = job.config, job.plan, self.rendezvous.address
         platform, device = device_of(address, plan)
-        comm = join_at(self.rendezvous, backend=platform.collective_backend, device=device)
+        backend, library = platform.collective_backend, platform.library()
+        comm = join_at(self.rendezvous, backend=backend, device=device, library=library)
         comm.recorder.keep_in(job.out / LOGS, patience_s=comm.timeout_s / 2)
         try:
             self._enter("agree")
-            agreed = agree(job, comm, address.local_rank)
+            agreed = agree(job, comm, address.local_rank, platform.versions())
             checkpoint, first_step = agreed.checkpoint, agreed.first_step
             self._enter("build")
             seq_len = config.data.seq_len
@@ -87,8 +88,7 @@ class RankLife:
                     stop=self.stop,
                     save_clock=SaveClock(config.checkpoint.minutes),
                 )
-                notes = () if checkpoint is None else checkpoint.notes
-                done = run_job(run, job, agreed.data, notes, stack)
+                done = run_job(run, job, agreed.data, agreed.notes, stack)
         except BaseException:
             comm.close(abort=True)
             raise
