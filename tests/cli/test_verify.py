@@ -19,6 +19,7 @@ from weft.elastic.pool import Job, WorkerPool
 from weft.models import decoder_family
 from weft.models.registry import FAMILIES
 from weft.nn import attention
+from weft.nn.documents import Packed
 from weft.optim.registry import OPTIMIZERS
 from weft.parallel.pipeline.stage_border import StageBorder, Way
 from weft.plan.model import ParamSpec
@@ -33,10 +34,10 @@ def attention_backward(patch: pytest.MonkeyPatch) -> None:
     """A thousandth too much of the gradient of keys."""
     right = attention.causal_attention
 
-    def wrong(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def wrong(q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
         if k.requires_grad:
             k.register_hook(lambda grad: grad * 1.001)
-        return right(q, k, v, mask)
+        return right(q, k, v, packed)
 
     patch.setattr(attention, "causal_attention", wrong)
 

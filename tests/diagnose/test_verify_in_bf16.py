@@ -16,6 +16,7 @@ from weft.diagnose.reference import by_reference
 from weft.diagnose.verdict import TOLERANCE
 from weft.diagnose.verify import Difference, Trace, difference, in_small, one_process, rehearse
 from weft.nn import attention
+from weft.nn.documents import Packed
 from weft.platform.detect import detect_node
 from weft.resolve.resolve import resolve
 
@@ -59,10 +60,10 @@ def short_keys(patch: pytest.MonkeyPatch) -> None:
     """A fifth of the gradient of keys is lost, on the path whose bias has none."""
     right = attention.causal_attention
 
-    def wrong(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def wrong(q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
         if k.requires_grad:
             k.register_hook(lambda grad: grad * 0.8)
-        return right(q, k, v, mask)
+        return right(q, k, v, packed)
 
     patch.setattr(attention, "causal_attention", wrong)
 
@@ -71,10 +72,10 @@ def biased_keys(patch: pytest.MonkeyPatch) -> None:
     """The bias of keys gets the gradient of one that the softmax would see."""
     right = attention.causal_attention
 
-    def wrong(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def wrong(q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
         if k.requires_grad:
             k.register_hook(lambda grad: grad + 0.3 * grad.abs())
-        return right(q, k, v, mask)
+        return right(q, k, v, packed)
 
     patch.setattr(attention, "causal_attention", wrong)
 

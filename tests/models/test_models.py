@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from weft.models.decoder import Decoder
 from weft.models.decoder_spec import DecoderConfig, DecoderSpec
 from weft.models.registry import FAMILIES, build_model, model_spec
 from weft.nn.context import Context
+from weft.nn.documents import Documents
 from weft.nn.dropout import Dropout, dropout_keys
 from weft.nn.init import initial_values
 from weft.plan.box import Box
@@ -118,9 +120,9 @@ def test_no_token_sees_a_later_one(name: str) -> None:
 def test_documents_in_one_sample_do_not_see_each_other() -> None:
     """With positions that start again, the second document is computed as if it were alone."""
     model = _build(SPECS["llama"])
-    segments = torch.tensor([[0] * 4 + [1] * 5] * 2)
+    documents = Documents.of(np.array([[0] * 4 + [1] * 5] * 2), "cpu")
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] * 2)
-    together = model(TOKENS, Context(positions=positions, segments=segments))
+    together = model(TOKENS, Context(positions=positions, documents=documents))
     torch.testing.assert_close(
         together[:, 4:], model(TOKENS[:, 4:], Context()), rtol=1e-12, atol=1e-13
     )

@@ -1,13 +1,18 @@
 """Blocks of queries give what PyTorch's own attention gives, values and gradients."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.nn import causal_attention as module
 from weft.nn.causal_attention import causal_attention
-from weft.nn.context import attention_mask
+from weft.nn.documents import Documents
+from weft.nn.varlen import has_kernel
 
 CASES = {
     "one block": (2, 5, 2, 2),
@@ -16,7 +21,17 @@ CASES = {
     "uneven blocks": (1, 2 * module.BLOCK_QUERIES + 3, 4, 2),
     "probabilities made again": (1, module.KEEP_SEQ + 1, 2, 1),
 }
-SEGMENTS = torch.tensor([[0, 0, 1, 1, 1, 4, 4], [2, 2, 2, 2, 2, 2, 3]])
+SHORT = np.array([[0, 0, 1, 1, 1, 4, 4], [2, 2, 2, 2, 2, 2, 3]])
+LONG = np.random.default_rng(3).random((2, 2 * module.BLOCK_QUERIES + 3)).argsort(1) % 50 == 0
+DOCUMENTS = {
+    "short": ("shared keys", SHORT),
+    "over blocks": ("uneven blocks", LONG.cumsum(1)),
+    "from block to block": (
+        "uneven blocks",
+        np.arange(LONG.shape[1])[None] // module.BLOCK_QUERIES,
+    ),
+    "alone": ("uneven blocks", np.arange(LONG.shape[1])[None]),
+}
 
 
 def _inputs(case: tuple[int, int, int, int], dtype: torch.dtype) -> list[Tensor]:
@@ -39,10 +54,14 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return (scores.softmax(-1) @ v).transpose(1, 2)
 
 
-def _compare(inputs: list[Tensor], mask: Tensor | None, tolerance: float) -> None:
+def _compare(inputs: list[Tensor], segments: np.ndarray | None, tolerance: float) -> None:
     seq = inputs[0].shape[1]
-    whole = torch.ones(seq, seq, dtype=torch.bool).tril() if mask is None else mask
-    ours, theirs = causal_attention(*inputs, mask), _reference(*inputs, whole)
+    may_look, packed = torch.ones(seq, seq, dtype=torch.bool).tril(), None
+    if segments is not None:
+        packed = Documents.of(segments, "cpu").packed
+        same = torch.from_numpy(segments[:, :, None] == segments[:, None, :])
+        may_look = (same & may_look)[:, None]
+    ours, theirs = causal_attention(*inputs, packed), _reference(*inputs, may_look)
     grad = torch.randn(ours.shape, generator=torch.Generator().manual_seed(1)).to(ours.dtype)
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     for mine, other in zip(
@@ -63,24 +82,80 @@ def test_matches_the_formula(name: str, dtype: torch.dtype, tolerance: float) ->
     _compare(_inputs(CASES[name], dtype), None, tolerance)
 
 
+@pytest.mark.parametrize("keep", [10**6, 0], ids=["kept", "made again"])
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_documents_match_the_formula(name: str, keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEEP_SEQ", keep)
+    case, segments = DOCUMENTS[name]
+    inputs = _inputs((len(segments), *CASES[case][1:]), torch.float64)
+    _compare(inputs, segments, 1e-12)
+
+
 def test_documents_do_not_see_each_other() -> None:
     inputs = _inputs(CASES["shared keys"], torch.float64)
-    mask = attention_mask(SEGMENTS)
-    assert mask is not None and mask.shape == (2, 1, 7, 7)
-    _compare(inputs, mask, 1e-12)
+    packed = Documents.of(SHORT, "cpu").packed
     changed = [x.detach().clone() for x in inputs]
     changed[1][0, 1] += 1  # a key of the first document
-    before, after = causal_attention(*inputs, mask), causal_attention(*changed, mask)
+    before, after = causal_attention(*inputs, packed), causal_attention(*changed, packed)
     assert torch.equal(before[0, 2:], after[0, 2:])
     assert not torch.equal(before[0, 1], after[0, 1])
 
 
 def test_one_document_is_plain_causal_attention() -> None:
     inputs = _inputs(CASES["uneven blocks"], torch.float64)
-    mask = attention_mask(torch.zeros(1, inputs[0].shape[1], dtype=torch.int32))
+    packed = Documents.of(np.zeros((1, inputs[0].shape[1]), dtype=np.int32), "cpu").packed
     torch.testing.assert_close(
-        causal_attention(*inputs, mask), causal_attention(*inputs, None), rtol=0, atol=0
+        causal_attention(*inputs, packed), causal_attention(*inputs, None), rtol=0, atol=0
     )
+
+
+def test_packed_documents_cost_no_mask_over_all_pairs() -> None:
+    """Nothing that is made has a number for every pair of tokens, nor as many as that."""
+    seq = 8 * module.BLOCK_QUERIES
+    q, k, v = _inputs((1, seq, 1, 1), torch.float32)
+    packed = Documents.of(np.arange(seq)[None] // 100, "cpu").packed
+    with Largest() as made:
+        causal_attention(q, k, v, packed).sum().backward()
+    assert 0 < made.elements <= seq * module.BLOCK_QUERIES
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of any tensor that an operation gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(  # type: ignore[override]
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = result if isinstance(result, tuple | list) else [result]
+        sizes = [each.numel() for each in made if isinstance(each, Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch can use")
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_kernel_for_unequal_lengths_gives_the_same(name: str) -> None:
+    """Its CPU twin is ``test_documents_match_the_formula``."""
+    case, segments = DOCUMENTS[name]
+    shape = (len(segments), *CASES[case][1:])
+    inputs = [x.detach().repeat(1, 1, 1, 4) for x in _inputs(shape, torch.bfloat16)]
+    host = [x.requires_grad_() for x in inputs]
+    device = [x.detach().cuda().requires_grad_() for x in inputs]
+    packed = Documents.of(segments, "cuda").packed
+    assert has_kernel(device[0], packed)
+    here = causal_attention(*host, Documents.of(segments, "cpu").packed)
+    there = causal_attention(*device, packed)
+    torch.testing.assert_close(there.cpu(), here, rtol=3e-2, atol=3e-2)
+    ours, theirs = (
+        torch.autograd.grad(y.float().sum(), x) for y, x in ((there, device), (here, host))
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=6e-2, atol=6e-2)
 
 
 def test_agrees_with_the_kernel_that_other_devices_use() -> None:

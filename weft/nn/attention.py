@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from weft.nn.causal_attention import causal_attention
+from weft.nn.documents import Packed
 from weft.nn.norm import RMSNorm
 from weft.nn.rope import Rotation, rotate
 
@@ -35,11 +36,11 @@ class Attention(nn.Module):
         self.q_norm = None if qk_norm_eps is None else RMSNorm(d_head, qk_norm_eps)
         self.k_norm = None if qk_norm_eps is None else RMSNorm(d_head, qk_norm_eps)
 
-    def forward(self, x: Tensor, turn: Rotation | None, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, turn: Rotation | None, packed: Packed | None) -> Tensor:
         """``x`` and result: ``[batch, seq, d_model]``.
 
-        ``turn`` rotates queries and keys (None: no rotary positions); ``mask`` is bool
-        ``[batch, 1, seq, seq]``, True where a query may look (None: causal).
+        ``turn`` rotates queries and keys (None: no rotary positions); ``packed`` says where
+        documents begin (None: one a sample).
         """
         q = self.q(x).unflatten(-1, (-1, self.d_head))  # [batch, seq, heads, d_head]
         k = self.k(x).unflatten(-1, (-1, self.d_head))
@@ -48,5 +49,5 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if turn is not None:
             q, k = rotate(q, turn), rotate(k, turn)
-        result: Tensor = self.o(causal_attention(q, k, v, mask).flatten(2))
+        result: Tensor = self.o(causal_attention(q, k, v, packed).flatten(2))
         return result

@@ -1,4 +1,7 @@
-"""Softmax attention to earlier tokens: PyTorch's fused kernels, or blocks of queries on a CPU.
+"""Softmax attention to earlier tokens: PyTorch's fused kernels, or blocks of queries.
+
+Packed documents never cost a mask over all pairs of tokens: a kernel takes them as they lie, or
+each block of queries sees the keys from where its first query's document begins.
 
 On a CPU PyTorch's fused kernel spends its time in small products. One batched product a block of
 64 queries, over the keys they may see, is faster at every length tried and most so in bf16
@@ -7,14 +10,16 @@ On a CPU PyTorch's fused kernel spends its time in small products. One batched p
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from weft.nn.documents import Packed
 from weft.nn.norm import wide_dtype
+from weft.nn.varlen import has_kernel, packed_attention
 
 BLOCK_QUERIES = 64
 """Queries a block: more skip fewer masked keys, fewer make small products."""
@@ -22,23 +27,24 @@ KEEP_SEQ = 512
 """Up to this length probabilities are kept for the backward pass; beyond, made again."""
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
     """``softmax(q k^T / sqrt(d_head)) v`` over the keys that each query may see.
 
     ``q`` and the result ``[batch, seq, heads, d_head]``; ``k`` and ``v``
-    ``[batch, seq, kv_heads, d_head]``, each shared by ``heads / kv_heads`` queries. ``mask`` is
-    bool ``[batch, 1, seq, seq]``, True where a query may look and never beyond the diagonal;
-    None: all earlier tokens and the query's own.
+    ``[batch, seq, kv_heads, d_head]``, each shared by ``heads / kv_heads`` queries. A query sees
+    its own token and the earlier ones of its document; ``packed`` None: of its sample.
     """
-    if q.device.type == "cpu":
-        result: Tensor = _BlockedAttention.apply(q, k, v, mask)  # type: ignore[no-untyped-call]
+    if packed is not None and has_kernel(q, packed):
+        return packed_attention(q, k, v, packed)
+    if packed is not None or q.device.type == "cpu":
+        first = None if packed is None else packed.first
+        result: Tensor = _BlockedAttention.apply(q, k, v, first)  # type: ignore[no-untyped-call]
         return result
     mixed = F.scaled_dot_product_attention(
         q.transpose(1, 2),  # [batch, heads, seq, d_head]
         k.transpose(1, 2),
         v.transpose(1, 2),
-        attn_mask=mask,
-        is_causal=mask is None,
+        is_causal=True,
         enable_gqa=q.shape[2] != k.shape[2],
     )
     return mixed.transpose(1, 2)
@@ -52,47 +58,68 @@ class _BlockedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor | None) -> Tensor:
         batch, kv_heads = k.shape[0], k.shape[2]
         queries, keys, values = _by_key_head(q, kv_heads), _by_head(k), _by_head(v)
         result = torch.empty_like(queries)
         kept = []
-        hidden = _hidden(mask, q)
-        for low, high in _blocks(q.shape[1]):
-            p = _probabilities(queries[:, :, low:high], keys[:, :high], hidden, batch)
-            mixed = torch.bmm(p, values[:, :high])
-            result[:, :, low:high] = mixed.view_as(result[:, :, low:high])
+        ctx.blocks, later = _blocks(q.shape[1], first), _later(q)
+        for block in ctx.blocks:
+            p = _probabilities(queries, keys, block, later, first)
+            mixed = torch.bmm(p, values[:, block.keys])
+            result[:, :, block.queries] = mixed.view_as(result[:, :, block.queries])
             if q.shape[1] <= KEEP_SEQ:
                 kept.append(p)
-        ctx.save_for_backward(queries, keys, values, mask, *kept)
+        ctx.save_for_backward(queries, keys, values, first, *kept)
         ctx.batch = batch
         return _from_head(result.flatten(0, 1), batch)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        queries, keys, values, mask, *kept = ctx.saved_tensors
+        queries, keys, values, first, *kept = ctx.saved_tensors
         d_result = _by_key_head(grad, keys.shape[0] // ctx.batch)
         d_queries = torch.empty_like(queries)
         d_keys, d_values = (torch.zeros_like(x, dtype=wide_dtype(keys)) for x in (keys, values))
         scale = queries.shape[-1] ** -0.5
-        hidden = None if kept else _hidden(mask, grad)
-        for i, (low, high) in enumerate(_blocks(queries.shape[2])):
-            rows = queries[:, :, low:high]
-            if hidden is None:
-                p = kept[i]
-            else:
-                p = _probabilities(rows, keys[:, :high], hidden, ctx.batch)
-            d_rows = d_result[:, :, low:high].flatten(1, 2)  # [n, group * block, d_head]
-            _add_product(d_values[:, :high], p.mT, d_rows)
-            d_p = torch.bmm(d_rows, values[:, :high].mT)
+        later = None if kept else _later(grad)
+        for i, block in enumerate(ctx.blocks):
+            rows, seen = queries[:, :, block.queries], keys[:, block.keys]
+            p = _probabilities(queries, keys, block, later, first) if later is not None else kept[i]
+            d_rows = d_result[:, :, block.queries].flatten(1, 2)  # [n, group * block, d_head]
+            _add_product(d_values[:, block.keys], p.mT, d_rows)
+            d_p = torch.bmm(d_rows, values[:, block.keys].mT)
             d_scores = torch._softmax_backward_data(d_p, p, -1, p.dtype)
-            d_queries[:, :, low:high] = torch.bmm(d_scores, keys[:, :high]).view_as(rows)
-            _add_product(d_keys[:, :high], d_scores.mT, rows.flatten(1, 2))
+            d_queries[:, :, block.queries] = torch.bmm(d_scores, seen).view_as(rows)
+            _add_product(d_keys[:, block.keys], d_scores.mT, rows.flatten(1, 2))
         d_queries *= scale
         d_keys *= scale
         d_k, d_v = (_from_head(x.to(keys.dtype), ctx.batch) for x in (d_keys, d_values))
         return _from_head(d_queries.flatten(0, 1), ctx.batch), d_k, d_v, None
+
+
+class _Block(NamedTuple):
+    """Queries that are done at once, and the keys that one of them may see."""
+
+    queries: slice
+    keys: slice
+    is_causal: bool
+    """Every query sees all of these keys up to its own."""
+
+
+def _blocks(seq: int, first: Tensor | None) -> list[_Block]:
+    """The blocks of a sample; of packed ones those keys that all samples' queries need."""
+    ends = [(low, min(low + BLOCK_QUERIES, seq)) for low in range(0, seq, BLOCK_QUERIES)]
+    if first is None:
+        return [_Block(slice(*each), slice(0, each[1]), is_causal=True) for each in ends]
+    if first.device.type != "cpu" or torch.compiler.is_compiling():  # asking would wait
+        return [_Block(slice(*each), slice(0, each[1]), is_causal=False) for each in ends]
+    least = first[:, ::BLOCK_QUERIES].amin(0).tolist()  # places never go back
+    most = first[:, [high - 1 for _, high in ends]].amax(0).tolist()
+    return [
+        _Block(slice(*each), slice(begin, each[1]), is_causal=begin == last)
+        for each, begin, last in zip(ends, least, most, strict=True)
+    ]
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -101,18 +128,6 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total.baddbmm_(a, b)
     else:
         total += torch.bmm(a, b)
-
-
-def _hidden(mask: Tensor | None, like: Tensor) -> Tensor:
-    """Where a query may not look: ``[batch, 1, seq, seq]``, or of one causal block."""
-    if mask is not None:
-        return ~mask
-    size = (BLOCK_QUERIES, BLOCK_QUERIES)
-    return torch.ones(size, dtype=torch.bool, device=like.device).triu(1)
-
-
-def _blocks(seq: int) -> list[tuple[int, int]]:
-    return [(low, min(low + BLOCK_QUERIES, seq)) for low in range(0, seq, BLOCK_QUERIES)]
 
 
 def _by_head(x: Tensor) -> Tensor:
@@ -132,17 +147,25 @@ def _from_head(x: Tensor, batch: int) -> Tensor:
     return x.view(batch, -1, *x.shape[1:]).transpose(1, 2)
 
 
-def _probabilities(queries: Tensor, keys: Tensor, hidden: Tensor, batch: int) -> Tensor:
-    """``[n, group, block, d_head]`` against ``[n, seen, d_head]`` to ``[n, group * block, seen]``.
+def _later(like: Tensor) -> Tensor:
+    """Of the queries of a block and their own keys: the key comes after the query."""
+    size = (BLOCK_QUERIES, BLOCK_QUERIES)
+    return torch.ones(size, dtype=torch.bool, device=like.device).triu(1)
 
-    The block's queries are the last of the keys seen. ``hidden`` comes from ``_hidden``.
-    """
+
+def _probabilities(
+    queries: Tensor, keys: Tensor, block: _Block, later: Tensor, first: Tensor | None
+) -> Tensor:
+    """``[n, group, seq, d_head]`` against ``[n, seq, d_head]`` to ``[n, group * block, seen]``."""
+    queries, keys = queries[:, :, block.queries], keys[:, block.keys]
     rows, seen = queries.shape[2], keys.shape[1]
     scores = torch.bmm(queries.flatten(1, 2), keys.mT)
     scores *= queries.shape[-1] ** -0.5
-    by_query = scores.view(batch, -1, rows, seen)  # [batch, heads, block, seen]
-    if hidden.ndim == 2:
-        by_query[..., seen - rows :].masked_fill_(hidden[:rows, :rows], -torch.inf)
-    else:
-        by_query.masked_fill_(hidden[:, :, seen - rows : seen, :seen], -torch.inf)
+    by_row = scores.view(-1, rows, seen)
+    by_row[..., seen - rows :].masked_fill_(later[:rows, :rows], -torch.inf)
+    if first is not None and not block.is_causal:
+        by_query = scores.view(len(first), -1, rows, seen)  # [batch, heads, block, seen]
+        places = torch.arange(block.keys.start, block.keys.stop, device=scores.device)
+        other = places < first[:, block.queries, None]  # [batch, block, seen]
+        by_query.masked_fill_(other[:, None], -torch.inf)
     return torch.softmax(scores, dim=-1)

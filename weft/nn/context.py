@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from weft.nn.documents import Documents
+
 
 @dataclass(frozen=True)
 class Context:
@@ -15,9 +17,8 @@ class Context:
     positions: Tensor | None = None
     """``[batch, seq]`` int64: the place of each token in its sample, not reset at documents.
     None: ``0 .. seq - 1``."""
-    segments: Tensor | None = None
-    """``[batch, seq]`` int: tokens attend only to earlier tokens of the same number.
-    None: one document a sample."""
+    documents: Documents | None = None
+    """Tokens attend only to earlier tokens of the same document. None: one document a sample."""
     dropout_keys: Tensor | None = None
     """``[batch]`` int64 from ``nn.dropout.dropout_keys``. None: no dropout (evaluation)."""
 
@@ -29,21 +30,10 @@ class Context:
 
     def rows(self, rows: slice) -> Context:
         """What is known of some of the samples."""
-        positions, segments, keys = self.positions, self.segments, self.dropout_keys
+        positions, documents, keys = self.positions, self.documents, self.dropout_keys
         return replace(
             self,
             positions=positions if positions is None or len(positions) == 1 else positions[rows],
-            segments=None if segments is None else segments[rows],
+            documents=None if documents is None else documents.rows(rows),
             dropout_keys=None if keys is None else keys[rows],
         )
-
-
-def attention_mask(segments: Tensor | None) -> Tensor | None:
-    """Who may look at whom: ``[batch, seq]`` to bool ``[batch, 1, seq, seq]``, True = may.
-
-    None stays None: plain causal attention, which has a faster path than any mask.
-    """
-    if segments is None:
-        return None
-    same = segments[:, :, None] == segments[:, None, :]
-    return same.tril()[:, None]

@@ -33,6 +33,8 @@ class Platform(ABC):
 
     is_host: bool = False
     """Tensors lie in the host's memory and are there when a call returns: reading never waits."""
+    has_varlen: bool = False
+    """PyTorch's attention over sequences of unequal lengths computes on it."""
 
     def chips(
         self,

@@ -22,6 +22,7 @@ class CudaPlatform(Platform):
     no_border = "Pipelines that send from GPU to GPU (NCCL) have never been run."
     detects_chips = True
     collective_backend = "nccl"
+    has_varlen = True
 
     def available(self) -> bool:
         import torch

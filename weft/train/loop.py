@@ -19,6 +19,7 @@ from weft.comm.comm import Comm
 from weft.config.sections import Config
 from weft.data.batch import Batch, Dataset
 from weft.nn.context import Context
+from weft.nn.documents import Documents
 from weft.nn.stage import MicroBatch
 from weft.optim.schedule import lr_at
 from weft.plan.model import ModelSpec
@@ -156,13 +157,15 @@ def cut(
 
             keys = dropout_keys(*dropout_seed, torch.from_numpy(batch.samples[rows])).to(device)
         positions = torch.arange(batch.tokens.shape[1], device=device)[None]
-        segments = None if batch.segments is None else on_device(batch.segments[rows])
+        documents = None
+        if batch.segments is not None:
+            documents = Documents.of(batch.segments[rows], device)
         tensors = {
             "tokens": on_device(batch.tokens[rows]).long(),
             "targets": on_device(batch.targets[rows]).long(),
             "weights": on_device(batch.weights[rows]),
         }
-        context = Context(positions=positions, segments=segments, dropout_keys=keys)
+        context = Context(positions=positions, documents=documents, dropout_keys=keys)
         result.append(MicroBatch(tensors, context))
     return result
 

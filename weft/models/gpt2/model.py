@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from weft.models.decoder import Decoder
 from weft.models.decoder_spec import DecoderSpec
 from weft.nn.attention import Attention
-from weft.nn.context import Context, attention_mask
+from weft.nn.context import Context
+from weft.nn.documents import Packed
 from weft.nn.dropout import Dropout
 from weft.nn.feed_forward import GeluMLP
 
@@ -32,10 +33,10 @@ class GPT2Block(nn.Module):
         self.ff_dropout = Dropout(spec.dropout, site=2 * layer + 2)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, keys: Tensor | None, positions: Tensor
+        self, x: Tensor, packed: Packed | None, keys: Tensor | None, positions: Tensor
     ) -> Tensor:
         """``x`` and result: ``[batch, seq, d_model]``; the rest as in ``Context``."""
-        x = x + self.attn_dropout(self.attn(self.attn_norm(x), None, mask), keys, positions)
+        x = x + self.attn_dropout(self.attn(self.attn_norm(x), None, packed), keys, positions)
         x = x + self.ff_dropout(self.ff(self.ff_norm(x)), keys, positions)
         return x
 
@@ -70,9 +71,9 @@ class GPT2(Decoder):
         keys, positions = context.dropout_keys, context.positions_of(x)
         if self.takes_tokens:
             x = self.units["embed"](x, context)  # [batch, seq, d_model]
-        mask = attention_mask(context.segments)
+        packed = None if context.documents is None else context.documents.packed
         for name in self.layers:
-            x = self.units[int(name)](x, mask, keys, positions)
+            x = self.units[int(name)](x, packed, keys, positions)
         return x if self.norm is None else self.units["head"](x)
 
     def embed_tokens(self, tokens: Tensor, context: Context) -> Tensor:

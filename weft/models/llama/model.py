@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from weft.models.decoder import Decoder
 from weft.models.decoder_spec import DecoderSpec
 from weft.nn.attention import Attention
-from weft.nn.context import Context, attention_mask
+from weft.nn.context import Context
+from weft.nn.documents import Packed
 from weft.nn.feed_forward import SwiGLU
 from weft.nn.norm import RMSNorm
 from weft.nn.rope import Rotation, rotation
@@ -30,9 +31,9 @@ class LlamaBlock(nn.Module):
         self.ff_norm = RMSNorm(spec.d_model, spec.norm_eps)
         self.ff = SwiGLU(spec.d_model, spec.d_ff)
 
-    def forward(self, x: Tensor, turn: Rotation, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, turn: Rotation, packed: Packed | None) -> Tensor:
         """``x`` and result: ``[batch, seq, d_model]``."""
-        x = x + self.attn(self.attn_norm(x), turn, mask)
+        x = x + self.attn(self.attn_norm(x), turn, packed)
         x = x + self.ff(self.ff_norm(x))
         return x
 
@@ -68,9 +69,9 @@ class Llama(Decoder):
             scaling=spec.rope_scaling,
             dtype=x.dtype,
         )
-        mask = attention_mask(context.segments)
+        packed = None if context.documents is None else context.documents.packed
         for name in self.layers:
-            x = self.units[int(name)](x, turn, mask)
+            x = self.units[int(name)](x, turn, packed)
         return x if self.norm is None else self.units["head"](x)
 
     def embed_tokens(self, tokens: Tensor, context: Context) -> Tensor:  # noqa: ARG002 - rotary

@@ -1,0 +1,59 @@
+"""Documents packed into one sample: where each begins, which is all that attention needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from weft.platform.registry import PLATFORMS
+
+
+class Packed(NamedTuple):
+    """What layers see of ``Documents``. Memory grows with the tokens, not with their square."""
+
+    first: Tensor
+    """``[batch, seq]`` int32: the place in its sample of the first token of a token's document."""
+    borders: Tensor | None
+    """``[documents + 1]`` int32: where documents begin in the samples one after the other, and the
+    end. None where no kernel wants it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """The documents of a micro-batch. Tokens see only earlier tokens of their own."""
+
+    starts: npt.NDArray[np.bool_]
+    """``[batch, seq]``, on the host: a token begins a document of its sample."""
+    packed: Packed
+
+    @classmethod
+    def of(cls, segments: npt.NDArray[np.integer], device: torch.device | str) -> Documents:
+        """Of ``[batch, seq]`` numbers of documents, equal for neighbours in the same one.
+
+        A number that comes again after another one is another document.
+        """
+        starts = np.ones(segments.shape, dtype=np.bool_)
+        starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+        return cls._of_starts(starts, torch.device(device))
+
+    @classmethod
+    def _of_starts(cls, starts: npt.NDArray[np.bool_], device: torch.device) -> Documents:
+        places = np.where(starts, np.arange(starts.shape[1], dtype=np.int32), np.int32(0))
+        first = np.maximum.accumulate(places, axis=1)
+        packed = Packed(torch.from_numpy(first).to(device, non_blocking=True), None)
+        if device.type in PLATFORMS and PLATFORMS[device.type].has_varlen:
+            ends = np.append(np.flatnonzero(starts), starts.size).astype(np.int32)
+            borders = torch.from_numpy(ends).to(device, non_blocking=True)
+            # Every micro-batch has another number of documents; compiled blocks must not care.
+            torch._dynamo.maybe_mark_dynamic(borders, 0)
+            packed = packed._replace(borders=borders)
+        return cls(starts, packed)
+
+    def rows(self, rows: slice) -> Documents:
+        """Of some of the samples."""
+        return self._of_starts(self.starts[rows], self.packed.first.device)
