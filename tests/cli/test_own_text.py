@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 import weft
@@ -67,6 +68,7 @@ def test_every_commented_key_of_init_is_a_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_init_knows_every_size(family: str, tmp_path: Path) -> None:
     file = tmp_path / "weft.yaml"
+    (tmp_path / "text.txt").write_text("to be or not to be\n")
     for size in FAMILIES[family].sizes:
         file.write_text(configuration(file, data=str(tmp_path), field='a "b"', size=size))
         loaded = load_config(str(file)).config
@@ -86,6 +88,32 @@ def test_init_refuses(given: dict[str, Any], problem: str) -> None:
         configuration(
             Path("weft.yaml"), **{"data": "builtin:python", "field": None, "size": "small"} | given
         )
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
+def test_init_reads_one_row_and_names_the_columns(
+    name: str, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong column is refused before the file is written, not when training begins."""
+    monkeypatch.chdir(tmp_path)
+    row, where = {"id": 'a, "b"', "review": "to be"}, name
+    if name == "rows.csv":
+        Path(name).write_text('id,review\n"a, ""b""",to be\n')
+    elif name == "rows.jsonl":
+        Path(name).write_text(json.dumps(row) + "\n")
+        where = f"{name}:1"
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), name)
+    for field, given in (("text", []), ("reveiw", ["--field", "reveiw"])):
+        _, errors = said("init", "--data", name, *given, code=2)
+        assert errors == (
+            f"error: --field = '{field}': expected a field that holds text in every row. "
+            f"{where} has: id, review.\n"
+        )
+    assert not Path("weft.yaml").exists()
+    said("init", "--data", name, "--field", "review")
+    (source,) = load_config("weft.yaml").config.data.all_sources
+    assert source.field == "review"
 
 
 def test_version(said: Said) -> None:

@@ -20,6 +20,8 @@ from weft.plan.model import ModelSpec
 
 FILE = "weft.yaml"
 BUILTIN = "builtin:python"
+FIELD = "text"
+"""The column that is read where none is named."""
 
 SMALL_WIDTH = 512
 """Models up to this ``d_model`` learn fast, and from little text."""
@@ -148,14 +150,14 @@ def configuration(file: Path, *, data: str, field: str | None, size: str) -> str
         size: A row of a family's table of sizes.
 
     Raises:
-        ConfigError: there is no such path or size.
+        ConfigError: there is no such path, size or column.
     """
     family = _family(size)
     spec = FAMILIES[family].sizes[size]
     path = data if data == BUILTIN else str(Path(data).expanduser().resolve())
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(data.removeprefix("builtin:")).stem).strip("-")
     text = TEMPLATE.substitute(
-        _fitting(spec, _num_bytes(data)),
+        _fitting(spec, _num_bytes(data, field)),
         shown=file,
         name=name or "mine",
         family=family,
@@ -204,20 +206,28 @@ def _family(size: str) -> str:
     raise ConfigError("--size", size, expected, f"{hint}All of them: {', '.join(sizes)}.")
 
 
-def _num_bytes(data: str) -> float:
-    """Of the files; infinite for text that comes with Python, whose size does not matter."""
+def _num_bytes(data: str, field: str | None) -> float:
+    """Of the files; infinite for text that comes with Python, whose size does not matter.
+
+    The first row of the first table is read: a column that is not there is refused now, not when
+    the configuration has been filled in.
+    """
     if data == BUILTIN:
         return math.inf
-    path = Path(data).expanduser()
-    if not path.exists():
+    if not Path(data).expanduser().exists():
         raise ConfigError("--data", data, "a file or a folder that exists")
-    files = [path] if path.is_file() else [*path.rglob("[!.]*")]
-    seen = (file for file in files if not _is_hidden(file.relative_to(path)))
-    return sum(file.stat().st_size for file in seen if file.is_file())
+    from weft.data.rows import refuse_no_field
+    from weft.data.sources import Request, open_source
 
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+    request = Request("--data", data, field=FIELD if field is None else field)
+    files = open_source(request, limit_bytes=None).files
+    try:
+        refuse_no_field(request, files)
+    except ConfigError as error:
+        if error.key != request.key_of("field"):
+            raise
+        raise ConfigError("--field", error.value, error.expected, error.hint) from None
+    return sum(file.full_size for file in files)
 
 
 def _with_comment(size: str, num_params: int) -> str:

@@ -93,6 +93,17 @@ def rows(request: Request, file: SourceFile, start: int, stop: int) -> Iterator[
     return (row for row in found if len(row.content))
 
 
+def refuse_no_field(request: Request, files: Sequence[SourceFile]) -> None:
+    """Read the first row of the first file that has keys or columns.
+
+    Raises ConfigError: as ``rows``.
+    """
+    for file in files:
+        if file.kind == "jsonl" or file.kind in DELIMITERS or file.kind in COLUMNS:
+            next(rows(request, file, 0, 1), None)
+            return
+
+
 def _topics() -> Sequence[str]:
     """Python's reference manual, as ``help()`` shows it, by topic."""
     from pydoc_data.topics import topics
