@@ -29,6 +29,7 @@ from weft.parallel.params import held_pieces, param_tilings, reduction_groups
 from weft.parallel.pipeline.stage_border import channels
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.plan.streams import streams
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -281,4 +282,6 @@ def test_a_rank_of_a_large_job_opens_its_own_groups_only() -> None:
             ("gathers", 8),
             ("gathers", 32),
         ]
+        known = streams(plan, rank)
+        assert sum(known.values()) == len(found) + 2 + known["channels"], "compute, and copies"
     assert len(every) == 1 + 32 + 2 * (16 + 4)

@@ -16,19 +16,21 @@ from torch._C._distributed_c10d import Backend, ProcessGroupGloo, Store
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.join import join
-from weft.comm.members import Channel, Member, choose, farthest, in_words
+from weft.comm.members import WAYS, Channel, Choice, Member, choose, farthest, in_words
 from weft.comm.transport import DirectGroup, HostCopies, NativeGroup, StagedGroup
 from weft.elastic.pool import WorkerPool
+from weft.platform.base import PointToPoint
 from weft.platform.registry import PLATFORMS
 from weft.platform.vendor import TorchBuild
 
 CPU = Member(node="a")
-CUDA = Member(family="cuda", backend="nccl", node="a", chip="cuda:0")
+CUDA = Member(family="cuda", backend="nccl", point_to_point="ordered", node="a", chip="cuda:0")
 OTHER = Member(family="npu", backend="none", node="a", chip="npu:0")
 GREEN, RED, OLD = (
     replace(CUDA, library=name)
     for name in ("nccl 2 of NVIDIA", "nccl 2 of AMD", "nccl 1 of NVIDIA")
 )
+MUTE = Member(family="npu", backend="hccl", point_to_point="none", node="a", chip="npu:0")
 
 CHOICES = [
     ([CPU, CPU], "gloo"),
@@ -79,6 +81,14 @@ def test_builds_for_different_vendors_are_different_libraries(
 def test_the_library_of_this_machine() -> None:
     assert PLATFORMS["cuda"].library().startswith("nccl 2 of ")
     assert PLATFORMS["cuda"].versions().keys() == {"nccl", "driver"}
+
+
+def test_a_channel_talks_as_its_library_sends_from_rank_to_rank() -> None:
+    assert choose([CUDA, CUDA], sends=True) == Choice("nccl", "ordered")
+    assert choose([CPU, CPU], sends=True) == Choice("gloo", "tagged")
+    assert str(choose([MUTE, MUTE])) == "hccl"
+    why = "hccl sends nothing from rank to rank"
+    assert str(choose([MUTE, MUTE], sends=True)) == f"gloo through host memory, because {why}"
 
 
 def test_how_far_a_call_goes() -> None:
@@ -237,27 +247,51 @@ def foreign(store: Store, number: int, size: int, timeout: timedelta) -> Backend
     return ProcessGroupGloo(store, number, size, timeout)
 
 
-def direct(address: RankAddress) -> tuple[dict[str, list[list[float]]], str]:
+def direct(
+    address: RankAddress, point_to_point: PointToPoint
+) -> tuple[dict[str, list[list[float]]], str]:
     """Every collective over a backend from PyTorch's registry, which has its own collectives."""
     if "FOREIGN" not in dist.Backend._plugins:
         dist.Backend.register_backend("foreign", foreign, devices=["cpu"])
-    comm = join(address, backend="foreign", device=torch.device("cpu"), timeout_s=600)
+    comm = join(
+        address,
+        backend="foreign",
+        device=torch.device("cpu"),
+        point_to_point=point_to_point,
+        timeout_s=600,
+    )
     comm.open_groups([])
     comm.open_gathering([comm.world])
-    comm.open_channels([Channel(comm.world, number) for number in (4, 5)])
+    ways = [Channel(comm.world, number) for number in (4, 5, 6)]
+    comm.open_channels(ways, {ways[0]: {(0, 1), (1, 2), (2, 0)}, ways[2]: {(0, 2)}})
     found = collectives(comm, comm.world)
+    if comm.rank == 0:
+        comm.send([(2, numbers(0, 4))], channel=ways[2], name="past 1")()
+    elif comm.rank == 2:
+        past = torch.empty(4)
+        comm.receive([(0, past)], channel=ways[2], name="past 1")()
+        assert torch.equal(past, numbers(0, 4))
+    assert comm.groups is not None
+    opened = {n.split("/")[0]: group.ranks for n, group in comm.groups._open.items()}
+    if point_to_point == "ordered":
+        assert opened["channel 4"] == opened["channel 5"] == comm.world
+        assert opened.get("channel 6") == (None if comm.rank == 1 else (0, 2))
+    else:
+        assert not any(name.startswith("channel") for name in opened)
     kind = type(comm._group(comm.world)).__name__
     comm.close()
     return {name: [t.tolist() for t in tensors] for name, tensors in found.items()}, kind
 
 
-def test_a_library_of_pytorchs_registry(pool: WorkerPool) -> None:
+@pytest.mark.parametrize("point_to_point", WAYS)
+def test_a_library_of_pytorchs_registry(point_to_point: PointToPoint, pool: WorkerPool) -> None:
     """Its sums may be added in another order; all else is the same to the bit."""
     native = pool.run(run, ("gloo",) * 3, (0, 1, 2), world_size=3)
-    for (expected, _, _), (found, kind) in zip(native, pool.run(direct, world_size=3), strict=True):
+    theirs = pool.run(direct, point_to_point, world_size=3)
+    for (expected, _, _), (found, kind) in zip(native, theirs, strict=True):
         assert kind == DirectGroup.__name__
         assert found.keys() == expected.keys()
         for name, values in found.items():
             same = name.startswith(("broadcast", "exchange", "received", "gather_parts"))
-            for mine, theirs in zip(values, expected[name], strict=True):
-                assert mine == theirs if same else np.allclose(mine, theirs, rtol=1e-3), name
+            for mine, other in zip(values, expected[name], strict=True):
+                assert mine == other if same else np.allclose(mine, other, rtol=1e-3), name

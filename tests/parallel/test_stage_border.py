@@ -7,8 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.comm.members import Channel
-from weft.parallel.pipeline.stage_border import StageBorder, activation_tiling, channel, channels
+from weft.comm.members import Channel, joined
+from weft.parallel.pipeline.stage_border import (
+    StageBorder,
+    activation_tiling,
+    channel,
+    channels,
+    edges,
+)
 from weft.plan.box import Box
 from weft.plan.layout import Border, BorderTensor, Dim
 from weft.plan.mesh import Mesh
@@ -132,6 +138,29 @@ def test_every_way_over_every_border_is_a_channel_of_its_own() -> None:
     assert opened == [channel(vee, s, way) for s in (0, 2) for way in "FB"]  # type: ignore[arg-type]
     assert [each.ranks for each in opened] == [(0, 1, 2)] * 4
     assert len({each.number for each in opened}) == 4
+
+
+def test_who_sends_to_whom() -> None:
+    """Along the moves, whatever the size of a micro-batch; along all that may be, if unknown."""
+    narrow, wide = Mesh.of((0, 1), dp=2), Mesh.of((2, 3), dp=2)
+    pipeline = pipeline_of(narrow, wide, samples=5, microbatch=2)
+    forward, backward = (channel(pipeline, 0, way) for way in ("F", "B"))  # type: ignore[arg-type]
+    pairs = frozenset({(0, 2), (1, 3)})
+    back = frozenset({(2, 0), (3, 1)})
+    assert edges(pipeline, {0: border((3,))}) == {forward: pairs, backward: back}
+    assert edges(pipeline, {}) == {forward: pairs, backward: back}
+    without = {"ids": BorderTensor(dims_of((3,)), role="int64")}
+    assert edges(pipeline, {0: without}) == {forward: pairs, backward: frozenset()}
+    assert joined(1, pairs) == (1, 3)
+    assert joined(1, {(0, 2), (1, 2)}) == (0, 1, 2)
+    assert joined(1, ()) == (1,)
+
+    uneven = pipeline_of(Mesh.of((0, 1), dp=2), Mesh.of((2, 3, 4), dp=3), samples=4, microbatch=3)
+    (found, _) = edges(uneven, {0: border((3,))}).values()
+    assert found == {(0, 2), (0, 3), (1, 4)}
+    whole = pipeline_of(Mesh.of((0, 1), tp=2), Mesh.of((2, 3), tp=2), samples=2, microbatch=2)
+    assert set(edges(whole, {0: border((4,))}).values()) == {pairs, back}
+    assert len(edges(whole, {})[channel(whole, 0, "F")]) == 4
 
 
 def test_what_was_sent_is_let_go_once() -> None:

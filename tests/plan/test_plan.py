@@ -129,10 +129,6 @@ REFUSED = {
         "'3 stages': expected a multiple of its 2 meshes",
         lambda p: replace(p, pipelines=(staged(p.pipelines[0], (0, 1, 0), "interleaved"),)),
     ),
-    "a border between GPUs": (
-        "'cuda': expected another device on one side of every border between stages",
-        lambda p: replace(p, pipelines=(staged(p.pipelines[0], (0, 1), "1f1b", device="cuda"),)),
-    ),
     "fp64 beside fp32": (
         "['fp32', 'fp64']: expected fp64 for all stages or for none",
         lambda p: replace(p, pipelines=(differing(p.pipelines[0], precision="fp64"),)),
@@ -216,6 +212,8 @@ def test_one_job_may_run_on_two_families_of_devices() -> None:
     plan = data_parallel([6])
     mixed = replace(plan, pipelines=(differing(plan.pipelines[0], device="cuda"),))
     validate_plan(mixed, num_layers=4, global_batch=6)
+    on_gpus = staged(plan.pipelines[0], (0, 1), "1f1b", device="cuda")
+    validate_plan(replace(plan, pipelines=(on_gpus,)), num_layers=4, global_batch=6)
     side_by_side = data_parallel([3, 3])
     first, second = side_by_side.pipelines
     on_gpu = replace(second, stages=(replace(second.stages[0], device="cuda"),))

@@ -59,7 +59,7 @@ def check(case: Case) -> Found | None:
         assert best.time.step_s < expected
     else:
         assert best.time.step_s == pytest.approx(expected, rel=1e-9)
-    validate_plan(best.plan, num_layers=case.num_layers, global_batch=case.samples, elsewhere=True)
+    validate_plan(best.plan, num_layers=case.num_layers, global_batch=case.samples)
     assert fits(best.plan, spec, best.cluster, case.seq_len, ranks=best.cluster.world_size)
     return result
 
@@ -115,7 +115,7 @@ def test_the_list_of_plans_is_what_it_seems() -> None:
     time = time_of_plan(best.plan, case.workload.spec, best.used, seq_len=case.seq_len)
     assert time.step_s == pytest.approx(best.seconds, rel=1e-12)
     assert best.plans > best.timed > 5000
-    validate_plan(best.plan, num_layers=case.num_layers, global_batch=case.samples, elsewhere=True)
+    validate_plan(best.plan, num_layers=case.num_layers, global_batch=case.samples)
 
 
 def test_plans_are_counted_by_hand() -> None:

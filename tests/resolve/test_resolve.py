@@ -98,15 +98,11 @@ def test_a_stage_differs_from_the_rest() -> None:
     assert found.notes[0] == "batch.accumulation = 6, derived from samples 24 / micro 4"
 
 
-def test_stages_stay_on_the_cpu_where_nothing_else_is_asked() -> None:
-    found = resolved(["plan.stages=[{}, {}]"], GPUS)
-    assert {stage.device for _, _, stage in found.plan.stages()} == {"cpu"}
-    assert found.notes[1] == (
-        "compute.device = cpu, from what this machine has, for pipelines do not go from GPU to GPU "
-        "so far"
-    )
-    alone = resolved(["plan.stages=[{dp: 2}]"], GPUS)
-    assert {stage.device for _, _, stage in alone.plan.stages()} == {"cuda"}
+@pytest.mark.parametrize("stages", ["[{}, {}]", "[{dp: 2}]"])
+def test_stages_are_on_the_gpus_that_are_there(stages: str) -> None:
+    found = resolved([f"plan.stages={stages}"], GPUS)
+    assert {stage.device for _, _, stage in found.plan.stages()} == {"cuda"}
+    assert found.notes[1] == "compute.device = cuda, from what this machine has"
 
 
 def test_a_key_of_the_plan_is_said_as_the_configuration_has_it() -> None:

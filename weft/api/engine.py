@@ -209,8 +209,13 @@ def join_with(model: nn.Module, address: RankAddress) -> Comm:
     """Join the job on the kind of device that the model is on; the model moves to this rank's."""
     platform = platform_named(next(model.parameters()).device.type)
     device = platform.device(address.local_rank)
-    library = platform.library()
-    comm = join(address, backend=platform.collective_backend, device=device, library=library)
+    comm = join(
+        address,
+        backend=platform.collective_backend,
+        device=device,
+        library=platform.library(),
+        point_to_point=platform.point_to_point,
+    )
     atexit.register(comm.close)
     model.to(device)
     return comm

@@ -30,6 +30,7 @@ from weft.report.progress import Preparing, choose_mode
 from weft.resolve.memory_here import refuse_too_large
 from weft.resolve.peaks import peaks_here
 from weft.resolve.prediction import AUTO_FILE, PREDICTION_FILE, Prediction
+from weft.resolve.queues import refuse_few_queues
 from weft.resolve.rank_chips import CLUSTER_VARIABLE
 from weft.resolve.resolve import Resolved, refuse_without_effect
 from weft.train.job import Job
@@ -87,6 +88,7 @@ def train(
             warn(resolved.warnings)
         on_this_machine = _ranks_on_this_machine(resolved, address)
         refuse_too_large(loaded, resolved, on_this_machine)
+        refuse_few_queues(resolved.plan, os.environ)
         stream = sys.stderr if json else sys.stdout
         prediction = _predict(asked, address)
         job = Job(

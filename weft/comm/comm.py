@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
 from types import TracebackType
@@ -16,7 +16,17 @@ from weft.comm.counters import Count, Counters
 from weft.comm.errors import CommError
 from weft.comm.flight_recorder import Call, FlightRecorder, Kind
 from weft.comm.groups import Group, Groups
-from weft.comm.members import Channel, Choice, Link, Member, choose, farthest, in_words
+from weft.comm.members import (
+    Channel,
+    Choice,
+    Edge,
+    Link,
+    Member,
+    choose,
+    farthest,
+    in_words,
+    joined,
+)
 from weft.comm.rendezvous import Rendezvous
 from weft.comm.transport import (
     DirectGroup,
@@ -30,6 +40,7 @@ from weft.comm.transport import (
 
 __all__ = ["Arriving", "Comm", "Finish", "Parts"]
 
+NO_EDGES: Mapping[Channel, Collection[Edge]] = {}
 T = TypeVar("T")
 Arriving = Callable[[], T]
 """Call it to wait for an asynchronous collective and get its result."""
@@ -71,7 +82,8 @@ class Comm:
         self.timeout_s = timeout_s
         self.rendezvous: Rendezvous | None = None
         """Closed too when the epoch ends."""
-        self._choices: dict[tuple[int, ...], Choice] = {}
+        self._choices: dict[tuple[tuple[int, ...], bool], Choice] = {}
+        """By ranks, and whether they only send to one another."""
         self._transports: dict[tuple[tuple[int, ...], str], NativeGroup] = {}
         """By ranks and purpose."""
         self._links: dict[tuple[int, ...], Link] = {}
@@ -99,18 +111,27 @@ class Comm:
         for ranks in groups:
             self._open(ranks, "gathers")
 
-    def open_channels(self, channels: Iterable[Channel]) -> None:
-        """Create what this rank's channels need that have a communicator of their own."""
-        for ranks, number in channels:
-            if self._choose(ranks).backend != "gloo":  # whose tags keep them apart
-                self._open(ranks, f"channel {number}")
+    def open_channels(
+        self, channels: Iterable[Channel], edges: Mapping[Channel, Collection[Edge]] = NO_EDGES
+    ) -> None:
+        """Create what this rank's channels need beside the groups of all ranks.
+
+        Where ``edges`` name a channel, nobody sends over it but along them: what no edge joins has
+        no communicator in common.
+        """
+        for channel in channels:
+            choice = self._choose(channel.ranks, sends=True)
+            if choice.point_to_point == "ordered":
+                self._open_channel(channel, choice.backend, edges.get(channel))
+            elif choice.backend != "gloo":
+                self._open(channel.ranks, "calls")  # tags keep them apart
 
     def transports(self) -> list[str]:
         """How each group of ranks talks, in words; those that talk alike in one line."""
         lines: dict[str, list[str]] = {}
-        for ranks, choice in sorted(self._choices.items()):
+        for (ranks, _), choice in sorted(self._choices.items()):
             lines.setdefault(str(choice), []).append(in_words(ranks))
-        return [f"{', '.join(groups)}: {how}" for how, groups in lines.items()]
+        return [f"{', '.join(dict.fromkeys(groups))}: {how}" for how, groups in lines.items()]
 
     def all_reduce(
         self,
@@ -332,10 +353,11 @@ class Comm:
             raise CommError(f"rank {self.rank}: this epoch was closed")
         return self.groups
 
-    def _choose(self, ranks: tuple[int, ...]) -> Choice:
-        if ranks not in self._choices:
-            self._choices[ranks] = choose([self.members[rank] for rank in ranks])
-        return self._choices[ranks]
+    def _choose(self, ranks: tuple[int, ...], *, sends: bool = False) -> Choice:
+        if (ranks, sends) not in self._choices:
+            members = [self.members[rank] for rank in ranks]
+            self._choices[ranks, sends] = choose(members, sends=sends)
+        return self._choices[ranks, sends]
 
     def _open(self, ranks: tuple[int, ...], purpose: str) -> None:
         """Open the group if this rank is in it; how it talks is known of every group."""
@@ -350,11 +372,28 @@ class Comm:
             self._transports[ranks, purpose] = self._staged(group)
             return
         group = self._opened().open(ranks, choice.backend, purpose)
-        transport = NativeGroup(group) if choice.backend == "gloo" else DirectGroup(group)
-        if choice.backend != "gloo":
-            # Libraries that connect at the first call do so now, while all ranks keep one order.
-            transport.all_reduce(torch.zeros(1, device=self.device), largest=False)()
+        if choice.backend == "gloo":
+            self._transports[ranks, purpose] = NativeGroup(group)
+            return
+        transport = DirectGroup(group, choice.point_to_point)
+        # Libraries that connect at the first call do so now, while all ranks keep one order.
+        transport.all_reduce(torch.zeros(1, device=self.device), largest=False)()
         self._transports[ranks, purpose] = transport
+
+    def _open_channel(self, channel: Channel, backend: str, edges: Collection[Edge] | None) -> None:
+        """Open and connect what messages alone go over, if this rank has a part in that."""
+        members = channel.ranks if edges is None else joined(self.rank, edges)
+        purpose = f"channel {channel.number}"
+        key = channel.ranks, purpose
+        if self.rank not in channel.ranks or len(members) == 1 or key in self._transports:
+            return
+        group = self._opened().open(members, backend, purpose, sends=True)
+        transport = DirectGroup(group, "ordered")
+        one = torch.zeros(1, device=self.device)
+        going = [(dst, one) for src, dst in sorted(edges or ()) if src == self.rank]
+        coming = [(src, one.clone()) for src, dst in sorted(edges or ()) if dst == self.rank]
+        transport.exchange(going, coming)()
+        self._transports[key] = transport
 
     def _staged(self, group: Group) -> StagedGroup:
         if self._host_copies is None:
@@ -364,12 +403,15 @@ class Comm:
     def _channel(self, channel: Channel) -> NativeGroup:
         key = channel.ranks, f"channel {channel.number}"
         if key not in self._transports:
-            choice = self._choose(channel.ranks)
-            assert choice.backend == "gloo", f"{channel} was not opened"
-            world = self._opened().open(self.world, "gloo", "calls")
-            self._transports[key] = (
-                self._staged(world) if choice.through_host else NativeGroup(world)
-            )
+            choice = self._choose(channel.ranks, sends=True)
+            assert choice.point_to_point == "tagged", f"{channel} was not opened"
+            if choice.backend == "gloo":
+                world = self._opened().open(self.world, "gloo", "calls")
+                self._transports[key] = (
+                    self._staged(world) if choice.through_host else NativeGroup(world)
+                )
+            else:
+                self._transports[key] = self._group(channel.ranks)
         return self._transports[key]
 
     def _link(self, ranks: tuple[int, ...]) -> Link:

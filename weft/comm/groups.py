@@ -87,8 +87,12 @@ class Groups:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, ranks: Sequence[int], backend: str, purpose: str) -> Group:
+    def open(
+        self, ranks: Sequence[int], backend: str, purpose: str, *, sends: bool = False
+    ) -> Group:
         """The group of these ranks for this purpose; created by the first call.
+
+        ``sends``: messages from rank to rank alone go over it.
 
         Raises:
             CommError: a member has not come, or was lost.
@@ -98,7 +102,7 @@ class Groups:
         name = f"{purpose}/{backend}/{digest[:16]}"  # as short as a key should be
         if name not in self._open:
             assert self.rank in members, f"rank {self.rank} opens the group of {in_words(members)}"
-            self._open[name] = self._new(name, members, backend)
+            self._open[name] = self._new(name, members, backend, sends=sends)
         return self._open[name]
 
     def close(self) -> None:
@@ -135,11 +139,12 @@ class Groups:
         self._gloo_devices.clear()
         return handles
 
-    def _new(self, name: str, members: tuple[int, ...], backend: str) -> Group:
+    def _new(self, name: str, members: tuple[int, ...], backend: str, *, sends: bool) -> Group:
         store = PrefixStore(name, self._store)
         number = members.index(self.rank)
         try:
-            handle = self._handle(backend, PrefixStore("backend", store), number, len(members))
+            inner = PrefixStore("backend", store)
+            handle = self._handle(backend, inner, number, len(members), sends=sends)
             store.set(_connected(number), "1")
         except RuntimeError as error:
             text = str(error).splitlines()[0]
@@ -147,7 +152,9 @@ class Groups:
             raise CommError(message) from error
         return Group(members, handle, store)
 
-    def _handle(self, backend: str, store: Store, number: int, size: int) -> ProcessGroup:
+    def _handle(
+        self, backend: str, store: Store, number: int, size: int, *, sends: bool
+    ) -> ProcessGroup:
         if backend == "gloo":
             options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._timeout = self._timeout
@@ -156,7 +163,8 @@ class Groups:
             gloo = ProcessGroupGloo(store, number, size, options)
             return group_of(gloo, "gloo", store, self._device)
         platform = platform_named(self._device.type)
-        return platform.open_group(backend, store, number, size, self._timeout)
+        make = platform.open_channel if sends else platform.open_group
+        return make(backend, store, number, size, self._timeout)
 
     def _devices(self) -> list[Any]:
         """Network interfaces for gloo, each with one thread, shared by all groups of the epoch."""

@@ -14,6 +14,7 @@ from weft.comm.comm import Comm
 from weft.comm.groups import Groups
 from weft.comm.members import Member
 from weft.comm.rendezvous import ARRIVAL_S, Rendezvous, await_ranks
+from weft.platform.base import PointToPoint
 
 
 def join(
@@ -22,12 +23,14 @@ def join(
     backend: str,
     device: torch.device,
     library: str = "",
+    point_to_point: PointToPoint = "ordered",
     timeout_s: float = 600.0,
 ) -> Comm:
     """Meet the other ranks. One process needs nobody and opens no socket.
 
     All ranks are joined by gloo, and those whose devices share another ``backend`` by that too,
-    where its build (``library``) is the same.
+    where its build (``library``) is the same, and
+    which sends from rank to rank as ``point_to_point`` says.
     Collectives give up after ``timeout_s`` seconds.
 
     Raises:
@@ -38,14 +41,25 @@ def join(
     rendezvous = Rendezvous(address, timeout_s)
     with ExitStack() as undo:
         undo.callback(rendezvous.close, wait=False)
-        comm = join_at(rendezvous, backend=backend, device=device, library=library)
+        comm = join_at(
+            rendezvous,
+            backend=backend,
+            device=device,
+            library=library,
+            point_to_point=point_to_point,
+        )
         undo.pop_all()
     comm.rendezvous = rendezvous
     return comm
 
 
 def join_at(
-    rendezvous: Rendezvous, *, backend: str, device: torch.device, library: str = ""
+    rendezvous: Rendezvous,
+    *,
+    backend: str,
+    device: torch.device,
+    library: str = "",
+    point_to_point: PointToPoint = "ordered",
 ) -> Comm:
     """Begin an epoch with all ranks that come to the same rendezvous, which stays open.
 
@@ -64,6 +78,7 @@ def join_at(
         family=device.type,
         backend=backend,
         library=library,
+        point_to_point="tagged" if backend == "gloo" else point_to_point,
         node=f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}",
         chip="" if device.type == "cpu" else str(device),
     )

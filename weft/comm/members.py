@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
+from weft.platform.base import PointToPoint
+
+WAYS: Sequence[PointToPoint] = get_args(PointToPoint)
+"""From what can do least to what can do most."""
 Link = Literal["chip", "node", "across"]
 """How far a call goes: within one chip, within one machine, from machine to machine."""
 
@@ -20,6 +24,8 @@ class Member:
     """The library of collectives that its family talks through, as PyTorch names it."""
     library: str = ""
     """Which build that is, as far as builds must be alike to talk to each other."""
+    point_to_point: PointToPoint = "tagged"
+    """How that sends from rank to rank; gloo knows tags."""
     node: str = ""
     """Its machine."""
     chip: str = ""
@@ -39,6 +45,8 @@ class Choice:
     """How the ranks of one group talk, and why."""
 
     backend: str
+    point_to_point: PointToPoint = "tagged"
+    """How it sends from rank to rank."""
     through_host: bool = False
     """Tensors go through host memory."""
     why: str = ""
@@ -49,10 +57,11 @@ class Choice:
         return f"{self.backend} through host memory, because {self.why}"
 
 
-def choose(members: Sequence[Member]) -> Choice:
+def choose(members: Sequence[Member], *, sends: bool = False) -> Choice:
     """The backend that all members share, or gloo through host memory, which everybody has.
 
     Libraries that PyTorch calls the same may be of different vendors.
+    ``sends``: they send from rank to rank, and use no other collective.
     """
     backends = {member.backend for member in members}
     libraries = sorted({member.library for member in members})
@@ -60,7 +69,12 @@ def choose(members: Sequence[Member]) -> Choice:
     if backends == {"none"}:
         return Choice("gloo", through_host=True, why=f"{' and '.join(families)} has no backend")
     if len(backends) == len(libraries) == 1:
-        return Choice(backends.pop())
+        backend = backends.pop()
+        how = min((member.point_to_point for member in members), key=WAYS.index)
+        if sends and how == "none":
+            why = f"{backend} sends nothing from rank to rank"
+            return Choice("gloo", through_host=True, why=why)
+        return Choice(backend, how)
     unlike = [families, sorted(backends), libraries]
     what = " and ".join(next(names for names in unlike if len(names) > 1))
     return Choice("gloo", through_host=True, why=f"{what} share no backend")
@@ -77,6 +91,23 @@ class Channel(NamedTuple):
     """Who may use it, ascending."""
     number: int
     """Tells apart the channels between the same ranks."""
+
+
+Edge = tuple[int, int]
+"""A rank that sends over a channel, and one that it sends to."""
+
+
+def joined(rank: int, edges: Iterable[Edge]) -> tuple[int, ...]:
+    """The ranks, ascending, that edges join with ``rank``, however far round."""
+    beside: dict[int, set[int]] = {}
+    for src, dst in edges:
+        beside.setdefault(src, set()).add(dst)
+        beside.setdefault(dst, set()).add(src)
+    found, new = {rank}, {rank}
+    while new:
+        new = set().union(*(beside.get(each, ()) for each in new)) - found
+        found |= new
+    return tuple(sorted(found))
 
 
 def in_words(ranks: Sequence[int]) -> str:

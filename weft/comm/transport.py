@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import (
 )
 
 from weft.comm.groups import Group
+from weft.platform.base import PointToPoint
 
 Finish = Callable[[], None]
 """Call it to wait for an asynchronous collective."""
@@ -37,8 +38,9 @@ class NativeGroup:
     ``src``, ``dst`` and peers are ranks of the job; a backend numbers them in the group.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, point_to_point: PointToPoint = "tagged") -> None:
         self._group = group
+        self._point_to_point = point_to_point
 
     def all_reduce(self, tensor: Tensor, *, largest: bool) -> Finish:
         """Sum, or take the largest, in place."""
@@ -112,6 +114,10 @@ class NativeGroup:
 
         return then(self._at_once(out, into, PARTS_TAG), add)
 
+    def exchange(self, sent: Parts, received: Parts) -> Finish:
+        """Send and receive contiguous tensors, all at once."""
+        return self._at_once(sent, received, PARTS_TAG)
+
     def send(self, parts: Parts, tag: int) -> Finish:
         """Send contiguous tensors; equal tags arrive in order."""
         return self._at_once(parts, (), tag)
@@ -122,6 +128,8 @@ class NativeGroup:
 
     def _at_once(self, sent: Parts, received: Parts, tag: int) -> Finish:
         """All messages as one call, where the backend can. Empty ones are not sent."""
+        if self._point_to_point == "none":
+            return self._in_exchange(sent, received)
         handle, number = self._group.handle, self._group.number
         starts = [
             (way, part, number(peer))
@@ -132,12 +140,30 @@ class NativeGroup:
         if not starts:
             return nothing
         device = starts[0][1].device
-        if not handle._get_backend(device).supports_coalescing:
+        is_ordered = self._point_to_point == "ordered"
+        if not (is_ordered and handle._get_backend(device).supports_coalescing):
             return _all([_wait_for(way([part], peer, tag)) for way, part, peer in starts])
         handle._start_coalescing(device)
         for way, part, peer in starts:
-            way([part], peer, 0)  # such backends keep the order, and know no tags
+            way([part], peer, 0)  # the order tells messages apart
         return _wait_for(handle._end_coalescing(device))
+
+    def _in_exchange(self, sent: Parts, received: Parts) -> Finish:
+        """The messages of a collective, at most one from rank to rank, as one all-to-all."""
+        ranks, parts, rooms = self._group.ranks, dict(sent), dict(received)
+        given, counts = (
+            [each[rank].numel() if rank in each else 0 for rank in ranks] for each in (parts, rooms)
+        )
+        flat = torch.cat([parts[rank].view(-1) for rank in ranks if rank in parts])
+        result = flat.new_empty(sum(counts))
+        arrived = self.all_to_all(result, flat, counts, given)
+
+        def copy_out() -> None:
+            for rank, came in zip(ranks, torch.split(result, counts), strict=True):
+                if rank in rooms:
+                    rooms[rank].view(-1).copy_(came)
+
+        return then(arrived, copy_out)
 
 
 class DirectGroup(NativeGroup):

@@ -19,16 +19,11 @@ from weft.plan.layout import SAMPLES
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ZeroLevel
-from weft.planner.runnable import unrun_border
 from weft.schedules.registry import SCHEDULES, expected_positions
 
 
-def validate_plan(
-    plan: Plan, *, num_layers: int, global_batch: int, elsewhere: bool = False
-) -> None:
+def validate_plan(plan: Plan, *, num_layers: int, global_batch: int) -> None:
     """Check a plan from any source against the job it is for.
-
-    ``elsewhere``: it is not to be run by this version, only looked at.
 
     Raises:
         ConfigError: the first rule that the plan breaks.
@@ -43,8 +38,6 @@ def validate_plan(
         _check_pipeline(f"pipelines[{p}]", pipeline, num_layers)
         for s in range(len(pipeline.stages)):
             _check_gathering(plan, p, s)
-    if not elsewhere:
-        _refuse_unrun_borders(plan)
     _check_alike(plan)
     if plan.global_batch != global_batch:
         shares = [pipeline.samples for pipeline in plan.pipelines]
@@ -125,13 +118,6 @@ def _check_ranks(plan: Plan) -> None:
     if missing:
         expected = f"the ranks 0 to {world - 1}, each once"
         raise ConfigError("stages.mesh.ranks", sorted(counts), expected, f"Missing: {missing}.")
-
-
-def _refuse_unrun_borders(plan: Plan) -> None:
-    for pipeline in plan.pipelines:
-        if (found := unrun_border(pipeline)) is not None:
-            expected = "another device on one side of every border between stages"
-            raise ConfigError("stages.device", found[0], expected, found[1])
 
 
 def _check_alike(plan: Plan) -> None:

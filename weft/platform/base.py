@@ -8,13 +8,27 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from weft.cluster.cluster import Chip
 
 if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Backend, ProcessGroup, Store
+
+PointToPoint = Literal["none", "ordered", "tagged"]
+"""How a library of collectives sends from rank to rank: not at all; so that messages of one group
+arrive in the order in which they were sent; or so that tags tell them apart as well."""
+
+
+class Queues(NamedTuple):
+    """How many queues of the hardware the streams of a process share."""
+
+    variable: str
+    """Of the environment: it says how many, before the device is first used."""
+    usual: int
+    """Without it."""
+    most: int
 
 
 class Platform(ABC):
@@ -24,13 +38,15 @@ class Platform(ABC):
     """As in ``StagePlan.device``, and as PyTorch names the type of device."""
     order: int = 100
     """Place where families are listed."""
-    no_border: str = ""
-    """Why stages next to each other in a pipeline cannot both be on it; empty where they can."""
     detects_chips: bool = False
     """``chips`` finds every one of the machine."""
     collective_backend: str
     """Native backend of ``torch.distributed``; "none": all its groups go through host memory."""
+    point_to_point: PointToPoint = "ordered"
+    """What that backend does with messages; "none": they go through host memory."""
 
+    queues: Queues | None = None
+    """None: streams never hold one another up."""
     is_host: bool = False
     """Tensors lie in the host's memory and are there when a call returns: reading never waits."""
     has_varlen: bool = False
@@ -96,6 +112,12 @@ class Platform(ABC):
             made = plugin.creator_fn(store, number, size, timeout)
         device = torch.device(self.name)
         return made if isinstance(made, ProcessGroup) else group_of(made, backend, store, device)
+
+    def open_channel(
+        self, backend: str, store: Store, number: int, size: int, timeout: timedelta
+    ) -> ProcessGroup:
+        """``open_group`` for messages from rank to rank alone, which nothing should hold up."""
+        return self.open_group(backend, store, number, size, timeout)
 
 
 def group_of(backend: Backend, name: str, store: Store, device: torch.device) -> ProcessGroup:

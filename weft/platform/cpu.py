@@ -18,6 +18,7 @@ class CpuPlatform(Platform):
     name = HOST
     order = 0
     collective_backend = "gloo"
+    point_to_point = "tagged"
     is_host = True
 
     def available(self) -> bool:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from weft.platform.base import Platform, group_of
+from weft.platform.base import Platform, Queues, group_of
 from weft.platform.vendor import installed_torch, maker_of
 
 if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import ProcessGroup, Store
+
+CHANNEL_CTAS = 4
+"""Thread blocks that a message may take, each a multiprocessor of 132 on an H100."""
 
 
 class CudaPlatform(Platform):
@@ -19,10 +23,10 @@ class CudaPlatform(Platform):
 
     name = "cuda"
     order = 1
-    no_border = "Pipelines that send from GPU to GPU (NCCL) have never been run."
     detects_chips = True
     collective_backend = "nccl"
     has_varlen = True
+    queues = Queues("CUDA_DEVICE_MAX_CONNECTIONS", usual=8, most=32)
 
     def available(self) -> bool:
         import torch
@@ -66,13 +70,33 @@ class CudaPlatform(Platform):
         """NCCL is in PyTorch's registry of backends from 2.15 on only."""
         if backend != self.collective_backend:
             return super().open_group(backend, store, number, size, timeout)
-        import torch
         import torch.distributed as dist
 
         options = dist.ProcessGroupNCCL.Options()
+        return self._nccl(store, number, size, timeout, options)
+
+    def open_channel(
+        self, backend: str, store: Store, number: int, size: int, timeout: timedelta
+    ) -> ProcessGroup:
+        """A receive waits on the device: it takes few multiprocessors, and what came goes first."""
+        if backend != self.collective_backend:
+            return super().open_channel(backend, store, number, size, timeout)
+        import torch.distributed as dist
+
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        with suppress(AttributeError):  # builds on old libraries have no settings
+            options.config.min_ctas, options.config.max_ctas = 1, CHANNEL_CTAS
+        return self._nccl(store, number, size, timeout, options)
+
+    def _nccl(
+        self, store: Store, number: int, size: int, timeout: timedelta, options: Any
+    ) -> ProcessGroup:
+        import torch
+        import torch.distributed as dist
+
         options._timeout = timeout
         made = dist.ProcessGroupNCCL(store, number, size, options)
-        return group_of(made, backend, store, torch.device(self.name))
+        return group_of(made, self.collective_backend, store, torch.device(self.name))
 
 
 PLATFORM = CudaPlatform()

@@ -129,7 +129,7 @@ def _given(
         raise ConfigError("plan", {"ranks": plan.world_size}, expected)
     samples = loaded.config.batch.samples or plan.global_batch
     num_layers = workload.spec.num_layers
-    validate_plan(plan, num_layers=num_layers, global_batch=samples, elsewhere=True)
+    validate_plan(plan, num_layers=num_layers, global_batch=samples)
     refuse_unrun_axes(plan, workload.spec)
     dims = dims_of_model(workload.spec)
     for p, s, stage in plan.stages():

@@ -265,7 +265,7 @@ def _devices(
         raise ConfigError(key, device, expected, hint)
     found = next(iter(chips), HOST)
     wanted = min(ranks["auto"] + ranks[found], here)
-    against = _against(found, chips[found], wanted, pipelines)
+    against = _against(chips[found], wanted)
     chosen = HOST if against else found
     if ranks["auto"]:
         refuse_unusable(cluster.nodes[0], chosen)
@@ -300,13 +300,10 @@ def _is_counted(device: str) -> bool:
     return device in PLATFORMS and PLATFORMS[device].detects_chips
 
 
-def _against(device: str, chips: int, wanted: int, pipelines: Sequence[PipelineConfig]) -> str:
+def _against(chips: int, wanted: int) -> str:
     """Why "auto" leaves the chips that are there alone; empty where it does not."""
     if 0 < chips < wanted:
         return f", for {chips} GPU(s) are fewer than {wanted} ranks"
-    several = any(len(pipeline.stages) > 1 for pipeline in pipelines)
-    if chips and several and device in PLATFORMS and PLATFORMS[device].no_border:
-        return ", for pipelines do not go from GPU to GPU so far"
     return ""
 
 

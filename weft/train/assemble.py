@@ -28,7 +28,7 @@ from weft.parallel.pipeline.deferred import WeightWork, defer_linears
 from weft.parallel.pipeline.executor import Computation, Executor
 from weft.parallel.pipeline.passes import InPasses, objective_in_passes
 from weft.parallel.pipeline.running import RunningBuffers
-from weft.parallel.pipeline.stage_border import channels
+from weft.parallel.pipeline.stage_border import channels, edges
 from weft.parallel.sharding import UnitParams, gather_in_time
 from weft.plan.box import Box
 from weft.plan.layout import Border
@@ -149,7 +149,7 @@ def assemble(
         bucket_bytes=bucket_bytes,
         may_be_absent=source.may_be_absent,
     )
-    comm.open_channels(channels(plan))
+    comm.open_channels(channels(plan), edges(rank_plan.pipeline_plan, source.borders))
     work = WeightWork() if SCHEDULES[rank_plan.pipeline_plan.schedule].splits_backward else None
     for number, stage in stages.items():
         if source.split is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from weft.comm.address import RankAddress
@@ -10,6 +12,7 @@ from weft.comm.join import join
 from weft.plan.plan import Plan
 from weft.platform.base import Platform
 from weft.platform.registry import platform_named
+from weft.resolve.queues import provide_queues
 
 
 def join_plan(
@@ -17,13 +20,20 @@ def join_plan(
 ) -> tuple[Comm, Platform]:
     """Join the job on the device that this rank's stage names."""
     platform, device = device_of(address, plan)
-    backend, library = platform.collective_backend, platform.library()
-    comm = join(address, backend=backend, device=device, library=library, timeout_s=timeout_s)
+    comm = join(
+        address,
+        backend=platform.collective_backend,
+        device=device,
+        library=platform.library(),
+        point_to_point=platform.point_to_point,
+        timeout_s=timeout_s,
+    )
     return comm, platform
 
 
 def device_of(address: RankAddress, plan: Plan) -> tuple[Platform, torch.device]:
     """What a rank computes on: the next of its machine's devices of the family it shall have."""
+    provide_queues(plan, address.rank, os.environ)
     devices, rank = plan.devices, address.rank
     before = devices[rank - address.local_rank : rank].count(devices[rank])
     platform = platform_named(devices[rank])

@@ -54,8 +54,13 @@ class RankLife:
         self._enter("join")
         config, plan, address = job.config, job.plan, self.rendezvous.address
         platform, device = device_of(address, plan)
-        backend, library = platform.collective_backend, platform.library()
-        comm = join_at(self.rendezvous, backend=backend, device=device, library=library)
+        comm = join_at(
+            self.rendezvous,
+            backend=platform.collective_backend,
+            device=device,
+            library=platform.library(),
+            point_to_point=platform.point_to_point,
+        )
         comm.recorder.keep_in(job.out / LOGS, patience_s=comm.timeout_s / 2)
         try:
             self._enter("agree")

@@ -6,7 +6,7 @@ each rank.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.axes.held import tiling
 from weft.comm.comm import Comm, Finish
-from weft.comm.members import Channel
+from weft.comm.members import Channel, Edge
 from weft.comm.transport import nothing
 from weft.nn.stage import Tree
 from weft.plan.box import Box
@@ -52,6 +52,47 @@ def channels(plan: Plan) -> Iterator[Channel]:
             if pipeline.stages[stage].mesh.ranks != pipeline.stages[stage + 1].mesh.ranks:
                 yield channel(pipeline, stage, "F")
                 yield channel(pipeline, stage, "B")
+
+
+def edges(pipeline: PipelinePlan, borders: Mapping[int, Border]) -> dict[Channel, frozenset[Edge]]:
+    """Who sends to whom over each channel of a pipeline, whichever microbatch it is.
+
+    Where a border depends on the batch: who may, for they have samples in common.
+    """
+    sizes = {pipeline.size_of(number): number for number in range(pipeline.num_microbatches)}
+    found: dict[Channel, frozenset[Edge]] = {}
+    for stage in range(len(pipeline.stages) - 1):
+        forward, backward = set[Edge](), set[Edge]()
+        for microbatch in sizes.values():
+            if stage not in borders:
+                forward |= _with_samples_in_common(pipeline, stage, microbatch)
+                backward = forward
+                continue
+            for tensor in borders[stage].values():
+                moved = {(src, dst) for src, dst, _ in _moves(pipeline, stage, microbatch, tensor)}
+                forward |= moved
+                backward |= moved if tensor.has_grad else set()
+        found[channel(pipeline, stage, "F")] = frozenset(forward)
+        found[channel(pipeline, stage, "B")] = frozenset((dst, src) for src, dst in backward)
+    return found
+
+
+def _with_samples_in_common(pipeline: PipelinePlan, stage: int, microbatch: int) -> set[Edge]:
+    given, taken = (activation_tiling(pipeline, s, microbatch, ()) for s in (stage, stage + 1))
+    return {
+        (src, dst)
+        for src, (sent,) in given.boxes.items()
+        for dst, (wanted,) in taken.boxes.items()
+        if sent.intersect(wanted) is not None
+    }
+
+
+def _moves(pipeline: PipelinePlan, stage: int, microbatch: int, tensor: BorderTensor) -> list[Move]:
+    """What carries a tensor over the border after ``stage``, forward."""
+    source, target = (
+        activation_tiling(pipeline, each, microbatch, tensor.dims) for each in (stage, stage + 1)
+    )
+    return moves(source, target)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from weft.cost.work import Axes
 from weft.models.registry import dims_of_model
 from weft.plan.plan import Recompute, ZeroLevel
 from weft.planner.problem import Shape
-from weft.planner.runnable import no_border
 from weft.planner.search.choice import INSIDE, Section, inner_of, mesh_axes, nodes_for, num_ranks
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.search.found import ReasonKind
@@ -41,7 +40,6 @@ UNMADE: dict[ReasonKind, str] = {
     "limit": "less promising than the many that were looked at",
     "memory": "do not hold the model",
     "shape": "do not fill nodes evenly, or are too many",
-    "unrun": "several meshes, and this version has no borders between such chips",
 }
 """Why combinations of sections become no frame."""
 
@@ -297,7 +295,7 @@ class Space:
         for inner, ways in product(self._inner(pool), parts):
             group = num_ranks(inner)
             together = group * ways
-            counts = self._counts(pool, part.num_chips // together)
+            counts = self._mesh_counts(part.num_chips // together)
             counts = [meshes for meshes in counts if self._fills(pool, together * meshes, group)]
             if not counts:
                 continue
@@ -320,7 +318,7 @@ class Space:
     def _placed(self, pool: int) -> Iterator[Section]:
         chips = self.costs.pools[pool].num_chips
         groups = [(inner, num_ranks(inner)) for inner in self._allowed_inner(pool)]
-        pairs = [(*both, n) for both in groups for n in self._counts(pool, chips // both[1])]
+        pairs = [(*both, n) for both in groups for n in self._mesh_counts(chips // both[1])]
         for inner, group, meshes in pairs:
             for ways in self._ways(min(chips // (group * meshes), self.samples)):
                 if not self._runs(inner):
@@ -349,14 +347,6 @@ class Space:
             axes = tuple(zip(INSIDE, sizes, strict=True))
             if node % prod(sizes) == 0 and all(AXES[name].allows(dims, n) for name, n in axes):
                 yield axes
-
-    def _counts(self, pool: int, most: int) -> list[int]:
-        """Numbers of meshes; one where only that can be run."""
-        every = self._mesh_counts(most)
-        if self.options.only_runnable and no_border(self.costs.pools[pool].chip.device):
-            self.unmade["unrun"] += len(every[1:])
-            return every[:1]
-        return every
 
     def _counts_up_to(self, most: int) -> list[int]:
         """Above a dozen, those with which the fullest mesh has fewer layers, and one more."""
