@@ -110,8 +110,8 @@ CONFIGURATION = [
     Case(
         "two ways to name the data",
         "train tiny.yaml data.sources=[{path: b.txt}]",
-        "data.path = 'text.txt': expected null when data.sources is given. Remove one of the two."
-        "\n      at tiny.yaml:4",
+        "data.path = 'text.txt': expected null when data.sources is given. Remove one of the two: "
+        "write data.path=null or data.sources=[].\n      at tiny.yaml:4",
     ),
     Case(
         "unknown option",
@@ -423,6 +423,11 @@ FOLDERS = [
         "nothing to verify",
         "checkpoint verify none",
         "error: FOLDER = 'none': expected a folder that exists: a run's, or a checkpoint's.",
+    ),
+    Case(
+        "a command of a group without the group",
+        "export run --to exported",
+        "error: COMMAND = 'export': expected a command. Write `weft checkpoint export`.",
     ),
     Case(
         "no run to report on",

@@ -201,7 +201,8 @@ REFUSALS = [
     ),
     Case(
         "path and sources",
-        "data.path = 'my.txt': expected null when data.sources is given. Remove one of the two.\n"
+        "data.path = 'my.txt': expected null when data.sources is given. Remove one of the two: "
+        "write data.path=null or data.sources=[].\n"
         "    at my.yaml:1",
         overrides=("data.sources=[{path: a.txt}]",),
     ),

@@ -147,15 +147,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "schedule of one stage": (
         {"stages": [{}], "schedule": "gpipe"},
-        "plan.schedule = 'gpipe': expected null where no pipeline of several stages is left to it.",
+        "plan.schedule = 'gpipe': expected null where no pipeline of several stages is left to it."
+        " Leave it out, or write plan.schedule=null where a recipe has it.",
     ),
     "schedule beside shares": (
         {"shares": [2, 1], "schedule": "gpipe"},
-        "plan.schedule = 'gpipe': expected null where no pipeline of several stages is left to it.",
+        "plan.schedule = 'gpipe': expected null where no pipeline of several stages is left to it."
+        " Leave it out, or write plan.schedule=null where a recipe has it.",
     ),
     "schedule that every pipeline overrules": (
         {"pipelines": [{"stages": TWO, "schedule": "gpipe"}], "schedule": "1f1b"},
-        "plan.schedule = '1f1b': expected null where no pipeline of several stages is left to it.",
+        "plan.schedule = '1f1b': expected null where no pipeline of several stages is left to it."
+        " Leave it out, or write plan.schedule=null where a recipe has it.",
     ),
     "schedule of one stage among pipelines": (
         {"pipelines": [{"stages": TWO}, {"stages": [{}], "schedule": "zb-v"}]},

@@ -204,6 +204,8 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     a = make(tmp_path, "a", fall)
     with pytest.raises(ConfigError, match=re.escape("RUN_B = ")):
         compare_runs(a, tmp_path)
+    with pytest.raises(ConfigError, match=r"RUN_A = .*no/run': .*There is no such folder\.$"):
+        compare_runs(tmp_path / "no" / "run", a)
     (a / "plan.json").write_text("{")
     with pytest.raises(ConfigError, match="a run whose files can be read"):
         compare_runs(a, a)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from weft.cli import bench, checkpoint, chips, runs
 from weft.cli.chat import chat
@@ -27,7 +28,21 @@ from weft.version import __version__
 INTERRUPTED = 130
 """How typer ends on Ctrl-C."""
 
+
+class _Commands(TyperGroup):
+    """The commands by name; where one of a group is asked for alone, the error says it whole."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word = args[0]
+        groups = ((n, c) for n, c in self.commands.items() if isinstance(c, TyperGroup))
+        whole = [f"`weft {name} {word}`" for name, group in groups if word in group.commands]
+        if whole and word not in self.commands and not ctx.resilient_parsing:
+            raise ConfigError("COMMAND", word, "a command", f"Write {' or '.join(whole)}.")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Train one large model on whatever accelerators you have.\n\n"
     "Start with `weft train demo`; look first with `weft plan demo`. With text of your own: "
     "`weft init --data my.txt`, then `weft train weft.yaml`.",

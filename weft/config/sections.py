@@ -110,7 +110,8 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _one_way_to_name_sources(self) -> Self:
         if self.path is not None and self.sources:
-            expected, hint = "null when data.sources is given", "Remove one of the two."
+            expected = "null when data.sources is given"
+            hint = "Remove one of the two: write data.path=null or data.sources=[]."
             raise ConfigError("data.path", self.path, expected, hint)
         if self.path is None and not self.sources:
             hint = "Several sources go in data.sources."

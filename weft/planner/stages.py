@@ -207,7 +207,8 @@ def _refuse_idle_keys(plan: PlanConfig, pipelines: Sequence[PipelineConfig]) -> 
     several = [pipeline for pipeline in pipelines if len(pipeline.stages) > 1]
     if plan.schedule is not None and all(pipeline.schedule for pipeline in several):
         expected = "null where no pipeline of several stages is left to it"
-        raise ConfigError("plan.schedule", plan.schedule, expected)
+        hint = "Leave it out, or write plan.schedule=null where a recipe has it."
+        raise ConfigError("plan.schedule", plan.schedule, expected, hint)
     schedules = [pipeline.schedule or plan.schedule for pipeline in several if not pipeline.chunks]
     with_chunks = [name for name, known in SCHEDULES.items() if known.any_chunks]
     if plan.chunks is not None and not set(with_chunks) & set(schedules):

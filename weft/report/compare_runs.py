@@ -146,6 +146,8 @@ def compare_runs(a: Path, b: Path, noise: tuple[Path, Path] | None = None) -> Co
 
 def _run(folder: Path, key: str) -> RunFiles:
     """A run that can be compared."""
+    if not folder.is_dir():
+        raise ConfigError(key, str(folder), "the folder of a run", "There is no such folder.")
     for name in ("plan.json", "metrics.jsonl"):
         if not (folder / name).is_file():
             hint = f"There is no {name} in it."
