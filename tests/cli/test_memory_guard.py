@@ -37,7 +37,10 @@ def test_a_run_that_is_too_large_is_refused(
 ) -> None:
     on_machine(24.0)
     assert run(["train", *LARGE, "--out", "mine"]) == 2
-    heading, problem, where = capsys.readouterr().err.splitlines()
+    *table, heading, problem, where = capsys.readouterr().err.splitlines()
+    columns, rows = table[0].split(), [line.split() for line in table[1:]]
+    assert columns[:6] == ["pipeline", "stage", "ranks", "GiB", "of", "weights"]
+    assert [row[:2] for row in rows] == [["0-1", "0"]]
     assert heading == "error: the configuration is not valid"
     assert problem.startswith(
         "  model.size = 'llama3-8b': expected a run that fits in memory: ranks 0 to 1 need "

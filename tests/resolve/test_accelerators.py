@@ -10,12 +10,14 @@ import pytest
 from cluster.test_vendors import CPU, CUDA, answering, tools
 
 from weft.cli.main import run
-from weft.cluster.cluster import Cluster
+from weft.cluster.cluster import Cluster, Node, catalogue
 from weft.config.errors import ConfigErrors
-from weft.config.load import load_config
+from weft.config.load import Loaded, load_config
 from weft.lab.ranks import hidden_from_all
 from weft.platform.detect import detect_node
 from weft.platform.vendor import TorchBuild
+from weft.resolve.memory_here import refuse_too_large
+from weft.resolve.planned import choose, planned_for, resources_here
 from weft.resolve.resolve import Resolved, resolve
 
 WHEEL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
@@ -98,3 +100,99 @@ def test_ranks_of_a_lab_see_none(tmp_path: Path) -> None:
     assert (node.chips, node.unusable, node.problems) == ((), (), ())
     assert not (tmp_path / "asked").exists()
     assert replace(node, host="") == replace(here({"PATH": os.defpath}, CPU).nodes[0], host="")
+
+
+LARGE = ("model.size=llama3-8b", "batch.samples=64", "data.seq_len=2048")
+COPIES = "plan.shares=[1,1,1,1,1,1,1,1]"
+
+
+def eight(name: str, memory_gib: float) -> Cluster:
+    """A machine with eight of a chip, as its driver reports them."""
+    chip = replace(catalogue()[name], memory_gib=memory_gib)
+    machine = Node(
+        host="a", cpu="some", cores=64, memory_gib=1000, cpu_bf16=True, chips=(chip,) * 8
+    )
+    return Cluster(nodes=(machine,))
+
+
+def planned(loaded: Loaded, cluster: Cluster) -> tuple[Resolved, str]:
+    """What runs where nobody gave a plan."""
+    asked, note = planned_for(loaded, cluster)
+    chosen = choose(asked.config, resources_here(asked.config, cluster))
+    return resolve(asked, cluster, plan=chosen.plan, why=[note, *chosen.notes]), note
+
+
+@pytest.mark.parametrize(
+    ("chip", "memory_gib", "zero"), [("H100-SXM5-80GB", 79.65, 2), ("A100-SXM4-40GB", 39.5, 3)]
+)
+def test_without_a_plan_a_large_model_is_divided(chip: str, memory_gib: float, zero: int) -> None:
+    """Not copied: at the level of ZeRO that takes least time among those that fit."""
+    cluster = eight(chip, memory_gib)
+    found, note = planned(load_config("demo", list(LARGE)), cluster)
+    (pipeline,) = found.plan.pipelines
+    (stage,) = pipeline.stages
+    assert (stage.device, stage.mesh.ranks, stage.zero) == ("cuda", tuple(range(8)), zero)
+    assert found.plan.global_batch == 64
+    refuse_too_large(load_config("demo"), found, range(8))  # it is not
+    expected = f"no plan was given for 8 x {chip}, so the planner chose one: plan.stages, "
+    assert found.notes[0] == note == f"{expected}plan.shares or plan.file say another"
+    assert found.notes[1].startswith("plan.auto chose ")
+    assert f" on 8 {chip} out of " in found.notes[1]
+
+
+@pytest.mark.parametrize(
+    "pair",
+    ["plan.shares=[1,1,1]", "plan.stages=[{dp: 4}]", "plan=auto", "compute.device=cpu"],
+)
+def test_what_was_asked_for_is_not_planned_again(pair: str) -> None:
+    loaded = load_config("demo", ["batch.micro=4", pair])
+    assert planned_for(loaded, eight("H100-SXM5-80GB", 79.65)) == (loaded, "")
+
+
+def test_one_accelerator_needs_no_plan() -> None:
+    loaded, whole = load_config("demo"), eight("H100-SXM5-80GB", 79.65)
+    alone = replace(whole.nodes[0], chips=whole.nodes[0].chips[:1])
+    assert planned_for(loaded, Cluster(nodes=(alone,))) == (loaded, "")
+
+
+def test_train_and_plan_choose_and_say_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("weft.cli.resolved.detect", lambda: eight("H100-SXM5-80GB", 79.65))
+    assert run(["plan", "demo", *LARGE, "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert "no plan was given for 8 x H100-SXM5-80GB, so the planner chose one" in printed
+    assert '"zero": 2' in printed
+
+
+def test_copies_that_do_not_fit_are_refused_with_a_plan_that_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Before anything starts, with what each card would hold."""
+    monkeypatch.setattr("weft.cli.resolved.detect", lambda: eight("H100-SXM5-80GB", 79.65))
+    asked = ["train", "debug", *LARGE, COPIES, "batch.micro=2", "--out", str(tmp_path / "mine")]
+    assert run(asked) == 2
+    heading, row, _, problem, where = capsys.readouterr().err.splitlines()
+    assert heading.split()[:6] == ["pipeline", "stage", "ranks", "GiB", "of", "weights"]
+    assert row.split()[:7] == ["0-7", "0", "1", "x", "H100-SXM5-80GB", "136.8", "79.7"]
+    assert problem.startswith(
+        "  model.size = 'llama3-8b': expected a run that fits in memory: rank 0 needs 136.8 GiB, "
+        "and H100-SXM5-80GB has 79.7 GiB. With plan=auto it fits: plan.auto chose dp 8 on 8 "
+    )
+    assert where == "      on the command line"
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_card_whose_memory_nobody_said_is_not_judged() -> None:
+    resolved = resolve(load_config("debug", [*LARGE, COPIES]), eight("H100-SXM5-80GB", 0.0))
+    refuse_too_large(load_config("debug"), resolved, range(8))
+
+
+def test_the_cards_of_each_machine_are_judged() -> None:
+    """Of a job that a launch file starts: the ranks of this machine, on its own cards."""
+    loaded = load_config("debug", [*LARGE, COPIES, "batch.micro=2"])
+    resolved = resolve(loaded, eight("H100-SXM5-80GB", 79.65))
+    small = replace(resolved, cluster=eight("H200-SXM-141GB", 140.4))
+    refuse_too_large(loaded, small, range(4))
+    with pytest.raises(ConfigErrors, match=r"rank 4 needs .* plan=auto divides the model among"):
+        refuse_too_large(loaded, resolved, range(4, 8))

@@ -35,16 +35,23 @@ class ResolvedRun:
     """Of ranks on several machines, where this rank knows them; None: they are all here."""
 
 
-def resolved_here(loaded: Loaded, *, out: Path | None = None) -> ResolvedRun:
+def resolved_here(
+    loaded: Loaded, *, out: Path | None = None, may_plan: bool = False
+) -> ResolvedRun:
     """With every rank on this machine.
 
     Args:
         out: The run folder, whose plan is kept where the planner would be asked the same again.
+        may_plan: Several accelerators that nobody gave a plan for are the planner's.
 
     Raises:
         ConfigErrors: something that cannot work, with the place where it was given.
     """
-    cluster = detect()
+    cluster, note = detect(), ""
+    if may_plan and len(cluster.nodes[0].chips) > 1:
+        from weft.resolve.planned import planned_for
+
+        loaded, note = planned_for(loaded, cluster)
     if loaded.config.plan.auto is None:
         return ResolvedRun(resolved=resolve(loaded, cluster, plan=read_plan(loaded)))
     from weft.resolve.planned import choose, resources_here
@@ -53,7 +60,8 @@ def resolved_here(loaded: Loaded, *, out: Path | None = None) -> ResolvedRun:
         chosen = choose(loaded.config, resources_here(loaded.config, cluster), out)
     except ConfigError as error:
         raise loaded.place(error) from error
-    resolved = resolve(loaded, cluster, plan=chosen.plan, why=chosen.notes)
+    why = [*filter(None, [note]), *chosen.notes]
+    resolved = resolve(loaded, cluster, plan=chosen.plan, why=why)
     return ResolvedRun(resolved=resolved, chosen=chosen)
 
 

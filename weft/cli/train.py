@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.output import err, finish, out, print_json, warn
-from weft.cli.plan.text import show_plan
+from weft.cli.plan.text import folded, memory_table, show_plan
 from weft.cli.resolved import ResolvedRun, ranks_here, resolved_among, resolved_here
 from weft.cli.summary import print_summary, print_traffic
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
@@ -27,7 +27,7 @@ from weft.elastic.processes import run_rank, run_ranks, warm_context
 from weft.elastic.signals import interrupted_once
 from weft.report.metrics import refuse_missing_packages
 from weft.report.progress import Preparing, choose_mode
-from weft.resolve.memory_here import refuse_too_large
+from weft.resolve.memory_here import positions_here, refuse_too_large
 from weft.resolve.peaks import peaks_here
 from weft.resolve.prediction import AUTO_FILE, PREDICTION_FILE, Prediction
 from weft.resolve.queues import refuse_few_queues
@@ -75,7 +75,7 @@ def train(
     address = RankAddress.from_environment()
     with ExitStack() as until_joined:
         if address is None:
-            asked = resolved_here(loaded, out=out_dir)
+            asked = resolved_here(loaded, out=out_dir, may_plan=True)
         else:
             asked = resolved_among(loaded, address, until_joined, out=out_dir)
         refuse_without_effect(loaded)
@@ -87,7 +87,7 @@ def train(
         if address is None or address.local_rank == 0:
             warn(resolved.warnings)
         on_this_machine = _ranks_on_this_machine(resolved, address)
-        refuse_too_large(loaded, resolved, on_this_machine)
+        _refuse_too_large(loaded, resolved, on_this_machine)
         refuse_few_queues(resolved.plan, os.environ)
         stream = sys.stderr if json else sys.stdout
         prediction = _predict(asked, address)
@@ -129,6 +129,15 @@ def _ranks_on_this_machine(resolved: Resolved, address: RankAddress | None) -> r
     here = None if CLUSTER_VARIABLE in os.environ else ranks_here()
     first = address.rank - address.local_rank if here else address.rank
     return range(first, first + (here or 1))
+
+
+def _refuse_too_large(loaded: Loaded, resolved: Resolved, ranks: Sequence[int]) -> None:
+    """With a table of what the ranks of this machine would hold."""
+    try:
+        refuse_too_large(loaded, resolved, ranks)
+    except ConfigErrors:
+        err.print(*folded(list(memory_table(positions_here(resolved, ranks)))), sep="\n")
+        raise
 
 
 def _predict(asked: ResolvedRun, address: RankAddress | None) -> Prediction:

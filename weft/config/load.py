@@ -71,10 +71,32 @@ def load_config(target: str, overrides: Sequence[str] = (), *, over: Entry | Non
     tree = reduce(lambda base, over: merge(base, over, root()), whole)
     outcome = check(tree, has_gaps=bool(unread))
     if isinstance(outcome, Config) and not unusable:
-        origins = {key: origin_of(tree, key) for key, _ in flat(outcome)}
-        return Loaded(outcome, origins, tree)
+        return _loaded(outcome, tree)
     found = unusable if isinstance(outcome, Config) else [*unusable, *outcome]
     raise ConfigErrors([*unread, *sorted(found, key=by_place)])
+
+
+def on_top(loaded: Loaded, values: Mapping[str, Any]) -> Loaded:
+    """With further values by section, as a program gives them; nobody wrote them.
+
+    Raises ConfigErrors: with them it is not valid.
+    """
+    tree = merge(loaded.tree, in_full(_by_nobody(values), root()), root())
+    outcome = check(tree, has_gaps=False)
+    if not isinstance(outcome, Config):
+        raise ConfigErrors(outcome)
+    return _loaded(outcome, tree)
+
+
+def _by_nobody(value: Any) -> Entry:
+    if isinstance(value, Mapping):
+        return Entry({key: _by_nobody(inner) for key, inner in value.items()}, DEFAULT)
+    return Entry(value, DEFAULT)
+
+
+def _loaded(config: Config, tree: Entry) -> Loaded:
+    origins = {key: origin_of(tree, key) for key, _ in flat(config)}
+    return Loaded(config, origins, tree)
 
 
 def explain(loaded: Loaded) -> list[tuple[str, object, Origin]]:

@@ -13,15 +13,13 @@ from weft.cluster.cluster import HOST, Cluster, Node
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
-from weft.config.sections import PLAN_WAYS
-from weft.config.tree import origin_of
 from weft.models.registry import FAMILIES, dims_of_model, model_spec, param_specs
 from weft.optim.registry import training_of
 from weft.plan.plan import Plan
 from weft.plan.plan_file import view_used
 from weft.planner.problem import Problem, Workload
 from weft.planner.validate import refuse_unrun_axes, validate_plan
-from weft.resolve.planned import options_asked
+from weft.resolve.planned import by_person, options_asked, says_a_plan
 from weft.resolve.resolve import read_plan_file, resolve, vocab_size_asked
 from weft.simulate.step import Knowledge
 
@@ -69,7 +67,7 @@ def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workloa
     vocab_size = vocab_size_asked(config)
     row = FAMILIES[config.model.family].sizes.get(config.model.size or "")
     said = config.model.vocab_size is not None
-    said = said or any(_by_person(loaded, key) for key in ("data.vocab_size", "data.tokenizer"))
+    said = said or any(by_person(loaded, key) for key in ("data.vocab_size", "data.tokenizer"))
     if row is not None and not said and row.vocab_size != vocab_size:
         vocab_size = row.vocab_size
         notes.append(f"the vocabulary is that of {config.model.size}: {vocab_size} tokens")
@@ -96,18 +94,6 @@ def _samples(loaded: Loaded) -> int:
     if samples is not None and samples > MOST_SAMPLES:
         raise ConfigError("batch.samples", samples, f"at most {MOST_SAMPLES}, to plan for")
     return samples or 1
-
-
-def _by_person(loaded: Loaded, key: str) -> bool:
-    return origin_of(loaded.tree, key).kind in ("file", "command line")
-
-
-def says_a_plan(loaded: Loaded) -> bool:
-    """A person gave a plan, which is to be forecast as it is; a recipe's own is for another
-    machine."""
-    plan = dict(loaded.config.plan)
-    ways = (way for way in PLAN_WAYS if way != "auto" and plan[way] is not None)
-    return any(_by_person(loaded, f"plan.{way}") for way in ways)
 
 
 def _given(

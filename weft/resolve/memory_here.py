@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 from weft.cluster.cluster import HOST, Chip, Node
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
+from weft.config.sections import Config
 from weft.cost.memory import memory_of_plan
 from weft.plan.plan import PipelinePlan, Plan
 from weft.planner.fit import CHECKPOINTING, changes
+from weft.planner.forecast import PositionMemory
+from weft.resolve.planned import choose, resources_here
 from weft.resolve.resolve import Resolved
-from weft.simulate.known import knowledge_of_local, local_profile
+from weft.simulate.known import knowledge_of_local, local_profile, local_view
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +59,35 @@ def needs_here(resolved: Resolved, plan: Plan, ranks: Sequence[int]) -> list[Nee
         needs.append(Need(ranks=on_host, need_gib=total, room_gib=room, where="this machine"))
     for rank, chip in _cards(node, plan.devices, ranks):
         room = chip.memory_gib
+        if not room:  # its tool did not say
+            continue
         needs.append(Need(ranks=[rank], need_gib=taken[rank], room_gib=room, where=chip.name))
     return needs
+
+
+def positions_here(resolved: Resolved, ranks: Sequence[int]) -> list[PositionMemory]:
+    """Memory of the ranks that this machine runs, by mesh, beside what each has of its own."""
+    (node,) = resolved.cluster.nodes
+    plan = resolved.plan
+    on_host = sum(plan.devices[rank] == HOST for rank in ranks)
+    (pool,) = local_view(node, None, max(on_host, 1)).pools
+    chips = dict(_cards(node, plan.devices, ranks))
+    known = knowledge_of_local(local_profile(node), len(ranks)).overheads
+    memory = memory_of_plan(
+        plan, resolved.spec, resolved.config.data.seq_len, known, resolved.training
+    )
+    return [
+        PositionMemory(
+            pipeline=number,
+            stages=stages,
+            chip=chips.get(here[0], pool.chip),
+            ranks=here,
+            memory=memory[here[0]],
+        )
+        for number, pipeline in enumerate(plan.pipelines)
+        for stages in pipeline.positions()
+        if (here := tuple(r for r in pipeline.stages[stages[0]].mesh.ranks if r in ranks))
+    ]
 
 
 def _cards(node: Node, devices: Sequence[str], ranks: Sequence[int]) -> Iterator[tuple[int, Chip]]:
@@ -92,7 +122,27 @@ def way_out(resolved: Resolved, ranks: Sequence[int]) -> str:
         needs = needs_here(resolved, changed, ranks) if changed != resolved.plan else ()
         if needs and all(need.fits for need in needs):
             return f"{words}."
+    if chosen := _by_planner(resolved, ranks):
+        return chosen
     return "No change of the plan would do: take a smaller model, or more machines."
+
+
+def _by_planner(resolved: Resolved, ranks: Sequence[int]) -> str:
+    """What the planner would do with the accelerators of this machine, where something fits."""
+    plan, config = resolved.plan, resolved.config
+    if HOST in plan.devices or config.plan.auto is not None:
+        return ""
+    if len(ranks) < plan.world_size:
+        return "No other change alone would do: plan=auto divides the model among all ranks."
+    samples = {"samples": plan.global_batch, "micro": None, "accumulation": None}
+    asked = {"plan": {"auto": {}}, "batch": samples}
+    try:
+        planned = Config.model_validate({**config.model_dump(mode="json"), **asked})
+        chosen = choose(planned, resources_here(planned, resolved.cluster))
+    except ConfigError:
+        return ""
+    needs = needs_here(resolved, chosen.plan, range(chosen.plan.world_size))
+    return f"With plan=auto it fits: {chosen.notes[0]}." if all(n.fits for n in needs) else ""
 
 
 def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:

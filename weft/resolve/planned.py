@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -12,8 +13,11 @@ from typing import Any
 
 from weft.cluster.cluster import HOST, Cluster, Node
 from weft.cluster.view import ChipPool
+from weft.config.batch import derive_batch
 from weft.config.errors import ConfigError, show
-from weft.config.sections import Config
+from weft.config.load import Loaded, on_top
+from weft.config.sections import PLAN_WAYS, Config
+from weft.config.tree import origin_of
 from weft.cost.profile_file import from_data, to_json
 from weft.models.registry import param_specs
 from weft.optim.registry import training_of
@@ -91,6 +95,42 @@ def resources_of_file(config: Config, file: Path, cluster: Cluster, world_size: 
     chips = chips_of_file(file, node, world_size)
     fast = node.cpu_bf16 or any(pool.chip.device != HOST for pool in chips.view.pools)
     return Resources(chips=chips, precision="bf16" if fast else "fp32", may_idle=False)
+
+
+def by_person(loaded: Loaded, key: str) -> bool:
+    """Somebody wrote it, and not in a recipe."""
+    return origin_of(loaded.tree, key).kind in ("file", "command line")
+
+
+def says_a_plan(loaded: Loaded) -> bool:
+    """A person gave a plan, which is to be forecast as it is; a recipe's own is for another
+    machine."""
+    plan = dict(loaded.config.plan)
+    ways = (way for way in PLAN_WAYS if way != "auto" and plan[way] is not None)
+    return any(by_person(loaded, f"plan.{way}") for way in ways)
+
+
+def planned_for(loaded: Loaded, cluster: Cluster) -> tuple[Loaded, str]:
+    """``plan: auto`` where nobody gave a plan and the machine has several accelerators that may be
+    used, else what was asked; and a sentence that says so, or nothing."""
+    config, node = loaded.config, cluster.nodes[0]
+    devices = {chip.device for chip in node.chips}
+    asked = ("batch.accumulation", "plan.chunks", "compute.threads")
+    if (
+        config.plan.auto is not None
+        or len(node.chips) < 2
+        or len(devices) > 1
+        or config.compute.device not in ("auto", *devices)
+        or says_a_plan(loaded)
+        or any(by_person(loaded, key) for key in asked)
+    ):
+        return loaded, ""
+    samples = derive_batch(config.batch, config.plan.batch_shares or (1,)).samples
+    values: dict[str, Any] = {"plan": {"auto": {}}, "batch": {"samples": samples}}
+    many = Counter(chip.name for chip in node.chips)
+    here = " and ".join(f"{number} x {name}" for name, number in many.items())
+    note = f"no plan was given for {here}, so the planner chose one: plan.stages, plan.shares or "
+    return on_top(loaded, values), f"{note}plan.file say another"
 
 
 def facts(cluster: Cluster, host: str) -> dict[str, Any]:

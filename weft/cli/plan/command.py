@@ -143,7 +143,7 @@ def _answer(target: str, overrides: Sequence[str], options: PlanOptions) -> Answ
             if value is not None:
                 raise ConfigError(option, value, "--cluster beside it", "It says what there is.")
         loaded = load(target, overrides)
-        resolved = resolved_here(loaded).resolved
+        resolved = resolved_here(loaded, may_plan=True).resolved
         warn(resolved.warnings)
         refuse_without_effect(loaded)
         return answer_here(resolved)

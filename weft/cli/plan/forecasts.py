@@ -39,8 +39,9 @@ from weft.planner.problem import Problem
 from weft.planner.search import search
 from weft.platform.detect import detect_node
 from weft.report.units import count
-from weft.resolve.cluster_plan import PlanRequest, plan_request, says_a_plan
+from weft.resolve.cluster_plan import PlanRequest, plan_request
 from weft.resolve.memory_here import needs_here, way_out
+from weft.resolve.planned import says_a_plan
 from weft.resolve.prediction import UNMEASURED, chips_here
 from weft.resolve.rank_chips import RankChips, chips_of_file
 from weft.resolve.resolve import Resolved, vocab_size_asked
