@@ -232,6 +232,10 @@ def test_what_cannot_be_run_is_said_and_not_started(
     assert data["not_run"] == [] and data["search"]["pruned"]["unrun"] > 0
     used = json.loads((here / "my plan.json").read_text())["chips"]
     assert len({nodes["chip"] for nodes in used}) == 1
+    assert plan(here, STRANGERS, "--launch") == 0
+    said = capsys.readouterr().out
+    assert "8 of 16 chips: " in said
+    assert f"\n  left out, for this version cannot run it: {expected}\nplan: " in said
     alone = "pools:\n  - {chip: Ascend-910B, nodes: 1, chips_per_node: 8}\n"
     assert plan(here, alone, "--launch") == 2
     text = capsys.readouterr().err

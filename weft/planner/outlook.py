@@ -51,6 +51,12 @@ class Outlook:
         """Why this version cannot run it; empty where it can."""
         return why_not_run(self.forecast.plan, self.cluster)
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the search passed by because this version cannot run it, the first reasons."""
+        reasons = {} if self.found is None else self.found.pruned.reasons
+        return tuple(dict.fromkeys(reasons["unrun"].examples)) if "unrun" in reasons else ()
+
     @cached_property
     def limits(self) -> Limits:
         return Limits(self.forecast)

@@ -252,6 +252,9 @@ def _show_plan_there(
         out.print(f"  the plan reaches {in_units(reached)} of it")
     taken = f"{outlook.cluster.world_size:,} of {chips.view.world_size:,} chips"
     out.print(f"{taken}: {cluster_in_words(outlook.cluster)}")
+    if mix is None and outlook.cluster.world_size < chips.view.world_size:
+        for why in outlook.left_out:
+            out.print(f"  left out, for this version cannot run it: {why}", style="yellow")
     out.print(f"plan: {outlook.name}")
     for why in outlook.not_run:
         out.print(f"  this version cannot run it: {why}", style="yellow")
