@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from mix.mix_cases import BIG, KINDS, SMALL, WORK, answers, chips_of, part_trial
@@ -13,10 +14,13 @@ from weft.mix.questions import Question, Trial
 from weft.plan.plan import Plan
 from weft.simulate.play import Timeline
 
-TRIALS = answers()
-"""The planner's plans of all generations."""
 POOLED = Question("pooled", 2)
-BY = {trial.generation: trial for trial in TRIALS}
+
+
+def answer(generation: str) -> Trial:
+    """The planner's plan of one of the generations."""
+    (found,) = (trial for trial in answers() if trial.generation == generation)
+    return found
 
 
 def drawn(trial: Trial, kind: str = "") -> tuple[Timeline, ...]:
@@ -33,7 +37,10 @@ def measured(trial: Trial, *values: float, **more: object) -> Rates:
     return Rates(trial, list(values), timelines=drawn(trial), **more)
 
 
-MEASURED = {"big": rates("big", 1000.0), "small": rates("small", 800.0)}
+@cache
+def alone() -> dict[str, Rates]:
+    """What each kind reached without the other."""
+    return {"big": rates("big", 1000.0), "small": rates("small", 800.0)}
 
 
 def test_busy_is_what_a_rank_uses_of_its_chip() -> None:
@@ -68,7 +75,7 @@ def test_why_a_mix_passes_the_sum_of_its_parts() -> None:
         "big": [Rates(off, [1000.0], memory_gib=0.75)],
         "small": [Rates(off, problem="rank 0 was killed"), Rates(full, [700.0])],
     }
-    best = BY["2"].plan
+    best = answer("2").plan
     limits = {"big": 4.0, "small": 0.5}
     (said, *_) = reasons(best, tried, limits, [SMALL])
     needed = "as without that 768 MiB are needed and it has 512"
@@ -76,15 +83,15 @@ def test_why_a_mix_passes_the_sum_of_its_parts() -> None:
     tried["small"] = [Rates(full, [700.0], kept_gib=0.625)]
     (said, *_) = reasons(best, tried, limits, [SMALL])
     assert said.startswith("small alone recomputes, as without that 640 MiB are needed and it has")
-    same = {"big": [MEASURED["big"]], "small": [MEASURED["small"]]}
+    same = {"big": [alone()["big"]], "small": [alone()["small"]]}
     both = {"big": None, "small": None}
     assert [s for s in reasons(best, same, both, KINDS) if "recompute" in s] == []
-    assert reasons(BY["pooled"].plan, same, both, KINDS) == []
-    (other,) = reasons(recomputing(BY["pooled"].plan), same, both, [SMALL])
+    assert reasons(answer("pooled").plan, same, both, KINDS) == []
+    (other,) = reasons(recomputing(answer("pooled").plan), same, both, [SMALL])
     assert other == "small recomputes in the mix and not alone"
-    assert reasons(recomputing(BY["pooled"].plan), tried, limits, [SMALL]) == []
-    first, *rest = BY["pooled"].plan.pipelines
-    wide = replace(BY["pooled"].plan, pipelines=(replace(first, microbatch=4), *rest))
+    assert reasons(recomputing(answer("pooled").plan), tried, limits, [SMALL]) == []
+    first, *rest = answer("pooled").plan.pipelines
+    wide = replace(answer("pooled").plan, pipelines=(replace(first, microbatch=4), *rest))
     assert reasons(wide, same, {}, [BIG]) == [
         "big has micro-batches of 2 alone and of 4 in the mix"
     ]
@@ -92,7 +99,7 @@ def test_why_a_mix_passes_the_sum_of_its_parts() -> None:
 
 def test_efficiency_and_where_it_comes_from() -> None:
     parts = {"big": rates("big", 990.0, 1000.0, 1010.0), "small": rates("small", 500.0)}
-    pooled, best, failed = (Rates(t) for t in TRIALS[:3])
+    pooled, best, failed = (Rates(t) for t in answers()[:3])
     pooled.values, best.values = [1200.0], [1400.0, 1425.0, 1500.0]
     best.is_final = pooled.is_final = True
     failed.problem = "rank 1 was killed"
@@ -109,12 +116,12 @@ def test_efficiency_and_where_it_comes_from() -> None:
 
 
 def test_the_page_shows_every_trial_and_a_step_of_each_generation() -> None:
-    mixes = [measured(trial, 1300.0 + n, step_s=5.0) for n, trial in enumerate(TRIALS)]
+    mixes = [measured(trial, 1300.0 + n, step_s=5.0) for n, trial in enumerate(answers())]
     mixes[-1].is_final = True
-    report = MixReport(MEASURED, mixes)
+    report = MixReport(alone(), mixes)
     text = page(report, KINDS)
-    assert all(trial.name in text for trial in TRIALS)
-    assert len(TRIALS) == 4
+    assert all(trial.name in text for trial in answers())
+    assert len(answers()) == 4
     assert text.count('<div class="rows">') == 1 + 2 + 4, "rates, parts, generations"
     assert text.count("measured 5 s a step, drawn ") == 4
     assert text.count("ranks 1, 2 small: ") == 4, "alone, pooled, and of two generations"
@@ -125,13 +132,13 @@ def test_the_page_shows_every_trial_and_a_step_of_each_generation() -> None:
 
 
 def test_all_steps_on_a_page_have_one_scale() -> None:
-    shared = BY["1"]
+    shared = answer("1")
     mixes = [measured(shared, 1700.0), measured(replace(shared, question=POOLED), 1700.0)]
-    text = page(MixReport(MEASURED, mixes), KINDS)
+    text = page(MixReport(alone(), mixes), KINDS)
     _, _, *charts = text.split('<div class="rows">')
     bars = re.compile(r'class="bar [^>]* x="([\d.e-]+)%" width="([\d.e-]+)%"')
     ends = [max(float(x) + float(w) for x, w in bars.findall(chart)) for chart in charts]
-    everything = [MEASURED["big"], MEASURED["small"], *mixes[-1:]]
+    everything = [alone()["big"], alone()["small"], *mixes[-1:]]
     steps = [max(line.step_s for line in rates.timelines) for rates in everything]
     assert len(set(steps)) > 2
     assert ends[:2] == pytest.approx([100 * s / max(steps) for s in steps[:2]], abs=0.1)
@@ -139,16 +146,16 @@ def test_all_steps_on_a_page_have_one_scale() -> None:
 
 
 def test_plans_of_parts_that_do_not_run_together() -> None:
-    pooled, best = (measured(t) for t in TRIALS[:2])
+    pooled, best = (measured(t) for t in answers()[:2])
     pooled.problem, best.values = "rank 1 was killed", [1500.0]
-    report = MixReport(MEASURED, [pooled, best])
+    report = MixReport(alone(), [pooled, best])
     assert report.to_json()["pooling_gain"] is None
     assert "do not run side by side" in page(report, KINDS)
 
 
 def test_tuning_runs_do_not_beat_what_was_repeated() -> None:
-    lucky, pooled = Rates(TRIALS[1], [2000.0]), Rates(TRIALS[0], [1500.0], is_final=True)
-    report = MixReport(MEASURED, [lucky, pooled])
+    lucky, pooled = Rates(answers()[1], [2000.0]), Rates(answers()[0], [1500.0], is_final=True)
+    report = MixReport(alone(), [lucky, pooled])
     assert report.best is pooled
     assert [rates.trial.generation for rates in report.best_of_generations()] == ["pooled", "1"]
     assert [row["note"] for row in in_rows(report)] == [*["1 repeat"] * 3, "tuning run"]

@@ -14,8 +14,6 @@ from weft.planner.renumber import renumbered
 from weft.planner.search import NoPlan, search
 from weft.planner.validate import validate_plan
 
-POOLED_PLAN, *GENERATIONS = answers()
-
 
 def samples_of(plan: Plan) -> list[int]:
     return [pipeline.samples for pipeline in plan.pipelines]
@@ -48,7 +46,7 @@ def test_kinds_and_the_part_of_a_cluster_that_has_one() -> None:
 )
 def test_generations_are_searches(number: int, told: dict[str, int]) -> None:
     """By shares, layers and meshes: nothing else decides them."""
-    trial, chips = GENERATIONS[number], chips_of()
+    trial, chips = answers()[1:][number], chips_of()
     options = Options(micros=(2,), leave_idle=False, **told)
     best = search(Problem(WORK, chips.pools, knowledge=chips.knowledge, options=options)).best
     assert trial.plan == renumbered(best.plan, best.cluster, chips.by_rank)
@@ -81,21 +79,22 @@ def test_every_plan_is_valid_and_leaves_no_chip_idle(samples: int) -> None:
 
 def test_what_is_pooled_keeps_the_shapes_of_its_parts() -> None:
     """Only the shares of the batch change, and follow what the parts reach."""
-    assert POOLED_PLAN.name == POOLED
-    assert kinds_in(POOLED_PLAN.plan) == [set(BIG.ranks), set(SMALL.ranks)]
-    assert POOLED_PLAN.shapes == {**part_trial("big").shapes, **part_trial("small").shapes}
+    planned = answers()[0]
+    assert planned.name == POOLED
+    assert kinds_in(planned.plan) == [set(BIG.ranks), set(SMALL.ranks)]
+    assert planned.shapes == {**part_trial("big").shapes, **part_trial("small").shapes}
     (given,) = part_trial("small").shapes["small"]
     other = replace(given, axes={"dp": 1, "tp": 1}, meshes=2, micro=1, recompute="full")
-    shapes = {**POOLED_PLAN.shapes, "small": (other,)}
+    shapes = {**planned.shapes, "small": (other,)}
     pooled = ask(Question("pooled", 2, shapes), WORK, chips_of())
-    assert pooled.shapes["small"] == (other,) != POOLED_PLAN.shapes["small"]
+    assert pooled.shapes["small"] == (other,) != planned.shapes["small"]
     assert len(pooled.plan.pipelines[1].positions()) == 2
 
 
 def test_a_share_below_the_microbatch_of_a_part_takes_a_smaller_one() -> None:
     slow = chips_of(shown=Shown(slower={"small": 40.0}))
     (given,) = part_trial("small", micro=4).shapes["small"]
-    shapes = {**POOLED_PLAN.shapes, "small": (given,)}
+    shapes = {**answers()[0].shapes, "small": (given,)}
     plan = ask(Question("pooled", 4, shapes), WORK, slow).plan
     assert plan.pipelines[1].samples < given.micro == 8
     assert plan.pipelines[1].stages[0].mesh.axes == (("dp", 2), ("tp", 1))
@@ -103,7 +102,7 @@ def test_a_share_below_the_microbatch_of_a_part_takes_a_smaller_one() -> None:
 
 def test_shares_and_layers_follow_measured_rates() -> None:
     """In a run the small chips computed twice as long as was predicted."""
-    trial, chips = GENERATIONS[0], chips_of()
+    trial, chips = answers()[1], chips_of()
     assert samples_of(trial.plan) == [16, 12]
     predicted = chips.time(trial.plan, WORK)
     busy = [predicted.timelines[0].busy_s[0], *predicted.timelines[1].busy_s * 2]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from optim.test_rules import FACTORS, SCHEDULE, Two, load_halfway, ours, save_halfway
+from optim.test_rules import FACTORS, SCHEDULE, Two, load_halfway, ours, pytorch_s, save_halfway
 from parity.cases import Case
 from parity.test_parity import TOLERANCE
 from torch import Tensor
@@ -118,15 +118,7 @@ def test_adafactor_is_pytorch_s(settings: dict[str, Any]) -> None:
         d=optim.clip_threshold,
         weight_decay=0.0,  # this gradient path has none that decay
     )
-    for step, factor in enumerate(FACTORS):
-        reference.param_groups[0]["lr"] = optim.lr / (1 + step)
-        reference.zero_grad()
-        theirs().backward()
-        for param in theirs.parameters():
-            assert param.grad is not None
-            param.grad *= factor
-        if factor:
-            reference.step()
+    pytorch_s(reference, optim.lr, FACTORS, theirs)
     torch.testing.assert_close(model.matrix, theirs.matrix, **CLOSE)
     torch.testing.assert_close(model.vector, theirs.vector, **CLOSE)
     assert optimizer.num_updates == 3

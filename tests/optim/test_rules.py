@@ -104,6 +104,21 @@ def ours(optim: OptimConfig, factors: list[float], model: nn.Module) -> Optimize
     return optimizer
 
 
+def pytorch_s(
+    reference: torch.optim.Optimizer, lr: float, factors: list[float], model: nn.Module
+) -> None:
+    """The updates of ``ours`` by PyTorch's optimizer, which a factor of 0 does not even ask."""
+    for step, factor in enumerate(factors):
+        reference.param_groups[0]["lr"] = lr / (1 + step)
+        reference.zero_grad()
+        model().backward()
+        for param in model.parameters():
+            assert param.grad is not None
+            param.grad *= factor
+        if factor:
+            reference.step()
+
+
 FACTORS = [1.0, 0.0, 0.3, 1.0]
 
 
@@ -128,16 +143,7 @@ def test_bits_are_those_of_pytorch(
     """Where the factor is 0 PyTorch's is not asked at all, and later steps do not show it."""
     model, theirs = Two(), Two()
     optimizer = ours(optim, FACTORS, model)
-    reference = build(theirs.parameters())
-    for step, factor in enumerate(FACTORS):
-        reference.param_groups[0]["lr"] = optim.lr / (1 + step)
-        reference.zero_grad()
-        theirs().backward()
-        for param in theirs.parameters():
-            assert param.grad is not None
-            param.grad *= factor
-        if factor:
-            reference.step()
+    pytorch_s(build(theirs.parameters()), optim.lr, FACTORS, theirs)
     assert torch.equal(model.matrix, theirs.matrix)
     assert torch.equal(model.vector, theirs.vector)
     assert optimizer.num_updates == 3

@@ -20,15 +20,6 @@ BASE = ("data.tokenizer=bytes", "batch.samples=24", "batch.micro=4", "plan.share
 H100 = catalogue()["H100-SXM5-80GB"]
 
 
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """Two cores that somebody has measured."""
-    monkeypatch.setenv("WEFT_PROFILES", str(tmp_path / "profiles"))
-    machine = profiles.node()
-    profiles.save(tmp_path / "profiles", machine)
-    return machine
-
-
 def asked(machine: Node, *overrides: str) -> Resolved:
     loaded = load_config("debug", [*BASE, "compute.precision=fp32", *overrides])
     return resolve(loaded, Cluster(nodes=(machine,)))

@@ -24,15 +24,6 @@ from weft.resolve.resolve import Resolved, resolve
 BASE = ("data.tokenizer=bytes", "compute.precision=fp32", "batch.samples=24", "batch.micro=4")
 
 
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """Two cores that somebody has measured."""
-    monkeypatch.setenv("WEFT_PROFILES", str(tmp_path / "profiles"))
-    machine = profiles.node()
-    profiles.save(tmp_path / "profiles", machine)
-    return machine
-
-
 def asked(machine: Node, *overrides: str) -> Resolved:
     return resolve(load_config("debug", [*BASE, *overrides]), Cluster(nodes=(machine,)))
 
