@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.comm.comm import Comm
 from weft.nn.stage import MicroBatch, Objective, Stage, Terms, added, total_of
 from weft.parallel.gradients import Gradients
+from weft.parallel.pipeline.border_memory import BorderMemory
 from weft.parallel.pipeline.clocks import Clocks
 from weft.parallel.pipeline.deferred import Job, WeightWork
 from weft.parallel.pipeline.receives import receives
@@ -105,6 +106,7 @@ class Executor:
         )
         self._dtype = PRECISIONS[rank_plan.stage_plan.precision].compute.dtype
         self._last = len(rank_plan.pipeline_plan.stages) - 1
+        self.border_memory = BorderMemory(comm.device)
         self._borders: Mapping[int, StageBorder] = {}
         self._borders_of: dict[object, Mapping[int, StageBorder]] = {}
         self.cross(computation.borders)
@@ -116,11 +118,14 @@ class Executor:
         """Let these tensors cross from now on, where they depend on the batch."""
         key = tuple((stage, tuple(border.items())) for stage, border in borders.items())
         if key not in self._borders_of:
+            pipeline, memory = self._rank_plan.pipeline_plan, self.border_memory
             self._borders_of[key] = {
-                stage: StageBorder(self._comm, self._rank_plan.pipeline_plan, stage, border)
+                stage: StageBorder(self._comm, pipeline, stage, border, memory)
                 for stage, border in borders.items()
                 if stage in self._stages or stage + 1 in self._stages
             }
+        if self._borders is not self._borders_of[key]:
+            self.border_memory.forget()
         self._borders = self._borders_of[key]
 
     def train(self, microbatches: Sequence[MicroBatch]) -> Tensor:

@@ -27,7 +27,12 @@ class RunningBuffers:
         every = {name: tensor for module in modules for name, tensor in module.named_buffers()}
         self._held = {b.name: every[b.name] for b in self._declared if b.name in every}
         self._samples = samples
-        self._added = {b.name: b.value().double().zero_() for b in self._declared}
+        self._added = {  # beside what is added, so that nothing waits for the device
+            b.name: b.value().double().zero_().to(self._held[b.name].device)
+            if b.name in self._held
+            else b.value().double().zero_()
+            for b in self._declared
+        }
 
     @property
     def names(self) -> Sequence[str]:

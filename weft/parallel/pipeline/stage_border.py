@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from weft.axes.held import tiling
-from weft.comm.comm import Comm, Finish
+from weft.comm.comm import Comm, Finish, Parts
 from weft.comm.members import Channel, Edge
 from weft.comm.transport import nothing
 from weft.nn.stage import Tree
+from weft.parallel.pipeline.border_memory import BorderMemory
 from weft.plan.box import Box
 from weft.plan.layout import SAMPLES, Border, BorderTensor, Dim
 from weft.plan.plan import PipelinePlan, Plan
@@ -114,8 +115,16 @@ class StageBorder:
     nothing. Each way must be sent, and be expected, in the same order of microbatches.
     """
 
-    def __init__(self, comm: Comm, pipeline: PipelinePlan, stage: int, border: Border) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        pipeline: PipelinePlan,
+        stage: int,
+        border: Border,
+        memory: BorderMemory | None = None,
+    ) -> None:
         self._comm = comm
+        self._memory = memory or BorderMemory(comm.device)
         self._pipeline = pipeline
         self._stage = stage
         self._tensors: dict[Way, Border] = {
@@ -124,7 +133,7 @@ class StageBorder:
         }
         self._channels = {way: channel(pipeline, stage, way) for way in self._tensors}
         self._routes: dict[tuple[Way, int], dict[str, _Route]] = {}
-        self._sent: dict[tuple[Way, int], Finish] = {}
+        self._sent: dict[tuple[Way, int], tuple[Finish, Parts]] = {}
         self._arriving: dict[tuple[Way, int], tuple[Finish, dict[tuple[str, Box], Tensor]]] = {}
         """Receives that were started, and the memory that each box of a tensor comes to."""
         self._kept: dict[tuple[Way, int, str, Box], Tensor] = {}
@@ -140,14 +149,16 @@ class StageBorder:
         for name, route in self._routes_of(way, microbatch).items():
             assert route.held is not None, f"rank {self._comm.rank} has nothing to send {way}"
             for move in route.going:
-                part = tree[name][route.held.slices(move.box)].to(self._dtype(way, name))
+                part = tree[name][route.held.slices(move.box)]
                 if move.dst == self._comm.rank:
-                    self._kept[way, microbatch, name, move.box] = part
+                    kept = part.to(self._dtype(way, name))
+                    self._kept[way, microbatch, name, move.box] = kept
                 else:
-                    parts.append((move.dst, part.contiguous()))
+                    parts.append((move.dst, self._sendable(part, self._dtype(way, name))))
         if parts:
             over = self._channels[way]
-            self._sent[way, microbatch] = self._comm.send(parts, channel=over, name="activations")
+            finish = self._comm.send(parts, channel=over, name="activations")
+            self._sent[way, microbatch] = finish, parts
 
     def expect(self, way: Way, microbatch: int) -> None:
         """Start to receive what ``receive`` will be asked for, so that it can come meanwhile."""
@@ -187,8 +198,15 @@ class StageBorder:
                 result[name][route.wanted.slices(box)] = part
         return result
 
+    def _sendable(self, part: Tensor, dtype: torch.dtype) -> Tensor:
+        """The part itself where it can be sent as it is, else a copy."""
+        if part.dtype == dtype and part.is_contiguous():
+            return part
+        copy = self._memory.take(tuple(part.shape), dtype)
+        return copy.copy_(part)
+
     def _empty(self, way: Way, name: str, size: tuple[int, ...]) -> Tensor:
-        return torch.empty(size, dtype=self._dtype(way, name), device=self._comm.device)
+        return self._memory.take(size, self._dtype(way, name))
 
     def _dtype(self, way: Way, name: str) -> torch.dtype:
         precision = self._pipeline.stages[self._stage].precision
@@ -197,9 +215,10 @@ class StageBorder:
 
     def release(self, way: Way, microbatch: int) -> None:
         """Let go of what was sent. Waits until it has left."""
-        wait = self._sent.pop((way, microbatch), None)
-        if wait is not None:
-            wait()
+        sent = self._sent.pop((way, microbatch), None)
+        if sent is not None:
+            finish, _ = sent
+            finish()
 
     def finish(self) -> None:
         """Wait until everything sent has left."""

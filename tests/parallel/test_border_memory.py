@@ -1,0 +1,91 @@
+"""Memory on borders is made in the first step, and given again only when nobody keeps it."""
+
+import pytest
+import torch
+from parity.cases import Case
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from weft.comm.address import RankAddress
+from weft.diagnose.verify import Rehearsal, synthetic_microbatches
+from weft.elastic.pool import WorkerPool
+from weft.parallel.pipeline.border_memory import BorderMemory
+from weft.plan.plan import Plan
+from weft.train.assemble import fill, initial
+from weft.train.family import assemble_model
+from weft.train.joining import join_plan
+
+
+def test_memory_is_given_again_once_nobody_keeps_it() -> None:
+    memory = BorderMemory(torch.device("cpu"))
+    first = memory.take((2, 3), torch.float32)
+    view = first[1:].requires_grad_()
+    place = first.data_ptr()
+    del first
+    second = memory.take((2, 3), torch.float32)
+    assert second.data_ptr() != place, "a view keeps it"
+    weight = torch.ones(3, requires_grad=True)
+    loss = (view * weight).sum()
+    del view
+    assert memory.take((2, 3), torch.float32).data_ptr() not in (place, second.data_ptr())
+    assert memory.made == 3
+    loss.backward()
+    assert memory.take((2, 3), torch.float32).data_ptr() != place, "autograd has the leaf"
+    del loss
+    assert memory.take((2, 3), torch.float32).data_ptr() == place
+    assert memory.take((2, 3), torch.float64).data_ptr() != place
+    assert memory.take((3, 2), torch.float32).data_ptr() != place
+    assert memory.made == 5
+    memory.forget()
+    memory.take((2, 3), torch.float32)
+    assert memory.made == 6
+
+
+class Waits(TorchDispatchMode):
+    """Counts what a program on a device would wait for: values that come to the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func.overloadpacket.__name__ in ("_local_scalar_dense", "equal", "nonzero"):
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def steps(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> tuple[list[int], list[str]]:
+    """What was made for borders after each of four steps, and what the last waited for."""
+    comm, _ = join_plan(address, plan, timeout_s=600)
+    built = assemble_model(
+        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+    )
+    fill(built.gradients, initial(rehearsal.seed))
+    built.optimizer.is_host = False  # as on a device: there it does not look at numbers
+    made = []
+    batch = synthetic_microbatches(comm, plan, rehearsal, 0)
+    for _ in range(3):
+        built.engine.step(batch)
+        made.append(built.executor.border_memory.made)
+    with Waits() as waits:
+        built.engine.step(batch)
+    made.append(built.executor.border_memory.made)
+    comm.close()
+    return made, waits.names
+
+
+CASES = [
+    Case("wide", shares=(9,), dp=((2, 1),), layers=((2, 2),), microbatch=2),
+    Case("zb-v", shares=(5,), dp=((1, 1),), layers=((1, 1, 1, 1),), microbatch=1, schedule="zb-v"),
+    Case("tied zero3", shares=(6,), dp=((2, 1),), layers=((2, 2),), tied=True, zeros=(3, 0)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_step_makes_no_memory_on_borders_and_waits_for_no_number(
+    case: Case, pool: WorkerPool
+) -> None:
+    plan = case.plan()
+    for made, waits in pool.run(steps, plan, case.rehearsal(), world_size=plan.world_size):
+        assert made[0] > 0
+        assert made[1:] == [made[1]] * 3
+        assert waits == []

@@ -1,0 +1,53 @@
+"""Memory of what crosses borders: made once, and used again when nobody keeps what came in it.
+
+A received tensor belongs to whoever took it: autograd keeps it for backward, deferred weight
+gradients beyond that, a layer perhaps for longer. So memory is asked whether others still refer to
+it. What they did with it is asked of the device before what a later receive or copy does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    tensor: Tensor
+    references: int
+    """To its storage, while nobody else has any."""
+
+    @property
+    def is_free(self) -> bool:
+        return _references(self.tensor) == self.references
+
+
+def _references(tensor: Tensor) -> int:
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+@dataclass(slots=True)
+class BorderMemory:
+    """Contiguous tensors of one device, by size and dtype."""
+
+    device: torch.device
+    made: int = 0
+    """Tensors that were made since the beginning."""
+    _pieces: dict[tuple[tuple[int, ...], torch.dtype], list[_Piece]] = field(default_factory=dict)
+
+    def take(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """One that is free until the last reference to what is returned, or to a view, is gone."""
+        pieces = self._pieces.setdefault((size, dtype), [])
+        free = next((piece for piece in pieces if piece.is_free), None)
+        if free is None:
+            made = torch.empty(size, dtype=dtype, device=self.device)
+            free = _Piece(made, _references(made))
+            pieces.append(free)
+            self.made += 1
+        return free.tensor.detach()
+
+    def forget(self) -> None:
+        """Let go of all: other sizes will be asked for."""
+        self._pieces.clear()
