@@ -100,7 +100,8 @@ def built(address: RankAddress, alike: Job, versions: list[str]) -> list[str]:
         join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600) as comm,
     ):
         patch.setattr(torch, "__version__", versions[address.rank])
-        notes = list(differing_builds(comm, {"driver": "13.0"} if address.rank else {}))
+        driver = {"driver": "13.0" if address.rank == 1 else "12.8"} if comm.world_size > 2 else {}
+        notes = list(differing_builds(comm, driver))
         try:
             refuse_unlike_ranks(comm, alike)
         except ConfigError as error:
@@ -121,6 +122,10 @@ def built(address: RankAddress, alike: Job, versions: list[str]) -> list[str]:
             ["ranks differ in PyTorch: 2.13.0 on rank 0, 2.13.0a0+git4f2c1d0 on rank 1"],
         ),
         (
+            ["2.13.0"] * 3,
+            ["ranks differ in driver: 12.8 on ranks 0,2, 13.0 on rank 1"],
+        ),
+        (
             ["2.13.0+cu130", "2.12.1+cu130"],
             [
                 "ranks differ in PyTorch: 2.13.0+cu130 on rank 0, 2.12.1+cu130 on rank 1",
@@ -129,9 +134,10 @@ def built(address: RankAddress, alike: Job, versions: list[str]) -> list[str]:
             ],
         ),
     ],
-    ids=["alike", "vendors", "from source", "releases"],
+    ids=["alike", "vendors", "from source", "drivers", "releases"],
 )
 def test_builds_of_one_release_may_differ(
     pool: WorkerPool, versions: list[str], said: list[str]
 ) -> None:
-    assert pool.run(built, job([]), versions, world_size=2) == [said] * 2
+    ranks = len(versions)
+    assert pool.run(built, job([]), versions, world_size=ranks) == [said] * ranks

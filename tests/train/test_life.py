@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from weft.cluster.cluster import Cluster, Node
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.rendezvous import Rendezvous
+from weft.config.errors import RunError
 from weft.config.load import load_config
 from weft.elastic.pool import WorkerPool
 from weft.plan.model import ModelSpec
@@ -18,6 +20,7 @@ from weft.plan.plan import Plan
 from weft.resolve.resolve import resolve
 from weft.train import worker
 from weft.train.assemble import Built
+from weft.train.engine import Engine
 from weft.train.family import assemble_model
 from weft.train.job import Job
 from weft.train.stop import StopSignal
@@ -109,3 +112,41 @@ def test_after_a_failed_epoch_the_next_one_begins(tmp_path: Path, pool: WorkerPo
     jobs = [job(OTHER, tmp_path / name, 1) for name in ("broken", "sound")]
     for rank, (said, done) in enumerate(pool.run(fails_once, *jobs, world_size=2)):
         assert (said, done) == (f"CommError: rank {rank}: this epoch was closed", [1])
+
+
+FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.65 GiB."
+
+
+def is_full_once(address: RankAddress, one: Job) -> tuple[str, list[int]]:
+    """The last rank's card is full in the third step; then the same job is begun again."""
+    with Rendezvous(address, 60.0) as rendezvous:
+        life = RankLife(rendezvous, StopSignal())
+        step, done = Engine.step, []
+
+        def fills(engine: Engine, *given: Any, **settings: Any) -> Any:
+            done.append(0)
+            if address.rank == 1 and len(done) == 3:
+                raise torch.OutOfMemoryError(FULL)
+            return step(engine, *given, **settings)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Engine, "step", fills)
+            with pytest.raises(RunError) as caught:
+                life.epoch(one)
+        return f"{type(caught.value).__name__}: {caught.value}", [life.epoch(one)]
+
+
+def test_a_full_card_ends_every_rank_and_nothing_is_lost(tmp_path: Path, pool: WorkerPool) -> None:
+    """One sentence of the rank that it happened to; what was saved is gone on from."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    asked = [*SMALL, "plan.shares=[2,2]", "checkpoint.every=1", "train.eval_every=0"]
+    pool.run(live, [job(asked, whole, STEPS)], world_size=2)
+    (peer, _), (said, done) = pool.run(is_full_once, job(asked, parts, STEPS), world_size=2)
+    assert peer.startswith("CommError: ")
+    assert said == (
+        "RunError: cpu has too little memory: CUDA out of memory. Tried to allocate 2.00 GiB. "
+        "Compute layers again in backward (activation checkpointing, recompute: full). "
+        "What was saved stays: the same command goes on from there."
+    )
+    assert done == [STEPS]
+    assert losses(parts) == losses(whole)

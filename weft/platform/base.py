@@ -78,6 +78,10 @@ class Platform(ABC):
     def available(self) -> bool:
         """At least one device of the family can be used here."""
 
+    def why_not_available(self) -> str:
+        """What the driver or PyTorch says, in words; empty where nothing is known."""
+        return ""
+
     @abstractmethod
     def device(self, local_rank: int) -> torch.device:
         """The device of the ``local_rank``-th process on this machine, made current."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from weft.config.errors import ConfigError
 from weft.platform.base import Platform, Queues, group_of
 from weft.platform.vendor import installed_torch, maker_of
 
@@ -48,9 +50,31 @@ class CudaPlatform(Platform):
             "driver": f"{driver // 1000}.{driver % 1000 // 10}",
         }
 
-    def device(self, local_rank: int) -> torch.device:
+    def why_not_available(self) -> str:
         import torch
 
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+        except (RuntimeError, AssertionError) as error:
+            return f"{str(error).strip().partition(chr(10))[0]}."
+        return ""
+
+    def device(self, local_rank: int) -> torch.device:
+        """One that this PyTorch has kernels for.
+
+        Raises:
+            ConfigError: it has none; nothing was computed yet.
+        """
+        import torch
+
+        properties = torch.cuda.get_device_properties(local_rank)
+        own = arch_of(properties.major, properties.minor, properties.gcnArchName)
+        built = torch.cuda.get_arch_list()
+        if not runs_on(built, own):
+            expected = f"a card that PyTorch {torch.__version__} is built for ({', '.join(built)})"
+            hint = f"Device {local_rank}, {properties.name}, is {own}: install a build that has "
+            hint += "it, leave it out with CUDA_VISIBLE_DEVICES, or train with compute.device=cpu."
+            raise ConfigError("compute.device", self.name, expected, hint)
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
 
@@ -100,6 +124,36 @@ class CudaPlatform(Platform):
 
 
 PLATFORM = CudaPlatform()
+
+
+def arch_of(major: int, minor: int, gcn: str) -> str:
+    """What compilers call a card: ``sm_90``, or ``gfx942``; ``gcn`` is AMD's own name for it."""
+    return gcn.partition(":")[0] if gcn.startswith("gfx") else f"sm_{major}{minor}"
+
+
+def runs_on(built: Sequence[str], own: str) -> bool:
+    """There are kernels for the card, or code that its driver makes some from; where names say
+    nothing of that kind, there are.
+
+    Kernels run on later cards of the same major version too, ``compute_`` code on all later ones;
+    what ends in "a" runs on that card alone.
+    """
+    if own.startswith("gfx"):
+        return own in built or any("generic" in each for each in built)
+    known = [each for each in built if re.fullmatch(r"(sm|compute)_\d+[af]?", each)]
+    mine = _arch(own)
+    for each in known:
+        kind, theirs = each.partition("_")[0], _arch(each)
+        is_enough = theirs == mine or (not each.endswith("a") and theirs < mine)
+        if is_enough and (kind == "compute" or theirs[0] == mine[0]):
+            return True
+    return not known
+
+
+def _arch(name: str) -> tuple[int, int]:
+    """``sm_90a`` -> (9, 0)."""
+    number = re.sub(r"\D", "", name)
+    return int(number[:-1]), int(number[-1])
 
 
 def _nccl() -> tuple[int, ...]:

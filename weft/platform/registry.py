@@ -23,5 +23,6 @@ def platform_named(name: str) -> Platform:
         raise ConfigError("compute.device", name, " or ".join(dict.fromkeys([*ours, *PLATFORMS])))
     if not PLATFORMS[name].available():
         here = ", ".join(p.name for p in PLATFORMS.imported() if p.available())
-        raise ConfigError("compute.device", name, f"a device of this machine ({here})")
+        why = PLATFORMS[name].why_not_available()
+        raise ConfigError("compute.device", name, f"a device of this machine ({here})", why)
     return PLATFORMS[name]

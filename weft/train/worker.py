@@ -21,6 +21,7 @@ from weft.train.family import assemble_model
 from weft.train.job import Job
 from weft.train.joining import device_of
 from weft.train.loop import Run
+from weft.train.out_of_memory import out_of_memory
 from weft.train.run_folder import LOGS
 from weft.train.running import batches, run_job, write_files
 from weft.train.save_clock import SaveClock
@@ -94,6 +95,9 @@ class RankLife:
                     save_clock=SaveClock(config.checkpoint.minutes),
                 )
                 done = run_job(run, job, agreed.data, agreed.notes, stack)
+        except torch.OutOfMemoryError as error:
+            comm.close(abort=True)
+            raise out_of_memory(error, job, address.rank, device) from error
         except BaseException:
             comm.close(abort=True)
             raise
