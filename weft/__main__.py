@@ -2,8 +2,7 @@
 
 import sys
 
-STOPPED = 75
-"""Exit code of what a signal stopped, as everywhere: the same command goes on."""
+from weft.config.errors import STOPPED
 
 
 def start() -> None:

@@ -20,7 +20,7 @@ from weft.cli.resolved import ResolvedRun, ranks_here, resolved_among, resolved_
 from weft.cli.summary import print_summary, print_traffic
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
 from weft.comm.address import RankAddress
-from weft.config.errors import ConfigError, ConfigErrors, DivergedError, show
+from weft.config.errors import STOPPED, ConfigError, ConfigErrors, DivergedError, show
 from weft.config.load import Loaded, explain, to_yaml
 from weft.elastic.failure import RanksFailedError
 from weft.elastic.processes import run_rank, run_ranks, warm_context
@@ -37,8 +37,6 @@ from weft.train.job import Job
 from weft.train.run_folder import CONFIG_FILE, RunFolder, changes, saved_step, saved_summary
 
 WORKER = "weft.train.worker:main"
-STOPPED = 75
-"""Exit code of a run that was asked to stop and can go on (``EX_TEMPFAIL`` of sysexits.h)."""
 
 
 def train(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+STOPPED = 75
+"""Exit code of what was asked to stop and can go on (``EX_TEMPFAIL`` of sysexits.h)."""
+
 
 class RunError(RuntimeError):
     """Something outside the program went wrong: a disk, a process, a damaged file.
