@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -38,12 +39,15 @@ def chat(
     checkpoint, model, tokenizer = open_to_write(folder)
     import torch
 
-    from weft.models.generate import stream
+    from weft.models.generate import Sampling, stream
     from weft.train.summary import prompt_tokens
 
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         err.print(f"{checkpoint.folder}, step {checkpoint.step}. {HINT}", style="dim")
+    sampling = Sampling(
+        max_new_tokens=tokens, temperature=temperature, top_p=top_p, end_id=tokenizer.end_id
+    )
     said = ""
     for turn, line in enumerate(_typed() if is_terminal else _read()):
         if line.strip() == QUIT:
@@ -55,11 +59,7 @@ def chat(
         new = stream(
             model,
             torch.tensor(prompt_tokens(tokenizer, said)).long()[None],
-            max_new_tokens=tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed + turn,
-            end_id=tokenizer.end_id,
+            replace(sampling, seed=seed + turn),
         )
         reply, is_over = _show(tokenizer, (int(token) for token in new), stoppable=is_terminal)
         said = "" if is_over else said + reply

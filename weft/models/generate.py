@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,84 +13,67 @@ from weft.models.decoder import Decoder
 from weft.nn.context import Context
 
 
-def generate(
-    model: Decoder,
-    tokens: Tensor,
-    *,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_p: float | None = None,
-    seed: int = 0,
-    end_id: int | None = None,
-) -> Tensor:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How tokens are drawn, and when that ends."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 takes the likeliest token and draws nothing."""
+    top_p: float | None = None
+    """Draws from the smallest set of likeliest tokens whose probabilities sum to it."""
+    seed: int = 0
+    """Of the draws, which are made on the CPU: it means the same on every device."""
+    end_id: int | None = None
+    """A row that has drawn it is filled up with it; where all rows have, the text ends early."""
+
+
+def generate(model: Decoder, tokens: Tensor, sampling: Sampling) -> Tensor:
     """Continue every row of ``tokens`` ``[batch, length]``; ``[batch, length + new]`` on the CPU.
 
     As ``stream``, which draws the tokens.
 
     Raises ConfigError: an empty prompt.
     """
-    new = stream(
-        model,
-        tokens,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        end_id=end_id,
-    )
+    new = stream(model, tokens, sampling)
     return torch.cat((tokens.cpu().long(), *(chosen[:, None] for chosen in new)), dim=1)
 
 
 @torch.no_grad()
-def stream(
-    model: Decoder,
-    tokens: Tensor,
-    *,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_p: float | None = None,
-    seed: int = 0,
-    end_id: int | None = None,
-) -> Iterator[Tensor]:
+def stream(model: Decoder, tokens: Tensor, sampling: Sampling) -> Iterator[Tensor]:
     """The next token of every row of ``tokens`` ``[batch, length]``, then the one after it, and so
     on: ``[batch]`` each, on the CPU.
 
-    ``temperature`` 0 takes the likeliest token and draws nothing. ``top_p`` draws from the
-    smallest set of likeliest tokens whose probabilities sum to it. A row that has drawn ``end_id``
-    is filled up with it, and the result ends early when all rows have. Of a context longer than
-    the model's ``seq_len`` the end is read. Draws are made on the CPU: a seed means the same on
-    every device.
+    Of a context longer than the model's ``seq_len`` the end is read.
 
     Raises ConfigError: an empty prompt.
     """
     if not tokens.shape[1]:
         raise ConfigError("prompt", "", "text of at least one token")
     device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(sampling.seed)
     read = tokens.cpu().long()
     ended = torch.zeros(len(read), dtype=torch.bool)
-    for _ in range(max_new_tokens):
+    for _ in range(sampling.max_new_tokens):
         hidden = model(read[:, -model.spec.seq_len :].to(device), Context())
         logits = model.logits(hidden[:, -1]).double().cpu()  # [batch, vocab]
-        chosen = _choose(logits, temperature, top_p, generator)
-        if end_id is not None:
-            chosen[ended] = end_id
-            ended |= chosen == end_id
+        chosen = _choose(logits, sampling, generator)
+        if sampling.end_id is not None:
+            chosen[ended] = sampling.end_id
+            ended |= chosen == sampling.end_id
         yield chosen
         if ended.all():
             return
         read = torch.cat((read, chosen[:, None]), dim=1)
 
 
-def _choose(
-    logits: Tensor, temperature: float, top_p: float | None, generator: torch.Generator
-) -> Tensor:
+def _choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
     """One token for each row of ``logits`` ``[batch, vocab]``."""
-    if temperature == 0:
+    if sampling.temperature == 0:
         return logits.argmax(-1)
-    probabilities = torch.softmax(logits / temperature, dim=-1)
-    if top_p is not None:
-        probabilities = _likeliest(probabilities, top_p)
+    probabilities = torch.softmax(logits / sampling.temperature, dim=-1)
+    if sampling.top_p is not None:
+        probabilities = _likeliest(probabilities, sampling.top_p)
     return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
 
 

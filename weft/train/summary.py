@@ -21,7 +21,7 @@ from weft.data.beginnings import beginnings
 from weft.data.prepare import Prepared
 from weft.data.tokenizer import Tokenizer
 from weft.models.decoder import Decoder
-from weft.models.generate import generate
+from weft.models.generate import Sampling, generate
 from weft.platform.detect import detect_node
 from weft.report.metrics import perplexity, read_metrics
 from weft.report.page import write_report
@@ -132,18 +132,17 @@ def write_samples(
 
     After an empty prompt it begins a document.
     """
+    sampling = Sampling(
+        max_new_tokens=config.tokens,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        seed=seed,
+        end_id=tokenizer.end_id,
+    )
     written = []
     for prompt in config.prompts or ():
         start = prompt_tokens(tokenizer, prompt)
-        tokens = generate(
-            model,
-            torch.from_numpy(start.astype(np.int64))[None],
-            max_new_tokens=config.tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            seed=seed,
-            end_id=tokenizer.end_id,
-        )
+        tokens = generate(model, torch.from_numpy(start.astype(np.int64))[None], sampling)
         new = tokens[0, len(start) :]
         written.append({"prompt": prompt, "text": tokenizer.decode(new.cpu().numpy())})
     return written
