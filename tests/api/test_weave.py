@@ -114,8 +114,8 @@ def test_refusals_name_the_way_out() -> None:
         weft.weave(nn.ReLU(), sgd)
     with pytest.raises(ConfigError, match=r"plan = 'plan\.json': expected .auto. or a"):
         weft.weave(model, sgd, plan="plan.json")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"precision = 'fp16': expected None or one of"):
-        weft.weave(model, sgd, precision="fp16")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"precision = 'fp8': expected None or one of"):
+        weft.weave(model, sgd, precision="fp8")  # type: ignore[arg-type]
     squares(model, (x, y)).sum().backward()
     momentum = torch.optim.SGD(model.parameters(), momentum=0.9)
     momentum.step()

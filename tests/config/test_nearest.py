@@ -70,11 +70,11 @@ def test_a_slip_of_the_pen_is_still_found(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("pair", "says"),
     [
-        ("compute.precision=fp16", "'bf16'. fp16 has too small a range to train in without "),
-        ("compute.precision=float16", "'bf16'. fp16 has too small a range"),
+        ("compute.precision=fp8", "'fp16'. Weft trains in no format of 8 bits or less."),
+        ("compute.precision=float16", "Did you mean 'fp16'?"),
         ("compute.precision=bfloat16", "Did you mean 'bf16'?"),
         ("compute.precision=tf32", "Weft has no TF32"),
-        ("compute.precision=fp128", "expected 'auto', 'fp64', 'fp32' or 'bf16'."),
+        ("compute.precision=fp128", "expected 'auto', 'fp64', 'fp32', 'bf16' or 'fp16'."),
         ("compute.precision=bf61", "Did you mean 'bf16'?"),
         ("compute.device=gpu", "expected 'auto', 'cpu' or 'cuda'."),
         ("compute.device=tpu", "expected 'auto', 'cpu' or 'cuda'."),

@@ -255,6 +255,6 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "zero",
         "passes",
     }
-    assert set(PRECISIONS) == {"fp64", "fp32", "bf16"}
+    assert set(PRECISIONS) == {"fp64", "fp32", "bf16", "fp16"}
     assert set(CheckpointConfig.model_fields) == {"every", "minutes", "keep"}
     assert set(PlanConfig.model_fields) == {*PLAN_WAYS, "schedule", "chunks"}

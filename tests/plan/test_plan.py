@@ -163,7 +163,10 @@ def differing(pipeline: PipelinePlan, **changes: str) -> PipelinePlan:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"precision": "fp16"}, "precision = 'fp16': expected one of 'fp64', 'fp32', 'bf16'."),
+        (
+            {"precision": "fp8"},
+            "precision = 'fp8': expected one of 'fp64', 'fp32', 'bf16', 'fp16'.",
+        ),
         ({"recompute": "yes"}, "recompute = 'yes': expected one of 'off', 'full'."),
         ({"zero": 7}, "zero = 7: expected one of 0, 1, 2, 3."),
         ({"zero": True}, "zero = true: expected one of 0, 1, 2, 3."),

@@ -80,6 +80,7 @@ def test_a_line_has_the_promised_keys(tmp_path: Path) -> None:
         "elapsed_s": 0.5,
         "data": 51983204417,
         "predicted_step_time_s": None,
+        "loss_scale": None,
         "peak_tflops": None,
     }
 

@@ -31,6 +31,7 @@ from weft.platform.cpu import CpuPlatform
 from weft.train.assemble import fill, initial
 from weft.train.family import assemble_model
 from weft.train.loop import Run, StepRecord, cut, train
+from weft.train.loss_scale import FIRST
 from weft.train.saving import restore, save
 
 SPEC = replace(SIZES["debug-1m"].reduced(), num_layers=2)
@@ -110,7 +111,7 @@ def in_parts(pool: WorkerPool, root: Path, *parts: tuple[Plan, int, int]) -> dic
     return {**result, "losses": losses}
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "fp16"])
 def test_resume_is_bit_equal(pool: WorkerPool, tmp_path: Path, precision: Precision) -> None:
     plan = plan_of(4, 2, precision=precision)
     whole = in_parts(pool, tmp_path / "whole", (plan, 0, 5))
@@ -118,6 +119,8 @@ def test_resume_is_bit_equal(pool: WorkerPool, tmp_path: Path, precision: Precis
     assert parts["losses"] == whole["losses"]
     for name, value in whole["params"].items():
         assert np.array_equal(parts["params"][name], value), name
+    scale = open_checkpoint(tmp_path / "parts").state.get("loss_scale")
+    assert scale == ({"value": FIRST, "clean_steps": 5.0} if precision == "fp16" else None)
 
 
 @pytest.mark.parametrize("other", [(6,), (2, 4), (1, 2, 3)], ids=str)

@@ -21,11 +21,7 @@ from weft.config.tree import COMMAND_LINE, DEFAULT, Entry, find, origin_of, plai
 _Model = TypeVar("_Model", bound=BaseModel)
 
 _OTHER_VALUES = (
-    (
-        "bf16",
-        ("fp16", "float16", "half"),
-        "fp16 has too small a range to train in without scaling the loss, which Weft does not do.",
-    ),
+    ("fp16", ("float16", "half"), "Did you mean 'fp16'?"),
     ("bf16", ("fp8", "float8", "int8", "int4"), "Weft trains in no format of 8 bits or less."),
     ("bf16", ("bfloat16", "mixed"), "Did you mean 'bf16'?"),
     ("fp32", ("tf32",), "Weft has no TF32: fp32 multiplies with all bits."),

@@ -287,8 +287,9 @@ class ComputeConfig(Section):
     """Chips to run on; "auto" takes the machine's accelerators, and the CPU where there are none.
     Where there are some that this PyTorch cannot use, it refuses and says what to install."""
     precision: Precision = "auto"
-    """Arithmetic of forward and backward; "bf16" keeps fp32 master weights, "fp64" is the
-    reference mode, "auto" is bf16 where the chip is fast at it, else fp32."""
+    """Arithmetic of forward and backward; "bf16" and "fp16" keep fp32 master weights, and
+    "fp16" scales the loss; "fp64" is the reference mode; "auto" is bf16 where the chip is fast at
+    it, fp16 where it is only at that, else fp32."""
     recompute: Literal["auto", "off", "full"] = "auto"
     """Activation checkpointing: "full" keeps only each block's input and computes the rest again in
     backward; "auto" is "off", and with `plan.auto` whatever is fastest in the memory there is."""

@@ -24,6 +24,7 @@ from weft.cost.work import (
     dividing,
     share,
     stride,
+    width_of,
 )
 from weft.plan.plan import PipelinePlan, Precision, ZeroLevel
 
@@ -106,7 +107,7 @@ def by_layer(choice: StageChoice) -> list[StageChoice]:
 
 def dtype_of(precision: Precision) -> Dtype:
     """In which products are computed, of those that chips' rates are known for."""
-    return "bf16" if precision == "bf16" else "fp32"
+    return "bf16" if width_of(precision) == 2 else "fp32"
 
 
 def choice_of(

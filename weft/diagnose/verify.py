@@ -23,6 +23,7 @@ from weft.optim.schedule import lr_at
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
+from weft.report.compare_band import UNIT_ROUNDOFF
 from weft.train.assemble import Built, fill, initial
 from weft.train.family import assemble_model
 from weft.train.joining import join_plan
@@ -30,8 +31,8 @@ from weft.train.loop import cut
 
 FLOOR = 1e-3
 COARSE_EPS = 1e-3
-"""For ``OptimConfig.rehearsed`` in bf16: a hundred times its rounding noise, as real gradients are.
-An optimizer that divides by a gradient's size would make of that noise updates of full length."""
+"""For ``OptimConfig.rehearsed`` in two bytes: a hundred times the rounding noise, as real gradients
+are. An optimizer that divides by a gradient's size would make noise to updates of full length."""
 
 Array = np.ndarray
 
@@ -117,7 +118,8 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
     """
     asked, little = config.compute.precision, spec.reduced()
     plan = shrink(plan, little.num_layers, "fp64" if asked == "auto" else asked)
-    noise = COARSE_EPS if plan.rank_plan(0).stage_plan.precision == "bf16" else REHEARSAL_EPS
+    roundoff = UNIT_ROUNDOFF[plan.rank_plan(0).stage_plan.precision]
+    noise = COARSE_EPS if roundoff > UNIT_ROUNDOFF["fp32"] else REHEARSAL_EPS
     optim = config.optim.rehearsed(noise)
     return plan, Rehearsal(spec=little, optim=optim, seq_len=16, seed=config.seed, steps=steps)
 

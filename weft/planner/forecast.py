@@ -19,6 +19,7 @@ from weft.cost.memory import Memory
 from weft.cost.operators import PHASES, stage_ops
 from weft.cost.rates import CostFunction
 from weft.cost.sent import Reach, Way
+from weft.cost.work import width_of
 from weft.models.registry import shape_of
 from weft.plan.plan import PipelinePlan, Plan, Precision
 from weft.planner.problem import Problem, Workload
@@ -247,10 +248,10 @@ def forecast(plan: Plan, problem: Problem, *, time: StepTime | None = None) -> F
 
 
 def peak_dtype(chip: Chip, precision: Precision) -> Dtype | None:
-    """Whose printed rate is the peak in a plan's precision: fp16 counts as bf16, and fp32 where
-    there is neither. None: none is known."""
+    """Whose printed rate is the peak in a plan's precision: fp16 and bf16 count alike, and fp32
+    where there is neither. None: none is known."""
     order: tuple[Dtype, ...] = ("fp32", "bf16", "fp16")
-    if precision == "bf16":
+    if width_of(precision) == 2:
         order = ("bf16", "fp16", "fp32")
     return next((dtype for dtype in order if chip.peak_flops(dtype)), None)
 

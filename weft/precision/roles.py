@@ -65,6 +65,9 @@ class Roles:
     """What the optimizer updates; the parameters themselves where the dtypes agree."""
     state: Role
     """What the optimizer keeps for each parameter."""
+    scales_loss: bool = False
+    """Gradients are too small for the arithmetic, so the loss is scaled; steps whose gradients are
+    then too large are skipped, on all ranks alike."""
 
     def by_role(self) -> dict[str, Role]:
         """Role -> how its numbers are stored."""
@@ -88,7 +91,7 @@ class Roles:
             raise ConfigError(key, f"torch.{self.parameters.stored_as}", expected)
 
     @staticmethod
-    def of(name: str, order: int, low: str, high: str) -> Roles:
+    def of(name: str, order: int, low: str, high: str, *, scales_loss: bool = False) -> Roles:
         """Arithmetic in ``low``; what is summed over many terms or many steps in ``high``."""
         small, wide = Role(low), Role(high)
         return Roles(
@@ -100,4 +103,5 @@ class Roles:
             reduction=wide,
             master=wide,
             state=wide,
+            scales_loss=scales_loss,
         )

@@ -18,9 +18,19 @@ from math import sqrt
 
 from weft.plan.plan import Precision
 
-UNIT_ROUNDOFF: dict[Precision, float] = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-8}
+UNIT_ROUNDOFF: dict[Precision, float] = {
+    "fp64": 2.0**-53,
+    "fp32": 2.0**-24,
+    "fp16": 2.0**-11,
+    "bf16": 2.0**-8,
+}
 """Half the distance from 1 to the next number."""
-SUM_ROUNDOFF: dict[Precision, float] = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-24}
+SUM_ROUNDOFF: dict[Precision, float] = {
+    "fp64": 2.0**-53,
+    "fp32": 2.0**-24,
+    "fp16": 2.0**-24,
+    "bf16": 2.0**-24,
+}
 """Of the format in which products are added up."""
 
 

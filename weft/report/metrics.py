@@ -53,6 +53,9 @@ class StepMetrics:
     """Of all chips together, 10^12 FLOP/s, from data sheets or kept profiles; None: unknown."""
     data: int | None = None
     """Fingerprint of the tokens of this step and their order; None: not known."""
+    loss_scale: float | None = None
+    """Of the next step, in half precision; where it fell, this step changed nothing. None: the loss
+    is not scaled."""
     predicted_step_time_s: float | None = None
     """What ``step_time_s`` was expected to be before the run; None: not known."""
 

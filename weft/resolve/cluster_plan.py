@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from weft.axes.held import check_mesh
-from weft.cluster.cluster import HOST, Cluster, Node
+from weft.cluster.cluster import Cluster, Node
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
@@ -21,6 +21,7 @@ from weft.planner.problem import Problem, Workload
 from weft.planner.validate import refuse_unrun_axes, validate_plan
 from weft.resolve.planned import by_person, options_asked, says_a_plan
 from weft.resolve.resolve import read_plan_file, resolve, vocab_size_asked
+from weft.resolve.usual_precision import usual_precision
 from weft.simulate.step import Knowledge
 
 MOST_SAMPLES = 1 << 18
@@ -73,8 +74,7 @@ def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workloa
         notes.append(f"the vocabulary is that of {config.model.size}: {vocab_size} tokens")
     precision = config.compute.precision
     if precision == "auto":
-        on_cores = any(pool.chip.device == HOST for pool in cluster.pools)
-        precision = "fp32" if on_cores else "bf16"
+        precision = usual_precision((pool.chip for pool in cluster.pools), cpu_bf16=False)
         notes.append(f"compute.precision = {precision}, from the cluster's chips")
     spec = model_spec(config.model, vocab_size, config.data.seq_len)
     return Workload(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from weft.cluster.cluster import HOST, Chip, Node
 from weft.config.errors import ConfigError, ConfigErrors
+from weft.cost.work import width_of
 from weft.plan.plan import Precision
 from weft.planner.forecast import peak_dtype
 from weft.report.units import flop_rate
@@ -65,7 +66,7 @@ def _peak(chip: Chip, precision: Precision, node: Node) -> Peak:
     flops = dtype and chip.peak_flops(dtype)
     if profile is not None and (is_core or not flops):
         source = f"a profile ({profile.machine.date})"
-        is_bf16 = precision == "bf16" and profile.peak_flops("bf16") > 0
+        is_bf16 = width_of(precision) == 2 and profile.peak_flops("bf16") > 0
         dtype = "bf16" if is_bf16 else "fp32"
         flops = chip.peak_flops(dtype) or profile.peak_flops(dtype)
     if not flops:

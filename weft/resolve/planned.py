@@ -28,6 +28,7 @@ from weft.planner.search import Found, search
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
 from weft.resolve.resolve import refuse_unusable, spec_asked
+from weft.resolve.usual_precision import usual_precision
 from weft.simulate.known import local_profile
 
 
@@ -93,8 +94,8 @@ def resources_of_file(config: Config, file: Path, cluster: Cluster, world_size: 
     _refuse_other_number(config, world_size)
     (node,) = cluster.nodes
     chips = chips_of_file(file, node, world_size)
-    fast = node.cpu_bf16 or any(pool.chip.device != HOST for pool in chips.view.pools)
-    return Resources(chips=chips, precision="bf16" if fast else "fp32", may_idle=False)
+    precision = usual_precision((p.chip for p in chips.view.pools), cpu_bf16=node.cpu_bf16)
+    return Resources(chips=chips, precision=precision, may_idle=False)
 
 
 def by_person(loaded: Loaded, key: str) -> bool:
@@ -163,10 +164,10 @@ def resources_of_facts(config: Config, everyone: Sequence[Mapping[str, Any]]) ->
 def _resources(machines: Sequence[Machine], *, may_idle: bool) -> Resources:
     """``may_idle``: where all chips are alike."""
     chips = chips_of_machines(machines)
-    fast = all(each.node.cpu_bf16 or HOST not in each.devices for each in machines)
+    cpu_bf16 = all(each.node.cpu_bf16 or HOST not in each.devices for each in machines)
     return Resources(
         chips=chips,
-        precision="bf16" if fast else "fp32",
+        precision=usual_precision((p.chip for p in chips.view.pools), cpu_bf16=cpu_bf16),
         may_idle=may_idle and len(chips.view.pools) == 1,
     )
 

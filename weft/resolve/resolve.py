@@ -31,6 +31,7 @@ from weft.planner.problem import Workload
 from weft.planner.stages import pipelines_of, staged_plan
 from weft.planner.validate import refuse_idle_zero, refuse_unrun_axes, validate_plan
 from weft.platform.registry import PLATFORMS
+from weft.resolve.usual_precision import usual_precision
 
 BYTES_VOCAB = 257
 
@@ -212,9 +213,9 @@ def _derived(
     recompute: Recompute = "full" if config.compute.recompute == "full" else "off"
 
     @cache
-    def usual_precision(device: str) -> Precision:
-        fast = device != HOST or all(node.cpu_bf16 for node in cluster.nodes)
-        found, why = ("bf16", "has") if fast else ("fp32", "lacks")
+    def precision_on(device: str) -> Precision:
+        found = _usual_on(device, cluster)
+        why = "has" if found == "bf16" else "lacks"
         notes.append(f"compute.precision = {found}, for the chip {why} bf16 matrix instructions")
         return found
 
@@ -224,12 +225,19 @@ def _derived(
         return replace(
             stage,
             device=device,
-            precision=usual_precision(device) if precision == "auto" else precision,
+            precision=precision_on(device) if precision == "auto" else precision,
             recompute=asked.recompute or recompute,
             compile=config.compute.compile if asked.compile is None else asked.compile,
         )
 
     return staged_plan(config.plan, pipelines, batch, num_layers, computes)
+
+
+def _usual_on(device: str, cluster: Cluster) -> Precision:
+    if device == HOST:
+        return "bf16" if all(node.cpu_bf16 for node in cluster.nodes) else "fp32"
+    chips = (chip for node in cluster.nodes for chip in node.chips if chip.device == device)
+    return usual_precision(chips, cpu_bf16=True)
 
 
 def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:

@@ -35,9 +35,11 @@ from weft.plan.layout import Border
 from weft.plan.model import ParamSpec
 from weft.plan.plan import Plan, RankPlan, StagePlan
 from weft.plan.tiling import Stored, Tiling
+from weft.precision.registry import PRECISIONS
 from weft.precision.roles import Roles
 from weft.schedules.registry import SCHEDULES
 from weft.train.engine import Engine, Updates
+from weft.train.loss_scale import LossScale
 
 Part = Sequence[MicroBatch]
 """This rank's microbatches of one global batch; its part of one may have no samples."""
@@ -156,12 +158,15 @@ def assemble(
             source.split(stage, share)
         _apply(stage, rank_plan.pipeline_plan.stages[number], work)
     scale = source.expected_weight
+    scaled = any(PRECISIONS[stage.precision].scales_loss for _, _, stage in plan.stages())
+    loss_scale = LossScale(comm.device) if scaled else None
     executor = Executor(
         rank_plan,
         _computation(source, rank_plan, stages, gradients),
         comm,
         gradients,
         scale=scale,
+        loss_scale=None if loss_scale is None else loss_scale.value,
         work=work,
     )
     optimizer = make_optimizer(gradients)
@@ -172,6 +177,7 @@ def assemble(
         comm,
         settle=executor.buffers.settle,
         expected_weight=scale,
+        loss_scale=loss_scale,
         max_grad_norm=max_grad_norm,
     )
     return Assembled(stages, executor, engine, optimizer, source.specs)

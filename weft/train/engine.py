@@ -7,7 +7,7 @@ run over the whole job before the one division, so no share, mask or microbatch 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from weft.comm.comm import Comm
 from weft.parallel.gradients import Gradients
+from weft.train.loss_scale import LossScale
 
 M = TypeVar("M")
 
@@ -45,6 +46,10 @@ class StepResult:
     """Sum of the numbers by which ranks asked for something after this step."""
     data: Tensor
     """Fingerprint of the global batch, an integer; see ``Batch.fingerprint``."""
+    skipped: Tensor | None = None
+    """Bool: gradients overflowed and nothing changed; a smaller loss scale may help."""
+    loss_scale: Tensor | None = None
+    """Of the next step; None: the loss is not scaled."""
 
 
 @dataclass(eq=False)
@@ -61,6 +66,8 @@ class Engine(Generic[M]):
     gradients near their mean's scale until the true sum is known."""
     max_grad_norm: float | None = None
     """Clip to this norm; None: do not clip."""
+    loss_scale: LossScale | None = None
+    """By which ``passes`` scales gradients more."""
     settle: Callable[[Tensor], None] | None = None
     """Takes what ``passes`` gives beside its two sums, summed over the job."""
 
@@ -86,12 +93,20 @@ class Engine(Generic[M]):
             self.settle(totals[2:-3])
         some = weight > 0
         to_mean = torch.where(some, self.expected_weight / weight, 0.0)
+        if self.loss_scale is not None:
+            to_mean = to_mean / self.loss_scale.value
         norm = squared_norm.sqrt() * to_mean
         factor = to_mean
         if self.max_grad_norm is not None:
             factor = to_mean * (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         mean = torch.where(some, loss / weight, 0.0)
-        return StepResult(mean, weight, norm, all_asked, read), factor
+        result = StepResult(mean, weight, norm, all_asked, read)
+        if self.loss_scale is None:
+            return result, factor
+        finite = norm.isfinite()
+        skipped = self.loss_scale.settle(finite)
+        scale = self.loss_scale.value.clone()
+        return replace(result, skipped=skipped, loss_scale=scale), torch.where(finite, factor, 0.0)
 
     def update(self, factor: Tensor) -> None:
         """One optimizer update. A batch whose weights are all zero changes nothing."""

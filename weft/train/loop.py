@@ -44,6 +44,10 @@ class StepNumbers:
     lr: float
     loss: float
     grad_norm: float
+    skipped: bool
+    """Gradients overflowed, so nothing changed, and the loss scale was halved."""
+    loss_scale: float | None
+    """Of the next step; None: the loss is not scaled."""
     stop: float
     """How many ranks asked to stop after this step."""
     save: bool
@@ -57,8 +61,8 @@ class StepNumbers:
 
     @property
     def is_finite(self) -> bool:
-        """Both are numbers."""
-        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+        """Loss and gradient norm are numbers, or a smaller loss scale may make them some."""
+        return math.isfinite(self.loss) and (self.skipped or math.isfinite(self.grad_norm))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,7 +203,9 @@ class Reader:
 
     def add(self, step: int, lr: float, result: StepResult) -> list[StepNumbers]:
         """Numbers of this step and of all since the last that were read, or none for now."""
-        row = (result.loss, result.grad_norm, result.asked, result.data)
+        row = [result.loss, result.grad_norm, result.asked, result.data]
+        if result.skipped is not None and result.loss_scale is not None:
+            row += [result.skipped.to(result.loss), result.loss_scale.to(result.loss)]
         self._results.append(torch.stack(row))
         self._steps.append((step, lr))
         if step not in self._edges and all(step % steps for steps in self._every):
@@ -213,13 +219,17 @@ class Reader:
                 lr=rate,
                 loss=loss,
                 grad_norm=grad_norm,
+                skipped=bool(scaled and scaled[0]),
+                loss_scale=scaled[1] if scaled else None,
                 stop=asked % SAVE_ASKED,
                 save=asked >= SAVE_ASKED,
                 data=int(data),
                 seconds=seconds,
                 ended=now - (step - done) * seconds,
             )
-            for (done, rate), (loss, grad_norm, asked, data) in zip(self._steps, rows, strict=True)
+            for (done, rate), (loss, grad_norm, asked, data, *scaled) in zip(
+                self._steps, rows, strict=True
+            )
         ]
         self._results.clear()
         self._steps.clear()

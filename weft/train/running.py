@@ -185,6 +185,7 @@ def log_metrics(
                 loss=numbers.loss,
                 tokens=tokens,
                 grad_norm=numbers.grad_norm,
+                loss_scale=numbers.loss_scale,
                 lr=numbers.lr,
                 step_time_s=numbers.seconds,
                 predicted_step_time_s=predicted_s,

@@ -74,6 +74,8 @@ def _save(run: Run, root: Path, step: int, *, fingerprint: str, finite: bool) ->
         if run.is_main:
             files = [rank_file_from_json(entry) for entry in written]
             state = {**_state(run, step, updates, fingerprint), "finite": finite}
+            if run.built.engine.loss_scale is not None:
+                state["loss_scale"] = dict(run.built.engine.loss_scale.state())
             commit(root, step, files, state)
             prune(root, keep)
 
@@ -148,10 +150,25 @@ def restore(built: Built, checkpoint: Checkpoint) -> None:
         return checkpoint.read(spec.name, "param", box, dtype)
 
     fill(built.gradients, source)
+    scale = checkpoint.state.get("loss_scale")
+    if built.engine.loss_scale is not None and isinstance(scale, dict):
+        built.engine.loss_scale.restore(**_numbers(scale, checkpoint.folder))
     if missing:
         built.optimizer.reset()
     else:
         built.optimizer.restore(updates, lambda s, kind, box: checkpoint.read(s.name, kind, box))
+
+
+def _numbers(scale: dict[str, JSON], folder: Path) -> dict[str, float]:
+    """What a loss scale goes on with, as a checkpoint says it.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    value, clean = scale.get("value"), scale.get("clean_steps")
+    if not (isinstance(value, float) and value >= 1 and isinstance(clean, float) and clean >= 0):
+        raise CheckpointError(f"loss_scale is {scale!r} in {folder}")
+    return {"value": value, "clean_steps": clean}
 
 
 def _shapes(built: Built) -> dict[str, dict[str, tuple[int, ...]]]:

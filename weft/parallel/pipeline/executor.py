@@ -76,6 +76,7 @@ class Executor:
 
     Args:
         scale: Losses are divided by it before backward.
+        loss_scale: And multiplied by this scalar of the device, if there is one.
         work: Collects weight gradients where the schedule does backward in halves.
     """
 
@@ -87,6 +88,7 @@ class Executor:
         gradients: Gradients,
         *,
         scale: float,
+        loss_scale: Tensor | None = None,
         work: WeightWork | None = None,
     ) -> None:
         self._rank_plan = rank_plan
@@ -98,6 +100,7 @@ class Executor:
         self._runs_empty = any(stage.spans_samples for stage in self._stages.values())
         self._gradients = gradients
         self._scale = scale
+        self._loss_scale = loss_scale
         self._work = work
         schedule = schedule_of(rank_plan.pipeline_plan)
         forwards = [[action for action in each if action.kind == "F"] for each in schedule]
@@ -253,7 +256,8 @@ class Executor:
                     grads.append(grad.to(kept.result[name].dtype))
         is_last = action.stage == self._last  # whose total must have a gradient
         if kept.total is not None and (is_last or kept.total.requires_grad):
-            roots.append(kept.total / self._scale)
+            total = kept.total / self._scale
+            roots.append(total if self._loss_scale is None else total * self._loss_scale)
             grads.append(None)
         if roots:
             torch.autograd.backward(roots, grads)
