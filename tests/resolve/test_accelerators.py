@@ -20,7 +20,8 @@ from weft.resolve.memory_here import refuse_too_large
 from weft.resolve.planned import choose, planned_for, resources_here
 from weft.resolve.resolve import Resolved, resolve
 
-WHEEL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
+INDEX = "https://download.pytorch.org/whl/cu130"
+WHEEL = f"pip install --force-reinstall torch==2.13.0 --index-url {INDEX}"
 UNUSABLE = (
     "compute.device = 'auto': expected accelerators that can be used. NVIDIA: 2 x H100-SXM5-80GB "
     f"found, but PyTorch 2.13.0+cpu is not built for them. Either {WHEEL}; or train on the "
@@ -45,6 +46,23 @@ def test_auto_is_not_the_processor_beside_accelerators(tmp_path: Path) -> None:
     assert (set(asked.plan.devices), asked.warnings) == ({"cpu"}, ())
     with pytest.raises(ConfigErrors, match=r"or compute\.device=cpu\. NVIDIA: 2 x "):
         resolved(cluster, "compute.device=cuda")
+
+
+def test_commands_that_look_at_the_machine_say_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = here(answering(tmp_path, "nvidia-smi"), CPU).nodes[0]
+    found = "NVIDIA: 2 x H100-SXM5-80GB found, but PyTorch 2.13.0+cpu is not built for them"
+    for command in ("doctor", "chips"):
+        monkeypatch.setattr(f"weft.cli.{command}.detect_node", lambda: node)
+    run(["doctor"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "accelerators" in line]
+    assert [line.split(maxsplit=2) for line in lines] == [["hint", "accelerators", found]]
+    assert run(["chips", "detect"]) == 0
+    assert f"{found}: {WHEEL}" in capsys.readouterr().out
+    assert run(["chips", "profile", "--out", f"{tmp_path}/none/profile.json"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning: measures the processor: {found}; {WHEEL}")
 
 
 def test_plan_auto_refuses_it_too(

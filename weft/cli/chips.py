@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.output import COLUMNS, err, out, print_json, print_table
+from weft.cli.output import COLUMNS, err, out, print_json, print_table, warn
 from weft.cli.target import Json, file_to_write
 from weft.cluster.cluster import HOST, Chip, catalogue
 from weft.config.errors import ConfigError
@@ -114,6 +114,8 @@ def profile(
     chosen = here[0] if device == "auto" else device
     if chosen not in here:
         raise ConfigError("--device", chosen, f"a device of this machine ({', '.join(here)})")
+    if device == "auto" and chosen == HOST:
+        warn(f"measures the processor: {found}; {found.way_out}" for found in node.unusable)
     path = file_to_write("--out", out_file) if out_file else None
     from weft.elastic.chip_profile import profile_chip
 

@@ -84,7 +84,8 @@ def _machine() -> Iterator[Finding]:
     yield Finding("processor", "ok", f"{node.cpu}, {node.cores} cores, {fast}")
     yield Finding("memory", "ok", f"{node.memory_gib:g} GiB")
     names = ", ".join(chip.name for chip in node.chips)
-    yield Finding("accelerators", "ok", names or "none: training runs on the CPU")
+    if names or not node.unusable:
+        yield Finding("accelerators", "ok", names or "none: training runs on the CPU")
     for found in node.unusable:
         yield Finding("accelerators", "hint", f"{found}", found.way_out)
     for problem in node.problems:

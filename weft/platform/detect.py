@@ -110,7 +110,7 @@ def _against(
     if not found:
         return None
     if why := vendor.problem_with(torch):
-        return why, vendor.install
+        return why, vendor.install.format(release=torch.version.partition("+")[0])
     if found[0].device not in PLATFORMS:
         why = f"Weft has no devices {found[0].device!r} of its own"
         return why, "install the package that brings them (entry point weft.platforms)"

@@ -149,7 +149,7 @@ class Vendor:
     visible: Sequence[Sequence[str]]
     torch: Needs
     install: str
-    """How to come by such a PyTorch."""
+    """How to come by such a PyTorch; ``{release}`` is that of the installed one."""
     uuid: str = ""
     """How the names begin that variables may say instead of numbers."""
     row_is_package: bool = False
