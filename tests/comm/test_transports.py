@@ -84,6 +84,23 @@ def test_a_channel_talks_as_its_library_sends_from_rank_to_rank() -> None:
     assert str(choose([MUTE, MUTE], sends=True)) == f"gloo through host memory, because {why}"
 
 
+def summed(address: RankAddress, libraries: list[str]) -> tuple[list[float], list[str]]:
+    """Ranks whose backend is a name that PyTorch does not know: whoever opens it fails."""
+    own = libraries[address.rank]
+    device = torch.device("cpu")
+    with join(address, backend="strange", device=device, library=own, timeout_s=60) as comm:
+        values = torch.full((3,), 1.0 + address.rank)
+        comm.all_reduce(values, name="values")
+        return values.tolist(), comm.transports()
+
+
+def test_ranks_of_two_vendors_sum_through_host_memory(pool: WorkerPool) -> None:
+    how = "gloo through host memory, because nccl 2 of AMD and nccl 2 of NVIDIA share no backend"
+    libraries = ["nccl 2 of NVIDIA", "nccl 2 of AMD"]
+    expected = ([3.0] * 3, [f"ranks 0,1: {how}"])
+    assert pool.run(summed, libraries, world_size=2) == [expected] * 2
+
+
 def test_how_far_a_call_goes() -> None:
     far = Member(node="b")
     second = Member(family="cuda", backend="nccl", node="a", chip="cuda:1")
