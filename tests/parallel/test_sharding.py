@@ -235,3 +235,39 @@ def test_every_level_gives_the_bits_of_level_0_in_low_precision(
         assert trace.losses == traces[0].losses
         found = difference(traces[0], trace)
         assert found.param == found.grad == 0
+
+
+def entered(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> tuple[list[str], int]:
+    """What a rank begins in a step with others, in order, and the most memory of gradients."""
+    built, comm = built_on(address, plan, rehearsal)
+    found: list[str] = []
+    most = [0]
+    begin = comm._start
+
+    def note(name: str, ranks: tuple[int, ...], *args: Any, **kwargs: Any) -> Finish:
+        found.append(f"{name} of {ranks}")
+        most[0] = max(most[0], built.gradients.kept_bytes)
+        return begin(name, ranks, *args, **kwargs)
+
+    comm._start = note  # type: ignore[method-assign]
+    built.engine.step(synthetic_microbatches(comm, plan, rehearsal, 0))
+    comm.close()
+    return found, most[0]
+
+
+LAST_ALONE = Case("last alone", shares=(5,), dp=((2,),), microbatch=2)
+ORDERS = [
+    replace(LAST_ALONE, zero=3, tied=True),
+    replace(LAST_ALONE, zero=2),
+    replace(LAST_ALONE, zero=3, dp=((2, 1),), layers=((3, 1),), schedule="zb-h1", zeros=(3, 0)),
+]
+
+
+@pytest.mark.parametrize("case", ORDERS, ids=("3 tied", "2", "3 in halves"))
+def test_ranks_without_samples_keep_the_order_of_the_others(case: Case, pool: WorkerPool) -> None:
+    """One order over all communicators: the last sample is the first rank's alone."""
+    plan = case.plan()
+    first, second = pool.run(entered, plan, case.rehearsal(), world_size=plan.world_size)[:2]
+    assert len(first[0]) > 4
+    assert second[0] == first[0]
+    assert second[1] <= first[1], "zeros are made as they are sent"

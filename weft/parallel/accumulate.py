@@ -31,6 +31,8 @@ class Slot:
     """Nothing was added yet: overwrite, do not add."""
     received: int = 0
     """Gradients that came in this step."""
+    skipped: int = 0
+    """Those of other ranks, of microbatches of which this one has no samples."""
 
 
 class Accumulator:
@@ -67,7 +69,7 @@ class Accumulator:
 
     def begin(self) -> None:
         for slot in self.slots:
-            slot.is_fresh, slot.received = True, 0
+            slot.is_fresh, slot.received, slot.skipped = True, 0, 0
         self._num_reduced = 0
 
     def add(self, slot: Slot, grad: Tensor) -> None:
@@ -84,9 +86,9 @@ class Accumulator:
         return self.bucket.entries[self.slots.index(slot)].held.spec.name
 
     def is_full(self, round_: int, num_backwards: int) -> bool:
-        """Everything that has to travel in this round is here."""
+        """Everything that has to travel in this round is here, or known not to come."""
         wanted = num_backwards if round_ == self.rounds - 1 else min(round_ + 1, num_backwards)
-        return all(slot.received >= wanted * slot.uses for slot in self.slots)
+        return all(slot.received + slot.skipped >= wanted * slot.uses for slot in self.slots)
 
     def check(self, num_backwards: int) -> None:
         """A gradient that came in two parts of one backward may have missed its reduction."""

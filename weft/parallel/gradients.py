@@ -9,7 +9,7 @@ autograd's own gradient is used and nothing is copied.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -109,7 +109,13 @@ class Gradients:
             param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             for param in self._slots
         ]
+        self.is_told_of_skips = False
+        """``skip`` says where other ranks have samples and this one has none. All ranks of a stage
+        then begin gathers and reductions in one order, which libraries ask for where ranks share
+        several communicators. Otherwise zeros for such microbatches go ahead of the others."""
+        self._rounds = rounds
         self._num_backwards = 0
+        self._awaited = 0
         self._in_flight: list[_Reduction] = []
 
     def close(self) -> None:
@@ -126,13 +132,14 @@ class Gradients:
         added to each gradient.
         """
         self._num_backwards = num_backwards
+        self._awaited = self._rounds if self.is_told_of_skips else num_backwards
         for main in self.mains:
             main.value.grad = main.grad = None
         for sums in self._sums:
             sums.begin()
         for line in self._lines.values():
             line.next = 0
-            if not num_backwards:  # the other ranks need not wait for this one's zeros
+            if not self._awaited:  # the other ranks need not wait for this one's zeros
                 self._reduce_full(line)
 
     def finish(self) -> None:
@@ -230,6 +237,15 @@ class Gradients:
         else:
             param.grad += grad
 
+    def skip(self, params: Iterable[nn.Parameter]) -> None:
+        """Other ranks have gradients of these now, of a microbatch without samples for this one."""
+        for param in params:
+            places = self._slots.get(param, ())
+            for _, slot, _ in places:
+                slot.skipped += 1
+            for _, _, line in places:
+                self._reduce_full(line)
+
     @torch.no_grad()
     def take(self, param: Tensor) -> None:
         """A gradient is complete for this microbatch: move it into its buckets."""
@@ -253,7 +269,7 @@ class Gradients:
         while ready < len(line.rounds):
             sums, round_ = line.rounds[ready]
             may_go = self._overlap or sums.rounds > 1
-            if not may_go or not sums.is_full(round_, self._num_backwards):
+            if not may_go or not sums.is_full(round_, self._awaited):
                 break
             ready += 1
         self._reduce(line, ready)
@@ -261,7 +277,7 @@ class Gradients:
     def _reduce(self, line: _Line, end: int) -> None:
         for sums, round_ in line.rounds[line.next : end]:
             # Who has no samples in the last microbatches sends zeros for them ahead of the others.
-            is_ahead = round_ >= self._num_backwards
+            is_ahead = round_ >= self._awaited
             holds_buffer = sums.bucket.reduces_each_backward and not is_ahead
             self._in_flight.append(_Reduction(sums.reduce(), holds_buffer))
             self._keep_few()

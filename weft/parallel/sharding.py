@@ -6,16 +6,19 @@ forward and before its backward, the next unit's while it computes, and frees al
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from weft.nn.stage import Call, Objective, Stage, Terms, Tree, Unit, tensors_in
+from weft.parallel.gradients import Gradients
 from weft.parallel.mains import FlatParams
+from weft.parallel.params import LocalParam
 from weft.plan.model import UnitName
 from weft.schedules.action import Kind
 
@@ -45,23 +48,41 @@ class UnitParams:
 
 
 class Attendance:
-    """Takes part in what a stage gathers when this rank has no samples of a microbatch."""
+    """Takes part in what a stage gathers and reduces when this rank has no samples of a microbatch,
+    in the order of those that have some.
+
+    Args:
+        params: Of each unit what is gathered.
+        completed: Of each unit the parameters whose gradients its backward completes.
+        skip: Called with those in place of a backward.
+    """
 
     def __init__(
-        self, units: Mapping[UnitName, Unit], params: Mapping[UnitName, UnitParams]
+        self,
+        units: Mapping[UnitName, Unit],
+        params: Mapping[UnitName, UnitParams],
+        completed: Mapping[UnitName, Sequence[nn.Parameter]],
+        skip: Callable[[Sequence[nn.Parameter]], None],
     ) -> None:
+        self._units = units
+        self._params = params
         self._forward = list(params.values())
-        reading = [params[name] for name, unit in units.items() if unit.backward_reads]
-        self._backward = reading[::-1]
+        self._completed = completed
+        self._skip = skip
 
     def attend(self, kind: Kind) -> None:
         """Take part in an action."""
         if kind == "F":
             for params in self._forward:
                 params.enter(params.after)
-        elif kind != "W":
-            for params in self._backward:
+            return
+        for name, unit in reversed(list(self._units.items())):
+            params = self._params[name]
+            if kind != "W" and unit.backward_reads:
                 params.enter(params.before)
+            is_deferred = unit.may_defer and unit.block is not None
+            if kind == "B" or (kind == "W") == is_deferred:
+                self._skip(self._completed[name])
 
     def announced(self, objective: Objective) -> Objective:
         """An objective whose backward gathers the last unit: it computes with its parameters."""
@@ -76,10 +97,13 @@ class Attendance:
 
 
 def gather_in_time(
-    stage: Stage, flats: Sequence[FlatParams], all_units: list[UnitParams]
+    stage: Stage,
+    gradients: Gradients,
+    held: Sequence[LocalParam],
+    all_units: list[UnitParams],
 ) -> Attendance:
     """Let every unit of a stage wait for its parameters. Applied last, outside compiled code."""
-    params = {}
+    params, flats = {}, gradients.sharded
     for name in stage.units:
         used = [f for f in flats if any(name in e.held.spec.units for e in f.bucket.entries)]
         params[name] = UnitParams(used, all_units)
@@ -90,7 +114,17 @@ def gather_in_time(
     all_units += params.values()
     for name, unit in stage.units.items():
         unit.wrap(partial(_gathered, params[name], unit.backward_reads))
-    return Attendance(stage.units, params)
+    return Attendance(stage.units, params, _completed(stage, held), gradients.skip)
+
+
+def _completed(stage: Stage, held: Sequence[LocalParam]) -> dict[UnitName, list[nn.Parameter]]:
+    """By unit, in backward order, what no unit before it uses as well."""
+    found: dict[UnitName, list[nn.Parameter]] = {name: [] for name in stage.units}
+    for local in reversed(held):
+        first = next((name for name in stage.units if name in local.spec.units), None)
+        if first is not None:
+            found[first].append(local.param)
+    return found
 
 
 def _gathered(params: UnitParams, backward_reads: bool, call: Call) -> Call:

@@ -141,8 +141,9 @@ def assemble(
     share = Share(rank_plan, comm, stored, hollow)
     stages = {number: source.stage(number, share) for number in rank_plan.stages}
     comm.open_groups(axis_groups(plan))
+    params = local_params(list(stages.values()), source.specs, stored)
     gradients = gradient_path(
-        local_params(list(stages.values()), source.specs, stored),
+        params,
         pieces,
         comm,
         precision=source.precision,
@@ -162,7 +163,7 @@ def assemble(
     loss_scale = LossScale(comm.device) if scaled else None
     executor = Executor(
         rank_plan,
-        _computation(source, rank_plan, stages, gradients),
+        _computation(source, rank_plan, stages, gradients, params),
         comm,
         gradients,
         scale=scale,
@@ -253,16 +254,21 @@ def _apply(stage: Stage, asked: StagePlan, work: WeightWork | None) -> None:
 
 
 def _computation(
-    source: Source, rank_plan: RankPlan, stages: Mapping[int, Stage], gradients: Gradients
+    source: Source,
+    rank_plan: RankPlan,
+    stages: Mapping[int, Stage],
+    gradients: Gradients,
+    params: Sequence[LocalParam],
 ) -> Computation:
     """What the executor runs: stages that gather in time, in passes, and the objective."""
     asked = rank_plan.pipeline_plan.stages
     all_units: list[UnitParams] = []
     attendances = {  # where ranks keep segments of parameters, units wait for whole ones
-        number: gather_in_time(stage, gradients.sharded, all_units)
+        number: gather_in_time(stage, gradients, params, all_units)
         for number, stage in stages.items()
         if gradients.sharded
     }
+    gradients.is_told_of_skips = bool(attendances)
     last = len(asked) - 1
     buffers = RunningBuffers(
         source.buffers, [stage.module for stage in stages.values()], rank_plan.plan.global_batch
