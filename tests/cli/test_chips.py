@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli.main import run
+from weft.cluster.cluster import catalogue
 from weft.cost.profile import (
     AttentionTime,
     Corrections,
@@ -40,6 +41,14 @@ PROFILE = Profile(
     runtime_bytes=256 * 2**20,
     corrections=Corrections(compute=1.05, step_s=0.002, runtime_bytes=-3 * 2**20),
 )
+
+
+def test_a_chip_is_listed_by_its_whole_name_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no terminal is: what `grep` finds is what a cluster file may say."""
+    assert run(["chips"]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} == set(catalogue())
+    assert lines[0].split("  ")[0] == "MI250-GCD (1 of 2 in a MI250)"
 
 
 def test_what_was_measured_is_shown(

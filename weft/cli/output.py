@@ -6,10 +6,11 @@ import io
 import json
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 out = Console(soft_wrap=True, highlight=False, emoji=False, markup=False)
@@ -33,12 +34,19 @@ def print_table(
     right: Collection[str] = (),
     **looks: Any,
 ) -> None:
-    """A table of ``rich``; the columns in ``right`` line up there."""
+    """A table of ``rich``; the columns in ``right`` line up there.
+
+    No name is cut: a terminal's lines fold, and a file or a pipe has lines as wide as they are.
+    """
     table = Table(**looks)
     for header in headers:
-        table.add_column(header, justify="right" if header in right else "left")
+        side: Literal["left", "right"] = "right" if header in right else "left"
+        table.add_column(header, justify=side, overflow="fold")
     for row in rows:
         table.add_row(*row)
+    if not out.is_terminal:
+        boundless = out.options.update(max_width=sys.maxsize)
+        table.width = Measurement.get(out, boundless, table).maximum
     out.print(table)
 
 
