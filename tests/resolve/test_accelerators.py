@@ -173,6 +173,32 @@ def test_one_accelerator_needs_no_plan() -> None:
     assert planned_for(loaded, Cluster(nodes=(alone,))) == (loaded, "")
 
 
+def test_chips_of_unknown_rates_run_what_the_recipe_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The planner cannot compare plans for them, which is no reason to refuse to train."""
+    odd = replace(
+        eight("H100-SXM5-80GB", 24.0).nodes[0].chips[0],
+        name="Odd",
+        peak_tflops={},
+        product_names=(),
+    )
+    machine = replace(eight("H100-SXM5-80GB", 24.0).nodes[0], chips=(odd,) * 2)
+    monkeypatch.setattr("weft.cli.resolved.detect", lambda: Cluster(nodes=(machine,)))
+    assert run(["plan", "demo", "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert "the planner cannot choose a plan for these chips: " in printed
+    assert '"device": "cuda"' in printed
+
+
+def test_a_model_for_which_nothing_fits_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("weft.cli.resolved.detect", lambda: eight("T4", 15.0))
+    assert run(["train", "demo", "model.size=llama3-70b", "batch.samples=8"]) == 2
+    assert "T4" in capsys.readouterr().err
+
+
 def test_train_and_plan_choose_and_say_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,13 +6,13 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.cluster.cluster import Cluster, Node, catalogue
 from weft.comm.address import RankAddress
-from weft.config.errors import ConfigError, show
+from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.config.load import Loaded
 from weft.plan.plan import Plan
 from weft.plan.plan_file import PlanFile
@@ -47,21 +47,36 @@ def resolved_here(
     Raises:
         ConfigErrors: something that cannot work, with the place where it was given.
     """
-    cluster, note = detect(), ""
+    cluster, problem = detect(), ""
     if may_plan and len(cluster.nodes[0].chips) > 1:
+        from weft.planner.search import NoPlan
         from weft.resolve.planned import planned_for
 
-        loaded, note = planned_for(loaded, cluster)
-    if loaded.config.plan.auto is None:
-        return ResolvedRun(resolved=resolve(loaded, cluster, plan=read_plan(loaded)))
+        planned, note = planned_for(loaded, cluster)
+        try:
+            if note:
+                return _chosen(planned, cluster, out, note)
+        except ConfigErrors as errors:
+            (error, *_) = errors.errors
+            if isinstance(error, NoPlan):
+                raise
+            problem = f"the planner cannot choose a plan for these chips: {error}"
+    if loaded.config.plan.auto is not None:
+        return _chosen(loaded, cluster, out)
+    resolved = resolve(loaded, cluster, plan=read_plan(loaded))
+    notes = (*resolved.notes, *filter(None, [problem]))
+    return ResolvedRun(resolved=replace(resolved, notes=notes))
+
+
+def _chosen(loaded: Loaded, cluster: Cluster, out: Path | None, *notes: str) -> ResolvedRun:
+    """The planner chooses for this machine."""
     from weft.resolve.planned import choose, resources_here
 
     try:
         chosen = choose(loaded.config, resources_here(loaded.config, cluster), out)
     except ConfigError as error:
         raise loaded.place(error) from error
-    why = [*filter(None, [note]), *chosen.notes]
-    resolved = resolve(loaded, cluster, plan=chosen.plan, why=why)
+    resolved = resolve(loaded, cluster, plan=chosen.plan, why=[*notes, *chosen.notes])
     return ResolvedRun(resolved=resolved, chosen=chosen)
 
 
