@@ -1,0 +1,47 @@
+"""The parity table on the strict backend: one plan, one seed, one number of hardware queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from parity.cases import PARITY, Case
+from strict.group import on_processors
+from strict.rules import Rules
+from strict.server import Server
+
+from weft.diagnose.verify import Difference, Rehearsal, Trace, difference, one_process, rehearse
+from weft.elastic.pool import WorkerPool
+
+QUEUES = (1, 2, 4, 8)
+CASES = {case.name: case for case in PARITY if case.plan().world_size > 1}
+On = Callable[..., Any]
+"""``on(address, where, job, *args)``: the job with ranks that talk through the strict server."""
+
+
+class Strict:
+    """Runs plans on a pool of processes and compares them with one process."""
+
+    def __init__(self, pool: WorkerPool, on: On = on_processors, device: str = "cpu") -> None:
+        self._pool, self._on, self._device = pool, on, device
+        self._alone: dict[tuple[Rehearsal, int], Trace] = {}
+
+    def difference(self, case: Case, *, queues: int, seed: int) -> Difference:
+        """From the same steps in one process.
+
+        Raises:
+            RanksFailedError: what the strict backend found.
+        """
+        rehearsal, plan = case.rehearsal(), case.plan()
+        key = (rehearsal, plan.global_batch)
+        if key not in self._alone:
+            self._alone[key] = rehearse(self._pool.run, one_process(plan), rehearsal)
+        with Server(Rules(queues, seed)) as server:
+
+            def run(job: Callable[..., Any], *args: Any, world_size: int) -> list[Any]:
+                where = server.where
+                return self._pool.run(self._on, where, job, *args, world_size=world_size)
+
+            found = rehearse(run, plan, rehearsal)
+        assert server.rules.num_calls, "nobody asked the strict server"
+        return difference(self._alone[key], found)

@@ -1,0 +1,30 @@
+"""Plans of the parity table on the strict backend; ``python -m benchmarks.strict`` has them all."""
+
+import pytest
+from parity.test_parity import TOLERANCE
+from strict.plans import CASES, Strict
+
+from weft.elastic.pool import WorkerPool
+
+SOME = [
+    ("pp3-uneven", 1, 0),
+    ("unlike-stages", 1, 1),
+    ("interleaved-unequal", 2, 2),
+    ("zb-v-unequal", 1, 3),
+    ("dualpipe-v-unequal", 4, 4),
+    ("tp2-dp1-to-dp3", 2, 5),
+    ("zb-h1-zero2", 1, 6),
+    ("zero3-tied-recompute", 8, 7),
+]
+"""With a number of hardware queues, and a seed."""
+
+
+@pytest.fixture(scope="module")
+def strict(pool: WorkerPool) -> Strict:
+    return Strict(pool)
+
+
+@pytest.mark.parametrize(("name", "queues", "seed"), SOME)
+def test_matches_one_process(name: str, queues: int, seed: int, strict: Strict) -> None:
+    found = strict.difference(CASES[name], queues=queues, seed=seed)
+    assert found.largest < TOLERANCE, found
