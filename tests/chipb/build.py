@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_name("device.cpp")
+ORDER = Path(__file__).with_name("order.h")
 BUILD_S = 600
 LIBRARIES = ("-ltorch", "-ltorch_cpu", "-lc10")
 FLAGS = ("-std=c++20", "-O0", "-fPIC", "-shared", "-w", "-D_GLIBCXX_USE_CXX11_ABI=1")
@@ -51,7 +52,12 @@ def built(folder: Path | None = None) -> Path:
 
 
 def _fingerprint() -> str:
-    parts = (SOURCE.read_bytes(), torch.__version__.encode(), " ".join(FLAGS).encode())
+    parts = (
+        SOURCE.read_bytes(),
+        ORDER.read_bytes(),
+        torch.__version__.encode(),
+        " ".join(FLAGS).encode(),
+    )
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
@@ -60,7 +66,7 @@ def _compile(library: Path) -> None:
     assert command is not None, "no compiler"
     from torch.utils.cpp_extension import include_paths, library_paths
 
-    includes = [f"-I{path}" for path in include_paths()]
+    includes = [f"-I{path}" for path in (ORDER.parent, *include_paths())]
     links = [f"-L{path}" for path in library_paths()]
     rest = [*includes, str(SOURCE), "-o", str(library), *links, *LIBRARIES]
     done = subprocess.run(

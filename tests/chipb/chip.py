@@ -61,6 +61,7 @@ def with_chips(address: RankAddress, job: Callable[..., Any], *args: Any) -> Any
     once how many there are.
     """
     load()
+    torch.ops.chipb.forget()
     if NAME not in PLATFORMS:
         PLATFORMS.add(ChipbPlatform())
     return job(address, *args)

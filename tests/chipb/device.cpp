@@ -4,7 +4,8 @@
 // It is as strict as a real one where mistakes would hide: new memory holds NaN, an operation
 // refuses tensors of the host beside its own, and a copy to pinned memory on a side stream
 // happens as late as it may: when somebody waits for it. What was freed until then without
-// record_stream arrives as NaN.
+// record_stream arrives as NaN. All other work is done at once, and checked for the order of streams
+// that makes it right.
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
@@ -29,6 +30,8 @@
 #include <mutex>
 #include <set>
 
+#include "order.h"
+
 namespace {
 
 constexpr auto TYPE = c10::DeviceType::PrivateUse1;
@@ -38,13 +41,24 @@ constexpr int NOT_A_NUMBER = 0xFF; // every byte of it, in any floating dtype
 /// Guards all memory and streams. Nothing that PyTorch counts references of is touched under it:
 /// that may need Python's lock, which a thread that waits here may hold.
 std::mutex machine;
+Order& order() {
+  static auto* order = new Order();
+  return *order;
+}
+thread_local bool is_inside = false; // an operation, whose own copies are its own affair
+
+thread_local c10::DeviceIndex current_device = 0;
+thread_local c10::StreamId current_stream[NUM_DEVICES] = {};
 
 // --- memory ---
 
 struct Block {
   int64_t size = 0;
   int64_t number = 0; // no two blocks have the same, one after the other at one address either
+  c10::StreamId stream = 0; // that it was allocated on
+  Uses uses;
   std::set<c10::StreamId> lent; // record_stream
+  std::set<c10::StreamId> ever_lent;
   bool is_dropped = false; // free it when those streams are done
 };
 
@@ -89,11 +103,18 @@ class Memory final : public c10::Allocator {
     }
   }
 
+  void forget() {
+    for (auto& [start, block] : blocks_) {
+      block.uses.clear();
+    }
+  }
+
   int64_t peak = 0;
 
  private:
   void release(std::map<const char*, Block>::iterator found) {
     auto* data = const_cast<char*>(found->first);
+    order().free(found->second.stream, found->second.uses, found->second.ever_lent);
     used_ -= found->second.size;
     std::memset(data, NOT_A_NUMBER, found->second.size);
     blocks_.erase(found);
@@ -106,7 +127,6 @@ class Memory final : public c10::Allocator {
   int64_t num_blocks_ = 0;
 };
 
-thread_local c10::DeviceIndex current_device = 0;
 Memory& device_memory() {
   static auto* memory = new Memory(TYPE); // outlives every tensor
   return *memory;
@@ -143,6 +163,11 @@ c10::DataPtr Memory::allocate(size_t size) {
   auto& block = blocks_[static_cast<char*>(data)];
   block.size = static_cast<int64_t>(size);
   block.number = ++num_blocks_;
+  if (type_ == TYPE) {
+    const auto* low = static_cast<const char*>(data);
+    block.stream = current_stream[current_device];
+    block.uses = order().allocate(block.stream, low, low + size);
+  }
   used_ += block.size;
   peak = std::max(peak, used_);
   return {data, data, raw_deleter(), device};
@@ -209,11 +234,16 @@ void finish(c10::StreamId stream, int64_t upto) {
   }
 }
 
-thread_local c10::StreamId current_stream[NUM_DEVICES] = {};
+/// The host knows what a stream has done until now.
+void host_waits_for(c10::StreamId stream) {
+  std::lock_guard<std::mutex> held(machine);
+  order().wait_on_host(order().at(stream));
+}
 
 struct Event {
   c10::StreamId stream;
   int64_t number;
+  Clock clock;
 };
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -268,10 +298,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     finish(stream.id(), last_copy);
+    host_waits_for(stream.id());
   }
   void synchronizeDevice(const c10::DeviceIndex) const override {
     for (c10::StreamId stream = 0; stream <= last_stream; ++stream) {
       finish(stream, last_copy);
+      host_waits_for(stream);
     }
   }
 
@@ -280,16 +312,24 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (*event == nullptr) {
       *event = new Event();
     }
-    *static_cast<Event*>(*event) = {stream.id(), last_copy};
+    std::lock_guard<std::mutex> held(machine);
+    *static_cast<Event*>(*event) = {stream.id(), last_copy, order().at(stream.id())};
   }
   void synchronizeEvent(void* event) const override {
     if (event != nullptr) {
       const auto& mark = *static_cast<Event*>(event);
       finish(mark.stream, mark.number);
+      std::lock_guard<std::mutex> held(machine);
+      order().wait_on_host(mark.clock);
     }
   }
-  void block(void* event, const c10::Stream&) const override {
-    synchronizeEvent(event);
+  void block(void* event, const c10::Stream& stream) const override {
+    if (event != nullptr) {
+      const auto& mark = *static_cast<Event*>(event);
+      finish(mark.stream, mark.number);
+      std::lock_guard<std::mutex> held(machine);
+      order().wait(stream.id(), mark.clock);
+    }
   }
   bool queryEvent(void* event) const override {
     synchronizeEvent(event);
@@ -351,6 +391,43 @@ at::Tensor on_host(const at::Tensor& tensor) {
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), options);
 }
 
+/// Check what an operation uses on its stream, and remember it.
+void use(c10::StreamId stream, const std::string& what, const std::vector<at::Tensor>& reads,
+         const std::vector<at::Tensor>& writes) {
+  if (is_inside) {
+    return;
+  }
+  std::lock_guard<std::mutex> held(machine);
+  const auto number = order().begin(stream);
+  const auto* name = order().name(what);
+  std::vector<std::pair<Uses*, Use>> found;
+  const auto look = [&](const at::Tensor& tensor, bool is_written) {
+    if (!tensor.defined() || !is_own(tensor) || tensor.numel() == 0) {
+      return;
+    }
+    const auto* low = static_cast<const char*>(tensor.data_ptr());
+    int64_t last = 0;
+    for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+      last += (tensor.size(dim) - 1) * tensor.stride(dim);
+    }
+    const auto* high = low + (last + 1) * tensor.element_size();
+    if (auto* block = device_memory().find(low)) {
+      const Use now = {stream, number, name, is_written, low, high};
+      order().check(block->uses, now);
+      found.emplace_back(&block->uses, now);
+    }
+  };
+  for (const auto& tensor : reads) {
+    look(tensor, false);
+  }
+  for (const auto& tensor : writes) {
+    look(tensor, true);
+  }
+  for (const auto& [uses, now] : found) {
+    order().keep(*uses, now);
+  }
+}
+
 c10::DispatchKeySet own_keys() {
   return c10::DispatchKeySet(c10::DispatchKey::PrivateUse1);
 }
@@ -375,10 +452,16 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   const auto stream = is_own(from) ? current_stream[from.get_device()] : 0;
   const bool is_plain = from.is_contiguous() && to.is_contiguous() && from.dtype() == to.dtype() &&
       from.sizes() == to.sizes() && from.numel() > 0;
+  const auto here = current_stream[(is_own(from) ? from : to).get_device()];
+  use(here, is_own(from) ? is_own(to) ? "copy" : "copy to the host" : "copy from the host", {from},
+      {to});
   if (non_blocking && stream != 0 && is_plain && !is_own(to) && is_pinned(to.data_ptr())) {
     put_off(stream, from.data_ptr(), to.data_ptr(), from.nbytes());
-  } else {
-    on_host(to).copy_(on_host(from));
+    return to;
+  }
+  on_host(to).copy_(on_host(from));
+  if (!is_inside && (!is_own(from) || !is_own(to)) && !(non_blocking && is_own(to))) {
+    host_waits_for(here);
   }
   return to;
 }
@@ -389,6 +472,9 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
 }
 
 at::Scalar to_scalar(const at::Tensor& tensor) {
+  const auto stream = current_stream[tensor.get_device()];
+  use(stream, "reading a number", {tensor}, {});
+  host_waits_for(stream);
   return on_host(tensor).item();
 }
 
@@ -397,6 +483,7 @@ void record_stream(at::Tensor& tensor, at::Stream stream) {
   std::lock_guard<std::mutex> held(machine);
   if (auto* block = device_memory().find(data)) {
     block->lent.insert(stream.id());
+    block->ever_lent.insert(stream.id());
   }
 }
 
@@ -411,16 +498,70 @@ void by_way_of_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack)
     TORCH_CHECK(is_fine, schema.name(), ": a tensor on ", tensor.device(), " beside one on ",
                 c10::Device(TYPE));
   };
-  for (const auto& given : torch::jit::last(*stack, schema.arguments().size())) {
+  std::vector<at::Tensor> reads, writes;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& given = torch::jit::peek(*stack, i, schema.arguments().size());
+    const auto* alias = schema.arguments()[i].alias_info();
+    auto& used = alias != nullptr && alias->isWrite() ? writes : reads;
     if (given.isTensor()) {
       check(given.toTensor());
+      used.push_back(given.toTensor());
     } else if (given.isTensorList()) {
       for (const at::Tensor& tensor : given.toTensorVector()) {
         check(tensor);
+        used.push_back(tensor);
+      }
+    } else if (given.isOptionalTensorList()) {
+      for (const std::optional<at::Tensor>& tensor : given.toOptionalTensorVector()) {
+        used.push_back(tensor.value_or(at::Tensor()));
       }
     }
   }
-  at::native::cpu_fallback(op, stack);
+  const auto stream = current_stream[current_device];
+  use(stream, schema.name(), reads, writes);
+  const bool was_inside = std::exchange(is_inside, true);
+  try {
+    at::native::cpu_fallback(op, stack);
+  } catch (...) {
+    is_inside = was_inside;
+    throw;
+  }
+  is_inside = was_inside;
+  std::vector<at::Tensor> made;
+  for (const auto& given : torch::jit::last(*stack, schema.returns().size())) {
+    if (given.isTensor()) {
+      made.push_back(given.toTensor());
+    } else if (given.isTensorList()) {
+      for (const at::Tensor& tensor : given.toTensorVector()) {
+        made.push_back(tensor);
+      }
+    }
+  }
+  use(stream, schema.name(), {}, made);
+}
+
+/// For a library of collectives: one operation on the stream that is current.
+void call(at::TensorList reads, at::TensorList writes, std::string what) {
+  use(current_stream[current_device], what, reads.vec(), writes.vec());
+}
+
+/// The bytes of a contiguous tensor now, or new ones, whatever the order of streams.
+at::Tensor load(const at::Tensor& tensor) {
+  auto bytes = at::empty({static_cast<int64_t>(tensor.nbytes())}, at::kByte);
+  std::memcpy(bytes.data_ptr(), tensor.data_ptr(), tensor.nbytes());
+  return bytes;
+}
+void store(const at::Tensor& tensor, const at::Tensor& bytes) {
+  std::lock_guard<std::mutex> held(machine);
+  TORCH_CHECK(tensor.nbytes() == bytes.nbytes() && device_memory().find(tensor.data_ptr()),
+              "memory was freed before anybody waited for what comes to it");
+  std::memcpy(tensor.data_ptr(), bytes.data_ptr(), bytes.nbytes());
+}
+
+void forget() {
+  std::lock_guard<std::mutex> held(machine);
+  order().forget();
+  device_memory().forget();
 }
 
 int64_t peak_bytes() {
@@ -436,6 +577,10 @@ TORCH_LIBRARY(chipb, m) {
   static auto* hooks = new Hooks();
   at::RegisterPrivateUse1HooksInterface(hooks);
   m.def("peak_bytes() -> int", &peak_bytes);
+  m.def("forget() -> ()", &forget);
+  m.def("call(Tensor[] reads, Tensor[] writes, str what) -> ()", &call);
+  m.def("load(Tensor tensor) -> Tensor", &load);
+  m.def("store(Tensor tensor, Tensor bytes) -> ()", &store);
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {

@@ -22,6 +22,7 @@ def late_copy(device: torch.device, *, lent: bool, kept: bool) -> list[list[floa
     host = torch.zeros(4, pin_memory=True)
     side = torch.Stream(device=device)
     ones = torch.ones(4, device=device)
+    side.wait_stream(torch.accelerator.current_stream(device))
     with side:
         host.copy_(ones, non_blocking=True)
     if lent:
