@@ -20,6 +20,7 @@ ANSWERS = Path(__file__).parent / "answers"
 CPU = TorchBuild("2.13.0+cpu")
 CUDA = TorchBuild("2.13.0+cu130", {"cuda": "13.0"})
 ROCM = TorchBuild("2.13.0+rocm6.4", {"hip": "6.4.43482"})
+DTK = TorchBuild("2.4.1+das.opt2.dtk2504", {"hip": "6.1"})
 METAX = TorchBuild("2.10.0+metax3.8.2.2", {"cuda": "11.6"})
 
 
@@ -48,6 +49,7 @@ READ = {
     "mx-smi": ("MetaX", [("C500", 64.0)] * 2),
     "mthreads-gmi": ("Moore Threads", [("MTT-S4000", 48.0), ("MTT S80", 16.0)]),
     "ixsmi": ("Iluvatar", [("BI-V150-chip", 32.0)] * 2),
+    "hy-smi": ("Hygon", [("DCU-K100_AI", 63.98)] * 2),
 }
 """Tool -> vendor, and name and memory of every accelerator in its file."""
 
@@ -97,6 +99,7 @@ def test_all_tools_are_asked_at_once(tmp_path: Path) -> None:
         ("mx-smi", {"MACA_VISIBLE_DEVICES": "0"}, 1),
         ("mthreads-gmi", {"MUSA_VISIBLE_DEVICES": "1"}, 1),
         ("ixsmi", {"CUDA_VISIBLE_DEVICES": "GPU-4"}, 1),
+        ("hy-smi", {"HIP_VISIBLE_DEVICES": "0"}, 1),
     ],
 )
 def test_variables_choose(tool: str, variables: dict[str, str], shown: int, tmp_path: Path) -> None:
@@ -138,6 +141,9 @@ def test_a_slow_tool_is_not_no_accelerator(tmp_path: Path) -> None:
         ("nvidia-smi", ROCM, "PyTorch 2.13.0+rocm6.4 is not built for them"),
         ("nvidia-smi", METAX, "PyTorch 2.10.0+metax3.8.2.2 is not built for them"),
         ("amd-smi", ROCM, None),
+        ("amd-smi", DTK, "PyTorch 2.4.1+das.opt2.dtk2504 is not built for them"),
+        ("hy-smi", DTK, None),
+        ("hy-smi", ROCM, "PyTorch 2.13.0+rocm6.4 is not built for them"),
         ("amd-smi", CUDA, "PyTorch 2.13.0+cu130 is not built for them"),
         ("mx-smi", METAX, None),
         ("mx-smi", CUDA, "PyTorch 2.13.0+cu130 is not built for them"),
