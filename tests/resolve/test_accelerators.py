@@ -153,7 +153,8 @@ def test_without_a_plan_a_large_model_is_divided(chip: str, memory_gib: float, z
     assert found.plan.global_batch == 64
     refuse_too_large(load_config("demo"), found, range(8))  # it is not
     expected = f"no plan was given for 8 x {chip}, so the planner chose one: plan.stages, "
-    assert found.notes[0] == note == f"{expected}plan.shares or plan.file say another"
+    expected += "plan.shares or plan.file say another, "
+    assert found.notes[0] == note == f"{expected}plan=auto allows pipelines"
     assert found.notes[1].startswith("plan.auto chose ")
     assert f" on 8 {chip} out of " in found.notes[1]
 

@@ -84,6 +84,24 @@ def test_settings_reach_every_stage() -> None:
     assert found.threads == 5
 
 
+@pytest.mark.parametrize(
+    ("overrides", "compiled"),
+    [
+        (("plan.shares=[1]",), [True]),
+        (("plan.shares=[1]", "compute.compile=false"), [False]),
+        (("plan.shares=[1]", "compute.device=cpu"), [False]),
+        (("plan.stages=[{}, {compile: false}]",), [True, False]),
+    ],
+)
+def test_blocks_on_gpus_are_compiled_unless_somebody_says_no(
+    overrides: tuple[str, ...], compiled: list[bool]
+) -> None:
+    found = resolved(overrides, GPUS)
+    assert [stage.compile for _, _, stage in found.plan.stages()] == compiled
+    said = [note for note in found.notes if "compute.compile=false leaves out" in note]
+    assert len(said) == any(compiled)
+
+
 def test_a_stage_differs_from_the_rest() -> None:
     """What a stage does not say is as in ``compute``; "auto" is asked of the chip."""
     stages = "{layers: 1, recompute: off, precision: auto}, {compile: true, precision: bf16}"

@@ -230,6 +230,9 @@ class AutoConfig(Section):
     ranks: Count | None = None
     """Processes to divide the job among; null is up to one for each GPU, or for each core where
     there is none, and fewer where that is faster."""
+    max_stages: Count | None = None
+    """Most stages of a pipeline: 1 for none but data and tensor parallelism; null is as many as are
+    fastest."""
 
 
 class PlanConfig(Section):
@@ -293,8 +296,9 @@ class ComputeConfig(Section):
     recompute: Literal["auto", "off", "full"] = "auto"
     """Activation checkpointing: "full" keeps only each block's input and computes the rest again in
     backward; "auto" is "off", and with `plan.auto` whatever is fastest in the memory there is."""
-    compile: Flag = False
-    """torch.compile each block: slower to start, faster steps on most GPUs."""
+    compile: Flag | None = None
+    """torch.compile each block: slower to start, faster steps; equal blocks are compiled once.
+    Left out: on GPUs, and not on the CPU."""
     threads: Count | None = None
     """CPU threads of each rank; null divides the cores among the ranks of this machine."""
     check_memory: Flag = True

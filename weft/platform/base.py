@@ -51,6 +51,8 @@ class Platform(ABC):
     """Tensors lie in the host's memory and are there when a call returns: reading never waits."""
     has_varlen: bool = False
     """PyTorch's attention over sequences of unequal lengths computes on it."""
+    compiles: bool = False
+    """PyTorch's compiler makes steps on it so much faster that blocks are compiled by default."""
 
     def chips(
         self,

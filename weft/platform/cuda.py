@@ -28,6 +28,7 @@ class CudaPlatform(Platform):
     detects_chips = True
     collective_backend = "nccl"
     has_varlen = True
+    compiles = True
     queues = Queues("CUDA_DEVICE_MAX_CONNECTIONS", usual=8, most=32)
 
     def available(self) -> bool:

@@ -21,13 +21,13 @@ from weft.config.tree import origin_of
 from weft.cost.profile_file import from_data, to_json
 from weft.models.registry import param_specs
 from weft.optim.registry import training_of
-from weft.plan.plan import Plan, Precision
+from weft.plan.plan import Plan, Precision, StagePlan
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.renumber import renumbered
 from weft.planner.search import Found, search
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
-from weft.resolve.resolve import refuse_unusable, spec_asked
+from weft.resolve.resolve import compiles, refuse_unusable, spec_asked
 from weft.resolve.usual_precision import usual_precision
 from weft.simulate.known import local_profile
 
@@ -127,11 +127,11 @@ def planned_for(loaded: Loaded, cluster: Cluster) -> tuple[Loaded, str]:
     ):
         return loaded, ""
     samples = derive_batch(config.batch, config.plan.batch_shares or (1,)).samples
-    values: dict[str, Any] = {"plan": {"auto": {}}, "batch": {"samples": samples}}
+    values: dict[str, Any] = {"plan": {"auto": {"max_stages": 1}}, "batch": {"samples": samples}}
     many = Counter(chip.name for chip in node.chips)
     here = " and ".join(f"{number} x {name}" for name, number in many.items())
     note = f"no plan was given for {here}, so the planner chose one: plan.stages, plan.shares or "
-    return on_top(loaded, values), f"{note}plan.file say another"
+    return on_top(loaded, values), f"{note}plan.file say another, plan=auto allows pipelines"
 
 
 def facts(cluster: Cluster, host: str) -> dict[str, Any]:
@@ -196,18 +196,20 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
     )
     chips = resources.chips
     options = replace(options_asked(config), leave_idle=resources.may_idle)
-    if sum(pool.num_chips for pool in chips.view.pools if pool.chip.device != HOST) > 1:
-        options = replace(options, max_stages=1)  # this version does not send from GPU to GPU
     found = search(Problem(workload, chips.view, chips.knowledge, options))
     plan = found.best.plan
     if not resources.may_idle:
         idle = chips.view.world_size - plan.world_size
         assert not idle, f"{idle} of {chips.view.world_size} processes are in no stage"
         plan = renumbered(plan, found.best.cluster, chips.view)
-    if config.compute.compile:
-        plan = plan.each(lambda s: replace(s, compile=s.layers[1] > s.layers[0]))
-    again = () if saved is None else (_changed(saved.asked, asked),)
-    return Chosen(plan=plan, notes=(*again, *_why(found, chips)), asked=asked)
+    notes = [] if saved is None else [_changed(saved.asked, asked)]
+    notes += _why(found, chips)
+
+    def compiled(stage: StagePlan) -> StagePlan:
+        has_blocks = stage.layers[1] > stage.layers[0]
+        return replace(stage, compile=has_blocks and compiles(config, stage.device, notes))
+
+    return Chosen(plan=plan.each(compiled), notes=tuple(notes), asked=asked)
 
 
 def _asked(config: Config, resources: Resources) -> dict[str, Any]:
@@ -224,6 +226,7 @@ def _asked(config: Config, resources: Resources) -> dict[str, Any]:
         "precision": resources.precision if compute.precision == "auto" else compute.precision,
         "recompute": compute.recompute,
         "compile": compute.compile,
+        "max_stages": config.plan.auto and config.plan.auto.max_stages,
     }
 
 
@@ -243,6 +246,7 @@ def options_asked(config: Config) -> Options:
         recompute=usual.recompute if recompute == "auto" else (recompute,),
         schedules=usual.schedules if schedule is None else (schedule,),
         micros=usual.micros if micro is None else (micro,),
+        max_stages=None if config.plan.auto is None else config.plan.auto.max_stages,
     )
 
 

@@ -227,10 +227,21 @@ def _derived(
             device=device,
             precision=precision_on(device) if precision == "auto" else precision,
             recompute=asked.recompute or recompute,
-            compile=config.compute.compile if asked.compile is None else asked.compile,
+            compile=compiles(config, device, notes) if asked.compile is None else asked.compile,
         )
 
     return staged_plan(config.plan, pipelines, batch, num_layers, computes)
+
+
+def compiles(config: Config, device: str, notes: list[str]) -> bool:
+    """Blocks on this device are compiled; a note says so where nobody asked for it."""
+    if config.compute.compile is not None:
+        return config.compute.compile
+    usual = device in PLATFORMS and PLATFORMS[device].compiles
+    note = f"blocks on {device} are compiled, which compute.compile=false leaves out"
+    if usual and note not in notes:
+        notes.append(note)
+    return usual
 
 
 def _usual_on(device: str, cluster: Cluster) -> Precision:
