@@ -48,6 +48,9 @@ def test_states_and_numbers_of_runs(tmp_path: Path) -> None:
     failed = make(tmp_path, "failed", steps=0)
     (failed / "logs").mkdir()
     (failed / "logs/rank0.error").write_text("ValueError")
+    imported = tmp_path / "imported"  # as `weft checkpoint import` leaves it: weights, no run yet
+    (imported / "checkpoints").mkdir(parents=True)
+    save(imported, 0)
     (tmp_path / "notes").mkdir()
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "linked").symlink_to(tmp_path / "done")
@@ -64,6 +67,7 @@ def test_states_and_numbers_of_runs(tmp_path: Path) -> None:
         "diverged": "diverged",
         "empty": "empty",
         "failed": "failed",
+        "imported": "stopped",
         "torn": "stopped",
         "running": "running",
     }

@@ -155,14 +155,24 @@ def saved_step(out: Path) -> int:
 
     Looks at names and sizes: whether contents are sound is found out when they are read.
     """
-    steps = {
+    steps = _whole_steps(out)
+    latest = out / "checkpoints" / "latest"
+    named = latest.read_text(errors="replace").strip() if latest.is_file() else ""
+    return steps.get(named, max(steps.values(), default=0))
+
+
+def has_saved(out: Path) -> bool:
+    """There is a checkpoint in a run folder, maybe of step 0: an import, or ``--init``."""
+    return bool(_whole_steps(out))
+
+
+def _whole_steps(out: Path) -> dict[str, int]:
+    """Steps done, by the name of each checkpoint that is whole."""
+    return {
         folder.name: int(folder.name.removeprefix("step-"))
         for folder in (out / "checkpoints").glob("step-*[0-9]")
         if folder.name.removeprefix("step-").isdecimal() and _is_whole(folder)
     }
-    latest = out / "checkpoints" / "latest"
-    named = latest.read_text(errors="replace").strip() if latest.is_file() else ""
-    return steps.get(named, max(steps.values(), default=0))
 
 
 def _is_whole(checkpoint: Path) -> bool:

@@ -20,7 +20,7 @@ import yaml
 from weft.config.errors import ConfigError
 from weft.plan.plan import Plan
 from weft.report.run_files import UNREADABLE, number
-from weft.train.run_folder import CONFIG_FILE, saved_step, saved_summary
+from weft.train.run_folder import CONFIG_FILE, has_saved, saved_step, saved_summary
 
 State = Literal["running", "finished", "stopped", "diverged", "failed", "empty"]
 STATES: Mapping[State, str] = {
@@ -116,7 +116,7 @@ def _state(folder: Path, last: Mapping[str, Any], *, is_finished: bool) -> State
         return "diverged"
     if is_finished:
         return "finished"
-    if saved_step(folder):
+    if has_saved(folder):
         return "stopped"
     return "failed" if any((folder / "logs").glob("rank*.error")) else "empty"
 
