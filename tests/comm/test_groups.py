@@ -15,6 +15,7 @@ import torch
 from limits import within_some_limit
 from torch.distributed import FileStore, HashStore, ProcessGroup, Store
 
+from weft.api.engine import close_at_exit
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.errors import CommError
@@ -202,6 +203,52 @@ def test_an_abort_waits_for_no_call_that_is_stuck() -> None:
             del call
 
     within_some_limit(attempt, 4.0)
+
+
+class Aborting:
+    """Stands in for a process group."""
+
+    def __init__(self, name: str, log: list[str], *, knows_how: bool = True) -> None:
+        self._name, self._log, self._knows_how = name, log, knows_how
+
+    def abort(self) -> None:
+        self._log.append(f"abort {self._name}")
+        if not self._knows_how:
+            raise RuntimeError("this backend does not support abort")
+
+    def shutdown(self) -> None:
+        self._log.append(f"shutdown {self._name}")
+
+
+def test_groups_of_devices_are_aborted_first_and_none_is_destroyed() -> None:
+    """Those of gloo may wait for their limit; one that cannot abort holds up no other."""
+    groups, log = Groups(HashStore(), 0, CPU, timeout_s=TIMEOUT_S), list[str]()
+    for name in ("calls/gloo/1", "channel 0/mute/2", "calls/nccl/3", "staged calls/gloo/4"):
+        handle = Aborting(name, log, knows_how="mute" not in name)
+        groups._open[name] = Group((0, 1), handle, HashStore())  # type: ignore[arg-type]
+    groups.abort()
+    assert [line.split("/")[1] for line in log] == ["nccl", "mute", "gloo", "gloo"]
+    assert all(line.startswith("abort ") for line in log)
+    assert not len(groups)
+    groups.abort()
+    assert len(log) == 4
+
+
+@pytest.mark.parametrize("error", [None, ValueError("a mistake of the script")])
+def test_a_script_that_ends_by_an_error_leaves_its_job_at_once(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered: list[Callable[[], None]] = []
+    monkeypatch.setattr("atexit.register", registered.append)
+    if error is not None:
+        monkeypatch.setattr("sys.last_value", error, raising=False)
+    else:
+        monkeypatch.delattr("sys.last_value", raising=False)
+    comm, closed = Comm(), list[bool]()
+    monkeypatch.setattr(comm, "close", lambda *, abort: closed.append(abort))
+    close_at_exit(comm)
+    registered[0]()
+    assert closed == [error is not None]
 
 
 def test_a_member_that_does_not_come_is_waited_for_and_then_said() -> None:

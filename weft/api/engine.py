@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -216,9 +217,14 @@ def join_with(model: nn.Module, address: RankAddress) -> Comm:
         library=platform.library(),
         point_to_point=platform.point_to_point,
     )
-    atexit.register(comm.close)
+    close_at_exit(comm)
     model.to(device)
     return comm
+
+
+def close_at_exit(comm: Comm) -> None:
+    """Leave the job when Python ends: at once, and waiting for no peer, where an error ends it."""
+    atexit.register(lambda: comm.close(abort=hasattr(sys, "last_value")))
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from weft.api.engine import (
     WovenEngine,
     assemble_own,
+    close_at_exit,
     in_dtype,
     leaves,
     num_samples,
@@ -77,7 +77,7 @@ def weave_layers(
     if plan.world_size != address.world_size:
         raise ConfigError("plan", f"{plan.world_size} ranks", f"{address.world_size} ranks")
     comm, _ = join_plan(address, plan)
-    atexit.register(comm.close)
+    close_at_exit(comm)
     return build_layers(
         layers, optimizer, comm, loss=loss, plan=plan, seed=seed, max_grad_norm=max_grad_norm
     )

@@ -27,6 +27,9 @@ from weft.platform.registry import platform_named
 ABORT_S = 2.0
 """How long leaving groups at once may take before the rest of it is left to a thread."""
 
+_BY_GLOO = "/gloo/"
+"""In the names of groups that talk through gloo."""
+
 
 class Group:
     """One open process group. Its ranks are those of the job, ascending."""
@@ -99,7 +102,7 @@ class Groups:
         """
         members = tuple(sorted(ranks))
         digest = hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()
-        name = f"{purpose}/{backend}/{digest[:16]}"  # as short as a key should be
+        name = f"{purpose}/{backend}/{digest[:16]}"  # as short as a key should be; see _BY_GLOO
         if name not in self._open:
             assert self.rank in members, f"rank {self.rank} opens the group of {in_words(members)}"
             self._open[name] = self._new(name, members, backend, sends=sends)
@@ -122,12 +125,15 @@ class Groups:
         Calls on gloo that wait for a peer which neither answers nor is gone end at their limit:
         the groups' threads and sockets stay until then, but nobody waits for it here. What ends at
         once is waited for: a process that left meanwhile would be terminated by its own threads.
+        So gloo's come last: what waits on a device for a peer that failed ends first.
         """
+        self._open = dict(sorted(self._open.items(), key=lambda each: _BY_GLOO not in each[0]))
         handles = self._released()
 
         def end() -> None:
             while handles:
-                handles.pop().abort()
+                with suppress(RuntimeError):  # a library may know no way to abort
+                    handles.pop().abort()
 
         thread = threading.Thread(target=end, name="abort groups", daemon=True)
         thread.start()
