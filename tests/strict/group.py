@@ -74,36 +74,38 @@ class StrictGroup(ProcessGroup):
         (tensor,) = tensors
         largest = options is not None and options.reduceOp == ReduceOp.MAX
 
-        def arrive(parts: list[bytes]) -> Tensor:
-            return _together([to_tensor(part, tensor.dtype) for part in parts], largest=largest)
+        def made(parts: list[Tensor]) -> list[Tensor]:
+            return [_together(parts, largest=largest)]
 
-        detail = " (largest)" if largest else ""
-        return self._collective("all_reduce", detail, tensor, tensor, arrive)
+        header = _header("all_reduce", tensor, " (largest)" if largest else "")
+        return self._collective(header, tensor, [tensor], made)
 
     def broadcast(self, tensors: Sequence[Tensor], options: Any) -> Work:
         (tensor,), root = tensors, options.rootRank
-        detail = f" from rank {self._ranks[root]}"
-        return self._collective(
-            "broadcast", detail, tensor, tensor, lambda parts: to_tensor(parts[root], tensor.dtype),
-            keeps=self.rank() == root,
-        )  # fmt: skip
+        rooms = [] if self.rank() == root else [tensor]
+        header = _header("broadcast", tensor, f" from rank {self._ranks[root]}")
+        return self._collective(header, tensor, rooms, lambda parts: [parts[root]])
 
     def _allgather_base(self, flat: Tensor, own: Tensor, options: Any = None) -> Work:
-        def arrive(parts: list[bytes]) -> Tensor:
-            return torch.cat([to_tensor(part, flat.dtype) for part in parts])
-
+        """A rank's own part of ``flat`` stays as it is where that is what it gives."""
         assert flat.numel() == own.numel() * self.size()
-        return self._collective("all_gather", "", own, flat, arrive)
+        parts = dict(enumerate(flat.view(self.size(), -1)))
+        if parts[self.rank()].data_ptr() == own.data_ptr():
+            del parts[self.rank()]
+
+        def made(given: list[Tensor]) -> list[Tensor]:
+            return [given[number] for number in parts]
+
+        return self._collective(_header("all_gather", own), own, list(parts.values()), made)
 
     def _reduce_scatter_base(self, own: Tensor, flat: Tensor, options: Any = None) -> Work:
         assert flat.numel() == own.numel() * self.size()
         mine = slice(self.rank() * own.numel(), (self.rank() + 1) * own.numel())
 
-        def arrive(parts: list[bytes]) -> Tensor:
-            terms = [to_tensor(part, own.dtype)[mine] for part in parts]
-            return _together(terms, largest=False)
+        def made(parts: list[Tensor]) -> list[Tensor]:
+            return [_together([part[mine] for part in parts], largest=False)]
 
-        return self._collective("reduce_scatter", "", flat, own, arrive)
+        return self._collective(_header("reduce_scatter", flat), flat, [own], made)
 
     def alltoall_base(
         self, result: Tensor, flat: Tensor, counts: list[int], given: list[int], options: Any = None
@@ -138,8 +140,7 @@ class StrictGroup(ProcessGroup):
         return self._messages(batch)
 
     def _message(self, tensor: Tensor, peer: int, *, sends: bool) -> Any:
-        header = Header("message", tensor.numel(), str(tensor.dtype).removeprefix("torch."))
-        message = Message(sends, self._ranks[peer], header)
+        message = Message(sends, self._ranks[peer], _header("message", tensor))
         if self._batch is not None:
             self._batch.append((tensor, message))
             return None
@@ -161,24 +162,22 @@ class StrictGroup(ProcessGroup):
 
     def _collective(
         self,
-        kind: str,
-        detail: str,
+        header: Header,
         given: Tensor,
-        taken: Tensor,
-        made: Callable[[list[bytes]], Tensor],
-        *,
-        keeps: bool = False,
+        taken: Sequence[Tensor],
+        made: Callable[[list[Tensor]], list[Tensor]],
     ) -> Work:
-        """``keeps``: ``taken`` is this rank's own and stays as it is."""
-        header = Header(kind, given.numel(), str(given.dtype).removeprefix("torch."), detail)
         call = Call(self.key, self._stream, place(), header)
-        rooms = [] if keeps else [taken]
-        lent = self._memory.lend(str(call), self._stream, given=[given], taken=rooms)
+        lent = self._memory.lend(str(call), self._stream, given=[given], taken=taken)
 
         def arrive(parts: list[bytes]) -> None:
-            lent.arrive([made(parts) for _ in rooms])
+            lent.arrive(made([to_tensor(part, given.dtype) for part in parts]) if taken else [])
 
         return StrictWork(self, self.client.post(replace(call, data=lent.data), arrive), lent)
+
+
+def _header(kind: str, tensor: Tensor, detail: str = "") -> Header:
+    return Header(kind, tensor.numel(), str(tensor.dtype).removeprefix("torch."), detail)
 
 
 def _together(terms: Sequence[Tensor], *, largest: bool) -> Tensor:
