@@ -65,6 +65,7 @@ def test_metrics_have_a_line_a_step(finished: Path) -> None:
         "step loss tokens grad_norm lr step_time_s tokens_per_s memory_gib mfu peak_tflops samples"
     )
     for record in steps:
+        assert record.pop("loss_scale") is None, "fp32 needs none"
         assert set(record) == {*fields.split(), "elapsed_s", "data", "predicted_step_time_s"}
         assert record["tokens"] == BATCH * SEQ_LEN
         assert record["samples"] == record["step"] * BATCH
