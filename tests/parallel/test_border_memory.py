@@ -6,9 +6,10 @@ from parity.cases import Case
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.comm.address import RankAddress
+from weft.comm.join import join
+from weft.comm.memory import ReusedMemory
 from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
-from weft.parallel.pipeline.border_memory import BorderMemory
 from weft.plan.plan import Plan
 from weft.train.assemble import fill, initial
 from weft.train.family import assemble_model
@@ -16,7 +17,7 @@ from weft.train.joining import join_plan
 
 
 def test_memory_is_given_again_once_nobody_keeps_it() -> None:
-    memory = BorderMemory(torch.device("cpu"))
+    memory = ReusedMemory(torch.device("cpu"))
     first = memory.take((2, 3), torch.float32)
     view = first[1:].requires_grad_()
     place = first.data_ptr()
@@ -71,6 +72,29 @@ def steps(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> tuple[list[
     made.append(built.executor.border_memory.made)
     comm.close()
     return made, waits.names
+
+
+def through_host(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> list[int]:
+    """Rooms of the host for messages: before training, and after each of two steps."""
+    comm = join(address, backend="none", device=torch.device("cpu"), timeout_s=600)
+    built = assemble_model(
+        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+    )
+    fill(built.gradients, initial(rehearsal.seed))
+    assert comm._host_copies is not None
+    made = [comm._host_copies.rooms.made]
+    for number in range(2):
+        built.engine.step(synthetic_microbatches(comm, plan, rehearsal, number))
+        made.append(comm._host_copies.rooms.made)
+    comm.close()
+    return made
+
+
+def test_memory_of_the_host_is_made_before_training(pool: WorkerPool) -> None:
+    plan = CASES[0].plan()
+    for made in pool.run(through_host, plan, CASES[0].rehearsal(), world_size=plan.world_size):
+        assert made[0] > 0
+        assert made == made[:1] * 3
 
 
 CASES = [

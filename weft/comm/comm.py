@@ -22,6 +22,7 @@ from weft.comm.members import (
     Edge,
     Link,
     Member,
+    Message,
     choose,
     farthest,
     in_words,
@@ -285,6 +286,16 @@ class Comm:
         begin = partial(self._channel(channel).receive, parts, channel.number)
         return self._between("receive", name, parts, begin)
 
+    def reserve(self, messages: Iterable[Message]) -> None:
+        """Be ready for these, all under way at once: make what host memory they go through."""
+        staged = [
+            (size, dtype)
+            for channel, size, dtype in messages
+            if self._choose(channel.ranks, sends=True).through_host
+        ]
+        if staged:
+            self._copies().reserve(staged)
+
     def gather_json(self, value: Any, *, name: str) -> list[Any]:
         """Every rank's ``value``, in rank order, on every rank. JSON on the wire, never pickle."""
         text = json.dumps(value).encode()
@@ -396,9 +407,12 @@ class Comm:
         self._transports[key] = transport
 
     def _staged(self, group: Group) -> StagedGroup:
+        return StagedGroup(group, self._copies())
+
+    def _copies(self) -> HostCopies:
         if self._host_copies is None:
             self._host_copies = HostCopies(self.device)
-        return StagedGroup(group, self._host_copies)
+        return self._host_copies
 
     def _channel(self, channel: Channel) -> NativeGroup:
         key = channel.ranks, f"channel {channel.number}"

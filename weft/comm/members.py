@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from weft.platform.base import PointToPoint
+
+if TYPE_CHECKING:
+    import torch
 
 WAYS: Sequence[PointToPoint] = get_args(PointToPoint)
 """From what can do least to what can do most."""
@@ -91,6 +94,14 @@ class Channel(NamedTuple):
     """Who may use it, ascending."""
     number: int
     """Tells apart the channels between the same ranks."""
+
+
+class Message(NamedTuple):
+    """One tensor that a rank sends or receives over a channel."""
+
+    channel: Channel
+    size: tuple[int, ...]
+    dtype: torch.dtype
 
 
 Edge = tuple[int, int]

@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import (
 )
 
 from weft.comm.groups import Group
+from weft.comm.memory import ReusedMemory
 from weft.platform.base import PointToPoint
 
 Finish = Callable[[], None]
@@ -226,18 +227,20 @@ class StagedGroup(NativeGroup):
         return self._through(flat, own, lambda host, into: begin(host, into, counts, order))
 
     def send(self, parts: Parts, tag: int) -> Finish:
-        down = [(peer, *self._copies.down(part)) for peer, part in parts]
+        down = [(peer, *self._copies.down(part, reuse=True)) for peer, part in parts]
         hosts = [(peer, host) for peer, host, _ in down]
         ready = _all([ready for _, _, ready in down])
         return self._copies.when(ready, lambda: self._host.send(hosts, tag))
 
     def receive(self, parts: Parts, tag: int) -> Finish:
-        rooms = [(peer, self._copies.room(part)) for peer, part in parts]
-        start = self._copies.when(nothing, lambda: self._host.receive(rooms, tag))
+        taken = [(peer, *self._copies.again(part)) for peer, part in parts]
+        rooms = [(peer, room) for peer, room, _ in taken]
+        ready = _all([ready for _, _, ready in taken])
+        start = self._copies.when(ready, lambda: self._host.receive(rooms, tag))
 
         def copy_up() -> None:
             for (_, part), (_, room) in zip(parts, rooms, strict=True):
-                part.copy_(room, non_blocking=True)
+                self._copies.up(room, part)
 
         return then(start, copy_up)
 
@@ -262,17 +265,41 @@ class HostCopies:
         self._is_host = device.type == "cpu"
         self._side = None if self._is_host else torch.Stream(device=device)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host copies")
+        self.rooms = ReusedMemory(torch.device("cpu"), is_pinned=not self._is_host)
+        """For messages: to make page-locked memory may wait for all that a device was asked."""
+        self._leaving: dict[int, torch.Event] = {}
+        """By place: when a device has read what is there."""
+
+    def reserve(self, likes: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> None:
+        """Make rooms so that as many can be in use at once."""
+        _ = [self.rooms.take(size, dtype) for size, dtype in likes]
+
+    def again(self, like: Tensor) -> tuple[Tensor, Finish]:
+        """A room that may have been used before, and how to wait until it may be written to."""
+        room = self.rooms.take(tuple(like.shape), like.dtype)
+        read = self._leaving.pop(room.data_ptr(), None)
+        return room, nothing if read is None else read.synchronize
+
+    def up(self, room: Tensor, tensor: Tensor) -> None:
+        """Copy to the device, beside what the host does."""
+        tensor.copy_(room, non_blocking=True)
+        if self._side is not None:
+            stream = torch.accelerator.current_stream(tensor.device)
+            self._leaving[room.data_ptr()] = stream.record_event()
 
     def room(self, like: Tensor) -> Tensor:
         """Host memory of a tensor's shape, page-locked where a device copies from it."""
         return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=not self._is_host)
 
-    def down(self, tensor: Tensor) -> tuple[Tensor, Finish]:
-        """A copy on the host, and how to wait until it is there."""
-        host = self.room(tensor)
+    def down(self, tensor: Tensor, *, reuse: bool = False) -> tuple[Tensor, Finish]:
+        """A copy on the host, and how to wait until it is there. ``reuse``: in a room."""
+        host = self.rooms.take(tuple(tensor.shape), tensor.dtype) if reuse else self.room(tensor)
         if self._side is None:
             host.copy_(tensor)
             return host, nothing
+        read = self._leaving.pop(host.data_ptr(), None)
+        if read is not None:
+            self._side.wait_event(read)
         self._side.wait_stream(torch.accelerator.current_stream(tensor.device))
         with self._side:
             host.copy_(tensor, non_blocking=True)

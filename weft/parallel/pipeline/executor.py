@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.comm.comm import Comm
+from weft.comm.memory import ReusedMemory
 from weft.nn.stage import MicroBatch, Objective, Stage, Terms, added, total_of
 from weft.parallel.gradients import Gradients
-from weft.parallel.pipeline.border_memory import BorderMemory
 from weft.parallel.pipeline.clocks import Clocks
 from weft.parallel.pipeline.deferred import Job, WeightWork
 from weft.parallel.pipeline.receives import receives
@@ -53,6 +55,29 @@ class _Work(NamedTuple):
 def _work_of(schedule: Schedule, position: int) -> _Work:
     clocks = Clocks(schedule)
     return _Work(schedule[position], receives(clocks, position), releases(clocks, position))
+
+
+def _most_under_way(work: _Work) -> dict[tuple[int, Way], tuple[int, int]]:
+    """By border and way: microbatches that a rank sends, and that it receives, at once."""
+    sent, received = Counter[tuple[int, Way]](), Counter[tuple[int, Way]]()
+    most: dict[tuple[int, Way], tuple[int, int]] = {}
+    posted = {each for coming in work.coming for each in coming}
+    for action, coming, arrived in zip(*work, strict=True):
+        received.update(_border_of(each, is_input=True) for each in coming)
+        if action.kind != "W":
+            sent[_border_of(action, is_input=False)] += 1
+        for place in {*sent, *received}:
+            before = most.get(place, (0, 0))
+            most[place] = max(before[0], sent[place]), max(before[1], received[place])
+        received.subtract([_border_of(action, is_input=True)] if action in posted else [])
+        sent.subtract(_border_of(each, is_input=False) for each in arrived)
+    return most
+
+
+def _border_of(action: Action, *, is_input: bool) -> tuple[int, Way]:
+    """The border and the way over it of what an action works on, or of its result."""
+    is_forward = action.kind == "F"
+    return action.stage - (is_input == is_forward), "F" if is_forward else "B"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +134,8 @@ class Executor:
         )
         self._dtype = PRECISIONS[rank_plan.stage_plan.precision].compute.dtype
         self._last = len(rank_plan.pipeline_plan.stages) - 1
-        self.border_memory = BorderMemory(comm.device)
+        self._under_way = _most_under_way(self._training)
+        self.border_memory = ReusedMemory(comm.device)
         self._borders: Mapping[int, StageBorder] = {}
         self._borders_of: dict[object, Mapping[int, StageBorder]] = {}
         self.cross(computation.borders)
@@ -127,6 +153,13 @@ class Executor:
                 for stage, border in borders.items()
                 if stage in self._stages or stage + 1 in self._stages
             }
+            made = self._borders_of[key]
+            for_each = (
+                made[stage].messages(way, sent=sent, received=received)
+                for (stage, way), (sent, received) in self._under_way.items()
+                if stage in made
+            )
+            self._comm.reserve(chain.from_iterable(for_each))
         if self._borders is not self._borders_of[key]:
             self.border_memory.forget()
         self._borders = self._borders_of[key]

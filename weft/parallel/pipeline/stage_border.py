@@ -15,10 +15,10 @@ from torch import Tensor
 
 from weft.axes.held import tiling
 from weft.comm.comm import Comm, Finish, Parts
-from weft.comm.members import Channel, Edge
+from weft.comm.members import Channel, Edge, Message
+from weft.comm.memory import ReusedMemory
 from weft.comm.transport import nothing
 from weft.nn.stage import Tree
-from weft.parallel.pipeline.border_memory import BorderMemory
 from weft.plan.box import Box
 from weft.plan.layout import SAMPLES, Border, BorderTensor, Dim
 from weft.plan.plan import PipelinePlan, Plan
@@ -121,10 +121,10 @@ class StageBorder:
         pipeline: PipelinePlan,
         stage: int,
         border: Border,
-        memory: BorderMemory | None = None,
+        memory: ReusedMemory | None = None,
     ) -> None:
         self._comm = comm
-        self._memory = memory or BorderMemory(comm.device)
+        self._memory = memory or ReusedMemory(comm.device)
         self._pipeline = pipeline
         self._stage = stage
         self._tensors: dict[Way, Border] = {
@@ -142,6 +142,22 @@ class StageBorder:
     def differentiable(self) -> Collection[str]:
         """The tensors whose gradients come back."""
         return self._tensors["B"].keys()
+
+    def messages(self, way: Way, *, sent: int, received: int) -> Iterator[Message]:
+        """What as many microbatches under way at once send and receive.
+
+        And one more: who carries messages may not have let go of the last one yet.
+        """
+        rank, over = self._comm.rank, self._channels[way]
+        first, last = 0, self._pipeline.num_microbatches - 1
+        for microbatch, of_each in ((first, (sent + 1, received + 1)), (last, (2, 2))):
+            if microbatch and self._pipeline.size_of(last) == self._pipeline.size_of(first):
+                continue
+            for name, route in self._routes_of(way, microbatch).items():
+                going = [move.box.size for move in route.going if move.dst != rank]
+                coming = [move.box.size for move in route.coming if move.src != rank]
+                boxes = going * of_each[0] + coming * of_each[1]
+                yield from (Message(over, size, self._dtype(way, name)) for size in boxes)
 
     def send(self, way: Way, microbatch: int, tree: Tree) -> None:
         """Hand on this rank's part of an output of ``stage``, or of gradients of what it gave."""

@@ -1,4 +1,4 @@
-"""Memory of what crosses borders: made once, and used again when nobody keeps what came in it.
+"""Memory of messages: made once, and used again when nobody keeps what came in it.
 
 A received tensor belongs to whoever took it: autograd keeps it for backward, deferred weight
 gradients beyond that, a layer perhaps for longer. So memory is asked whether others still refer to
@@ -29,10 +29,12 @@ def _references(tensor: Tensor) -> int:
 
 
 @dataclass(slots=True)
-class BorderMemory:
+class ReusedMemory:
     """Contiguous tensors of one device, by size and dtype."""
 
     device: torch.device
+    is_pinned: bool = False
+    """Of the host, where devices copy from it and to it."""
     made: int = 0
     """Tensors that were made since the beginning."""
     _pieces: dict[tuple[tuple[int, ...], torch.dtype], list[_Piece]] = field(default_factory=dict)
@@ -42,7 +44,7 @@ class BorderMemory:
         pieces = self._pieces.setdefault((size, dtype), [])
         free = next((piece for piece in pieces if piece.is_free), None)
         if free is None:
-            made = torch.empty(size, dtype=dtype, device=self.device)
+            made = torch.empty(size, dtype=dtype, device=self.device, pin_memory=self.is_pinned)
             free = _Piece(made, _references(made))
             pieces.append(free)
             self.made += 1
