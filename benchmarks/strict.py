@@ -1,13 +1,14 @@
 """The parity table on a library of collectives with NCCL's manners: does every plan get to its end?
 
     python -m benchmarks.strict [--seeds N] [--first SEED] [--queues Q ...] [--only NAME ...]
-                                [--minutes M]
+                                [--minutes M] [--chips]
 
 Every plan of the table, with every seed (which of a rank's streams share a hardware queue, and how
 long calls take) and every number of hardware queues: three steps in real processes, whose losses,
 gradients and parameters must be those of one process. A deadlock, a mismatch of two calls, or
 memory that somebody touches too early is printed with the places in the code and the command that
-repeats it; the exit code is 1 then. The library is that of the tests (``tests/strict``).
+repeats it; the exit code is 1 then. The library is that of the tests (``tests/strict``); with
+``--chips`` every rank is on the tests' fake chip, which checks the order of its streams too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from weft.elastic.failure import RanksFailedError
 from weft.elastic.pool import WorkerPool
@@ -32,6 +34,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--queues", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--only", nargs="+", default=[], help="names of plans, or how they begin")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after these")
+    parser.add_argument("--chips", action="store_true", help="ranks on the fake chip of the tests")
     return parser.parse_args()
 
 
@@ -40,7 +43,7 @@ def main() -> int:
     arguments = parse()
     sys.path.append(str(TESTS))
     from parity.test_parity import TOLERANCE
-    from strict.plans import CASES, Strict
+    from strict.plans import CASES
 
     begun = told = time.monotonic()
     chosen = [n for n in CASES if not arguments.only or n.startswith(tuple(arguments.only))]
@@ -49,7 +52,7 @@ def main() -> int:
              for name in chosen]  # fmt: skip
     done = failed = 0
     with WorkerPool() as pool:
-        strict = Strict(pool)
+        strict = _strict(pool, chips=arguments.chips)
         for seed, queues, name in every:
             if time.monotonic() - begun > 60 * arguments.minutes:
                 break
@@ -63,7 +66,7 @@ def main() -> int:
                 failed += 1
                 print(f"FAILED {name}, {queues} queues, seed {seed}: {problem}")
                 print(f"  python -m benchmarks.strict --only {name} --queues {queues} "
-                      f"--first {seed}", flush=True)  # fmt: skip
+                      f"--first {seed}{' --chips' * arguments.chips}", flush=True)  # fmt: skip
             if time.monotonic() - told > PROGRESS_S:
                 told = time.monotonic()
                 print(f"{done} of {len(every)} runs, {failed} failed, "
@@ -72,6 +75,19 @@ def main() -> int:
     print(f"{done} of {len(every)} runs ({len(chosen)} plans, {len(seeds)} seeds, queues "
           f"{arguments.queues}), {failed} failed, {seconds:.0f} s")  # fmt: skip
     return int(failed > 0)
+
+
+def _strict(pool: WorkerPool, *, chips: bool) -> Any:
+    from strict.plans import Strict
+
+    if not chips:
+        return Strict(pool)
+    from chipb.build import built
+    from chipb.chip import NAME, with_chips
+    from chipb.strict_memory import on_chips
+
+    built()
+    return Strict(pool, on_chips, alone=with_chips, device=NAME)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@
 namespace {
 
 constexpr auto TYPE = c10::DeviceType::PrivateUse1;
-constexpr c10::DeviceIndex NUM_DEVICES = 4;
+constexpr c10::DeviceIndex NUM_DEVICES = 8;
 constexpr int NOT_A_NUMBER = 0xFF; // every byte of it, in any floating dtype
 
 /// Guards all memory and streams. Nothing that PyTorch counts references of is touched under it:

@@ -15,6 +15,7 @@ SOME = [
     ("tp2-dp1-to-dp3", 2, 5),
     ("zb-h1-zero2", 1, 6),
     ("zero3-tied-recompute", 8, 7),
+    ("gpipe-zero3", 1, 8),
 ]
 """With a number of hardware queues, and a seed."""
 
