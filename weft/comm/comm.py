@@ -401,9 +401,12 @@ class Comm:
         group = self._opened().open(members, backend, purpose, sends=True)
         transport = DirectGroup(group, "ordered")
         one = torch.zeros(1, device=self.device)
-        going = [(dst, one) for src, dst in sorted(edges or ()) if src == self.rank]
-        coming = [(src, one.clone()) for src, dst in sorted(edges or ()) if dst == self.rank]
-        transport.exchange(going, coming)()
+        if edges is None:  # libraries that connect at the first call need all members there
+            transport.all_reduce(one, largest=False)()
+        else:
+            going = [(dst, one) for src, dst in sorted(edges) if src == self.rank]
+            coming = [(src, one.clone()) for src, dst in sorted(edges) if dst == self.rank]
+            transport.exchange(going, coming)()
         self._transports[key] = transport
 
     def _staged(self, group: Group) -> StagedGroup:
