@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +17,10 @@ from weft.platform.base import Platform
 from weft.platform.registry import PLATFORMS
 
 NAME = "chipb"
+UNORDERED = "no event makes it wait"
+"""How the device ends what it says of two operations that nothing puts in order."""
+ROOT = Path(__file__).parents[2]
+PROGRAM = tuple(f"{ROOT / folder}/" for folder in ("weft", "tests"))
 
 
 @cache
@@ -64,4 +70,17 @@ def with_chips(address: RankAddress, job: Callable[..., Any], *args: Any) -> Any
     torch.ops.chipb.forget()
     if NAME not in PLATFORMS:
         PLATFORMS.add(ChipbPlatform())
-    return job(address, *args)
+    try:
+        return job(address, *args)
+    except RuntimeError as error:
+        if UNORDERED not in str(error):
+            raise
+        raise RuntimeError(f"{str(error).splitlines()[0]} (at {_place_of(error)})") from error
+
+
+def _place_of(error: BaseException) -> str:
+    """Where in the program the operation was that failed."""
+    for frame in reversed(extract_tb(error.__traceback__)):
+        if frame.filename.startswith(PROGRAM):
+            return f"{frame.filename.removeprefix(f'{ROOT}/')}:{frame.lineno} {frame.name}"
+    return "nowhere"

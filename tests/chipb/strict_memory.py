@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -82,15 +81,4 @@ def on_chips(address: RankAddress, where: Where, job: Callable[..., Any], *args:
 
 def _on_chips(address: RankAddress, where: Where, job: Callable[..., Any], *args: Any) -> Any:
     with session(address, where, NAME, ChipMemory()):
-        try:
-            return job(address, *args)
-        except RuntimeError as error:
-            if "no event makes it wait" not in str(error):
-                raise
-            raise RuntimeError(f"{str(error).splitlines()[0]} (at {_place_of(error)})") from error
-
-
-def _place_of(error: BaseException) -> str:
-    """Where in the program the operation was that failed."""
-    ours = [frame for frame in extract_tb(error.__traceback__) if "/weft/" in frame.filename]
-    return f"weft/{ours[-1].filename.partition('/weft/')[2]}:{ours[-1].lineno} {ours[-1].name}"
+        return job(address, *args)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from unittest import mock
 
 import pytest
 import torch
 from chipb.chip import NAME, with_chips
 
 from weft.comm.address import RankAddress
+from weft.comm.transport import HostCopies
 from weft.elastic.failure import RanksFailedError
 from weft.elastic.pool import WorkerPool
 
@@ -85,6 +88,17 @@ def parts(device: torch.device, *, waits: bool) -> None:
     whole[4:].fill_(2.0) if waits else whole[3:].fill_(2.0)
 
 
+def down(device: torch.device, *, waits: bool) -> None:
+    """What goes to other ranks by way of the host waits for what made it."""
+    copies = HostCopies(device)
+    made = torch.arange(5.0).to(device).square()
+    hasty = mock.patch("torch.accelerator.current_stream", return_value=copies._side)
+    with nullcontext() if waits else hasty:
+        _, ready = copies.down(made)
+    ready()
+    copies.close(wait=True)
+
+
 CASES: Mapping[str, tuple[Callable[..., None], str]] = {
     "read": (read, r"aten::pow\S* on stream \d+ reads what aten::fill_ on stream 0 writes"),
     "overwrite": (overwrite, r"aten::zero_ on stream 0 writes what aten::pow\S* on stream \d+ r"),
@@ -92,6 +106,11 @@ CASES: Mapping[str, tuple[Callable[..., None], str]] = {
     "new memory": (new_memory, r"aten::fill_ on stream \d+ writes what allocating on stream 0"),
     "by the host": (by_the_host, r"aten::sum\S* on stream 0 reads what aten::fill_ on stream \d+"),
     "parts": (parts, r"aten::fill_ on stream 0 writes what aten::fill_ on stream \d+ writes"),
+    "down": (
+        down,
+        r"copy to the host on stream \d+ reads what aten::pow\S* on stream 0 writes: "
+        r"no event makes it wait \(at weft/comm/transport\.py:\d+ down\)",
+    ),
 }  # fmt: skip
 
 

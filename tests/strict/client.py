@@ -15,6 +15,7 @@ from strict.rules import Answer, Call, GroupName
 from strict.server import Where
 
 ROOT = Path(__file__).parents[2]
+PROGRAM = tuple(f"{ROOT / folder}/" for folder in ("weft", "tests", "benchmarks"))
 COMM = str(ROOT / "weft" / "comm")
 OURS = {str(path) for path in Path(__file__).parent.glob("[!t]*.py")}
 Arrive = Callable[[Any], None]
@@ -95,7 +96,7 @@ def place(num_frames: int = 2) -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(found) < num_frames:
         file = frame.f_code.co_filename
-        if file.startswith(str(ROOT)) and not file.startswith(COMM) and file not in OURS:
+        if file.startswith(PROGRAM) and not file.startswith(COMM) and file not in OURS:
             name = file.removeprefix(f"{ROOT}/")
             found.append(f"{name}:{frame.f_lineno} {frame.f_code.co_name}")
         frame = frame.f_back
