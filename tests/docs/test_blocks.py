@@ -214,7 +214,7 @@ def test_files_of_a_run_are_those_of_the_manual(example: Path) -> None:
     }
     there = {path.name for path in example.iterdir() if not path.name.startswith(".")}
     assert there <= listed
-    assert listed - there <= {"events", "auto.json"}  # the recipe `debug` has no need of them
+    assert listed - there <= {"events", "auto.json", "profile"}  # that this run has no need of
 
 
 def test_the_diff_in_the_readme_is_the_difference_of_the_examples() -> None:

@@ -20,7 +20,7 @@ from weft.cli.output import err, print_anything, print_json
 from weft.cli.plan.command import PlanOptions, plan
 from weft.cli.saved import generate, report
 from weft.cli.target import OVERRIDES
-from weft.cli.train import train
+from weft.cli.train import TrainOptions, train
 from weft.config.errors import ConfigError, ConfigErrors, RunError
 from weft.config.load import config_schema
 from weft.version import __version__
@@ -84,7 +84,7 @@ def _tell_version() -> None:
 
 TRAINING, PLANNING, RUNS, MACHINE = "Train", "Plan and rehearse", "Look at runs", "This machine"
 app.command(rich_help_panel=TRAINING)(init)
-app.command(rich_help_panel=TRAINING, context_settings=OVERRIDES)(train)
+app.command(rich_help_panel=TRAINING, context_settings=OVERRIDES)(spread(train, TrainOptions))
 app.command(rich_help_panel=TRAINING)(chat)
 app.command(rich_help_panel=TRAINING)(generate)
 app.command(rich_help_panel=PLANNING, context_settings=OVERRIDES)(spread(plan, PlanOptions))

@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.cli.output import COLUMNS, out, print_table
 from weft.report.prediction_rows import HEADERS, prediction_note, prediction_rows
-from weft.train.job import TRAFFIC_FILE
+from weft.train.job import PROFILE_FOLDER, TRAFFIC_FILE
 
 
 def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
@@ -67,3 +67,20 @@ def print_traffic(folder: Path) -> None:
     print_table(
         headers, rows, right=headers[2:], title="sent in one step", title_justify="left", **COLUMNS
     )
+
+
+def print_profile(folder: Path) -> None:
+    """What the traces of a run say: how long each rank waited for the others, and for what."""
+    file = folder / PROFILE_FOLDER / "summary.json"
+    if not file.exists():
+        return
+    record = json.loads(file.read_text())
+    first, last = record["steps"]
+    traces = f"{file.parent}/rank*.json.gz"
+    out.print(f"traces of steps {first} to {last}: {traces}, for ui.perfetto.dev", markup=False)
+    for rank in record["ranks"]:
+        step, waits = rank["step_s"], rank["waits_s"]
+        parts = [f"{name} {s / step:.0%}" for name, s in waits.items() if s > 0.005 * step]
+        part = f"{sum(waits.values()) / step:.0%} of it waiting for others"
+        what = ": " + ", ".join(parts) if parts else ""
+        out.print(f"rank {rank['rank']}: {step:.3g} s a step, {part}{what}", markup=False)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.options import spread
 from weft.cli.output import err, finish, out, print_json, warn
 from weft.cli.plan.text import folded, memory_table, show_plan
 from weft.cli.resolved import ResolvedRun, ranks_here, resolved_among, resolved_here
-from weft.cli.summary import print_summary, print_traffic
+from weft.cli.summary import print_profile, print_summary, print_traffic
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
 from weft.comm.address import RankAddress
 from weft.config.errors import STOPPED, ConfigError, ConfigErrors, DivergedError, show
@@ -39,26 +41,31 @@ from weft.train.run_folder import CONFIG_FILE, RunFolder, changes, saved_step, s
 WORKER = "weft.train.worker:main"
 
 
-def train(
-    target: Target = "demo",
-    overrides: Overrides = None,
-    *,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainOptions:
+    """What beside the configuration is asked for."""
+
     out_dir: Annotated[
         Path | None,
         typer.Option("--out", help="Run folder. Started again on the same one, the run goes on."),
-    ] = None,
+    ] = None
     steps: Annotated[
         int | None, typer.Option(min=1, help="End after this step; a later start goes on.")
-    ] = None,
-    json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    ] = None
+    json: Json = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False
     comm_report: Annotated[
         bool, typer.Option(help="Print what one step sent, by collective, and keep it.")
-    ] = False,
+    ] = False
+    profile: Annotated[
+        bool, typer.Option(help="Trace two steps of every rank, and say who waited for what.")
+    ] = False
     explain_config: Annotated[
         bool, typer.Option(help="Print every value and where it came from, and stop.")
-    ] = False,
-) -> None:
+    ] = False
+
+
+def train(target: Target = "demo", overrides: Overrides = None, *, options: TrainOptions) -> None:
     """Train a language model.
 
     Examples: `weft train demo`; `weft train data.path=my.txt train.steps=500`;
@@ -67,15 +74,15 @@ def train(
     Hugging Face folder.
     """
     loaded = load(target, overrides)
-    if explain_config:
-        _explain(loaded, json=json)
+    if options.explain_config:
+        _explain(loaded, json=options.json)
         return
     address = RankAddress.from_environment()
     with ExitStack() as until_joined:
         if address is None:
-            asked = resolved_here(loaded, out=out_dir, may_plan=True)
+            asked = resolved_here(loaded, out=options.out_dir, may_plan=True)
         else:
-            asked = resolved_among(loaded, address, until_joined, out=out_dir)
+            asked = resolved_among(loaded, address, until_joined, out=options.out_dir)
         refuse_without_effect(loaded)
         try:
             refuse_missing_packages(loaded.config.metrics)
@@ -87,17 +94,19 @@ def train(
         on_this_machine = _ranks_on_this_machine(resolved, address)
         _refuse_too_large(loaded, resolved, on_this_machine)
         refuse_few_queues(resolved.plan, os.environ)
-        stream = sys.stderr if json else sys.stdout
+        stream = sys.stderr if options.json else sys.stdout
         prediction = _predict(asked, address)
+        every_step = resolved.config.train.steps
         job = Job(
             config=resolved.config,
             plan=resolved.plan,
-            out=out_dir or _new_folder(resolved.config.name, address),
-            last_step=min(steps or resolved.config.train.steps, resolved.config.train.steps),
+            out=options.out_dir or _new_folder(resolved.config.name, address),
+            last_step=min(options.steps or every_step, every_step),
             threads=resolved.threads,
-            console=choose_mode(stream, quiet=quiet),
-            json=json,
-            comm_report=comm_report,
+            console=choose_mode(stream, quiet=options.quiet),
+            json=options.json,
+            comm_report=options.comm_report,
+            profile=options.profile,
             prediction=prediction,
             peaks=peaks_here(resolved, on_this_machine),
             files=_files(asked, prediction),
@@ -151,7 +160,7 @@ def _predict(asked: ResolvedRun, address: RankAddress | None) -> Prediction:
 def loaded(words: Sequence[str]) -> Loaded:
     """The configuration that ``weft train WORDS`` would run."""
     app = typer.Typer()
-    app.command(context_settings=OVERRIDES)(train)
+    app.command(context_settings=OVERRIDES)(spread(train, TrainOptions))
     with typer.main.get_command(app).make_context("train", list(words)) as context:
         given = context.params
         return load(given["target"], [*(given["overrides"] or ()), *context.args])
@@ -293,5 +302,7 @@ def _tell_end(job: Job, *, already: bool = False) -> int:
             out.print(f"step {job.last_step} was reached before; nothing to do")
         elif job.comm_report:
             print_traffic(job.out)
+        if job.profile and not already:
+            print_profile(job.out)
         print_summary(job.out, summary)
     return 0

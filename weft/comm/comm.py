@@ -29,6 +29,7 @@ from weft.comm.members import (
     joined,
 )
 from weft.comm.rendezvous import Rendezvous
+from weft.comm.spans import WAIT, span
 from weft.comm.transport import (
     DirectGroup,
     Finish,
@@ -462,7 +463,8 @@ class Comm:
 
         def finish() -> None:
             self.recorder.wait(call)
-            self._named(call, wait)
+            with span(f"{WAIT}{call.name}"):
+                self._named(call, wait)
             self.recorder.end(call)
 
         return finish

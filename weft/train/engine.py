@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.comm.comm import Comm
+from weft.comm.spans import span
 from weft.parallel.gradients import Gradients
 from weft.train.loss_scale import LossScale
 
@@ -110,5 +111,6 @@ class Engine(Generic[M]):
 
     def update(self, factor: Tensor) -> None:
         """One optimizer update. A batch whose weights are all zero changes nothing."""
-        self.optimizer.update(factor)
-        self.gradients.publish()
+        with span("update"):
+            self.optimizer.update(factor)
+            self.gradients.publish()

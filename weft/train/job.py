@@ -14,6 +14,8 @@ from weft.resolve.prediction import Prediction
 
 TRAFFIC_FILE = "comm.json"
 """In the run folder, with ``--comm-report``: what a step sent."""
+PROFILE_FOLDER = "profile"
+"""In the run folder, with ``--profile``: a trace of each rank, and what they waited for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,8 @@ class Job:
     """Keep standard output free for the result: show progress on standard error."""
     comm_report: bool = False
     """Count what training steps send, and leave the table in the run folder."""
+    profile: bool = False
+    """Trace two steps of every rank, and leave the traces in the run folder."""
     prediction: Prediction | None = None
     """What the run is expected to take; None: nobody asked."""
     peaks: Mapping[int, Peak] = field(default_factory=dict)

@@ -32,6 +32,7 @@ from weft.report.progress import Progress
 from weft.resolve.peaks import Peak, in_words, peak_of_all
 from weft.train.job import Job
 from weft.train.loop import Evaluation, Hook, Run, StepRecord, evaluate, train
+from weft.train.profiling import Profile
 from weft.train.run_folder import write_text
 from weft.train.saving import save
 from weft.train.stop import signals_held
@@ -89,7 +90,9 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
         traffic = Traffic(run)
         predicted_s = job.prediction.quantities.step_time_s if job.prediction else None
         peak = reference_of_mfu(run, job)
+        profile = Profile(run, job.out, asked=job.profile)
         hooks = [
+            profile.end,
             note_step(run),
             traffic.count,
             log_metrics(run, writers, progress, peak_flops=peak.flops, predicted_s=predicted_s),
@@ -98,6 +101,7 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
             save_now_and_then(run, job.checkpoints, progress, fingerprint=data.fingerprint),
             end_when_diverged(run, job.checkpoints),
             traffic.skip,
+            profile.begin,
         ]
         progress.message(in_words(peak))
         _say_start(run, progress, notes if run.is_main else ())

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from weft.comm.comm import Comm
 from weft.comm.memory import ReusedMemory
+from weft.comm.spans import span
 from weft.nn.stage import MicroBatch, Objective, Stage, Terms, added, total_of
 from weft.parallel.gradients import Gradients
 from weft.parallel.pipeline.clocks import Clocks
@@ -218,13 +219,14 @@ class Executor:
         self._borders[action.stage - (way == "B")].release(way, action.microbatch)
 
     def _do(self, action: Action, microbatch: MicroBatch) -> None:
-        match action.kind:
-            case "F":
-                self._forward(action, microbatch)
-            case "B" | "I":
-                self._backward(action)
-            case "W":
-                self._weights(action)
+        with span(str(action)):
+            match action.kind:
+                case "F":
+                    self._forward(action, microbatch)
+                case "B" | "I":
+                    self._backward(action)
+                case "W":
+                    self._weights(action)
 
     def _forward(self, action: Action, microbatch: MicroBatch) -> None:
         given: Mapping[str, Tensor] = microbatch.tensors
