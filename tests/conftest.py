@@ -1,6 +1,5 @@
 """What every test shares: one pool of ranks, reused from test to test."""
 
-import os
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -12,12 +11,6 @@ from weft.elastic.pool import ANSWER_S, Job, WorkerPool
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so; commands under test must hear Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores: a sixth of their time tests wait for processes to start or to end."""
-    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.fixture(scope="session", autouse=True)
