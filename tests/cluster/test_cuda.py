@@ -78,7 +78,7 @@ def test_what_the_driver_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> N
 @on_gpu
 def test_a_real_card_is_taken() -> None:
     assert CUDA.device(0) == torch.device("cuda", 0)
-    assert CUDA.library().startswith("nccl 2 of ")
+    assert CUDA.build().startswith("nccl 2 of ")
     assert CUDA.versions().keys() == {"nccl", "driver"}
 
 

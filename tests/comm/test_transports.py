@@ -27,8 +27,7 @@ CPU = Member(node="a")
 CUDA = Member(family="cuda", backend="nccl", point_to_point="ordered", node="a", chip="cuda:0")
 OTHER = Member(family="npu", backend="none", node="a", chip="npu:0")
 GREEN, RED, OLD = (
-    replace(CUDA, library=name)
-    for name in ("nccl 2 of NVIDIA", "nccl 2 of AMD", "nccl 1 of NVIDIA")
+    replace(CUDA, build=name) for name in ("nccl 2 of NVIDIA", "nccl 2 of AMD", "nccl 1 of NVIDIA")
 )
 MUTE = Member(family="npu", backend="hccl", point_to_point="none", node="a", chip="npu:0")
 
@@ -64,15 +63,15 @@ BUILDS = [
 ]
 
 
-@pytest.mark.parametrize(("build", "library"), BUILDS, ids=[library for _, library in BUILDS])
+@pytest.mark.parametrize(("torch_build", "build"), BUILDS, ids=[build for _, build in BUILDS])
 def test_builds_for_different_vendors_are_different_libraries(
-    build: TorchBuild, library: str, monkeypatch: pytest.MonkeyPatch
+    torch_build: TorchBuild, build: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them say cuda and nccl."""
     monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 27, 5))
     monkeypatch.setattr("torch._C._cuda_getDriverVersion", lambda: 12080, raising=False)
-    monkeypatch.setattr("weft.platform.cuda.installed_torch", lambda: build)
-    assert PLATFORMS["cuda"].library() == library
+    monkeypatch.setattr("weft.platform.cuda.installed_torch", lambda: torch_build)
+    assert PLATFORMS["cuda"].build() == build
     assert PLATFORMS["cuda"].versions() == {"nccl": "2.27.5", "driver": "12.8"}
 
 
@@ -88,7 +87,7 @@ def summed(address: RankAddress, libraries: list[str]) -> tuple[list[float], lis
     """Ranks whose backend is a name that PyTorch does not know: whoever opens it fails."""
     own = libraries[address.rank]
     device = torch.device("cpu")
-    with join(address, backend="strange", device=device, library=own, timeout_s=60) as comm:
+    with join(address, backend="strange", device=device, build=own, timeout_s=60) as comm:
         values = torch.full((3,), 1.0 + address.rank)
         comm.all_reduce(values, name="values")
         return values.tolist(), comm.transports()

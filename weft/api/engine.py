@@ -210,13 +210,7 @@ def join_with(model: nn.Module, address: RankAddress) -> Comm:
     """Join the job on the kind of device that the model is on; the model moves to this rank's."""
     platform = platform_named(next(model.parameters()).device.type)
     device = platform.device(address.local_rank)
-    comm = join(
-        address,
-        backend=platform.collective_backend,
-        device=device,
-        library=platform.library(),
-        point_to_point=platform.point_to_point,
-    )
+    comm = join(address, device=device, **platform.joining())
     close_at_exit(comm)
     model.to(device)
     return comm

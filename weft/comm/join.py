@@ -22,16 +22,15 @@ def join(
     *,
     backend: str,
     device: torch.device,
-    library: str = "",
+    build: str = "",
     point_to_point: PointToPoint = "ordered",
     timeout_s: float = 600.0,
 ) -> Comm:
     """Meet the other ranks. One process needs nobody and opens no socket.
 
-    All ranks are joined by gloo, and those whose devices share another ``backend`` by that too,
-    where its build (``library``) is the same, and
-    which sends from rank to rank as ``point_to_point`` says.
-    Collectives give up after ``timeout_s`` seconds.
+    All ranks are joined by gloo, and those whose devices share another ``backend`` of the same
+    ``build`` by that too; it sends from rank to rank as ``point_to_point`` says. Collectives give
+    up after ``timeout_s`` seconds.
 
     Raises:
         ConfigError: a rank has not come, with its number.
@@ -45,7 +44,7 @@ def join(
             rendezvous,
             backend=backend,
             device=device,
-            library=library,
+            build=build,
             point_to_point=point_to_point,
         )
         undo.pop_all()
@@ -58,7 +57,7 @@ def join_at(
     *,
     backend: str,
     device: torch.device,
-    library: str = "",
+    build: str = "",
     point_to_point: PointToPoint = "ordered",
 ) -> Comm:
     """Begin an epoch with all ranks that come to the same rendezvous, which stays open.
@@ -77,7 +76,7 @@ def join_at(
     member = Member(
         family=device.type,
         backend=backend,
-        library=library,
+        build=build,
         point_to_point="tagged" if backend == "gloo" else point_to_point,
         node=f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}",
         chip="" if device.type == "cpu" else str(device),

@@ -25,7 +25,7 @@ class Member:
     """Its kind of device, as PyTorch names it."""
     backend: str = "gloo"
     """The library of collectives that its family talks through, as PyTorch names it."""
-    library: str = ""
+    build: str = ""
     """Which build that is, as far as builds must be alike to talk to each other."""
     point_to_point: PointToPoint = "tagged"
     """How that sends from rank to rank; gloo knows tags."""
@@ -67,18 +67,18 @@ def choose(members: Sequence[Member], *, sends: bool = False) -> Choice:
     ``sends``: they send from rank to rank, and use no other collective.
     """
     backends = {member.backend for member in members}
-    libraries = sorted({member.library for member in members})
+    builds = sorted({member.build for member in members})
     families = sorted({member.family for member in members})
     if backends == {"none"}:
         return Choice("gloo", through_host=True, why=f"{' and '.join(families)} has no backend")
-    if len(backends) == len(libraries) == 1:
+    if len(backends) == len(builds) == 1:
         backend = backends.pop()
         how = min((member.point_to_point for member in members), key=WAYS.index)
         if sends and how == "none":
             why = f"{backend} sends nothing from rank to rank"
             return Choice("gloo", through_host=True, why=why)
         return Choice(backend, how)
-    unlike = [families, sorted(backends), libraries]
+    unlike = [families, sorted(backends), builds]
     what = " and ".join(next(names for names in unlike if len(names) > 1))
     return Choice("gloo", through_host=True, why=f"{what} share no backend")
 

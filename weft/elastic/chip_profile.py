@@ -185,12 +185,7 @@ def real_steps(address: RankAddress, device: str, sample: Sample, rounds: int) -
     alone = device == "cpu" and address.world_size == 1
     clock = time.thread_time if alone else time.perf_counter
     spec, shape = sample.spec, (sample.micro, sample.spec.seq_len)
-    comm = join(
-        address,
-        backend=platform.collective_backend,
-        device=where,
-        point_to_point=platform.point_to_point,
-    )
+    comm = join(address, device=where, **platform.joining())
     built = assemble_model(sample.plan(device), spec, comm, optim=AdamWConfig(), seq_len=shape[1])
     fill(built.gradients, initial(0))
     tokens = torch.arange(shape[0] * shape[1], device=where).view(shape) % spec.vocab_size
@@ -245,12 +240,7 @@ def measure_links(address: RankAddress, device: str, quick: bool) -> list[LinkTi
     """Collectives between two ranks; the lower quartile, for others may use the machine."""
     platform = platform_named(device)
     where = platform.device(address.local_rank)
-    comm = join(
-        address,
-        backend=platform.collective_backend,
-        device=where,
-        point_to_point=platform.point_to_point,
-    )
+    comm = join(address, device=where, **platform.joining())
     comm.open_gathering([comm.world])
     found = []
     for kind in KINDS:

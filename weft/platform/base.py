@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from weft.cluster.cluster import Chip
 
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 PointToPoint = Literal["none", "ordered", "tagged"]
 """How a library of collectives sends from rank to rank: not at all; so that messages of one group
 arrive in the order in which they were sent; or so that tags tell them apart as well."""
+
+
+class Joining(TypedDict):
+    """What a rank that joins a job says of its library of collectives; see ``Platform``."""
+
+    backend: str
+    build: str
+    point_to_point: PointToPoint
 
 
 class Queues(NamedTuple):
@@ -68,9 +76,15 @@ class Platform(ABC):
         """
         yield from ()
 
-    def library(self) -> str:
+    def build(self) -> str:
         """The build of ``collective_backend``: ranks whose words differ share no group of it."""
         return ""
+
+    def joining(self) -> Joining:
+        """How a rank on this family joins the others."""
+        return Joining(
+            backend=self.collective_backend, build=self.build(), point_to_point=self.point_to_point
+        )
 
     def versions(self) -> Mapping[str, str]:
         """What else ranks may differ in that nobody has to make alike, in words."""

@@ -36,15 +36,15 @@ class CudaPlatform(Platform):
 
         return torch.cuda.is_available()
 
-    def library(self) -> str:
+    def build(self) -> str:
         """Vendors' builds all say "nccl"; those of one major version understand each other."""
-        major, *_ = _nccl()
+        major, *_ = _nccl_version()
         return f"{self.collective_backend} {major} of {maker_of(installed_torch())}"
 
     def versions(self) -> Mapping[str, str]:
         import torch
 
-        number = ".".join(map(str, _nccl()))
+        number = ".".join(map(str, _nccl_version()))
         driver: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
         return {
             self.collective_backend: number,
@@ -157,7 +157,7 @@ def _arch(name: str) -> tuple[int, int]:
     return int(number[:-1]), int(number[-1])
 
 
-def _nccl() -> tuple[int, ...]:
+def _nccl_version() -> tuple[int, ...]:
     """The version of the library that this PyTorch was built with."""
     from torch.cuda import nccl
 

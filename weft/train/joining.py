@@ -20,14 +20,7 @@ def join_plan(
 ) -> tuple[Comm, Platform]:
     """Join the job on the device that this rank's stage names."""
     platform, device = device_of(address, plan)
-    comm = join(
-        address,
-        backend=platform.collective_backend,
-        device=device,
-        library=platform.library(),
-        point_to_point=platform.point_to_point,
-        timeout_s=timeout_s,
-    )
+    comm = join(address, device=device, timeout_s=timeout_s, **platform.joining())
     return comm, platform
 
 

@@ -55,13 +55,7 @@ class RankLife:
         self._enter("join")
         config, plan, address = job.config, job.plan, self.rendezvous.address
         platform, device = device_of(address, plan)
-        comm = join_at(
-            self.rendezvous,
-            backend=platform.collective_backend,
-            device=device,
-            library=platform.library(),
-            point_to_point=platform.point_to_point,
-        )
+        comm = join_at(self.rendezvous, device=device, **platform.joining())
         comm.recorder.keep_in(job.out / LOGS, patience_s=comm.timeout_s / 2)
         try:
             self._enter("agree")
