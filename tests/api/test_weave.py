@@ -96,6 +96,29 @@ def test_bf16_updates_fp32_masters_that_start_from_exact_values() -> None:
     assert torch.equal(model.weight, master.bfloat16())
 
 
+def test_fp16_scales_the_loss_and_skips_what_overflows() -> None:
+    model, sgd = model_and_optimizer()
+    plain, _ = model_and_optimizer()
+    engine = weft.weave(model, sgd, loss=squares, precision="fp16")
+    (master, _) = sgd.param_groups[0]["params"]
+    start = master.detach().clone()
+    x, y = (30 * torch.randn(4, 3)).half(), torch.zeros(4, 2).half()
+    skipped = 0
+    engine.step((x, y))
+    while engine.last is not None and engine.last.skipped:
+        assert torch.equal(master, start)
+        skipped += 1
+        engine.step((x, y))
+    assert skipped > 0 and not torch.equal(master, start)
+    squares(plain, (x.float(), y.float())).mean().backward()
+    gradients = (param.grad for param in plain.parameters())
+    expected = torch.linalg.vector_norm(
+        torch.cat([g.flatten() for g in gradients if g is not None])
+    )
+    assert engine.last is not None
+    torch.testing.assert_close(engine.last.grad_norm.float(), expected, rtol=2e-2, atol=0)
+
+
 def scalar_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     return squares(model, batch).mean()
 

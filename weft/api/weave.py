@@ -115,7 +115,7 @@ def woven(
     max_grad_norm: float | None = None,
 ) -> WovenEngine:
     """An engine among the processes of ``comm``, for what ``weave`` has checked. Collective."""
-    planned = plan or _equal_parts(comm.world_size)
+    planned = plan or _equal_parts(comm.world_size, precision)
     settings = {"precision": precision, "max_grad_norm": max_grad_norm, "plan": str(planned)}
     start_alike(model, comm, **settings)
     trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
@@ -155,11 +155,19 @@ def woven(
     return result
 
 
-def _equal_parts(world_size: int) -> Plan:
-    """Every process computes one microbatch a step, of whatever size."""
+def _equal_parts(world_size: int, precision: Precision | None) -> Plan:
+    """Every process computes one microbatch a step, of whatever size.
+
+    ``precision`` None: the numbers are the model's own.
+    """
+    computed = precision or "fp32"
     pipelines = tuple(
         PipelinePlan(
-            stages=(StagePlan(mesh=Mesh.of((rank,), **{NAMES[0]: 1}), layers=(0, 1)),),
+            stages=(
+                StagePlan(
+                    mesh=Mesh.of((rank,), **{NAMES[0]: 1}), layers=(0, 1), precision=computed
+                ),
+            ),
             samples=1,
             microbatch=1,
         )
