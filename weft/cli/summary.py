@@ -73,6 +73,7 @@ def print_profile(folder: Path) -> None:
     """What the traces of a run say: how long each rank waited for the others, and for what."""
     file = folder / PROFILE_FOLDER / "summary.json"
     if not file.exists():
+        out.print("no traces: the first step is never traced, and there was no other")
         return
     record = json.loads(file.read_text())
     first, last = record["steps"]
