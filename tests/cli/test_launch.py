@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from weft.cluster.cluster import Cluster, catalogue
 from weft.comm.address import RankAddress
 from weft.config.errors import ConfigErrors
 from weft.plan.plan_file import PlanFile
+from weft.platform.cpu import CpuPlatform
 from weft.platform.detect import detect_node
+from weft.platform.registry import PLATFORMS
 from weft.resolve.resolve import read_plan_file
 
 UNLIKE = """\
@@ -212,29 +215,70 @@ pools:
   - {chip: H100-SXM5-80GB, nodes: 1, chips_per_node: 8}
   - {chip: MI300X, nodes: 1, chips_per_node: 8}
 """
+BEYOND = f"{STRANGERS}  - {{chip: Ascend-910B, nodes: 1, chips_per_node: 8}}\n"
+
+
+class AscendPlatform(CpuPlatform):
+    """As the vendor's package would bring it."""
+
+    name = "npu"
+    is_host = False
+
+
+@pytest.fixture
+def packages() -> Iterator[None]:
+    """The package that brings Ascend chips is installed."""
+    PLATFORMS.add(AscendPlatform())
+    yield
+    PLATFORMS.remove(AscendPlatform.name)
+
+
+def test_vendors_of_one_device_are_started_together(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NVIDIA's and AMD's are both "cuda": groups that have both talk through host memory."""
+    assert plan(here, STRANGERS, "--launch", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["not_run"] == [] and "unrun" not in data["search"]["pruned"]
+    used = {nodes["chip"] for nodes in data["plan"]["chips"]}
+    assert used == {"H100-SXM5-80GB", "MI300X"}
+    assert data["launch"]["nodes"] == [
+        "node 0: 8 x H100-SXM5-80GB, ranks 0-7",
+        "node 1: 8 x MI300X, ranks 8-15",
+    ]
+
+
+@pytest.mark.usefixtures("packages")
+def test_chips_of_a_package_are_started_with_the_others(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(here, BEYOND, "--launch", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["not_run"] == [] and "unrun" not in data["search"]["pruned"]
+    assert len({nodes["chip"] for nodes in data["plan"]["chips"]}) == 3
 
 
 def test_what_cannot_be_run_is_said_and_not_started(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two vendors are planned together, with a word; to be started, one of them."""
-    assert plan(here, STRANGERS, "--json", "--html", "p.html") == 0
+    """A family that no package brings is planned, with a word; to be started, the others."""
+    expected = "Ascend-910B needs a device family 'npu'; installed are cpu and cuda."
+    assert plan(here, BEYOND, "--json", "--html", "p.html") == 0
     (why,) = json.loads(capsys.readouterr().out)["not_run"]
-    expected = "chips of NVIDIA and AMD are both 'cuda', and their collectives do not join."
     assert why == expected
-    assert "this version cannot run it: chips of NVIDIA and AMD" in (here / "p.html").read_text()
-    assert plan(here, STRANGERS, "plan.file=my plan.json") == 0
+    assert "this version cannot run it: Ascend-910B needs" in (here / "p.html").read_text()
+    assert plan(here, BEYOND, "plan.file=my plan.json") == 0
     said = [line for line in capsys.readouterr().out.splitlines() if "cannot run" in line]
     assert said == [f"  this version cannot run it: {expected}"]
 
-    assert plan(here, STRANGERS, "--launch", "--json") == 0
+    assert plan(here, BEYOND, "--launch", "--json") == 0
     data = json.loads(capsys.readouterr().out)
     assert data["not_run"] == [] and data["search"]["pruned"]["unrun"] > 0
     used = json.loads((here / "my plan.json").read_text())["chips"]
-    assert len({nodes["chip"] for nodes in used}) == 1
-    assert plan(here, STRANGERS, "--launch") == 0
+    assert {nodes["chip"] for nodes in used} == {"H100-SXM5-80GB", "MI300X"}
+    assert plan(here, BEYOND, "--launch") == 0
     said = capsys.readouterr().out
-    assert "8 of 16 chips: " in said
+    assert "16 of 24 chips: " in said
     assert f"\n  left out, for this version cannot run it: {expected}\nplan: " in said
     alone = "pools:\n  - {chip: Ascend-910B, nodes: 1, chips_per_node: 8}\n"
     assert plan(here, alone, "--launch") == 2

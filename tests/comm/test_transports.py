@@ -105,6 +105,7 @@ def test_how_far_a_call_goes() -> None:
     second = Member(family="cuda", backend="nccl", node="a", chip="cuda:1")
     assert farthest([CUDA, CUDA]) == "chip"
     assert farthest([CUDA, second]) == "node"
+    assert farthest([GREEN, RED]) == "node", "the first card of each of two vendors"
     assert farthest([CPU, CPU]) == "node", "processes on the cores of a machine are not one chip"
     assert farthest([CPU, CPU, far]) == "across"
 

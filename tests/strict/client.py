@@ -46,6 +46,10 @@ class Client:
         self._arrivals[ranks, number] = []
         return (ranks, number), stream
 
+    def names(self) -> list[tuple[int, ...]]:
+        """Ranks of all groups that were opened."""
+        return list(self._names)
+
     def post(self, call: Call, arrive: Arrive) -> int:
         """Make a call; its number within the group."""
         with self._condition:

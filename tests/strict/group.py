@@ -188,6 +188,11 @@ def _together(terms: Sequence[Tensor], *, largest: bool) -> Tensor:
     return total
 
 
+def groups_opened() -> set[tuple[int, ...]]:
+    """Ranks of the communicators that this process's job opened."""
+    return set(_SESSION[-1][0].names())
+
+
 def make_group(store: Store, number: int, size: int, timeout: timedelta) -> ProcessGroup:
     return StrictGroup(store, number, size)
 

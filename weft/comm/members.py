@@ -39,8 +39,8 @@ def farthest(members: Sequence[Member]) -> Link:
     """How far the call of a group goes: as far as any two of its ranks are apart."""
     if len({member.node for member in members}) > 1:
         return "across"
-    chips = {member.chip for member in members}
-    return "chip" if len(chips) == 1 and "" not in chips else "node"
+    chips = {(member.build, member.chip) for member in members}
+    return "chip" if len(chips) == 1 and all(chip for _, chip in chips) else "node"
 
 
 @dataclass(frozen=True, slots=True)
