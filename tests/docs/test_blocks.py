@@ -257,4 +257,4 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
     }
     assert set(PRECISIONS) == {"fp64", "fp32", "bf16", "fp16"}
     assert set(CheckpointConfig.model_fields) == {"every", "minutes", "keep"}
-    assert set(PlanConfig.model_fields) == {*PLAN_WAYS, "schedule", "chunks"}
+    assert set(PlanConfig.model_fields) == {*PLAN_WAYS, "schedule", "chunks", "domains"}

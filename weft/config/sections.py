@@ -143,6 +143,7 @@ Device = Annotated[str, OneOf("devices", "auto")]
 Precision = Annotated[str, OneOf("precisions", "auto")]
 Recompute = Literal["off", "full"]
 Schedule = Annotated[str, OneOf("schedules")]
+Domains = Literal["nodes", "pipelines", "families"]
 
 
 class _StageLayers(Section):
@@ -258,6 +259,10 @@ class PlanConfig(Section):
     chunks: Count | None = None
     """Stages on each mesh with the schedule "interleaved"; null is 2. "zb-v" and "dualpipe-v"
     always have 2, a first and a last one, and the others 1."""
+    domains: Domains | None = None
+    """Sets of processes that fast links join: those of one node, of one pipeline, or on one family
+    of chips. What several sets hold in common is summed inside each and then between them, so that
+    slow links carry less; what `zero` divides is divided inside each. null: all are one set."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -269,6 +274,9 @@ class PlanConfig(Section):
             raise ConfigError(second, written, expected, "Remove one of the two.")
         if self.auto is not None and self.chunks is not None:
             raise ConfigError("plan.chunks", self.chunks, "null with plan.auto", "It chooses them.")
+        for way, hint in (("auto", "It chooses them."), ("file", "The file says them.")):
+            if self.domains is not None and dict(self)[way] is not None:
+                raise ConfigError("plan.domains", self.domains, f"null with plan.{way}", hint)
         return self
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -92,6 +92,10 @@ class Plan:
 
     num_layers: int
     pipelines: tuple[PipelinePlan, ...]
+    domains: tuple[tuple[int, ...], ...] = ()
+    """Sets of ranks that fast links join, every rank in one of them; empty: all are one. What ranks
+    of several domains hold in common is summed inside each, then between them part by part in the
+    order of the domains; what ZeRO divides is divided inside each, and every domain has all."""
 
     @property
     def global_batch(self) -> int:
@@ -121,6 +125,23 @@ class Plan:
             found for found in self.stages() if wanted & self.pipelines[found[0]].units(found[1])
         ]
 
+    def by_domain(self, ranks: Collection[int]) -> tuple[tuple[int, ...], ...]:
+        """The ranks, ascending, apart by domain, in the order of domains; none is empty."""
+        if not self.domains:
+            return (tuple(sorted(ranks)),)
+        parts = (tuple(sorted({*domain} & {*ranks})) for domain in self.domains)
+        return tuple(filter(None, parts))
+
+    def on_ranks(self, new: Sequence[int]) -> Plan:
+        """The same with rank ``r`` called ``new[r]``."""
+
+        def moved(stage: StagePlan) -> StagePlan:
+            ranks = tuple(new[rank] for rank in stage.mesh.ranks)
+            return replace(stage, mesh=replace(stage.mesh, ranks=ranks))
+
+        domains = tuple(tuple(new[rank] for rank in domain) for domain in self.domains)
+        return replace(self.each(moved), domains=domains)
+
     def each(self, change: Callable[[StagePlan], StagePlan]) -> Plan:
         """The same with every stage changed."""
         pipelines = (
@@ -140,7 +161,10 @@ class Plan:
         raise AssertionError(f"rank {rank} is not in a plan of {self.world_size} ranks")
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2)
+        data = asdict(self)
+        if not self.domains:  # as plans are that never heard of them
+            del data["domains"]
+        return json.dumps(data, indent=2)
 
     @staticmethod
     def from_json(text: str) -> Plan:
@@ -150,7 +174,8 @@ class Plan:
         for entry in data.pop("pipelines"):
             stages = tuple(_stage(each) for each in entry.pop("stages"))
             pipelines.append(PipelinePlan(stages=stages, **entry))
-        return Plan(pipelines=tuple(pipelines), **data)
+        domains = tuple(tuple(domain) for domain in data.pop("domains", ()))
+        return Plan(pipelines=tuple(pipelines), domains=domains, **data)
 
 
 def _stage(data: dict[str, Any]) -> StagePlan:

@@ -73,7 +73,9 @@ def alternatives(found: Found, best: Forecast, problem: Problem) -> Iterator[Alt
 
 def settings(plan: Plan) -> str:
     """How the pipelines of a plan are set up, besides what its name says."""
-    return " | ".join(dict.fromkeys(_settings(pipeline) for pipeline in plan.pipelines[:4]))
+    words = dict.fromkeys(_settings(pipeline) for pipeline in plan.pipelines[:4])
+    domains = f"; {len(plan.domains)} domains" if plan.domains else ""
+    return " | ".join(words) + domains
 
 
 def _settings(pipeline: PipelinePlan) -> str:

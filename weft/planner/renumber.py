@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 from weft.cluster.view import ClusterView
-from weft.plan.plan import Plan, StagePlan
+from weft.plan.plan import Plan
 
 
 def renumbered(plan: Plan, used: ClusterView, there: ClusterView) -> Plan:
@@ -20,25 +20,15 @@ def renumbered(plan: Plan, used: ClusterView, there: ClusterView) -> Plan:
     """
     nodes = list(_nodes(there))
     new = [rank for planned in _nodes(used) for rank in _take(nodes, planned)]
-
-    def moved(stage: StagePlan) -> StagePlan:
-        ranks = tuple(new[rank] for rank in stage.mesh.ranks)
-        return replace(stage, mesh=replace(stage.mesh, ranks=ranks))
-
-    return plan.each(moved)
+    return plan.on_ranks(new)
 
 
 def ordered(plan: Plan, used: ClusterView, order: Sequence[int]) -> tuple[Plan, ClusterView]:
     """The same plan with its ranks counted through the pools of ``used`` in another order."""
     first = [0, *accumulate(pool.num_chips for pool in used.pools)]
     old = [rank for pool in order for rank in range(first[pool], first[pool + 1])]
-    new = {rank: number for number, rank in enumerate(old)}
-
-    def moved(stage: StagePlan) -> StagePlan:
-        ranks = tuple(new[rank] for rank in stage.mesh.ranks)
-        return replace(stage, mesh=replace(stage.mesh, ranks=ranks))
-
-    return plan.each(moved), ClusterView(tuple(used.pools[pool] for pool in order))
+    new = sorted(range(len(old)), key=old.__getitem__)
+    return plan.on_ranks(new), ClusterView(tuple(used.pools[pool] for pool in order))
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from weft.plan.layout import SAMPLES
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ZeroLevel
+from weft.planner.domains import check_domains
 from weft.schedules.registry import SCHEDULES, expected_positions
 
 
@@ -39,6 +40,7 @@ def validate_plan(plan: Plan, *, num_layers: int, global_batch: int) -> None:
         for s in range(len(pipeline.stages)):
             _check_gathering(plan, p, s)
     _check_alike(plan)
+    check_domains(plan)
     if plan.global_batch != global_batch:
         shares = [pipeline.samples for pipeline in plan.pipelines]
         raise ConfigError(
@@ -79,6 +81,9 @@ def why_not(spec: ModelSpec, axes: tuple[Axis, ...]) -> str:
 def _check_values(plan: Plan) -> None:
     """Every field holds what its type says: a plan may be written by hand or in Python."""
     _refuse_other("num_layers", plan.num_layers, int)
+    for number, domain in enumerate(plan.domains):
+        for rank in domain:
+            _refuse_other(f"domains[{number}]", rank, int)
     for p, pipeline in enumerate(plan.pipelines):
         _refuse_other(f"pipelines[{p}].samples", pipeline.samples, int)
         _refuse_other(f"pipelines[{p}].microbatch", pipeline.microbatch, int)
@@ -174,14 +179,24 @@ def _check_gathering(plan: Plan, p: int, s: int) -> None:
     if stage.zero < 3:
         return
     where = f"pipelines[{p}].stages[{s}]"
-    if len(plan.pipelines) > 1:
-        hint = "Level 3 gathers layers inside one stage, and other pipelines hold them too."
+    if len(plan.pipelines) > 1 and not _gathers_apart(plan, p, s):
+        hint = "Level 3 gathers layers inside one stage, and other pipelines hold them too: "
+        hint += "domains (plan.domains=pipelines) let each keep a whole copy."
         raise ConfigError(f"{where}.zero", 3, "2 at most beside other pipelines", hint)
     sizes = [len(part) for m in (0, -1) for part in _parts(pipeline, s, m)]
     if stage.passes > max(1, min(sizes)):
         hint = "ZeRO 3 gathers each layer in each pass, all ranks of a stage together."
         expected = f"at most {max(1, min(sizes))}, the samples that a rank has of a micro-batch"
         raise ConfigError(f"{where}.passes", stage.passes, expected, hint)
+
+
+def _gathers_apart(plan: Plan, p: int, s: int) -> bool:
+    """In each domain one stage alone holds what this one holds."""
+    return all(
+        sum(bool({*domain} & {*stage.mesh.ranks}) for _, _, stage in plan.stages_with({unit})) <= 1
+        for unit in plan.pipelines[p].units(s)
+        for domain in plan.domains or [range(plan.world_size)]
+    )
 
 
 def _parts(pipeline: PipelinePlan, stage: int, microbatch: int) -> Iterable[range]:

@@ -27,6 +27,7 @@ from weft.optim.registry import training_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, StagePlan
 from weft.plan.plan_file import PlanFile
+from weft.planner.domains import refuse_idle_domains, with_domains
 from weft.planner.problem import Workload
 from weft.planner.stages import pipelines_of, staged_plan
 from weft.planner.validate import refuse_idle_zero, refuse_unrun_axes, validate_plan
@@ -230,7 +231,9 @@ def _derived(
             compile=compiles(config, device, notes) if asked.compile is None else asked.compile,
         )
 
-    return staged_plan(config.plan, pipelines, batch, num_layers, computes)
+    plan = staged_plan(config.plan, pipelines, batch, num_layers, computes)
+    domains = config.plan.domains
+    return plan if domains is None else with_domains(plan, domains, ranks_here)
 
 
 def compiles(config: Config, device: str, notes: list[str]) -> bool:
@@ -255,7 +258,9 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     """A plan from wherever is for this model and this batch."""
     samples = config.batch.samples or plan.global_batch
     validate_plan(plan, num_layers=spec.num_layers, global_batch=samples)
-    refuse_idle_zero(plan, tied=any(param.also for param in param_specs(spec)))
+    tied = any(param.also for param in param_specs(spec))
+    refuse_idle_zero(plan, tied=tied)
+    refuse_idle_domains(plan, tied=tied)
     refuse_unrun_axes(plan, spec)
     dims = dims_of_model(spec)
     for p, s, stage in plan.stages():
@@ -344,6 +349,8 @@ def _stage_key(plan: PlanConfig, pipeline: int, stage: int) -> str:
 def _key_in_config(key: str, config: Config, plan: Plan) -> str:
     """A key of a plan that was derived -> the key of the configuration it comes from."""
     found = re.fullmatch(r"pipelines\[(\d+)\]\.stages\[(\d+)\]\.(?:mesh\.)?(\w+)", key)
+    if found is None and key == "domains":
+        return "plan.domains"
     if found is None:
         return f"compute.{key[7:]}" if key in ("stages.device", "stages.precision") else key
     number, stage = int(found[1]), int(found[2])

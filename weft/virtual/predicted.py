@@ -220,7 +220,7 @@ class VirtualCluster:
                 layers = (first + (number > 0), end + 1 + (number == last))
                 stages.append(replace(stage, layers=layers))
             pipelines.append(replace(pipeline, stages=tuple(stages)))
-        return Plan(num_layers=self.plan.num_layers + 2, pipelines=tuple(pipelines))
+        return replace(self.plan, num_layers=self.plan.num_layers + 2, pipelines=tuple(pipelines))
 
     def link(self, ranks: Sequence[int]) -> LinkEntry:
         """The slowest link on the way among ranks, and how late it is."""

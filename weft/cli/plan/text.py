@@ -48,7 +48,10 @@ def plan_table(plan: Plan) -> Iterator[str]:
     rows = list(_rows(plan))
     columns = zip(rows[0], *(row.values() for row in rows), strict=True)
     kept = [column for column in columns if column[0] in _ALWAYS or any(column[1:])]
-    return aligned(list(zip(*kept, strict=True)), words=len(kept))
+    yield from aligned(list(zip(*kept, strict=True)), words=len(kept))
+    if plan.domains:
+        sets = (f"ranks {ranges(domain, dash='-')}" for domain in plan.domains)
+        yield f"domains: {' | '.join(sets)}; summed and divided inside each, then between them"
 
 
 def _rows(plan: Plan) -> Iterator[dict[str, str]]:

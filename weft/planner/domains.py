@@ -1,0 +1,82 @@
+"""Sets of ranks that fast links join: from the word of a configuration to the plan; their rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from weft.config.errors import ConfigError
+from weft.config.sections import Domains
+from weft.plan.model import UnitName
+from weft.plan.plan import Plan
+
+
+def with_domains(plan: Plan, asked: Domains, ranks_here: int | None) -> Plan:
+    """The plan with its ranks in sets, in the order in which ranks first come.
+
+    Args:
+        ranks_here: Of each node, consecutive ones; None: all ranks are on this one.
+
+    Raises:
+        ConfigError: there is one set only, or nodes of unlike numbers of ranks.
+    """
+    ways: dict[Domains, tuple[Callable[[int], object], str]] = {
+        "nodes": (lambda rank: rank // per_node, "nodes"),
+        "pipelines": (lambda rank: plan.rank_plan(rank).pipeline, "pipelines"),
+        "families": (lambda rank: plan.devices[rank], "families of chips"),
+    }
+    world = plan.world_size
+    per_node = ranks_here or world
+    if asked == "nodes" and world % per_node:
+        expected = f"null where nodes have unlike numbers of the {world} ranks"
+        hint = 'A plan.json may say it: "domains" lists the ranks of each node.'
+        raise ConfigError("plan.domains", asked, expected, hint)
+    kind, words = ways[asked]
+    found: dict[object, list[int]] = {}
+    for rank in range(world):
+        found.setdefault(kind(rank), []).append(rank)
+    if len(found) == 1:
+        expected = f"null where all ranks are in one set: the plan has no several {words}"
+        raise ConfigError("plan.domains", asked, expected)
+    return replace(plan, domains=tuple(map(tuple, found.values())))
+
+
+def check_domains(plan: Plan) -> None:
+    """Every rank in one domain.
+
+    Raises:
+        ConfigError: a rank is in none or several, or all are in one.
+    """
+    if not plan.domains:
+        return
+    said = [list(domain) for domain in plan.domains]
+    if len(said) == 1 or not all(said):
+        expected = "two sets of ranks or more, or none where all are one set"
+        raise ConfigError("domains", said, expected)
+    counts = Counter(rank for domain in said for rank in domain)
+    world = plan.world_size
+    if sorted(counts.elements()) != list(range(world)):
+        raise ConfigError("domains", said, f"the ranks 0 to {world - 1}, each once")
+
+
+def refuse_idle_domains(plan: Plan, *, tied: bool) -> None:
+    """Refuse domains that have no parameters in common: nothing is summed between them.
+
+    ``tied``: the model's head multiplies by the embedding's weight.
+
+    Raises:
+        ConfigError: there are such domains, and nothing else.
+    """
+    if plan.domains and all(len(plan.by_domain(ranks)) == 1 for ranks in _holders(plan, tied)):
+        hint = "Leave the domains out."
+        said = [list(domain) for domain in plan.domains]
+        raise ConfigError("domains", said, "domains that hold parameters in common", hint)
+
+
+def _holders(plan: Plan, tied: bool) -> Iterator[set[int]]:
+    """Of each part of the model, the ranks that compute with it."""
+    units: list[set[UnitName]] = [{n} for n in range(plan.num_layers)]
+    units += [{"embed", "head"}] if tied else [{"embed"}, {"head"}]
+    for unit in units:
+        yield {rank for _, _, stage in plan.stages_with(unit) for rank in stage.mesh.ranks}
