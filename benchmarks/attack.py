@@ -42,9 +42,8 @@ from torch import Tensor, nn
 from weft.api.refusals import refuse_batch_statistics, refuse_optimizer, refuse_state
 from weft.api.weave import woven
 from weft.axes.held import check_mesh
-from weft.checkpoint.entry import Shard
-from weft.checkpoint.rank_file import write_rank
 from weft.checkpoint.reader import open_checkpoint
+from weft.checkpoint.shard import Shard, write_rank
 from weft.checkpoint.store import begin, commit, temporary
 from weft.comm.address import RankAddress
 from weft.comm.join import join

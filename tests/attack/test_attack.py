@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import attack
-from weft.checkpoint.rank_file import RankFileReader
+from weft.checkpoint.rank_file_reader import RankFileReader
 from weft.elastic.pool import WorkerPool
 
 SEED = 11

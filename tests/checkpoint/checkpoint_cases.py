@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from weft.checkpoint.entry import Shard
-from weft.checkpoint.rank_file import write_rank
+from weft.checkpoint.shard import Shard, write_rank
 from weft.checkpoint.store import begin, commit, prune, temporary
 from weft.plan.box import Box
 

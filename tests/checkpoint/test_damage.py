@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.checkpoint.entry import CHUNK_BYTES, CheckpointError, Shard
+from weft.checkpoint.entry import CHUNK_BYTES, CheckpointError
 from weft.checkpoint.index import from_text
 from weft.checkpoint.reader import open_checkpoint
+from weft.checkpoint.shard import Shard
 from weft.checkpoint.verify import verify
 from weft.plan.box import Box
 

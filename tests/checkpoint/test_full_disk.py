@@ -11,8 +11,9 @@ import pytest
 import torch
 from checkpoint_cases import cut, save, save_shards
 
-from weft.checkpoint.entry import CheckpointError, Shard
+from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import open_checkpoint
+from weft.checkpoint.shard import Shard
 from weft.checkpoint.store import begin, temporary
 from weft.checkpoint.verify import verify
 from weft.plan.box import Box

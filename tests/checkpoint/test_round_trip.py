@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from weft.checkpoint.entry import DTYPES, CheckpointError, RankFile, Shard
+from weft.checkpoint.entry import CheckpointError, RankFile
 from weft.checkpoint.index import rank_file_from_json, rank_file_json
-from weft.checkpoint.rank_file import write_rank
 from weft.checkpoint.reader import open_checkpoint
+from weft.checkpoint.shard import DTYPES, Shard, write_rank
 from weft.checkpoint.verify import verify
 from weft.plan.box import Box
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from checkpoint_cases import SHAPES, cut, rank_shards, save, save_shards, values
 
-from weft.checkpoint.entry import CheckpointError, Shard
-from weft.checkpoint.rank_file import write_rank
+from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import open_checkpoint
+from weft.checkpoint.shard import Shard, write_rank
 from weft.checkpoint.store import begin, candidates, commit, prune, read_latest, temporary
 from weft.checkpoint.verify import verify
 from weft.plan.box import Box

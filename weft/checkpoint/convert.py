@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from weft.checkpoint.entry import JSON, CheckpointError, Shard
-from weft.checkpoint.rank_file import write_rank
+from weft.checkpoint.entry import JSON, CheckpointError
 from weft.checkpoint.reader import Checkpoint
+from weft.checkpoint.shard import Shard, write_rank
 from weft.checkpoint.store import begin, candidates, commit
 from weft.checkpoint.whole import saved_model
 from weft.models import hugging_face

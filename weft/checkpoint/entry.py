@@ -11,36 +11,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-import torch
 from pydantic import BeforeValidator, Field
-from torch import Tensor
 
 from weft.config.errors import RunError
 from weft.plan.box import Box
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
-DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+WIDTHS = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
 }
-"""The safetensors code of every dtype that can be stored."""
+"""Bytes of an element, by the safetensors code of every dtype that can be stored."""
 
 CHUNK_BYTES = 4 << 20
 """What has a checksum of its own: small enough to stay in cache between the checksums and the
 write, and to read little more than a part of a tensor needs."""
-
-DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 class CheckpointError(RunError):
@@ -72,9 +68,9 @@ def box_key(kind: str, name: str, box: Box) -> str:
     return f"{kind}/{name}[{spans}]"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Shard:
-    """One box of one logical tensor, to be written by the one rank that owns it."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One box of one logical tensor, which one rank's file holds."""
 
     name: str
     """Logical name in the unsplit model."""
@@ -83,20 +79,22 @@ class Shard:
     shape: tuple[int, ...]
     """Shape of the whole logical tensor."""
     box: Box
-    """The elements that ``tensor`` holds."""
-    tensor: Tensor
-    """Shape ``box.size``, on any device."""
+    """The elements that are held."""
+    dtype: str
+    """A key of ``WIDTHS``."""
 
     def __post_init__(self) -> None:
-        key = self.key
-        assert self.name and self.kind and "/" not in self.kind, f"kind and name of {key!r}"
-        assert tuple(self.tensor.shape) == self.box.size, f"{key} holds {tuple(self.tensor.shape)}"
-        assert fits(self.box, self.shape), f"{key} is outside {self.shape}"
-        assert self.tensor.dtype in DTYPE_CODES, f"{key} is {self.tensor.dtype}"
+        assert self.name and self.kind and "/" not in self.kind, f"kind and name of {self.key!r}"
+        assert fits(self.box, self.shape), f"{self.key} is outside {self.shape}"
+        assert self.dtype in WIDTHS, f"{self.key} is {self.dtype}"
 
     @property
     def key(self) -> str:
         return box_key(self.kind, self.name, self.box)
+
+    @property
+    def nbytes(self) -> int:
+        return self.box.numel * WIDTHS[self.dtype]
 
 
 def rank_file_name(rank: int) -> str:
@@ -141,8 +139,8 @@ class StoredTensor:
     kind: str
     name: str
     shape: tuple[Count, ...]
-    dtype: Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
-    """A key of ``DTYPES``."""
+    dtype: Annotated[str, Field(pattern=f"^({'|'.join(WIDTHS)})$")]
+    """A key of ``WIDTHS``."""
     boxes: tuple[StoredBox, ...]
 
     @property
@@ -153,7 +151,7 @@ class StoredTensor:
         return box_key(self.kind, self.name, stored.box)
 
     def num_bytes(self, box: Box) -> int:
-        return box.numel * DTYPES[self.dtype].itemsize
+        return box.numel * WIDTHS[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)

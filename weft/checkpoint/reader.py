@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from weft.checkpoint.entry import (
-    DTYPES,
     JSON,
     CheckpointError,
     RankFile,
@@ -18,7 +17,8 @@ from weft.checkpoint.entry import (
     fits,
 )
 from weft.checkpoint.index import INDEX, Index
-from weft.checkpoint.rank_file import RankFileReader
+from weft.checkpoint.rank_file_reader import RankFileReader
+from weft.checkpoint.shard import DTYPES
 from weft.checkpoint.store import (
     LATEST,
     candidates,

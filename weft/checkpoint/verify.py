@@ -8,7 +8,8 @@ from pathlib import Path
 
 from weft.checkpoint.entry import CheckpointError, RankFile, told
 from weft.checkpoint.index import INDEX, Index, problems, resolve_inside
-from weft.checkpoint.rank_file import RankFileReader, check_size
+from weft.checkpoint.rank_file import check_size
+from weft.checkpoint.rank_file_reader import RankFileReader
 from weft.checkpoint.reader import checkpoints_root, is_checkpoint
 from weft.checkpoint.store import (
     LATEST,

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.checkpoint.entry import JSON, CheckpointError, Shard
+from weft.checkpoint.entry import JSON, CheckpointError
 from weft.checkpoint.index import rank_file_from_json, rank_file_json
-from weft.checkpoint.rank_file import write_rank
 from weft.checkpoint.reader import Checkpoint
+from weft.checkpoint.shard import Shard, write_rank
 from weft.checkpoint.store import abandon, begin, commit, prune, temporary
 from weft.comm.comm import Comm
 from weft.plan.box import Box
