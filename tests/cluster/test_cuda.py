@@ -74,6 +74,17 @@ def test_what_the_driver_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> N
         platform_named("cuda")
 
 
+def test_fp32_products_are_asked_for_in_one_way() -> None:
+    """All of PyTorch's ways to read what was asked agree: its compiler uses several."""
+    asked = torch.get_float32_matmul_precision()
+    for tf32, word in ((True, "high"), (False, "highest")):
+        CUDA.multiply_fp32(tf32=tf32)
+        assert torch.get_float32_matmul_precision() == word
+        assert torch.backends.cuda.matmul.allow_tf32 is tf32
+        assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if tf32 else "ieee")
+    torch.set_float32_matmul_precision(asked)
+
+
 @pytest.mark.gpu
 @on_gpu
 def test_a_real_card_is_taken() -> None:

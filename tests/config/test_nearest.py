@@ -73,7 +73,7 @@ def test_a_slip_of_the_pen_is_still_found(words: tuple[str, ...]) -> None:
         ("compute.precision=fp8", "'fp16'. Weft trains in no format of 8 bits or less."),
         ("compute.precision=float16", "Did you mean 'fp16'?"),
         ("compute.precision=bfloat16", "Did you mean 'bf16'?"),
-        ("compute.precision=tf32", "Weft has no TF32"),
+        ("compute.precision=tf32", "TF32 is compute.precision=fp32 with compute.tf32=true."),
         ("compute.precision=fp128", "expected 'auto', 'fp64', 'fp32', 'bf16' or 'fp16'."),
         ("compute.precision=bf61", "Did you mean 'bf16'?"),
         ("compute.device=gpu", "expected 'auto', 'cpu' or 'cuda'."),

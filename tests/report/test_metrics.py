@@ -82,6 +82,7 @@ def test_a_line_has_the_promised_keys(tmp_path: Path) -> None:
         "predicted_step_time_s": None,
         "loss_scale": None,
         "peak_tflops": None,
+        "measured_tflops": None,
     }
 
 

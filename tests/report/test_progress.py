@@ -7,6 +7,7 @@ import math
 import os
 import re
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -49,6 +50,14 @@ def train(mode: Mode, stream: io.TextIOBase, *, step_time_s: float, steps: int =
 
 def steps_shown(text: str) -> list[int]:
     return [int(line.split()[1].split("/")[0]) for line in text.splitlines()]
+
+
+def test_mfu_of_what_was_measured_stands_beside_that_of_the_data_sheet() -> None:
+    stream = io.StringIO()
+    with Progress(300, log_every=20, mode="plain", stream=stream) as progress:
+        known = replace(metrics(20, 10.0), peak_tflops=989.0, measured_tflops=780.0)
+        progress.step(known)
+    assert "  mfu 31% (40% of measured)  memory" in stream.getvalue()
 
 
 def test_plain_line() -> None:

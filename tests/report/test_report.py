@@ -242,6 +242,14 @@ def test_what_is_not_a_number_is_not_shown_as_one(run: Path) -> None:
     assert tiles["Training loss"] == "not finite"
 
 
+def test_mfu_is_said_of_both_references(run: Path) -> None:
+    sheet = {"tflops": 989.0, "basis": "the data sheet"}
+    measured = {"mfu": 0.398, "tflops": 780.0, "basis": "780 TFLOP/s in bf16, a profile"}
+    change_summary(run, mfu_reference=sheet, mfu_of_measured=measured)
+    words = "989 TFLOP/s: the data sheet; 40% of what was measured: 780 TFLOP/s in bf16, a profile"
+    assert words in section(read(run), "Result").text
+
+
 BROKEN = [
     ("config.yaml", "a: [1,"),
     ("config.yaml", "- 1"),

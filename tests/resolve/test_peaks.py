@@ -78,6 +78,27 @@ def test_a_chip_without_a_data_sheet_has_its_kept_profile_or_none(
     assert found.flops == profiles.FLOPS_S and "a profile (2026-11-21)" in found.basis
 
 
+def test_beside_a_data_sheet_stands_what_was_measured(machine: Node, tmp_path: Path) -> None:
+    profiles.save(tmp_path / "profiles", machine, name=H100.name)
+    resolved = on_cards(machine, H100, H100, precision="fp32")
+    found = peaks_here(resolved, range(2), environment={})
+    rate = "10 GFLOP/s in fp32, a profile (2026-11-21)"
+    assert found[0].flops == 67e12
+    assert (found[0].measured_flops, found[0].measured_basis) == (profiles.FLOPS_S, rate)
+    both = peak_of_all(list(found.values()))
+    assert in_words(both) == (
+        "MFU is of 134 TFLOP/s: 2 x 67 TFLOP/s in fp32, the data sheet of H100-SXM5-80GB; beside "
+        f"it of 20 GFLOP/s measured: 2 x {rate}"
+    )
+    other = peaks_here(on_cards(machine, H100, H100), range(2), environment={})[0]
+    assert other.measured_flops is None, "the profile has no product in bf16"
+    assert peak_of_all([found[0], other]).measured_flops is None
+    config = resolved.config
+    faster = config.model_copy(update={"compute": config.compute.model_copy(update={"tf32": True})})
+    tf32 = peaks_here(replace(resolved, config=faster), range(2), environment={})[0]
+    assert (tf32.flops, tf32.measured_flops) == (494.5e12, None)
+
+
 def test_what_is_not_known_is_not_measured(machine: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("measured")

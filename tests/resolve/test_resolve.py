@@ -77,6 +77,43 @@ def test_device_and_precision_follow_the_chips(
     assert not note or note in found.notes
 
 
+V100 = catalogue()["V100-SXM2-32GB"]
+ABOUT_TF32 = "compute.tf32 = true: expected false where no stage has TF32 (they compute in "
+
+
+@pytest.mark.parametrize(
+    ("overrides", "node", "note"),
+    [
+        (
+            ["compute.precision=fp32"],
+            GPUS,
+            "fp32 on cuda multiplies with all bits, which compute.tf32=true trades for speed",
+        ),
+        (
+            ["compute.precision=fp32", "compute.tf32=true"],
+            GPUS,
+            "fp32 on cuda multiplies in TF32 (10 bits of 23)",
+        ),
+        ([], GPUS, ""),
+        (["compute.precision=fp32"], replace(GPUS, chips=(V100, V100)), ""),
+        ([], LAPTOP, ""),
+        (["compute.tf32=true"], LAPTOP, ABOUT_TF32 + "fp32 on cpu)"),
+        (["compute.tf32=true"], GPUS, ABOUT_TF32 + "bf16 on cuda)"),
+        (
+            ["compute.precision=fp32", "compute.tf32=true"],
+            replace(GPUS, chips=(V100, V100)),
+            ABOUT_TF32 + "fp32 on cuda)",
+        ),
+    ],
+)
+def test_what_fp32_multiplies_with_is_said(overrides: list[str], node: Node, note: str) -> None:
+    if note.startswith(ABOUT_TF32):
+        assert note in refused(overrides, node)
+        return
+    notes = [each for each in resolved(overrides, node).notes if "multiplies" in each]
+    assert notes == [note] * bool(note)
+
+
 def test_settings_reach_every_stage() -> None:
     found = resolved(["compute.recompute=full", "compute.compile=true", "compute.threads=5"])
     stages = [stage for _, _, stage in found.plan.stages()]

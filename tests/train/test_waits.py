@@ -19,6 +19,7 @@ from weft.data.synthetic import SyntheticDataset
 from weft.platform.cpu import CpuPlatform
 from weft.report.metrics import EvalMetrics, StepMetrics, Writer
 from weft.report.progress import Progress
+from weft.resolve.peaks import Peak
 from weft.train.assemble import fill, initial
 from weft.train.family import assemble_model
 from weft.train.loop import Run, StepRecord, train, waits_for_reads
@@ -92,7 +93,7 @@ def run_with(
             reads[record.step] += counted.pop("reads", 0)
             run.stop.asked = record.step == stop_at or run.stop.asked
 
-        log = log_metrics(run, [kept], progress, peak_flops=None)
+        log = log_metrics(run, [kept], progress, peak=Peak())
         train(run, [note_step(run), log, note])
     return run, kept, reads
 

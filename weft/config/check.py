@@ -24,7 +24,7 @@ _OTHER_VALUES = (
     ("fp16", ("float16", "half"), "Did you mean 'fp16'?"),
     ("bf16", ("fp8", "float8", "int8", "int4"), "Weft trains in no format of 8 bits or less."),
     ("bf16", ("bfloat16", "mixed"), "Did you mean 'bf16'?"),
-    ("fp32", ("tf32",), "Weft has no TF32: fp32 multiplies with all bits."),
+    ("fp32", ("tf32",), "TF32 is compute.precision=fp32 with compute.tf32=true."),
     ("fp32", ("float32", "float", "single"), "Did you mean 'fp32'?"),
     ("fp64", ("float64", "double"), "Did you mean 'fp64'?"),
 )

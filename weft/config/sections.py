@@ -307,6 +307,9 @@ class ComputeConfig(Section):
     compile: Flag | None = None
     """torch.compile each block: slower to start, faster steps; equal blocks are compiled once.
     Left out: on GPUs, and not on the CPU."""
+    tf32: Flag = False
+    """Round what fp32 products multiply to TF32 (10 bits of 23), on cards that have it: faster.
+    Left out, fp32 multiplies with all bits."""
     threads: Count | None = None
     """CPU threads of each rank; null divides the cores among the ranks of this machine."""
     check_memory: Flag = True

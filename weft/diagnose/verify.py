@@ -163,7 +163,8 @@ def rehearsing(
     address: RankAddress, plan: Plan, rehearsal: Rehearsal
 ) -> Iterator[tuple[Comm, Built]]:
     """One rank among the others of a rehearsal; its parameters have no values yet."""
-    comm, _ = join_plan(address, plan)
+    comm, platform = join_plan(address, plan)
+    platform.multiply_fp32(tf32=False)
     try:
         yield (
             comm,

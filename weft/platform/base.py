@@ -62,6 +62,9 @@ class Platform(ABC):
     compiles: bool = False
     """PyTorch's compiler makes steps on it so much faster that blocks are compiled by default."""
 
+    has_tf32: bool = False
+    """Some of its devices can round what fp32 products multiply to TF32, and be faster."""
+
     def chips(
         self,
         environment: Mapping[str, str],  # noqa: ARG002
@@ -101,6 +104,11 @@ class Platform(ABC):
     @abstractmethod
     def device(self, local_rank: int) -> torch.device:
         """The device of the ``local_rank``-th process on this machine, made current."""
+
+    def multiply_fp32(self, *, tf32: bool) -> None:  # noqa: ARG002
+        """Products of fp32 numbers in this process: in TF32, or with all bits whatever the
+        environment says. TF32 is asked for only where ``has_tf32``."""
+        return
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -29,6 +29,7 @@ class CudaPlatform(Platform):
     collective_backend = "nccl"
     has_varlen = True
     compiles = True
+    has_tf32 = True
     queues = Queues("CUDA_DEVICE_MAX_CONNECTIONS", usual=8, most=32)
 
     def available(self) -> bool:
@@ -78,6 +79,13 @@ class CudaPlatform(Platform):
             raise ConfigError("compute.device", self.name, expected, hint)
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
+
+    def multiply_fp32(self, *, tf32: bool) -> None:
+        """Not by ``torch.backends.cuda.matmul.fp32_precision``: after that is "tf32", what reads
+        the setting another way raises, as PyTorch's compiler does."""
+        import torch
+
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
 
     def synchronize(self) -> None:
         import torch

@@ -51,6 +51,9 @@ class StepMetrics:
     """Wall time since this start of the run began to train."""
     peak_tflops: float | None = None
     """Of all chips together, 10^12 FLOP/s, from data sheets or kept profiles; None: unknown."""
+    measured_tflops: float | None = None
+    """Of all chips together, the best products of kept profiles, where ``peak_tflops`` is of data
+    sheets; None: unknown."""
     data: int | None = None
     """Fingerprint of the tokens of this step and their order; None: not known."""
     loss_scale: float | None = None
@@ -58,6 +61,13 @@ class StepMetrics:
     is not scaled."""
     predicted_step_time_s: float | None = None
     """What ``step_time_s`` was expected to be before the run; None: not known."""
+
+    @property
+    def mfu_of_measured(self) -> float | None:
+        """``mfu`` as a part of ``measured_tflops``."""
+        if self.mfu is None or self.peak_tflops is None or self.measured_tflops is None:
+            return None
+        return self.mfu * self.peak_tflops / self.measured_tflops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -211,7 +211,12 @@ def _mfu_reference(run: RunFiles) -> str:
     basis = str(known.get("basis", "")) if isinstance(known, Mapping) else ""
     if tflops is None or not math.isfinite(tflops):
         return basis or "the chips' peak is not known"
-    return f"of {flop_rate(tflops * 1e12)}" + (f": {basis}" if basis else "")
+    words = f"of {flop_rate(tflops * 1e12)}" + (f": {basis}" if basis else "")
+    measured = run.summary.get("mfu_of_measured")
+    if isinstance(measured, Mapping):
+        mfu = percent_or_na(number(run.summary, "mfu_of_measured", "mfu"))
+        words += f"; {mfu} of what was measured: {measured.get('basis', '')}"
+    return words
 
 
 def _held_out(run: RunFiles) -> tuple[float | None, float | None]:

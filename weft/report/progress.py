@@ -283,10 +283,17 @@ def _cells(metrics: StepMetrics, held_out: EvalMetrics | None) -> list[tuple[str
         ("grad norm", f"{metrics.grad_norm:.3g}"),
         ("lr", f"{metrics.lr:.1e}"),
         ("tokens/s", f"{metrics.tokens_per_s:,.0f}"),
-        ("MFU", percent_or_na(metrics.mfu)),
+        ("MFU", _mfu(metrics)),
         ("memory", f"{metrics.memory_gib:.1f} GiB"),
         ("step time", f"{metrics.step_time_s:.3g} s"),
     ]
+
+
+def _mfu(metrics: StepMetrics) -> str:
+    """Of the peak that the run's first lines name, and of a measured one beside it."""
+    measured = metrics.mfu_of_measured
+    beside = "" if measured is None else f" ({percent_or_na(measured)} of measured)"
+    return f"{percent_or_na(metrics.mfu)}{beside}"
 
 
 def step_line(metrics: StepMetrics, total_steps: int) -> str:
@@ -294,7 +301,7 @@ def step_line(metrics: StepMetrics, total_steps: int) -> str:
     return (
         f"step {metrics.step}/{total_steps}  loss {metrics.loss:.4f}  "
         f"grad_norm {metrics.grad_norm:.2f}  lr {metrics.lr:.1e}  "
-        f"tokens/s {metrics.tokens_per_s:.0f}  mfu {percent_or_na(metrics.mfu)}  "
+        f"tokens/s {metrics.tokens_per_s:.0f}  mfu {_mfu(metrics)}  "
         f"memory {metrics.memory_gib:.1f} GiB"
     )
 

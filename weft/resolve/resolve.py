@@ -32,6 +32,7 @@ from weft.planner.problem import Workload
 from weft.planner.stages import pipelines_of, staged_plan
 from weft.planner.validate import refuse_idle_zero, refuse_unrun_axes, validate_plan
 from weft.platform.registry import PLATFORMS
+from weft.resolve.tf32 import tf32_note
 from weft.resolve.usual_precision import usual_precision
 
 BYTES_VOCAB = 257
@@ -125,6 +126,7 @@ def resolve(
                 _check_devices(config, plan, cluster)
         _check_fit(plan, spec, config)
         _check_world_size(config, plan, world_size)
+        notes += tf32_note(plan, cluster, asked=config.compute.tf32)
     except ConfigError as error:
         _place(error, loaded, plan)
         raise loaded.place(error) from error

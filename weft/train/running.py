@@ -95,7 +95,7 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
             profile.end,
             note_step(run),
             traffic.count,
-            log_metrics(run, writers, progress, peak_flops=peak.flops, predicted_s=predicted_s),
+            log_metrics(run, writers, progress, peak=peak, predicted_s=predicted_s),
             # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
             evaluate_now_and_then(run, evaluated),
             save_now_and_then(run, job.checkpoints, progress, fingerprint=data.fingerprint),
@@ -162,14 +162,13 @@ def log_metrics(
     writers: Sequence[Writer],
     progress: Progress,
     *,
-    peak_flops: float | None,
+    peak: Peak,
     predicted_s: float | None = None,
 ) -> Hook:
     """Write and show the numbers of every step; ask all ranks for their memory now and then.
 
     Warns once when the numbers of the run have stopped being numbers.
-    ``peak_flops``: of all chips together; None: not known, so there is no MFU. ``predicted_s``:
-    what a step was expected to take.
+    ``peak``: of all chips together. ``predicted_s``: what a step was expected to take.
     """
     seq_len = run.config.data.seq_len
     tokens = run.plan.global_batch * seq_len
@@ -195,8 +194,9 @@ def log_metrics(
                 predicted_step_time_s=predicted_s,
                 tokens_per_s=tokens / numbers.seconds,
                 memory_gib=memory_gib,
-                mfu=flops / numbers.seconds / peak_flops if peak_flops else None,
-                peak_tflops=peak_flops and peak_flops / 1e12,
+                mfu=flops / numbers.seconds / peak.flops if peak.flops else None,
+                peak_tflops=peak.flops and peak.flops / 1e12,
+                measured_tflops=peak.measured_flops and peak.measured_flops / 1e12,
                 samples=numbers.step * run.plan.global_batch,
                 data=numbers.data,
                 elapsed_s=numbers.ended - started,

@@ -23,7 +23,7 @@ from weft.data.tokenizer import Tokenizer
 from weft.models.decoder import Decoder
 from weft.models.generate import Sampling, generate
 from weft.platform.detect import detect_node
-from weft.report.metrics import perplexity, read_metrics
+from weft.report.metrics import StepMetrics, perplexity, read_metrics
 from weft.report.page import write_report
 from weft.resolve.peaks import Peak
 from weft.resolve.prediction import beside, measured, median, steady
@@ -72,8 +72,7 @@ def finish_run(
         "samples": write_samples(model, tokenizer, wanted, job.config.seed),
         "environment": environment(),
         "tokens_per_s": median([step.tokens_per_s for step in steady(steps)]),
-        "mfu": median([step.mfu for step in steady(steps) if step.mfu is not None]),
-        "mfu_reference": {"tflops": peak.flops and peak.flops / 1e12, "basis": peak.basis},
+        **_mfu(steady(steps), peak),
     }
     if job.prediction is not None:
         took = measured(  # of this start alone: an earlier one may have had another plan
@@ -86,6 +85,20 @@ def finish_run(
     write_text(job.out / SUMMARY_FILE, text)
     if job.config.metrics.report:
         write_report(job.out)
+
+
+def _mfu(steps: Sequence[StepMetrics], peak: Peak) -> dict[str, Any]:
+    """Of both references, where there are both."""
+    found: dict[str, Any] = {
+        "mfu": median([step.mfu for step in steps if step.mfu is not None]),
+        "mfu_reference": {"tflops": peak.flops and peak.flops / 1e12, "basis": peak.basis},
+        "mfu_of_measured": None,
+    }
+    if peak.measured_flops is not None:
+        mfu = median([mfu for step in steps if (mfu := step.mfu_of_measured) is not None])
+        tflops, basis = peak.measured_flops / 1e12, peak.measured_basis
+        found["mfu_of_measured"] = {"mfu": mfu, "tflops": tflops, "basis": basis}
+    return found
 
 
 def _held_out(
