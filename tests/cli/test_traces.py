@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from report.report_page import SECTIONS, read, rows, section
 
 from weft.cli.main import run
 
@@ -24,8 +25,32 @@ def test_two_steps_are_traced(here: Path, capsys: pytest.CaptureFixture[str]) ->
         for kind in "FB":
             assert names.count(f"{kind}{rank}.0") == 2, "once in each of two steps"
         assert names.count("update") == 2
-        assert "wait: activations" in names
+        assert {"wait: activations", "call: activations"} <= set(names)
+        parts = row["parts_s"]
+        assert list(parts) == ["computing", "exposed communication", "host waits", "idle"]
+        assert sum(parts.values()) == pytest.approx(row["step_s"], rel=0.05)
+        assert parts["computing"] > 0 < parts["exposed communication"]
+        assert {
+            ("computing", "F"),
+            ("computing", "B"),
+            ("exposed communication", "activations"),
+        } <= {(each["part"], each["name"]) for each in row["names"]}
+        memory = row["memory"]
+        kept = memory["kept_bytes"]
+        assert kept["optimizer"] == 2 * kept["parameters"] > 0, "AdamW has two moments"
+        assert memory["peak_bytes"] == max(memory["bytes"]) > sum(kept.values())
+        assert memory["bytes"][0] < memory["peak_bytes"]
     printed = capsys.readouterr().out
     assert "traces of steps 3 to 4: mine/profile/rank*.json.gz" in printed
     assert "of it waiting for others: " in printed
+    assert "exposed communication " in printed
     assert not (here / "mine/profile/summary.json.tmp").exists()
+    page = read(here / "mine")
+    headings = [heading.text for heading in page.all("h2")]
+    assert headings == [*SECTIONS[:3], "Profile", *SECTIONS[3:]]
+    by_rank, by_name, by_action = section(page, "Profile").all("table")
+    assert [line[0] for line in rows(by_rank)[1:]] == ["0", "1"]
+    assert ["computing", "F forward"] in [line[:2] for line in rows(by_name)]
+    assert "B backward" in [line[0] for line in rows(by_action)]
+    assert run(["report", "mine", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["profile"] == record

@@ -3,6 +3,7 @@
 Those marked ``gpu`` ask a real one.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -99,3 +100,28 @@ def test_a_real_card_says_what_it_has_too_little_of() -> None:
     """As the words of ``weft.train.out_of_memory`` expect it."""
     with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory. Tried to allocate "):
         torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+
+
+def test_memory_is_noted_until_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin of what follows: what PyTorch is asked for, and that it ends."""
+    asked: list[object] = []
+    note = lambda enabled="all", **_: asked.append(enabled)  # noqa: E731
+    monkeypatch.setattr("torch.cuda.memory._record_memory_history", note)
+    monkeypatch.setattr("torch.cuda.memory._dump_snapshot", asked.append)
+    write = CUDA.memory_history()
+    assert write is not None
+    write(tmp_path / "memory")
+    assert asked == ["all", str(tmp_path / "memory"), None]
+    assert platform_named("cpu").memory_history() is None
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_a_device_writes_its_memory(tmp_path: Path) -> None:
+    write = CUDA.memory_history()
+    assert write is not None
+    torch.ones(1024, device="cuda")
+    write(tmp_path / "memory")
+    assert (tmp_path / "memory").stat().st_size > 0

@@ -69,15 +69,20 @@ def print_traffic(folder: Path) -> None:
     )
 
 
-def print_profile(folder: Path) -> None:
-    """What the traces of a run say: how long each rank waited for the others, and for what."""
+def profile_of(folder: Path) -> dict[str, Any] | None:
+    """What the traces of a run say, where there are any."""
     file = folder / PROFILE_FOLDER / "summary.json"
-    if not file.exists():
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def print_profile(folder: Path) -> None:
+    """Where each rank's time went, how long it waited for the others, and for what."""
+    record = profile_of(folder)
+    if record is None:
         out.print("no traces: the first step is never traced, and there was no other")
         return
-    record = json.loads(file.read_text())
     first, last = record["steps"]
-    traces = f"{file.parent}/rank*.json.gz"
+    traces = f"{folder / PROFILE_FOLDER}/rank*.json.gz"
     out.print(f"traces of steps {first} to {last}: {traces}, for ui.perfetto.dev", markup=False)
     for rank in record["ranks"]:
         step, waits = rank["step_s"], rank["waits_s"]
@@ -85,3 +90,10 @@ def print_profile(folder: Path) -> None:
         part = f"{sum(waits.values()) / step:.0%} of it waiting for others"
         what = ": " + ", ".join(parts) if parts else ""
         out.print(f"rank {rank['rank']}: {step:.3g} s a step, {part}{what}", markup=False)
+        spent = ", ".join(f"{name} {s / step:.0%}" for name, s in rank["parts_s"].items())
+        memory = rank["memory"]
+        most, where = memory["peak_bytes"] / 2**20, memory["peak_in"] or "between actions"
+        out.print(f"  {spent}; at most {most:,.1f} MiB of tensors, in {where}", markup=False)
+    if any(rank["snapshot"] for rank in record["ranks"]):
+        snapshots = f"{folder / PROFILE_FOLDER}/rank*.memory.pickle"
+        out.print(f"history of memory: {snapshots}, for docs.pytorch.org/memory_viz", markup=False)

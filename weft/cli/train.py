@@ -19,7 +19,7 @@ from weft.cli.options import spread
 from weft.cli.output import err, finish, out, print_json, warn
 from weft.cli.plan.text import folded, memory_table, show_plan
 from weft.cli.resolved import ResolvedRun, ranks_here, resolved_among, resolved_here
-from weft.cli.summary import print_profile, print_summary, print_traffic
+from weft.cli.summary import print_profile, print_summary, print_traffic, profile_of
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
 from weft.comm.address import RankAddress
 from weft.config.errors import STOPPED, ConfigError, ConfigErrors, DivergedError, show
@@ -296,7 +296,8 @@ def _tell_end(job: Job, *, already: bool = False) -> int:
         err.print(f"stopped before {at}; {_saved(job)}")
         return STOPPED
     if job.json:
-        print_json({"out": str(job.out), **summary})
+        profile = {"profile": profile_of(job.out)} if job.profile else {}
+        print_json({"out": str(job.out), **summary, **profile})
     elif job.console != "quiet":
         if already:
             out.print(f"step {job.last_step} was reached before; nothing to do")

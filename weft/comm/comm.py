@@ -29,7 +29,7 @@ from weft.comm.members import (
     joined,
 )
 from weft.comm.rendezvous import Rendezvous
-from weft.comm.spans import WAIT, span
+from weft.comm.spans import CALL, WAIT, span
 from weft.comm.transport import (
     DirectGroup,
     Finish,
@@ -459,7 +459,8 @@ class Comm:
         return self._recorded(self.recorder.begin(name, kind, ranks, num_bytes), begin)
 
     def _recorded(self, call: Call, begin: Callable[[], Finish]) -> Finish:
-        wait = self._named(call, begin)
+        with span(f"{CALL}{call.name}"):
+            wait = self._named(call, begin)
 
         def finish() -> None:
             self.recorder.wait(call)

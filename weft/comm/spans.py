@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
+CALL = "call: "
+"""Begins the name of a span in which this rank begins a collective or a message."""
 WAIT = "wait: "
 """Begins the name of a span in which this rank's thread waits for other ranks."""
 _NOTHING = nullcontext()

@@ -6,8 +6,9 @@ Families are looked up where plans are made, so torch is imported only inside me
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from weft.cluster.cluster import Chip
@@ -59,6 +60,8 @@ class Platform(ABC):
     """Tensors lie in the host's memory and are there when a call returns: reading never waits."""
     has_varlen: bool = False
     """PyTorch's attention over sequences of unequal lengths computes on it."""
+    collective_kernels: Sequence[str] = ()
+    """One of these is in the name, in small letters, of each kernel of ``collective_backend``."""
     compiles: bool = False
     """PyTorch's compiler makes steps on it so much faster that blocks are compiled by default."""
 
@@ -117,6 +120,14 @@ class Platform(ABC):
     @abstractmethod
     def peak_memory_gib(self) -> float:
         """Most memory this process has held so far: device memory, or resident memory on CPU."""
+
+    def memory_history(self) -> Callable[[Path], None] | None:
+        """Note from now on what takes and frees memory, and from where in the code.
+
+        Returns what writes it down, in the form that PyTorch's own viewer reads, and ends it; None
+        where PyTorch offers no such thing for the family.
+        """
+        return None
 
     def open_group(
         self, backend: str, store: Store, number: int, size: int, timeout: timedelta

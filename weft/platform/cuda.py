@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.config.errors import ConfigError
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import ProcessGroup, Store
 
+NOTED = 200_000
+"""Events of memory that are kept, the last ones."""
 CHANNEL_CTAS = 4
 """Thread blocks that a message may take, each a multiprocessor of 132 on an H100."""
 
@@ -30,6 +33,7 @@ class CudaPlatform(Platform):
     has_varlen = True
     compiles = True
     has_tf32 = True
+    collective_kernels = ("nccl",)
     queues = Queues("CUDA_DEVICE_MAX_CONNECTIONS", usual=8, most=32)
 
     def available(self) -> bool:
@@ -96,6 +100,20 @@ class CudaPlatform(Platform):
         import torch
 
         return torch.cuda.max_memory_allocated() / 2**30
+
+    def memory_history(self) -> Callable[[Path], None]:
+        """PyTorch writes it as a pickle and its viewer reads nothing else; Weft never opens it."""
+        import torch
+
+        torch.cuda.memory._record_memory_history(max_entries=NOTED, stacks="python")
+
+        def write(path: Path) -> None:
+            try:
+                torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+            finally:
+                torch.cuda.memory._record_memory_history(enabled=None)
+
+        return write
 
     def open_group(
         self, backend: str, store: Store, number: int, size: int, timeout: timedelta

@@ -35,6 +35,7 @@ from weft.report.plan_picture import (
     ranges,
 )
 from weft.report.prediction_rows import HEADERS, prediction_note, prediction_rows
+from weft.report.profile_part import profile_part
 from weft.report.run_files import UNREADABLE, RunFiles, flat, number, read_run, reason
 from weft.report.starts import starts
 from weft.report.svg import Chart, line_chart
@@ -97,6 +98,7 @@ def _render(run: RunFiles) -> str:
         prediction_headers=HEADERS,
         prediction=prediction_rows(run.summary),
         prediction_note=prediction_note(run.summary),
+        profile=attempt("profile", lambda: run.profile and profile_part(run.profile)),
         samples=_samples(run),
         samples_step=number(run.summary, "step"),
         settings=_settings(run),

@@ -54,6 +54,8 @@ class RunFiles:
     evals: tuple[EvalMetrics, ...]
     summary: Mapping[str, Any]
     """Written at the end of training; empty before."""
+    profile: Mapping[str, Any]
+    """What traces of a few steps said; empty where nobody asked for them."""
     checkpoints: tuple[Listed, ...]
     problems: tuple[str, ...]
     """Files that are there and could not be read, and why."""
@@ -83,6 +85,7 @@ def read_run(folder: Path) -> RunFiles:
         steps=tuple(steps),
         evals=tuple(evals),
         summary=read("summary.json", _mapping) or {},
+        profile=read("profile/summary.json", _mapping) or {},
         checkpoints=read("checkpoints", _checkpoints) or (),
         problems=tuple(problems),
     )

@@ -32,3 +32,8 @@ def timeline_rows(timeline: Timeline, labels: Sequence[str]) -> Iterator[Row]:
 def phase_legend() -> Markup:
     """What the boxes are."""
     return fill_legend(_PHASES.values())
+
+
+def phase(kind: str) -> str:
+    """``F forward`` for ``F``; empty for what is no kind of action."""
+    return _PHASES[kind][1] if kind in _PHASES else ""

@@ -1,17 +1,23 @@
-"""``--profile``: a trace of two steps of every rank, and how long each rank waited for others."""
+"""``--profile``: traces of two steps of every rank, and what they say in a few numbers."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
-from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from weft.comm.spans import WAIT, switch
+from torch import Tensor
+
+from weft.comm.spans import span, switch
 from weft.train.job import PROFILE_FOLDER
 from weft.train.loop import Run, StepRecord
 from weft.train.run_folder import write_text
+from weft.train.trace import TRACED, Trace
 
 FIRST = 2
 """Steps before it: they compile, connect and allocate."""
@@ -21,8 +27,8 @@ STEPS = 2
 class Profile:
     """Traces steps ``FIRST + 1`` and ``FIRST + 2`` of a start, or the last ones of a shorter run.
 
-    ``begin`` goes last among the hooks, ``end`` first; nothing happens unless ``asked``. Chrome's
-    trace format, which Perfetto opens.
+    ``begin`` goes behind hooks that take their time, ``end`` first; nothing happens unless
+    ``asked``. Chrome's trace format, which Perfetto opens.
     """
 
     def __init__(self, run: Run, folder: Path, *, asked: bool) -> None:
@@ -33,6 +39,9 @@ class Profile:
         self._first = run.first_step + min(FIRST, max(last - STEPS, 1))
         self._last = min(self._first + STEPS, run.last_step)
         self._profiler: Any = None
+        self._write_memory: Callable[[Path], None] | None = None
+        self._kept: dict[str, dict[int, int]] = {}
+        self._traced = ExitStack()
         self._began = 0.0
 
     def begin(self, record: StepRecord) -> None:
@@ -41,9 +50,13 @@ class Profile:
             return
         from torch.profiler import profile
 
-        self._profiler = profile()
+        self._kept = storages(self._run)
+        self._write_memory = self._run.platform.memory_history()
+        self._profiler = profile(profile_memory=True)
         self._profiler.start()
+        self._run.comm.barrier(name="profile")  # or who starts sooner waits in the trace
         switch(on=True)
+        self._traced.enter_context(span(TRACED))
         self._began = time.perf_counter()
 
     def end(self, record: StepRecord) -> None:
@@ -52,37 +65,66 @@ class Profile:
             return
         self._run.platform.synchronize()
         seconds = time.perf_counter() - self._began
+        self._traced.close()
         switch(on=False)
         self._profiler.stop()
         self._folder.mkdir(parents=True, exist_ok=True)
         rank, steps = self._run.comm.rank, self._last - self._first
         name = f"rank{rank}.json.gz"
         self._profiler.export_chrome_trace(str(self._folder / name))
-        waits = waited_s(self._profiler.events())
-        row = {
-            "rank": rank,
-            "file": name,
-            "step_s": seconds / steps,
-            "waits_s": {name: total / steps for name, total in sorted(waits.items())},
-        }
-        everyone = self._run.comm.gather_json(row, name="profile")
         self._profiler = None
+        row = {"rank": rank, "file": name, "snapshot": self._snapshot(f"rank{rank}.memory.pickle")}
+        row |= {"step_s": seconds / steps} | self._read(self._folder / name, steps)
+        everyone = self._run.comm.gather_json(row, name="profile")
         if self._run.is_main:
             record_of = {"steps": [self._first + 1, self._last], "ranks": everyone}
-            write_text(self._folder / "summary.json", json.dumps(record_of, indent=2))
+            write_text(self._folder / "summary.json", json.dumps(record_of))
+
+    def _snapshot(self, name: str) -> str | None:
+        """The file that holds the allocator's history, where the family has one."""
+        if self._write_memory is None:
+            return None
+        self._write_memory(self._folder / name)
+        self._write_memory = None
+        return name
+
+    def _read(self, file: Path, steps: int) -> dict[str, Any]:
+        platform = self._run.platform
+        marks = platform.collective_kernels
+        events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+        trace = Trace(events, lambda name: any(mark in name.lower() for mark in marks))
+        still = {place for found in storages(self._run).values() for place in found}
+        memory = trace.memory(self._kept, still=still, is_host=platform.is_host)
+        return {**trace.summary(steps), "memory": memory}
 
 
-def waited_s(events: Any) -> dict[str, float]:
-    """By what for, the time in which a rank's thread waited for others.
+def storages(run: Run) -> dict[str, dict[int, int]]:
+    """Address and bytes of what this rank keeps from step to step, by what it is for.
 
-    Waits inside another one count once, for the outer.
+    Memory that two tensors share counts for the first.
     """
-    found: Counter[str] = Counter()
-    inside = -1.0
-    waits = (event for event in events if event.name.startswith(WAIT))
-    for event in sorted(waits, key=lambda each: each.time_range.start):
-        if event.time_range.start < inside:
-            continue
-        inside = event.time_range.end
-        found[event.name.removeprefix(WAIT)] += event.time_range.elapsed_us() / 1e6
-    return dict(found)
+    built, seen = run.built, set[int]()
+    modules = [stage.module for stage in built.stages.values()]
+    params = list(chain.from_iterable(module.parameters() for module in modules))
+    buffers = chain.from_iterable(module.buffers() for module in modules)
+    mains, groups = built.gradients.mains, built.optimizer.groups
+    states = chain.from_iterable(group.states.values() for group in groups)
+    kept: dict[str, Iterable[Tensor | None]] = {
+        "parameters": chain(params, buffers),
+        "masters": (main.value for main in mains),
+        "gradients": chain((p.grad for p in params), (main.grad for main in mains)),
+        "optimizer": chain.from_iterable(states),
+    }
+    return {name: _new(tensors, run.platform.name, seen) for name, tensors in kept.items()}
+
+
+def _new(tensors: Iterable[Tensor | None], device: str, seen: set[int]) -> dict[int, int]:
+    """The storages of a kind of device that were not seen before."""
+    found = {}
+    for tensor in tensors:
+        if tensor is not None and tensor.device.type == device:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                found[storage.data_ptr()] = storage.nbytes()
+    return found

@@ -100,8 +100,8 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
             evaluate_now_and_then(run, evaluated),
             save_now_and_then(run, job.checkpoints, progress, fingerprint=data.fingerprint),
             end_when_diverged(run, job.checkpoints),
-            traffic.skip,
             profile.begin,
+            traffic.skip,
         ]
         progress.message(in_words(peak))
         _say_start(run, progress, notes if run.is_main else ())
