@@ -1,6 +1,7 @@
 """Ways to spread a model over two processes: Weft against PyTorch's own, one thread each.
 
-    python -m benchmarks.parallel [--only dp,zero,tp,pp] [--rounds N] [--steps N] [--json]
+    python -m benchmarks.parallel [--only dp,zero,tp,pp] [--rounds N] [--steps N]
+                                  [--device cuda] [--json]
 
 Both sides train the same 10.5 M-parameter Llama from the same values on the same 2,048 tokens a
 step; their losses are compared first. They take turns of a few steps in the same processes, never
@@ -27,6 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
+from benchmarks.devices import add_device, join_default_group, joined, refuse_too_few
 from benchmarks.parallel_peers import (
     SEED,
     Step,
@@ -36,10 +38,9 @@ from benchmarks.parallel_peers import (
     tensor_step,
     zero1_step,
 )
-from benchmarks.step import join_default_group
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.comm.join import join
+from weft.config.errors import ConfigError
 from weft.config.sections import AdamWConfig
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
@@ -74,7 +75,7 @@ class Case:
 
     name: str
     plan: Plan
-    peers: Mapping[str, Callable[[ModelSpec, AdamWConfig], Step]]
+    peers: Mapping[str, Callable[[ModelSpec, AdamWConfig, torch.device], Step]]
 
     @property
     def kind(self) -> str:
@@ -105,7 +106,7 @@ def staged(schedule: ScheduleName) -> Plan:
     return Plan(num_layers=spec().num_layers, pipelines=(pipeline,))
 
 
-def torch_pipeline(schedule: Any) -> Callable[[ModelSpec, AdamWConfig], Step]:
+def torch_pipeline(schedule: Any) -> Callable[[ModelSpec, AdamWConfig, torch.device], Step]:
     """The same stages and microbatches under one of PyTorch's schedules."""
     return partial(pipeline_step, schedule=schedule, layers=STAGES, num_microbatches=SAMPLES)
 
@@ -133,10 +134,11 @@ def cases() -> list[Case]:
 
 def weft_step(plan: Plan, comm: Comm) -> tuple[Step, Callable[[], None]]:
     """Weft with a plan; and how to wait for what its last update still sends."""
+    plan = plan.each(lambda stage: replace(stage, device=comm.device.type))
     built = assemble_model(plan, spec(), comm, optim=OPTIM, seq_len=SEQ_LEN)
     fill(built.gradients, initial(SEED))
     parts = plan.rank_plan(comm.rank).microbatches()
-    context = Context(positions=torch.arange(SEQ_LEN)[None])
+    context = Context(positions=torch.arange(SEQ_LEN, device=comm.device)[None])
 
     def step(tokens: Tensor) -> Tensor:
         rows = [tokens[part.start : part.stop] for part in parts]
@@ -145,7 +147,7 @@ def weft_step(plan: Plan, comm: Comm) -> tuple[Step, Callable[[], None]]:
                 {
                     "tokens": own[:, :-1],
                     "targets": own[:, 1:],
-                    "weights": torch.ones(len(own), SEQ_LEN),
+                    "weights": torch.ones(len(own), SEQ_LEN, device=comm.device),
                 },
                 context,
             )
@@ -165,25 +167,31 @@ class Times:
     losses: list[float]
 
 
-def measure(address: RankAddress, number: int, rounds: int, steps: int) -> dict[str, Times]:
+def measure(
+    address: RankAddress, number: int, rounds: int, steps: int, device: str
+) -> dict[str, Times]:
     """All contenders of a case in turns; a round of warm-up is not counted."""
     warnings.filterwarnings("ignore")  # of PyTorch, about its own calls
     case = cases()[number]
-    comm = join(address, backend="gloo", device=torch.device("cpu"))
-    join_default_group(address)
+    comm, platform = joined(address, device)
+    join_default_group(address, platform)
     ours, settle = weft_step(case.plan, comm)
-    contenders = {"weft": ours} | {n: make(spec(), OPTIM) for n, make in case.peers.items()}
+    contenders = {"weft": ours} | {
+        n: make(spec(), OPTIM, comm.device) for n, make in case.peers.items()
+    }
     times = {name: Times([], [], []) for name in contenders}
     generator = torch.Generator().manual_seed(0)
     for turn in range(rounds + 1):
         shape = (steps if turn else CHECKED_STEPS, SAMPLES, SEQ_LEN + 1)
         batches = torch.randint(0, spec().vocab_size, shape, generator=generator)
+        batches = batches.to(comm.device)
         names = list(contenders)
         for name in names if turn % 2 else reversed(names):
             dist.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
             losses = [contenders[name](tokens) for tokens in batches]
             settle()
+            platform.synchronize()
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             if turn:
                 times[name].wall_s.append(wall / steps)
@@ -269,15 +277,20 @@ def main() -> None:
     parser.add_argument("--only", default="dp,zero,tp,pp", help="kinds, with commas between")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=2, help="steps of one turn")
+    add_device(parser)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    try:
+        refuse_too_few(options.device, WORLD_SIZE)
+    except ConfigError as error:
+        parser.error(str(error))
     os.environ["OMP_NUM_THREADS"] = "1"
     records = []
     with WorkerPool() as pool:
         for number, case in enumerate(cases()):
             if case.kind not in options.only.split(","):
                 continue
-            args = (number, options.rounds, options.steps)
+            args = (number, options.rounds, options.steps, options.device)
             ranks = pool.run(measure, *args, world_size=WORLD_SIZE, timeout_s=1800)
             record = Row.of(case, ranks).to_json()
             records.append(record)

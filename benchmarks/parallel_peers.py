@@ -43,7 +43,7 @@ NORM_EPS = 1e-6
 """What ``clip_grad_norm_`` adds to a norm before it divides by it."""
 
 
-def plain_model(spec: ModelSpec) -> PlainLlama:
+def plain_model(spec: ModelSpec, device: torch.device) -> PlainLlama:
     """The plain Llama in fp32 with the initial values that Weft gives the same parameters."""
     model = PlainLlama(spec)
     with torch.no_grad():
@@ -51,7 +51,7 @@ def plain_model(spec: ModelSpec) -> PlainLlama:
             name = param.name.replace(".attn.", ".").replace(".ff.", ".")
             values = initial_values(SEED, param, Box.whole(param.shape), torch.float32)
             model.get_parameter(name).copy_(values)
-    return model
+    return model.to(device)
 
 
 def groups(model: nn.Module, optim: AdamWConfig) -> list[dict[str, Any]]:
@@ -72,15 +72,17 @@ def adamw(model: nn.Module, optim: AdamWConfig) -> torch.optim.Optimizer:
     )
 
 
-def ddp_step(spec: ModelSpec, optim: AdamWConfig, *, autocast: bool = False) -> Step:
+def ddp_step(
+    spec: ModelSpec, optim: AdamWConfig, device: torch.device, *, autocast: bool = False
+) -> Step:
     """DistributedDataParallel; in bf16 with autocast, as most people use it."""
-    model = DistributedDataParallel(plain_model(spec), gradient_as_bucket_view=True)
+    model = DistributedDataParallel(plain_model(spec, device), gradient_as_bucket_view=True)
     return _data_parallel(model, adamw(model, optim), optim, autocast=autocast)
 
 
-def zero1_step(spec: ModelSpec, optim: AdamWConfig) -> Step:
+def zero1_step(spec: ModelSpec, optim: AdamWConfig, device: torch.device) -> Step:
     """DistributedDataParallel whose optimizer keeps a part of the state on each rank."""
-    model = DistributedDataParallel(plain_model(spec), gradient_as_bucket_view=True)
+    model = DistributedDataParallel(plain_model(spec, device), gradient_as_bucket_view=True)
     optimizer = ZeroRedundancyOptimizer(
         groups(model, optim),
         optimizer_class=torch.optim.AdamW,
@@ -93,10 +95,17 @@ def zero1_step(spec: ModelSpec, optim: AdamWConfig) -> Step:
     return _data_parallel(model, optimizer, optim)
 
 
-def fsdp_step(spec: ModelSpec, optim: AdamWConfig, *, reshard: bool, mixed: bool = False) -> Step:
+def fsdp_step(
+    spec: ModelSpec,
+    optim: AdamWConfig,
+    device: torch.device,
+    *,
+    reshard: bool,
+    mixed: bool = False,
+) -> Step:
     """FSDP2, a group for each block; without ``reshard`` parameters stay whole until backward."""
-    model = plain_model(spec)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = plain_model(spec, device)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy()
     if mixed:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -118,7 +127,7 @@ def _data_parallel(
     def step(tokens: Tensor) -> Tensor:
         mode: AbstractContextManager[object] = nullcontext()
         if autocast:
-            mode = torch.autocast("cpu", dtype=torch.bfloat16)
+            mode = torch.autocast(tokens.device.type, dtype=torch.bfloat16)
         with mode:
             loss = token_loss(model, tokens.chunk(world_size)[rank])
         loss.backward()
@@ -135,11 +144,11 @@ def _update(model: nn.Module, optimizer: torch.optim.Optimizer, optim: AdamWConf
     optimizer.zero_grad(set_to_none=True)
 
 
-def tensor_step(spec: ModelSpec, optim: AdamWConfig) -> Step:
+def tensor_step(spec: ModelSpec, optim: AdamWConfig, device: torch.device) -> Step:
     """DTensor with sequence parallelism, attention on local tensors, the loss on split logits."""
     world_size = dist.get_world_size()
-    mesh = init_device_mesh("cpu", (world_size,))
-    model = plain_model(spec)
+    mesh = init_device_mesh(device.type, (world_size,))
+    model = plain_model(spec, device)
     _split(model, mesh)
     optimizer = adamw(model, optim)
 
@@ -199,6 +208,7 @@ class _Part(nn.Module):
 def pipeline_step(
     spec: ModelSpec,
     optim: AdamWConfig,
+    device: torch.device,
     *,
     schedule: type[Schedule1F1B] | type[ScheduleGPipe],
     layers: tuple[range, ...],
@@ -206,9 +216,9 @@ def pipeline_step(
 ) -> Step:
     """One stage a rank, microbatches of equal size."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    part = _Part(plain_model(spec), layers[rank])
+    part = _Part(plain_model(spec, device), layers[rank])
     optimizer = adamw(part, optim)
-    stage = PipelineStage(part, rank, len(layers), torch.device("cpu"))
+    stage = PipelineStage(part, rank, len(layers), device)
     run = schedule(stage, num_microbatches, loss_fn=_logits_loss)
 
     def step(tokens: Tensor) -> Tensor:
@@ -219,7 +229,7 @@ def pipeline_step(
         _clip_across_stages(part, optim)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return torch.stack(losses).detach().mean() if losses else torch.zeros(())
+        return torch.stack(losses).detach().mean() if losses else torch.zeros((), device=device)
 
     return step
 

@@ -1,6 +1,6 @@
 """Time of one training step: Weft against plain PyTorch, DDP, accelerate and transformers.
 
-    python -m benchmarks.step [--rounds N] [--json]
+    python -m benchmarks.step [--rounds N] [--device cuda] [--json]
 
 All contenders train a Llama of the same shape on the same batches, with fused AdamW and clipping,
 one thread a process. They take turns step by step in the same processes, so that whatever else
@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,10 +26,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.devices import add_device, join_default_group, joined, why_too_few
 from benchmarks.plain_llama import PlainLlama, token_loss
+from weft.cluster.cluster import HOST
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
-from weft.comm.join import join
+from weft.config.errors import ConfigError
 from weft.config.sections import AdamWConfig
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
@@ -36,6 +39,8 @@ from weft.nn.stage import MicroBatch
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
+from weft.platform.base import Platform
+from weft.platform.registry import platform_named
 from weft.train.assemble import fill, initial
 from weft.train.family import assemble_model
 
@@ -54,14 +59,14 @@ def spec() -> ModelSpec:
     return replace(SIZES[MODEL], vocab_size=4096, seq_len=SEQ_LEN)
 
 
-def plain_model(precision: Precision) -> nn.Module:
+def plain_model(precision: Precision, device: torch.device) -> nn.Module:
     """The yardstick with Weft's initial scale."""
     torch.manual_seed(0)
     model = PlainLlama(spec())
     for parameter in model.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.02)
-    return model.to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    return model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -82,7 +87,10 @@ def weft_step(comm: Comm, precision: Precision) -> Step:
         PipelinePlan(
             stages=(
                 StagePlan(
-                    mesh=Mesh.of((rank,), dp=1), layers=(0, shape.num_layers), precision=precision
+                    mesh=Mesh.of((rank,), dp=1),
+                    layers=(0, shape.num_layers),
+                    device=comm.device.type,
+                    precision=precision,
                 ),
             ),
             samples=SAMPLES,
@@ -93,7 +101,7 @@ def weft_step(comm: Comm, precision: Precision) -> Step:
     plan = Plan(num_layers=shape.num_layers, pipelines=pipelines)
     built = assemble_model(plan, shape, comm, optim=OPTIM, seq_len=SEQ_LEN)
     fill(built.gradients, initial(0))
-    weights = torch.ones(SAMPLES, SEQ_LEN)
+    weights = torch.ones(SAMPLES, SEQ_LEN, device=comm.device)
 
     def step(tokens: Tensor) -> None:
         tensors = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights}
@@ -103,9 +111,9 @@ def weft_step(comm: Comm, precision: Precision) -> Step:
     return step
 
 
-def plain_step(precision: Precision) -> Step:
+def plain_step(precision: Precision, device: torch.device) -> Step:
     """A minimal loop; bf16 with fp32 master weights, as Weft does it."""
-    model = plain_model(precision)
+    model = plain_model(precision, device)
     if precision == "bf16":
         return _master_step(model)
     optimizer = adamw(model)
@@ -137,9 +145,11 @@ def _master_step(model: nn.Module) -> Step:
     return step
 
 
-def ddp_step(*, bucket_view: bool) -> Step:
+def ddp_step(device: torch.device, *, bucket_view: bool) -> Step:
     """PyTorch DistributedDataParallel over the default group."""
-    model = DistributedDataParallel(plain_model("fp32"), gradient_as_bucket_view=bucket_view)
+    model = DistributedDataParallel(
+        plain_model("fp32", device), gradient_as_bucket_view=bucket_view
+    )
     optimizer = adamw(model)
 
     def step(tokens: Tensor) -> None:
@@ -151,13 +161,13 @@ def ddp_step(*, bucket_view: bool) -> Step:
     return step
 
 
-def accelerate_step() -> Step:
+def accelerate_step(device: torch.device) -> Step:
     """Hugging Face accelerate around the same loop."""
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=device.type == HOST)
     assert accelerator.num_processes == 2, "accelerate did not see the other process"
-    model = plain_model("fp32")
+    model = plain_model("fp32", device)
     model, optimizer = accelerator.prepare(model, adamw(model))
 
     def step(tokens: Tensor) -> None:
@@ -169,34 +179,39 @@ def accelerate_step() -> Step:
     return step
 
 
-def take_turns(steps: dict[str, Step], rounds: int, rank: int) -> dict[str, list[float]]:
+def take_turns(
+    steps: dict[str, Step], rounds: int, comm: Comm, platform: Platform
+) -> dict[str, list[float]]:
     """Seconds of every contender's step, round by round, after two rounds of warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    generator = torch.Generator().manual_seed(rank)
+    generator = torch.Generator().manual_seed(comm.rank)
     for number in range(rounds + 2):
         tokens = torch.randint(0, spec().vocab_size, (SAMPLES, SEQ_LEN + 1), generator=generator)
+        tokens = tokens.to(comm.device)
         for name, step in steps.items():
             start = time.perf_counter()
             step(tokens)
+            platform.synchronize()
             if number >= 2:
                 seconds[name].append(time.perf_counter() - start)
     return seconds
 
 
-def one_process(address: RankAddress, precision: Precision, rounds: int) -> dict[str, list[float]]:
+def one_process(
+    address: RankAddress, precision: Precision, rounds: int, device: str
+) -> dict[str, list[float]]:
     """Weft and the plain loop, alone."""
-    steps = {"weft": weft_step(Comm(), precision), "plain PyTorch": plain_step(precision)}
-    return take_turns(steps, rounds, address.rank)
+    platform = platform_named(device)
+    comm = Comm(device=platform.device(address.local_rank))
+    platform.multiply_fp32(tf32=False)
+    steps = {
+        "weft": weft_step(comm, precision),
+        "plain PyTorch": plain_step(precision, comm.device),
+    }
+    return take_turns(steps, rounds, comm, platform)
 
 
-def join_default_group(address: RankAddress) -> None:
-    """PyTorch's own group of all processes, over which the others talk. Weft needs none."""
-    assert address.store_file is not None
-    store = dist.FileStore(f"{address.store_file}-peers", address.world_size)
-    dist.init_process_group("gloo", store=store, rank=address.rank, world_size=address.world_size)
-
-
-def two_processes(address: RankAddress, rounds: int) -> dict[str, list[float]]:
+def two_processes(address: RankAddress, rounds: int, device: str) -> dict[str, list[float]]:
     """Weft and what people use for data parallelism."""
     os.environ |= {
         "RANK": str(address.rank),
@@ -204,23 +219,23 @@ def two_processes(address: RankAddress, rounds: int) -> dict[str, list[float]]:
         "LOCAL_RANK": str(address.local_rank),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29511",
-        "ACCELERATE_USE_CPU": "true",
+        "ACCELERATE_USE_CPU": str(device == HOST).lower(),
     }
-    comm = join(address, backend="gloo", device=torch.device("cpu"))
-    join_default_group(address)
+    comm, platform = joined(address, device)
+    join_default_group(address, platform)
     steps = {
         "weft": weft_step(comm, "fp32"),
-        "DDP": ddp_step(bucket_view=False),
-        "DDP, bucket views": ddp_step(bucket_view=True),
+        "DDP": ddp_step(comm.device, bucket_view=False),
+        "DDP, bucket views": ddp_step(comm.device, bucket_view=True),
     }
     if importlib.util.find_spec("accelerate"):
-        steps["accelerate"] = accelerate_step()
-    seconds = take_turns(steps, rounds, address.rank)
+        steps["accelerate"] = accelerate_step(comm.device)
+    seconds = take_turns(steps, rounds, comm, platform)
     if importlib.util.find_spec("accelerate"):
         from benchmarks.trainer import trainer_seconds
 
         seconds["transformers Trainer"] = trainer_seconds(
-            plain_model("fp32"),
+            plain_model("fp32", comm.device),
             rounds,
             samples=SAMPLES,
             length=SEQ_LEN + 1,
@@ -264,16 +279,28 @@ def main() -> None:
     """Run the comparisons and print them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
+    add_device(parser)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    try:
+        too_few = why_too_few(options.device, 2)
+    except ConfigError as error:
+        parser.error(str(error))
     os.environ["OMP_NUM_THREADS"] = "1"
     with WorkerPool() as pool:
         rows = [
-            Row(f"one process, {p}", pool.run(one_process, p, options.rounds, world_size=1)[0])
+            Row(
+                f"one process, {p}",
+                pool.run(one_process, p, options.rounds, options.device, world_size=1)[0],
+            )
             for p in ("fp32", "bf16")
         ]
-        results = pool.run(two_processes, options.rounds, world_size=2, timeout_s=900)
-        rows.append(Row("two processes, fp32", results[0]))
+        if too_few:
+            print(f"two processes: {too_few}", file=sys.stderr)
+        else:
+            args = (options.rounds, options.device)
+            results = pool.run(two_processes, *args, world_size=2, timeout_s=900)
+            rows.append(Row("two processes, fp32", results[0]))
     records = [row.to_json() for row in rows]
     if options.json:
         print(json.dumps(records, indent=2))

@@ -63,7 +63,7 @@ def trainer_seconds(
             folder,
             per_device_train_batch_size=samples,
             max_steps=rounds + 2,
-            use_cpu=True,
+            use_cpu=next(model.parameters()).device.type == "cpu",
             ddp_find_unused_parameters=False,
             optim="adamw_torch_fused",
             max_grad_norm=1.0,
