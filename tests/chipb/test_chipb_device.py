@@ -9,7 +9,7 @@ import torch
 from chipb.chip import NAME, with_chips
 
 from weft.comm.address import RankAddress
-from weft.comm.transport import HostCopies
+from weft.comm.transport import HostCopies, nothing
 from weft.elastic.pool import WorkerPool
 
 
@@ -54,6 +54,19 @@ def freed_before_it_arrives(device: torch.device) -> list[float]:
     return host.tolist()
 
 
+def room_used_again(device: torch.device) -> bool:
+    """The next collective gets host memory that the device may still have to read, and waits."""
+    copies = HostCopies(device)
+    came = torch.empty(64, device=device)
+    room, before = copies.room(came)
+    place = room.data_ptr()
+    copies.up(room, came)
+    del room
+    again, after = copies.room(came)
+    copies.close(wait=True)
+    return again.data_ptr() == place and before is nothing is not after
+
+
 FACTS: Mapping[str, Callable[[torch.device], Any]] = {
     "new memory": lambda device: torch.empty(3, device=device).tolist(),
     "beside the host": beside_the_host,
@@ -61,6 +74,7 @@ FACTS: Mapping[str, Callable[[torch.device], Any]] = {
     "freed": lambda device: late_copy(device, lent=False, kept=False),
     "lent": lambda device: late_copy(device, lent=True, kept=False),
     "host copies": freed_before_it_arrives,
+    "room used again": room_used_again,
     "device of a result": lambda device: str(torch.ones(2, device=device).sum().device),
 }
 
@@ -88,4 +102,5 @@ def test_a_copy_to_the_host_arrives_when_it_is_waited_for(fact: Callable[[str], 
 def test_memory_is_kept_for_a_stream_that_it_was_lent_to(fact: Callable[[str], Any]) -> None:
     assert all(map(isnan, fact("freed")[1]))
     assert fact("lent")[1] == [1.0] * 4
+    assert fact("room used again") is True
     assert fact("host copies") == [0.0, 1.0, 2.0, 3.0, 4.0]

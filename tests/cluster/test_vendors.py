@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -170,6 +170,12 @@ def test_ranks_of_a_launcher_ask_once(tmp_path: Path, monkeypatch: pytest.Monkey
     """What was told one of them within the last minute serves the others."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
+    at_exit: list[tuple[Callable[[Path], None], Path]] = []
+    monkeypatch.setattr("atexit.register", lambda *call: at_exit.append(call))
+    folder = tmp_path / f"weft-{os.getuid()}"
+    folder.mkdir()
+    (folder / "chips-7-9").touch()  # of a process that was killed
+    os.utime(folder / "chips-7-9", (1e9, 1e9))
     script = f"echo >> {tmp_path}/asked; cat {ANSWERS}/nvidia-smi.txt"
     environment = {**tools(tmp_path, nvidia_smi=script), "WORLD_SIZE": "2"}
 
@@ -181,7 +187,7 @@ def test_ranks_of_a_launcher_ask_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert detect_node(tmp_path, environment, torch=CUDA) == first
     assert len(detect_node(tmp_path, other, torch=CUDA).chips) == 1
     assert asked() == 1
-    (kept,) = (tmp_path / f"weft-{os.getuid()}").glob("chips-*")
+    (kept,) = folder.glob("chips-*")
     data = json.loads(kept.read_text())
     kept.write_text(json.dumps({**data, "at": data["at"] - 3600}))
     assert detect_node(tmp_path, environment, torch=CUDA) == first
@@ -189,6 +195,9 @@ def test_ranks_of_a_launcher_ask_once(tmp_path: Path, monkeypatch: pytest.Monkey
     environment.pop("WORLD_SIZE")
     detect_node(tmp_path, environment, torch=CUDA)
     assert asked() == 3
+    for call, path in at_exit:
+        call(path)
+    assert not folder.exists()
 
 
 def test_the_installed_torch_is_read_without_import() -> None:

@@ -222,6 +222,33 @@ def test_through_host_memory_every_collective_gives_the_same_bits(
     assert staged[0][1] == [f"{words}: gloo through host memory, {why}"]
 
 
+def many(address: RankAddress, group: tuple[int, ...]) -> tuple[list[list[float]], int]:
+    """Results of calls of many sizes, one at a time, and how often host memory was made."""
+    comm = join(address, backend="none", device=torch.device("cpu"), timeout_s=600)
+    comm.open_groups([group])
+    found = []
+    for size in range(33, 65):
+        total, part = numbers(address.rank, size), numbers(address.rank, size)
+        comm.all_reduce(total, name="sum", group=group)
+        came = comm.gather_parts(part, [(size,)] * len(group), name="parts", group=group)()
+        found += [total.tolist(), torch.cat(came).tolist()]
+    assert comm._host_copies is not None
+    made = comm._host_copies.calls.made
+    comm.close()
+    return found, made
+
+
+def test_host_memory_of_collectives_is_used_again(pool: WorkerPool) -> None:
+    """33 to 64 numbers take 256 bytes, all parts of them 512; the library may be late to let go."""
+    expected = []
+    for size in range(33, 65):
+        both = [numbers(rank, size) for rank in range(2)]
+        expected += [(both[0] + both[1]).tolist(), torch.cat(both).tolist()]
+    for found, made in pool.run(many, (0, 1), world_size=2):
+        assert found == expected
+        assert 2 <= made <= 12, f"{made} of 96"
+
+
 def test_a_copy_that_is_late_holds_up_no_caller() -> None:
     """The call is begun by a thread once its copy is on the host; two keep their order."""
     copies = HostCopies(torch.device("cpu"))

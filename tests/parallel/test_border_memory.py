@@ -41,6 +41,16 @@ def test_memory_is_given_again_once_nobody_keeps_it() -> None:
     assert memory.made == 6
 
 
+def test_without_a_count_of_uses_nothing_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PyTorch may not say who refers to memory; then none is kept either."""
+    monkeypatch.setattr("weft.comm.memory.USE_COUNT", None)
+    memory = ReusedMemory(torch.device("cpu"))
+    first = memory.take((2, 3), torch.float32)
+    assert memory.take((2, 3), torch.float32).data_ptr() != first.data_ptr()
+    assert memory.made == 2
+    assert not memory._pieces
+
+
 class Waits(TorchDispatchMode):
     """Counts what a program on a device would wait for: values that come to the host."""
 

@@ -7,10 +7,23 @@ it. What they did with it is asked of the device before what a later receive or 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+
+def _use_count() -> Callable[[int], int] | None:
+    """How PyTorch says who refers to a storage; not promised to be there in every release."""
+    try:
+        return torch._C._storage_Use_Count
+    except AttributeError:
+        return None
+
+
+USE_COUNT = _use_count()
+"""None: memory is made anew each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +38,8 @@ class _Piece:
 
 
 def _references(tensor: Tensor) -> int:
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    assert USE_COUNT is not None
+    return USE_COUNT(tensor.untyped_storage()._cdata)
 
 
 @dataclass(slots=True)
@@ -41,6 +55,9 @@ class ReusedMemory:
 
     def take(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """One that is free until the last reference to what is returned, or to a view, is gone."""
+        if USE_COUNT is None:
+            self.made += 1
+            return torch.empty(size, dtype=dtype, device=self.device, pin_memory=self.is_pinned)
         pieces = self._pieces.setdefault((size, dtype), [])
         free = next((piece for piece in pieces if piece.is_free), None)
         if free is None:

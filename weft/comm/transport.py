@@ -227,7 +227,7 @@ class StagedGroup(NativeGroup):
         return self._through(flat, own, lambda host, into: begin(host, into, counts, order))
 
     def send(self, parts: Parts, tag: int) -> Finish:
-        down = [(peer, *self._copies.down(part, reuse=True)) for peer, part in parts]
+        down = [(peer, *self._copies.down(part, message=True)) for peer, part in parts]
         hosts = [(peer, host) for peer, host, _ in down]
         ready = _all([ready for _, _, ready in down])
         return self._copies.when(ready, lambda: self._host.send(hosts, tag))
@@ -249,9 +249,9 @@ class StagedGroup(NativeGroup):
     ) -> Finish:
         """``begin`` with both of them on the host, and what comes of ``result`` back up."""
         host, ready = self._copies.down(given)
-        into = host if result is given else self._copies.room(result)
-        start = self._copies.when(ready, lambda: begin(host, into))
-        return then(start, lambda: result.copy_(into, non_blocking=True))
+        into, read = (host, nothing) if result is given else self._copies.room(result)
+        start = self._copies.when(_all([ready, read]), lambda: begin(host, into))
+        return then(start, lambda: self._copies.up(into, result))
 
 
 class HostCopies:
@@ -267,6 +267,8 @@ class HostCopies:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host copies")
         self.rooms = ReusedMemory(torch.device("cpu"), is_pinned=not self._is_host)
         """For messages: to make page-locked memory may wait for all that a device was asked."""
+        self.calls = ReusedMemory(torch.device("cpu"), is_pinned=not self._is_host)
+        """For other collectives, whose sizes may change: by the next power of two in bytes."""
         self._leaving: dict[int, torch.Event] = {}
         """By place: when a device has read what is there."""
 
@@ -287,13 +289,21 @@ class HostCopies:
             stream = torch.accelerator.current_stream(tensor.device)
             self._leaving[room.data_ptr()] = stream.record_event()
 
-    def room(self, like: Tensor) -> Tensor:
-        """Host memory of a tensor's shape, page-locked where a device copies from it."""
-        return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=not self._is_host)
+    def room(self, like: Tensor) -> tuple[Tensor, Finish]:
+        """The same for a collective that is no message."""
+        room = self._room(like)
+        read = self._leaving.pop(room.data_ptr(), None)
+        return room, nothing if read is None else read.synchronize
 
-    def down(self, tensor: Tensor, *, reuse: bool = False) -> tuple[Tensor, Finish]:
-        """A copy on the host, and how to wait until it is there. ``reuse``: in a room."""
-        host = self.rooms.take(tuple(tensor.shape), tensor.dtype) if reuse else self.room(tensor)
+    def _room(self, like: Tensor) -> Tensor:
+        num_bytes = like.numel() * like.element_size()
+        memory = self.calls.take((1 << (num_bytes - 1).bit_length(),), torch.uint8)
+        return memory[:num_bytes].view(like.dtype).view(like.shape)
+
+    def down(self, tensor: Tensor, *, message: bool = False) -> tuple[Tensor, Finish]:
+        """A copy on the host, and how to wait until it is there."""
+        size = tuple(tensor.shape)
+        host = self.rooms.take(size, tensor.dtype) if message else self._room(tensor)
         if self._side is None:
             host.copy_(tensor)
             return host, nothing
@@ -307,9 +317,14 @@ class HostCopies:
         return host, self._side.record_event().synchronize
 
     def when(self, ready: Finish, call: Callable[[], Finish]) -> Finish:
-        """Do ``call`` once ``ready`` returned; what is returned waits for the call's own end."""
+        """Do ``call`` once ``ready`` returned; what is returned waits for the call's own end.
+
+        Once that ended nothing here refers to what they use.
+        """
+        both = [(ready, call)]
 
         def start() -> Finish:
+            ready, call = both.pop()
             ready()
             return call()
 

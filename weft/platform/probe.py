@@ -5,6 +5,7 @@ A tool that is slow or fails is a problem to be told, which is not the same as n
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import json
 import os
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -112,13 +114,12 @@ def _once_a_node(
     if not launcher:
         return ask()
     folder = Path(tempfile.gettempdir(), f"weft-{os.getuid()}")
+    shared = folder / f"chips-{launcher}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
             return ask()
-        opened = os.open(
-            folder / f"chips-{launcher}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600
-        )
+        opened = os.open(shared, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError:
         return ask()
     with os.fdopen(opened, "r+") as file:
@@ -130,7 +131,24 @@ def _once_a_node(
         file.seek(0)
         file.truncate()
         json.dump({"at": time.time(), "tools": list(tools), "said": said}, file)
+        _remove_old(folder)
+        atexit.register(_remove, shared)
         return said
+
+
+def _remove_old(folder: Path) -> None:
+    """What processes left that were killed, and nobody will read any more."""
+    for file in folder.glob("chips-*"):
+        with suppress(OSError):
+            if time.time() - file.stat().st_mtime > SHARED_S:
+                file.unlink()
+
+
+def _remove(file: Path) -> None:
+    """Who comes later asks again."""
+    with suppress(OSError):
+        file.unlink()
+        file.parent.rmdir()
 
 
 def _known(text: str, tools: Sequence[str]) -> str | None:
