@@ -70,9 +70,20 @@ class Command:
         assert found, f"there is no rank {number}"
         return found[0]
 
+    def agents(self) -> list[int]:
+        """Process ids of those that write its checkpoints, in sessions of their own."""
+        logs = {str(path.resolve()) for path in self.out.glob("logs/agent*.log")}
+        return [pid for pid in _pids() if _stdout(pid) in logs and _session(pid) is not None]
+
+    def kill_ranks(self) -> None:
+        """The command and all of its ranks, and nothing else."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+
     def kill_all(self) -> None:
         """What a machine that goes down does."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        self.kill_ranks()
+        for pid in self.agents():
+            os.kill(pid, signal.SIGKILL)
 
     def wait_for_step(self, step: int) -> None:
         self.wait_until(lambda: step in [record["step"] for record in steps(self.out)])
@@ -114,7 +125,7 @@ def started(
     try:
         yield command
     finally:
-        for pid in command.alive():
+        for pid in (*command.alive(), *command.agents()):
             os.kill(pid, signal.SIGKILL)
         process.communicate()
 

@@ -13,7 +13,9 @@ import pytest
 from cli import commands
 from limits import within_some_limit
 
+from weft.checkpoint.store import is_free
 from weft.cli.main import run
+from weft.train.saver import LOST
 
 WholeRun = Callable[..., Path]
 
@@ -134,6 +136,52 @@ def test_a_machine_that_goes_down_costs_nothing(here: Path, whole_run: WholeRun)
     go_on()
     same_as(whole_run("fp32"), out)
     assert not list(out.glob(".*")), "left by the starts that were killed"
+
+
+def test_a_checkpoint_outlives_those_who_copied_it(
+    here: Path, whole_run: WholeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Storage that stands still holds no step up; ranks are killed, and their last copy is written
+    all the same; who wants to go on waits for that."""
+    out = here / "mine"
+    with commands.started(here, "mine") as command:
+        command.wait_until(lambda: len(command.agents()) == 1)
+        (agent,) = command.agents()
+        os.kill(agent, signal.SIGSTOP)
+        command.wait_for_step(20)
+        command.kill_ranks()
+        assert command.is_gone()
+        left = latest(out)
+        arguments = ["train", "tiny.yaml", "--out", "mine", "--quiet", "train.timeout_s=1"]
+        assert run(arguments) == 1
+        words = "after 1 s a process of an earlier run still writes into"
+        assert words in capsys.readouterr().err
+        os.kill(agent, signal.SIGCONT)
+        assert is_free(out / "checkpoints", commands.TIMEOUT_S)
+    assert latest(out) >= left + 6, "both copies were written"
+    go_on()
+    assert latest(out) == 30
+    same_as(whole_run("fp32"), out)
+
+
+def latest(out: Path) -> int:
+    """The step of the last checkpoint; 0 before the first."""
+    file = out / "checkpoints/latest"
+    return int(file.read_text().removeprefix("step-")) if file.exists() else 0
+
+
+def test_an_agent_that_is_killed_costs_one_checkpoint(here: Path, whole_run: WholeRun) -> None:
+    out = here / "mine"
+    with commands.started(here, "mine") as command:
+        command.wait_until(lambda: len(command.agents()) == 1)
+        (agent,) = command.agents()
+        os.kill(agent, signal.SIGSTOP)
+        command.wait_for_step(9)
+        os.kill(agent, signal.SIGKILL)
+        code, output, errors = command.finish()
+    assert (code, latest(out)) == (0, 30)
+    assert LOST in " ".join((output + errors).split())
+    same_as(whole_run("fp32"), out)
 
 
 def test_signals_of_job_systems(here: Path, whole_run: WholeRun) -> None:

@@ -21,7 +21,7 @@ from weft.cli.main import app
 from weft.cli.target import load
 from weft.config.errors import ConfigError
 from weft.config.load import load_config
-from weft.config.sections import PLAN_WAYS, CheckpointConfig, PlanConfig
+from weft.config.sections import PLAN_WAYS, PlanConfig
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.validate import validate_plan
@@ -256,5 +256,4 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "passes",
     }
     assert set(PRECISIONS) == {"fp64", "fp32", "bf16", "fp16"}
-    assert set(CheckpointConfig.model_fields) == {"every", "minutes", "keep"}
     assert set(PlanConfig.model_fields) == {*PLAN_WAYS, "schedule", "chunks", "domains"}

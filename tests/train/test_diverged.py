@@ -25,6 +25,7 @@ from weft.train.assemble import fill, initial
 from weft.train.family import assemble_model
 from weft.train.loop import Run, StepRecord, train
 from weft.train.running import end_when_diverged, save_now_and_then
+from weft.train.saver import Saver
 
 STEPS = 8
 
@@ -37,7 +38,7 @@ def poisoned(root: Path, *, after: int, limit: int, early: bool = False) -> list
     config = CONFIG.model_copy(
         update={
             "train": TrainConfig(steps=STEPS, stop_after_non_finite=limit),
-            "checkpoint": CheckpointConfig(every=1, keep=1),
+            "checkpoint": CheckpointConfig(every=1, keep=1, asynchronous=False),
         }
     )
     comm, plan = Comm(), plan_of(6)
@@ -64,8 +65,9 @@ def poisoned(root: Path, *, after: int, limit: int, early: bool = False) -> list
             built.gradients.publish()
 
     with Progress(STEPS, log_every=1, mode="quiet", stream=StringIO()) as progress:
-        saves = save_now_and_then(run, root, progress, fingerprint="same")
-        ends = end_when_diverged(run, root)
+        saver = Saver(run, root, root, fingerprint="same", tell=progress.warn)
+        saves = save_now_and_then(run, saver, progress)
+        ends = end_when_diverged(run, saver, root)
         hooks = [poison, saves, ends] if early else [saves, ends, poison]
         train(run, [records.append, *hooks])
     return records

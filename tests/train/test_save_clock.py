@@ -21,6 +21,7 @@ from weft.train.family import assemble_model
 from weft.train.loop import Run, train
 from weft.train.running import save_now_and_then
 from weft.train.save_clock import SaveClock
+from weft.train.saver import Saver
 
 STEPS = 12
 
@@ -33,11 +34,25 @@ class Waiting(Run):
         return True
 
 
+class Noting(Saver):
+    """Writes nothing but down which steps it was to save."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run, Path("unused"), Path("unused"), fingerprint="same", tell=print)
+        self.steps: list[int] = []
+
+    def save(self, step: int, *, finite: bool) -> None:
+        assert finite
+        self.steps.append(step)
+
+    save_last = save
+
+
 def saved_steps(
     address: RankAddress, checkpoint: CheckpointConfig, kind: type[Run], stop_at: int = 0
 ) -> list[int]:
     """Of steps that take a minute by the clock of rank 0, and an hour by that of others."""
-    now, saved = 0.0, list[int]()
+    now = 0.0
     config = CONFIG.model_copy(
         update={"train": TrainConfig(steps=STEPS, log_every=4), "checkpoint": checkpoint}
     )
@@ -59,7 +74,6 @@ def saved_steps(
         Progress(STEPS, log_every=1, mode="quiet", stream=StringIO()) as progress,
     ):
         patch.setattr("weft.train.save_clock.monotonic", lambda: now)
-        patch.setattr("weft.train.running.save", lambda _, __, step, **___: saved.append(step))
         run = kind(
             config=config,
             plan=plan,
@@ -72,9 +86,10 @@ def saved_steps(
             last_step=STEPS,
             save_clock=SaveClock(config.checkpoint.minutes),
         )
-        train(run, [save_now_and_then(run, Path("unused"), progress, fingerprint="same")])
+        saver = Noting(run)
+        train(run, [save_now_and_then(run, saver, progress)])
     comm.close()
-    return saved
+    return saver.steps
 
 
 @pytest.mark.parametrize(

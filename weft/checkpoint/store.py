@@ -13,11 +13,13 @@ be opened, and the next ``begin`` clears what was left.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from weft.checkpoint.entry import JSON, CheckpointError, RankFile, told
@@ -39,6 +41,7 @@ _REPLACED = re.compile(r"step-\d{8,18}\.old", re.ASCII)
 _LEFTOVER = re.compile(r"step-\d{8,18}(\.old)?\.tmp", re.ASCII)
 _OLD = ".old"
 _TEMPORARY = ".tmp"
+_LOOK_S = 0.02
 
 
 def step_name(step: int) -> str:
@@ -140,6 +143,48 @@ def last_finite(root: Path) -> Path | None:
         (index.saved_at, index.step, folder) for folder, index in complete(root) if index.is_finite
     ]
     return max(saved)[-1] if saved else None
+
+
+def hold(root: Path) -> int:
+    """An open folder of checkpoints that tells others that somebody writes into it.
+
+    Until the last process that holds it has closed it or ended. Where the file system knows no
+    locks nobody is told.
+
+    Raises OSError where the folder cannot be made.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return handle
+
+
+def is_free(root: Path, timeout_s: float) -> bool:
+    """Nobody ``hold``s the folder any more; waits for that as long as it may take."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return True  # there is none
+    try:
+        while _is_held(handle):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_S)
+    finally:
+        os.close(handle)
+    return True
+
+
+def _is_held(handle: int) -> bool:
+    """Somebody else has an open folder locked, as far as its file system knows."""
+    with suppress(OSError):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def clean(root: Path) -> None:

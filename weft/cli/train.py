@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from weft.checkpoint.store import is_free
 from weft.cli.options import spread
 from weft.cli.output import err, finish, out, print_json, warn
 from weft.cli.plan.text import folded, memory_table, show_plan
@@ -39,6 +40,8 @@ from weft.train.job import Job
 from weft.train.run_folder import CONFIG_FILE, RunFolder, changes, saved_step, saved_summary
 
 WORKER = "weft.train.worker:main"
+AGENT_S = 30.0
+"""How long to wait, after a failure, for what ranks had copied to be written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -275,6 +278,7 @@ def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
         err.print(f"  every rank that answered left its last calls in {calls}")
     log = "above" if first.rank == 0 else f"in {job.out}/logs/rank{first.rank}.log"
     err.print(f"  what it printed is {log}; the other ranks were ended")
+    is_free(job.checkpoints, AGENT_S)  # what ranks had copied is still being written
     if first.cause != "machine" or saved_step(job.out) > step_before:
         err.print(f"  {_saved(job)}")
     return 1

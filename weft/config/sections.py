@@ -445,6 +445,9 @@ class CheckpointConfig(Section):
     none for that. On accelerators it is the next step that is logged."""
     keep: Count = 2
     """Checkpoints that stay on the disk; older ones are removed."""
+    asynchronous: Flag = True
+    """Training waits only for a copy of its state into host memory, which a process beside it
+    writes; off: until the checkpoint is on the disk. The last one is always waited for."""
 
 
 class MetricsConfig(Section):

@@ -157,6 +157,24 @@ def _memory_gib(root: Path) -> float:
     return round(total / 2**30, 2)
 
 
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """What this process may still take of the machine's memory, or of its control groups'.
+
+    Pages of files that were not touched lately count as free, as they are given back at need.
+    """
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in text_of(root / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    for folder in _groups(root, "memory"):
+        most = text_of(folder / "memory.max") or text_of(folder / "memory.limit_in_bytes")
+        used = text_of(folder / "memory.current") or text_of(folder / "memory.usage_in_bytes")
+        if most.strip().isdecimal() and used.strip().isdecimal():
+            stat = dict(line.split()[:2] for line in text_of(folder / "memory.stat").splitlines())
+            free = min(free, int(most) - int(used) + int(stat.get("inactive_file", 0)))
+    return free
+
+
 def own_groups(root: Path = Path("/")) -> dict[str, str]:
     """Controller -> path of this process's control group; that of version 2 has no name."""
     lines = (line.split(":", 2) for line in text_of(root / "proc/self/cgroup").splitlines())

@@ -16,7 +16,7 @@ from weft import version
 from weft.checkpoint.convert import import_hf
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
-from weft.checkpoint.store import LATEST, candidates
+from weft.checkpoint.store import LATEST, candidates, is_free
 from weft.comm.comm import Comm
 from weft.comm.heartbeat import with_heartbeat
 from weft.comm.members import in_words
@@ -66,6 +66,7 @@ def agree(job: Job, comm: Comm, local_rank: int, versions: Mapping[str, str]) ->
     data = _prepared(job, comm, local_rank)
     spec = model_spec(job.config.model, data.vocab_size, job.config.data.seq_len)
     _begin_with_weights(job, comm)
+    _wait_for_agent(job, comm)
     checkpoint = _checkpoint(job, data, spec)
     notes = (*differing_builds(comm, versions), *(() if checkpoint is None else checkpoint.notes))
     agreed = Agreed(data, spec, checkpoint, notes)
@@ -198,6 +199,24 @@ def _begin_with_weights(job: Job, comm: Comm) -> None:
             raise ConfigError("init", folder, "weights of the model that it describes", weights)
         if run:
             raise RunError(run)
+
+
+def _wait_for_agent(job: Job, comm: Comm) -> None:
+    """An earlier run that was killed may have left a process that writes its last checkpoint.
+
+    Raises:
+        RunError: it does not end.
+    """
+    limit_s = comm.timeout_s
+
+    def wait() -> bool:
+        return comm.rank > 0 or is_free(job.checkpoints, limit_s)
+
+    ended = with_heartbeat(comm, wait, name="checkpoints of an earlier run")
+    if not all(comm.gather_json(ended, name="checkpoints of an earlier run")):
+        still = f"after {limit_s:g} s a process of an earlier run still writes into"
+        hint = "Its last checkpoint would be lost: wait, or end that process."
+        raise RunError(f"{still} {job.checkpoints}. {hint}")
 
 
 def _checkpoint(job: Job, data: Prepared, spec: ModelSpec) -> Checkpoint | None:

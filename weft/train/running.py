@@ -33,8 +33,8 @@ from weft.resolve.peaks import Peak, in_words, peak_of_all
 from weft.train.job import Job
 from weft.train.loop import Evaluation, Hook, Run, StepRecord, evaluate, train
 from weft.train.profiling import Profile
-from weft.train.run_folder import write_text
-from weft.train.saving import save
+from weft.train.run_folder import LOGS, write_text
+from weft.train.saver import Saver
 from weft.train.stop import signals_held
 from weft.train.summary import finish_run
 from weft.train.traffic import Traffic
@@ -91,6 +91,10 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
         predicted_s = job.prediction.quantities.step_time_s if job.prediction else None
         peak = reference_of_mfu(run, job)
         profile = Profile(run, job.out, asked=job.profile)
+        fingerprint = data.fingerprint
+        logs, tell = job.out / LOGS, progress.warn
+        saver = Saver(run, job.checkpoints, logs, fingerprint=fingerprint, tell=tell)
+        stack.callback(saver.close)
         hooks = [
             profile.end,
             note_step(run),
@@ -98,8 +102,8 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
             log_metrics(run, writers, progress, peak=peak, predicted_s=predicted_s),
             # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
             evaluate_now_and_then(run, evaluated),
-            save_now_and_then(run, job.checkpoints, progress, fingerprint=data.fingerprint),
-            end_when_diverged(run, job.checkpoints),
+            save_now_and_then(run, saver, progress),
+            end_when_diverged(run, saver, job.checkpoints),
             profile.begin,
             traffic.skip,
         ]
@@ -257,7 +261,7 @@ def evaluating(
     return evaluated
 
 
-def save_now_and_then(run: Run, root: Path, progress: Progress, *, fingerprint: str) -> Hook:
+def save_now_and_then(run: Run, saver: Saver, progress: Progress) -> Hook:
     """Save every ``checkpoint.every`` steps, when the clock asks, at the end, and before a stop.
 
     A save that fails in between is reported and training goes on; at the end it is an error. What
@@ -267,6 +271,7 @@ def save_now_and_then(run: Run, root: Path, progress: Progress, *, fingerprint: 
     takes_all = not run.config.train.stop_after_non_finite
 
     def hook(record: StepRecord) -> None:
+        saver.look()
         is_end = record.step == run.last_step or record.stops
         if not (is_end or record.saves or (every and record.step % every == 0)):
             return
@@ -275,7 +280,7 @@ def save_now_and_then(run: Run, root: Path, progress: Progress, *, fingerprint: 
             progress.warn(f"no checkpoint at step {record.step}: its numbers are not finite")
             return
         try:
-            save(run, root, record.step, fingerprint=fingerprint, finite=record.is_finite)
+            (saver.save_last if is_end else saver.save)(record.step, finite=record.is_finite)
         except CheckpointError as error:
             if is_end:
                 raise
@@ -284,7 +289,7 @@ def save_now_and_then(run: Run, root: Path, progress: Progress, *, fingerprint: 
     return hook
 
 
-def end_when_diverged(run: Run, root: Path) -> Hook:
+def end_when_diverged(run: Run, saver: Saver, root: Path) -> Hook:
     """End after ``train.stop_after_non_finite`` steps in a row whose numbers are not finite, and
     rather than with such a last step. The numbers of a step are the same on every rank.
 
@@ -299,6 +304,7 @@ def end_when_diverged(run: Run, root: Path) -> Hook:
             in_a_row = 0 if numbers.is_finite else in_a_row + 1
         is_over = in_a_row >= most or record.step == run.last_step
         if most and in_a_row and is_over:
+            saver.settle()  # what was saved is known then
             last = record.read[-1]
             raise DivergedError(
                 f"training has diverged: loss {last.loss}, grad_norm {last.grad_norm} at step "

@@ -7,7 +7,7 @@ samples are functions of the seed and of the step, so there is no generator stat
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,6 @@ def save(run: Run, root: Path, step: int, *, fingerprint: str, finite: bool = Tr
         CheckpointError: a rank could not write, or holds values that are not finite while training
             is to end for those; on every rank alike. Earlier checkpoints stay.
     """
-    if run.built.executor.buffers.names:
-        names = ", ".join(run.built.executor.buffers.names)
-        raise CheckpointError(f"cannot hold buffers that change in training: {names}")
     try:
         _save(run, root, step, fingerprint=fingerprint, finite=finite)
     except CheckpointError:
@@ -52,37 +49,55 @@ def save(run: Run, root: Path, step: int, *, fingerprint: str, finite: bool = Tr
 
 def _save(run: Run, root: Path, step: int, *, fingerprint: str, finite: bool) -> None:
     comm = run.comm
-    folder, keep = temporary(root, step), run.config.checkpoint.keep
-    shards = _shards(run.built)
-    takes_all = not run.config.train.stop_after_non_finite
+    folder = temporary(root, step)
+    shards = shards_of(run.built)
+    state = state_of(run, step, shards, fingerprint=fingerprint, finite=finite)
 
-    def begun() -> tuple[int, bool]:
-        """The updates that this rank has done, none where it keeps no parameter; and whether it
-        holds numbers."""
-        is_finite = _is_finite(shards)
-        if not (takes_all or is_finite):
-            raise CheckpointError("parameters or the optimizer's state are not finite")
+    def begun() -> None:
         if run.is_main:
             begin(root, step)
-        return run.built.optimizer.num_updates, is_finite
 
-    all_updates, all_finite = zip(*_together(comm, begun), strict=True)
-    updates, finite = max(all_updates), finite and all(all_finite)
-    written = _together(comm, lambda: rank_file_json(write_rank(folder, comm.rank, shards)))
+    together(comm, begun)
+    written = together(comm, lambda: rank_file_json(write_rank(folder, comm.rank, shards)))
 
     def committed() -> None:
         if run.is_main:
-            files = [rank_file_from_json(entry) for entry in written]
-            state = {**_state(run, step, updates, fingerprint), "finite": finite}
-            if run.built.engine.loss_scale is not None:
-                state["loss_scale"] = dict(run.built.engine.loss_scale.state())
-            commit(root, step, files, state)
-            prune(root, keep)
+            commit(root, step, [rank_file_from_json(entry) for entry in written], state)
+            prune(root, run.config.checkpoint.keep)
 
-    _together(comm, committed)
+    together(comm, committed)
 
 
-def _together(comm: Comm, part: Callable[[], Any]) -> list[Any]:
+def state_of(
+    run: Run, step: int, shards: Sequence[Shard], *, fingerprint: str, finite: bool
+) -> Mapping[str, JSON]:
+    """What a checkpoint says besides tensors. Collective; arguments as of ``save``.
+
+    Raises:
+        CheckpointError: this cannot be saved; on every rank alike.
+    """
+    takes_all = not run.config.train.stop_after_non_finite
+
+    def facts() -> tuple[int, bool]:
+        """The updates that this rank has done, none where it keeps no parameter; and whether it
+        holds numbers."""
+        if run.built.executor.buffers.names:
+            names = ", ".join(run.built.executor.buffers.names)
+            raise CheckpointError(f"cannot hold buffers that change in training: {names}")
+        is_finite = _is_finite(shards)
+        if not (takes_all or is_finite):
+            raise CheckpointError("parameters or the optimizer's state are not finite")
+        return run.built.optimizer.num_updates, is_finite
+
+    all_updates, all_finite = zip(*together(run.comm, facts), strict=True)
+    state = _state(run, step, max(all_updates), fingerprint)
+    state["finite"] = finite and all(all_finite)
+    if run.built.engine.loss_scale is not None:
+        state["loss_scale"] = dict(run.built.engine.loss_scale.state())
+    return state
+
+
+def together(comm: Comm, part: Callable[[], Any]) -> list[Any]:
     """Do one part of a save on every rank; if it fails on any, fail on all with its words."""
     try:
         answer: dict[str, Any] = {"value": part()}
@@ -95,7 +110,7 @@ def _together(comm: Comm, part: Callable[[], Any]) -> list[Any]:
     return [entry["value"] for entry in answers]
 
 
-def _shards(built: Built) -> list[Shard]:
+def shards_of(built: Built) -> list[Shard]:
     """What this rank owns: master values and what the optimizer keeps."""
     shards = []
     for main in built.gradients.mains:

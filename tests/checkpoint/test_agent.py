@@ -1,0 +1,273 @@
+"""What ranks have copied becomes the same checkpoint as one that they write themselves, or none."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_cases import STATE, cut, rank_shards, save
+
+from weft.checkpoint.agent.client import SLOTS, AgentClient, start_agent
+from weft.checkpoint.agent.wire import Commit, Failed, Hello, Save, Saved
+from weft.checkpoint.reader import open_checkpoint
+from weft.checkpoint.shard import Shard
+from weft.checkpoint.store import hold, is_free, read_latest
+from weft.checkpoint.verify import verify
+from weft.plan.box import Box
+
+LIMIT_S = 300.0
+"""For whatever is waited for, on a machine that may be very busy."""
+
+
+class Machine:
+    """An agent and the ranks that speak to it."""
+
+    def __init__(self, folder: Path, root: Path, ranks: Sequence[int]) -> None:
+        self.root = root
+        self.log = folder / "agent.log"
+        self.process, path = start_agent(self.log, root if 0 in ranks else None)
+        self.ranks = {
+            rank: AgentClient(path, Hello(rank=rank, ranks_here=len(ranks), commits=rank == 0))
+            for rank in ranks
+        }
+        self.socket = path
+
+    def copy(self, step: int, *ranks: int) -> None:
+        """Ranks copy what they hold after a step, and hand it over."""
+        for rank in ranks:
+            client = self.ranks[rank]
+            name = Save(root=str(self.root), step=step, name=f"save{step}")
+            client.write(client.copy(rank_shards(step)[rank]), name)
+
+    def commit(self, step: int, *, timeout_s: float = LIMIT_S) -> None:
+        """What the first rank says."""
+        name = Save(root=str(self.root), step=step, name=f"save{step}")
+        state = {**STATE, "seed": step}
+        order = Commit(save=name, world_size=2, state=state, keep=2, timeout_s=timeout_s)
+        self.ranks[0].commit(order)
+
+    def wait(self) -> list[Saved | Failed]:
+        """Until nothing is left to do; what the first rank heard of it."""
+        for client in self.ranks.values():
+            client.wait()
+        return self.ranks[0].events() if 0 in self.ranks else []
+
+    def leave(self) -> int:
+        """All ranks end, or are killed: the agent's exit code, once it has ended too."""
+        for client in self.ranks.values():
+            client.close()
+        return self.process.wait(LIMIT_S)
+
+
+@contextmanager
+def machine(folder: Path, root: Path, ranks: Sequence[int] = (0, 1)) -> Iterator[Machine]:
+    folder.mkdir(exist_ok=True)
+    made = Machine(folder, root, ranks)
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.wait()
+        for client in made.ranks.values():
+            client.close()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name[-5:] != ".json"}
+
+
+def test_what_was_copied_is_what_is_saved(tmp_path: Path) -> None:
+    """To the byte; and what ranks do to their tensors afterwards changes nothing."""
+    root = tmp_path / "checkpoints"
+    with machine(tmp_path, root) as one:
+        for step in (1, 2, 3):
+            shards = rank_shards(step)
+            for rank, client in one.ranks.items():
+                name = Save(root=str(root), step=step, name=f"save{step}")
+                slot = client.copy(shards[rank])
+                for shard in shards[rank]:
+                    shard.tensor.fill_(torch.nan)
+                client.write(slot, name)
+            one.commit(step)
+            (saved,) = one.wait()
+            assert isinstance(saved, Saved)
+            assert (saved.step, saved.bytes > 0) == (step, True)
+        assert not one.socket.parent.exists(), "nobody else will come"
+        assert one.leave() == 0
+    assert one.log.read_text() == ""
+    assert sorted(path.name for path in root.iterdir()) == [
+        "latest",
+        "step-00000002",
+        "step-00000003",
+    ]
+    expected = save(tmp_path / "by ranks", 3, seed=3)
+    assert files(root / "step-00000003") == files(expected)
+    assert open_checkpoint(root).state == open_checkpoint(expected).state
+    assert verify(root).ok
+
+
+def test_it_outlives_the_ranks(tmp_path: Path) -> None:
+    """They are gone before it begins; it holds the folder until it is done."""
+    root = tmp_path / "checkpoints"
+    with machine(tmp_path, root) as one:
+        os.kill(one.process.pid, signal.SIGSTOP)
+        one.copy(1, 0, 1)
+        one.commit(1)
+        one.copy(2, 0)  # the second rank is killed before it has copied this one
+        one.commit(2)
+        for client in one.ranks.values():
+            client.close()
+        assert not is_free(root, 0.0)
+        os.kill(one.process.pid, signal.SIGCONT)
+        assert is_free(root, LIMIT_S)
+        assert one.process.wait(LIMIT_S) == 0
+    assert read_latest(root) == "step-00000001"
+    assert [path.name for path in sorted(root.iterdir())] == ["latest", "step-00000001"]
+    assert verify(root).ok
+    assert (
+        "step 2: CheckpointError: a rank ended before it had copied step 2" in one.log.read_text()
+    )
+
+
+def test_slow_storage_holds_nobody_up(tmp_path: Path) -> None:
+    """Two copies wait at most, and everything is written in the end."""
+    root = tmp_path / "checkpoints"
+    with machine(tmp_path, root) as one:
+        os.kill(one.process.pid, signal.SIGSTOP)
+        for step in range(1, SLOTS + 1):
+            one.copy(step, 0, 1)
+            one.commit(step)
+        assert [client.num_waiting for client in one.ranks.values()] == [SLOTS, SLOTS]
+        with pytest.raises(StopIteration):  # whoever does not ask first has no place to copy to
+            one.copy(9, 0)
+        os.kill(one.process.pid, signal.SIGCONT)
+        assert [event.step for event in one.wait()] == list(range(1, SLOTS + 1))
+        assert [client.num_waiting for client in one.ranks.values()] == [0, 0]
+    assert read_latest(root) == f"step-{SLOTS:08d}"
+
+
+def test_an_agent_that_is_killed(tmp_path: Path) -> None:
+    """Nobody waits for it, and the checkpoint before stays."""
+    root = tmp_path / "checkpoints"
+    save(root, 1, seed=1)
+    with machine(tmp_path, root) as one:
+        os.kill(one.process.pid, signal.SIGSTOP)
+        one.copy(2, 0, 1)
+        one.commit(2)
+        one.process.kill()
+        one.process.wait()
+        assert one.wait() == []
+        assert not any(client.is_alive for client in one.ranks.values())
+        one.copy(3, 0, 1)  # to nobody
+        one.commit(3)
+        assert is_free(root, 0.0)
+    assert read_latest(root) == "step-00000001"
+    assert save(root, 4, seed=4).name == "step-00000004"
+
+
+def test_what_the_disk_refuses(tmp_path: Path) -> None:
+    """Is told to the rank that commits; memory is free again and the next save may work."""
+    root = tmp_path / "checkpoints"
+    with machine(tmp_path, root) as one:
+        (root / "step-00000001.tmp").write_text("in the way")
+        one.copy(1, 0, 1)
+        one.commit(1)
+        (failed,) = one.wait()
+        assert isinstance(failed, Failed)
+        assert failed.problem.startswith(f"{root}/step-00000001.tmp: cannot be created: ")
+        (root / "step-00000001.tmp").unlink(missing_ok=True)
+        one.copy(2, 0, 1)
+        one.commit(2)
+        (saved,) = one.wait()
+        assert saved == Saved(step=2, seconds=saved.seconds, bytes=saved.bytes)
+    assert verify(root).ok
+
+
+def test_two_machines_make_one_checkpoint(tmp_path: Path) -> None:
+    """Each writes the files of its own rank; what is left of an earlier save misleads nobody."""
+    root = tmp_path / "checkpoints"
+    (root / "step-00000001.tmp").mkdir(parents=True)
+    (root / "step-00000001.tmp/save-killed").touch()
+    (root / "step-00000001.tmp/rank-00001.facts.json").write_text('{"problem": "of old"}')
+    with machine(tmp_path / "a", root, [0]) as first, machine(tmp_path / "b", root, [1]) as second:
+        second.copy(1, 1)
+        first.copy(1, 0)
+        first.commit(1)
+        assert isinstance(first.wait()[0], Saved)
+        second.wait()
+        first.copy(2, 0)
+        first.commit(2)
+        second.copy(2, 1)
+        assert isinstance(first.wait()[0], Saved)
+        second.wait()
+        assert (first.leave(), second.leave()) == (0, 0)
+    expected = save(tmp_path / "by ranks", 2, seed=2)
+    assert files(root / "step-00000002") == files(expected)
+    assert verify(root).ok
+
+
+def test_a_machine_that_is_lost(tmp_path: Path) -> None:
+    """Its files never come: there is no checkpoint, and the one before stays."""
+    root = tmp_path / "checkpoints"
+    save(root, 1, seed=1)
+    with machine(tmp_path / "a", root, [0]) as first, machine(tmp_path / "b", root, [1]) as second:
+        second.process.kill()
+        first.copy(2, 0)
+        first.commit(2, timeout_s=0.2)
+        (failed,) = first.wait()
+        assert isinstance(failed, Failed)
+        assert failed.problem == "waited 0 s for rank-00001.safetensors of another machine"
+    assert [path.name for path in sorted(root.iterdir())] == ["latest", "step-00000001"]
+
+
+def test_a_folder_is_held_by_one(tmp_path: Path) -> None:
+    first = hold(tmp_path / "checkpoints")
+    assert not is_free(tmp_path / "checkpoints", 0.0)
+    os.close(first)
+    assert is_free(tmp_path / "checkpoints", 0.0)
+    assert is_free(tmp_path / "nothing here", 0.0)
+
+
+def test_an_agent_that_nobody_speaks_to_is_small(tmp_path: Path) -> None:
+    """It needs no PyTorch: so it starts at once, and takes little beside what it writes."""
+    with machine(tmp_path, tmp_path / "checkpoints") as one:
+        one.copy(1, 0, 1)
+        one.commit(1)
+        one.wait()
+        maps = Path(f"/proc/{one.process.pid}/maps").read_text()
+    assert "libtorch" not in maps
+    assert "_multiarray_umath" not in maps
+
+
+def test_pieces_of_every_kind(tmp_path: Path) -> None:
+    """Empty boxes, scalars, and elements of unlike widths."""
+    tensors = {
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "empty": torch.empty(0, 3),
+        "narrow": torch.arange(7, dtype=torch.uint8),
+        "half": torch.randn(3, 5).bfloat16(),
+        "turned": torch.randn(4, 6).t(),
+    }
+    shards = [cut("param", name, t, Box.whole(tuple(t.shape))) for name, t in tensors.items()]
+    both: list[list[Shard]] = [shards, []]
+    root = tmp_path / "checkpoints"
+    with machine(tmp_path, root) as one:
+        for rank, client in one.ranks.items():
+            client.write(client.copy(both[rank]), Save(root=str(root), step=1, name="save1"))
+        one.commit(1)
+        (saved,) = one.wait()
+        assert isinstance(saved, Saved)
+    checkpoint = open_checkpoint(root)
+    for name, tensor in tensors.items():
+        assert torch.equal(checkpoint.read(name, "param"), tensor)

@@ -1,0 +1,1 @@
+"""A process of each machine that writes checkpoints while its ranks train."""

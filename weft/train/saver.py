@@ -1,0 +1,165 @@
+"""Saves of a run: most of them beside training, where an agent writes what ranks have copied.
+
+Training waits for a copy into host memory. The last save of a run, and any where no agent can be
+had, is written by the ranks themselves.
+"""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from weft.checkpoint.agent.client import SLOTS, AgentClient, start_agent
+from weft.checkpoint.agent.wire import Commit, Failed, Hello, Save
+from weft.checkpoint.shard import Shard
+from weft.comm.heartbeat import with_heartbeat
+from weft.platform.detect import free_memory_bytes
+from weft.train.loop import Run
+from weft.train.saving import save, shards_of, state_of
+
+SHARE = 0.5
+"""Of the memory that is free when the first copy is made, what all copies may take."""
+LOST = "the process that writes checkpoints was ended from outside, and what it had is lost"
+_END_S = 10.0
+
+
+class Saver:
+    """Saves the state of a run, one object a rank. Methods are collective but for ``close``.
+
+    Args:
+        root: The folder of checkpoints.
+        logs: Where the agent writes what it complains of.
+        fingerprint: Names the data.
+        tell: Says something that is worth knowing, once on the main rank.
+    """
+
+    def __init__(
+        self, run: Run, root: Path, logs: Path, *, fingerprint: str, tell: Callable[[str], None]
+    ) -> None:
+        self._run = run
+        self._root = root.resolve()
+        self._logs = logs
+        self._fingerprint = fingerprint
+        self._tell = tell
+        self._is_asynchronous = run.config.checkpoint.asynchronous
+        self._agent: AgentClient | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def save(self, step: int, *, finite: bool) -> None:
+        """Save the state after a step, and go on training as soon as it may change.
+
+        Where the one before is still being written there is none, which is said.
+
+        Raises:
+            CheckpointError: as ``weft.train.saving.save``.
+        """
+        shards = shards_of(self._run.built)
+        if not self._has_agent(shards):
+            self._save_now(step, finite=finite)
+            return
+        assert self._agent is not None, "all ranks have one"
+        is_late = self._agent.num_waiting == SLOTS
+        mine = {"late": is_late, "name": secrets.token_hex(8)}
+        everyone = self._run.comm.gather_json(mine, name="checkpoints under way")
+        if any(each["late"] for each in everyone):
+            self._tell(f"no checkpoint at step {step}: the two before it are still being written")
+            return
+        state = state_of(self._run, step, shards, fingerprint=self._fingerprint, finite=finite)
+        save = Save(root=str(self._root), step=step, name=everyone[0]["name"])
+        self._agent.write(self._agent.copy(shards), save)
+        if self._run.is_main:
+            order = Commit(
+                save=save,
+                world_size=self._run.comm.world_size,
+                state=state,
+                keep=self._run.config.checkpoint.keep,
+                timeout_s=self._run.comm.timeout_s,
+            )
+            self._agent.commit(order)
+
+    def save_last(self, step: int, *, finite: bool) -> None:
+        """Save the state after the last step, and return when it is on the disk.
+
+        Raises:
+            CheckpointError: as ``weft.train.saving.save``.
+        """
+        self.settle()
+        self._save_now(step, finite=finite)
+
+    def settle(self) -> None:
+        """Wait until everything that was copied is written."""
+        agents = self._run.comm.gather_json(self._agent is not None, name="agents")
+        if any(agents):
+            wait = self._agent.wait if self._agent is not None else lambda: None
+            with_heartbeat(self._run.comm, wait, name="checkpoints under way")
+        self.look()
+        if self._agent is not None and not self._agent.is_alive:
+            self._tell(LOST)
+
+    def look(self) -> None:
+        """Say what came of saves, as far as this rank has heard. Not collective."""
+        for event in self._agent.events() if self._agent is not None else ():
+            if isinstance(event, Failed):
+                self._tell(f"no checkpoint at step {event.step}: {event.problem}")
+
+    def close(self) -> None:
+        """Let go of the agent. What it has it still writes, however this process ends."""
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+            self._process = None
+
+    def _save_now(self, step: int, *, finite: bool) -> None:
+        save(self._run, self._root, step, fingerprint=self._fingerprint, finite=finite)
+
+    def _has_agent(self, shards: Sequence[Shard]) -> bool:
+        """All ranks have an agent, which is started for the first save. Collective."""
+        if not self._is_asynchronous:
+            return False
+        alive = self._agent is not None and self._agent.is_alive
+        everyone = self._run.comm.gather_json(alive, name="agents")
+        if all(everyone):
+            return True
+        if any(everyone) or self._agent is not None:
+            self._tell(LOST)
+        self.close()
+        problems = [problem for problem in self._started(shards) if problem]
+        if problems:
+            self._tell(f"checkpoints are written by the ranks themselves: {problems[0]}")
+            self._is_asynchronous = False
+            self.close()
+        return self._is_asynchronous
+
+    def _started(self, shards: Sequence[Shard]) -> list[str]:
+        """Start an agent on every machine and speak to it; why a rank cannot, by rank."""
+        comm = self._run.comm
+        nodes = [member.node for member in comm.members]
+        here = [rank for rank, node in enumerate(nodes) if node == nodes[comm.rank]]
+        need = len(here) * SLOTS * sum(shard.tensor.nbytes for shard in shards)
+        path, problem = "", ""
+        if need > SHARE * free_memory_bytes():
+            problem = f"copies of their state need {need / 2**30:.1f} GiB of host memory, "
+            problem += f"more than {SHARE:.0%} of what is free"
+        elif comm.rank == here[0]:
+            try:
+                log, root = self._logs / f"agent{comm.rank}.log", self._root
+                self._process, made = start_agent(log, root if self._run.is_main else None)
+                path = str(made)
+            except OSError as error:
+                problem = f"no process could be started for it: {error.strerror}"
+        answers = comm.gather_json((path, problem), name="agents")
+        problems = [why for _, why in answers]
+        if any(problems):
+            return problems
+        hello = Hello(rank=comm.rank, ranks_here=len(here), commits=self._run.is_main)
+        try:
+            self._agent = AgentClient(Path(answers[here[0]][0]), hello)
+        except OSError as error:
+            problem = f"it cannot be reached: {error.strerror}"
+        return comm.gather_json(problem, name="agents")
