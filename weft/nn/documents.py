@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.platform.registry import PLATFORMS
+from weft.platform.upload import upload
 
 
 class Packed(NamedTuple):
@@ -45,10 +46,10 @@ class Documents:
     def _of_starts(cls, starts: npt.NDArray[np.bool_], device: torch.device) -> Documents:
         places = np.where(starts, np.arange(starts.shape[1], dtype=np.int32), np.int32(0))
         first = np.maximum.accumulate(places, axis=1)
-        packed = Packed(torch.from_numpy(first).to(device, non_blocking=True), None)
+        packed = Packed(upload(torch.from_numpy(first), device), None)
         if device.type in PLATFORMS and PLATFORMS[device.type].has_varlen:
             ends = np.append(np.flatnonzero(starts), starts.size).astype(np.int32)
-            borders = torch.from_numpy(ends).to(device, non_blocking=True)
+            borders = upload(torch.from_numpy(ends), device)
             # Every micro-batch has another number of documents; compiled blocks must not care.
             torch._dynamo.maybe_mark_dynamic(borders, 0)
             packed = packed._replace(borders=borders)

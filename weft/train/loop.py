@@ -26,8 +26,10 @@ from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
 from weft.platform.base import Platform
 from weft.platform.registry import PLATFORMS
+from weft.platform.upload import upload
 from weft.train.assemble import Built
 from weft.train.engine import StepResult
+from weft.train.inputs import Inputs
 from weft.train.save_clock import SaveClock
 from weft.train.stop import StopSignal
 
@@ -151,7 +153,7 @@ def cut(
     assert sum(sizes) == len(batch.samples), f"{sizes} do not cut {len(batch.samples)} samples"
 
     def on_device(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+        return upload(torch.from_numpy(np.ascontiguousarray(array)), device)
 
     result = []
     for rows in (slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))):
@@ -159,7 +161,8 @@ def cut(
         if dropout_seed is not None:
             from weft.nn.dropout import dropout_keys
 
-            keys = dropout_keys(*dropout_seed, torch.from_numpy(batch.samples[rows])).to(device)
+            samples = torch.from_numpy(batch.samples[rows])
+            keys = upload(dropout_keys(*dropout_seed, samples), device)
         positions = torch.arange(batch.tokens.shape[1], device=device)[None]
         documents = None
         if batch.segments is not None:
@@ -244,14 +247,15 @@ def train(run: Run, hooks: Sequence[Hook]) -> int:
     """Train to the last step, or until some rank was asked to stop. Returns the steps done."""
     done = run.first_step
     reader = Reader(run.config, run.first_step, run.last_step, waits=run.waits_for_reads)
+    inputs = Inputs(run.batches, run.microbatches, run.comm.device, last_step=run.last_step)
     for step in range(run.first_step, run.last_step):
         reader.begin()
         lr = lr_at(run.config.optim, step, run.config.train.steps)
         run.built.optimizer.lr = lr
-        batch = next(run.batches)
+        batch, microbatches = inputs.take(step)
         data = batch.fingerprint() if run.counts_data else 0
-        microbatches = run.microbatches(batch, step)
         result = run.built.engine.step(microbatches, asked=run.asks, data=data)
+        inputs.prepare(step + 1)
         done = step + 1
         record = StepRecord(step=done, read=reader.add(done, lr, result))
         for hook in hooks:
