@@ -1,0 +1,1 @@
+"""What only a card can show, in one command; ``python -m benchmarks.gpu --help``."""

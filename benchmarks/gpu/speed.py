@@ -1,0 +1,350 @@
+"""How fast: models beside a plain compiled loop, the gradient path, predictions, links."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.gpu.part import Found, Here, Part
+from benchmarks.plain_llama import PlainLlama, token_loss
+from weft.comm.comm import Comm
+from weft.config.sections import AdamWConfig
+from weft.cost.flops import train_flops_per_token
+from weft.elastic.chip_profile import measure_links
+from weft.models.llama.sizes import SIZES
+from weft.models.registry import param_specs
+from weft.nn.context import Context
+from weft.nn.stage import MicroBatch
+from weft.plan.mesh import Mesh
+from weft.plan.model import ModelSpec
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.planner.forecast import peak_dtype
+from weft.platform.detect import detect_node
+from weft.simulate.known import local_profile
+from weft.train.assemble import Built, fill, initial
+from weft.train.family import assemble_model
+
+OPTIM = AdamWConfig(lr=1e-4)
+ROUNDS, WARM_UP = 8, 3
+CLI_S = 420.0
+
+Step = Callable[[Tensor], object]
+
+
+def model_of(here: Here, name: str) -> tuple[ModelSpec, int, int]:
+    """A model, its tokens in a sample, and samples of a step; small where memory is."""
+    if here.is_host:
+        return replace(SIZES["debug-1m"], vocab_size=512, seq_len=64), 64, 2
+    if not here.is_big:
+        return replace(SIZES["tinyllama-1.1b"], num_layers=4, seq_len=2048), 2048, 2
+    if name == "1b":
+        spec = replace(SIZES["llama3.2-1b"], seq_len=4096, rope_scaling=None, tied=False)
+        return spec, 4096, 4
+    return replace(SIZES["llama3-8b"], num_layers=8, seq_len=4096), 4096, 4
+
+
+def plan_of(here: Here, spec: ModelSpec, samples: int, **stage: Any) -> Plan:
+    """One card."""
+    alone = StagePlan(
+        mesh=Mesh.of((0,)), layers=(0, spec.num_layers), device=here.device,
+        **{"precision": here.fast, **stage},
+    )  # fmt: skip
+    pipeline = PipelinePlan(stages=(alone,), samples=samples, microbatch=samples)
+    return Plan(num_layers=spec.num_layers, pipelines=(pipeline,))
+
+
+def built_of(here: Here, spec: ModelSpec, seq_len: int, samples: int, **stage: Any) -> Built:
+    """A rank that holds it all, with values."""
+    comm = Comm(device=here.platform.device(0))
+    plan = plan_of(here, spec, samples, **stage)
+    built = assemble_model(plan, spec, comm, optim=OPTIM, seq_len=seq_len)
+    fill(built.gradients, initial(0))
+    return built
+
+
+def weft_step(here: Here, spec: ModelSpec, seq_len: int, samples: int, **stage: Any) -> Step:
+    """Weft's step on ``[samples, seq_len + 1]`` tokens."""
+    built = built_of(here, spec, seq_len, samples, **stage)
+    device = here.platform.device(0)
+    ones = torch.ones(samples, seq_len, device=device)
+    places = Context(positions=torch.arange(seq_len, device=device)[None])
+
+    def step(tokens: Tensor) -> object:
+        tensors = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": ones}
+        return built.engine.step([MicroBatch(tensors, places)]).loss
+
+    return step
+
+
+def plain_step(here: Here, spec: ModelSpec) -> Step:
+    """A compiled loop as people write it: fp32 parameters, autocast, fused AdamW, clipping."""
+    with here.platform.device(0):
+        model = PlainLlama(spec)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=OPTIM.lr, fused=True)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(here.fast)
+    loss_of: Callable[..., Tensor] = token_loss if here.is_host else torch.compile(token_loss)
+
+    def step(tokens: Tensor) -> object:
+        with torch.autocast(here.device, dtype=dtype, enabled=dtype is not None):
+            loss = loss_of(model, tokens)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def in_turns(
+    here: Here, steps: dict[str, Step], vocab: int, shape: Sequence[int]
+) -> dict[str, list[float]]:
+    """Seconds of each step; who is measured changes from step to step."""
+    device, platform = here.platform.device(0), here.platform
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(ROUNDS + WARM_UP):
+        tokens = torch.randint(0, vocab, (shape[0], shape[1] + 1), device=device)
+        for name, step in steps.items():
+            platform.synchronize()
+            begun = time.perf_counter()
+            step(tokens)
+            platform.synchronize()
+            if turn >= WARM_UP:
+                seconds[name].append(time.perf_counter() - begun)
+    return seconds
+
+
+def peaks(here: Here) -> dict[str, float]:
+    """FLOP/s by the data sheet, and of a product that is measured now."""
+    known: dict[str, float] = {}
+    for chip in here.chips[:1]:
+        dtype = peak_dtype(chip, here.fast)
+        if dtype and (flops := chip.peak_flops(dtype)):
+            known["the data sheet's peak"] = flops
+    side = 512 if here.is_host else 8192
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    left = torch.randn(
+        side, side, dtype=dtypes.get(here.fast, torch.float32), device=here.platform.device(0)
+    )
+    times = []
+    for _ in range(10):
+        here.platform.synchronize()
+        begun = time.perf_counter()
+        _ = [left @ left for _ in range(5)]
+        here.platform.synchronize()
+        times.append((time.perf_counter() - begun) / 5)
+    known[f"a product of {side}^3 measured now"] = 2 * side**3 / min(times)
+    return known
+
+
+def _speed(name: str) -> Callable[[Here, Found], None]:
+    def speed(here: Here, found: Found) -> None:
+        here.platform.multiply_fp32(tf32=False)
+        spec, seq_len, samples = model_of(here, name)
+        shape, vocab = (samples, seq_len), spec.vocab_size
+        what = f"{spec.num_layers} layers of {spec.d_model}, {seq_len} x {samples}, {here.fast}"
+        found.measures("model", what)
+        references = peaks(here)
+        compiled = {} if here.is_host else {"compile": True}
+        ours = {"Weft": weft_step(here, spec, seq_len, samples, **compiled)}
+        both = {**ours, "plain PyTorch, compiled": plain_step(here, spec)}
+        seconds = in_turns(here, both, vocab, shape)
+        for who, times in seconds.items():
+            _tell(found, who, statistics.median(times), spec, shape, references)
+        weft, plain = seconds.values()
+        ratio = statistics.median(p / w for w, p in zip(weft, plain, strict=True))
+        found.measures("plain / Weft", ratio)
+        profiled(here, found, ours["Weft"], vocab, shape)
+        del both, ours
+        for variant, settings in {
+            "eager": {"compile": False},
+            "recompute": {**compiled, "recompute": "full"},
+        }.items():
+            step = weft_step(here, spec, seq_len, samples, **settings)
+            times = in_turns(here, {variant: step}, vocab, shape)[variant]
+            _tell(found, f"Weft, {variant}", statistics.median(times), spec, shape, references)
+            del step
+        if not here.is_host:
+            found.proves(f"as fast as the plain loop: {ratio:.3f}", holds=ratio >= 1.0)
+            peak = next(iter(references.values()))
+            flops = train_flops_per_token(spec, seq_len) * samples * seq_len
+            mfu = flops / statistics.median(weft) / peak
+            found.proves(f"half of the first reference's peak: {mfu:.1%}", holds=mfu >= 0.5)
+        else:
+            found.proves("both loops train, in turns")
+
+    return speed
+
+
+def _tell(
+    found: Found, who: str, seconds: float, spec: ModelSpec, shape: Sequence[int],
+    references: dict[str, float],
+) -> None:  # fmt: skip
+    tokens = shape[0] * shape[1]
+    found.measures(f"{who}, tokens/s", tokens / seconds)
+    flops = train_flops_per_token(spec, shape[1]) * tokens
+    for reference, peak in references.items():
+        found.measures(f"{who}, MFU of {reference}", f"{flops / seconds / peak:.1%}")
+
+
+def profiled(here: Here, found: Found, step: Step, vocab: int, shape: Sequence[int]) -> None:
+    """Kernels, idle time of the device and host waits of one step."""
+    from torch.profiler import profile
+
+    tokens = torch.randint(0, vocab, (shape[0], shape[1] + 1), device=here.platform.device(0))
+    with profile() as profiler:
+        step(tokens)
+        here.platform.synchronize()
+    events = list(profiler.events())
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in events
+        if event.device_type.name == ("CPU" if here.is_host else "CUDA")
+    )
+    busy, end = 0.0, spans[0][0]
+    for first, last in spans:
+        busy += max(last - max(first, end), 0.0)
+        end = max(end, last)
+    waits = [event for event in events if "Synchronize" in event.name]
+    found.measures("kernels of a step", len(spans))
+    found.measures("device idle in a step", f"{1 - busy / (end - spans[0][0]):.1%}")
+    found.measures("host waits of a step", max(len(waits) - 1, 0))  # the last one is ours
+
+
+def gradients(here: Here, found: Found) -> None:
+    """The way of gradients alone: norm, clipping, update, and bf16 copies of parameters."""
+    spec, seq_len, samples = model_of(here, "1b")
+    built = built_of(here, spec, seq_len, samples)
+    for main in built.gradients.mains:
+        main.grad = torch.zeros_like(main.value)
+    factor = torch.ones((), dtype=torch.float64, device=here.platform.device(0))
+    times = []
+    for _ in range(ROUNDS):
+        here.platform.synchronize()
+        begun = time.perf_counter()
+        built.gradients.squared_norm()
+        built.engine.update(factor)
+        here.platform.synchronize()
+        times.append(time.perf_counter() - begun)
+        for main in built.gradients.mains:
+            main.grad = torch.zeros_like(main.value)
+    count = sum(param.numel for param in param_specs(spec))
+    found.measures(f"update of {count / 1e6:.0f} M parameters, ms", statistics.median(times) * 1e3)
+    found.measures("of 32 bytes a parameter, GB/s", 32 * count / statistics.median(times) / 1e9)
+    values = torch.stack([main.value.isfinite().all() for main in built.gradients.mains])
+    found.proves("parameters stay numbers", holds=bool(values.all()))
+
+
+def weft(here: Here, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command of Weft, with the profiles of this benchmark alone."""
+    profiles = str(here.folder.parent / "profiles")
+    return subprocess.run(
+        [sys.executable, "-m", "weft", *arguments],
+        env={**os.environ, "WEFT_PROFILES": profiles, **environment},
+        capture_output=True,
+        text=True,
+        timeout=CLI_S,
+        check=False,
+    )
+
+
+ALWAYS = (
+    "data.path=builtin:python", "data.limit_mb=1", "train.eval_samples=1", "sample.prompts=[]",
+    "metrics.report=false", "train.log_every=1", "checkpoint.minutes=0", "checkpoint.every=0",
+)  # fmt: skip
+
+
+def prediction(here: Here, found: Found) -> None:
+    """The card's profile, and runs that were predicted by it before they began."""
+    done = weft(here, "chips", "profile", "--device", here.device, "--quick", "--json")
+    found.proves(f"the profile is measured{_why(done)}", holds=done.returncode == 0)
+    profile = local_profile(
+        detect_node(), chip=here.chips[0].name if here.chips else None,
+        folder=here.folder.parent / "profiles",
+    )  # fmt: skip
+    for dtype in ("fp32", "bf16"):
+        if profile is not None and profile.peak_flops(dtype):
+            found.measures(
+                f"profile, best product in {dtype}, TFLOP/s", profile.peak_flops(dtype) / 1e12
+            )
+    size = "debug-1m" if here.is_host else "tinyllama-1.1b"
+    runs = {
+        "plain": ("batch.micro=2",),
+        "accumulated": ("batch.micro=1",),
+        "recompute": ("batch.micro=2", "compute.recompute=full"),
+    }
+    errors = []
+    for name, settings in runs.items():
+        done = weft(
+            here, "train", "debug", *ALWAYS, f"model.size={size}", "plan.shares=[1]",
+            f"compute.device={here.device}", f"compute.precision={here.fast}", "batch.samples=4",
+            "compute.threads=1", "train.steps=9", f"data.seq_len={128 if here.is_host else 2048}",
+            f"data.cache_dir={here.folder / 'cache'}", *settings, "--out", str(here.folder / name),
+            "--json", OMP_NUM_THREADS="1",
+        )  # fmt: skip
+        found.proves(f"{name}: the run ends{_why(done)}", holds=done.returncode == 0)
+        summary = json.loads(done.stdout)
+        before, after = (summary["prediction"][key] for key in ("predicted", "measured"))
+        found.measures(f"{name}, MFU", summary["mfu"])
+        if before["step_time_s"]:
+            errors.append(before["step_time_s"] / after["step_time_s"] - 1)
+            found.measures(f"{name}, predicted over measured time", f"{errors[-1]:+.1%}")
+        gib = before["memory_gib"][0] / after["memory_gib"][0] - 1
+        found.measures(f"{name}, predicted over measured memory", f"{gib:+.1%}")
+    found.measures("times within 10 %", f"{sum(abs(e) <= 0.1 for e in errors)} of {len(errors)}")
+    found.proves("every run was predicted before it began", holds=len(errors) == len(runs))
+
+
+def _why(done: subprocess.CompletedProcess[str]) -> str:
+    last = done.stderr.strip().splitlines()[-1:] if done.returncode else []
+    return f" ({last[0]})" if last else ""
+
+
+def links(here: Here, found: Found) -> None:
+    """Collectives among all cards, at sizes of plans."""
+    with here.pool() as pool:
+        ranks = min(here.number, 2) if here.is_host else here.number
+        for link in pool.run(measure_links, here.device, False, world_size=ranks)[0]:
+            rate = link.num_bytes / link.seconds / 1e9
+            found.measures(f"{link.kind} of {link.num_bytes / 1e6:.3g} MB, GB/s", rate)
+    found.proves(f"{ranks} ranks talk by {here.platform.collective_backend}")
+
+
+def peers(here: Here, found: Found) -> None:
+    """``benchmarks.parallel`` on two cards: DDP, FSDP2, DTensor and PyTorch's pipelines."""
+    command = [sys.executable, "-m", "benchmarks.parallel", "--device", here.device, "--json"]
+    few = ["--only", "zero", "--rounds", "2", "--steps", "1"] if here.is_host else ["--rounds", "6"]
+    done = subprocess.run(
+        [*command, *few], capture_output=True, text=True, timeout=CLI_S, check=False
+    )
+    found.proves(
+        f"losses agree with those of PyTorch's own{_why(done)}", holds=done.returncode == 0
+    )
+    for record in json.loads(done.stdout):
+        found.measures(f"{record['name']}, theirs / ours", record["ratio"])
+
+
+PARTS = (
+    Part(name="speed-1b", asks="tokens/s of a 1B model beside a plain compiled loop",
+         run=_speed("1b"), minutes=8),
+    Part(name="speed-8b-slice", asks="the same of 8 layers of an 8B model",
+         run=_speed("8b"), minutes=8),
+    Part(name="gradients", asks="the gradient path alone", run=gradients, minutes=3),
+    Part(name="prediction", asks="a profile, and predicted against measured", run=prediction,
+         minutes=8),
+    Part(name="links", asks="rates of collectives among cards", run=links, minutes=4, devices=2),
+    Part(name="peers", asks="beside DDP, FSDP2, DTensor and pipelines of PyTorch", run=peers,
+         minutes=8, devices=2),
+)  # fmt: skip
