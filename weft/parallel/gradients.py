@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from weft.comm.comm import Comm, Finish
 from weft.config.errors import ConfigError
 from weft.parallel.accumulate import Accumulator, Slot
-from weft.parallel.buckets import BUCKET_BYTES, fill_buckets
+from weft.parallel.buckets import BUCKET_BYTES, Bucket, fill_buckets
 from weft.parallel.mains import FlatParams, MainParam, whole_main
 from weft.parallel.norms import TensorNorms
 from weft.parallel.params import Held, LocalParam, assign_owners, reduction_groups
 from weft.parallel.wholes import WholeTensors
+from weft.plan.box import Box
 from weft.precision.roles import Roles
 
 MAX_IN_FLIGHT = 2
@@ -40,7 +41,7 @@ class _Reduction(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """The reductions of one group of ranks in the order that all of them keep."""
+    """The reductions of this rank in the order that all who share one keep."""
 
     rounds: list[tuple[Accumulator, int]]
     next: int = 0
@@ -98,12 +99,12 @@ class Gradients:
         self.mains = whole + [main for flat in self.sharded for main in flat.mains]
         self._sums = [Accumulator(b, by_name, comm, precision, rounds) for b in buckets]
         self._mains_of = _by_bucket(self.mains, self._sums, comm.rank)
-        self._lines = _lines(self._sums)
-        self._slots: dict[nn.Parameter, list[tuple[Accumulator, Slot, _Line]]] = {}
+        order = reduction_order([(s.bucket, s.rounds) for s in self._sums], list(pieces))
+        self._line = _Line([(self._sums[number], round_) for number, round_ in order])
+        self._slots: dict[nn.Parameter, list[tuple[Accumulator, Slot]]] = {}
         for sums in self._sums:
-            line = self._lines[sums.bucket.ranks]
             for slot in sums.slots:
-                self._slots.setdefault(slot.param, []).append((sums, slot, line))
+                self._slots.setdefault(slot.param, []).append((sums, slot))
         hook = _Take(self)
         self._hooks = [
             param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -137,15 +138,13 @@ class Gradients:
             main.value.grad = main.grad = None
         for sums in self._sums:
             sums.begin()
-        for line in self._lines.values():
-            line.next = 0
-            if not self._awaited:  # the other ranks need not wait for this one's zeros
-                self._reduce_full(line)
+        self._line.next = 0
+        if not self._awaited:  # the other ranks need not wait for this one's zeros
+            self._reduce_full()
 
     def finish(self) -> None:
         """Wait until every gradient is the sum over all ranks, and set each ``grad``."""
-        for line in self._lines.values():
-            self._reduce(line, len(line.rounds))
+        self._reduce(len(self._line.rounds))
         present = self._count_present() if self._may_be_absent else None
         for reduction in self._in_flight:
             reduction.finish()
@@ -169,7 +168,7 @@ class Gradients:
     def _count_present(self) -> dict[tuple[int, ...], Tensor]:
         """By group: how many of its ranks have a gradient for each piece, after the reductions."""
         present = {}
-        for ranks in self._lines:
+        for ranks in sorted({sums.bucket.ranks for sums in self._sums}):
             slots = [s for sums in self._sums if sums.bucket.ranks == ranks for s in sums.slots]
             came = torch.tensor([float(slot.received > 0) for slot in slots])
             present[ranks] = came = came.to(self._comm.device)
@@ -240,11 +239,9 @@ class Gradients:
     def skip(self, params: Iterable[nn.Parameter]) -> None:
         """Other ranks have gradients of these now, of a microbatch without samples for this one."""
         for param in params:
-            places = self._slots.get(param, ())
-            for _, slot, _ in places:
+            for _, slot in self._slots.get(param, ()):
                 slot.skipped += 1
-            for _, _, line in places:
-                self._reduce_full(line)
+        self._reduce_full()
 
     @torch.no_grad()
     def take(self, param: Tensor) -> None:
@@ -254,17 +251,17 @@ class Gradients:
             return
         places = self._slots[param]  # type: ignore[index]
         if grad.layout != torch.strided:
-            sums, slot, _ = places[0]
+            sums, slot = places[0]
             param.grad = None
             refuse_sparse(sums.name_of(slot), grad)
-        for sums, slot, _ in places:
+        for sums, slot in places:
             sums.add(slot, grad)
         param.grad = None
-        for _, _, line in places:
-            self._reduce_full(line)
+        self._reduce_full()
 
-    def _reduce_full(self, line: _Line) -> None:
+    def _reduce_full(self) -> None:
         """Reduce what is full, as far as the order allows."""
+        line = self._line
         ready = line.next
         while ready < len(line.rounds):
             sums, round_ = line.rounds[ready]
@@ -272,9 +269,10 @@ class Gradients:
             if not may_go or not sums.is_full(round_, self._awaited):
                 break
             ready += 1
-        self._reduce(line, ready)
+        self._reduce(ready)
 
-    def _reduce(self, line: _Line, end: int) -> None:
+    def _reduce(self, end: int) -> None:
+        line = self._line
         for sums, round_ in line.rounds[line.next : end]:
             # Who has no samples in the last microbatches sends zeros for them ahead of the others.
             is_ahead = round_ >= self._awaited
@@ -368,15 +366,24 @@ def _by_bucket(
     return [[by_box[part.held.spec.name, part.box] for part in parts] for parts in kept]
 
 
-def _lines(sums: Sequence[Accumulator]) -> dict[tuple[int, ...], _Line]:
-    """Round after round, and in each round bucket after bucket; what has one round goes last."""
-    lines: dict[tuple[int, ...], _Line] = {}
-    rounds = max((each.rounds for each in sums), default=1)
-    for number in range(rounds):
-        for each in sums:
-            line = lines.setdefault(each.bucket.ranks, _Line([]))
-            if each.rounds > 1:
-                line.rounds.append((each, number))
-            elif number == rounds - 1:
-                line.rounds.append((each, 0))
-    return lines
+def reduction_order(
+    buckets: Sequence[tuple[Bucket, int]], names: Sequence[str]
+) -> list[tuple[int, int]]:
+    """Numbers of a rank's buckets, each with its round, in the order in which they are reduced.
+
+    Each bucket is given with the number of its rounds; ``names`` are all parameters of the job.
+    What a rank does among others follows from the bucket alone, so that the calls of all ranks, in
+    whatever groups, fit into one order of the job. Libraries ask for that where ranks share several
+    communicators. It is about the order of backward, whose last gradient of a bucket is that of
+    its last piece; what only the end of a step completes goes last, and so does the table that
+    embedding and head share.
+    """
+    places = {name: place for place, name in enumerate(names)}
+
+    def place(each: tuple[int, int]) -> tuple[int, int, Box, tuple[int, ...]]:
+        bucket, rounds = buckets[each[0]]
+        last = bucket.entries[-1].held
+        return each[1] - rounds, -places[last.spec.name], last.box, bucket.ranks
+
+    every = [(number, each) for number, (_, last) in enumerate(buckets) for each in range(last)]
+    return sorted(every, key=place)
