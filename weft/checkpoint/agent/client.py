@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from weft.checkpoint.agent.image import Image, new_image
 from weft.checkpoint.agent.wire import (
@@ -26,8 +25,7 @@ from weft.checkpoint.agent.wire import (
     Wire,
     Written,
 )
-from weft.checkpoint.entry import Piece
-from weft.checkpoint.shard import DTYPES, Shard
+from weft.checkpoint.shard import Shard, bytes_of
 from weft.checkpoint.store import hold
 
 SLOTS = 2
@@ -71,7 +69,7 @@ class AgentClient:
         end.connect(str(path))
         self._wire = Wire(end)
         self._wire.send(hello)
-        self._views: dict[int, _Views] = {}
+        self._rooms: dict[int, _Room] = {}
         self._busy: set[int] = set()
         self._events: list[Saved | Failed] = []
 
@@ -104,13 +102,14 @@ class AgentClient:
         Raises OSError where there is no memory of that kind.
         """
         slot = next(slot for slot in range(SLOTS) if slot not in self._busy)
-        views = self._views.get(slot)
-        if views is None or not views.fits(shards):
+        room = self._rooms.get(slot)
+        if room is None or not room.fits(shards):
+            if room is not None:
+                room.close()
             image, handle, pieces_bytes = new_image([shard.piece for shard in shards])
             self._wire.send(Memory(slot=slot, pieces_bytes=pieces_bytes), files=[handle])
-            os.close(handle)
-            views = self._views[slot] = _Views(image)
-        views.copy(shards)
+            room = self._rooms[slot] = _Room(image, handle)
+        room.copy(shards)
         return slot
 
     def write(self, slot: int, save: Save) -> None:
@@ -124,7 +123,9 @@ class AgentClient:
     def close(self) -> None:
         """Leave. What the agent has it still writes."""
         self._wire.close()
-        self._views.clear()
+        for room in self._rooms.values():
+            room.close()
+        self._rooms.clear()
 
     def _listen(self) -> None:
         if self._wire.is_open:
@@ -141,23 +142,34 @@ class AgentClient:
                     raise AssertionError(f"the agent said {message}")
 
 
-class _Views:
-    """An image as the tensors in it."""
+class _Room:
+    """Memory for one copy of a rank's state.
 
-    def __init__(self, image: Image) -> None:
-        self._views = {piece: _view(image, piece) for piece in image.pieces}
+    What lies in host memory is written into it as into a file, so that it does not count as this
+    process's own; a device's tensors are copied into a view of it.
+    """
+
+    def __init__(self, image: Image, handle: int) -> None:
+        self._image = image
+        self._handle = handle
 
     def fits(self, shards: Sequence[Shard]) -> bool:
-        return {shard.piece for shard in shards} == self._views.keys()
+        return {shard.piece for shard in shards} == set(self._image.pieces)
 
     @torch.no_grad()
     def copy(self, shards: Sequence[Shard]) -> None:
         for shard in shards:
-            self._views[shard.piece].copy_(shard.tensor)
+            if shard.tensor.device.type == "cpu":
+                self._write(bytes_of(shard.tensor.detach()), self._image.place(shard.piece).start)
+            elif shard.piece.nbytes:
+                flat = torch.frombuffer(self._image.data(shard.piece), dtype=torch.uint8)
+                view = flat.view(shard.tensor.dtype).view(shard.piece.box.size)
+                view.copy_(shard.tensor)
 
+    def close(self) -> None:
+        os.close(self._handle)
 
-def _view(image: Image, piece: Piece) -> Tensor:
-    if not piece.nbytes:
-        return torch.empty(piece.box.size, dtype=DTYPES[piece.dtype])
-    flat = torch.frombuffer(image.data(piece), dtype=torch.uint8)
-    return flat.view(DTYPES[piece.dtype]).view(piece.box.size)
+    def _write(self, data: memoryview, place: int) -> None:
+        while data:
+            written = os.pwrite(self._handle, data, place)
+            data, place = data[written:], place + written

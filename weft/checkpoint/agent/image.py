@@ -30,9 +30,13 @@ class Image:
             end += piece.nbytes
         self._memory = mmap.mmap(handle, end)
 
+    def place(self, piece: Piece) -> slice:
+        """Where the elements of a piece are, in bytes."""
+        return self._places[piece]
+
     def data(self, piece: Piece) -> memoryview:
         """The elements of a piece, in place."""
-        return memoryview(self._memory)[self._places[piece]]
+        return memoryview(self._memory)[self.place(piece)]
 
 
 def new_image(pieces: Sequence[Piece]) -> tuple[Image, int, int]:
