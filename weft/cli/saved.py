@@ -149,14 +149,14 @@ def report(
     json: Json = False,
 ) -> None:
     """Write report.html from the files of a run, finished or not."""
-    from weft.cli.summary import profile_of
     from weft.report.page import write_report
+    from weft.report.run_files import read_run
 
     if not (folder / "plan.json").is_file():
         raise ConfigError("FOLDER", str(folder), "the folder of a run (it holds plan.json)")
     page = write_report(folder)
     if json:
-        profile = profile_of(folder)
+        profile = read_run(folder).profile
         print_json({"report": str(page)} | ({"profile": profile} if profile else {}))
     else:
         out.print(f"wrote {page}")
