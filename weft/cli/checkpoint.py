@@ -89,6 +89,30 @@ def verify(folder: Folder, json: Json = False) -> None:
     finish(0 if found.ok else 1)
 
 
+@app.command("diff")
+def diff(
+    first: Folder,
+    second: Annotated[
+        Path, typer.Argument(help="Another one, saved under any plan.", show_default=False)
+    ],
+    json: Json = False,
+) -> None:
+    """Name every tensor of two checkpoints that is not the same, bit for bit. Exit code 1 then.
+
+    Plans may differ: tensors are compared whole, by their names in the unsplit model.
+    """
+    from weft.checkpoint.diff import differences
+
+    found = list(differences(open_saved(first), open_saved(second)))
+    if json:
+        print_json({"equal": not found, "differences": [asdict(each) for each in found]})
+    for each in found if not json else ():
+        out.print(f"{each.what}: {each.problem}")
+    if not (found or json):
+        out.print("equal", style="green")
+    finish(1 if found else 0)
+
+
 @app.command("export")
 def export(folder: Folder, to: To, json: Json = False) -> None:
     """Write a checkpoint as a Hugging Face folder that `transformers` opens as it is."""
