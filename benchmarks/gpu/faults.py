@@ -16,7 +16,13 @@ from benchmarks.gpu.speed import ALWAYS, weft
 
 WITHIN_S = 30.0
 START_S = 240.0
-SIZES = ("model.size=debug-1m", "data.vocab_size=1024", "data.seq_len=128", "compute.threads=1")
+SIZES = (
+    "model.size=debug-1m",
+    "data.vocab_size=1024",
+    "data.seq_len=128",
+    "compute.threads=1",
+    "compute.compile=false",
+)
 
 
 class Job:
@@ -105,8 +111,8 @@ def _faults(ranks: int) -> Callable[[Here, Found], None]:
         if here.is_host:
             found.measures("a full card", "there is none")
             return
-        full = ("model.size=demo-5m", "data.seq_len=2048", "compute.check_memory=false")
-        job = Job(here, "full", many, (*full, "batch.samples=8192", "batch.micro=8192"))
+        full = ("model.size=llama2-70b", "compute.check_memory=false")
+        job = Job(here, "full", many, (*full, f"batch.samples={many}", "batch.micro=1"))
         _told(found, "a full card", job, job.ends(), cause="too little memory", code=1)
 
     return faults

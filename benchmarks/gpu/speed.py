@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import statistics
@@ -10,16 +11,20 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.devices import joined
 from benchmarks.gpu.part import Found, Here, Part
 from benchmarks.plain_llama import PlainLlama, token_loss
+from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.sections import AdamWConfig
 from weft.cost.flops import train_flops_per_token
+from weft.data.synthetic import SyntheticDataset
 from weft.elastic.chip_profile import measure_links
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import param_specs
@@ -33,9 +38,14 @@ from weft.platform.detect import detect_node
 from weft.simulate.known import local_profile
 from weft.train.assemble import Built, fill, initial
 from weft.train.family import assemble_model
+from weft.train.loop import cut
 
 OPTIM = AdamWConfig(lr=1e-4)
+WHOLE_8B_GIB = 300
+"""Of all cards together, where a whole 8B model is in training."""
 ROUNDS, WARM_UP = 8, 3
+ROOMY_GIB = 120
+"""Of a card that takes several samples of real models."""
 CLI_S = 420.0
 
 Step = Callable[[Tensor], object]
@@ -47,10 +57,11 @@ def model_of(here: Here, name: str) -> tuple[ModelSpec, int, int]:
         return replace(SIZES["debug-1m"], vocab_size=512, seq_len=64), 64, 2
     if not here.is_big:
         return replace(SIZES["tinyllama-1.1b"], num_layers=4, seq_len=2048), 2048, 2
+    samples = 1 if here.memory_gib < ROOMY_GIB else 2 if name == "1b" else 4
     if name == "1b":
         spec = replace(SIZES["llama3.2-1b"], seq_len=4096, rope_scaling=None, tied=False)
-        return spec, 4096, 4
-    return replace(SIZES["llama3-8b"], num_layers=8, seq_len=4096), 4096, 4
+        return spec, 4096, samples
+    return replace(SIZES["llama3-8b"], num_layers=8, seq_len=4096), 4096, samples
 
 
 def plan_of(here: Here, spec: ModelSpec, samples: int, **stage: Any) -> Plan:
@@ -158,24 +169,30 @@ def _speed(name: str) -> Callable[[Here, Found], None]:
         found.measures("model", what)
         references = peaks(here)
         compiled = {} if here.is_host else {"compile": True}
-        ours = {"Weft": weft_step(here, spec, seq_len, samples, **compiled)}
-        both = {**ours, "plain PyTorch, compiled": plain_step(here, spec)}
-        seconds = in_turns(here, both, vocab, shape)
-        for who, times in seconds.items():
-            _tell(found, who, statistics.median(times), spec, shape, references)
-        weft, plain = seconds.values()
+        makers: dict[str, Callable[[], Step]] = {
+            "Weft": partial(weft_step, here, spec, seq_len, samples, **compiled),
+            "plain PyTorch, compiled": partial(plain_step, here, spec),
+            "Weft, eager": partial(weft_step, here, spec, seq_len, samples),
+            "Weft, recompute": partial(
+                weft_step, here, spec, seq_len, samples, **compiled, recompute="full"
+            ),
+        }
+        first, second, *others = makers
+        # Two large models do not fit side by side: then one after the other.
+        turns = [[first, second]] if name == "1b" else [[first], [second]]
+        seconds: dict[str, list[float]] = {}
+        for group in [*turns, *([each] for each in others)]:
+            steps = {who: makers[who]() for who in group}
+            seconds |= in_turns(here, steps, vocab, shape)
+            for who in group:
+                _tell(found, who, statistics.median(seconds[who]), spec, shape, references)
+            if first in steps:
+                profiled(here, found, steps[first], vocab, shape)
+            del steps
+            gc.collect()  # hooks of parameters lead back to their model
+        weft, plain = seconds[first], seconds[second]
         ratio = statistics.median(p / w for w, p in zip(weft, plain, strict=True))
         found.measures("plain / Weft", ratio)
-        profiled(here, found, ours["Weft"], vocab, shape)
-        del both, ours
-        for variant, settings in {
-            "eager": {"compile": False},
-            "recompute": {**compiled, "recompute": "full"},
-        }.items():
-            step = weft_step(here, spec, seq_len, samples, **settings)
-            times = in_turns(here, {variant: step}, vocab, shape)[variant]
-            _tell(found, f"Weft, {variant}", statistics.median(times), spec, shape, references)
-            del step
         if not here.is_host:
             found.proves(f"as fast as the plain loop: {ratio:.3f}", holds=ratio >= 1.0)
             peak = next(iter(references.values()))
@@ -313,13 +330,12 @@ def _why(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def links(here: Here, found: Found) -> None:
-    """Collectives among all cards, at sizes of plans."""
+    """Collectives between two cards."""
     with here.pool() as pool:
-        ranks = min(here.number, 2) if here.is_host else here.number
-        for link in pool.run(measure_links, here.device, False, world_size=ranks)[0]:
+        for link in pool.run(measure_links, here.device, False, world_size=2)[0]:
             rate = link.num_bytes / link.seconds / 1e9
             found.measures(f"{link.kind} of {link.num_bytes / 1e6:.3g} MB, GB/s", rate)
-    found.proves(f"{ranks} ranks talk by {here.platform.collective_backend}")
+    found.proves(f"two ranks talk by {here.platform.collective_backend}")
 
 
 def peers(here: Here, found: Found) -> None:
@@ -336,7 +352,64 @@ def peers(here: Here, found: Found) -> None:
         found.measures(f"{record['name']}, theirs / ours", record["ratio"])
 
 
+def divided(address: RankAddress, plan: Plan, spec: ModelSpec, seq_len: int) -> list[float]:
+    """Seconds of steps of a rank among others."""
+    comm, platform = joined(address, plan.devices[address.rank])
+    built = assemble_model(plan, spec, comm, optim=OPTIM, seq_len=seq_len)
+    fill(built.gradients, initial(0))
+    data = SyntheticDataset(vocab_size=spec.vocab_size, seq_len=seq_len, seed=1)
+    ranges, seconds = plan.rank_plan(comm.rank).microbatches(), []
+    for step in range(ROUNDS):
+        rows = [step * plan.global_batch + row for part in ranges for row in part]
+        batch = cut(data.batch(rows), [len(part) for part in ranges], comm.device)
+        comm.barrier(name="turn")
+        platform.synchronize()
+        begun = time.perf_counter()
+        built.engine.step(batch)
+        platform.synchronize()
+        seconds.append(time.perf_counter() - begun)
+    built.gradients.fence()
+    comm.close()
+    return seconds[WARM_UP:]
+
+
+def among_cards(here: Here, found: Found) -> None:
+    """An 8B model over all cards in several ways."""
+    many = 2 if here.is_host else 2 ** (here.number.bit_length() - 1)
+    spec, seq_len, _ = model_of(here, "8b")
+    if here.is_big and here.memory_gib * many > WHOLE_8B_GIB:
+        spec = replace(spec, num_layers=32)
+    found.measures("model", f"{spec.num_layers} layers of {spec.d_model}, {many} ranks")
+    half = spec.num_layers // 2
+    ranks, compiled = tuple(range(many)), not here.is_host
+    settings = {"device": here.device, "precision": here.fast, "compile": compiled}
+    whole = {"layers": (0, spec.num_layers), **settings}
+    ends = ((0, half), (half, spec.num_layers))
+    parts = (ranks[: many // 2], ranks[many // 2 :])
+    ways: dict[str, tuple[StagePlan, ...]] = {
+        f"ZeRO {zero}": (StagePlan(mesh=Mesh.of(ranks, dp=many), zero=zero, **whole),)
+        for zero in (3, 2)
+    }
+    ways[f"tp {min(many, 8)}"] = (StagePlan(mesh=Mesh.of(ranks, tp=many), **whole),)
+    ways["two stages"] = tuple(
+        StagePlan(
+            mesh=Mesh.of(part, dp=many // 2), layers=end, zero=3 if many > 2 else 0, **settings
+        )
+        for part, end in zip(parts, ends, strict=True)
+    )
+    for name, stages in ways.items():
+        pipeline = PipelinePlan(stages=stages, samples=2 * many, microbatch=many)
+        plan = Plan(num_layers=spec.num_layers, pipelines=(pipeline,))
+        with here.pool() as pool:
+            times = pool.run(divided, plan, spec, seq_len, world_size=many)
+        slowest = statistics.median(max(each) for each in zip(*times, strict=True))
+        found.measures(f"{name}, tokens/s", 2 * many * seq_len / slowest)
+    found.proves(f"{len(ways)} ways to divide it train")
+
+
 PARTS = (
+    Part(name="among-cards", asks="an 8B model over all cards, in several ways", run=among_cards,
+         minutes=8, devices=2),
     Part(name="speed-1b", asks="tokens/s of a 1B model beside a plain compiled loop",
          run=_speed("1b"), minutes=8),
     Part(name="speed-8b-slice", asks="the same of 8 layers of an 8B model",
@@ -344,7 +417,7 @@ PARTS = (
     Part(name="gradients", asks="the gradient path alone", run=gradients, minutes=3),
     Part(name="prediction", asks="a profile, and predicted against measured", run=prediction,
          minutes=8),
-    Part(name="links", asks="rates of collectives among cards", run=links, minutes=4, devices=2),
+    Part(name="links", asks="collectives between two cards", run=links, minutes=4, devices=2),
     Part(name="peers", asks="beside DDP, FSDP2, DTensor and pipelines of PyTorch", run=peers,
          minutes=8, devices=2),
 )  # fmt: skip

@@ -1,0 +1,78 @@
+"""``python -m benchmarks.gpu``: what stops one part stops no other, and nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu.__main__ import ORDER, PARTS, THEMES, main, run
+from benchmarks.gpu.part import DisprovedError, Found, Part
+
+FIRST, SECOND, *_ = PARTS
+
+
+def test_a_part_that_fails_or_hangs_says_so() -> None:
+    unknown = run(replace(FIRST, name="nobody"), "cpu", 1, left_s=600)
+    assert (unknown["state"], unknown["error"]) == ("failed", "KeyError: 'nobody'")
+    slow = run(replace(FIRST, minutes=0.01), "cpu", 1, left_s=600)
+    assert (slow["state"], slow["error"]) == ("failed", "ended after 1 s")
+
+
+def test_what_cannot_begin_says_what_it_needs() -> None:
+    many = next(part for part in PARTS if part.devices == 2)
+    assert run(many, "cuda", 1, left_s=600)["error"] == "needs 2 GPUs, found 1"
+    late = run(FIRST, "cpu", 1, left_s=10)
+    assert (late["state"], late["error"]) == ("left", "takes up to 2 min; call again")
+
+
+def test_every_part_has_a_place_and_fits_into_a_call() -> None:
+    assert sorted(THEMES) == sorted(ORDER)
+    assert all(part.minutes <= 8 for part in PARTS)
+
+
+def test_what_is_found_stays_when_a_part_is_killed(tmp_path: Path) -> None:
+    found = Found(tmp_path / "found.json")
+    found.measures("time, ms", 3.14159265)
+    found.proves("one is one")
+    with pytest.raises(DisprovedError, match="one is two"):
+        found.proves("one is two", holds=False)
+    kept = json.loads((tmp_path / "found.json").read_text())
+    assert kept == {"proved": ["one is one"], "measured": {"time, ms": "3.142"}}
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_goes_on_with_what_is_not_proved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran, file = [], str(tmp_path / "all.json")
+
+    def some(part: Part, *_: Any) -> dict[str, Any]:
+        ran.append(part.name)
+        state = "failed" if part is SECOND and ran.count(part.name) == 1 else "proved"
+        figures = {"proved": ["it holds"], "measured": {"rate": "7"}}
+        return {"state": state, "error": "why" * (state == "failed"), "seconds": 1.0, **figures}
+
+    monkeypatch.setattr(command, "run", some)
+    assert call(monkeypatch, "--out", file, "--only", f"{FIRST.name},{SECOND.name}") == 1
+    assert call(monkeypatch, "--out", file, "--only", f"{FIRST.name},{SECOND.name}") == 0
+    assert ran == [FIRST.name, SECOND.name, SECOND.name]
+    assert call(monkeypatch, "--out", file, "--only", FIRST.name, "--again") == 0
+    assert ran[3:] == [FIRST.name]
+    assert f"| {FIRST.name}: {FIRST.asks} | proved | it holds | rate 7 |" in capsys.readouterr().out
+    assert call(monkeypatch, "--only", "nothing") == 2
+    state = json.loads(Path(file).read_text())
+    Path(file).write_text(json.dumps(state | {"card": "another"}))
+    assert call(monkeypatch, "--out", file) == 2
+    assert "is of another with torch" in capsys.readouterr().err
