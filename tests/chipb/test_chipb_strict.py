@@ -24,6 +24,9 @@ SOME = [
     ("pp2-zb-v-tied", 1, 4),
     ("dualpipe-v-zero2", 2, 5),
     ("zero3-tied-recompute", 1, 6),
+    ("domains-zero0-2-1", 1, 7),
+    ("domains-zero3-pipelines", 4, 8),
+    ("domains-three-unlike", 8, 9),
 ]
 """With a number of hardware queues, and a seed."""
 

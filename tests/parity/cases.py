@@ -42,6 +42,8 @@ class Case:
     """Numbers of the ranks, where they are not given out in order."""
     tied: bool = False
     dropout: float = 0.0
+    domains: tuple[tuple[int, ...], ...] = ()
+    """Sets of ranks that fast links join; all in one by default."""
     num_kv_heads: int = 4
     """Of llama; of 8 heads in all."""
 
@@ -83,7 +85,7 @@ class Case:
                     schedule=self.schedule,
                 )
             )
-        return Plan(num_layers=NUM_LAYERS, pipelines=tuple(pipelines))
+        return Plan(num_layers=NUM_LAYERS, pipelines=tuple(pipelines), domains=self.domains)
 
     def rehearsal(self) -> Rehearsal:
         family = FAMILIES[self.family]
@@ -323,4 +325,23 @@ MORE = [
          family="gpt2", dropout=0.1, recompute="full"),
 ]  # fmt: skip
 
-PARITY = [*ONE_BY_ONE, *SCHEDULES_BY_LAYERS, *SCHEDULES_BY_ZERO, *SEAMS, *SHARDED, *MORE]
+DOMAINS = [
+    Case("domains-zero0-2-1", shares=(4, 2), dp=((2,), (1,)), microbatch=3,
+         domains=((0, 1), (2,))),
+    Case("domains-zero1-3-2", shares=(4, 2), dp=((3,), (2,)), microbatch=2, zero=1, tied=True,
+         domains=((3, 4), (0, 1, 2))),
+    Case("domains-zero2-2-1", shares=(4, 2), dp=((2,), (1,)), microbatch=2, zero=2, family="gpt2",
+         dropout=0.2, domains=((0, 1), (2,))),
+    Case("domains-zero3-pipelines", shares=(5, 2), dp=((2, 2), (2,)), layers=((1, 3), (4,)),
+         zero=3, tied=True, domains=((0, 1, 2, 3), (4, 5))),
+    Case("domains-zero3-one-mesh-idle-rank", shares=(7,), dp=((4,),), microbatch=3, zero=3,
+         recompute="full", domains=((0, 1), (2, 3))),
+    Case("domains-three-unlike", shares=(3, 1, 2), dp=((2,), (1,), (2,)), microbatch=2, zero=2,
+         domains=((3, 4), (0, 1), (2,))),
+    Case("domains-unlike-pipelines-tp", shares=(4, 2), dp=((1, 2), (1,)), tp=((2, 1), (3,)),
+         layers=((1, 3), (4,)), tied=True, domains=((0, 1, 2, 3), (4, 5, 6))),
+    Case("domains-across-stages-zb-v", shares=(6,), dp=((2, 2),), layers=((1, 1, 1, 1),),
+         schedule="zb-v", zero=1, tied=True, domains=((0, 2), (1, 3))),
+]  # fmt: skip
+
+PARITY = [*ONE_BY_ONE, *SCHEDULES_BY_LAYERS, *SCHEDULES_BY_ZERO, *SEAMS, *SHARDED, *MORE, *DOMAINS]

@@ -16,6 +16,9 @@ SOME = [
     ("zb-h1-zero2", 1, 6),
     ("zero3-tied-recompute", 8, 7),
     ("gpipe-zero3", 1, 8),
+    ("domains-zero3-pipelines", 1, 9),
+    ("domains-three-unlike", 2, 10),
+    ("domains-unlike-pipelines-tp", 1, 11),
 ]
 """With a number of hardware queues, and a seed."""
 

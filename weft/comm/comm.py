@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from weft.comm.aside import Aside
 from weft.comm.counters import Count, Counters
 from weft.comm.errors import CommError
 from weft.comm.flight_recorder import Call, FlightRecorder, Kind
@@ -90,6 +91,7 @@ class Comm:
         """By ranks and purpose."""
         self._links: dict[tuple[int, ...], Link] = {}
         self._host_copies: HostCopies | None = None
+        self._beside: Aside | None = None
 
     def __enter__(self) -> Comm:
         return self
@@ -104,14 +106,17 @@ class Comm:
         for ranks in (self.world, *groups):
             self._open(ranks, "calls")
 
-    def open_gathering(self, groups: Iterable[tuple[int, ...]]) -> None:
-        """Create what ``all_gather`` needs in those of the groups that this rank is in.
+    def open_gathering(
+        self, groups: Iterable[tuple[int, ...]], *, purpose: str = "gathers"
+    ) -> None:
+        """Create what ``all_gather`` needs in those of the groups that this rank is in; for
+        ``gathering`` with ``purpose="returns"``.
 
         It has communicators of its own: gathers may then come in between other calls of the same
         ranks in an order that differs from rank to rank.
         """
         for ranks in groups:
-            self._open(ranks, "gathers")
+            self._open(ranks, purpose)
 
     def open_channels(
         self, channels: Iterable[Channel], edges: Mapping[Channel, Collection[Edge]] = NO_EDGES
@@ -233,6 +238,9 @@ class Comm:
         Partial -> Shard. ``own`` ``[n]`` holds the sum when the result was called, with gloo in
         the order of ranks; ``flat`` must not change before. The ranks are ascending in ``group``.
         """
+        if len(group) == 1:
+            own.copy_(flat)
+            return nothing
         size = len(group)
         assert flat.numel() == size * own.numel(), f"{flat.numel()} elements for {size} ranks"
         begin = partial(self._group(group).reduce_scatter, flat, own, size)
@@ -245,6 +253,8 @@ class Comm:
         Shard -> Replicate. ``flat`` is valid when the result was called. The group names its ranks
         in ascending order.
         """
+        if len(group) == 1:
+            return nothing
         size = len(group)
         begin = partial(self._transports[group, "gathers"].all_gather, flat, group, self.rank)
         sent = (size - 1) / size * flat.nbytes
@@ -269,12 +279,7 @@ class Comm:
 
         They must not change until the result was called.
         """
-        by_link: dict[Link, Count] = {}
-        for dst, part in parts:
-            count = by_link.setdefault(self._link((self.rank, dst)), Count(calls=1))
-            count.add(Count(messages=1, bytes=part.nbytes, peers={dst}))
-        for link, count in by_link.items():
-            self.counters.add(name, link, count)
+        self._count(parts, name)
         begin = partial(self._channel(channel).send, parts, channel.number)
         return self._between("send", name, parts, begin)
 
@@ -286,6 +291,56 @@ class Comm:
         """
         begin = partial(self._channel(channel).receive, parts, channel.number)
         return self._between("receive", name, parts, begin)
+
+    def trading(
+        self, sent: Parts, received: Parts, *, channel: Channel, name: str
+    ) -> Callable[[], Finish]:
+        """What starts to send and receive contiguous tensors over a channel, all at once; counted
+        now. Ranks that have nothing for each other may leave each other out."""
+        parts = [(peer, part) for peer, part in sent if part.numel()]
+        self._count(parts, name)
+        rooms = [(peer, part) for peer, part in received if part.numel()]
+        if not parts and not rooms:
+            return lambda: nothing
+        return partial(self._channel(channel).exchange, parts, rooms, channel.number)
+
+    def gathering(self, flat: Tensor, *, name: str, group: tuple[int, ...]) -> Callable[[], Finish]:
+        """What starts ``all_gather`` over communicators for that alone; counted now."""
+        size = len(group)
+        peers = {rank for rank in group if rank != self.rank}
+        sent = (size - 1) / size * flat.nbytes
+        self.counters.add(name, self._link(group), Count(1, size - 1, sent, peers))
+        return partial(self._transports[group, "returns"].all_gather, flat, group, self.rank)
+
+    def room(self, like: Tensor) -> Tensor:
+        """Memory for what ``chain`` receives: free again when nobody refers to it."""
+        return self._aside().room(like)
+
+    def chain(
+        self,
+        first: Finish,
+        steps: Sequence[Callable[[], Finish]],
+        *,
+        name: str,
+        group: tuple[int, ...],
+    ) -> tuple[Finish, Finish]:
+        """Start ``steps`` one after the other, each when the one before has ended, the first when
+        ``first`` has; beside what this rank does. They talk among ranks of ``group``.
+
+        Returns what waits until ``first`` has ended, and until all have. Nobody else calls
+        ``first``, nor touches or lets go of the tensors that it and the steps use, until then. All
+        ranks begin chains that they share in one order.
+        """
+        choices = [self._choose(group, sends=sends) for sends in (False, True)]
+        call = self.recorder.begin(name, "group", group, 0)
+        begun = self._aside().chain(first, steps, on_host=any(map(_waits_on_host, choices)))
+        first_ended, ended = begun
+        return self._awaited(call, first_ended), self._awaited(call, ended)
+
+    def _aside(self) -> Aside:
+        if self._beside is None:
+            self._beside = Aside(self.device)
+        return self._beside
 
     def reserve(self, messages: Iterable[Message]) -> None:
         """Be ready for these, all under way at once: make what host memory they go through."""
@@ -321,9 +376,10 @@ class Comm:
 
         ``abort``: something failed, and what the others still do with the epoch fails too.
         """
-        if self._host_copies is not None:
-            self._host_copies.close(wait=not abort)
-            self._host_copies = None
+        for threads in (self._beside, self._host_copies):
+            if threads is not None:
+                threads.close(wait=not abort)
+        self._beside = self._host_copies = None
         self._transports.clear()
         if self.groups is not None:
             self.groups.abort() if abort else self.groups.close()
@@ -344,6 +400,15 @@ class Comm:
         sent = messages / len(ranks) * tensor.nbytes
         begin = partial(over.all_reduce, tensor, largest=largest)
         return self._start(name, ranks, tensor.nbytes, begin, messages=messages, sent=sent)
+
+    def _count(self, parts: Parts, name: str) -> None:
+        """Messages that this rank sends, each of its own."""
+        by_link: dict[Link, Count] = {}
+        for dst, part in parts:
+            count = by_link.setdefault(self._link((self.rank, dst)), Count(calls=1))
+            count.add(Count(messages=1, bytes=part.nbytes, peers={dst}))
+        for link, count in by_link.items():
+            self.counters.add(name, link, count)
 
     def _sent(self, parts: Sequence[Tensor], group: tuple[int, ...]) -> tuple[int, int]:
         """Messages and bytes of the parts that go to other ranks of a group, one to each."""
@@ -461,7 +526,9 @@ class Comm:
     def _recorded(self, call: Call, begin: Callable[[], Finish]) -> Finish:
         with span(f"{CALL}{call.name}"):
             wait = self._named(call, begin)
+        return self._awaited(call, wait)
 
+    def _awaited(self, call: Call, wait: Finish) -> Finish:
         def finish() -> None:
             self.recorder.wait(call)
             with span(f"{WAIT}{call.name}"):
@@ -481,6 +548,11 @@ class Comm:
             text = str(error).splitlines()[0]
             message = f"rank {self.rank}: {call.name} with rank(s) {peers} failed: {text}"
             raise CommError(message) from error
+
+
+def _waits_on_host(choice: Choice) -> bool:
+    """Its calls end when the host has waited for them, not when a device has."""
+    return choice.through_host or choice.backend == "gloo"
 
 
 def _ascending(group: Sequence[int]) -> list[int]:

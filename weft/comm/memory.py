@@ -7,6 +7,7 @@ it. What they did with it is asked of the device before what a later receive or 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -51,21 +52,23 @@ class ReusedMemory:
     """Of the host, where devices copy from it and to it."""
     made: int = 0
     """Tensors that were made since the beginning."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _pieces: dict[tuple[tuple[int, ...], torch.dtype], list[_Piece]] = field(default_factory=dict)
 
     def take(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """One that is free until the last reference to what is returned, or to a view, is gone."""
-        if USE_COUNT is None:
-            self.made += 1
-            return torch.empty(size, dtype=dtype, device=self.device, pin_memory=self.is_pinned)
-        pieces = self._pieces.setdefault((size, dtype), [])
-        free = next((piece for piece in pieces if piece.is_free), None)
-        if free is None:
-            made = torch.empty(size, dtype=dtype, device=self.device, pin_memory=self.is_pinned)
-            free = _Piece(made, _references(made))
-            pieces.append(free)
-            self.made += 1
-        return free.tensor.detach()
+        with self._lock:
+            if USE_COUNT is None:
+                self.made += 1
+                return torch.empty(size, dtype=dtype, device=self.device, pin_memory=self.is_pinned)
+            pieces = self._pieces.setdefault((size, dtype), [])
+            free = next((piece for piece in pieces if piece.is_free), None)
+            if free is None:
+                made = torch.empty(size, dtype=dtype, device=self.device, pin_memory=self.is_pinned)
+                free = _Piece(made, _references(made))
+                pieces.append(free)
+                self.made += 1
+            return free.tensor.detach()
 
     def forget(self) -> None:
         """Let go of all: other sizes will be asked for."""

@@ -115,9 +115,9 @@ class NativeGroup:
 
         return then(self._at_once(out, into, PARTS_TAG), add)
 
-    def exchange(self, sent: Parts, received: Parts) -> Finish:
-        """Send and receive contiguous tensors, all at once."""
-        return self._at_once(sent, received, PARTS_TAG)
+    def exchange(self, sent: Parts, received: Parts, tag: int = PARTS_TAG) -> Finish:
+        """Send and receive contiguous tensors, all at once; equal tags arrive in order."""
+        return self._at_once(sent, received, tag)
 
     def send(self, parts: Parts, tag: int) -> Finish:
         """Send contiguous tensors; equal tags arrive in order."""
@@ -225,6 +225,9 @@ class StagedGroup(NativeGroup):
     ) -> Finish:
         begin = self._host.scatter_sum
         return self._through(flat, own, lambda host, into: begin(host, into, counts, order))
+
+    def exchange(self, sent: Parts, received: Parts, tag: int = PARTS_TAG) -> Finish:
+        return _all([self.receive(received, tag), self.send(sent, tag)])
 
     def send(self, parts: Parts, tag: int) -> Finish:
         down = [(peer, *self._copies.down(part, message=True)) for peer, part in parts]

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
 
 from weft.comm.comm import Comm, Finish
-from weft.comm.transport import then
+from weft.comm.transport import nothing, then
+from weft.parallel.between import INSIDE, BetweenDomains
 from weft.parallel.buckets import Bucket
 from weft.parallel.params import LocalParam
 from weft.precision.roles import Roles
+
+
+@dataclass(slots=True, eq=False)
+class _Once:
+    """Waits for something the first time that it is called."""
+
+    finish: Finish
+    uses: list[Tensor]
+    """What is read and written until then: nobody else may get that memory."""
+
+    def __call__(self) -> None:
+        finish, self.finish = self.finish, nothing
+        finish()
+        self.uses.clear()
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +60,17 @@ class Accumulator:
         comm: Comm,
         precision: Roles,
         rounds: int,
+        between: BetweenDomains | None = None,
     ) -> None:
+        """``between``: the way of a bucket that crosses between domains."""
         self.bucket = bucket
+        self.near = bucket.near(comm.rank)
+        """Those that hold it in this rank's domain."""
+        self._between = between
+        self._arriving: list[_Once] = []
+        """Of this step, one for each round, where sums go on between domains."""
+        self._parts: tuple[Tensor | None, Tensor | None] = (None, None)
+        """At level 0: what is summed inside the domain, and this rank's part of that."""
         self.rounds = rounds if bucket.reduces_each_backward else 1
         self._comm = comm
         self._dtype = precision.accumulation.dtype
@@ -54,7 +78,7 @@ class Accumulator:
         self._travel_dtype = precision.reduction.dtype
         self._flat: Tensor | None = None
         """Persistent up to level 1; above from the first gradient to the reduction."""
-        self._own = self._empty(bucket.segment if bucket.level else 0)
+        self._own = self._empty(bucket.segment(comm.rank) if bucket.level else 0)
         self.slots = []
         for entry in bucket.entries:
             local = params[entry.held.spec.name]
@@ -71,6 +95,7 @@ class Accumulator:
         for slot in self.slots:
             slot.is_fresh, slot.received, slot.skipped = True, 0, 0
         self._num_reduced = 0
+        self._arriving.clear()
 
     def add(self, slot: Slot, grad: Tensor) -> None:
         part = grad[slot.index]
@@ -99,23 +124,21 @@ class Accumulator:
             )
 
     def reduce(self) -> Finish:
-        """Start to sum what came since the last round over all holders."""
-        flat, ranks = self._whole(), self.bucket.ranks
-        for slot in self.slots:
-            if slot.is_fresh:  # no part of this rank's batch used the parameter
-                flat[slot.place].zero_()
-            slot.is_fresh = True
+        """Start to sum what came since the last round over all holders of this domain."""
+        flat = self._filled()
         sent = flat.to(self._travel_dtype)  # the same tensor where the dtypes agree
-        if self.bucket.level == 0:
-            arrived = self._comm.all_reduce(sent, name="gradients", group=ranks, wait=False)
+        if self.bucket.level == 0 and self._between is None:
+            arrived = self._comm.all_reduce(sent, name=INSIDE, group=self.near, wait=False)
             return arrived if sent is flat else then(arrived, lambda: flat.copy_(sent))
+        if self.bucket.level == 0:
+            return self._sum_in_parts(sent)
         is_first = self._num_reduced == 0
         self._num_reduced += 1
         if self.bucket.level >= 2:
             self._flat = None
         is_in_place = is_first and sent is flat
         own = self._own if is_in_place else torch.empty_like(self._own, dtype=sent.dtype)
-        arrived = self._comm.reduce_scatter(sent, own, name="gradients", group=ranks)
+        arrived = self._comm.reduce_scatter(sent, own, name=INSIDE, group=self.near)
 
         def finish() -> None:
             arrived()
@@ -124,7 +147,45 @@ class Accumulator:
             elif not is_in_place:
                 self._own.add_(own)
 
-        return finish
+        return self._noted(finish, [sent, own])
+
+    def sum_between(self) -> Finish:
+        """After the last round: start to sum over domains what each has summed. All ranks begin
+        these in one order."""
+        assert self._between is not None, f"{self.bucket.ranks} are in one domain"
+        for earlier in self._arriving[:-1]:
+            earlier()
+        last = self._arriving[-1]
+        if self.bucket.level == 0:
+            (sent, part), self._parts = self._parts, (None, None)
+            assert sent is not None and part is not None, "nothing was summed inside the domain"
+            last.finish, ended = self._between.sum(last.finish, part, whole=sent)
+            if sent is not self._flat:
+                ended = then(ended, partial(self._whole().copy_, sent))
+            return _Once(ended, [sent, part])
+        if self._own.dtype == self._travel_dtype:
+            last.finish, ended = self._between.sum(last.finish, self._own)
+            return ended
+        part = torch.empty_like(self._own, dtype=self._travel_dtype)
+        first = then(last.finish, partial(part.copy_, self._own))
+        last.finish, ended = self._between.sum(first, part)
+        return _Once(then(ended, partial(self._own.copy_, part)), [part])
+
+    def _sum_in_parts(self, sent: Tensor) -> Finish:
+        """Level 0 in several domains: a part for each rank, until all are summed."""
+        part = sent if len(self.near) == 1 else sent.new_empty(len(sent) // len(self.near))
+        arrived = nothing
+        if part is not sent:
+            arrived = self._comm.reduce_scatter(sent, part, name=INSIDE, group=self.near)
+        self._parts = sent, part
+        return self._noted(arrived, [sent, part])
+
+    def _noted(self, finish: Finish, uses: list[Tensor]) -> Finish:
+        """What ends once, whoever waits for it, where sums go on between domains."""
+        if self._between is None:
+            return finish
+        self._arriving.append(_Once(finish, uses))
+        return self._arriving[-1]
 
     @cached_property
     def sums(self) -> list[Tensor]:
@@ -132,9 +193,18 @@ class Accumulator:
         memory = self._own if self.bucket.level else self._whole()
         return self.bucket.kept_views(self._comm.rank, memory)
 
+    def _filled(self) -> Tensor:
+        """The gradients of one round, with zeros where nothing came."""
+        flat = self._whole()
+        for slot in self.slots:
+            if slot.is_fresh:  # no part of this rank's batch used the parameter
+                flat[slot.place].zero_()
+            slot.is_fresh = True
+        return flat
+
     def _whole(self) -> Tensor:
         if self._flat is None:
-            self._flat = self._empty(self.bucket.numel)
+            self._flat = self._empty(self.bucket.numel(self._comm.rank))
         return self._flat
 
     def _empty(self, numel: int) -> Tensor:

@@ -1,9 +1,9 @@
 """Which pieces of parameters travel together, and which part of them each rank keeps: arithmetic.
 
 A bucket is a flat buffer: its pieces one behind the other, each at an aligned place, and as long as
-is needed to cut it into equal segments, one for each rank that holds the pieces. With ZeRO (arXiv
-1910.02054) each rank keeps the segment of its number: its gradients, its optimizer state, and at
-level 3 its parameters. A segment may begin and end inside a piece.
+is needed to cut it into equal segments, one for each rank that holds the pieces, or that does so in
+one domain. With ZeRO (arXiv 1910.02054) each rank keeps the segment of its number: its gradients,
+its optimizer state, and at level 3 its parameters. A segment may begin and end inside a piece.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from weft.parallel.crossing import Cell, cells, segment_of
 from weft.parallel.params import Held
 from weft.plan.box import Box
 from weft.plan.model import UnitName
@@ -57,7 +58,8 @@ class Bucket:
     def reduces_each_backward(self) -> bool:
         """From level 2 on no rank keeps whole gradients from one backward to the next.
 
-        Only where all holders are one stage's: they alone do their backwards in the same order.
+        Only where all holders, or those of each domain, are one stage's: they alone do their
+        backwards in the same order.
         """
         return self.level >= 2 and self.entries[0].held.in_one_stage
 
@@ -67,18 +69,57 @@ class Bucket:
         return all(entry.held.in_one_precision for entry in self.entries)
 
     @property
-    def segment(self) -> int:
-        """Elements that each rank keeps."""
-        return _aligned(-(-self.entries[-1].stop // len(self.ranks)))
+    def domains(self) -> tuple[tuple[int, ...], ...]:
+        """Its ranks by domain; each has the whole bucket."""
+        return self.entries[0].held.by_domain
 
     @property
-    def numel(self) -> int:
-        return self.segment * len(self.ranks) if self.level else self.entries[-1].stop
+    def crosses(self) -> bool:
+        """It is summed inside domains, and then between them."""
+        return len(self.domains) > 1
+
+    @property
+    def is_late(self) -> bool:
+        """It is summed inside domains over both ends of a pipeline, one of which completes it last:
+        begun before, sums of one group would wait behind each other, and other calls behind them.
+        """
+        tied = any(each.held.spec.also and not each.held.in_one_stage for each in self.entries)
+        return self.crosses and tied
+
+    @property
+    def is_cut(self) -> bool:
+        """Ranks of a domain have a segment each, if only while it is summed."""
+        return self.level > 0 or self.crosses
+
+    def near(self, rank: int) -> tuple[int, ...]:
+        """The ranks that are in one domain with ``rank``, this one among them."""
+        return self.entries[0].held.near(rank)
+
+    def segment(self, rank: int) -> int:
+        """Elements of each segment, in the domain of ``rank``."""
+        return segment_of(self.entries[-1].stop, len(self.near(rank)), ALIGN)
+
+    def numel(self, rank: int) -> int:
+        """Elements in the domain of ``rank``, room behind the last one included."""
+        near = len(self.near(rank))
+        return self.segment(rank) * near if self.is_cut else self.entries[-1].stop
+
+    def first(self, rank: int) -> int:
+        """Where the segment of ``rank`` begins."""
+        return self.near(rank).index(rank) * self.segment(rank) if self.is_cut else 0
+
+    def cells(self) -> Iterator[Cell]:
+        """Who sums what between domains."""
+        return cells(self.entries[-1].stop, self.domains, ALIGN)
+
+    def cells_of(self, rank: int) -> Iterator[Cell]:
+        """Those that ``rank`` takes part in."""
+        return (cell for cell in self.cells() if rank in cell.ranks)
 
     def kept(self, rank: int) -> Iterator[Stretch]:
         """What lies in the segment of ``rank``; where each keeps all of it, everything."""
-        low = self.ranks.index(rank) * self.segment if self.level else 0
-        high = low + self.segment if self.level else self.numel
+        low = self.first(rank) if self.level else 0
+        high = low + (self.segment(rank) if self.level else self.numel(rank))
         for entry in self.entries:
             start, stop = max(low, entry.start), min(high, entry.stop)
             if start < stop:
@@ -88,7 +129,7 @@ class Bucket:
 
     def kept_views(self, rank: int, memory: Tensor) -> list[Tensor]:
         """Of what is kept, in the flat ``memory`` where the rank keeps it."""
-        low = self.ranks.index(rank) * self.segment if self.level else 0
+        low = self.first(rank) if self.level else 0
         kept = self.kept(rank)
         return [memory[each.start - low : each.stop - low].view(each.box.size) for each in kept]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,10 +20,11 @@ from torch import Tensor, nn
 from weft.comm.comm import Comm, Finish
 from weft.config.errors import ConfigError
 from weft.parallel.accumulate import Accumulator, Slot
+from weft.parallel.between import between_domains
 from weft.parallel.buckets import BUCKET_BYTES, Bucket, fill_buckets
 from weft.parallel.mains import FlatParams, MainParam, whole_main
 from weft.parallel.norms import TensorNorms
-from weft.parallel.params import Held, LocalParam, assign_owners, reduction_groups
+from weft.parallel.params import Held, LocalParam, assign_owners, holders_of, reduction_groups
 from weft.parallel.wholes import WholeTensors
 from weft.plan.box import Box
 from weft.precision.roles import Roles
@@ -89,7 +91,8 @@ class Gradients:
         self._comm = comm
         self._overlap = overlap
         self._may_be_absent = may_be_absent
-        comm.open_groups(reduction_groups(pieces))
+        together = holders_of(pieces, apart=True) * may_be_absent  # for counts over domains
+        comm.open_groups([*reduction_groups(pieces), *together])
         comm.open_gathering(reduction_groups(pieces, sharded=True))
         self.frozen, whole, packed = _divided(params, pieces, precision, comm.rank)
         """Of ``frozen``: what no update changes, without gradient, master or state."""
@@ -97,7 +100,9 @@ class Gradients:
         buckets = fill_buckets(packed, precision.reduction.dtype.itemsize, bucket_bytes)
         self.sharded = [FlatParams(b, by_name, comm, precision.master) for b in buckets if b.level]
         self.mains = whole + [main for flat in self.sharded for main in flat.mains]
-        self._sums = [Accumulator(b, by_name, comm, precision, rounds) for b in buckets]
+        made = partial(Accumulator, params=by_name, comm=comm, precision=precision, rounds=rounds)
+        ways = between_domains(buckets, pieces, comm)
+        self._sums = [made(b, between=way) for b, way in zip(buckets, ways, strict=True)]
         self._mains_of = _by_bucket(self.mains, self._sums, comm.rank)
         order = reduction_order([(s.bucket, s.rounds) for s in self._sums], list(pieces))
         self._line = _Line([(self._sums[number], round_) for number, round_ in order])
@@ -265,7 +270,7 @@ class Gradients:
         ready = line.next
         while ready < len(line.rounds):
             sums, round_ = line.rounds[ready]
-            may_go = self._overlap or sums.rounds > 1
+            may_go = (self._overlap and not sums.bucket.is_late) or sums.rounds > 1
             if not may_go or not sums.is_full(round_, self._awaited):
                 break
             ready += 1
@@ -279,6 +284,8 @@ class Gradients:
             holds_buffer = sums.bucket.reduces_each_backward and not is_ahead
             self._in_flight.append(_Reduction(sums.reduce(), holds_buffer))
             self._keep_few()
+            if sums.bucket.crosses and round_ == sums.rounds - 1:
+                self._in_flight.append(_Reduction(sums.sum_between(), holds_buffer=False))
         line.next = max(line.next, end)
 
     def _keep_few(self) -> None:

@@ -49,7 +49,8 @@ def whole_main(local: LocalParam, held: Held, master: Role, *, owned: bool) -> M
 
 
 class FlatParams:
-    """The parameters of one bucket whose holders keep a segment each (ZeRO).
+    """The parameters of one bucket whose holders, or those of each domain, keep a segment each
+    (ZeRO).
 
     They lie in one flat buffer in the model's dtype; parameters are views of it. (Where holders
     compute in unlike dtypes it has the main one, and parameters are copies.) What this rank
@@ -64,7 +65,7 @@ class FlatParams:
         self._comm = comm
         first = params[bucket.entries[0].held.spec.name].param
         dtype = first.dtype if bucket.in_one_precision else master.dtype
-        self.flat = torch.zeros(bucket.numel, dtype=dtype, device=first.device)
+        self.flat = torch.zeros(bucket.numel(comm.rank), dtype=dtype, device=first.device)
         self._copies: list[tuple[Tensor, Tensor]] = []
         for entry in bucket.entries:
             local = params[entry.held.spec.name]
@@ -76,7 +77,8 @@ class FlatParams:
                 local.param.data = view
             else:
                 self._copies.append((part, view))
-        self._own = self.flat.view(len(bucket.ranks), -1)[bucket.ranks.index(comm.rank)]
+        self._near = bucket.near(comm.rank)
+        self._own = self.flat.view(len(self._near), -1)[self._near.index(comm.rank)]
         place = master.place(first.device)
         is_same = (self.flat.dtype, self.flat.device) == (master.dtype, place)
         self._is_in_place = bucket.level < 3 and is_same
@@ -84,8 +86,9 @@ class FlatParams:
         if not self._is_in_place:
             self._share = self._own.to(place, master.dtype, copy=True)
         views = bucket.kept_views(comm.rank, self._share)
+        owned = comm.rank in bucket.domains[0]  # the others have the same
         self.mains = [
-            MainParam(each.held.spec, each.box, view, params[each.held.spec.name].param, owned=True)
+            MainParam(each.held.spec, each.box, view, params[each.held.spec.name].param, owned)
             for each, view in zip(bucket.kept(comm.rank), views, strict=True)
         ]
         self._pending: Finish | None = None
@@ -124,8 +127,7 @@ class FlatParams:
             self._is_whole = False
 
     def _gather(self) -> None:
-        assert self._pending is None, f"{self.bucket.ranks}: a gather was not waited for"
+        assert self._pending is None, f"{self._near}: a gather was not waited for"
         if not self._is_in_place:
             self._own.copy_(self._share)
-        group = self.bucket.ranks
-        self._pending = self._comm.all_gather(self.flat, name="parameters", group=group)
+        self._pending = self._comm.all_gather(self.flat, name="parameters", group=self._near)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -38,9 +38,19 @@ class Held:
     """Ascending."""
     level: ZeroLevel = 0
     in_one_stage: bool = True
-    """All holders are ranks of one mesh."""
+    """All holders, or those of each domain, are ranks of one mesh."""
     in_one_precision: bool = True
     """All holders compute with it in the same dtype."""
+    domains: tuple[tuple[int, ...], ...] = ()
+    """The holders apart by domain, in the order of domains; empty: they are in one."""
+
+    @property
+    def by_domain(self) -> tuple[tuple[int, ...], ...]:
+        return self.domains or (self.ranks,)
+
+    def near(self, rank: int) -> tuple[int, ...]:
+        """The holders that are in one domain with ``rank``."""
+        return next(ranks for ranks in self.by_domain if rank in ranks)
 
 
 def param_tilings(plan: Plan, spec: ModelSpec) -> dict[str, Tiling]:
@@ -69,23 +79,35 @@ def held_pieces(
     pieces = {}
     for param in params:
         stages = stages_with(param, plan)
-        meshes = {stage.mesh.ranks for stage in stages}
         precisions = {stage.precision for stage in stages}
-        level = min(stage.zero for stage in stages)
-        if level == 3 and len(stages) > 1:
-            level = 2
+        cut = [(box, ranks, plan.by_domain(ranks)) for box, ranks in refine(tilings[param.name])]
+        groups = {near for _, _, domains in cut for near in domains}
+        level, in_one_stage = _shared(groups, stages) if param.trainable else (0, False)
         pieces[param.name] = [
             Held(
                 param,
                 box,
                 ranks,
-                level if len(ranks) > 1 and param.trainable else 0,
-                in_one_stage=len(meshes) == 1,
+                level if len(ranks) > 1 else 0,
+                in_one_stage=in_one_stage,
                 in_one_precision=len(precisions) == 1,
+                domains=domains if len(domains) > 1 else (),
             )
-            for box, ranks in refine(tilings[param.name])
+            for box, ranks, domains in cut
         ]
     return pieces
+
+
+def _shared(
+    groups: Collection[tuple[int, ...]], stages: Sequence[StagePlan]
+) -> tuple[ZeroLevel, bool]:
+    """At which level holders of each domain share a parameter, and whether they are one mesh's."""
+    beside = [[s for s in stages if {*s.mesh.ranks} & {*near}] for near in groups]
+    in_one_stage = all(len({stage.mesh.ranks for stage in found}) == 1 for found in beside)
+    level = min(stage.zero for stage in stages)
+    if level == 3 and any(len(found) > 1 for found in beside):
+        level = 2
+    return level if any(len(near) > 1 for near in groups) else 0, in_one_stage
 
 
 def dims_of_param(param: ParamSpec, layout: Mapping[str, Layout]) -> tuple[Dim, ...]:
@@ -100,13 +122,24 @@ def dims_of_param(param: ParamSpec, layout: Mapping[str, Layout]) -> tuple[Dim, 
 def reduction_groups(
     pieces: Mapping[str, Sequence[Held]], *, sharded: bool = False
 ) -> list[tuple[int, ...]]:
-    """Every set of ranks that shares some piece, in the one order all ranks agree on.
+    """Every set of ranks of a domain that shares some piece, in the one order all ranks agree on.
 
     ``sharded``: only those that keep a segment each.
     """
-    every = [held for cut in pieces.values() for held in cut if len(held.ranks) > 1]
-    every = [held for held in every if held.spec.trainable]
-    return sorted({held.ranks for held in every if held.level or not sharded})
+    every = [held for held in _trained(pieces) if held.level or not sharded]
+    return sorted({near for held in every for near in held.by_domain if len(near) > 1})
+
+
+def holders_of(
+    pieces: Mapping[str, Sequence[Held]], *, apart: bool = False
+) -> list[tuple[int, ...]]:
+    """Every set of ranks that shares some piece, whatever their domains; ``apart``: in several."""
+    every = [held for held in _trained(pieces) if held.domains or not apart]
+    return sorted({held.ranks for held in every if len(held.ranks) > 1})
+
+
+def _trained(pieces: Mapping[str, Sequence[Held]]) -> list[Held]:
+    return [held for cut in pieces.values() for held in cut if held.spec.trainable]
 
 
 def assign_owners(pieces: Mapping[str, Sequence[Held]]) -> dict[tuple[str, Box], int]:

@@ -19,7 +19,7 @@ def streams(plan: Plan, rank: int) -> dict[str, int]:
         before.mesh != after.mesh and mesh in (before.mesh, after.mesh)
         for before, after in pairwise(pipeline.stages)
     )
-    holders = set()
+    holders = set[tuple[int, ...]]()
     for stage in mine.stages:
         for unit in pipeline.units(stage):
             alike = plan.stages_with({unit})
@@ -27,6 +27,7 @@ def streams(plan: Plan, rank: int) -> dict[str, int]:
     # What an axis divides is held by fewer than what it does not; tied ends are held by both.
     forms = 1 + len(mesh.model_axes)
     reductions = forms * sum(len(ranks) > 1 for ranks in holders)
+    apart = sum(len(plan.by_domain(ranks)) > 1 for ranks in holders)
     shards = any(pipeline.stages[stage].zero for stage in mine.stages)
     return {
         "compute": 1,
@@ -35,5 +36,6 @@ def streams(plan: Plan, rank: int) -> dict[str, int]:
         "axes": len(mesh.model_axes),
         "reductions": reductions,
         "gathers": reductions if shards else 0,
+        "between domains": 1 + 3 * forms * apart if apart else 0,
         "all ranks": int(plan.world_size > 1),
     }

@@ -132,7 +132,6 @@ def assemble(
     Collective: every rank of the plan calls it with the same arguments. Numbers depend on neither
     ``overlap`` nor ``bucket_bytes``.
     """
-    _refuse_domains(plan)
     rank_plan = plan.rank_plan(comm.rank)
     _refuse_shared_buffers(plan, source.buffers)
     pieces = held_pieces(plan, source.specs, source.tilings)
@@ -183,12 +182,6 @@ def assemble(
         max_grad_norm=max_grad_norm,
     )
     return Assembled(stages, executor, engine, optimizer, source.specs)
-
-
-def _refuse_domains(plan: Plan) -> None:
-    if plan.domains:
-        said = [list(domain) for domain in plan.domains]
-        raise ConfigError("domains", said, "none: this version only plans with them")
 
 
 def _refuse_shared_buffers(plan: Plan, buffers: Sequence[Buffer]) -> None:

@@ -115,6 +115,9 @@ class VirtualCluster:
             expected = f"{self.cluster.world_size} ranks, one a chip of the cluster"
             hint = "Change its shares or stages."
             raise ConfigError("plan", self.plan.world_size, expected, hint)
+        if self.plan.domains:
+            said = [list(domain) for domain in self.plan.domains]
+            raise ConfigError("domains", said, "none on virtual chips, which do not play them yet")
 
     def predict(self) -> Prediction:
         """Play one step."""
