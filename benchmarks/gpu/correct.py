@@ -293,8 +293,8 @@ def long_run(here: Here, found: Found) -> None:
     found.measures(f"{asked.steps} steps in fp32, largest difference, nats", gap)
     words = f"{here.fast} for fp32, largest difference, nats"
     found.measures(f"{asked.steps} steps in {words}", _gap(fast, theirs))
-    words = f"{asked.steps} losses in fp32 are the processor's within 0.01 nats"
-    found.proves(words, holds=gap < 0.01)
+    words = f"{asked.steps} losses in fp32 are the processor's within 0.001 nats"
+    found.proves(words, holds=gap < 0.001)
 
 
 def _gap(ours: list[float], theirs: list[float]) -> float:

@@ -17,6 +17,7 @@ from weft.config.load import load_config
 from weft.elastic.pool import WorkerPool
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
+from weft.platform.cpu import CpuPlatform
 from weft.resolve.resolve import resolve
 from weft.train import worker
 from weft.train.assemble import Built
@@ -58,14 +59,18 @@ def job(overrides: list[str], out: Path, last_step: int) -> Job:
     )
 
 
-def live(address: RankAddress, jobs: list[Job]) -> tuple[list[int], str]:
-    """One epoch for each job, in this process; the phase in which the rank was at last."""
+def live(address: RankAddress, jobs: list[Job]) -> tuple[list[int], str, list[bool]]:
+    """One epoch for each job, in this process; the phase in which the rank was at last; for each
+    whether products of fp32 numbers may go through TF32."""
+    asked: list[bool] = []
     assert address.store_file is not None
     phases = address.store_file.with_name(f"phase-{address.rank}")
     address = replace(address, phase_file=phases)
     with Rendezvous(address, 60.0) as rendezvous:
         life = RankLife(rendezvous, StopSignal())
-        return [life.epoch(each) for each in jobs], phases.read_text()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CpuPlatform, "multiply_fp32", lambda _, *, tf32: asked.append(tf32))
+            return [life.epoch(each) for each in jobs], phases.read_text(), asked
 
 
 def losses(out: Path) -> list[float]:
@@ -79,9 +84,11 @@ def test_a_rank_leaves_and_joins_again_with_another_plan(
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     pool.run(live, [job(FIRST, whole, STEPS)], world_size=2)
-    jobs = [job(FIRST, parts, CHANGED_AT), job(second, parts, STEPS)]
+    first, then = job(FIRST, parts, CHANGED_AT), job(second, parts, STEPS)
+    compute = then.config.compute.model_copy(update={"tf32": True})
+    jobs = [first, replace(then, config=then.config.model_copy(update={"compute": compute}))]
     lives = pool.run(live, jobs, world_size=2)
-    assert lives == [([CHANGED_AT, STEPS], "leave")] * 2
+    assert lives == [([CHANGED_AT, STEPS], "leave", [False, True])] * 2
     expected, found = losses(whole), losses(parts)
     assert len(expected) == STEPS
     if second is SECOND:

@@ -109,8 +109,8 @@ class Platform(ABC):
         """The device of the ``local_rank``-th process on this machine, made current."""
 
     def multiply_fp32(self, *, tf32: bool) -> None:  # noqa: ARG002
-        """Products of fp32 numbers in this process: in TF32, or with all bits whatever the
-        environment says. TF32 is asked for only where ``has_tf32``."""
+        """Products of fp32 numbers in this process: in TF32, or with all bits whatever
+        PyTorch would take by itself. TF32 is asked for only where ``has_tf32``."""
         return
 
     @abstractmethod
