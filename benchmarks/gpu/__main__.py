@@ -4,8 +4,9 @@
 
 Each part runs in a process of its own with a limit of its own, and leaves in FILE what it proved,
 what it measured, or what stopped it; the others go on. Called again, it goes on with the parts
-that are not proved yet, so an hour may be had in calls of ``--minutes 9``. With ``--device cpu``
-the same parts run small. ``--table`` prints the table for ``docs/performance.md``, no more.
+that are not proved yet, those that failed at the end, so an hour may be had in calls of
+``--minutes 9``. With ``--device cpu`` the same parts run small. ``--table`` prints the table for
+``docs/performance.md``, no more.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def main() -> None:
     state |= about
     end = time.monotonic() + 60 * options.minutes
     parts = [part for part in PARTS if part.name in chosen]
+    parts.sort(key=lambda part: state["parts"].get(part.name, {}).get("state") == "failed")
     for part in parts:
         known = state["parts"].get(part.name, {})
         if known.get("state") == "proved" and not options.again:
