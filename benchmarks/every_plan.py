@@ -51,6 +51,21 @@ class Case:
     num_layers: int = 3
     samples: int = 4
     seq_len: int = 2048
+    domains: bool = False
+    """Plans whose ranks are domains by node, or by pipeline, are listed too; of all plans
+    those with one schedule whose layers are whole."""
+
+    @property
+    def schedules(self) -> tuple[ScheduleName, ...]:
+        return SCHEDULES[: 1 if self.domains else None]
+
+    @property
+    def options(self) -> Options:
+        """With which the search looks for the same."""
+        usual = Options(effort=WITHOUT_LIMIT)
+        if not self.domains:
+            return usual
+        return replace(usual, domains=True, schedules=self.schedules, max_split=1)
 
     @property
     def cluster(self) -> ClusterView:
@@ -81,6 +96,14 @@ CASES = {
         samples=5,
         seq_len=4096,
     ),
+    "two-nodes": Case(pools=(pool(H, 18, 2, 2, gbit=50),), seq_len=16384, domains=True),
+    "short-nodes": Case(pools=(pool(H, 15, 2, 2, gbit=50),), seq_len=16384, domains=True),
+    "two-pools": Case(
+        pools=(pool(H, 20, 2), pool(H, 20, 2)), num_layers=1, seq_len=32768, domains=True
+    ),
+    "short-pools": Case(
+        pools=(pool(H, 20, 2), pool(H, 20, 2)), num_layers=2, seq_len=32768, domains=True
+    ),
     "six-chips": Case(pools=(pool(H, 16, 2), pool(A, 12, 1, 4)), samples=5),
 }
 """The last is listed by the benchmark alone."""
@@ -102,6 +125,8 @@ class Timed(NamedTuple):
     seconds: float
     num_chips: int
     zero: frozenset[int]
+    apart: bool
+    """It is a domain."""
     plan: Plan
     used: ClusterView
 
@@ -151,8 +176,9 @@ def _side_by_side(case: Case, groups: Sequence[Sequence[int]], best: Best) -> No
             for group, share in zip(groups, shares, strict=True)
         ]
         best.plans += _count(found)
-        for level in range(4):
-            _compare([_fastest(timed, level, alone=len(groups) == 1) for timed in found], best)
+        alone = len(groups) == 1
+        for level, apart in product(range(4), (False, True)):
+            _compare([_fastest(timed, level, apart, alone=alone) for timed in found], best)
 
 
 def _shares(samples: int, groups: int) -> Iterator[tuple[int, ...]]:
@@ -162,24 +188,25 @@ def _shares(samples: int, groups: int) -> Iterator[tuple[int, ...]]:
 
 
 def _count(found: Sequence[Sequence[Timed]]) -> int:
-    """Plans: pipelines side by side have one level of ZeRO."""
+    """Plans: pipelines side by side have one level of ZeRO, and are domains or not."""
     if len(found) == 1:
         return len(found[0])
     total = 0
-    for level in range(4):
+    for level, apart in product(range(4), (False, True)):
         number = 1
         for timed in found:
-            number *= sum(each.zero == {level} for each in timed)
+            number *= sum(each.zero == {level} and each.apart == apart for each in timed)
         total += number
     return total
 
 
-def _fastest(timed: Sequence[Timed], level: int, *, alone: bool) -> list[Timed]:
+def _fastest(timed: Sequence[Timed], level: int, apart: bool, *, alone: bool) -> list[Timed]:
     """Of as many chips the fastest: no other can be part of a faster plan."""
     found: dict[int, Timed] = {}
     for each in timed:
         known = found.get(each.num_chips)
-        if (alone or each.zero == {level}) and (known is None or each.seconds < known.seconds):
+        alike = each.zero == {level} and each.apart == apart
+        if (alone or alike) and (known is None or each.seconds < known.seconds):
             found[each.num_chips] = each
     return list(found.values())
 
@@ -191,21 +218,26 @@ def _compare(found: Sequence[Sequence[Timed]], best: Best) -> None:
         seconds = max(each.seconds for each in chosen) * (1 + straggle * log2(chips))
         if seconds < best.seconds:
             best.seconds, best.num_pipelines = seconds, len(chosen)
-            best.plan, best.used = joined([(each.plan, each.used) for each in chosen])
+            parts = [(each.plan, each.used) for each in chosen]
+            best.plan, best.used = joined(parts, apart=chosen[0].apart)
 
 
-def joined(parts: Sequence[tuple[Plan, ClusterView]]) -> tuple[Plan, ClusterView]:
-    """Plans of one pipeline each, side by side on ranks one after another."""
+def joined(
+    parts: Sequence[tuple[Plan, ClusterView]], *, apart: bool = False
+) -> tuple[Plan, ClusterView]:
+    """Plans of one pipeline each, side by side on ranks one after another; ``apart``: each is a
+    domain."""
     pipelines: list[PipelinePlan] = []
     pools: list[ChipPool] = []
+    domains = []
     first = 0
     for plan, used in parts:
         pipelines.append(_moved(plan.pipelines[0], first))
         pools += used.pools
+        domains.append(tuple(range(first, first + used.world_size)))
         first += used.world_size
-    return Plan(num_layers=parts[0][0].num_layers, pipelines=tuple(pipelines)), ClusterView(
-        tuple(pools)
-    )
+    plan = replace(parts[0][0], pipelines=tuple(pipelines))
+    return replace(plan, domains=tuple(domains)) if apart else plan, ClusterView(tuple(pools))
 
 
 def _moved(pipeline: PipelinePlan, first: int) -> PipelinePlan:
@@ -222,19 +254,49 @@ def _pipelines(
     """Those of some pools that fit, timed as one of ``beside``."""
     pools = [case.pools[number] for number in group]
     spec = case.workload.spec
-    for plan, used in every_pipeline(pools, spec.num_layers, share, shared=beside > 1):
-        best.timed += 1
-        seconds = _alone(case, plan, used, beside)
-        if seconds is not None:
-            levels = frozenset(stage.zero for stage in plan.pipelines[0].stages)
-            yield Timed(seconds, used.world_size, levels, plan, used)
+    shared = beside > 1
+    for apart in (False, True) if case.domains and shared else (False,):
+        every = every_pipeline(
+            pools,
+            spec.num_layers,
+            share,
+            shared=shared,
+            apart=apart,
+            schedules=case.schedules,
+        )
+        for plan, used in every if shared or not case.domains else with_nodes(every):
+            if case.domains and any(stage.mesh.model_axes for _, _, stage in plan.stages()):
+                continue
+            best.timed += 1
+            seconds = _alone(case, plan, used, beside, apart=apart)
+            if seconds is not None:
+                levels = frozenset(stage.zero for stage in plan.pipelines[0].stages)
+                yield Timed(seconds, used.world_size, levels, apart, plan, used)
 
 
-def _alone(case: Case, plan: Plan, used: ClusterView, beside: int) -> float | None:
+def with_nodes(
+    plans: Iterator[tuple[Plan, ClusterView]],
+) -> Iterator[tuple[Plan, ClusterView]]:
+    """These, and the same with each node a domain, where every mesh fills nodes or is on one."""
+    for plan, used in plans:
+        yield plan, used
+        nodes: dict[int, list[int]] = {}
+        for rank in range(used.world_size):
+            nodes.setdefault(used.node_of(rank), []).append(rank)
+        held = [
+            {len({*stage.mesh.ranks} & {*node}) for node in nodes.values()} - {0}
+            for _, _, stage in plan.stages()
+        ]
+        sizes = [{*map(len, nodes.values())}, *held]
+        if len(nodes) > 1 and all(len(each) == 1 for each in sizes):
+            yield replace(plan, domains=tuple(map(tuple, nodes.values()))), used
+
+
+def _alone(case: Case, plan: Plan, used: ClusterView, beside: int, *, apart: bool) -> float | None:
     """Seconds of a pipeline, with the smallest pipelines there are beside it; None: no room."""
     spec, seq_len = case.workload.spec, case.seq_len
     other = _smallest(spec, used)
-    whole, cluster = joined([(plan, used), *[other] * (beside - 1)])
+    whole, cluster = joined([(plan, used), *[other] * (beside - 1)], apart=apart)
     if not fits(whole, spec, cluster, seq_len, ranks=used.world_size):
         return None
     time = time_of_plan(whole, spec, cluster, seq_len=seq_len)
@@ -266,11 +328,18 @@ def fits(plan: Plan, spec: ModelSpec, used: ClusterView, seq_len: int, ranks: in
 
 
 def every_pipeline(
-    pools: Sequence[ChipPool], num_layers: int, samples: int, *, shared: bool
+    pools: Sequence[ChipPool],
+    num_layers: int,
+    samples: int,
+    *,
+    shared: bool,
+    apart: bool = False,
+    schedules: Sequence[ScheduleName] = SCHEDULES,
 ) -> Iterator[tuple[Plan, ClusterView]]:
     """One pipeline through all these kinds, in any order.
 
-    ``shared``: others hold the same parameters, so that ZeRO has something to share out.
+    ``shared``: others hold the same parameters, so that ZeRO has something to share out;
+    ``apart``: they are other domains.
     """
     choices = [list(every_section(part, samples)) for part in pools]
     ways = {section.dp for sections in choices for section in sections}
@@ -279,7 +348,8 @@ def every_pipeline(
         for micro in range(1, samples + 1):
             if _worth_having(chosen, micro, ranks_samples):
                 for order in permutations(chosen):
-                    yield from every_way(order, micro, samples, num_layers, shared=shared)
+                    levels = list(_levels(order, shared=shared, apart=apart))
+                    yield from every_way(order, micro, samples, num_layers, levels, schedules)
 
 
 def _worth_having(sections: Sequence[Section], micro: int, ways: set[int]) -> bool:
@@ -309,17 +379,22 @@ def every_section(part: ChipPool, samples: int) -> Iterator[Section]:
 
 
 def every_way(
-    sections: Sequence[Section], micro: int, samples: int, num_layers: int, *, shared: bool
+    sections: Sequence[Section],
+    micro: int,
+    samples: int,
+    num_layers: int,
+    levels: Sequence[tuple[ZeroLevel, ...]],
+    schedules: Sequence[ScheduleName],
 ) -> Iterator[tuple[Plan, ClusterView]]:
     """The schedules, recomputation, ZeRO and layers of a pipeline."""
     used = ClusterView(tuple(section.nodes for section in sections))
     many = sum(section.meshes for section in sections)
-    schedules = SCHEDULES if many > 1 else ("1f1b",)
-    for recompute, zero in product(
-        product(("off", "full"), repeat=len(sections)), _levels(sections, shared=shared)
-    ):
+    usual: tuple[ScheduleName, ...] = ("1f1b",)
+    for recompute, zero in product(product(("off", "full"), repeat=len(sections)), levels):
         shells = list(_meshes(sections, recompute, zero))
-        for schedule, split in product(schedules, every_split(many, num_layers)):
+        for schedule, split in product(
+            schedules if many > 1 else usual, every_split(many, num_layers)
+        ):
             pipeline = PipelinePlan(
                 stages=_stages(shells, split, schedule),
                 samples=samples,
@@ -329,14 +404,15 @@ def every_way(
             yield Plan(num_layers=num_layers, pipelines=(pipeline,)), used
 
 
-def _levels(sections: Sequence[Section], *, shared: bool) -> Iterator[tuple[ZeroLevel, ...]]:
-    """Of each section; pipelines side by side have one level, and not the third."""
+def _levels(
+    sections: Sequence[Section], *, shared: bool, apart: bool
+) -> Iterator[tuple[ZeroLevel, ...]]:
+    """Of each section; pipelines side by side have one level, the third as domains alone."""
+    several: tuple[ZeroLevel, ...] = (0, 1, 2, 3)
     if shared:
-        every: tuple[ZeroLevel, ...] = (0, 1, 2)
-        yield from ((level,) * len(sections) for level in every)
+        yield from ((level,) * len(sections) for level in several[: 4 if apart else 3])
         return
     alone: tuple[ZeroLevel, ...] = (0,)
-    several: tuple[ZeroLevel, ...] = (0, 1, 2, 3)
     yield from product(*(several if section.dp > 1 else alone for section in sections))
 
 
@@ -416,8 +492,7 @@ def measure(name: str, *, cut: bool) -> dict[str, object]:
     for other in cuts(case) if cut else ():
         brute_force(other, best)
     end = process_time()
-    options = Options(effort=WITHOUT_LIMIT)
-    found = search(Problem(case.workload, case.cluster, options=options))
+    found = search(Problem(case.workload, case.cluster, options=case.options))
     step_s = found.best.time.step_s
     return {
         "name": name,

@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 from benchmarks.every_plan import CASES, WITHOUT_LIMIT, Best, Case, brute_force, cuts, fits, pool
 from weft.cluster.view import ChipPool, ClusterView
 from weft.models.llama.sizes import SIZES
+from weft.plan.plan import Plan
+from weft.planner.explain import what_domains_save
+from weft.planner.forecast import forecast
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import Candidate, Found, NoPlan, search
 from weft.planner.search.search import cut_in_two
+from weft.planner.search.verdict import lines_of
 from weft.planner.validate import validate_plan
 from weft.simulate.step import time_of_plan
 
@@ -48,14 +52,15 @@ def is_cut(best: Candidate) -> bool:
 def check(case: Case) -> Found | None:
     """What is found is the fastest there is, fits, and works."""
     expected = fastest(case).seconds
-    options = Options(effort=WITHOUT_LIMIT)
+    problem = Problem(case.workload, case.cluster, options=case.options)
     if expected == inf:
         with pytest.raises(NoPlan):
-            search(Problem(case.workload, case.cluster, options=options))
+            search(problem)
         return None
-    result = search(Problem(case.workload, case.cluster, options=options))
+    result = search(problem)
     best, spec = result.best, case.workload.spec
-    if is_cut(best):  # brute force lists these for a case of its own
+    several = len({part.chip.name for part in case.pools}) == len(case.pools)
+    if several and is_cut(best):  # brute force lists these for a case of its own
         assert best.time.step_s < expected
     else:
         assert best.time.step_s == pytest.approx(expected, rel=1e-9)
@@ -82,6 +87,40 @@ def test_cases_hold_what_they_are_for() -> None:
     assert first.samples != second.samples
     best = search(Problem(CASES["odd-layers"].workload, CASES["odd-layers"].cluster)).best
     assert len(best.plan.pipelines) == 1 and len(best.cluster.pools) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "domains"),
+    [("two-nodes", 2), ("short-nodes", 0), ("two-pools", 2), ("short-pools", 0)],
+)
+def test_domains_where_they_save_time_and_have_room(name: str, domains: int) -> None:
+    """Sharing among all needs less memory, but for that sums inside a node come first."""
+    case = CASES[name]
+    problem = Problem(case.workload, case.cluster, options=case.options)
+    found = search(problem).best
+    assert len(found.plan.domains) == domains
+    assert len(found.plan.pipelines) == (2 if "pools" in name else 1)
+    (line, *_) = lines_of(found.plan, found.cluster)
+    assert line.apart == {"two-nodes": "nodes", "two-pools": "pipelines"}.get(name, "")
+    cast = forecast(found.plan, problem.on(found.cluster))
+    assert ("as one would" in what_domains_save(cast)) == bool(domains)
+    roomy = search(problem.with_memory(4)).best
+    assert len(roomy.plan.domains) == 2, "with more memory every case has domains"
+
+
+def test_families_apart_in_stages_or_side_by_side() -> None:
+    """Over a slow network one hands on activations to the other; over a fast one they sum."""
+
+    def chosen(gbit: float) -> Plan:
+        pools = pool(H100, 80, 4, gbit=gbit), pool(A100, 80, 4, gbit=gbit)
+        options = Options(domains=True, leave_idle=False, max_split=1, schedules=("1f1b",))
+        workload = Workload(spec=replace(SPEC, num_layers=8), seq_len=2048, samples=32)
+        return search(Problem(workload, ClusterView(pools), options=options)).best.plan
+
+    slow, fast = chosen(10), chosen(200)
+    assert len(slow.pipelines) == 1 and not slow.domains
+    assert len(slow.pipelines[0].stages) > 1
+    assert len(fast.pipelines) == len(fast.domains) == 2
 
 
 def test_a_pool_in_two_parts_where_memory_is_short() -> None:

@@ -6,6 +6,8 @@ Its memory is ``stage_memory``, its time ``stage_times``, what its layers send `
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -26,7 +28,8 @@ from weft.cost.work import (
     stride,
     width_of,
 )
-from weft.plan.plan import PipelinePlan, Precision, ZeroLevel
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, Precision, ZeroLevel
 
 ALL = float("inf")
 
@@ -52,7 +55,8 @@ class StageChoice(NamedTuple):
     trained: Parts = ALL_PARTS
     zero: ZeroLevel = 0
     shard_ways: int = 0
-    """Ranks, next to each other, that share what ``zero`` names; 0 is all that hold the same."""
+    """Ranks, next to each other, that sum before they meet others, and share what ``zero`` names:
+    those of one domain; 0 is all that hold the same."""
     overlap: float = ALL
     """Microbatches whose computing may hide gradients and parameters on their way."""
 
@@ -68,8 +72,9 @@ class StageChoice(NamedTuple):
 
     @property
     def num_holders(self) -> int:
-        """Ranks that hold the same parameters; level 3 keeps other pipelines out of it."""
-        return self.copies * (self.pipelines if self.zero < 3 else 1)
+        """Ranks that hold the same parameters; level 3 keeps other pipelines out of it, if they do
+        not have all in domains of their own."""
+        return self.copies * (self.pipelines if self.zero < 3 or self.shard_ways else 1)
 
     @property
     def ways(self) -> int:
@@ -78,11 +83,28 @@ class StageChoice(NamedTuple):
 
     def holders(self, chips_per_node: int) -> Group:
         """Ranks that hold the same parameters. Those of other pipelines are on other nodes."""
-        names = [name for name, _ in self.axes if DIVISIONS[name].copies]
-        near = stride(self.axes, names[-1]) if names else self.num_ranks
+        near = self._stride
         if self.num_holders > self.copies:
             near = max(near, chips_per_node)
         return Group(self.num_holders, near)
+
+    @property
+    def _stride(self) -> int:
+        """Of ranks of the mesh that hold the same."""
+        names = [name for name, _ in self.axes if DIVISIONS[name].copies]
+        return stride(self.axes, names[-1]) if names else self.num_ranks
+
+    def parts(self, holders: Group, *, experts: int = 1) -> tuple[Group, Group]:
+        """Those that sum first, and one of each such group, who sum what came of it.
+
+        Without domains and ZeRO all sum at once, which is the second. ``experts``: ways in which
+        ranks that hold the same layers hold other experts.
+        """
+        size = max(holders.size // experts, 1)
+        ways = min(self.shard_ways or size * (self.zero > 0), size) or 1
+        beside = self.shard_ways > self.copies or not self.shard_ways
+        near = (holders.stride if beside else self._stride) * experts
+        return Group(ways, near), Group(size // ways, max(near * ways, holders.stride * experts))
 
     @property
     def num_ranks(self) -> int:
@@ -91,8 +113,10 @@ class StageChoice(NamedTuple):
 
     @property
     def reduces_each_backward(self) -> bool:
-        """Level 2 need not wait for other pipelines to send gradients where they are summed."""
-        return self.zero == 2 and self.pipelines == 1
+        """Level 2 need not wait for other pipelines to send gradients where they are summed, if
+        there are none, or they are in other domains."""
+        alone = self.pipelines == 1 or 0 < self.shard_ways <= self.copies
+        return self.zero == 2 and alone
 
 
 def by_layer(choice: StageChoice) -> list[StageChoice]:
@@ -116,11 +140,13 @@ def choice_of(
     seq_len: int,
     num_pipelines: int = 1,
     training: Training = ALL_BY_ADAMW,
+    shard_ways: int = 0,
 ) -> StageChoice:
     """Of a planned stage.
 
     Args:
         num_pipelines: Of the whole plan.
+        shard_ways: As ``ways_of_domains`` has them for the whole plan.
     """
     stage = pipeline.stages[number]
     axes = tuple((name, size) for name, size in stage.mesh.axes if size > 1)
@@ -143,4 +169,27 @@ def choice_of(
         state=training.state(stage.precision),
         trained=training.parts(stage.layers),
         zero=stage.zero,
+        shard_ways=shard_ways,
     )
+
+
+def ways_of_domains(plan: Plan) -> dict[tuple[int, int], int]:
+    """By pipeline and stage: ranks of one domain that hold what it holds, in the smallest domain;
+    0 where no other domain holds it too."""
+    found = {(p, s): 0 for p, s, _ in plan.stages()}
+    for p, s, stage in plan.stages() if plan.domains else ():
+        units = plan.pipelines[p].units(s)
+        some = units & {stage.layers[0]} or {*sorted(units, key=str)[:1]}
+        same = [other.mesh for _, _, other in plan.stages_with(some)]
+        parts = plan.by_domain([rank for mesh in same for rank in alike(mesh)])
+        own = {*alike(stage.mesh)}
+        if some and len(parts) > 1:
+            found[p, s] = min(len(part) for part in parts if own & {*part})
+    return found
+
+
+def alike(mesh: Mesh) -> Iterator[int]:
+    """The first group of ranks that hold the same parameters: it reaches as far as the others."""
+    axes = [(name, range(size)) for name, size in mesh.axes if DIVISIONS[name].copies]
+    for at in product(*(positions for _, positions in axes)):
+        yield mesh.rank_at(**{name: n for (name, _), n in zip(axes, at, strict=True)})

@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from weft.cost.activations import logits, stage_kept, stage_working
-from weft.cost.choice import StageChoice, choice_of
+from weft.cost.choice import StageChoice, choice_of, ways_of_domains
 from weft.cost.work import ALL_BY_ADAMW, ALL_PARTS, SHARED_FROM, Axes, StageWork, Training, share
 from weft.models.registry import shape_of
 from weft.models.shape import ModelShape
@@ -218,12 +218,14 @@ def memory_of_plan(
     """
     shape = shape_of(spec)
     result: dict[int, Memory] = {}
-    for pipeline in plan.pipelines:
+    ways = ways_of_domains(plan)
+    for p, pipeline in enumerate(plan.pipelines):
         counts = held_at_peak(Pattern.of(pipeline))
         for stages, held in zip(pipeline.positions(), counts, strict=True):
             parts = []
             for number, count in zip(stages, held, strict=True):
-                choice = choice_of(pipeline, number, seq_len, len(plan.pipelines), training)
+                beside = len(plan.pipelines), training, ways[p, number]
+                choice = choice_of(pipeline, number, seq_len, *beside)
                 own = overheads.get(pipeline.stages[number].device)
                 parts.append(stage_memory(shape, choice, own).holding(count * choice.passes))
             mesh = pipeline.stages[stages[0]].mesh

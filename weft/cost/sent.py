@@ -7,18 +7,17 @@ ranks hold costs ``n - 1`` times its bytes to sum onto its owner, and again to s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, pairwise, product
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
 from math import prod
 from typing import Literal, NamedTuple
 
 from weft.cluster.view import ClusterView
-from weft.cost.choice import choice_of
+from weft.cost.choice import alike, choice_of
 from weft.cost.sends import border_bytes, layer_sends
 from weft.cost.work import ALL_BY_ADAMW, DIVISIONS, StateBytes, Training, layers_by_kind, width_of
 from weft.models.registry import param_specs, shape_of
 from weft.models.shape import ModelShape
-from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
@@ -68,10 +67,8 @@ def sent_by_plan(
                 residual = border_bytes(one.precision, pipeline.samples, seq_len, shape.d_model)
                 add("activations", (*one.mesh.ranks, *other.mesh.ranks), 2 * residual)
     for piece in _pieces(plan, spec, training):
-        ranks = tuple(rank for _, stage in piece.stages for rank in _alike(stage.mesh))
-        gradients, parameters = piece.sent(training.state(piece.stages[0][1].precision))
-        add("gradients", ranks, (len(ranks) - 1) * gradients)
-        add("parameters", ranks, (len(ranks) - 1) * parameters)
+        for name, ranks, num_bytes in _once(plan, piece, training):
+            add(name, ranks, num_bytes)
     return {way: total[way] for way in sorted(total) if total[way]}
 
 
@@ -106,11 +103,18 @@ def _inside(
             yield "vocab sums", axis, 2 * tokens * 3 * max(4, width) * work.predicts
 
 
-def _alike(mesh: Mesh) -> Iterator[int]:
-    """The first group of ranks that hold the same parameters: it reaches as far as the others."""
-    axes = [(name, range(size)) for name, size in mesh.axes if DIVISIONS[name].copies]
-    for at in product(*(positions for _, positions in axes)):
-        yield mesh.rank_at(**{name: n for (name, _), n in zip(axes, at, strict=True)})
+def _once(
+    plan: Plan, piece: _Piece, training: Training
+) -> Iterator[tuple[Purpose, Sequence[int], float]]:
+    """Of what ranks hold in common, with those that talk: inside each domain, then between them."""
+    ranks = [rank for _, stage in piece.stages for rank in alike(stage.mesh)]
+    state = training.state(piece.stages[0][1].precision)
+    domains = plan.by_domain(ranks)
+    for domain in domains:
+        gradients, parameters = piece.within(domain).sent(state)
+        yield "gradients", domain, (len(domain) - 1) * gradients
+        yield "parameters", domain, (len(domain) - 1) * parameters
+    yield "gradients", ranks, 2 * (len(domains) - 1) * state.grad * piece.params
 
 
 class _Piece(NamedTuple):
@@ -123,6 +127,11 @@ class _Piece(NamedTuple):
     stays: float
     """Of layers: the first one's, which level 3 keeps from a backward to the next forward, and
     where no head follows the last one's, which it keeps from a forward to its backward."""
+
+    def within(self, domain: Collection[int]) -> _Piece:
+        """As the ranks of one domain hold it."""
+        here = [each for each in self.stages if not {*each[1].mesh.ranks}.isdisjoint(domain)]
+        return self._replace(stages=tuple(here))
 
     def sent(self, state: StateBytes) -> tuple[float, float]:
         """Bytes of gradients and of parameters that each of them sends in a step but one.

@@ -131,7 +131,7 @@ class _State:
         forward and backward."""
         software, fabric = self.hardware.software, self.hardware.fabric
         params = sum(trained_params(self.shape, self.choice))
-        group = Group(self.choice.ways, self.holders.stride)
+        group, _ = self.choice.parts(self.holders)
         weights = software.weight_bytes * params
         grads = software.grad_bytes * params * (not self.choice.work.frozen)
         many = max(self.choice.work.num_layers, 1)
@@ -157,13 +157,11 @@ class _State:
         if self.choice.work.frozen:
             return software.step_s
         dense, experts = trained_params(self.shape, self.choice)
-        shared, (size, stride) = self.choice.work.share("experts"), self.holders
-        reduce, publish = self._exchange(dense, self.holders, self.choice.ways)
+        shared = self.choice.work.share("experts")
+        reduce, publish = self._exchange(dense, *self.choice.parts(self.holders))
         ways = max(self.choice.ways // shared, 1)
         if experts:
-            fewer = Group(max(size // shared, 1), stride * shared)
-            limit = min(self.choice.shard_ways or fewer.size, fewer.size) if self.choice.zero else 1
-            more = self._exchange(experts, fewer, limit)
+            more = self._exchange(experts, *self.choice.parts(self.holders, experts=shared))
             reduce, publish = reduce + more[0], publish + more[1]
         updated = dense / self.choice.ways + experts / ways
         update = self.hardware.chip.moving_seconds(software.optimizer_bytes * updated)
@@ -171,17 +169,20 @@ class _State:
         seen = reduce + publish - min(beside, beside_s) * software.data_hidden
         return seen + update + software.step_s
 
-    def _exchange(self, params: float, holders: Group, ways: int) -> tuple[float, float]:
+    def _exchange(self, params: float, near: Group, far: Group) -> tuple[float, float]:
         """Seconds of gradients to those who update and of their sums between the groups that
         share, and of the weights' way back, in so many messages at least."""
         fabric, software = self.hardware.fabric, self.hardware.software
-        near, grads = Group(ways, holders.stride), software.grad_bytes * params
+        grads = software.grad_bytes * params
         weights = software.weight_bytes * params
-        far = Group(holders.size // ways, holders.stride * ways)
         many = max(grads / software.bucket_bytes, 1.0)
-        reduce = fabric.seconds("all_reduce", grads / ways, far, messages=many)
-        if self.choice.zero not in (1, 2):
+        reduce = fabric.seconds("all_reduce", grads / near.size, far, messages=many)
+        if self.choice.zero == 3:
             return reduce, 0.0
+        if self.choice.zero == 0:  # the sums go back to all of a domain, if there are domains
+            there = fabric.seconds("reduce_scatter", grads, near, messages=many)
+            back = fabric.seconds("all_gather", grads, near, messages=many)
+            return there + reduce + back, 0.0
         if not self.reduces_each_backward:
             reduce += fabric.seconds("reduce_scatter", grads, near, messages=many)
         least = software.layer_messages * self.choice.work.num_layers

@@ -6,8 +6,9 @@ Other plans are those that the search found next, and one that a person asked ab
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
+from weft.cost.sent import Way
 from weft.plan.plan import PipelinePlan, Plan
 from weft.planner.fit import CHECKPOINTING, shortages, smallest_change, without_recompute
 from weft.planner.forecast import Forecast, forecast
@@ -76,6 +77,30 @@ def settings(plan: Plan) -> str:
     words = dict.fromkeys(_settings(pipeline) for pipeline in plan.pipelines[:4])
     domains = f"; {len(plan.domains)} domains" if plan.domains else ""
     return " | ".join(words) + domains
+
+
+def what_domains_save(cast: Forecast) -> str:
+    """Of a plan with domains, in a line; empty of others. What no domain could have alone without
+    them, ZeRO 3 beside other pipelines, is compared as ZeRO 2."""
+    plan, problem = cast.plan, cast.problem
+    if not plan.domains:
+        return ""
+    whole = replace(plan, domains=())
+    if len(plan.pipelines) > 1:
+        whole = whole.each(lambda stage: replace(stage, zero=min(stage.zero, 2)))
+    far = [
+        sum(sent for way, sent in each.items() if way in _SUMMED) / 1e9
+        for each in (problem.sent(plan), problem.sent(whole))
+    ]
+    short = shortages(whole, problem)
+    step = "would not fit" if short else f"would take {problem.time(whole).step_s:.3g} s a step"
+    return (
+        f"domains: {far[0]:.3g} GB of gradients and parameters between nodes; all ranks as one "
+        f"would send {far[1]:.3g} GB there and {step}"
+    )
+
+
+_SUMMED = Way("gradients", "across"), Way("parameters", "across")
 
 
 def _settings(pipeline: PipelinePlan) -> str:

@@ -15,6 +15,7 @@ from weft.planner.explain import (
     Help,
     alternatives,
     reasons_as_json,
+    what_domains_save,
     what_would_help,
 )
 from weft.planner.fit import shortages, smallest_change
@@ -50,6 +51,11 @@ class Outlook:
     def not_run(self) -> tuple[str, ...]:
         """Why this version cannot run it; empty where it can."""
         return why_not_run(self.forecast.plan, self.cluster)
+
+    @cached_property
+    def domains(self) -> str:
+        """What its domains save, in words; empty where all ranks are one."""
+        return what_domains_save(self.forecast)
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -63,6 +63,8 @@ class Options:
     """For pipelines of several meshes. Of plans that take as long, the first here is chosen."""
     recompute: tuple[Recompute, ...] = ("off", "full")
     zero: tuple[ZeroLevel, ...] = (0, 1, 2, 3)
+    domains: bool = False
+    """What several nodes, or pipelines, hold may be summed inside each, then between them."""
     max_stages: int | None = None
     """Most meshes of one pipeline."""
     max_ranks: int | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import log2
 
 from weft.cluster.view import ChipPool, ClusterView
-from weft.cost.choice import choice_of
+from weft.cost.choice import choice_of, ways_of_domains
 from weft.cost.memory import Overheads
 from weft.cost.rates import CostFunction, Roofline
 from weft.cost.sends import border_bytes, border_times
@@ -114,12 +114,13 @@ def time_of_plan(
         )
 
     timelines, once = [], []
-    for pipeline in plan.pipelines:
+    ways = ways_of_domains(plan)
+    for p, pipeline in enumerate(plan.pipelines):
         # A stage's ranks are of one kind of chip, so its first speaks for all.
         first = (stage.mesh.ranks[0] for stage in pipeline.stages)
         hardware = [known.hardware_of(cluster.pool_of(rank)) for rank in first]
-        numbers, num_pipelines = range(len(hardware)), len(plan.pipelines)
-        choices = [choice_of(pipeline, n, seq_len, num_pipelines, training) for n in numbers]
+        numbers, beside = range(len(hardware)), (len(plan.pipelines), training)
+        choices = [choice_of(pipeline, n, seq_len, *beside, ways[p, n]) for n in numbers]
         stages = [stage_times(shape, *both) for both in zip(choices, hardware, strict=True)]
         borders = [border(pipeline, number, hardware) for number in numbers[:-1]]
         timelines.append(simulate_plan(pipeline, stages, borders))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from weft.axes.registry import AXES
 from weft.cluster.view import ChipPool, ClusterView
@@ -43,6 +43,10 @@ def num_ranks(axes: Axes) -> int:
     return prod(size for _, size in axes)
 
 
+Apart = Literal["", "pipelines", "nodes"]
+"""Which ranks are domains: all together, those of each pipeline, or those of each node."""
+
+
 class Section(NamedTuple):
     """Consecutive meshes of one pipeline on one kind of chip, alike but for their layers.
 
@@ -56,6 +60,8 @@ class Section(NamedTuple):
     meshes: int
     recompute: Recompute = "off"
     zero: ZeroLevel = 0
+    shard_ways: int = 0
+    """Ranks of one domain that hold the same parameters; 0 where all that do are in one."""
 
     @property
     def num_chips(self) -> int:
@@ -88,6 +94,8 @@ class Line:
     layers: tuple[int, ...]
     """Of each mesh; a mesh with several stages divides them evenly."""
     samples: int
+    apart: Apart = ""
+    """The same for all pipelines side by side."""
 
     @property
     def num_meshes(self) -> int:
@@ -154,7 +162,24 @@ def plan_of(lines: Sequence[Line], problem: Problem) -> Plan:
     firsts = accumulate((line.num_chips for line in lines), initial=0)
     both = zip(lines, firsts, strict=False)
     pipelines = tuple(_pipeline(line, problem, first) for line, first in both)
-    return Plan(num_layers=problem.workload.spec.num_layers, pipelines=pipelines)
+    domains = domains_of(lines[0].apart, lines, problem.cluster)
+    num_layers = problem.workload.spec.num_layers
+    return Plan(num_layers=num_layers, pipelines=pipelines, domains=domains)
+
+
+def domains_of(
+    apart: Apart, lines: Sequence[Line], cluster: ClusterView
+) -> tuple[tuple[int, ...], ...]:
+    """The domains of a plan, on ranks in the order of ``used_cluster``."""
+    if apart == "pipelines":
+        sizes = [line.num_chips for line in lines]
+    elif apart == "nodes":
+        pools = used_cluster(lines, cluster).pools
+        sizes = [pool.chips_per_node for pool in pools for _ in range(pool.num_nodes)]
+    else:
+        return ()
+    ends = list(accumulate(sizes, initial=0))
+    return tuple(tuple(range(*both)) for both in pairwise(ends))
 
 
 def _pipeline(line: Line, problem: Problem, first: int) -> PipelinePlan:

@@ -17,7 +17,7 @@ from weft.cost.work import StageWork, dividing
 from weft.models.registry import shape_of
 from weft.plan.plan import ZeroLevel
 from weft.planner.problem import Problem
-from weft.planner.search.choice import Section
+from weft.planner.search.choice import Apart, Section, nodes_for, num_ranks
 
 
 class Held(NamedTuple):
@@ -76,6 +76,10 @@ class Costs:
         """Memory of a stage, apart from how many microbatches it holds."""
         self.hardware: Callable[[int, int], Hardware] = cache(self._hardware)
         """Chips and links of a section: of a pool, with so many chips a node."""
+        self.apart: Callable[[tuple[Section, ...]], dict[Apart, tuple[Section, ...]]] = cache(
+            self._apart
+        )
+        """By the way to make domains of a pipeline what its sections have of one."""
         self._state = workload.training.state(workload.precision)
         self._trained = workload.training.parts((0, self.shape.num_layers))
         self._eager = [pool.chip.device == HOST for pool in pools]
@@ -85,10 +89,11 @@ class Costs:
         return self.problem.knowledge.hardware_of(part)
 
     def zero_levels(self, section: Section) -> tuple[ZeroLevel, ...]:
-        """Levels that a section may have; level 3 is for a pipeline alone."""
+        """Levels that a section may have; level 3 is for pipelines that have all in a domain."""
         if section.copies * self.num_pipelines == 1:
             return (0,)
-        return tuple(z for z in self.options.zero if z < 3 or self.num_pipelines == 1) or (0,)
+        alone = self.num_pipelines == 1 or section.shard_ways
+        return tuple(z for z in self.options.zero if z < 3 or alone) or (0,)
 
     def choice(self, section: Section, samples: int) -> StageChoice:
         """Of a stage on each of a section's meshes; ``samples``: of a rank, of a microbatch."""
@@ -110,7 +115,37 @@ class Costs:
             state=self._state,
             trained=self._trained,
             zero=section.zero,
+            shard_ways=section.shard_ways,
         )
+
+    def _apart(self, sections: tuple[Section, ...]) -> dict[Apart, tuple[Section, ...]]:
+        """All ranks together, or those of each node; beside other pipelines, of each pipeline."""
+        found: dict[Apart, tuple[Section, ...]] = {"": sections}
+        if not self.options.domains:
+            return found
+        if self.num_pipelines > 1:
+            found["pipelines"] = tuple(s._replace(shard_ways=s.copies) for s in sections)
+            return found
+        near = [self._on_node(section) for section in sections]
+        both = list(zip(sections, near, strict=True))
+        if all(near) and any(1 < ways < section.copies for section, ways in both):
+            found["nodes"] = tuple(
+                section._replace(shard_ways=ways if ways < section.copies else 0)
+                for section, ways in both
+            )
+        return found
+
+    def _on_node(self, section: Section) -> int:
+        """Ranks on one node that hold the same; 0 where nodes do not have equally many."""
+        pool, together = self.pools[section.pool], section.together
+        nodes = nodes_for(section.num_chips, together, pool.num_nodes, pool.chips_per_node)
+        if pool.node or not nodes:
+            return 0
+        per_node, ranks = section.num_chips // nodes, num_ranks(section.axes)
+        if per_node % ranks == 0:
+            return section.copies
+        whole = ranks % per_node == 0 and per_node * section.copies % ranks == 0
+        return per_node * section.copies // ranks if whole else 0
 
     def _times(self, rank: Rank, held: Held) -> StageTimes:
         hardware = self.hardware(rank.pool, rank.per_node)

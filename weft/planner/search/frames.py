@@ -196,8 +196,8 @@ class Space:
         found: list[Rate] = []
         for speed, section in self.speeds(pool, micro):
             # With the levels of ZeRO that save most.
-            levels, b = self._leanest(section), -(-micro // section.ways)
-            most = max(self._capacity(section, b, micro, level) for level in levels)
+            lean, b = self._leanest(section), -(-micro // section.ways)
+            most = max(self._capacity(each, b, micro) for each in lean)
             if most >= 0:
                 found.append(Rate(speed, most, section, most / speed))
             if len(found) == number:
@@ -231,9 +231,10 @@ class Space:
         chips = sum(section.num_chips for section in sections)
         stretch = self.costs.problem.knowledge.stretch(chips)
         meshes = sum(section.meshes for section in sections)
-        ways = factorial(len(sections))
-        for section in sections:
-            ways *= len(self.costs.zero_levels(section))
+        ways = factorial(len(sections)) * sum(
+            prod(len(self.costs.zero_levels(section)) for section in each)
+            for each in self.costs.apart(sections).values()
+        )
         late_s = per_sample_s * stretch
         return Frame(per_sample_s, micro, sections, meshes, ways, stretch, late_s)
 
@@ -241,17 +242,19 @@ class Space:
         """There may be memory for the whole model."""
         enough = self.num_layers
         return any(
-            self._capacity(section, b, micro, level, enough=enough) >= enough
-            for level in self._leanest(section)
+            self._capacity(each, b, micro, enough=enough) >= enough
+            for each in self._leanest(section)
         )
 
-    def _leanest(self, section: Section) -> tuple[ZeroLevel, ...]:
-        """Two levels of ZeRO, of which one saves most."""
-        return self.costs.zero_levels(section)[:-3:-1]
+    def _leanest(self, section: Section) -> Iterator[Section]:
+        """With two levels of ZeRO, of which one saves most, and with the one that needs domains."""
+        for level in self.costs.zero_levels(section)[:-3:-1]:
+            yield section._replace(zero=level)
+        if self.costs.num_pipelines > 1:
+            for (only,) in list(self.costs.apart((section,)).values())[1:]:
+                yield only._replace(zero=self.costs.zero_levels(only)[-1])
 
-    def _capacity(
-        self, section: Section, b: int, micro: int, zero: ZeroLevel, *, enough: float = 0.0
-    ) -> float:
+    def _capacity(self, section: Section, b: int, micro: int, *, enough: float = 0.0) -> float:
         """Layers that fit at best: a mesh holds a microbatch for each mesh behind it, and its own.
 
         Meshes are taken in four blocks, each as if it held what the last of the block does.
@@ -259,7 +262,8 @@ class Space:
         """
         pool, inner = section.pool, inner_of(section.axes)
         working, kept = self._activations(pool, inner, section.recompute, b)
-        runtime, whole, divided = self._state(pool, inner, zero)
+        apart = min(section.shard_ways, 1)
+        runtime, whole, divided = self._state(pool, inner, section.zero, apart)
         state = (whole + divided / section.ways) * (1 - 1e-12)
         free = self.costs.budgets[section.pool] - working - runtime
         if section.meshes * free < enough * (state + kept):
@@ -278,9 +282,12 @@ class Space:
         layer = self._layer(Section(pool, inner, 1, recompute), b)
         return layer.whole.working, layer.each.total
 
-    def _state_of(self, pool: int, inner: Axes, zero: ZeroLevel) -> tuple[float, float, float]:
-        """Bytes at rest: of the runtime, of each layer, and what ranks divide of each layer."""
-        layer = self._layer(Section(pool, inner, 1, zero=zero), 1)
+    def _state_of(
+        self, pool: int, inner: Axes, zero: ZeroLevel, apart: int
+    ) -> tuple[float, float, float]:
+        """Bytes at rest: of the runtime, of each layer, and what ranks divide of each layer;
+        ``apart``: those of a pipeline alone."""
+        layer = self._layer(Section(pool, inner, 1, zero=zero, shard_ways=apart), 1)
         return layer.whole.runtime, layer.whole.state, layer.divided.total / layer.ways
 
     def _layer(self, section: Section, b: int) -> StageMemory:

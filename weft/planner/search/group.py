@@ -8,9 +8,11 @@ from functools import partial
 from itertools import permutations, product
 from math import inf
 from operator import attrgetter
+from typing import NamedTuple
 
+from weft.cost.times import StageTimes
 from weft.plan.plan import ScheduleName, ZeroLevel
-from weft.planner.search.choice import Line, Section, Timed
+from weft.planner.search.choice import Apart, Line, Section, Timed
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.search.found import Pruned
 from weft.planner.search.frames import UNMADE, Frame, Space
@@ -42,9 +44,13 @@ LOOKING = 100
 """Actions that could be played in the time in which a mesh is bounded."""
 MAKING = 15
 """Actions that could be played in the time in which one is made."""
+APART = 4
+"""Times less effort for pipelines side by side that are domains, where those that are not were
+looked at."""
 UNCUT = 2
 """Frames of every group that are explored, with the first schedule, whatever else is known."""
 BEATEN = "ZeRO: another level takes no longer and needs less memory"
+NO_FASTER = "domains: with others it takes no longer and needs no more memory"
 
 _SECONDS = attrgetter("seconds")
 SLOWER_TO_SHOW = 2.0
@@ -63,6 +69,14 @@ class Known:
     frames: list[Frame]
 
 
+class Kept(NamedTuple):
+    """How all pipelines side by side keep what they hold."""
+
+    apart: Apart
+    level: ZeroLevel
+    """Of ZeRO."""
+
+
 class Group:
     """Pipelines through some pools, one of ``costs.num_pipelines`` side by side."""
 
@@ -70,22 +84,23 @@ class Group:
         self.costs, self.options = costs, costs.options
         self.pools, self.ledger = pools, ledger
         self._kept: dict[object, list[ZeroLevel]] = {}
+        self._quicker: dict[tuple[Section, Section], bool] = {}
         self._known: Known | None = None
         self.words = " + ".join(costs.pools[pool].chip.name for pool in pools)
         self.found: list[Timed] = []
         """The best of each frame and schedule that was simulated."""
 
-    def best(self, samples: int, cutoff: float, level: ZeroLevel | None = None) -> Timed | None:
+    def best(self, samples: int, cutoff: float, kept: Kept | None = None) -> Timed | None:
         """The fastest pipeline for so many samples, if a step takes less than ``cutoff``.
 
-        ``cutoff`` counts that the last of many ranks is late. ``level``: of ZeRO, for all stages;
-        None leaves it open.
+        ``cutoff`` counts that the last of many ranks is late. ``kept``: how all stages keep what
+        they hold; None leaves it open.
         """
         frames = self._frames(samples, cutoff)
         best: Timed | None = None
         took: dict[int, float] = {}
         for first in (True, False):
-            enough = self.ledger.effort + self.options.effort // (2 * len(self.pools))
+            enough = self.ledger.effort + self._effort(kept)
             slow, left = [], []
             for number, frame in enumerate(frames):
                 free = first and number < UNCUT
@@ -97,7 +112,7 @@ class Group:
                     continue
                 limit = inf if free else cutoff / frame.stretch
                 schedules = self._schedules(frame, first=first)
-                explored = list(self._explored(frame, samples, limit, level, schedules))
+                explored = list(self._explored(frame, samples, limit, kept, schedules))
                 self.found += explored
                 whole = min((timed.seconds for timed in explored), default=inf) * frame.stretch
                 if explored:
@@ -109,6 +124,19 @@ class Group:
             self.ledger.pruned.add("limit", words, self._children(left, first=first))
             frames = _by_time(frames, took)
         return best
+
+    def _effort(self, kept: Kept | None) -> int:
+        """For the first schedule, or the others."""
+        part = 2 * len(self.pools) * (APART if kept is not None and kept.apart else 1)
+        return self.options.effort // part
+
+    def may_keep(self, kept: Kept) -> bool:
+        """Some of what was looked at could be kept so, and is not better kept otherwise."""
+        return self._known is None or any(self._may_keep(f, kept) for f in self._known.frames)
+
+    def _may_keep(self, frame: Frame, kept: Kept) -> bool:
+        sections = self.costs.apart(frame.sections).get(kept.apart, ())
+        return bool(sections) and all(kept.level in self._useful(each) for each in sections)
 
     def _frames(self, samples: int, cutoff: float) -> list[Frame]:
         """Most promising first. Those of a like share will do."""
@@ -146,25 +174,24 @@ class Group:
         frame: Frame,
         samples: int,
         limit: float,
-        level: ZeroLevel | None,
+        kept: Kept | None,
         schedules: Sequence[ScheduleName],
     ) -> Iterator[Timed]:
         """The best of each order and schedule of a frame that takes less than ``limit``."""
-        if level is not None and any(level not in self._useful(s) for s in frame.sections):
+        if kept is not None and not self._may_keep(frame, kept):
             self.ledger.pruned.add("slower", BEATEN, frame.ways * len(schedules))
             return
         for order in permutations(frame.sections):
             for schedule in schedules:
-                best = self._best_levels(
-                    Line(order, frame.micro, schedule, (), samples), limit, level
-                )
+                line = Line(order, frame.micro, schedule, (), samples)
+                best = self._best_levels(line, limit, kept)
                 if best is not None:
                     yield best
 
-    def _best_levels(self, line: Line, limit: float, level: ZeroLevel | None) -> Timed | None:
-        """The best choice of ZeRO levels and layers for an order and a schedule."""
+    def _best_levels(self, line: Line, limit: float, kept: Kept | None) -> Timed | None:
+        """The best choice of domains, ZeRO levels and layers for an order and a schedule."""
         best: Timed | None = None
-        useful = list(self._worth_trying(line, level))
+        useful = list(self._worth_trying(line, kept))
         if not useful:
             return None
         route, pruned = Route(self.costs, line), self.ledger.pruned
@@ -173,8 +200,8 @@ class Group:
         if too_slow(route, limit):
             pruned.add("bound", too_long, len(useful))
             return None
-        for sections in useful:
-            route = Route(self.costs, replace(line, sections=sections))
+        for each in useful:
+            route = Route(self.costs, each)
             explored = explore(route, limit if best is None else min(limit, best.seconds))
             self.ledger.count(route, explored.played)
             if explored.best is None:
@@ -188,17 +215,35 @@ class Group:
                 best = explored.best
         return best
 
-    def _worth_trying(self, line: Line, level: ZeroLevel | None) -> Iterator[tuple[Section, ...]]:
-        """The sections at each choice of ZeRO levels that is not ruled out."""
-        every = (self.costs.zero_levels(section) for section in line.sections)
-        for levels in product(*every):
-            pairs = list(zip(line.sections, levels, strict=True))
-            if level is not None and set(levels) != {level}:
-                self.ledger.pruned.add("shape", "levels of ZeRO that pipelines do not share")
-            elif any(level not in self._useful(section) for section, level in pairs):
-                self.ledger.pruned.add("slower", BEATEN)
-            else:
-                yield tuple(section._replace(zero=level) for section, level in pairs)
+    def _worth_trying(self, line: Line, kept: Kept | None) -> Iterator[Line]:
+        """It with each choice of domains and ZeRO levels that is not ruled out."""
+        for apart, sections in self.costs.apart(line.sections).items():
+            every = (self.costs.zero_levels(section) for section in sections)
+            for levels in product(*every):
+                pairs = list(zip(sections, levels, strict=True))
+                if kept is not None and (apart != kept.apart or set(levels) != {kept.level}):
+                    words = "domains or levels of ZeRO that pipelines do not share"
+                    self.ledger.pruned.add("shape", words)
+                elif any(level not in self._useful(section) for section, level in pairs):
+                    self.ledger.pruned.add("slower", BEATEN)
+                elif kept is None and self._beaten(apart, pairs):
+                    self.ledger.pruned.add("slower", NO_FASTER)
+                else:
+                    chosen = tuple(section._replace(zero=level) for section, level in pairs)
+                    yield replace(line, sections=chosen, apart=apart)
+
+    def _beaten(self, apart: Apart, pairs: Sequence[tuple[Section, ZeroLevel]]) -> bool:
+        """Domains that make nothing faster; or none where domains do, and need no more memory."""
+        if not apart and any(level for _, level in pairs):
+            return False
+        whole = tuple(section._replace(shard_ways=0) for section, _ in pairs)
+        others = self.costs.apart(whole)
+        other = others.get("" if apart else "nodes", ())
+        both = [
+            (theirs._replace(zero=level), section._replace(zero=level))
+            for theirs, (section, level) in zip(other, pairs, strict=False)
+        ]
+        return bool(both) and all(self._takes_no_longer(*each) for each in both)
 
     def _children(self, frames: Sequence[Frame], *, first: bool) -> int:
         """Candidates in frames: orders, schedules, levels of ZeRO."""
@@ -213,7 +258,7 @@ class Group:
 
     def _useful(self, section: Section) -> list[ZeroLevel]:
         """Levels that no other one beats in time and in memory."""
-        key = section.pool, section.axes
+        key = section.pool, section.axes, section.shard_ways
         if key not in self._kept:
             every = self.costs.zero_levels(section)
             self._kept[key] = [
@@ -227,19 +272,32 @@ class Group:
         return self._kept[key]
 
     def _no_slower(self, section: Section, other: ZeroLevel, level: ZeroLevel) -> bool:
-        if other == 2 and self.costs.num_pipelines == 1:  # it reduces gradients in each backward
+        alone = self.costs.num_pipelines == 1 or section.shard_ways
+        if other == 2 and alone:  # it reduces gradients in each backward
             return False
-        node = self.costs.pools[section.pool].chips_per_node
-        whole = self.costs.num_layers
-        ranks = []
-        for zero in (other, level):
-            choice = self.costs.choice(section._replace(recompute="off", zero=zero), 1)
-            ranks.append(Rank(section.pool, node, choice))
-        both = Held(1, False, False), Held(whole, True, True)
-        return all(
-            self.costs.times(ranks[0], held).update_s <= self.costs.times(ranks[1], held).update_s
-            for held in both
-        )
+        pair = (section._replace(recompute="off", zero=zero) for zero in (other, level))
+        return all(first.update_s <= second.update_s for first, second in self._both(*pair))
+
+    def _takes_no_longer(self, one: Section, other: Section) -> bool:
+        """Whatever layers and samples there are."""
+        key = one._replace(meshes=1, recompute="off"), other._replace(meshes=1, recompute="off")
+        if key not in self._quicker:
+            self._quicker[key] = all(
+                first.forward_s <= second.forward_s
+                and first.input_grad_s <= second.input_grad_s
+                and first.weight_grad_s <= second.weight_grad_s
+                and first.update_s <= second.update_s
+                for first, second in self._both(*key)
+            )
+        return self._quicker[key]
+
+    def _both(self, one: Section, other: Section) -> Iterator[tuple[StageTimes, StageTimes]]:
+        """Times of one layer, and of the whole model, on each."""
+        node = self.costs.pools[one.pool].chips_per_node
+        ranks = [Rank(each.pool, node, self.costs.choice(each, 1)) for each in (one, other)]
+        for held in Held(1, False, False), Held(self.costs.num_layers, True, True):
+            first, second = (self.costs.times(rank, held) for rank in ranks)
+            yield first, second
 
     def _rule_out(
         self, frames: Sequence[Frame], samples: int, cutoff: float, *, first: bool

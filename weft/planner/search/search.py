@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from math import comb, inf
 from time import perf_counter
 
 from weft.cluster.view import ChipPool, ClusterView
-from weft.plan.plan import ZeroLevel
 from weft.plan.tiling import split_by_weight
 from weft.planner.naming import name_of
 from weft.planner.problem import Options, Problem
 from weft.planner.renumber import ordered
 from weft.planner.runnable import why_never_run
-from weft.planner.search.choice import Line, Timed, inner_of, plan_of, used_cluster
+from weft.planner.search.choice import Apart, Line, Timed, inner_of, plan_of, used_cluster
 from weft.planner.search.costs import Costs
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned
-from weft.planner.search.group import Group, Ledger
+from weft.planner.search.group import Group, Kept, Ledger
 from weft.planner.search.no_plan import leanest, no_plan
 
 ALONE = 32
@@ -186,9 +185,16 @@ class SearchRun:
             for timed in groups[0].found:
                 self._add([timed])
             return
-        for level in sorted(self.options.zero, reverse=True):
-            if level < 3:
-                self._side_by_side(groups, level)
+        for kept in self._every_kept():
+            if all(group.may_keep(kept) for group in groups):
+                self._side_by_side(groups, kept)
+
+    def _every_kept(self) -> Iterator[Kept]:
+        """Ways in which pipelines side by side keep what they hold."""
+        every: list[Apart] = ["", "pipelines"] if self.options.domains else [""]
+        for apart, level in product(every, sorted(self.options.zero, reverse=True)):
+            if level < 3 or apart:
+                yield Kept(apart, level)
 
     def _allowed(self, arrangement: Arrangement) -> bool:
         """Options leave it open which pools go together so."""
@@ -238,14 +244,14 @@ class SearchRun:
         self._found.append(Lines(seconds, lines, self.cluster))
         self.cutoff = min(self.cutoff, seconds)
 
-    def _side_by_side(self, groups: Sequence[Group], level: ZeroLevel) -> None:
+    def _side_by_side(self, groups: Sequence[Group], kept: Kept) -> None:
         """Shares by speed, until no group would give a sample to another; if few, all of them."""
         total = self.samples
-        cutoff = self.cutoff * WORTH_SHOWING
+        cutoff = self.cutoff * (1 if kept.apart else WORTH_SHOWING)
 
         @cache
         def best(number: int, samples: int) -> Timed | None:
-            return groups[number].best(samples, cutoff, level)
+            return groups[number].best(samples, cutoff, kept)
 
         shares = self._by_speed(groups)
         tried: set[tuple[int, ...]] = set()

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from math import inf
 
 from weft.cluster.view import ClusterView
+from weft.cost.choice import ways_of_domains
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.problem import Problem
-from weft.planner.search.choice import INSIDE, Line, Section, mesh_axes, stage_layers, used_part
+from weft.planner.search.choice import (
+    INSIDE,
+    Apart,
+    Line,
+    Section,
+    mesh_axes,
+    stage_layers,
+    used_part,
+)
 from weft.planner.search.costs import Costs
 from weft.planner.search.found import Reason
 from weft.planner.search.frames import Space, powers
@@ -64,9 +74,41 @@ def lines_of(plan: Plan, cluster: ClusterView) -> list[Line]:
     if len(set(pools)) < len(pools):
         raise OutsideError("all meshes on one pool of chips are alike there, and in one pipeline")
     levels = {section.zero for line in lines for section in line.sections}
-    if len(lines) > 1 and (len(levels) > 1 or 3 in levels):
-        raise OutsideError("pipelines side by side have one level of ZeRO there, and not 3")
-    return lines
+    if len(lines) > 1 and (len(levels) > 1 or (3 in levels and not plan.domains)):
+        words = "pipelines side by side have one level of ZeRO there, and without domains not 3"
+        raise OutsideError(words)
+    return _apart(plan, lines, cluster)
+
+
+def _apart(plan: Plan, lines: list[Line], cluster: ClusterView) -> list[Line]:
+    """The lines with the domains of the plan."""
+    if not plan.domains:
+        return lines
+    apart: Apart = "nodes" if len(lines) == 1 else "pipelines"
+    expected: dict[int, set[int]] = {}
+    for p, _, stage in plan.stages():
+        for rank in stage.mesh.ranks:
+            number = cluster.node_of(rank) if apart == "nodes" else p
+            expected.setdefault(number, set()).add(rank)
+    if {*map(frozenset, plan.domains)} != {*map(frozenset, expected.values())}:
+        raise OutsideError(f"domains of such a plan are those of its {apart} there")
+    ways = ways_of_domains(plan)
+    found = []
+    for p, line in enumerate(lines):
+        firsts = (stages[0] for stages in plan.pipelines[p].positions())
+        sections = tuple(_with_ways(line, [ways[p, stage] for stage in firsts]))
+        found.append(replace(line, sections=sections, apart=apart))
+    return found
+
+
+def _with_ways(line: Line, ways: Sequence[int]) -> Iterator[Section]:
+    """Its sections, with ranks of a domain that hold the same on each mesh."""
+    left = iter(ways)
+    for section in line.sections:
+        several = {next(left) for _ in range(section.meshes)}
+        if len(several) > 1:
+            raise OutsideError("all meshes on one pool of chips have equally many in a domain")
+        yield section._replace(shard_ways=several.pop())
 
 
 def _line(pipeline: PipelinePlan, cluster: ClusterView) -> Line:
