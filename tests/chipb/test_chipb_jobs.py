@@ -33,6 +33,9 @@ MIXED = [
         "cpu chipb",
     ),
     (Case("tp2-beside-tp1", shares=(4, 2), dp=((1,), (1,)), tp=((1,), (2,))), "cpu | chipb"),
+    (Case("domains-zero3", shares=(4, 2), dp=((2,), (1,)), zero=3, tied=True,
+          domains=((0, 1), (2,))), "chipb | cpu"),
+    (Case("domains", shares=(4, 2), dp=((2,), (2,)), domains=((2, 3), (0, 1))), "cpu | chipb"),
     (Case("zero1-across", shares=(4, 2), zero=1), "cpu | chipb"),
     (Case("zero2-across-tied", shares=(4, 2), dp=((2,), (1,)), zero=2, tied=True), "cpu | chipb"),
     (

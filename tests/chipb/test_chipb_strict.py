@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 from chipb.chip import NAME, with_chips
 from chipb.strict_memory import on_chips
+from chipb.test_chipb_jobs import on
 from parity.test_parity import TOLERANCE
 from strict.faults import PLAIN, without_wait
 from strict.plans import CASES, Strict
@@ -39,6 +41,20 @@ def strict(chips: WorkerPool) -> Strict:
 @pytest.mark.parametrize(("name", "queues", "seed"), SOME)
 def test_matches_one_process(name: str, queues: int, seed: int, strict: Strict) -> None:
     found = strict.difference(CASES[name], queues=queues, seed=seed)
+    assert found.largest < TOLERANCE, found
+
+
+@pytest.mark.parametrize(
+    ("name", "families"),
+    [("domains-zero0-2-1", f"{NAME} | cpu"), ("domains-zero3-pipelines", f"{NAME} {NAME} | cpu")],
+)
+def test_the_library_of_a_family_is_used_inside_its_domain(
+    name: str, families: str, chips: WorkerPool
+) -> None:
+    """Chips beside a processor: their own library inside, host memory between, the same numbers."""
+    beside = partial(on, families=families)
+    apart = Strict(chips, on_chips, alone=with_chips, device=NAME, beside=beside)
+    found = apart.difference(CASES[name], queues=2, seed=3)
     assert found.largest < TOLERANCE, found
 
 

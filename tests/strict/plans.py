@@ -14,6 +14,7 @@ from strict.server import Server
 from weft.comm.address import RankAddress
 from weft.diagnose.verify import Difference, Rehearsal, Trace, difference, one_process, rehearse
 from weft.elastic.pool import WorkerPool
+from weft.plan.plan import Plan
 
 QUEUES = (1, 2, 4, 8)
 CASES = {case.name: case for case in PARITY if case.plan().world_size > 1}
@@ -36,9 +37,12 @@ class Strict:
         *,
         alone: Callable[..., Any] = alone,
         device: str = "cpu",
+        beside: Callable[[Plan], Plan] = lambda plan: plan,
     ) -> None:
-        """``on``, ``alone``: how ranks on devices of that family join, and one process does."""
+        """``on``, ``alone``: how ranks on devices of that family join, and one process does;
+        ``beside``: puts some ranks on other devices, which do not talk through the server."""
         self._pool, self._on, self._on_alone, self._device = pool, on, alone, device
+        self._beside = beside
         self._alone: dict[tuple[Rehearsal, int], Trace] = {}
 
     def difference(self, case: Case, *, queues: int, seed: int) -> Difference:
@@ -58,6 +62,7 @@ class Strict:
                 return self._pool.run(self._on, where, job, *args, world_size=world_size)
 
             there = plan.each(lambda stage: replace(stage, device=self._device))
+            there = self._beside(there)
             found = rehearse(run, there, rehearsal)
         assert server.rules.num_calls, "nobody asked the strict server"
         return difference(self._alone[key], found)

@@ -135,6 +135,23 @@ def test_resume_under_another_plan(
         np.testing.assert_allclose(moved["params"][name], value, rtol=1e-9, atol=1e-12)
 
 
+def test_resume_with_domains_and_without(pool: WorkerPool, tmp_path: Path) -> None:
+    """Of two terms the order does not count, so every bit is the same; shards inside domains, of
+    which each has all, are saved once and read by any."""
+    plain = plan_of(4, 2)
+    apart = replace(plain, domains=((1,), (0,)))
+    stage = StagePlan(mesh=Mesh.of(range(4), dp=4), layers=(0, 2), precision="fp64", zero=2)
+    pipeline = PipelinePlan(stages=(stage,), samples=6, microbatch=4)
+    sharded = Plan(num_layers=2, pipelines=(pipeline,), domains=((0, 1), (2, 3)))
+    whole = in_parts(pool, tmp_path / "whole", (plain, 0, 4))
+    moved = in_parts(pool, tmp_path / "parts", (apart, 0, 2), (plain, 2, 4))
+    assert moved["losses"] == whole["losses"]
+    for name, value in whole["params"].items():
+        assert np.array_equal(moved["params"][name], value), name
+    through = in_parts(pool, tmp_path / "sharded", (plain, 0, 1), (sharded, 1, 3), (apart, 3, 4))
+    np.testing.assert_allclose(through["losses"], whole["losses"], rtol=1e-10)
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [(plan_of(4, 2), split_plan()), (split_plan(), plan_of(4, 2)), (split_plan(), plan_of(6))],

@@ -22,8 +22,8 @@ class _Once:
     """Waits for something the first time that it is called."""
 
     finish: Finish
-    uses: list[Tensor]
-    """What is read and written until then: nobody else may get that memory."""
+    uses: list[Tensor | Finish]
+    """What is read and written until then, or keeps that: nobody else may get the memory."""
 
     def __call__(self) -> None:
         finish, self.finish = self.finish, nothing
@@ -156,6 +156,7 @@ class Accumulator:
         for earlier in self._arriving[:-1]:
             earlier()
         last = self._arriving[-1]
+        last.uses.append(last.finish)
         if self.bucket.level == 0:
             (sent, part), self._parts = self._parts, (None, None)
             assert sent is not None and part is not None, "nothing was summed inside the domain"
@@ -180,7 +181,7 @@ class Accumulator:
         self._parts = sent, part
         return self._noted(arrived, [sent, part])
 
-    def _noted(self, finish: Finish, uses: list[Tensor]) -> Finish:
+    def _noted(self, finish: Finish, uses: list[Tensor | Finish]) -> Finish:
         """What ends once, whoever waits for it, where sums go on between domains."""
         if self._between is None:
             return finish

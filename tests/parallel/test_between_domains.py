@@ -1,0 +1,82 @@
+"""Sums between domains: in their order, in the reduction's dtype, with the bytes of the formula."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from weft.comm.address import RankAddress
+from weft.comm.join import join
+from weft.elastic.pool import WorkerPool
+from weft.parallel.between import INSIDE, NAME
+from weft.parallel.buckets import ALIGN
+from weft.parallel.crossing import cells, sent_by
+from weft.parallel.gradients import Gradients
+from weft.parallel.params import Held, LocalParam
+from weft.plan.box import Box
+from weft.plan.model import Init, ParamSpec
+from weft.plan.plan import ZeroLevel
+from weft.plan.tiling import Stored
+from weft.precision.roles import Role, Roles
+
+NUMEL = 6 * 512
+ROLES = replace(Roles.of("fp32", 9, "float32", "float32"), reduction=Role("bfloat16"))
+LARGE, SMALL = 256.0, 1.0
+"""In bf16 256 + 1 is 256, so (256 + 1) + 1 is 256, and (1 + 1) + 256 is 258."""
+STEPS = 4
+
+
+def sums(
+    address: RankAddress, level: ZeroLevel, domains: tuple[tuple[int, ...], ...], given: list[float]
+) -> dict[str, Any]:
+    """Some steps in which each rank's gradient is a number; what came of it, and was sent."""
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
+    weight = nn.Parameter(torch.zeros(NUMEL))
+    spec = ParamSpec(name="w", shape=(NUMEL,), unit=0, init=Init("zeros"), decay=False)
+    box = Box.whole((NUMEL,))
+    held = Held(spec, box, comm.world, level, domains=domains)
+    local = LocalParam(spec, Stored((box,)), weight)
+    gradients = Gradients([local], {"w": [held]}, comm, precision=ROLES, rounds=2)
+    made = []
+    for _ in range(STEPS):
+        gradients.fence()
+        gradients.begin(2)
+        for flat in gradients.sharded:
+            flat.wait()
+        for _ in range(2):
+            (weight * (given[address.rank] / 2)).sum().backward()
+        gradients.finish()
+        gradients.publish()
+        made.append(comm._aside().rooms.made)
+    grads = [main.grad for main in gradients.mains if main.grad is not None]
+    found = sorted({value for grad in grads for value in grad.tolist()})
+    kept = sum(main.value.numel() for main in gradients.mains)
+    owned = sum(main.value.numel() for main in gradients.mains if main.owned)
+    sent = comm.counters[NAME].bytes, comm.counters[INSIDE].bytes
+    gradients.close()
+    comm.close()
+    return {"values": found, "kept": kept, "owned": owned, "sent": sent, "made": made}
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_terms_are_added_in_the_order_of_domains(level: ZeroLevel, pool: WorkerPool) -> None:
+    """Ranks 0 and 1 give 256 together, 2 and 3 and 4 one each of the others; 3, 2 and 1 ranks."""
+    unlike = [LARGE / 2, LARGE / 2, SMALL, SMALL / 2, SMALL / 2]
+    for domains, total in (
+        (((0, 1), (2,), (3, 4)), 256.0),
+        (((2,), (3, 4), (0, 1)), 258.0),
+    ):
+        found = pool.run(sums, level, domains, unlike, world_size=5)
+        assert [rank["values"] for rank in found] == [[total]] * 5
+        assert sum(rank["owned"] for rank in found) == NUMEL, "counted and saved once"
+        every = list(cells(NUMEL, domains, ALIGN))
+        for number, ranks in enumerate(domains):
+            kept = [found[rank]["kept"] for rank in ranks]
+            assert sum(kept) == NUMEL * (1 if level else len(ranks)), "a whole copy in each"
+            crossed = sum(found[rank]["sent"][0] for rank in ranks)
+            assert crossed == 2 * STEPS * sent_by(number, every)
+            assert crossed == pytest.approx(2 * STEPS * 2 * 2 / 3 * NUMEL, rel=0.02)
+        for rank in found:
+            assert rank["made"][1] == rank["made"][-1], "rooms are used again"
