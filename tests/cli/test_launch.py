@@ -210,6 +210,24 @@ def test_a_rank_on_another_machine_is_refused(here: Path, monkeypatch: pytest.Mo
         join("a1", 6, "H100-SXM5-80GB")
 
 
+NODES = "pools:\n  - {chip: H100-SXM5-80GB, nodes: 2, chips_per_node: 8, network_gbit: 25}\n"
+
+
+def test_domains_where_the_planner_may_choose_them(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over a slow network, what both nodes hold is summed inside each before it crosses."""
+    few = ["--json", "plan.auto.max_stages=1", "batch.samples=256"]
+    assert plan(here, NODES, *few) == 0
+    assert "domains" not in json.loads(capsys.readouterr().out)["plan"]
+    assert plan(here, NODES, *few, "plan.auto.domains=true") == 0
+    found = json.loads(capsys.readouterr().out)["plan"]["domains"]
+    assert found == [list(range(8)), list(range(8, 16))]
+    assert plan(here, NODES, "plan.file=my plan.json", "batch.samples=256") == 0
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "all ranks as one" in each]
+    assert line.startswith("domains: ") and " s a step" in line
+
+
 STRANGERS = """\
 pools:
   - {chip: H100-SXM5-80GB, nodes: 1, chips_per_node: 8}

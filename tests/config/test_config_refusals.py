@@ -259,7 +259,8 @@ REFUSALS = [
     ),
     Case(
         "a planner that is a number",
-        "plan.auto = 3: expected a section with keys of cluster, ranks, max_stages, or null.\n"
+        "plan.auto = 3: expected a section with keys of cluster, ranks, max_stages, domains, or "
+        "null.\n"
         "    on the command line",
         target="debug",
         overrides=("plan.auto=3",),

@@ -234,6 +234,9 @@ class AutoConfig(Section):
     max_stages: Count | None = None
     """Most stages of a pipeline: 1 for none but data and tensor parallelism; null is as many as are
     fastest."""
+    domains: bool = False
+    """Let it also choose domains: what several nodes or pipelines hold in common is then summed
+    inside each and between them, where that is faster."""
 
 
 class PlanConfig(Section):

@@ -215,7 +215,8 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
 def _asked(config: Config, resources: Resources) -> dict[str, Any]:
     """All that a plan depends on, as JSON has it; rates apart, which a profile may refine."""
     compute, batch = config.compute, config.batch
-    return {
+    domains = config.plan.auto is not None and config.plan.auto.domains
+    return ({"domains": True} if domains else {}) | {
         "chips": [_in_words(pool) for pool in resources.chips.view.pools],
         "may_idle": resources.may_idle,
         "model": config.model.model_dump(mode="json"),
@@ -239,14 +240,15 @@ def _in_words(pool: ChipPool) -> str:
 
 def options_asked(config: Config) -> Options:
     """What a configuration leaves to the planner."""
-    usual, recompute = Options(), config.compute.recompute
+    usual, recompute, auto = Options(), config.compute.recompute, config.plan.auto
     schedule, micro = config.plan.schedule, config.batch.micro
     return replace(
         usual,
         recompute=usual.recompute if recompute == "auto" else (recompute,),
         schedules=usual.schedules if schedule is None else (schedule,),
         micros=usual.micros if micro is None else (micro,),
-        max_stages=None if config.plan.auto is None else config.plan.auto.max_stages,
+        max_stages=None if auto is None else auto.max_stages,
+        domains=auto is not None and auto.domains,
     )
 
 
