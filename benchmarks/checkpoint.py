@@ -76,10 +76,10 @@ class ByAgent:
 
     def save(self, state: dict[str, Tensor], root: Path) -> Times:
         self.saves += 1
-        save = Save(root=str(root), step=1, name=f"save{self.saves}")
+        save = Save(root=str(root), step=1, name=f"save{self.saves}", timeout_s=600.0)
         began = time.perf_counter()
         self.client.write(self.client.copy(shards_of(state)), save)
-        order = Commit(save=save, world_size=1, state={}, keep=1, timeout_s=600.0)
+        order = Commit(save=save, world_size=1, state={}, keep=1)
         self.client.commit(order)
         stall = time.perf_counter() - began
         self.client.wait()

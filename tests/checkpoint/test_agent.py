@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,15 +42,13 @@ class Machine:
         """Ranks copy what they hold after a step, and hand it over."""
         for rank in ranks:
             client = self.ranks[rank]
-            name = Save(root=str(self.root), step=step, name=f"save{step}")
-            client.write(client.copy(rank_shards(step)[rank]), name)
+            client.write(client.copy(rank_shards(step)[rank]), named(self.root, step))
 
     def commit(self, step: int, *, timeout_s: float = LIMIT_S) -> None:
         """What the first rank says."""
-        name = Save(root=str(self.root), step=step, name=f"save{step}")
+        save = named(self.root, step, timeout_s)
         state = {**STATE, "seed": step}
-        order = Commit(save=name, world_size=2, state=state, keep=2, timeout_s=timeout_s)
-        self.ranks[0].commit(order)
+        self.ranks[0].commit(Commit(save=save, world_size=2, state=state, keep=2))
 
     def wait(self) -> list[Saved | Failed]:
         """Until nothing is left to do; what the first rank heard of it."""
@@ -61,6 +61,10 @@ class Machine:
         for client in self.ranks.values():
             client.close()
         return self.process.wait(LIMIT_S)
+
+
+def named(root: Path, step: int, timeout_s: float = LIMIT_S) -> Save:
+    return Save(root=str(root), step=step, name=f"save{step}", timeout_s=timeout_s)
 
 
 @contextmanager
@@ -94,11 +98,10 @@ def test_what_was_copied_is_what_is_saved(tmp_path: Path) -> None:
         for step in (1, 2, 3):
             shards = rank_shards(step)
             for rank, client in one.ranks.items():
-                name = Save(root=str(root), step=step, name=f"save{step}")
                 slot = client.copy(shards[rank])
                 for shard in shards[rank]:
                     shard.tensor.fill_(torch.nan)
-                client.write(slot, name)
+                client.write(slot, named(root, step))
             one.commit(step)
             (saved,) = one.wait()
             assert isinstance(saved, Saved)
@@ -231,10 +234,39 @@ def test_a_machine_that_is_lost(tmp_path: Path) -> None:
     assert [path.name for path in sorted(root.iterdir())] == ["latest", "step-00000001"]
 
 
-def test_a_folder_is_held_by_one(tmp_path: Path) -> None:
-    first = hold(tmp_path / "checkpoints")
+def test_a_first_rank_that_is_lost(tmp_path: Path) -> None:
+    """Before it had copied: whoever copied already is not waited for, on any machine."""
+    root = tmp_path / "checkpoints"
+    with machine(tmp_path / "a", root) as one:
+        one.copy(1, 1)
+        one.ranks[0].close()
+        one.ranks[1].wait()
+        assert one.leave() == 0
+    with machine(tmp_path / "b", root, [1]) as other:  # its first rank never says anything
+        client = other.ranks[1]
+        client.write(client.copy(rank_shards(2)[1]), named(root, 2, 0.2))
+        client.wait()
+        assert other.leave() == 0
+    assert list(root.iterdir()) == []
+    assert "waited 0 s for step 2" in other.log.read_text()
+
+
+def test_an_agent_whose_ranks_never_came(tmp_path: Path) -> None:
+    """Ends with the process that started it."""
+    root = tmp_path / "checkpoints"
+    code = "import sys; from pathlib import Path; "
+    code += "from weft.checkpoint.agent.client import start_agent; "
+    code += "start_agent(Path(sys.argv[1]) / 'log', Path(sys.argv[1]) / 'checkpoints')"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=LIMIT_S)
+    assert is_free(root, LIMIT_S)
+
+
+def test_a_folder_is_held_as_long_as_anyone_does(tmp_path: Path) -> None:
+    first, second = (hold(tmp_path / "checkpoints") for _ in range(2))
     assert not is_free(tmp_path / "checkpoints", 0.0)
     os.close(first)
+    assert not is_free(tmp_path / "checkpoints", 0.0)
+    os.close(second)
     assert is_free(tmp_path / "checkpoints", 0.0)
     assert is_free(tmp_path / "nothing here", 0.0)
 
@@ -264,7 +296,7 @@ def test_pieces_of_every_kind(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     with machine(tmp_path, root) as one:
         for rank, client in one.ranks.items():
-            client.write(client.copy(both[rank]), Save(root=str(root), step=1, name="save1"))
+            client.write(client.copy(both[rank]), named(root, 1))
         one.commit(1)
         (saved,) = one.wait()
         assert isinstance(saved, Saved)

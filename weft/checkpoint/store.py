@@ -156,7 +156,7 @@ def hold(root: Path) -> int:
     root.mkdir(parents=True, exist_ok=True)
     handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     with suppress(OSError):
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_SH)
     return handle
 
 
@@ -181,7 +181,7 @@ def _is_held(handle: int) -> bool:
     """Somebody else has an open folder locked, as far as its file system knows."""
     with suppress(OSError):
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
     return False

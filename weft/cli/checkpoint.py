@@ -97,7 +97,7 @@ def diff(
     ],
     json: Json = False,
 ) -> None:
-    """Name every tensor of two checkpoints that is not the same, bit for bit. Exit code 1 then.
+    """Name every tensor of two checkpoints that is not the same. Exit code 1 then.
 
     Plans may differ: tensors are compared whole, by their names in the unsplit model.
     """

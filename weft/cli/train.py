@@ -278,7 +278,8 @@ def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
         err.print(f"  every rank that answered left its last calls in {calls}")
     log = "above" if first.rank == 0 else f"in {job.out}/logs/rank{first.rank}.log"
     err.print(f"  what it printed is {log}; the other ranks were ended")
-    is_free(job.checkpoints, AGENT_S)  # what ranks had copied is still being written
+    if not is_free(job.checkpoints, AGENT_S):
+        err.print("  a later checkpoint than the one named here is still being written")
     if first.cause != "machine" or saved_step(job.out) > step_before:
         err.print(f"  {_saved(job)}")
     return 1

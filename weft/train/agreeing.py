@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from weft import version
+from weft.checkpoint.agent.client import SLOTS
 from weft.checkpoint.convert import import_hf
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
@@ -207,7 +208,7 @@ def _wait_for_agent(job: Job, comm: Comm) -> None:
     Raises:
         RunError: it does not end.
     """
-    limit_s = comm.timeout_s
+    limit_s = (SLOTS + 1) * comm.timeout_s  # each copy may wait so long for other machines
 
     def wait() -> bool:
         return comm.rank > 0 or is_free(job.checkpoints, limit_s)

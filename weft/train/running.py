@@ -277,6 +277,8 @@ def save_now_and_then(run: Run, saver: Saver, progress: Progress) -> Hook:
             return
         run.save_clock.restart()
         if not (takes_all or record.is_finite):
+            if is_end:
+                saver.settle()
             progress.warn(f"no checkpoint at step {record.step}: its numbers are not finite")
             return
         try:

@@ -7,6 +7,7 @@ had, is written by the ranks themselves.
 from __future__ import annotations
 
 import secrets
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,11 +15,12 @@ from pathlib import Path
 
 from weft.checkpoint.agent.client import SLOTS, AgentClient, start_agent
 from weft.checkpoint.agent.wire import Commit, Failed, Hello, Save
+from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.shard import Shard
 from weft.comm.heartbeat import with_heartbeat
 from weft.platform.detect import free_memory_bytes
 from weft.train.loop import Run
-from weft.train.saving import save, shards_of, state_of
+from weft.train.saving import save, shards_of, state_of, together
 
 SHARE = 0.5
 """Of the memory that is free when the first copy is made, what all copies may take."""
@@ -47,6 +49,7 @@ class Saver:
         self._is_asynchronous = run.config.checkpoint.asynchronous
         self._agent: AgentClient | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._path = Path()
 
     def save(self, step: int, *, finite: bool) -> None:
         """Save the state after a step, and go on training as soon as it may change.
@@ -68,15 +71,20 @@ class Saver:
             self._tell(f"no checkpoint at step {step}: the two before it are still being written")
             return
         state = state_of(self._run, step, shards, fingerprint=self._fingerprint, finite=finite)
-        save = Save(root=str(self._root), step=step, name=everyone[0]["name"])
-        self._agent.write(self._agent.copy(shards), save)
+        limit_s = self._run.comm.timeout_s
+        name = everyone[0]["name"]
+        save = Save(root=str(self._root), step=step, name=name, timeout_s=limit_s)
+        slot = self._copied(shards)
+        if slot is None:
+            self._save_now(step, finite=finite)
+            return
+        self._agent.write(slot, save)
         if self._run.is_main:
             order = Commit(
                 save=save,
                 world_size=self._run.comm.world_size,
                 state=state,
                 keep=self._run.config.checkpoint.keep,
-                timeout_s=self._run.comm.timeout_s,
             )
             self._agent.commit(order)
 
@@ -113,53 +121,87 @@ class Saver:
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_S)
+                shutil.rmtree(self._path.parent, ignore_errors=True)  # if it was killed
             self._process = None
 
     def _save_now(self, step: int, *, finite: bool) -> None:
         save(self._run, self._root, step, fingerprint=self._fingerprint, finite=finite)
 
+    def _copied(self, shards: Sequence[Shard]) -> int | None:
+        """Where the agent finds this rank's state; None on all ranks where one could not copy."""
+        agent = self._agent
+        assert agent is not None, "all ranks have one"
+
+        def copy() -> int:
+            try:
+                return agent.copy(shards)
+            except OSError as error:
+                raise CheckpointError(f"no memory for a copy: {error}") from error
+
+        try:
+            return int(together(self._run.comm, copy)[self._run.comm.rank])
+        except CheckpointError as error:
+            self._give_up(str(error))
+        return None
+
+    def _give_up(self, why: str) -> None:
+        """All ranks go on without agents."""
+        self._tell(f"checkpoints are written by the ranks themselves: {why}")
+        self._is_asynchronous = False
+        self.close()
+
     def _has_agent(self, shards: Sequence[Shard]) -> bool:
         """All ranks have an agent, which is started for the first save. Collective."""
         if not self._is_asynchronous:
             return False
-        alive = self._agent is not None and self._agent.is_alive
-        everyone = self._run.comm.gather_json(alive, name="agents")
-        if all(everyone):
+        agent = self._agent
+        alive = agent is not None and agent.is_alive
+        never = agent is not None and not agent.is_alive and not agent.has_written
+        everyone = self._run.comm.gather_json((alive, never), name="agents")
+        if all(is_alive for is_alive, _ in everyone):
             return True
-        if any(everyone) or self._agent is not None:
+        if agent is not None:
             self._tell(LOST)
         self.close()
-        problems = [problem for problem in self._started(shards) if problem]
-        if problems:
-            self._tell(f"checkpoints are written by the ranks themselves: {problems[0]}")
-            self._is_asynchronous = False
-            self.close()
+        if any(is_never for _, is_never in everyone):
+            self._give_up(f"the process that should ended at once; see {self._logs}/agent*.log")
+            return False
+        problem = self._problem(shards)
+        if problem:
+            self._give_up(problem)
         return self._is_asynchronous
 
-    def _started(self, shards: Sequence[Shard]) -> list[str]:
-        """Start an agent on every machine and speak to it; why a rank cannot, by rank."""
+    def _problem(self, shards: Sequence[Shard]) -> str:
+        """Start an agent on every machine and speak to it; why some rank cannot, or nothing."""
         comm = self._run.comm
         nodes = [member.node for member in comm.members]
         here = [rank for rank, node in enumerate(nodes) if node == nodes[comm.rank]]
         need = len(here) * SLOTS * sum(shard.tensor.nbytes for shard in shards)
-        path, problem = "", ""
+        problem = ""
         if need > SHARE * free_memory_bytes():
             problem = f"copies of their state need {need / 2**30:.1f} GiB of host memory, "
             problem += f"more than {SHARE:.0%} of what is free"
-        elif comm.rank == here[0]:
-            try:
-                log, root = self._logs / f"agent{comm.rank}.log", self._root
-                self._process, made = start_agent(log, root if self._run.is_main else None)
-                path = str(made)
-            except OSError as error:
-                problem = f"no process could be started for it: {error.strerror}"
-        answers = comm.gather_json((path, problem), name="agents")
-        problems = [why for _, why in answers]
+        problems = comm.gather_json(problem, name="memory for copies")
         if any(problems):
-            return problems
-        hello = Hello(rank=comm.rank, ranks_here=len(here), commits=self._run.is_main)
-        try:
-            self._agent = AgentClient(Path(answers[here[0]][0]), hello)
-        except OSError as error:
-            problem = f"it cannot be reached: {error.strerror}"
-        return comm.gather_json(problem, name="agents")
+            return str(next(filter(None, problems)))
+        path = ""
+        if comm.rank == here[0]:
+            try:
+                path = self._start()
+            except OSError as error:
+                problem = f"no process could be started for it: {error}"
+        answers = comm.gather_json((path, problem), name="agents")
+        if not any(why for _, why in answers):
+            hello = Hello(rank=comm.rank, ranks_here=len(here), commits=self._run.is_main)
+            try:
+                self._agent = AgentClient(Path(answers[here[0]][0]), hello)
+            except OSError as error:
+                problem = f"it cannot be reached: {error}"
+        problems = comm.gather_json(problem, name="agents")
+        return str(next(filter(None, problems), ""))
+
+    def _start(self) -> str:
+        """The agent of this machine; where it answers."""
+        log, root = self._logs / f"agent{self._run.comm.rank}.log", self._root
+        self._process, self._path = start_agent(log, root if self._run.is_main else None)
+        return str(self._path)

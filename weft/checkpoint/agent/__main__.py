@@ -1,4 +1,4 @@
-"""``python -m weft.checkpoint.agent LISTENER``: started by a rank, which hands over a socket."""
+"""``python -m weft.checkpoint.agent LISTENER PARENT``: a rank starts it and hands over a socket."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ NICE = 5
 
 if __name__ == "__main__":
     os.nice(NICE)
-    Agent(socket.socket(fileno=int(sys.argv[1]))).serve()
+    Agent(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])).serve()

@@ -8,7 +8,9 @@ facts of their files beside those, and it commits.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import selectors
 import socket
 import sys
@@ -17,6 +19,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,18 +68,12 @@ class _Pending:
     slots: dict[_Rank, int] = field(default_factory=dict)
     order: Commit | None = None
 
-    def is_complete(self, ranks: list[_Rank]) -> bool:
-        """Everything that ranks of this machine have to say of it was said."""
-        hellos = [rank.hello for rank in ranks if rank.hello is not None]
-        if not hellos or len(self.slots) < hellos[0].ranks_here:
-            return False
-        return self.order is not None or not any(hello.commits for hello in hellos)
-
 
 class Agent:
     """Speaks to the ranks of one machine until they and its work have ended."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, parent: int) -> None:
+        """``parent``: process id of the rank that started it."""
         self._listener = listener
         self._address = Path(listener.getsockname())
         self._select = selectors.DefaultSelector()
@@ -84,6 +81,12 @@ class Agent:
         self._pending: dict[str, _Pending] = {}
         self._jobs = ThreadPoolExecutor(1, "persist")
         self._working = 0
+        self._here: set[int] = set()
+        """Those who have come, some of whom may be gone by now."""
+        self._ranks_here = 0
+        self._commits = False
+        """One of them says when to commit."""
+        self._parent = parent
         self._done, self._tell = socket.socketpair()
 
     def serve(self) -> None:
@@ -97,8 +100,8 @@ class Agent:
             # Who has come is known before anybody is heard: ranks may all be gone by now.
             for source in sorted(ready, key=lambda source: source is not self._listener):
                 self._heard(source)
-            if self._ranks:
-                alone_since = -FIRST_RANK_S  # whoever came has gone when none is left
+            if self._ranks or os.getppid() != self._parent:
+                alone_since = -FIRST_RANK_S  # nobody else will come when they are gone
         self._jobs.shutdown()
         self._unname()
 
@@ -115,34 +118,46 @@ class Agent:
             rank = next(rank for rank in self._ranks if rank.wire is source)
             for message in rank.wire.read():
                 self._obey(rank, message)
-            if not rank.wire.is_open:
+            if rank.wire.has_ended:
                 self._left(rank)
 
     def _obey(self, rank: _Rank, message: Message) -> None:
         match message:
             case Hello():
                 rank.hello = message
-                if sum(each.hello is not None for each in self._ranks) == message.ranks_here:
+                self._here.add(message.rank)
+                self._ranks_here = message.ranks_here
+                self._commits |= message.commits
+                if len(self._here) == self._ranks_here:
                     self._unname()
             case Memory():
                 image = opened_image(rank.wire.take_file(), message.pieces_bytes)
                 rank.images[message.slot] = image
             case Snapshot():
-                self._of(message.save).slots[rank] = message.slot
-                self._begin_complete(message.save)
+                pending = self._of(message.save)
+                pending.slots[rank] = message.slot
+                self._look_at(pending)
             case Commit():
-                self._of(message.save).order = message
-                self._begin_complete(message.save)
+                pending = self._of(message.save)
+                pending.order = message
+                self._look_at(pending)
             case _:
                 raise AssertionError(f"a rank said {message}")
 
     def _of(self, save: Save) -> _Pending:
         return self._pending.setdefault(save.name, _Pending(save))
 
-    def _begin_complete(self, save: Save) -> None:
-        if self._pending[save.name].is_complete(self._ranks):
-            pending = self._pending.pop(save.name)
-            self._begin(pending, lambda: self._persist(pending))
+    def _look_at(self, pending: _Pending) -> None:
+        """Begin to write what is complete, and give up what never will be."""
+        is_complete = len(pending.slots) == self._ranks_here
+        if is_complete and (pending.order is not None or not self._commits):
+            work = self._persist
+        elif self._is_lost(pending):
+            work = self._decline
+        else:
+            return
+        del self._pending[pending.save.name]
+        self._begin(pending, partial(work, pending))
 
     def _begin(self, pending: _Pending, work: Callable[[], None]) -> None:
         def job() -> None:
@@ -165,23 +180,32 @@ class Agent:
         """A rank ended, or was killed: what it did not copy any more is discarded."""
         self._select.unregister(gone.wire)
         self._ranks.remove(gone)
-        for name, pending in list(self._pending.items()):
-            is_lost = gone not in pending.slots or (pending.order is None and _commits(gone))
-            if is_lost or not self._ranks:
-                del self._pending[name]
-                self._begin(pending, lambda pending=pending: _decline(pending, self._ranks))  # type: ignore[misc]
+        for pending in list(self._pending.values()):
+            self._look_at(pending)
+
+    def _is_lost(self, pending: _Pending) -> bool:
+        """Somebody who has gone had something to say of it."""
+        if not self._ranks:
+            return True
+        to_come = sum(rank not in pending.slots for rank in self._ranks)
+        has_come = len(self._here) == self._ranks_here
+        lacks_order = self._commits and pending.order is None
+        return has_come and (
+            len(pending.slots) + to_come < self._ranks_here
+            or (lacks_order and not any(map(_commits, self._ranks)))
+        )
 
     def _persist(self, pending: _Pending) -> None:
         """Write the files of this machine; commit them with those of the others, or leave facts."""
         save, order = pending.save, pending.order
         if order is None:
-            _until(lambda: _mark(save).exists() or None, f"step {save.step} to be opened", 3600.0)
+            _until(lambda: _mark(save).exists() or None, f"step {save.step}", save.timeout_s)
             for facts in _written(pending):
                 _leave(save, facts.file, rank_file_json(facts))
             return
         began = time.monotonic()
+        begin(save.folder, save.step)
         try:
-            begin(save.folder, save.step)
             _mark(save).touch()
             files = _written(pending)
             files += _from_others(order, {facts.file for facts in files})
@@ -190,12 +214,25 @@ class Agent:
         except Exception:
             abandon(save.folder, save.step)
             raise
-        prune(save.folder, order.keep)
         num_bytes = sum(facts.bytes for facts in files)
         saved = Saved(step=save.step, seconds=time.monotonic() - began, bytes=num_bytes)
         for rank in pending.slots:
             if _commits(rank):
                 rank.wire.send(saved)
+        try:
+            prune(save.folder, order.keep)
+        except CheckpointError as error:
+            sys.stderr.write(f"step {save.step}: older checkpoints: {error}\n")
+
+    def _decline(self, pending: _Pending) -> None:
+        """Let whoever waits for the files of this machine know that they will not come."""
+        save = pending.save
+        problem = f"a rank ended before it had copied step {save.step}"
+        if not self._commits:  # otherwise nothing was opened
+            _until(lambda: _mark(save).exists() or None, f"step {save.step}", save.timeout_s)
+            for rank in sorted(self._here):
+                _leave(save, rank_file_name(rank), {"problem": problem})
+        raise CheckpointError(problem)
 
     def _unname(self) -> None:
         """Nobody else will come: leave no socket behind, however this process ends."""
@@ -220,19 +257,6 @@ def _written(pending: _Pending) -> list[RankFile]:
     with ThreadPoolExecutor(WRITERS, "writer") as pool:
         under_way = [pool.submit(write, *each) for each in pending.slots.items()]
         return [future.result() for future in under_way]
-
-
-def _decline(pending: _Pending, ranks: list[_Rank]) -> None:
-    """Let whoever waits for the files of this machine know that they will not come."""
-    problem = f"a rank ended before it had copied step {pending.save.step}"
-    if any(map(_commits, [*ranks, *pending.slots])):
-        raise CheckpointError(problem)  # nothing was opened
-    with suppress(CheckpointError):
-        _until(lambda: _mark(pending.save).exists() or None, "", 60.0)
-        for rank in pending.slots:
-            assert rank.hello is not None, "a snapshot before hello"
-            _leave(pending.save, rank_file_name(rank.hello.rank), {"problem": problem})
-    raise CheckpointError(problem)
 
 
 def _mark(save: Save) -> Path:
@@ -260,7 +284,8 @@ def _from_others(order: Commit, mine: set[str]) -> list[RankFile]:
         if name in mine:
             continue
         path = _facts_file(order.save, name)
-        data = _until(lambda path=path: _json(path), f"{name} of another machine", order.timeout_s)  # type: ignore[misc]
+        what = f"{name} of another machine"
+        data = _until(partial(_json, path), what, order.save.timeout_s)
         if "problem" in data:
             raise CheckpointError(f"rank {rank}: {data['problem']}")
         path.unlink()
@@ -271,7 +296,9 @@ def _from_others(order: Commit, mine: set[str]) -> list[RankFile]:
 def _json(path: Path) -> dict[str, JSON] | None:
     try:
         data: dict[str, JSON] = json.loads(path.read_text())
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
         return None
     return data
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -28,6 +30,7 @@ from weft.checkpoint.agent.wire import (
 from weft.checkpoint.shard import Shard, bytes_of
 from weft.checkpoint.store import hold
 
+AGENT = "weft.checkpoint.agent"
 SLOTS = 2
 """Copies of a rank's state that host memory may hold: one is written, one may be taken."""
 
@@ -40,21 +43,27 @@ def start_agent(log: Path, root: Path | None) -> tuple[subprocess.Popen[bytes], 
 
     Raises OSError where the machine refuses.
     """
-    held = () if root is None else (hold(root),)
-    folder = Path(tempfile.mkdtemp(prefix="weft-agent-"))
-    with socket.socket(socket.AF_UNIX) as listener, log.open("ab") as output:
+    with ExitStack() as stack:
+        held = []
+        if root is not None:
+            held.append(hold(root))
+            stack.callback(os.close, held[0])
+        folder = Path(tempfile.mkdtemp(prefix="weft-agent-"))
+        on_error = stack.enter_context(ExitStack())
+        on_error.callback(shutil.rmtree, folder, ignore_errors=True)
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        output = stack.enter_context(log.open("ab"))
         listener.bind(str(folder / "socket"))
         listener.listen(1024)
         process = subprocess.Popen(
-            [sys.executable, "-m", "weft.checkpoint.agent", str(listener.fileno())],
+            [sys.executable, "-m", AGENT, str(listener.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             pass_fds=(listener.fileno(), *held),
             start_new_session=True,
         )
-    for handle in held:
-        os.close(handle)
+        on_error.pop_all()
     return process, folder / "socket"
 
 
@@ -72,6 +81,8 @@ class AgentClient:
         self._rooms: dict[int, _Room] = {}
         self._busy: set[int] = set()
         self._events: list[Saved | Failed] = []
+        self.has_written = False
+        """It has done its work at least once."""
 
     @property
     def is_alive(self) -> bool:
@@ -136,6 +147,7 @@ class AgentClient:
             match message:
                 case Written():
                     self._busy.discard(message.slot)
+                    self.has_written = True
                 case Saved() | Failed():
                     self._events.append(message)
                 case _:

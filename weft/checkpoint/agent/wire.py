@@ -52,6 +52,8 @@ class Save:
     step: int
     name: str
     """Of this save alone: an earlier one of the same step may have left files."""
+    timeout_s: float
+    """How long other machines may take for their part after this one."""
 
     @property
     def folder(self) -> Path:
@@ -77,8 +79,6 @@ class Commit:
     state: Mapping[str, JSON]
     keep: int
     """How many checkpoints stay."""
-    timeout_s: float
-    """How long the files of other machines may take after those of this one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +121,8 @@ class Wire:
         self._files: deque[int] = deque()
         self.is_open = True
         """The other end has not gone, as far as is known."""
+        self.has_ended = False
+        """Nothing is left to be read, and nothing more will come."""
 
     def fileno(self) -> int:
         return self._end.fileno()
@@ -145,6 +147,7 @@ class Wire:
         except OSError:
             data, files = b"", []
         self._files += files
+        self.has_ended = not data
         self.is_open = self.is_open and bool(data)
         *lines, self._unread = (self._unread + data).split(b"\n")
         return list(map(_parsed, lines))
