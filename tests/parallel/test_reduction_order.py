@@ -25,9 +25,10 @@ CASES = [case for case in PARITY if case.plan().world_size > 1]
 RUN = ("unlike-stages", "pipelines-3-1-unlike-stages", "pp2-zb-v", "border-tp4-tp2")
 
 
-def call(bucket: Bucket, round_: int) -> Call:
+def call(bucket: Bucket, round_: int, rank: int) -> Call:
+    """What a rank calls among those of its domain."""
     pieces = tuple((each.held.spec.name, str(each.held.box)) for each in bucket.entries)
-    return bucket.ranks, pieces, round_
+    return bucket.near(rank), pieces, round_
 
 
 def planned(case: Case, bucket_bytes: int) -> dict[int, list[Call]]:
@@ -42,7 +43,8 @@ def planned(case: Case, bucket_bytes: int) -> dict[int, list[Call]]:
         buckets = fill_buckets([h for h in every if rank in h.ranks], 4, bucket_bytes)
         each = [(bucket, rounds if bucket.reduces_each_backward else 1) for bucket in buckets]
         order = reduction_order(each, list(pieces))
-        found[rank] = [call(buckets[number], round_) for number, round_ in order]
+        made = (call(buckets[number], round_, rank) for number, round_ in order)
+        found[rank] = [each for each in made if len(each[0]) > 1]
     return found
 
 
@@ -98,7 +100,7 @@ def made(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> list[Call]:
     for sums in built.gradients._sums:
 
         def reduce(sums=sums, inner=sums.reduce):  # type: ignore[no-untyped-def]
-            found.append(call(sums.bucket, sums._num_reduced))
+            found.append(call(sums.bucket, sums._num_reduced, address.rank))
             return inner()
 
         sums.reduce = reduce  # type: ignore[method-assign]
