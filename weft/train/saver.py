@@ -115,14 +115,16 @@ class Saver:
 
     def close(self) -> None:
         """Let go of the agent. What it has it still writes, however this process ends."""
+        ends_now = True
         if self._agent is not None:
+            ends_now = not (self._agent.num_waiting and self._agent.is_alive)
             self._agent.close()
             self._agent = None
-        if self._process is not None:
+        if self._process is not None and ends_now:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_S)
                 shutil.rmtree(self._path.parent, ignore_errors=True)  # if it was killed
-            self._process = None
+        self._process = None
 
     def _save_now(self, step: int, *, finite: bool) -> None:
         save(self._run, self._root, step, fingerprint=self._fingerprint, finite=finite)

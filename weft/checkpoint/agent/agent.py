@@ -94,14 +94,14 @@ class Agent:
         self._listener.setblocking(False)
         self._select.register(self._listener, selectors.EVENT_READ)
         self._select.register(self._done, selectors.EVENT_READ)
-        alone_since = time.monotonic()
-        while self._ranks or self._working or time.monotonic() - alone_since < FIRST_RANK_S:
+        stays_until = time.monotonic() + FIRST_RANK_S
+        while self._ranks or self._working or time.monotonic() < stays_until:
             ready = [key.fileobj for key, _ in self._select.select(timeout=1.0)]
             # Who has come is known before anybody is heard: ranks may all be gone by now.
             for source in sorted(ready, key=lambda source: source is not self._listener):
                 self._heard(source)
             if self._ranks or os.getppid() != self._parent:
-                alone_since = -FIRST_RANK_S  # nobody else will come when they are gone
+                stays_until = 0.0  # nobody else will come when they are gone
         self._jobs.shutdown()
         self._unname()
 
