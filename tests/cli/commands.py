@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from weft.checkpoint.agent.client import AGENT
 
 TIMEOUT_S = 600.0
 """For whatever is waited for, on a machine that may be very busy."""
@@ -82,8 +84,7 @@ class Command:
     def kill_all(self) -> None:
         """What a machine that goes down does."""
         self.kill_ranks()
-        for pid in self.agents():
-            os.kill(pid, signal.SIGKILL)
+        _kill(self.agents())
 
     def wait_for_step(self, step: int) -> None:
         self.wait_until(lambda: step in [record["step"] for record in steps(self.out)])
@@ -125,9 +126,23 @@ def started(
     try:
         yield command
     finally:
-        for pid in (*command.alive(), *command.agents()):
-            os.kill(pid, signal.SIGKILL)
+        _kill(command.alive() + command.agents())
         process.communicate()
+
+
+def has_begun(agent: int) -> bool:
+    """It runs its own program: before that, whoever started it waits for it."""
+    try:
+        return AGENT in Path(f"/proc/{agent}/cmdline").read_text().split("\0")
+    except OSError:
+        return False
+
+
+def _kill(pids: list[int]) -> None:
+    """Those that have not ended by themselves."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def records(out: Path) -> list[dict[str, Any]]:

@@ -148,7 +148,7 @@ def stopped_agent(here: Path) -> Iterator[tuple[commands.Command, int]]:
         shutil.rmtree(here / "mine", ignore_errors=True)
         with commands.started(here, "mine") as command:
             while command.process.poll() is None:
-                agents = command.agents()
+                agents = list(filter(commands.has_begun, command.agents()))
                 for agent in agents:
                     os.kill(agent, signal.SIGSTOP)
                 if agents and len(commands.steps(command.out)) <= 12:
