@@ -391,6 +391,12 @@ class OptimConfig(Section):
         must not be enlarged into an update. Gradients of a size of ``eps`` and less count so."""
         return self
 
+    @property
+    def least_divisor(self) -> float | None:
+        """Where each number's update is its gradient by its size, ``lr`` long at most: what is
+        added to that size. None: updates are as large as gradients are."""
+        return None
+
 
 REHEARSAL_EPS = 1e-5
 """So large that rounding noise is not normalised into an update, far below real gradients."""
@@ -408,6 +414,10 @@ class AdamWConfig(OptimConfig):
 
     def rehearsed(self, eps: float, /) -> Self:
         return self.model_copy(update={"eps": eps})
+
+    @property
+    def least_divisor(self) -> float:
+        return self.eps
 
 
 class SgdConfig(OptimConfig):

@@ -63,7 +63,9 @@ def by_reference(rehearsal: Rehearsal, num_samples: int) -> Trace:
             group["lr"] = _learning_rate(optim, step, rehearsal.steps) * group["lr_scale"]
         if weight > 0:
             optimizer.step()
-    trace.grads.update((n, _array(p.grad)) for n, p in trained.items() if p.grad is not None)
+        grads = {n: _array(p.grad) for n, p in trained.items() if p.grad is not None}
+        trace.earlier.append(grads)
+    trace.grads.update(trace.earlier.pop() if trace.earlier else {})
     trace.params.update((n, _array(p)) for n, p in trained.items())
     return trace
 

@@ -11,6 +11,7 @@ from weft.diagnose.verify import (
     Difference,
     RunsRanks,
     difference,
+    enlarged_rounding,
     in_small,
     one_process,
     rehearse,
@@ -20,8 +21,8 @@ from weft.plan.plan import Plan, Precision
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-3, "fp16": 0.02, "bf16": 0.1}
 """Largest relative difference that rounding explains, by precision: about a million times the
-precision's rounding error for fp64, looser below, where Adam's division enlarges noise in
-gradients that are nearly zero."""
+precision's rounding error for fp64, looser below. What Adam's division makes of noise in gradients
+that are nearly zero counts apart from it (``enlarged_rounding``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +68,13 @@ def verify_plan(
     alone = rehearse(run, one_process(plan), rehearsal)
     lacks = lacks_reference(rehearsal)
     known = None if lacks else by_reference(rehearsal, plan.global_batch)
+    precision = plan.rank_plan(0).stage_plan.precision
+    enlarged = {} if known is None else enlarged_rounding(known, rehearsal, precision)
     return Verdict(
-        plan=difference(alone, rehearse(run, plan, rehearsal)),
-        reference=None if known is None else difference(known, alone),
+        plan=difference(alone, rehearse(run, plan, rehearsal), enlarged),
+        reference=None if known is None else difference(known, alone, enlarged),
         lacks=lacks,
-        dtype=plan.rank_plan(0).stage_plan.precision,
+        dtype=precision,
         ranks=plan.world_size,
         steps=steps,
     )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +34,9 @@ FLOOR = 1e-3
 COARSE_EPS = 1e-3
 """For ``OptimConfig.rehearsed`` in two bytes: a hundred times the rounding noise, as real gradients
 are. An optimizer that divides by a gradient's size would make noise to updates of full length."""
+
+ROUNDINGS = 16
+"""Of the size of a gradient's tensor, as noise of each element: 6 % in bf16, as was seen."""
 
 Array = np.ndarray
 
@@ -61,6 +65,8 @@ class Trace:
     grads: dict[str, Array]
     """Gradient of the last step's mean loss, clipped, by logical name."""
     params: dict[str, Array]
+    earlier: list[dict[str, Array]] = field(default_factory=list)
+    """Gradients of the steps before the last, where they are kept."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +206,9 @@ def _array(tensor: torch.Tensor | None) -> Array:
     return tensor.detach().double().cpu().numpy().copy()
 
 
-def difference(reference: Trace, other: Trace) -> Difference:
+def difference(
+    reference: Trace, other: Trace, enlarged: Mapping[str, Array] | None = None
+) -> Difference:
     """Largest difference of each kind, relative to the size of what is compared.
 
     A tensor's scale is its largest element, or ``FLOOR`` of the largest of all tensors: what is
@@ -208,34 +216,72 @@ def difference(reference: Trace, other: Trace) -> Difference:
     is made of, so its scale is that of the matrix at least: of keys, for the softmax does not see
     what is added to all of them, that sum is zero, and the terms' rounding is what is left. A
     tensor that one side lacks, and an element that nobody owns, count as infinite.
+
+    Args:
+        enlarged: By how much parameters may differ besides; see ``enlarged_rounding``.
     """
     return Difference(
         loss=_relative(np.array(reference.losses), np.array(other.losses)),
-        grad=_largest(reference.grads, other.grads, _of_matrix(reference.grads)),
-        param=_largest(reference.params, other.params, {}),
+        grad=_largest(reference.grads, other.grads, _scales(reference.grads)),
+        param=_largest(reference.params, other.params, _floors(reference.params), enlarged or {}),
         grad_norm=_relative(np.array(reference.grad_norms), np.array(other.grad_norms)),
     )
 
 
-def _of_matrix(grads: Mapping[str, Array]) -> dict[str, float]:
-    """The scale of the gradient of each bias, from that of the matrix beside it."""
+def enlarged_rounding(
+    reference: Trace, rehearsal: Rehearsal, precision: Precision
+) -> dict[str, Array]:
+    """How far each parameter may be off for rounding of its gradients, by an optimizer that divides
+    by their size: full length, and the wrong way round, where that is of the size of the noise.
+
+    Every step's gradients of ``reference`` count.
+    """
+    least, optim = rehearsal.optim.least_divisor, rehearsal.optim
+    if least is None:
+        return {}
+    result = {name: np.zeros_like(whole) for name, whole in reference.params.items()}
+    for step, grads in enumerate([*reference.earlier, reference.grads]):
+        lr = lr_at(optim, step, rehearsal.steps)
+        for name, scale in _scales(grads).items():
+            noise = ROUNDINGS * UNIT_ROUNDOFF[precision] * scale
+            result[name] += lr * np.minimum(2.0, noise / (np.abs(grads[name]) + least))
+    return result
+
+
+def _floors(tensors: Mapping[str, Array]) -> dict[str, float]:
+    """The least scale of each tensor."""
+    floor = FLOOR * max(float(np.abs(whole).max()) for whole in tensors.values())
+    return dict.fromkeys(tensors, floor)
+
+
+def _scales(grads: Mapping[str, Array]) -> dict[str, float]:
+    """The scale of each gradient; of a bias, at least that of the matrix beside it."""
     beside = {n: n.removesuffix("bias") + "weight" for n in grads if n.endswith(".bias")}
-    return {n: float(np.abs(grads[w]).max()) for n, w in beside.items() if w in grads}
+    own = {name: float(np.abs(whole).max()) for name, whole in grads.items()}
+    return {
+        name: max(own[name], floor, own.get(beside.get(name, name), 0.0))
+        for name, floor in _floors(grads).items()
+    }
 
 
 def _largest(
-    reference: Mapping[str, Array], other: Mapping[str, Array], scales: Mapping[str, float]
+    reference: Mapping[str, Array],
+    other: Mapping[str, Array],
+    scales: Mapping[str, float],
+    allowed: Mapping[str, Array] = MappingProxyType({}),
 ) -> float:
     if reference.keys() != other.keys():
         return float("inf")
-    floor = FLOOR * max(float(np.abs(whole).max()) for whole in reference.values())
     return max(
-        _relative(whole, other[name], max(floor, scales.get(name, 0.0)))
+        _relative(whole, other[name], scales[name], allowed.get(name, 0.0))
         for name, whole in reference.items()
     )
 
 
-def _relative(reference: Array, other: Array, floor: float = 0.0) -> float:
+def _relative(
+    reference: Array, other: Array, floor: float = 0.0, allowed: Array | float = 0.0
+) -> float:
     scale = max(float(np.abs(reference).max()), floor) or 1.0
-    worst = float(np.abs(reference - other).max()) / scale
+    off = np.maximum(np.abs(reference - other) - allowed, 0.0)
+    worst = float(off.max()) / scale
     return float("inf") if np.isnan(worst) else worst

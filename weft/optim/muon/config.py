@@ -32,3 +32,7 @@ class MuonConfig(OptimConfig):
 
     def rehearsed(self, eps: float, /) -> Self:
         return self.model_copy(update={"eps": eps})
+
+    @property
+    def least_divisor(self) -> float:
+        return self.eps
