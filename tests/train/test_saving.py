@@ -62,6 +62,13 @@ def split_plan() -> Plan:
     return Plan(num_layers=2, pipelines=(pipeline,))
 
 
+def sharded_plan() -> Plan:
+    """Two ranks, each with half of everything; between steps modules have no parameters."""
+    stage = StagePlan(mesh=Mesh.of((0, 1), dp=2), layers=(0, 2), precision="fp64", zero=3)
+    pipeline = PipelinePlan(stages=(stage,), samples=6, microbatch=2)
+    return Plan(num_layers=2, pipelines=(pipeline,))
+
+
 def run_part(address: RankAddress, plan: Plan, root: Path, first: int, last: int) -> dict[str, Any]:
     """Train from step ``first`` (restored if it is not 0) to ``last`` and save there."""
     comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
@@ -93,22 +100,27 @@ def run_part(address: RankAddress, plan: Plan, root: Path, first: int, last: int
 
     train(run, [hook])
     save(run, root, last, fingerprint="same")
-    params = {
-        name: param.detach().double().numpy()
-        for stage in built.stages.values()
-        for name, param in stage.named_parameters()
-    }
+    params: dict[str, np.ndarray] = {}
+    for main in (main for main in built.gradients.mains if main.owned):  # a module's may be at rest
+        whole = params.setdefault(main.spec.name, np.full(main.spec.shape, np.nan))
+        whole[main.box.slices()] = main.value.detach().double().numpy()
     comm.close()
     return {"losses": losses, "params": params}
 
 
 def in_parts(pool: WorkerPool, root: Path, *parts: tuple[Plan, int, int]) -> dict[str, Any]:
+    """Losses of all parts, and the last one's parameters."""
     losses: list[float] = []
-    result: dict[str, Any] = {}
+    params: dict[str, np.ndarray] = {}
     for plan, first, last in parts:
-        result = pool.run(run_part, plan, root, first, last, world_size=plan.world_size)[0]
-        losses += result["losses"]
-    return {**result, "losses": losses}
+        ranks = pool.run(run_part, plan, root, first, last, world_size=plan.world_size)
+        losses += ranks[0]["losses"]
+        params = {}
+        for name, own in (item for rank in ranks for item in rank["params"].items()):
+            whole = params.setdefault(name, own)
+            params[name] = np.where(np.isnan(own), whole, own)
+    assert all(np.isfinite(whole).all() for whole in params.values())
+    return {"losses": losses, "params": params}
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "fp16"])
@@ -154,8 +166,13 @@ def test_resume_with_domains_and_without(pool: WorkerPool, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(plan_of(4, 2), split_plan()), (split_plan(), plan_of(4, 2)), (split_plan(), plan_of(6))],
-    ids=["unsplit-split", "split-unsplit", "split-alone"],
+    [
+        (plan_of(4, 2), split_plan()),
+        (split_plan(), plan_of(4, 2)),
+        (split_plan(), plan_of(6)),
+        (sharded_plan(), split_plan()),
+    ],
+    ids=["unsplit-split", "split-unsplit", "split-alone", "sharded-split"],
 )
 def test_resume_across_stages_and_tensor_parallel_ranks(
     pool: WorkerPool, tmp_path: Path, before: Plan, after: Plan
@@ -165,6 +182,8 @@ def test_resume_across_stages_and_tensor_parallel_ranks(
     moved = in_parts(pool, tmp_path / "parts", (before, 0, 2), (after, 2, 4), (before, 4, 6))
     assert len(set(whole["losses"])) == 6
     np.testing.assert_allclose(moved["losses"], whole["losses"], rtol=1e-10)
+    for name, value in whole["params"].items():
+        np.testing.assert_allclose(moved["params"][name], value, rtol=1e-9, atol=1e-12)
 
 
 def save_to(address: RankAddress, plan: Plan, root: Path, forbidden: Path) -> str:

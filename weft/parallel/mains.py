@@ -55,7 +55,8 @@ class FlatParams:
     They lie in one flat buffer in the model's dtype; parameters are views of it. (Where holders
     compute in unlike dtypes it has the main one, and parameters are copies.) What this rank
     updates is its own segment: the buffer's memory where the dtypes agree, else a master copy. At
-    level 3 the buffer has memory only between ``start`` and ``free``.
+    level 3 the buffer has memory only between ``start`` and ``free``: PyTorch does not notice who
+    reads a parameter outside, and the process dies. ``mains`` can be read at any time.
     """
 
     def __init__(
