@@ -96,7 +96,7 @@ def load(state: dict[str, Tensor], root: Path) -> Times:
     def read() -> None:
         checkpoint = open_checkpoint(root)
         for name, tensor in state.items():
-            tensor.copy_(checkpoint.read(name, "param"))
+            checkpoint.read_into(tensor, name, "param")
 
     return {"load": timed(read)}
 

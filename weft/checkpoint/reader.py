@@ -17,7 +17,7 @@ from weft.checkpoint.entry import (
     fits,
 )
 from weft.checkpoint.index import INDEX, Index
-from weft.checkpoint.rank_file_reader import RankFileReader
+from weft.checkpoint.rank_file_reader import RankFileReader, open_rank_file
 from weft.checkpoint.shard import DTYPES
 from weft.checkpoint.store import (
     LATEST,
@@ -84,24 +84,36 @@ class Checkpoint:
     ) -> Tensor:
         """The elements of ``box`` (None: all of them): a new CPU tensor of shape ``box.size``.
 
-        ``dtype`` None keeps the stored one. Touches only the files and bytes that the box needs.
+        ``dtype`` None keeps the stored one. Raises as ``read_into``.
+        """
+        tensor = self._tensor(name, kind)
+        size = tensor.shape if box is None else box.size
+        result = torch.empty(size, dtype=dtype or DTYPES[tensor.dtype])
+        self.read_into(result, name, kind, box)
+        return result
+
+    def read_into(
+        self, out: Tensor, name: str, kind: str = "param", box: Box | None = None
+    ) -> None:
+        """Copy the elements of ``box`` (None: all of them) into ``out``: ``[*box.size]``, of any
+        dtype, on any device. Touches only the files and bytes that the box needs.
 
         Raises:
             CheckpointError: no such tensor or box, or its file is missing, of another size or
-                shape, or holds other elements than were written (known for boxes read whole).
+                shape, or holds other elements than were written (of all chunks that hold one that
+                is wanted). ``out`` holds anything then.
         """
         tensor = self._tensor(name, kind)
         wanted = Box.whole(tensor.shape) if box is None else box
         if not fits(wanted, tensor.shape):
             problem = f"lies outside the stored shape {tensor.shape}"
             raise self._error(problem, box_key(kind, name, wanted))
-        result = torch.empty(wanted.size, dtype=dtype or DTYPES[tensor.dtype])
+        assert tuple(out.shape) == wanted.size, f"{tuple(out.shape)} for {wanted}"
         for stored in tensor.boxes:
             common = stored.box.intersect(wanted)
             if common is not None:
-                part = self._file(stored.file).read(tensor, stored, common)  # [*common.size]
-                result[common.within(wanted).slices()] = part
-        return result
+                part = out.detach()[common.within(wanted).slices()]  # [*common.size]
+                self._file(stored.file).read_into(part, tensor, stored, common)
 
     def require(
         self,
@@ -147,7 +159,7 @@ class Checkpoint:
 
     def _file(self, file: str) -> RankFileReader:
         if file not in self._files:
-            self._files[file] = RankFileReader(self.folder, self.files[file])
+            self._files[file] = open_rank_file(self.folder, self.files[file])
         return self._files[file]
 
     def _error(self, problem: str, tensor: str | None = None) -> CheckpointError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from weft.checkpoint.entry import CheckpointError, RankFile, told
 from weft.checkpoint.index import INDEX, Index, problems, resolve_inside
 from weft.checkpoint.rank_file import check_size
-from weft.checkpoint.rank_file_reader import RankFileReader
+from weft.checkpoint.rank_file_reader import open_rank_file
 from weft.checkpoint.reader import checkpoints_root, is_checkpoint
 from weft.checkpoint.store import (
     LATEST,
@@ -91,14 +91,14 @@ def _hash_file(folder: Path, facts: RankFile) -> int:
 
 def _content_problems(folder: Path, index: Index, facts: RankFile) -> list[str]:
     """Where a file and the index disagree about the boxes in the file."""
-    reader = RankFileReader(folder, facts)
+    reader = open_rank_file(folder, facts)
     found: list[str] = []
     listed: set[str] = set()
     for tensor in index.tensors.values():
         for stored in (stored for stored in tensor.boxes if stored.file == facts.file):
             listed.add(tensor.key(stored))
             try:
-                reader.read(tensor, stored, stored.box)
+                reader.check_box(tensor, stored)
             except CheckpointError as error:
                 found.append(str(error))
     unlisted = sorted(set(reader.keys()) - listed)

@@ -16,8 +16,9 @@ from weft.parallel.mains import MainParam
 from weft.plan.box import Box
 from weft.plan.model import ParamSpec
 
-StateSource = Callable[[ParamSpec, str, Box], Tensor]
-"""Values of one box of one state of a parameter, in global indices of the state."""
+StateSource = Callable[[Tensor, ParamSpec, str, Box], None]
+"""Writes values of one box of one state of a parameter, in global indices of the state, into a
+tensor of its size."""
 
 
 class Optimizer:
@@ -93,7 +94,7 @@ class Optimizer:
         self._count.fill_(num_updates)
         for main, states in self._states.items():
             for name, dims in self._rule.state(main.spec).items():
-                states[name].copy_(source(main.spec, name, _box(main, dims)))
+                source(states[name], main.spec, name, _box(main, dims))
 
     def _allocate(self) -> None:
         """States at zero, and the groups, where there are none yet."""

@@ -292,8 +292,8 @@ def _computation(
     )
 
 
-Values = Callable[[ParamSpec, Box, torch.dtype], Tensor]
-"""Values of one box of one parameter."""
+Values = Callable[[Tensor, ParamSpec, Box], None]
+"""Writes values of one box of one parameter into a tensor of its size, of any dtype."""
 
 
 @torch.no_grad()
@@ -301,13 +301,18 @@ def fill(gradients: Gradients, values: Values) -> None:
     """Give every parameter its values: initial ones, or a checkpoint's."""
     gradients.fence()
     for main in gradients.mains:
-        main.value.copy_(values(main.spec, main.box, main.value.dtype))
+        values(main.value, main.spec, main.box)
     for frozen in gradients.frozen:  # rounded as what a master copy holds would be
-        dtype = gradients.precision.master.dtype
-        frozen.value.copy_(values(frozen.spec, frozen.box, dtype))
+        exact = torch.empty(frozen.box.size, dtype=gradients.precision.master.dtype)
+        values(exact, frozen.spec, frozen.box)
+        frozen.value.copy_(exact)
     gradients.publish()
 
 
 def initial(seed: int) -> Values:
     """Initial values that depend on seed, name and global index alone."""
-    return partial(initial_values, seed)
+
+    def values(out: Tensor, spec: ParamSpec, box: Box) -> None:
+        out.copy_(initial_values(seed, spec, box, out.dtype))
+
+    return values

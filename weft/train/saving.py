@@ -161,17 +161,20 @@ def restore(built: Built, checkpoint: Checkpoint) -> None:
         may_lack = kind != "param" and not (checkpoint.step and updates)
         missing += checkpoint.require(of_kind, (kind,), allow_missing=(kind,) if may_lack else ())
 
-    def source(spec: ParamSpec, box: Box, dtype: torch.dtype) -> Tensor:
-        return checkpoint.read(spec.name, "param", box, dtype)
+    def param(out: Tensor, spec: ParamSpec, box: Box) -> None:
+        checkpoint.read_into(out, spec.name, "param", box)
 
-    fill(built.gradients, source)
+    def state(out: Tensor, spec: ParamSpec, kind: str, box: Box) -> None:
+        checkpoint.read_into(out, spec.name, kind, box)
+
+    fill(built.gradients, param)
     scale = checkpoint.state.get("loss_scale")
     if built.engine.loss_scale is not None and isinstance(scale, dict):
         built.engine.loss_scale.restore(**_numbers(scale, checkpoint.folder))
     if missing:
         built.optimizer.reset()
     else:
-        built.optimizer.restore(updates, lambda s, kind, box: checkpoint.read(s.name, kind, box))
+        built.optimizer.restore(updates, state)
 
 
 def _numbers(scale: dict[str, JSON], folder: Path) -> dict[str, float]:
