@@ -1,6 +1,7 @@
 """Predictions of a step against counts by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES, shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
-from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.virtual.play import virtual_job
 from weft.virtual.predicted import Prediction, VirtualCluster, core
 from weft.virtual.rank import run_steps
@@ -224,6 +225,39 @@ def test_played_peers_wait_without_computing(pool: WorkerPool) -> None:
     ):
         assert times.step_s > 0.95 * prediction.least_s * slower
         assert times.busy_s == pytest.approx(prediction.busy[0] * prediction.least_s * slower)
+
+
+def two_nodes(gbit: float) -> ClusterFile:
+    names = [f"h{number}" for number in range(4)]
+    chips = [
+        {"name": name, "node": "nm"[number // 2], "chips": [{"kind": "a"}]}
+        for number, name in enumerate(names)
+    ]
+    links = {"inside": {"gbit": 8}, "between": {"gbit": gbit}}
+    return ClusterFile.model_validate({"hosts": chips, "links": links})
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_domains_carry_their_part_over_the_slow_link(zero: ZeroLevel, pool: WorkerPool) -> None:
+    """Of all gradients half comes and goes inside each node, twice; of each rank's half as much is
+    exchanged with the other node. Played ranks' links carry what is predicted."""
+    plan = one_stage(Mesh.of(range(4), dp=4), zero=zero)
+    apart = replace(plan, domains=((0, 1), (2, 3)))
+    bits = GRADIENT_BITS
+    found = predicted(apart, SPEC, SEQ_LEN, two_nodes(1))
+    assert found.exchange_s == pytest.approx(2 * bits / 2 / 8e9 + bits / 2 / 1e9)
+    assert found.compute_s == predicted(plan, SPEC, SEQ_LEN, two_nodes(1)).compute_s
+    assert found.update_s == pytest.approx(UPDATE_S / (2 if zero else 1)), "of its domain"
+    ring = predicted(plan, SPEC, SEQ_LEN, two_nodes(1)).exchange_s
+    assert ring == pytest.approx(2 * 3 / 4 * bits / 1e9)
+    slower = 0.05 / found.compute_s
+    job = virtual_job(VirtualCluster(apart, SPEC, SEQ_LEN, two_nodes(1)), slower)
+    for (times,) in (rank[0] for rank in pool.run(run_steps, [job], 1, world_size=4)):
+        carried = dict(times.carried_s)
+        between = carried.pop("gradients between domains")
+        assert between == pytest.approx(slower * bits / 2 / 1e9, rel=0.05)
+        assert sum(carried.values()) == pytest.approx(slower * bits / 8e9, rel=0.05)
+        assert times.step_s > between
 
 
 ROAD = Channel((0, 1), 0)

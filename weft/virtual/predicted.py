@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain, combinations, product
 from math import inf
 from typing import Any, NamedTuple
 
@@ -115,9 +116,6 @@ class VirtualCluster:
             expected = f"{self.cluster.world_size} ranks, one a chip of the cluster"
             hint = "Change its shares or stages."
             raise ConfigError("plan", self.plan.world_size, expected, hint)
-        if self.plan.domains:
-            said = [list(domain) for domain in self.plan.domains]
-            raise ConfigError("domains", said, "none on virtual chips, which do not play them yet")
 
     def predict(self) -> Prediction:
         """Play one step."""
@@ -205,12 +203,21 @@ class VirtualCluster:
         """By rank: how long its optimizer takes, for what it owns."""
         spent = [0.0] * self.plan.world_size
         for unit in self._units():
+            ways = {rank: each for near, each in self._domains(unit) for rank in near}
             for stage in unit.held:
-                owned = unit.numel / _split(stage.mesh) / (unit.ways if stage.zero else 1)
                 for rank in stage.mesh.ranks:
+                    owned = unit.numel / _split(stage.mesh) / (ways[rank] if stage.zero else 1)
                     chip = core(self.gflops * self._speed(rank))
                     spent[rank] += chip.moving_seconds(WEFT.optimizer_bytes * owned)
         return spent
+
+    def _domains(self, unit: _Unit) -> list[tuple[Sequence[int], int]]:
+        """The ranks of each domain that hold a unit, and how many of them hold the same."""
+        split = min(_split(stage.mesh) for stage in unit.held)
+        domains = self.plan.by_domain({rank for stage in unit.held for rank in stage.mesh.ranks})
+        if len(domains) == 1:
+            return [(domains[0], unit.ways)]
+        return [(near, max(len(near) // split, 1)) for near in domains]
 
     def with_ends(self) -> Plan:
         """The plan of a model whose first and last layer are the embedding and the head."""
@@ -268,16 +275,25 @@ class VirtualCluster:
         return seconds + chip.moving_seconds(WEFT.optimizer_bytes * numel)
 
     def _exchange_s(self) -> float:
-        """Gradients of one layer after another, around a ring of all that hold the layer."""
+        """Gradients of one layer after another, around a ring of all that hold the layer: of all
+        in a domain, where each rank then has its part of the sums to exchange with the others."""
         spent = [0.0] * self.plan.world_size
         for unit, num_bytes in zip(self._units(), self.gradient_bytes(), strict=True):
-            ranks = sorted({rank for stage in unit.held for rank in stage.mesh.ranks})
             split = min(_split(stage.mesh) for stage in unit.held)
-            link_s = byte_s(self.link(ranks))
-            seconds = 2 * (unit.ways - 1) / unit.ways * num_bytes / split * link_s
-            for rank in ranks:
-                spent[rank] += seconds
+            domains = self._domains(unit)
+            many, link = len(domains), self._link_between([near for near, _ in domains])
+            for near, ways in domains:
+                far_s = byte_s(link) * 2 * (many - 1) / many
+                round_s = byte_s(self.link(near)) * 2 * (ways - 1) / ways
+                for rank in near:
+                    spent[rank] += num_bytes / split * (round_s + far_s / ways)
         return max(spent)
+
+    def _link_between(self, domains: Sequence[Sequence[int]]) -> LinkEntry:
+        """The slowest link from one domain to another."""
+        pairs = (product(*both) for both in combinations(domains, 2))
+        rates = [self._link(*ranks).gbit for ranks in chain.from_iterable(pairs)]
+        return LinkEntry(gbit=min((rate for rate in rates if rate is not None), default=None))
 
     def _speed(self, rank: int) -> float:
         return self.cluster.by_rank[rank][1].speed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -164,7 +164,7 @@ class Links:
 
     def seconds_per_byte(self, group: Sequence[int]) -> float:
         """A ring is as slow as its slowest link."""
-        return max(self.pairs[pair] for pair in combinations(group, 2))
+        return max((self.pairs[pair] for pair in combinations(group, 2)), default=0.0)
 
 
 class VirtualComm(Comm):
@@ -178,6 +178,8 @@ class VirtualComm(Comm):
         super().__init__(comm.rank, comm.world_size, comm.device, groups=comm.groups)
         self._modelled = links
         self._carried_at = 0.0
+        self._traded_at = self._returned_at = 0.0
+        """Between domains, and inside after that: threads of their own play these."""
         self._wires_free_at: dict[tuple[Channel, int], float] = {}
         self.carried_s: defaultdict[str, float] = defaultdict(float)
         """How long this rank's links were busy with collectives, by name."""
@@ -240,6 +242,57 @@ class VirtualComm(Comm):
         done = super().all_gather(flat, name=name, group=group)
         return self._carry(name, group, done, flat.nbytes, segments[:, 0])
 
+    def trading(
+        self, sent: Parts, received: Parts, *, channel: Channel, name: str
+    ) -> Callable[[], Finish]:
+        """Begins when the last of those that trade has called, and takes this rank's links as long
+        as what it sends, or what it receives where that is more. A thread of its own calls it."""
+        start = super().trading(sent, received, channel=channel, name=name)
+        seconds = max(map(self._trade_s, (sent, received)))
+        self.carried_s[name] += seconds
+
+        def begin() -> Finish:
+            called = now()
+            for _, part in sent:
+                part.fill_(called)
+            arrived = start()
+
+            def finish() -> None:
+                arrived()
+                came = [float(part[0]) for _, part in received if part.numel()]
+                self._traded_at = max(called, self._traded_at, *came) + seconds
+                sleep_until(self._traded_at)
+
+            return finish
+
+        return begin
+
+    def _trade_s(self, parts: Parts) -> float:
+        pairs = self._modelled.pairs
+        by_peer = ((min(self.rank, peer), max(self.rank, peer)) for peer, _ in parts)
+        both = zip(by_peer, parts, strict=True)
+        return sum(pairs[pair] * part.nbytes for pair, (_, part) in both)
+
+    def gathering(self, flat: Tensor, *, name: str, group: tuple[int, ...]) -> Callable[[], Finish]:
+        """As ``all_gather``, begun by a thread of its own."""
+        start = super().gathering(flat, name=name, group=group)
+        segments = flat.view(len(group), -1)
+        seconds = self._ring_s(flat.nbytes, group)
+        self.carried_s[name] += seconds
+
+        def begin() -> Finish:
+            segments[group.index(self.rank), 0] = now()
+            done = start()
+
+            def finish() -> None:
+                done()
+                self._returned_at = max(float(segments[:, 0].max()), self._returned_at) + seconds
+                sleep_until(self._returned_at)
+
+            return finish
+
+        return begin
+
     def _stamp(self, segments: Tensor, group: Sequence[int]) -> None:
         """Write when this rank called into ``[..., segment]``, so that the sum has all ranks'."""
         segments[:, : len(group)] = 0
@@ -252,9 +305,7 @@ class VirtualComm(Comm):
 
         ``stamps`` ``[ranks]``: when each of them called, as soon as it is done.
         """
-        size = len(group)
-        rate = self._modelled.seconds_per_byte(group)
-        seconds = rate * num_bytes * (size - 1) / size
+        seconds = self._ring_s(num_bytes, group)
         self.carried_s[name] += seconds
 
         def finish() -> None:
@@ -265,3 +316,8 @@ class VirtualComm(Comm):
             self.waited_s[name] += now() - start
 
         return finish
+
+    def _ring_s(self, num_bytes: float, group: Sequence[int]) -> float:
+        """Until the links have carried ``(p - 1) / p`` of the bytes."""
+        size = len(group)
+        return self._modelled.seconds_per_byte(group) * num_bytes * (size - 1) / size
