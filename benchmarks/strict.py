@@ -1,7 +1,7 @@
 """The parity table on a library of collectives with NCCL's manners: does every plan get to its end?
 
     python -m benchmarks.strict [--seeds N] [--first SEED] [--queues Q ...] [--only NAME ...]
-                                [--minutes M] [--chips]
+                                [--sample N] [--minutes M] [--chips]
 
 Every plan of the table, with every seed (which of a rank's streams share a hardware queue, and how
 long calls take) and every number of hardware queues: three steps in real processes, whose losses,
@@ -17,6 +17,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from weft.elastic.failure import RanksFailedError
@@ -33,6 +34,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--queues", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--only", nargs="+", default=[], help="names of plans, or how they begin")
+    parser.add_argument("--sample", type=int, help="only so many of these runs, drawn at random")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after these")
     parser.add_argument("--chips", action="store_true", help="ranks on the fake chip of the tests")
     return parser.parse_args()
@@ -50,6 +52,8 @@ def main() -> int:
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     every = [(seed, queues, name) for seed in seeds for queues in arguments.queues
              for name in chosen]  # fmt: skip
+    if arguments.sample is not None:
+        every = Random(arguments.first).sample(every, min(arguments.sample, len(every)))
     done = failed = 0
     with WorkerPool() as pool:
         strict = _strict(pool, chips=arguments.chips)
