@@ -12,7 +12,9 @@ from weft.comm.flight_recorder import (
     FlightRecorder,
     Stuck,
     cause_of_hang,
+    is_first_of_records,
     read_records,
+    record_file,
 )
 
 GROUP = (0, 1, 2)
@@ -116,3 +118,10 @@ def test_a_call_that_lasts_is_written_before_anybody_gives_up(tmp_path: Path) ->
         time.sleep(0.01)
     assert found is not None
     assert found.waits_in is not None
+
+
+def test_one_rank_reads_for_all(tmp_path: Path) -> None:
+    assert not is_first_of_records(tmp_path, 0)
+    for rank in (12, 3, 7):
+        record_file(tmp_path, rank).write_text("nobody reads this")
+    assert [rank for rank in range(20) if is_first_of_records(tmp_path, rank)] == [3]

@@ -40,6 +40,7 @@ from weft.comm.transport import (
     StagedGroup,
     nothing,
 )
+from weft.comm.tree import FAN, Tree
 
 __all__ = ["Arriving", "Comm", "Finish", "Parts"]
 
@@ -90,6 +91,7 @@ class Comm:
         self._transports: dict[tuple[tuple[int, ...], str], NativeGroup] = {}
         """By ranks and purpose."""
         self._links: dict[tuple[int, ...], Link] = {}
+        self._tree: Tree | None = None
         self._host_copies: HostCopies | None = None
         self._beside: Aside | None = None
 
@@ -102,8 +104,13 @@ class Comm:
         self.close(abort=kind is not None)
 
     def open_groups(self, groups: Iterable[tuple[int, ...]]) -> None:
-        """Create those of the groups that this rank is in, and that of all ranks."""
-        for ranks in (self.world, *groups):
+        """Create those of the groups that this rank is in, and what all ranks talk through: a
+        group where a library joins them all or they are few, else a tree."""
+        if self.world_size > FAN and self._choose(self.world).backend == "gloo":
+            self._among_all()
+        else:
+            self._open(self.world, "calls")
+        for ranks in groups:
             self._open(ranks, "calls")
 
     def open_gathering(
@@ -128,9 +135,11 @@ class Comm:
         """
         for channel in channels:
             choice = self._choose(channel.ranks, sends=True)
-            if choice.point_to_point == "ordered":
-                self._open_channel(channel, choice.backend, edges.get(channel))
-            elif choice.backend != "gloo":
+            if choice.backend == "gloo" and self.world_size <= FAN:
+                continue  # over the group of all ranks
+            if choice.point_to_point == "ordered" or choice.backend == "gloo":
+                self._open_channel(channel, choice, edges.get(channel))
+            else:
                 self._open(channel.ranks, "calls")  # tags keep them apart
 
     def transports(self) -> list[str]:
@@ -156,7 +165,14 @@ class Comm:
         ranks = self.world if group is None else group
         if len(ranks) == 1:
             return nothing
-        finish = self._sum(self._group(ranks), tensor, name, ranks, largest=largest)
+        if self._is_by_tree(ranks):
+            reduce = partial(self._among_all().all_reduce, tensor, largest=largest)
+            self._through_tree(reduce, name, tensor.nbytes)
+            return nothing
+        messages = 2 * (len(ranks) - 1)
+        sent = messages / len(ranks) * tensor.nbytes
+        begin = partial(self._group(ranks).all_reduce, tensor, largest=largest)
+        finish = self._start(name, ranks, tensor.nbytes, begin, messages=messages, sent=sent)
         if wait:
             finish()
             return nothing
@@ -269,6 +285,11 @@ class Comm:
         ranks = self.world if group is None else group
         if len(ranks) == 1:
             return
+        if self._is_by_tree(ranks):
+            assert src == 0, f"broadcast of rank {src} to all {self.world_size} ranks"
+            copy = partial(self._among_all().broadcast, tensor)
+            self._through_tree(copy, name, tensor.nbytes)
+            return
         begin = partial(self._group(ranks).broadcast, tensor, src)
         is_src = int(self.rank == src)
         size = tensor.nbytes
@@ -353,34 +374,29 @@ class Comm:
             self._copies().reserve(staged)
 
     def gather_json(self, value: Any, *, name: str) -> list[Any]:
-        """Every rank's ``value``, in rank order, on every rank. JSON on the wire, never pickle."""
-        text = json.dumps(value).encode()
+        """Every rank's ``value``, in rank order, on every rank: equal ones may be one object. JSON
+        on the wire, never pickle."""
+        text = json.dumps(value)
         if self.world_size == 1:
             return [json.loads(text)]
-        size = torch.zeros(self.world_size, dtype=torch.int64)
-        size[self.rank] = len(text)
-        self._sum_on_host(size, name)
-        table = torch.zeros(self.world_size, int(size.max()), dtype=torch.uint8)
-        table[self.rank, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        self._sum_on_host(table, name)
-        rows = table.numpy()
-        return [json.loads(rows[r, : int(n)].tobytes()) for r, n in enumerate(size.tolist())]
+        gather = self._among_all().gather_json
+        return self._through_tree(partial(gather, text), name, len(text))
 
     def barrier(self, *, name: str) -> None:
         """Return when every rank of the job has come here."""
         if self.world_size > 1:
-            self._sum_on_host(torch.zeros(1), name)
+            here = torch.zeros(1)
+            self._through_tree(partial(self._among_all().all_reduce, here), name, here.nbytes)
 
     def close(self, *, abort: bool = False) -> None:
         """Leave the epoch. No rank has to wait for the others before, nor is one disturbed.
-
-        ``abort``: something failed, and what the others still do with the epoch fails too.
-        """
+        ``abort``: something failed, and what the others still do with the epoch fails too."""
         for threads in (self._beside, self._host_copies):
             if threads is not None:
                 threads.close(wait=not abort)
         self._beside = self._host_copies = None
         self._transports.clear()
+        self._tree = None
         if self.groups is not None:
             self.groups.abort() if abort else self.groups.close()
             self.groups = None
@@ -389,17 +405,24 @@ class Comm:
             self.rendezvous.close(wait=not abort)
             self.rendezvous = None
 
-    def _sum_on_host(self, tensor: Tensor, name: str) -> None:
-        """Over all ranks; gloo joins them whatever they run on."""
-        self._sum(self._host_group(), tensor, name, self.world, largest=False)()
+    def _through_tree(self, part: Callable[[], T], name: str, num_bytes: int) -> T:
+        call, found = self.recorder.begin(name, "group", self.world, num_bytes), list[T]()
+        self._awaited(call, lambda: found.append(part()))()
+        count = self._among_all().take()
+        count.calls = 1
+        self.counters.add(name, self._link(self.world), count)
+        return found[0]
 
-    def _sum(
-        self, over: NativeGroup, tensor: Tensor, name: str, ranks: tuple[int, ...], *, largest: bool
-    ) -> Finish:
-        messages = 2 * (len(ranks) - 1)
-        sent = messages / len(ranks) * tensor.nbytes
-        begin = partial(over.all_reduce, tensor, largest=largest)
-        return self._start(name, ranks, tensor.nbytes, begin, messages=messages, sent=sent)
+    def _is_by_tree(self, ranks: tuple[int, ...]) -> bool:
+        """No group was opened for what all of so many ranks do."""
+        is_open = (ranks, "calls") in self._transports
+        return ranks == self.world and self.world_size > FAN and not is_open
+
+    def _among_all(self) -> Tree:
+        """What joins all ranks: gloo, on tensors in host memory."""
+        if self._tree is None:
+            self._tree = Tree(self.rank, self.world_size, self._host_group)
+        return self._tree
 
     def _count(self, parts: Parts, name: str) -> None:
         """Messages that this rank sends, each of its own."""
@@ -418,12 +441,13 @@ class Comm:
     def _group(self, ranks: tuple[int, ...]) -> NativeGroup:
         if ranks == self.world and (ranks, "calls") not in self._transports:
             assert self._choose(ranks) == Choice("gloo"), "the group of all ranks was not opened"
-            self._transports[ranks, "calls"] = self._host_group()
+            self._transports[ranks, "calls"] = self._host_group(ranks)
         return self._transports[ranks, "calls"]
 
-    def _host_group(self) -> NativeGroup:
-        """Of all ranks, over gloo, on tensors in host memory."""
-        return NativeGroup(self._opened().open(self.world, "gloo", "calls"))
+    def _host_group(self, ranks: tuple[int, ...]) -> NativeGroup:
+        """For what all ranks say, over gloo, on tensors in host memory."""
+        purpose = "calls" if ranks == self.world else "control"
+        return NativeGroup(self._opened().open(ranks, "gloo", purpose))
 
     def _opened(self) -> Groups:
         if self.groups is None:
@@ -457,14 +481,22 @@ class Comm:
         transport.all_reduce(torch.zeros(1, device=self.device), largest=False)()
         self._transports[ranks, purpose] = transport
 
-    def _open_channel(self, channel: Channel, backend: str, edges: Collection[Edge] | None) -> None:
+    def _open_channel(
+        self, channel: Channel, choice: Choice, edges: Collection[Edge] | None
+    ) -> None:
         """Open and connect what messages alone go over, if this rank has a part in that."""
         members = channel.ranks if edges is None else joined(self.rank, edges)
         purpose = f"channel {channel.number}"
         key = channel.ranks, purpose
         if self.rank not in channel.ranks or len(members) == 1 or key in self._transports:
             return
-        group = self._opened().open(members, backend, purpose, sends=True)
+        if choice.backend == "gloo":
+            group = self._opened().open(members, "gloo", "messages")  # of all their channels
+            self._transports[key] = (
+                self._staged(group) if choice.through_host else NativeGroup(group)
+            )
+            return
+        group = self._opened().open(members, choice.backend, purpose, sends=True)
         transport = DirectGroup(group, "ordered")
         one = torch.zeros(1, device=self.device)
         if edges is None:  # libraries that connect at the first call need all members there
@@ -488,7 +520,7 @@ class Comm:
         if key not in self._transports:
             choice = self._choose(channel.ranks, sends=True)
             assert choice.point_to_point == "tagged", f"{channel} was not opened"
-            if choice.backend == "gloo":
+            if choice.backend == "gloo" and self.world_size <= FAN:
                 world = self._opened().open(self.world, "gloo", "calls")
                 self._transports[key] = (
                     self._staged(world) if choice.through_host else NativeGroup(world)

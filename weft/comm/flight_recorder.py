@@ -153,6 +153,12 @@ def read_records(folder: Path) -> dict[int, Stuck]:
     return found
 
 
+def is_first_of_records(folder: Path, rank: int) -> bool:
+    """Of the ranks that left a file there this is the lowest. Reads none of them."""
+    names = (path.stem.removeprefix("flight-rank") for path in folder.glob("flight-rank*.json"))
+    return rank == min((int(name) for name in names if name.isdecimal()), default=None)
+
+
 def cause_of_hang(stuck: dict[int, Stuck]) -> str | None:
     """One sentence: who waits in which collective for whom, down to the rank that does not wait.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from contextlib import ExitStack
@@ -69,10 +70,6 @@ def join_at(
     rank, world_size = address.rank, address.world_size
     if world_size == 1:
         return Comm(device=device, timeout_s=timeout_s)
-    store = rendezvous.store("epoch")
-    await_ranks(store, rank, world_size, min(timeout_s, ARRIVAL_S))
-    is_local = address.store_file is not None
-    groups = Groups(store, rank, device, timeout_s=timeout_s, is_local=is_local)
     member = Member(
         family=device.type,
         backend=backend,
@@ -81,11 +78,15 @@ def join_at(
         node=f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}",
         chip="" if device.type == "cpu" else str(device),
     )
+    store = rendezvous.store("epoch")
+    arrival_s = min(timeout_s, ARRIVAL_S)
+    said = await_ranks(store, rank, world_size, arrival_s, json.dumps(asdict(member)))
+    known = {text: Member(**json.loads(text)) for text in dict.fromkeys(said)}
+    members = [known[text] for text in said]
+    is_local = address.store_file is not None
+    groups = Groups(store, rank, device, timeout_s=timeout_s, is_local=is_local)
     with ExitStack() as undo:
         undo.callback(groups.abort)
-        unknown = Comm(rank, world_size, groups=groups, timeout_s=timeout_s)
-        everyone = unknown.gather_json(asdict(member), name="join")
-        members = [Member(**each) for each in everyone]
         comm = Comm(rank, world_size, device, members=members, groups=groups, timeout_s=timeout_s)
         comm.open_groups([])
         undo.pop_all()

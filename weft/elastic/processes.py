@@ -27,7 +27,12 @@ from typing import Any
 
 from weft.comm.address import RankAddress
 from weft.comm.errors import CommError
-from weft.comm.flight_recorder import cause_of_hang, read_records, remove_records
+from weft.comm.flight_recorder import (
+    cause_of_hang,
+    is_first_of_records,
+    read_records,
+    remove_records,
+)
 from weft.config.errors import ConfigError, ConfigErrors, DivergedError, RunError
 from weft.elastic.failure import Cause, Failure, Policy, RanksFailedError, end_after_first
 from weft.elastic.signals import Asked
@@ -137,9 +142,8 @@ def run_rank(target: Target, address: RankAddress, args: tuple[Any, ...], *, fol
         _find(target)(address, *args)
     except CommError as error:
         sys.stderr.write(f"rank {address.rank} gave up, because another rank did: {error}\n")
-        stuck = read_records(logs)
-        if address.rank == min(stuck, default=None):
-            sys.stderr.write(f"{cause_of_hang(stuck)}\n")
+        if is_first_of_records(logs, address.rank):
+            sys.stderr.write(f"{cause_of_hang(read_records(logs))}\n")
         sys.stderr.flush()
         os._exit(1)
 

@@ -116,6 +116,8 @@ def unlike(
     """(rank, fact, its value there, its value on rank 0) of all that differs. Collective."""
     everyone = comm.gather_json(mine, name=name)
     for rank, facts in enumerate(everyone):
+        if facts is everyone[0]:
+            continue
         for what in {**everyone[0], **facts}:
             value, first = facts.get(what), everyone[0].get(what)
             if value != first:
