@@ -78,6 +78,7 @@ FEATURES = (
     Feature("ZeRO 2 across pipelines", ACROSS.format(2)),
     Feature("ZeRO 3 across pipelines", ACROSS.format(3)),
     Feature("several passes over a micro-batch", "{passes: 2}, {}"),
+    Feature("tensor parallel in pieces", "{tp: 2, pieces: 2}, {tp: 4, pieces: 3}"),
     Feature("all stages on GPUs", "{}, {}", ("compute.device=cuda",)),
     Feature("GPU and CPU stages", "{device: cuda}, {device: cpu}"),
 )

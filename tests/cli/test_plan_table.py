@@ -43,6 +43,14 @@ cpu fp32 compiled"""
     )
 
 
+def test_pieces_have_a_column() -> None:
+    stage = StagePlan(mesh=Mesh.of((0, 1), tp=2), layers=(0, 4), pieces=3)
+    plan = Plan(num_layers=4, pipelines=(PipelinePlan(stages=(stage,), samples=8, microbatch=2),))
+    heading, row = plan_table(plan)
+    assert heading[heading.index("pieces") :].split() == ["pieces", "computes"]
+    assert row[heading.index("pieces") :].split() == ["3", "cpu", "fp32"]
+
+
 def test_a_plain_plan_has_few_columns() -> None:
     stage = StagePlan(mesh=Mesh.of((0,), dp=1), layers=(0, 4))
     plan = Plan(num_layers=4, pipelines=(PipelinePlan(stages=(stage,), samples=8, microbatch=2),))

@@ -18,8 +18,8 @@ from weft.diagnose.divergence import (
     bisect,
     in_words,
     microbatch_of,
+    module_by_module,
     to_json,
-    without_compiling,
 )
 from weft.diagnose.verify import one_process
 from weft.elastic.pool import WorkerPool
@@ -280,7 +280,7 @@ def test_what_agreed_right_before_is_named(pool: WorkerPool) -> None:
 def test_compiled_stages_run_module_by_module() -> None:
     plan = CASES["pp2-1f1b"].plan()
     compiled = with_compile(plan)
-    assert compiled != plan == without_compiling(compiled)
+    assert compiled != plan == module_by_module(compiled)
 
 
 def with_compile(plan: Plan) -> Plan:

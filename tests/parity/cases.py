@@ -37,6 +37,8 @@ class Case:
     zeros: tuple[ZeroLevel, ...] = ()
     """By stage of each pipeline, where they differ."""
     passes: int = 1
+    pieces: int = 1
+    """Of stages with tensor parallelism."""
     family: str = "llama"
     order: tuple[int, ...] = ()
     """Numbers of the ranks, where they are not given out in order."""
@@ -74,6 +76,7 @@ class Case:
                     recompute=self.recompute,
                     zero=self.zeros[s] if self.zeros else self.zero,
                     passes=self.passes,
+                    pieces=self.pieces if mesh.size("tp") > 1 else 1,
                 )
                 for s, mesh in enumerate(meshes)
             ]
@@ -325,6 +328,21 @@ MORE = [
          family="gpt2", dropout=0.1, recompute="full"),
 ]  # fmt: skip
 
+PIECES = [
+    Case("pieces2-tp2", shares=(6,), dp=((1,),), tp=((2,),), pieces=2),
+    Case("pieces3-tp3-uneven", shares=(6,), dp=((1,),), tp=((3,),), pieces=3, recompute="full"),
+    Case("pieces3-gpt2-tp2-pp2", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((2, 2),),
+         pieces=3, family="gpt2", dropout=0.2),
+    Case("pieces2-zb-h1-recompute", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((2, 2),),
+         pieces=2, schedule="zb-h1", recompute="full"),
+    Case("pieces3-zb-v-tied", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((1, 1, 1, 1),),
+         pieces=3, schedule="zb-v", tied=True),
+    Case("pieces2-dp2-tp2-outer-zero3", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3,
+         pieces=2, zero=3, recompute="full", tp_outer=True),
+    Case("pieces3-border-tp1-tp4", shares=(6,), dp=((1, 1),), tp=((1, 4),), layers=((1, 3),),
+         pieces=3, num_kv_heads=2, passes=2, microbatch=3),
+]  # fmt: skip
+
 DOMAINS = [
     Case("domains-zero0-2-1", shares=(4, 2), dp=((2,), (1,)), microbatch=3,
          domains=((0, 1), (2,))),
@@ -344,4 +362,13 @@ DOMAINS = [
          schedule="zb-v", zero=1, tied=True, domains=((0, 2), (1, 3))),
 ]  # fmt: skip
 
-PARITY = [*ONE_BY_ONE, *SCHEDULES_BY_LAYERS, *SCHEDULES_BY_ZERO, *SEAMS, *SHARDED, *MORE, *DOMAINS]
+PARITY = [
+    *ONE_BY_ONE,
+    *SCHEDULES_BY_LAYERS,
+    *SCHEDULES_BY_ZERO,
+    *SEAMS,
+    *SHARDED,
+    *MORE,
+    *PIECES,
+    *DOMAINS,
+]

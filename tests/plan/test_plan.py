@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from weft.config.errors import ConfigError
 from weft.plan.mesh import AXES, Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.plan.plan_file import PlanFile
 from weft.planner.validate import validate_plan
 
 
@@ -80,6 +81,13 @@ def test_json_round_trip() -> None:
     assert Plan.from_json(plan.to_json()) == plan
 
 
+def test_json_says_nothing_of_one_piece() -> None:
+    plan = data_parallel([3, 5], dp=2)
+    assert "pieces" not in plan.to_json()
+    cut = plan.each(lambda stage: replace(stage, pieces=2))
+    assert Plan.from_json(cut.to_json()) == PlanFile.read(cut.to_json()).plan == cut
+
+
 REFUSED = {
     "overlap": ("every rank in one mesh only", lambda p: replace(p, pipelines=p.pipelines * 2)),
     "gap": (
@@ -120,6 +128,15 @@ REFUSED = {
     "no passes": (
         "passes = 0: expected at least 1.",
         lambda p: replace(p, pipelines=(moved(p.pipelines[0], passes=0),)),
+    ),
+    "no pieces": (
+        "pieces = 0: expected at least 1.",
+        lambda p: replace(p, pipelines=(moved(p.pipelines[0], pieces=0),)),
+    ),
+    "pieces of nothing": (
+        "pipelines[0].stages[0].pieces = 2: expected 1 where tp is 1. "
+        "Pieces are of what its ranks gather and sum inside layers.",
+        lambda p: replace(p, pipelines=(moved(p.pipelines[0], pieces=2),)),
     ),
     "another model's": (
         "num_layers = 8: expected the model's (4).",
@@ -172,6 +189,7 @@ def differing(pipeline: PipelinePlan, **changes: str) -> PipelinePlan:
         ({"zero": True}, "zero = true: expected one of 0, 1, 2, 3."),
         ({"compile": 1}, "compile = 1: expected a value of type bool."),
         ({"passes": 1.0}, "passes = 1.0: expected a value of type int."),
+        ({"pieces": 2.0}, "pieces = 2.0: expected a value of type int."),
         ({"device": None}, "device = null: expected a value of type str."),
         ({"layers": (0, 4.0)}, "layers = 4.0: expected a value of type int."),
         ({"mesh": (0,)}, "mesh = [0]: expected a value of type Mesh."),

@@ -229,6 +229,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "plan.stages[0].compile = true: expected null on a stage without layers. "
         "It is for layers alone.",
     ),
+    "pieces of nothing": (
+        {"stages": [{}, {"layers": 0, "tp": 2, "pieces": 2}]},
+        "plan.stages[1].pieces = 2: expected 1 on a stage without layers. It is for layers alone.",
+    ),
     "micro-batch above the share": (
         {"pipelines": [{"stages": [{}], "micro": 25}]},
         "plan.pipelines[0].micro = 25: expected at most the samples it takes (24).",

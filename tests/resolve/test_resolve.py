@@ -226,3 +226,17 @@ def test_as_many_processes_as_ranks(world_size: int) -> None:
         f"plan.shares = [2, 1]: expected one share for each of the {world_size} processes that "
         "were started. Start 2 processes, or change it."
     )
+
+
+def test_pieces_of_less_than_a_token_are_refused() -> None:
+    """A sample of 128 tokens is 64 on each of two ranks."""
+    stages = "plan.stages=[{{}}, {{tp: 2, pieces: {}}}]"
+    found = resolved([stages.format(64)])
+    assert [stage.pieces for _, _, stage in found.plan.stages()] == [1, 64]
+    assert refused([stages.format(65)]) == (
+        "plan.stages[1].pieces = 65: expected at most 64, the tokens that a rank has of a "
+        "sample of 128."
+    )
+    assert refused(["plan.stages=[{pieces: 2}]"]).startswith(
+        "plan.stages[0].pieces = 2: expected 1 where tp is 1. Pieces are of what its ranks gather"
+    )

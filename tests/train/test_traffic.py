@@ -1,6 +1,7 @@
 """What one step sends, against arithmetic on the plan."""
 
 import os
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -94,6 +95,21 @@ def test_tensor_parallel_with_sequence_parallel(pool: WorkerPool) -> None:
         assert rows["gather seq"] == (calls, calls, calls * part, [1 - rank])
         assert rows["scatter seq"] == (calls, calls, calls * part, [1 - rank])
         assert rows["step totals"] == (1, 2, TOTALS, [1 - rank])
+
+
+def test_pieces_are_more_calls_and_no_more_bytes(pool: WorkerPool) -> None:
+    """Also where a layer is computed again, which ends before its last sum."""
+    case = Case("tp2", shares=(6,), dp=((1,),), tp=((2,),), microbatch=3, recompute="full")
+    (once, *_), rehearsal = run(pool, case)
+    (ours, *_), _ = run(pool, replace(case, pieces=3))
+    part = FP64 * 3 * rehearsal.seq_len // 2 * rehearsal.spec.d_model
+    layers = 2 * NUM_LAYERS
+    for name, in_a_layer in (("gather seq", 6), ("scatter seq", 5)):
+        at_once, ends = in_a_layer * layers, 2 * 2
+        assert once[name] == (at_once + ends, at_once + ends, (at_once + ends) * part, [1])
+        assert ours[name] == (3 * at_once + ends, 3 * at_once + ends, once[name][2], [1])
+    same = once.keys() - {"gather seq", "scatter seq"}
+    assert {name: ours[name] for name in same} == {name: once[name] for name in same}
 
 
 def on_machines(

@@ -24,6 +24,9 @@ class Axis(ABC):
     """Names of the classes of modules that its runtime lets compute with a part of a dimension
     that they sum or mix, and of the classes of what then stands in their place."""
 
+    in_pieces: bool = False
+    """What ranks along it gather and sum inside modules may go in pieces, beside products."""
+
     @abstractmethod
     def divides(self, dim: Dim, form: Form) -> bool:
         """Ranks along the axis hold parts of such a dimension."""

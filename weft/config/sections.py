@@ -180,6 +180,9 @@ class StageConfig(_StageMesh):
     optimizer's state, 2 gradients too, 3 the parameters too; 0 nothing."""
     passes: Count = 1
     """Parts that each rank cuts its samples of a micro-batch into, computed one after another."""
+    pieces: Count = 1
+    """Pieces of what `tp` ranks gather and sum inside layers, cut along the sequence: one is on its
+    way while the products of another are computed."""
     device: Device | None = None
     """Chips of this stage."""
     precision: Precision | None = None

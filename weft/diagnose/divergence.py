@@ -187,7 +187,7 @@ def bisect(
         start: A checkpoint to begin from; None: initial values.
     """
     first = rehearsals[0]
-    plans = (without_compiling(plans[0]), without_compiling(plans[1]))
+    plans = (module_by_module(plans[0]), module_by_module(plans[1]))
     grid = Grid.of(plans, first.spec, first.seq_len)
     traces = [
         run(trace_rank, plan, each, grid, start, change, world_size=plan.world_size)
@@ -196,9 +196,10 @@ def bisect(
     return _Finder(plans, first, grid, traces).find()
 
 
-def without_compiling(plan: Plan) -> Plan:
-    """The same plan, run module by module: inside compiled code nobody can look."""
-    return plan.each(lambda stage: replace(stage, compile=False))
+def module_by_module(plan: Plan) -> Plan:
+    """The same plan, run module by module: inside compiled code nobody can look, and pieces are
+    not what other plans have."""
+    return plan.each(lambda stage: replace(stage, compile=False, pieces=1))
 
 
 def trace_rank(

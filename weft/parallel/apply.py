@@ -12,12 +12,12 @@ from torch import nn
 
 from weft.axes.axis import Axis
 from weft.axes.check import change_along, check_layout, divided_form
-from weft.axes.held import Ranges, held, parts_along
+from weft.axes.held import Ranges, held, parts_along, placement
 from weft.axes.registry import AXES
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
-from weft.parallel.runtime import AxisGroup, Change, Lying, Runtime, Sum
-from weft.plan.layout import Dim, Edge, Form, Layout, Placement, Shard
+from weft.parallel.runtime import AxisGroup, Change, Lying, Pieces, Runtime, Sum
+from weft.plan.layout import Dim, Edge, Form, Layout, Placement, Replicate, Shard
 from weft.plan.plan import Plan, RankPlan
 
 RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
@@ -68,12 +68,14 @@ def apply_layout(
     comm: Comm,
     *,
     sizes: Mapping[str, int],
+    pieces: int = 1,
     axes: Mapping[str, Axis] = AXES,
     runtimes: Mapping[str, Runtime] = RUNTIMES,
 ) -> None:
     """Let activations change where the layout says so, and modules compute with what they hold.
 
     Parameters keep their identity. ``sizes``: of the dimensions that the job chooses, by name.
+    ``pieces``: in which modules hand a divided dimension round, where they and the axis can.
 
     Raises:
         ConfigError: an axis has no way to make a change, or a module to compute with a part.
@@ -85,7 +87,13 @@ def apply_layout(
     mesh = rank_plan.stage_plan.mesh
     found = [
         _Along(
-            axis, AxisGroup(comm, rank_plan.group(name)), rank_plan, layout, runtimes, axes, sizes
+            axis,
+            AxisGroup(comm, rank_plan.group(name), pieces),
+            rank_plan,
+            layout,
+            runtimes,
+            axes,
+            sizes,
         )
         for name, axis in axes.items()
         if mesh.size(name) > 1
@@ -125,6 +133,10 @@ class _Along:
                     raise ConfigError(f"layout.{where}", type(module).__name__, expected)
                 model.set_submodule(where, split)
                 module = split
+        pieces = self._pieces(entry)
+        if pieces is not None and entry.made_by:
+            module = pieces.made_by(module, entry.made_by)
+            model.set_submodule(where, module)
         return module
 
     def change(self, where: str, module: nn.Module, entry: Layout, *, gathers: bool) -> None:
@@ -134,9 +146,18 @@ class _Along:
         if entry.gives is not None and not completes:
             for change in self._change(entry.gives, where, gathers=gathers):
                 module.register_forward_hook(_after(change))
-        for place, edge in entry.takes.items():
+        in_pieces = self._takes_pieces(module, entry, gathers=gathers)
+        whole = {place: edge for place, edge in entry.takes.items() if place or not in_pieces}
+        for place, edge in whole.items():
             for change in self._change(edge, where, gathers=gathers):
                 module.register_forward_pre_hook(_before(change, place))
+
+    def _takes_pieces(self, module: nn.Module, entry: Layout, *, gathers: bool) -> bool:
+        """What it takes first comes in pieces."""
+        pieces = self._pieces(entry)
+        if pieces is not None and entry.read_by and gathers:
+            pieces.read_by(module, entry.read_by)
+        return pieces is not None
 
     def _split(
         self, module: nn.Module, where: str, entry: Layout, dim: Dim, form: Form
@@ -144,12 +165,28 @@ class _Along:
         forms = self._runtime(where).split_forms
         make = next((forms[kind] for kind in type(module).__mro__ if kind in forms), None)
         assert make is not None, f"{where}: {self.axis.name} has no form for {type(module)}"
-        complete = None
+        complete = pieces = None
         if entry.gives is not None:
             (complete,) = self._change(entry.gives, where, term=True, gathers=False)
+            pieces = self._in_pieces(entry.gives.dims, entry.gives.after)
         (held,) = self._held((dim,), form)
         parts = self._parts(dim, form)
-        return make(module, Sum(self.group, held, parts, complete))
+        return make(module, Sum(self.group, held, parts, complete, pieces))
+
+    def _pieces(self, entry: Layout) -> Pieces | None:
+        """Of what a module takes first, where parts are put together and it need not be at once."""
+        edge = entry.takes.get(0) if entry.made_by or entry.read_by else None
+        change = None if edge is None else change_along(self.axis, edge)
+        if edge is None or change is None or not isinstance(change[1], Replicate):
+            return None
+        return self._in_pieces(edge.dims, edge.before)
+
+    def _in_pieces(self, dims: tuple[Dim, ...], form: Form) -> Pieces | None:
+        """Of the dimension that the axis divides, if it is asked to and can."""
+        make, lying = self._runtime("").pieces, placement(dims, form, self.axis)
+        if self.group.pieces == 1 or make is None or not isinstance(lying, Shard):
+            return None
+        return make(self.group, self._lying(dims, form, lying))
 
     def _change(
         self, edge: Edge, where: str, *, term: bool = False, gathers: bool

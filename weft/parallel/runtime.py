@@ -6,8 +6,9 @@ module computes with a part of a dimension that it sums over is the split form o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -22,6 +23,8 @@ class AxisGroup:
 
     comm: Comm
     ranks: tuple[int, ...]
+    pieces: int = 1
+    """In how many pieces modules hand a divided dimension round, where they can."""
 
     @property
     def size(self) -> int:
@@ -57,6 +60,22 @@ Changes = Mapping[
 """What makes the change of a tensor that lies in one way and has to lie in another."""
 
 
+class Pieces(Protocol):
+    """A dimension divided along an axis, which is put together and divided again piece by piece:
+    one is on its way while modules compute with another."""
+
+    def completed(self, term: Change, x: Tensor, /) -> Tensor:
+        """This rank's part of the sum of all ranks' ``term(x)``, where ``x`` is whole."""
+
+    def made_by(self, module: nn.Module, last: str, /) -> nn.Module:
+        """What takes its part of what ``module`` takes whole, and gives the same. ``last`` names
+        the split form inside it whose sum is what it gives."""
+
+    def read_by(self, module: nn.Module, names: Sequence[str], /) -> None:
+        """Let ``module`` take its part of what it took whole, which it only hands to the modules
+        inside it that are named."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sum:
     """A module's sum over a dimension that the axis divides."""
@@ -68,6 +87,8 @@ class Sum:
     """What each rank of the group holds, as places in what all of them hold together."""
     complete: Change | None
     """From this rank's term to what the module gives; None where the layout says nothing of it."""
+    pieces: Pieces | None = None
+    """The same in pieces of what the module takes, where the axis is asked for that."""
 
     @property
     def first(self) -> int:
@@ -87,3 +108,5 @@ class Runtime:
     changes: Changes
     split_forms: Mapping[type[nn.Module], SplitForm]
     """By the kind of module; a kind that is not named computes with a part as it is."""
+    pieces: Callable[[AxisGroup, Lying], Pieces] | None = None
+    """Of a divided dimension; None where everything goes at once."""

@@ -77,6 +77,12 @@ class Layout:
     takes: Mapping[int, Edge] = field(default_factory=dict)
     """By the place of an argument of ``forward``."""
     gives: Edge | None = None
+    read_by: tuple[str, ...] = ()
+    """Modules inside it by name, each a product, that alone read what it takes first: it need not
+    have come as a whole before they begin."""
+    made_by: str = ""
+    """The module inside it whose sum is what it gives, where all before that treats the elements of
+    what it takes, one argument alone, one by one: it may compute with some after others."""
 
     def inner_dims(self) -> set[Dim]:
         """Dimensions of the activations that it computes with, as far as its edges tell."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any, Literal
 
 from weft.plan.mesh import Mesh
@@ -37,6 +38,9 @@ class StagePlan:
     that stages of unlike levels hold are kept at the lowest; level 3 only inside one stage."""
     passes: int = 1
     """Parts that each rank cuts its samples of a microbatch into, computed one after another."""
+    pieces: int = 1
+    """Pieces of what ranks along an axis gather and sum inside layers: one is on its way while
+    products of another are made."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,6 +168,9 @@ class Plan:
         data = asdict(self)
         if not self.domains:  # as plans are that never heard of them
             del data["domains"]
+        for stage in chain.from_iterable(each["stages"] for each in data["pipelines"]):
+            if stage["pieces"] == 1:
+                del stage["pieces"]
         return json.dumps(data, indent=2)
 
     @staticmethod

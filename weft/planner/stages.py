@@ -119,7 +119,13 @@ def _stages(
         first_rank = ranks.stop
     for m, layers in zip(layout.meshes, pairwise(accumulate([0, *counts])), strict=True):
         stage = asked.stages[m]
-        yield StagePlan(mesh=meshes[m], layers=layers, zero=_ZERO[stage.zero], passes=stage.passes)
+        yield StagePlan(
+            mesh=meshes[m],
+            layers=layers,
+            zero=_ZERO[stage.zero],
+            passes=stage.passes,
+            pieces=stage.pieces,
+        )
 
 
 def _layer_counts(
@@ -172,6 +178,9 @@ def _refuse_without_effect(
             if not held and value not in (None, "off", False):
                 expected = "null on a stage without layers"
                 raise ConfigError(f"{key}.{name}", value, expected, "It is for layers alone.")
+        if not held and stage.pieces > 1:
+            hint = "It is for layers alone."
+            raise ConfigError(f"{key}.pieces", stage.pieces, "1 on a stage without layers", hint)
 
 
 def check_order(order: Sequence[str] | None, sizes: Mapping[str, int], key: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import get_args
@@ -11,14 +11,14 @@ from typing import get_args
 from weft.axes.axis import Axis
 from weft.axes.check import check_layout
 from weft.axes.registry import AXES
-from weft.config.axes import ENTRIES, NAMES, SAMPLE_AXES
+from weft.config.axes import ENTRIES, MODEL_AXES, NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.config.names import names_of
 from weft.models.registry import layout_of
-from weft.plan.layout import SAMPLES
+from weft.plan.layout import SAMPLES, Dim
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
-from weft.plan.plan import PipelinePlan, Plan, Recompute, ZeroLevel
+from weft.plan.plan import PipelinePlan, Plan, Recompute, StagePlan, ZeroLevel
 from weft.planner.domains import check_domains
 from weft.schedules.registry import SCHEDULES, expected_positions
 
@@ -96,6 +96,7 @@ def _check_values(plan: Plan) -> None:
         _refuse_other(f"{where}.device", stage.device, str)
         _refuse_other(f"{where}.compile", stage.compile, bool)
         _refuse_other(f"{where}.passes", stage.passes, int)
+        _refuse_other(f"{where}.pieces", stage.pieces, int)
         _refuse_unnamed(f"{where}.precision", stage.precision, names_of("precisions"))
         _refuse_unnamed(f"{where}.recompute", stage.recompute, get_args(Recompute))
         _refuse_unnamed(f"{where}.zero", stage.zero, get_args(ZeroLevel))
@@ -152,6 +153,39 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
         micro = min(pipeline.microbatch, pipeline.samples)
         keys = f"{where}.stages[{s}].mesh", f"{where}.stages[{s}].passes"
         refuse_idle_work(keys, dict(stage.mesh.axes), stage.passes, micro)
+        _check_pieces(f"{where}.stages[{s}].pieces", stage)
+
+
+def _check_pieces(key: str, stage: StagePlan) -> None:
+    """Some axis has something to send in pieces."""
+    if stage.pieces < 1:
+        raise ConfigError(key, stage.pieces, "at least 1")
+    names = [name for name, axis in AXES.items() if axis.in_pieces]
+    used = [name for name in MODEL_AXES if stage.mesh.size(name) > 1]
+    if stage.pieces > 1 and used not in [[name] for name in names]:
+        hint = "Pieces are of what its ranks gather and sum inside layers."
+        raise ConfigError(key, stage.pieces, f"1 where {' and '.join(names)} is 1", hint)
+
+
+def refuse_idle_pieces(plan: Plan, dims: Collection[Dim]) -> None:
+    """Every rank has something of every piece.
+
+    Raises:
+        ConfigError: one has not; ``dims`` are the model's.
+    """
+    for p, s, stage in plan.stages():
+        parts = [
+            (sum(map(len, axis.part(dim, stage.mesh.size(name), place))), dim.size)
+            for name, axis in AXES.items()
+            if axis.in_pieces and stage.pieces > 1
+            for dim in dims
+            if dim.size and axis.divides(dim, "stream")
+            for place in range(stage.mesh.size(name))
+        ]
+        least, size = min(parts, default=(stage.pieces, 0))
+        if stage.pieces > least:
+            expected = f"at most {max(1, least)}, the tokens that a rank has of a sample of {size}"
+            raise ConfigError(f"pipelines[{p}].stages[{s}].pieces", stage.pieces, expected)
 
 
 def refuse_idle_work(

@@ -18,7 +18,7 @@ from weft.optim.registry import training_of
 from weft.plan.plan import Plan
 from weft.plan.plan_file import view_used
 from weft.planner.problem import Problem, Workload
-from weft.planner.validate import refuse_unrun_axes, validate_plan
+from weft.planner.validate import refuse_idle_pieces, refuse_unrun_axes, validate_plan
 from weft.resolve.planned import by_person, options_asked, says_a_plan
 from weft.resolve.resolve import read_plan_file, resolve, vocab_size_asked
 from weft.resolve.usual_precision import usual_precision
@@ -118,6 +118,7 @@ def _given(
     validate_plan(plan, num_layers=num_layers, global_batch=samples)
     refuse_unrun_axes(plan, workload.spec)
     dims = dims_of_model(workload.spec)
+    refuse_idle_pieces(plan, dims)
     for p, s, stage in plan.stages():
         where = f"pipelines[{p}].stages[{s}]"
         check_mesh(dims, stage.mesh, f"{where}.mesh")

@@ -30,7 +30,12 @@ from weft.plan.plan_file import PlanFile
 from weft.planner.domains import refuse_idle_domains, with_domains
 from weft.planner.problem import Workload
 from weft.planner.stages import pipelines_of, staged_plan
-from weft.planner.validate import refuse_idle_zero, refuse_unrun_axes, validate_plan
+from weft.planner.validate import (
+    refuse_idle_pieces,
+    refuse_idle_zero,
+    refuse_unrun_axes,
+    validate_plan,
+)
 from weft.platform.registry import PLATFORMS
 from weft.resolve.tf32 import tf32_note
 from weft.resolve.usual_precision import usual_precision
@@ -267,6 +272,7 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     dims = dims_of_model(spec)
     for p, s, stage in plan.stages():
         check_mesh(dims, stage.mesh, f"pipelines[{p}].stages[{s}].mesh")
+    refuse_idle_pieces(plan, dims)
 
 
 def _devices(

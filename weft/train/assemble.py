@@ -69,8 +69,8 @@ class Source:
     """What this rank's numbers are stored in, by role."""
     stage: Callable[[int, Share], Stage]
     """One of this rank's stages by number, with its part of the parameters."""
-    split: Callable[[Stage, Share], None] | None = None
-    """Lets a stage compute with parts of its parameters; None: it computes as it is."""
+    split: Callable[[int, Stage, Share], None] | None = None
+    """Lets a stage, by number, compute with parts of its parameters; None: it computes as it is."""
     objective: Callable[[Stage], Objective]
     """What becomes of the last stage's output."""
     borders: Mapping[int, Border] = field(default_factory=dict)
@@ -156,7 +156,7 @@ def assemble(
     work = WeightWork() if SCHEDULES[rank_plan.pipeline_plan.schedule].splits_backward else None
     for number, stage in stages.items():
         if source.split is not None:
-            source.split(stage, share)
+            source.split(number, stage, share)
         _apply(stage, rank_plan.pipeline_plan.stages[number], work)
     scale = source.expected_weight
     scaled = any(PRECISIONS[stage.precision].scales_loss for _, _, stage in plan.stages())

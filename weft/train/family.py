@@ -39,9 +39,10 @@ def assemble_model(
     check_entries(layout, modules_of(spec))
     sizes, buffers = task.sizes(seq_len), task.buffers(spec)
 
-    def split(stage: Stage, share: Share) -> None:
+    def split(number: int, stage: Stage, share: Share) -> None:
         """Divided along the axes of its mesh, as the family's layout says."""
-        apply_layout(stage.module, layout, share.rank_plan, share.comm, sizes=sizes)
+        pieces = share.rank_plan.pipeline_plan.stages[number].pieces
+        apply_layout(stage.module, layout, share.rank_plan, share.comm, sizes=sizes, pieces=pieces)
 
     borders = range(len(rank_plan.pipeline_plan.stages) - 1)
     source = Source(

@@ -24,6 +24,8 @@ class TensorParallel(Axis):
         }
     )
 
+    in_pieces = True
+
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.width if form in ("param", "inner") else form == "stream" and dim.name == "seq"
 

@@ -76,6 +76,7 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
             "schedule": pipeline.schedule if len(pipeline.stages) > 1 else "",
             "zero": str(stage.zero) if stage.zero else "",
             "passes": str(stage.passes) if stage.passes > 1 else "",
+            "pieces": str(stage.pieces) if stage.pieces > 1 else "",
             "computes": " ".join(extras),
         }
         if s:

@@ -25,15 +25,16 @@ def layout(spec: DecoderSpec) -> dict[str, Layout]:
     dropout = Layout(takes={2: dims.positions})
     block = {
         "attn_norm": norm,
-        # once for q, k and v
-        "attn": Layout(kind="Attention", takes={0: dims.enters}, mixes=dims.seq),
+        "attn": Layout(
+            kind="Attention", takes={0: dims.enters}, mixes=dims.seq, read_by=("q", "k", "v")
+        ),
         "attn.q": linear(heads, d_model),
         "attn.k": linear(kv_heads, d_model),
         "attn.v": linear(kv_heads, d_model),
         "attn.o": linear(d_model, heads),
         "attn_dropout": dropout,
         "ff_norm": norm,
-        "ff": Layout(takes={0: dims.enters}),
+        "ff": Layout(takes={0: dims.enters}, made_by="down"),
         "ff.up": linear(d_ff, d_model),
         "ff.down": linear(d_model, d_ff),
         "ff_dropout": dropout,

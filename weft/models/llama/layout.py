@@ -23,15 +23,16 @@ def layout(spec: DecoderSpec) -> dict[str, Layout]:
     norm, head_norm = (Layout(params={"weight": (dim,)}) for dim in (d_model, dims.d_head))
     block = {
         "attn_norm": norm,
-        # once for q, k and v
-        "attn": Layout(kind="Attention", takes={0: dims.enters}, mixes=dims.seq),
+        "attn": Layout(
+            kind="Attention", takes={0: dims.enters}, mixes=dims.seq, read_by=("q", "k", "v")
+        ),
         "attn.q": Layout(params=queries),
         "attn.k": Layout(params=keys),
         "attn.v": Layout(params=keys),
         "attn.o": row(heads),
         **({"attn.q_norm": head_norm, "attn.k_norm": head_norm} if spec.qk_norm else {}),
         "ff_norm": norm,
-        "ff": Layout(takes={0: dims.enters}),  # once for gate and up
+        "ff": Layout(takes={0: dims.enters}, made_by="down"),
         "ff.gate": Layout(params={"weight": (d_ff, d_model)}),
         "ff.up": Layout(params={"weight": (d_ff, d_model)}),
         "ff.down": row(d_ff),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from weft.comm.comm import Arriving
 from weft.parallel.runtime import AxisGroup, Change, Changes, Lying
 from weft.parallel.tp.pair import Pair
 from weft.plan.layout import Partial, Replicate, Shard
@@ -42,24 +44,30 @@ class Division:
 
     def gathered(self, x: Tensor) -> Tensor:
         """Every rank's part, in order."""
-        before, after = x.shape[: self._dim], x.shape[self._dim + 1 :]
-        sizes = [(*before, part, *after) for part in self._parts]
-        comm, ranks = self._group.comm, self._group.ranks
-        arriving = comm.gather_parts(x.contiguous(), sizes, name="gather seq", group=ranks)
-        whole = torch.cat(arriving(), dim=self._dim)
-        if self._order is None:
-            return whole
-        return torch.empty_like(whole).index_copy_(self._dim, self._order.to(x.device), whole)
+        return self.gathering(x)()
 
     def scattered(self, x: Tensor) -> Tensor:
         """The sum over ranks of this rank's part, in rank order where the backend has no own."""
+        return self.scattering(x)()
+
+    def gathering(self, x: Tensor) -> Arriving[Tensor]:
+        """Start to gather; the result waits."""
+        before, after = x.shape[: self._dim], x.shape[self._dim + 1 :]
+        sizes = [(*before, part, *after) for part in self._parts]
         comm, ranks = self._group.comm, self._group.ranks
-        parts = torch.split(self._by_rank(x), list(self._parts), dim=self._dim)
-        return comm.reduce_scatter_parts(parts, name="scatter seq", group=ranks)()
+        own = x.contiguous()
+        arriving = comm.gather_parts(own, sizes, name="gather seq", group=ranks)
+        return partial(self._joined, arriving, own)
+
+    def scattering(self, x: Tensor) -> Arriving[Tensor]:
+        """Start to sum; the result waits."""
+        comm, ranks = self._group.comm, self._group.ranks
+        parts = torch.split(self.by_rank(x), list(self._parts), dim=self._dim)
+        return comm.reduce_scatter_parts(parts, name="scatter seq", group=ranks)
 
     def taken(self, x: Tensor) -> Tensor:
         """This rank's part of the whole."""
-        return self._by_rank(x)[(slice(None),) * self._dim + (self._own,)]
+        return self.by_rank(x)[(slice(None),) * self._dim + (self._own,)]
 
     def padded(self, x: Tensor) -> Tensor:
         """This rank's part as a term of the whole."""
@@ -68,9 +76,19 @@ class Division:
         own = places[self._own].to(x.device)
         return x.new_zeros(size).index_copy_(self._dim, own, x)
 
-    def _by_rank(self, x: Tensor) -> Tensor:
+    def _joined(self, arriving: Arriving[list[Tensor]], _own: Tensor) -> Tensor:
+        """The parts that arrive as one. Nobody lets go of what this rank gives before."""
+        return self.in_order(torch.cat(arriving(), dim=self._dim))
+
+    def by_rank(self, x: Tensor) -> Tensor:
         """The whole, every rank's part after the other."""
         return x if self._order is None else x.index_select(self._dim, self._order.to(x.device))
+
+    def in_order(self, x: Tensor) -> Tensor:
+        """The whole, of every rank's part after the other."""
+        if self._order is None:
+            return x
+        return torch.empty_like(x).index_copy_(self._dim, self._order.to(x.device), x)
 
 
 def _places(lying: Lying) -> Tensor | None:

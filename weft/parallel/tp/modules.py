@@ -29,10 +29,14 @@ class RowLinear(nn.Module):
         linear.register_parameter("bias", None)
         self.product = linear
         self._complete = total.complete
+        self._pieces = total.pieces
 
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, seq, own d_in]`` to ``[batch, own seq, d_out]``."""
-        y = self._complete(self.product(x))
+        if self._pieces is None:
+            y = self._complete(self.product(x))
+        else:
+            y = self._pieces.completed(self.product, x)
         return y if self.bias is None else y + self.bias
 
 

@@ -5,5 +5,6 @@ from __future__ import annotations
 from weft.parallel.runtime import Runtime
 from weft.parallel.tp.changes import CHANGES
 from weft.parallel.tp.modules import SPLIT_FORMS
+from weft.parallel.tp.pieces import InPieces
 
-RUNTIME = Runtime(CHANGES, SPLIT_FORMS)
+RUNTIME = Runtime(CHANGES, SPLIT_FORMS, InPieces)

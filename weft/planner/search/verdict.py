@@ -128,6 +128,8 @@ def _section(stage: StagePlan, cluster: ClusterView) -> Section:
     """One mesh."""
     if stage.passes > 1 or stage.compile:
         raise OutsideError("it tries neither passes nor compiled layers")
+    if stage.pieces > 1:
+        raise OutsideError("it sends everything inside layers in one piece")
     first = 0
     for number, pool in enumerate(cluster.pools):
         if stage.mesh.ranks[0] < first + pool.num_chips:
