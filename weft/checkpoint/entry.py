@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from pydantic import BeforeValidator, Field
@@ -42,9 +41,7 @@ write, and to read little more than a part of a tensor needs."""
 class CheckpointError(RunError):
     """A checkpoint cannot be written or read. Names the file, and the tensor and box if one is."""
 
-    def __init__(
-        self, problem: str, *, file: Path | str | None = None, tensor: str | None = None
-    ) -> None:
+    def __init__(self, problem: str, *, file: object = None, tensor: str | None = None) -> None:
         self.problem = problem
         self.file = file
         self.tensor = tensor
@@ -53,7 +50,7 @@ class CheckpointError(RunError):
 
 
 @contextmanager
-def told(cannot_be: str, file: Path | None = None) -> Iterator[None]:
+def told(cannot_be: str, file: object = None) -> Iterator[None]:
     """What the file system refuses inside is a CheckpointError: ``cannot be read``, say."""
     try:
         yield
@@ -97,9 +94,9 @@ class Piece:
         return self.box.numel * WIDTHS[self.dtype]
 
 
-def rank_file_name(rank: int) -> str:
-    """``rank-00003.safetensors``."""
-    return f"rank-{rank:05d}.safetensors"
+def rank_file_name(rank: int, save: str = "") -> str:
+    """``rank-00003.safetensors``; with the name of a save where files are not renamed."""
+    return f"rank-{rank:05d}{save and '-'}{save}.safetensors"
 
 
 def _several(checksums: object) -> object:
@@ -158,7 +155,7 @@ class StoredTensor:
 class RankFile:
     """Facts of one written file: enough for another process to commit it."""
 
-    file: Annotated[str, Field(pattern=r"^rank-[0-9]{5,9}\.safetensors$")]
+    file: Annotated[str, Field(pattern=r"^rank-[0-9]{5,9}(-[0-9a-z]{1,32})?\.safetensors$")]
     bytes: Count
     sha256: str
     tensors: tuple[StoredTensor, ...] = ()

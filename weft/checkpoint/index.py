@@ -27,6 +27,8 @@ from weft.checkpoint.entry import (
     StoredTensor,
     fits,
 )
+from weft.checkpoint.place import Place
+from weft.checkpoint.remote.path import RemotePath
 from weft.plan.box import Box
 from weft.plan.tiling import Tiling
 from weft.version import __version__
@@ -119,15 +121,17 @@ def _tiling_problems(tensor: StoredTensor) -> list[str]:
     return found
 
 
-def refuse(found: Sequence[str], file: Path) -> None:
+def refuse(found: Sequence[str], file: object) -> None:
     """Raise CheckpointError that says the first few problems, if there are any."""
     if found:
         more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
         raise CheckpointError("; ".join(found[:_SHOWN]) + more, file=file)
 
 
-def resolve_inside(folder: Path, file: str) -> Path:
+def resolve_inside(folder: Place, file: str) -> Place:
     """The path of a file of a checkpoint. Raises CheckpointError if it would leave the folder."""
+    if isinstance(folder, RemotePath):
+        return folder / file  # there are no links, and a rank file's name has no slash
     path = folder / file
     if Path(os.path.realpath(path)).parent != Path(os.path.realpath(folder)):
         raise CheckpointError("leads out of the checkpoint's folder", file=path)
@@ -154,7 +158,7 @@ def _digest(data: Mapping[str, JSON]) -> str:
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
-def from_text(text: str | bytes, file: Path) -> Index:
+def from_text(text: str | bytes, file: object) -> Index:
     """Parse an index. ``file`` is for messages.
 
     Raises CheckpointError: not JSON, an unknown schema, another digest than its own, a field that

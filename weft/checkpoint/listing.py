@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from weft.checkpoint.entry import JSON, CheckpointError
 from weft.checkpoint.index import Index
+from weft.checkpoint.place import Place
 from weft.checkpoint.reader import Checkpoint, checkpoints_root
 from weft.checkpoint.store import candidates, folder_step, read_index, read_latest, step_name
 from weft.plan.box import Box
@@ -19,7 +19,7 @@ from weft.plan.plan import Plan
 class Listed:
     """One line of the list of checkpoints."""
 
-    folder: Path
+    folder: Place
     step: int
     latest: bool
     """``latest`` names it."""
@@ -67,7 +67,7 @@ class Description:
     state: Mapping[str, JSON]
 
 
-def list_checkpoints(root: Path) -> list[Listed]:
+def list_checkpoints(root: Place) -> list[Listed]:
     """Every checkpoint of a folder of checkpoints or of a run, by step, damaged ones included.
 
     Raises CheckpointError if there is no such folder.
@@ -97,7 +97,7 @@ def describe(checkpoint: Checkpoint) -> Description:
     )
 
 
-def _facts(index: Index, folder: Path, latest: str | None) -> Listed:
+def _facts(index: Index, folder: Place, latest: str | None) -> Listed:
     return Listed(
         folder=folder,
         step=index.step,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,8 +27,8 @@ from weft.checkpoint.entry import (
     StoredBox,
     StoredTensor,
     rank_file_name,
-    told,
 )
+from weft.checkpoint.place import Place, size_of
 
 _AHEAD = 4
 """Chunks that may be written before they are hashed."""
@@ -56,7 +55,8 @@ def write_pieces(
             checksums = {piece.key: out.write(data(piece)) for piece in ordered}
             file.flush()
             os.fsync(file.fileno())
-            tensors = tuple(_stored(piece, path.name, checksums[piece.key]) for piece in pieces)
+            crc32 = {key: [future.result() for future in each] for key, each in checksums.items()}
+            tensors = tuple(stored(piece, path.name, crc32[piece.key]) for piece in pieces)
             return RankFile(path.name, file.tell(), out.sha256(), tensors)
     except OSError as error:
         with suppress(OSError):
@@ -128,22 +128,16 @@ class _HashedFile:
             self._under_way.popleft().result()
 
 
-def _stored(piece: Piece, file: str, checksums: Sequence[Future[int]]) -> StoredTensor:
-    crc32 = tuple(future.result() for future in checksums)
-    boxes = (StoredBox(file, piece.box.offset, piece.box.size, crc32),)
+def stored(piece: Piece, file: str, crc32: Sequence[int]) -> StoredTensor:
+    """A piece as an index has it. ``crc32``: of its chunks."""
+    boxes = (StoredBox(file, piece.box.offset, piece.box.size, tuple(crc32)),)
     return StoredTensor(
         kind=piece.kind, name=piece.name, shape=piece.shape, dtype=piece.dtype, boxes=boxes
     )
 
 
-def check_size(path: Path, facts: RankFile) -> None:
+def check_size(path: Place, facts: RankFile) -> None:
     """Raise CheckpointError unless the file is there with the size that was written."""
-    with told("read", path):
-        try:
-            info = path.stat()
-        except FileNotFoundError as error:
-            raise CheckpointError("is missing", file=path) from error
-    if not stat.S_ISREG(info.st_mode):
-        raise CheckpointError("is not a file", file=path)
-    if info.st_size != facts.bytes:
-        raise CheckpointError(f"has {info.st_size} bytes, {facts.bytes} were written", file=path)
+    size = size_of(path)
+    if size != facts.bytes:
+        raise CheckpointError(f"has {size} bytes, {facts.bytes} were written", file=path)

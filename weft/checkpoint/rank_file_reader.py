@@ -44,6 +44,7 @@ def open_rank_file(folder: Path, facts: RankFile) -> RankFileReader:
     Raises CheckpointError for one that is missing, of another size, or not safetensors.
     """
     path = resolve_inside(folder, facts.file)
+    assert isinstance(path, Path), f"{path} is far away"
     check_size(path, facts)
     try:
         safe_open(path, framework="pt")

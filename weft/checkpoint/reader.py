@@ -15,9 +15,14 @@ from weft.checkpoint.entry import (
     StoredTensor,
     box_key,
     fits,
+    told,
 )
 from weft.checkpoint.index import INDEX, Index
+from weft.checkpoint.place import Place, checkpoints_of
+from weft.checkpoint.rank_file import check_size
 from weft.checkpoint.rank_file_reader import RankFileReader, open_rank_file
+from weft.checkpoint.remote.path import RemotePath
+from weft.checkpoint.remote.rank_file import RemoteRankFile
 from weft.checkpoint.shard import DTYPES
 from weft.checkpoint.store import (
     LATEST,
@@ -38,13 +43,22 @@ class Checkpoint:
         folder: The checkpoint's own folder.
         index: Its index, as ``read_index`` gave it.
         notes: What a person should know about how it was chosen, one sentence each.
+        run: The folder of the run that it is of, as far as is known.
     """
 
-    def __init__(self, folder: Path, index: Index, notes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Place,
+        index: Index,
+        notes: tuple[str, ...] = (),
+        *,
+        run: Path | None = None,
+    ) -> None:
         self.folder = folder
         self.index = index
         self.notes = notes
-        self._files: dict[str, RankFileReader] = {}
+        self.run = folder.parent.parent if isinstance(folder, Path) else run
+        self._files: dict[str, RankFileReader | RemoteRankFile] = {}
 
     @property
     def step(self) -> int:
@@ -157,13 +171,25 @@ class Checkpoint:
             raise self._error("is not stored", f"{kind}/{name}")
         return tensor
 
-    def _file(self, file: str) -> RankFileReader:
+    def _file(self, file: str) -> RankFileReader | RemoteRankFile:
         if file not in self._files:
-            self._files[file] = open_rank_file(self.folder, self.files[file])
+            self._files[file] = open_file(self.folder, self.files[file])
         return self._files[file]
 
     def _error(self, problem: str, tensor: str | None = None) -> CheckpointError:
         return CheckpointError(problem, file=self.folder, tensor=tensor)
+
+
+def open_file(folder: Place, facts: RankFile) -> RankFileReader | RemoteRankFile:
+    """A rank's file, wherever it lies.
+
+    Raises CheckpointError for one that is missing, of another size, or not safetensors.
+    """
+    if isinstance(folder, RemotePath):
+        path = folder / facts.file
+        check_size(path, facts)
+        return RemoteRankFile(path, facts)
+    return open_rank_file(folder, facts)
 
 
 def _some(tensors: list[str]) -> str:
@@ -172,7 +198,7 @@ def _some(tensors: list[str]) -> str:
     return f"{shown}{rest} {'is' if len(tensors) == 1 else 'are'}"
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Place) -> Checkpoint:
     """Open a checkpoint's folder, or the latest of a folder of checkpoints or of a run.
 
     In a folder of checkpoints, where ``latest`` is missing, unreadable or names one that is not
@@ -184,33 +210,40 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     if is_checkpoint(path):
         return Checkpoint(path, read_index(path))
-    root = checkpoints_root(path)
+    root, run = checkpoints_root(path), path if isinstance(path, Path) else None
     name = read_latest(root)
     note = f"{root / LATEST} names no checkpoint"
     for folder in candidates(root) if name is not None else ():
         if name == step_name(folder_step(folder)):
             try:
-                return Checkpoint(folder, read_index(folder))
+                return Checkpoint(folder, read_index(folder), run=run)
             except CheckpointError as error:
                 note = str(error)
     found = complete(root)
     if not found:
         raise CheckpointError("no complete checkpoint here", file=root)
     folder, index = max(found, key=lambda entry: (entry[1].saved_at, entry[1].step))
-    return Checkpoint(folder, index, (f"{note}; opened {folder.name}, which is complete.",))
+    note = f"{note}; opened {folder.name}, which is complete."
+    return Checkpoint(folder, index, (note,), run=run)
 
 
-def is_checkpoint(path: Path) -> bool:
+def is_checkpoint(path: Place) -> bool:
     """The folder is one checkpoint, sound or not, rather than a folder of them."""
-    return (path / INDEX).exists() or folder_step(path) >= 0
+    with told("read", path):
+        return (path / INDEX).exists() or folder_step(path) >= 0
 
 
-def checkpoints_root(path: Path) -> Path:
-    """The folder of checkpoints at ``path``: itself, or a run's ``checkpoints``.
+def checkpoints_root(path: Place) -> Place:
+    """The folder of checkpoints at ``path``: itself, or a run's, wherever that lies.
 
     Raises CheckpointError if there is no such folder.
     """
-    root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    if not root.is_dir():
-        raise CheckpointError("no such folder", file=path)
+    with told("read", path):
+        if isinstance(path, RemotePath):
+            root: Place = path
+        else:
+            root = checkpoints_of(path)
+            root = root if root.is_dir() else path
+        if not root.is_dir():
+            raise CheckpointError("no such folder", file=path)
     return root

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -65,11 +65,14 @@ def write_rank(folder: Path, rank: int, shards: Sequence[Shard]) -> RankFile:
 
     They must not change until it returns; a device's tensors come to the host one at a time.
     """
+    return write_pieces(folder, rank, *elements_of(shards))
+
+
+def elements_of(shards: Sequence[Shard]) -> tuple[list[Piece], Callable[[Piece], memoryview]]:
+    """The pieces that are given, and what brings the elements of one to the host."""
     tensors = {shard.piece: shard.tensor for shard in shards}
-    assert len(tensors) == len(shards), f"rank {rank} writes a box twice"
-    return write_pieces(
-        folder, rank, list(tensors), lambda piece: bytes_of(tensors[piece].detach().to("cpu"))
-    )
+    assert len(tensors) == len(shards), "a box is written twice"
+    return list(tensors), lambda piece: bytes_of(tensors[piece].detach().to("cpu"))
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -33,7 +33,10 @@ from weft.checkpoint.index import (
     resolve_inside,
     to_text,
 )
+from weft.checkpoint.place import Place
 from weft.checkpoint.rank_file import check_size
+from weft.checkpoint.remote.folder import remove_folder
+from weft.checkpoint.remote.path import RemotePath
 
 LATEST = "latest"
 _STEP = re.compile(r"step-(\d{8,18})", re.ASCII)
@@ -114,7 +117,7 @@ def commit(
     return final
 
 
-def prune(root: Path, keep: int) -> list[str]:
+def prune(root: Place, keep: int) -> list[str]:
     """Remove all but the ``keep`` complete checkpoints that were saved last; the names removed.
 
     Never removes the one that ``latest`` names, the last finite one, nor one that is damaged: that
@@ -128,21 +131,26 @@ def prune(root: Path, keep: int) -> list[str]:
     return [folder.name for folder in removed]
 
 
-def superfluous(root: Path, keep: int) -> list[Path]:
+def superfluous(root: Place, keep: int) -> list[Place]:
     """What ``prune`` removes: complete checkpoints, by time."""
     assert keep >= 1, f"keep {keep}"
-    saved = sorted((index.saved_at, index.step, folder) for folder, index in complete(root))
+    saved = [(index.saved_at, index.step, folder) for folder, index in complete(root)]
+    saved.sort(key=_age)
     finite = last_finite(root)
     kept = {read_latest(root), finite and finite.name}
     return [folder for _, _, folder in saved[:-keep] if folder.name not in kept]
 
 
-def last_finite(root: Path) -> Path | None:
+def last_finite(root: Place) -> Place | None:
     """The complete checkpoint without values that are no numbers that was saved last."""
     saved = [
         (index.saved_at, index.step, folder) for folder, index in complete(root) if index.is_finite
     ]
-    return max(saved)[-1] if saved else None
+    return max(saved, key=_age)[-1] if saved else None
+
+
+def _age(saved: tuple[float, int, Place]) -> tuple[float, int]:
+    return saved[:2]
 
 
 def hold(root: Path) -> int:
@@ -198,30 +206,39 @@ def clean(root: Path) -> None:
         elif _LEFTOVER.fullmatch(entry.name):
             shutil.rmtree(entry)
     for folder in candidates(root):
-        if folder.name.endswith(_OLD):
+        if isinstance(folder, Path) and folder.name.endswith(_OLD):
             folder.rename(folder.with_name(folder.name.removesuffix(_OLD)))
     for entry in sorted(root.iterdir()):
         if _REPLACED.fullmatch(entry.name):
             _discard(entry)
 
 
-def candidates(root: Path) -> list[Path]:
-    """Folders that ought to be checkpoints, by step; one under its old name if that is all."""
-    found: dict[str, Path] = {}
-    for entry in sorted(root.iterdir()):
+def candidates(root: Place) -> list[Place]:
+    """Folders that ought to be checkpoints, by step; one under its old name if that is all.
+
+    Far away, where a folder has its name from the beginning, those that have an index.
+    """
+    found: dict[str, Place] = {}
+    with told("read", root):
+        entries: list[Place] = sorted(root.iterdir(), key=lambda entry: entry.name)
+    for entry in entries:
         name = entry.name.removesuffix(_OLD)
-        if _STEP.fullmatch(name) and entry.is_dir():
+        if _STEP.fullmatch(name) and _may_count(entry):
             found.setdefault(name, entry)  # the old name sorts after the new one
     return sorted(found.values(), key=lambda folder: (folder_step(folder), folder.name))
 
 
-def folder_step(folder: Path) -> int:
+def _may_count(folder: Place) -> bool:
+    return folder.is_dir() if isinstance(folder, Path) else (folder / INDEX).is_file()
+
+
+def folder_step(folder: Place) -> int:
     """The step in a checkpoint folder's name; -1 if it has another name."""
     match = _STEP.fullmatch(folder.name.removesuffix(_OLD))
     return int(match[1]) if match else -1
 
 
-def complete(root: Path) -> list[tuple[Path, Index]]:
+def complete(root: Place) -> list[tuple[Place, Index]]:
     """Checkpoints that have a sound index and files of the right sizes, by step."""
     found = []
     for folder in candidates(root):
@@ -232,7 +249,7 @@ def complete(root: Path) -> list[tuple[Path, Index]]:
     return found
 
 
-def read_index(folder: Path) -> Index:
+def read_index(folder: Place) -> Index:
     """The index of a checkpoint whose files are all there with the sizes that were written.
 
     Raises CheckpointError otherwise. Contents of files are not read; ``verify`` does that.
@@ -245,12 +262,12 @@ def read_index(folder: Path) -> Index:
     return index
 
 
-def parse_index(folder: Path) -> Index:
+def parse_index(folder: Place) -> Index:
     """The index as it stands, whatever it says. Raises CheckpointError if it is none."""
     path = resolve_inside(folder, INDEX)
-    if not path.is_file():
-        raise CheckpointError("is missing", file=path)
     with told("read", path):
+        if not path.is_file():
+            raise CheckpointError("is missing", file=path)
         data = path.read_bytes()
     index = from_text(data, path)
     if folder_step(folder) not in (-1, index.step):
@@ -258,12 +275,13 @@ def parse_index(folder: Path) -> Index:
     return index
 
 
-def read_latest(root: Path) -> str | None:
+def read_latest(root: Place) -> str | None:
     """The folder name in ``latest``; None where there is no such file or it holds no such name."""
     path = root / LATEST
-    if not path.is_file():
-        return None
-    text = path.read_bytes()[:64].decode(errors="replace").strip()
+    with told("read", path):
+        if not path.is_file():
+            return None
+        text = path.read_bytes()[:64].decode(errors="replace").strip()
     return text if _STEP.fullmatch(text) else None
 
 
@@ -274,9 +292,11 @@ def _write_text(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _discard(folder: Path) -> None:
+def _discard(folder: Place) -> None:
     """Remove a checkpoint, if it exists, under a name that is not a checkpoint's."""
-    if folder.exists():
+    if isinstance(folder, RemotePath):
+        remove_folder(folder)
+    elif folder.exists():
         doomed = folder.with_name(folder.name + _TEMPORARY)
         if doomed.exists():
             shutil.rmtree(doomed)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from weft.checkpoint.entry import CheckpointError, RankFile, told
 from weft.checkpoint.index import INDEX, Index, problems, resolve_inside
+from weft.checkpoint.place import Place, chunks_of
 from weft.checkpoint.rank_file import check_size
-from weft.checkpoint.rank_file_reader import open_rank_file
-from weft.checkpoint.reader import checkpoints_root, is_checkpoint
+from weft.checkpoint.reader import checkpoints_root, is_checkpoint, open_file
 from weft.checkpoint.store import (
     LATEST,
     candidates,
@@ -31,7 +31,7 @@ class Verification:
     problems: list[str]
 
 
-def verify(path: Path) -> Verification:
+def verify(path: Place) -> Verification:
     """Check one checkpoint, or every one in a folder of them or of a run.
 
     Reads every file whole and compares sizes and checksums; checks that files and index agree
@@ -52,7 +52,7 @@ def verify(path: Path) -> Verification:
     return Verification(not found, len(sizes), sum(sizes), found)
 
 
-def _latest_problems(root: Path, folders: list[Path]) -> list[str]:
+def _latest_problems(root: Place, folders: Sequence[Place]) -> list[str]:
     """A missing ``latest`` is no damage: the first save was killed just before it wrote that."""
     named = read_latest(root)
     if not (root / LATEST).exists() or named in [step_name(folder_step(f)) for f in folders]:
@@ -60,7 +60,7 @@ def _latest_problems(root: Path, folders: list[Path]) -> list[str]:
     return [f"{root / LATEST}: names no checkpoint that is here ({named or 'not a step'})"]
 
 
-def _checkpoint_problems(folder: Path, sizes: list[int]) -> list[str]:
+def _checkpoint_problems(folder: Place, sizes: list[int]) -> list[str]:
     """Problems of one checkpoint; the size of every file that was read is added to ``sizes``."""
     try:
         index = parse_index(folder)
@@ -73,25 +73,28 @@ def _checkpoint_problems(folder: Path, sizes: list[int]) -> list[str]:
             found += _content_problems(folder, index, facts)
         except CheckpointError as error:
             found.append(str(error))
-    unlisted = {path.name for path in folder.glob("*.safetensors")} - set(index.files)
+    names = {path.name for path in folder.iterdir() if path.name.endswith(".safetensors")}
+    unlisted = names - set(index.files)
     found += [f"{folder / name}: is not in the index" for name in sorted(unlisted)]
     return found
 
 
-def _hash_file(folder: Path, facts: RankFile) -> int:
+def _hash_file(folder: Place, facts: RankFile) -> int:
     """The size of the file. Raises CheckpointError unless its bytes are those that were written."""
     path = resolve_inside(folder, facts.file)
     check_size(path, facts)
-    with told("read", path), path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != facts.sha256:
+    digest = hashlib.sha256()
+    with told("read", path):
+        for chunk in chunks_of(path):
+            digest.update(chunk)
+    if digest.hexdigest() != facts.sha256:
         raise CheckpointError("the bytes are not those that were written (sha256)", file=path)
     return facts.bytes
 
 
-def _content_problems(folder: Path, index: Index, facts: RankFile) -> list[str]:
+def _content_problems(folder: Place, index: Index, facts: RankFile) -> list[str]:
     """Where a file and the index disagree about the boxes in the file."""
-    reader = open_rank_file(folder, facts)
+    reader = open_file(folder, facts)
     found: list[str] = []
     listed: set[str] = set()
     for tensor in index.tensors.values():

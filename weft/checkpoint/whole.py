@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
@@ -58,7 +57,10 @@ def load_tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     Raises:
         CheckpointError: there is none.
     """
-    path: Path = checkpoint.folder.parent.parent / TOKENIZER_FILE
+    if checkpoint.run is None:
+        problem = "has no tokenizer beside it: name the run's folder instead"
+        raise CheckpointError(problem, file=checkpoint.folder)
+    path = checkpoint.run / TOKENIZER_FILE
     if not path.is_file():
         raise CheckpointError("has no tokenizer beside it", file=path)
     return load_tokenizer(path)

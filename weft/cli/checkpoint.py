@@ -121,8 +121,9 @@ def export(folder: Folder, to: To, json: Json = False) -> None:
 
     refuse_filled(to)
     checkpoint = open_saved(folder)
-    tokenizer = checkpoint.folder.parent.parent / TOKENIZER_FILE  # the run's, beside checkpoints/
-    export_hf(checkpoint, to, tokenizer_file=tokenizer if tokenizer.is_file() else None)
+    tokenizer = checkpoint.run / TOKENIZER_FILE if checkpoint.run is not None else None
+    has_one = tokenizer is not None and tokenizer.is_file()
+    export_hf(checkpoint, to, tokenizer_file=tokenizer if has_one else None)
     _tell({"exported": str(to), "step": checkpoint.step}, json=json)
 
 

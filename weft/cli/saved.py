@@ -132,7 +132,8 @@ def generate(
     from weft.train.summary import write_samples
 
     checkpoint, model, tokenizer = open_to_write(folder)
-    prompts = tuple(prompt or saved_prompts(checkpoint.folder.parent.parent) or ("",))
+    run = checkpoint.run
+    prompts = tuple(prompt or (run and saved_prompts(run)) or ("",))
     wanted = SampleConfig(tokens=tokens, temperature=temperature, top_p=top_p)
     wanted = wanted.model_copy(update={"prompts": prompts})  # an empty one begins a document
     samples = write_samples(model, tokenizer, wanted, seed)

@@ -206,7 +206,11 @@ def superfluous_checkpoints(run: RunFacts) -> tuple[list[Path], int]:
     root = run.folder / "checkpoints"
     if root.is_symlink() or not root.is_dir():
         return [], 0
-    found = [folder for folder in superfluous(root, keep=1) if not folder.is_symlink()]
+    found = [
+        folder
+        for folder in superfluous(root, keep=1)
+        if isinstance(folder, Path) and not folder.is_symlink()
+    ]
     return found, sum(entry.st_blocks * 512 for f in found for entry in _entries(f))
 
 

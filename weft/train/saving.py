@@ -177,7 +177,7 @@ def restore(built: Built, checkpoint: Checkpoint) -> None:
         built.optimizer.restore(updates, state)
 
 
-def _numbers(scale: dict[str, JSON], folder: Path) -> dict[str, float]:
+def _numbers(scale: dict[str, JSON], folder: object) -> dict[str, float]:
     """What a loss scale goes on with, as a checkpoint says it.
 
     Raises:

@@ -1,0 +1,205 @@
+"""Checkpoints far away are those of a folder, and what fails there costs no other checkpoint."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_cases import STATE, cut, rank_shards, save, values
+from servers import BUCKET, S3, s3_server, sftp_server
+
+from weft.checkpoint.diff import differences
+from weft.checkpoint.draft import draft
+from weft.checkpoint.entry import CheckpointError
+from weft.checkpoint.listing import list_checkpoints
+from weft.checkpoint.place import Place, place_of
+from weft.checkpoint.reader import open_checkpoint
+from weft.checkpoint.remote.files import Parts, open_files
+from weft.checkpoint.remote.path import RemotePath
+from weft.checkpoint.shard import elements_of
+from weft.checkpoint.store import prune
+from weft.checkpoint.verify import verify
+from weft.config.errors import ConfigError
+from weft.plan.box import Box
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    with s3_server(monkeypatch) as server:
+        yield server
+
+
+def save_far(root: Place, step: int, seed: int, name: str = "", keep: int | None = None) -> None:
+    """As ``checkpoint_cases.save``, wherever ``root`` is."""
+    one = draft(root, step, name or f"save{seed}")
+    one.begin()
+    assert one.is_open()
+    files = [one.write(rank, *elements_of(shards)) for rank, shards in enumerate(rank_shards(seed))]
+    one.commit(files, {**STATE, "seed": seed})
+    if keep is not None:
+        prune(root, keep)
+
+
+def check_root(root: RemotePath, tmp_path: Path) -> None:
+    """A life of a folder of checkpoints."""
+    for step in (1, 2, 3):
+        save_far(root, step, seed=step, keep=2)
+    assert [each.step for each in list_checkpoints(root) if each.complete] == [2, 3]
+    save_far(root, 3, seed=33)  # the same step again
+    assert open_checkpoint(root).state["seed"] == 33
+    here = open_checkpoint(save(tmp_path / "here", 3, seed=33))
+    assert list(differences(open_checkpoint(root), here)) == []
+    found = verify(root)
+    assert (found.ok, found.files, found.problems) == (True, 4, [])
+    names = sorted(place.name for place in (root / "step-00000003").iterdir())
+    assert names == ["index.json", *(f"rank-0000{r}-save33.safetensors" for r in (0, 1))]
+    assert open_checkpoint(root / "step-00000002").state["seed"] == 2
+    part = open_checkpoint(root).read("embed.weight", "param", Box((1, 2), (3, 5)))
+    assert torch.equal(part, values(33)["param", "embed.weight"][1:4, 2:7])
+
+
+def test_a_bucket(s3: S3, tmp_path: Path) -> None:
+    check_root(s3.place(), tmp_path)
+    assert s3.unfinished() == []
+    assert not any("secret-of-tests" in path for _, path in s3.requests)
+
+
+def test_an_sftp_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host key has to be known; a connection that is lost is made anew."""
+    with sftp_server(tmp_path / "server", monkeypatch) as server:
+        root = server.place()
+        check_root(root, tmp_path)
+        server.stop()
+        server.start()
+        assert open_checkpoint(root).state["seed"] == 33
+        assert not list(server.folder.rglob("*.part"))
+        (tmp_path / "server/home/.ssh/known_hosts").write_text("")
+        stranger = place_of(f"sftp://other@127.0.0.1:{server.port}/runs/one")
+        with pytest.raises(CheckpointError, match=r"/runs/one.*cannot be read: Host key is not tr"):
+            open_checkpoint(stranger)
+
+
+def test_a_large_file_goes_in_parts(s3: S3, tmp_path: Path) -> None:
+    """And comes in ranges: those that a box needs."""
+    tensor = torch.randn(1200, 4096)  # 18.75 MiB: three parts, five chunks
+    shards = [[cut("param", "wide", tensor, Box.whole((1200, 4096)))]]
+    one = draft(s3.place(), 1, "large")
+    one.begin()
+    one.commit([one.write(0, *elements_of(shards[0]))], STATE)
+    uploads = [path for method, path in s3.requests if method == "PUT" and "partNumber" in path]
+    assert len({path.split("partNumber=")[1].split("&")[0] for path in uploads}) == 3
+    checkpoint = open_checkpoint(s3.place())
+    s3.requests.clear()
+    rows = checkpoint.read("wide", "param", Box((300, 0), (2, 4096)))
+    columns = checkpoint.read("wide", "param", Box((0, 7), (300, 3)))
+    assert torch.equal(rows, tensor[300:302])
+    assert torch.equal(columns, tensor[:300, 7:10])
+    reads = sum(method == "GET" for method, _ in s3.requests)
+    assert reads == 2 + 1 + 2, "the header in two, one chunk, and two"
+
+
+def refused(root: RemotePath, step: int, name: str = "fails") -> str:
+    """What a save says that goes wrong; the one before it stays whole."""
+    before = open_checkpoint(root).step
+    one = draft(root, step, name)
+    with pytest.raises(CheckpointError) as error:
+        save_far(root, step, seed=step, name=name)
+    one.abandon()
+    assert open_checkpoint(root).step == before
+    assert verify(root).ok
+    return str(error.value)
+
+
+def test_storage_that_refuses(s3: S3) -> None:
+    """Any one request of a save: the checkpoint before is the latest, and nothing is left."""
+    root = s3.place()
+    save_far(root, 1, seed=1)
+    keys = s3.keys()
+    refusals = {
+        "rank-00001-fails": "rank-00001-fails.safetensors: cannot be written: ",
+        "step-00000002/index.json": "step-00000002/index.json: cannot be written: ",
+    }
+    for part, problem in refusals.items():
+        s3.refuses = lambda method, path, part=part: method in ("PUT", "POST") and part in path
+        text = refused(root, 2)
+        assert (
+            f"s3://{BUCKET}/runs/one/{problem}".replace("one/rank", "one/step-00000002/rank")
+            in text
+        )
+        assert "Access Denied" in text
+        assert "secret-of-tests" not in text
+        s3.refuses = lambda method, path: False
+        assert (s3.keys(), s3.unfinished()) == (keys, [])
+
+
+def test_bytes_that_change_on_the_way(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What arrived is read back before it counts."""
+    root = s3.place()
+    save_far(root, 1, seed=1)
+    plain = RemotePath.write
+
+    def flipped(self: RemotePath, parts: Parts) -> None:
+        plain(self, parts)
+        if self.name.startswith("rank-00001"):
+            s3.damage(self.key, lambda data: data.__setitem__(-1, data[-1] ^ 1))
+
+    monkeypatch.setattr(RemotePath, "write", flipped)
+    assert "the storage gives back other bytes than were sent" in refused(root, 2)
+
+
+def test_what_is_damaged_there(s3: S3) -> None:
+    """Is found by whoever reads it, and named with its bucket and key."""
+    root = s3.place()
+    for step in (1, 2):
+        save_far(root, step, seed=step)
+    key = "runs/one/step-00000002/rank-00000-save2.safetensors"
+    s3.damage(key, lambda data: data.__setitem__(-1, data[-1] ^ 1))
+    problem = "the bytes are not those that were written (sha256)"
+    assert verify(root).problems == [f"s3://{BUCKET}/{key}: {problem}"]
+    with pytest.raises(CheckpointError, match="checksum differs"):
+        [open_checkpoint(root).read(name, kind) for kind, name in values(2)]
+    s3.damage(key, lambda data: data.pop())
+    assert "bytes, " in verify(root).problems[0]
+    opened = open_checkpoint(root)
+    assert (opened.step, "step-00000001, which is complete" in opened.notes[0]) == (1, True)
+
+
+def test_what_a_killed_save_left(s3: S3) -> None:
+    """Counts for nothing, and the next save clears it."""
+    root = s3.place()
+    save_far(root, 1, seed=1)
+    for step in (2, 1):
+        one = draft(root, step, "killed")
+        one.begin()
+        one.write(0, *elements_of(rank_shards(step)[0]))
+    assert [each.step for each in list_checkpoints(root)] == [1]
+    (problem,) = verify(root).problems
+    assert problem.endswith("/step-00000001/rank-00000-killed.safetensors: is not in the index")
+    save_far(root, 3, seed=3)
+    assert verify(root).ok
+    assert [each.step for each in list_checkpoints(root)] == [1, 3]
+
+
+ADDRESSES = [
+    ("s3://key:secret@bucket/runs", "expected an address without credentials"),
+    ("sftp://me:secret@host/runs", "expected an address without credentials"),
+    ("s3://bucket", "expected a folder, s3://BUCKET/PREFIX or sftp://"),
+    ("ftp://host/runs", "expected a folder, s3://BUCKET/PREFIX or sftp://"),
+    ("s3://bucket/../other", "It has no '?', '#' or '..'"),
+]
+
+
+@pytest.mark.parametrize(("address", "problem"), ADDRESSES)
+def test_addresses_that_cannot_be(address: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        place_of(address, "checkpoint.to")
+    assert problem in str(error.value)
+    assert "secret" not in str(error.value)
+
+
+def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_files.cache_clear()
+    monkeypatch.setitem(sys.modules, "weft.checkpoint.remote.objects", None)
+    with pytest.raises(ConfigError, match=r"pip install 'weft\[s3\]'"):
+        place_of("s3://bucket/runs", "checkpoint.to")

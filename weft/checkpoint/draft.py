@@ -1,0 +1,113 @@
+"""One save, until it is a checkpoint: the same few calls, wherever checkpoints lie.
+
+One rank, or the process that writes for it, ``begin``s; then each ``write``s the files of its own
+ranks, and those of other machines ``leave`` the facts of theirs; then the first one ``commit``s.
+Whenever that is killed, the previous checkpoint or the new one can be opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from weft.checkpoint import store
+from weft.checkpoint.entry import JSON, Piece, RankFile, rank_file_name, told
+from weft.checkpoint.place import Place
+from weft.checkpoint.rank_file import write_pieces
+from weft.checkpoint.remote.draft import RemoteDraft
+from weft.checkpoint.remote.path import RemotePath
+
+
+class Draft(Protocol):
+    """What is written of one save. Raises CheckpointError where the storage refuses."""
+
+    look_s: float
+    """How often to look for what other machines write."""
+
+    def begin(self) -> None:
+        """Clear what killed saves left. Others write only after it has returned."""
+
+    def is_open(self) -> bool:
+        """Somebody has begun it."""
+
+    def write(
+        self, rank: int, pieces: Sequence[Piece], data: Callable[[Piece], memoryview]
+    ) -> RankFile:
+        """Write the boxes that a rank owns; as ``write_pieces``."""
+
+    def leave(self, rank: int, facts: Mapping[str, JSON]) -> None:
+        """Tell whoever commits what became of a rank's file."""
+
+    def left(self, rank: int) -> dict[str, JSON] | None:
+        """What was left; None where there is nothing yet."""
+
+    def commit(self, rank_files: Sequence[RankFile], state: Mapping[str, JSON]) -> Place:
+        """Make a checkpoint of what ranks wrote, and the latest one; its folder. Nothing is
+        replaced where that cannot be."""
+
+    def abandon(self) -> None:
+        """Remove what was written, when no other writes any more."""
+
+
+def draft(root: Place, step: int, name: str) -> Draft:
+    """``name``: of this save alone; an earlier one of the same step may have left files."""
+    if isinstance(root, RemotePath):
+        return RemoteDraft(root, step, name)
+    return LocalDraft(root, step, name)
+
+
+class LocalDraft:
+    """In a folder that gets its name when it is whole."""
+
+    look_s = 0.05
+
+    def __init__(self, root: Path, step: int, name: str) -> None:
+        self._root = root
+        self._step = step
+        self._folder = store.temporary(root, step)
+        self._mark = self._folder / f"save-{name}"
+
+    def begin(self) -> None:
+        store.begin(self._root, self._step)
+        with told("created", self._mark):
+            self._mark.touch()
+
+    def is_open(self) -> bool:
+        return self._mark.exists()
+
+    def write(
+        self, rank: int, pieces: Sequence[Piece], data: Callable[[Piece], memoryview]
+    ) -> RankFile:
+        return write_pieces(self._folder, rank, pieces, data)
+
+    def leave(self, rank: int, facts: Mapping[str, JSON]) -> None:
+        path = self._facts_of(rank)
+        text = path.with_suffix(".tmp")
+        with told("written", path):
+            text.write_text(json.dumps(facts))
+            text.replace(path)
+
+    def left(self, rank: int) -> dict[str, JSON] | None:
+        path = self._facts_of(rank)
+        try:
+            data: dict[str, JSON] = json.loads(path.read_text())
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE):
+                raise
+            return None
+        path.unlink()
+        return data
+
+    def commit(self, rank_files: Sequence[RankFile], state: Mapping[str, JSON]) -> Path:
+        with told("removed", self._mark):
+            self._mark.unlink()
+        return store.commit(self._root, self._step, rank_files, state)
+
+    def abandon(self) -> None:
+        store.abandon(self._root, self._step)
+
+    def _facts_of(self, rank: int) -> Path:
+        return (self._folder / rank_file_name(rank)).with_suffix(".facts.json")

@@ -1,0 +1,105 @@
+"""One save into storage that knows no renaming.
+
+    root/latest                                        replaced last
+    root/step-00000100/index.json                      without it the rest counts for nothing
+    root/step-00000100/rank-00000-NAME.safetensors     NAME: of this save alone
+
+So a checkpoint of the same step stays whole until the index of the new one takes its place, and
+whatever a killed save still sends has names that no index lists.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from weft.checkpoint import store
+from weft.checkpoint.entry import JSON, CheckpointError, Piece, RankFile, rank_file_name, told
+from weft.checkpoint.index import INDEX, merge, problems, refuse, to_text
+from weft.checkpoint.rank_file import check_size
+from weft.checkpoint.remote.folder import keep_only, remove_folder
+from weft.checkpoint.remote.path import RemotePath
+from weft.checkpoint.remote.upload import upload
+
+
+class RemoteDraft:
+    """As ``Draft`` says."""
+
+    look_s = 0.5
+
+    def __init__(self, root: RemotePath, step: int, name: str) -> None:
+        self._root = root
+        self._step = step
+        self._name = name
+        self._folder = root / store.step_name(step)
+        self._mark = self._folder / f"save-{name}"
+
+    def begin(self) -> None:
+        with told("cleared", self._root):
+            clean(self._root)
+        with told("written", self._mark):
+            self._mark.write_bytes(b"")
+
+    def is_open(self) -> bool:
+        with told("read", self._mark):
+            return self._mark.is_file()
+
+    def write(
+        self, rank: int, pieces: Sequence[Piece], data: Callable[[Piece], memoryview]
+    ) -> RankFile:
+        return upload(self._folder / rank_file_name(rank, self._name), pieces, data)
+
+    def leave(self, rank: int, facts: Mapping[str, JSON]) -> None:
+        path = self._facts_of(rank)
+        with told("written", path):
+            path.write_bytes(json.dumps(facts).encode())
+
+    def left(self, rank: int) -> dict[str, JSON] | None:
+        path = self._facts_of(rank)
+        with told("read", path):
+            try:
+                data: dict[str, JSON] = json.loads(path.read_bytes())
+            except FileNotFoundError:
+                return None
+        return data
+
+    def commit(self, rank_files: Sequence[RankFile], state: Mapping[str, JSON]) -> RemotePath:
+        index = merge(self._step, rank_files, state, time.time())
+        refuse(problems(index), self._folder)
+        for facts in rank_files:
+            check_size(self._folder / facts.file, facts)
+        path, text = self._folder / INDEX, to_text(index).encode()
+        with told("written", path):
+            path.write_bytes(text)
+            if path.read_bytes() != text:
+                raise CheckpointError("the storage gives back other bytes", file=path)
+        latest = self._root / store.LATEST
+        with told("written", latest):
+            latest.write_bytes(f"{self._folder.name}\n".encode())
+        with suppress(OSError):  # what is left over the next save clears
+            keep_only(self._folder, {INDEX, *index.files})
+        return self._folder
+
+    def abandon(self) -> None:
+        with suppress(OSError, CheckpointError):
+            clean(self._root)
+
+    def _facts_of(self, rank: int) -> RemotePath:
+        return self._folder / f"{rank_file_name(rank, self._name)}.facts.json"
+
+
+def clean(root: RemotePath) -> None:
+    """Remove what killed saves left: files that no index lists, and folders without an index.
+
+    Not while another process saves into this root. Raises OSError where the storage refuses.
+    """
+    for folder in root.iterdir():
+        if store.folder_step(folder) < 0:
+            continue
+        if not (folder / INDEX).is_file():
+            remove_folder(folder)
+            continue
+        with suppress(CheckpointError):  # a damaged one is for a person
+            keep_only(folder, {INDEX, *store.parse_index(folder).files})
