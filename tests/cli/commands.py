@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,11 +110,12 @@ def started(
     out: str,
     *arguments: str,
     launcher: str = "-m weft",
+    program: Sequence[str] = (sys.executable,),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Command]:
     """``weft train tiny.yaml --out OUT ...`` in ``folder``; nothing of it is left afterwards."""
     process = subprocess.Popen(
-        [sys.executable, *launcher.split(), "train", "tiny.yaml", "--out", out, *arguments],
+        [*program, *launcher.split(), "train", "tiny.yaml", "--out", out, *arguments],
         cwd=folder,
         env=ENVIRONMENT | dict(environment or {}),
         stdout=subprocess.PIPE,

@@ -260,21 +260,18 @@ def test_a_member_that_does_not_come_is_waited_for_and_then_said() -> None:
 
 
 @pytest.mark.parametrize("hosted", ["file", "rank 0"])
-def test_epochs_follow_one_another_at_one_rendezvous(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosted: str
-) -> None:
+def test_epochs_follow_one_another_at_one_rendezvous(tmp_path: Path, hosted: str) -> None:
     file = tmp_path / "meet" if hosted == "file" else None
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(port))
-    with Rendezvous(RankAddress(), TIMEOUT_S) as first:
+    master = "127.0.0.1", port
+    with Rendezvous(RankAddress(master=master), TIMEOUT_S) as first:
         first.store("any")  # PyTorch keeps a pipe open after the first one
 
     def rank_main(rank: int) -> list[float]:
         found = []
-        address = RankAddress(rank=rank, world_size=2, store_file=file)
+        address = RankAddress(rank=rank, world_size=2, store_file=file, master=master)
         with Rendezvous(address, TIMEOUT_S) as rendezvous:
             for epoch in range(5):
                 with join_at(rendezvous, backend="gloo", device=CPU) as comm:

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +15,8 @@ from typing import Literal
 import weft
 from weft.cli.output import finish, out, print_json
 from weft.cli.target import Json
+from weft.comm.launchers import as_torchrun, launcher_of
+from weft.config.errors import ConfigError
 from weft.platform.detect import detect_node
 from weft.report.units import gib
 
@@ -94,7 +96,20 @@ def _machine() -> Iterator[Finding]:
     low = free < LOW_DISK_BYTES
     todo = "runs/ and .weft/cache grow here; make room or choose another --out" if low else ""
     yield Finding("disk", "hint" if low else "ok", f"{gib(free)} free here", todo)
-    given = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name in os.environ]
-    if given:
-        says = f"{', '.join(given)} set: `weft train` joins that job instead of starting ranks"
-        yield Finding("launcher", "hint", says, "unset them to train on this machine alone")
+    yield from _launcher(os.environ)
+
+
+def _launcher(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Who started this process as one of a job, if anybody did."""
+    launcher = launcher_of(environment)
+    if launcher is None:
+        return
+    try:
+        given = as_torchrun(environment)
+    except ConfigError as error:
+        yield Finding("launcher", "hint", f"{launcher.name}: {error}")
+        return
+    says = f"{launcher.name}: `weft train` is rank {given['RANK']} of {given['WORLD_SIZE']}, "
+    says += f"which meet at {given['MASTER_ADDR']}:{given['MASTER_PORT']}"
+    todo = f"unset {launcher.rank} to train on this machine alone"
+    yield Finding("launcher", "hint", says, todo)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -94,7 +93,7 @@ def resolved_among(
     cluster = detect()
 
     def resolved(plan: Plan | None, why: Sequence[str] = ()) -> Resolved:
-        here = ranks_here()
+        here = address.ranks_here
         world_size = address.world_size
         return resolve(loaded, cluster, world_size=world_size, ranks_here=here, plan=plan, why=why)
 
@@ -113,9 +112,8 @@ def resolved_among(
         resources.append(_resources(loaded, cluster, everyone))
         return choose(loaded.config, resources[0], out).to_json()
 
-    host = f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}"
     try:
-        mine = facts(cluster, host)
+        mine = facts(cluster, address.host)
         if address.world_size == 1:
             said = decide([mine])
         else:
@@ -152,12 +150,6 @@ def _refuse_elsewhere(loaded: Loaded, file: PlanFile, address: RankAddress, node
     else:
         return
     raise loaded.place(ConfigError("plan.file", loaded.config.plan.file, expected, problem))
-
-
-def ranks_here() -> int | None:
-    """How many processes of the job this machine runs, where its launcher says so."""
-    given = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(given) if given.isdecimal() else None
 
 
 def _resources(

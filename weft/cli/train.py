@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from importlib.util import find_spec
 from itertools import chain, count
 from pathlib import Path
 from typing import Annotated
@@ -19,13 +20,15 @@ from weft.checkpoint.store import is_free
 from weft.cli.options import spread
 from weft.cli.output import err, finish, out, print_json, warn
 from weft.cli.plan.text import folded, memory_table, show_plan
-from weft.cli.resolved import ResolvedRun, ranks_here, resolved_among, resolved_here
+from weft.cli.resolved import ResolvedRun, resolved_among, resolved_here
 from weft.cli.summary import print_profile, print_summary, print_traffic, profile_of
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
+from weft.cluster.cluster import HOST
 from weft.comm.address import RankAddress
 from weft.config.errors import STOPPED, ConfigError, ConfigErrors, DivergedError, show
 from weft.config.load import Loaded, explain, to_yaml
 from weft.elastic.failure import RanksFailedError
+from weft.elastic.on_ray import run_on_ray
 from weft.elastic.processes import run_rank, run_ranks, warm_context
 from weft.elastic.signals import interrupted_once
 from weft.report.metrics import refuse_missing_packages
@@ -63,6 +66,10 @@ class TrainOptions:
     profile: Annotated[
         bool, typer.Option(help="Trace two steps of every rank, and say who waited for what.")
     ] = False
+    launcher: Annotated[
+        str | None,
+        typer.Option(help='"ray": start the ranks on the Ray cluster that RAY_ADDRESS names.'),
+    ] = None
     explain_config: Annotated[
         bool, typer.Option(help="Print every value and where it came from, and stop.")
     ] = False
@@ -79,6 +86,9 @@ def train(target: Target = "demo", overrides: Overrides = None, *, options: Trai
     loaded = load(target, overrides)
     if options.explain_config:
         _explain(loaded, json=options.json)
+        return
+    if options.launcher is not None:
+        finish(_on_ray(loaded, target, overrides or [], options))
         return
     address = RankAddress.from_environment()
     with ExitStack() as until_joined:
@@ -117,6 +127,34 @@ def train(target: Target = "demo", overrides: Overrides = None, *, options: Trai
         finish(_start(job, resolved) if address is None else _join(address, job, resolved))
 
 
+def _on_ray(loaded: Loaded, target: str, overrides: Sequence[str], options: TrainOptions) -> int:
+    """The same command as every rank of a Ray cluster."""
+    if options.launcher != "ray":
+        raise ConfigError("--launcher", options.launcher, '"ray"', "Others start it themselves.")
+    if options.out_dir is None:
+        hint = "All processes write to one folder: give its path."
+        raise ConfigError("--out", None, "a folder that every machine of the job sees", hint)
+    if find_spec("ray") is None:
+        hint = "pip install 'weft[ray]' on every node."
+        raise ConfigError("--launcher", "ray", "the package ray", hint)
+    is_auto = loaded.config.plan.auto is not None
+    ranks = None if is_auto else resolved_here(loaded).resolved.plan.world_size
+    flags = {
+        "--json": options.json,
+        "--quiet": options.quiet,
+        "--comm-report": options.comm_report,
+        "--profile": options.profile,
+    }
+    words = ["train", target, *overrides, "--out", str(options.out_dir)]
+    words += [] if options.steps is None else ["--steps", str(options.steps)]
+    words += [flag for flag, is_set in flags.items() if is_set]
+    try:
+        return run_on_ray(words, ranks, gpus=loaded.config.compute.device != HOST)
+    except RanksFailedError as error:
+        err.print(f"error: {error}", style="red")
+        return 2 if error.first.cause == "config" else 1
+
+
 def _files(asked: ResolvedRun, prediction: Prediction) -> dict[str, str]:
     """What says in the run folder what is run."""
     resolved = asked.resolved
@@ -136,7 +174,7 @@ def _ranks_on_this_machine(resolved: Resolved, address: RankAddress | None) -> r
     """All without another launcher; with one, as many as it says. A lab's machine has one rank."""
     if address is None:
         return range(resolved.plan.world_size)
-    here = None if CLUSTER_VARIABLE in os.environ else ranks_here()
+    here = None if CLUSTER_VARIABLE in os.environ else address.ranks_here
     first = address.rank - address.local_rank if here else address.rank
     return range(first, first + (here or 1))
 
@@ -156,7 +194,7 @@ def _predict(asked: ResolvedRun, address: RankAddress | None) -> Prediction:
         return Prediction()
     from weft.resolve.prediction import predict_run
 
-    here = ranks_here() if address is not None else None
+    here = address.ranks_here if address is not None else None
     return predict_run(asked.resolved, ranks_here=here, chips=asked.chips)
 
 

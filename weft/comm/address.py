@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.config.errors import ConfigError
+from weft.comm.launchers import as_torchrun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,20 +19,36 @@ class RankAddress:
     world_size: int = 1
     local_rank: int = 0
     store_file: Path | None = None
-    """Where the ranks of one machine meet; None: ``MASTER_ADDR`` and ``MASTER_PORT``."""
+    """Where the ranks of one machine meet; None: at rank 0's address."""
+    master: tuple[str, int] = ("", 0)
+    """Rank 0's address and port."""
+    ranks_here: int | None = None
+    """How many processes of the job this machine runs, where its launcher says so."""
+    node: str = ""
+    """The number of this machine, where its launcher says it."""
     phase_file: Path | None = None
     """Where this rank notes which phase of its life it is in; None: nobody asks."""
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] = os.environ) -> RankAddress | None:
-        """The address that torchrun, srun or a job system gave this process; None: it gave none."""
-        if "RANK" not in environment or "WORLD_SIZE" not in environment:
+        """The address that torchrun, srun or a job system gave this process; None: it gave none.
+
+        Raises:
+            ConfigError: names the variable that is missing.
+        """
+        given = as_torchrun(environment)
+        if not given:
             return None
-        for key in ("MASTER_ADDR", "MASTER_PORT"):
-            if key not in environment:
-                raise ConfigError(key, None, "the address and port of rank 0 beside RANK")
         return RankAddress(
-            rank=int(environment["RANK"]),
-            world_size=int(environment["WORLD_SIZE"]),
-            local_rank=int(environment.get("LOCAL_RANK", "0")),
+            rank=int(given["RANK"]),
+            world_size=int(given["WORLD_SIZE"]),
+            local_rank=int(given["LOCAL_RANK"]),
+            ranks_here=int(given["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in given else None,
+            node=given.get("GROUP_RANK", ""),
+            master=(given["MASTER_ADDR"], int(given["MASTER_PORT"])),
         )
+
+    @property
+    def host(self) -> str:
+        """This rank's machine: what plays one has a number beside the name."""
+        return f"{socket.gethostname()}/{self.node}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 from contextlib import ExitStack
 from dataclasses import asdict
 
@@ -75,7 +73,7 @@ def join_at(
         backend=backend,
         build=build,
         point_to_point="tagged" if backend == "gloo" else point_to_point,
-        node=f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}",
+        node=address.host,
         chip="" if device.type == "cpu" else str(device),
     )
     store = rendezvous.store("epoch")

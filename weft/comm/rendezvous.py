@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import zlib
 from collections import Counter
 from contextlib import suppress
@@ -82,10 +83,12 @@ class Rendezvous:
 
 
 def _tcp_store(address: RankAddress, wait_s: float) -> tuple[Store, bool]:
-    """The store at ``MASTER_ADDR``, and whether this process hosts it."""
+    """The store at rank 0's address, and whether this process hosts it."""
     agent_hosts_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_host = address.rank == 0 and not agent_hosts_it
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if is_host:
+        _hold(2 * address.world_size)
+    host, port = address.master
     try:
         store = TCPStore(
             host,
@@ -100,6 +103,15 @@ def _tcp_store(address: RankAddress, wait_s: float) -> tuple[Store, bool]:
         problem = f"{str(error).splitlines()[0].rstrip('.')}."
         raise ConfigError("MASTER_ADDR", f"{host}:{port}", expected, problem) from error
     return store, is_host
+
+
+def _hold(num_connections: int) -> None:
+    """Let this process have so many at once, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1024 + num_connections
+    if soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def await_ranks(

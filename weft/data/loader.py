@@ -200,9 +200,9 @@ def _work(
 
     A thread of its own sends, so that batches are made ahead although a pipe holds little.
     """
-    # Both may go to all processes of a group; they are for the parent.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # They may go to all processes of a group or a job; they are for the parent.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     _be_killed_with_parent()
     outgoing: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_send_all, args=(outbox, outgoing), daemon=True).start()

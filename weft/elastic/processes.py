@@ -46,6 +46,8 @@ _REPORT = ".failed-"
 _PHASE = ".phase-"
 _UNREPORTED = 3
 """Exit code of a rank that could leave no report: what it had to say is on the terminal."""
+_HELD_BACK = {signal.SIGTERM, signal.SIGUSR1}
+"""By the server that ranks are forked from."""
 _LOST = 255
 """Of a rank, by ``multiprocessing``, where the server that it was forked from is gone."""
 
@@ -230,7 +232,7 @@ def _rank_main(
     target: Target, address: RankAddress, args: tuple[Any, ...], logs: Path, report: Path
 ) -> None:
     """First code of a rank: output to its log, exceptions to a report that the parent reads."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the server holds it back
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
     end_with_parent()
     terminal = os.dup(2)
     if address.rank > 0:

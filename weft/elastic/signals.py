@@ -37,8 +37,9 @@ class Asked:
         self._counted = -math.inf
 
     def handlers(self, *more: signal.Signals) -> Handlers:
-        """Count Ctrl-C, SIGTERM and these instead of ending."""
-        return Handlers(dict.fromkeys((signal.SIGINT, signal.SIGTERM, *more), self._on_signal))
+        """Count Ctrl-C, SIGTERM, SIGUSR1 and these instead of ending."""
+        asking = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *more)
+        return Handlers(dict.fromkeys(asking, self._on_signal))
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()

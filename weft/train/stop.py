@@ -1,4 +1,4 @@
-"""Stop after the current step when asked to: Ctrl-C, or SIGTERM from a job system."""
+"""Stop after the current step when asked to: Ctrl-C, or SIGTERM or SIGUSR1 from a job system."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class StopSignal:
         self._interrupted = math.inf
 
     def listen(self) -> None:
-        """Take over Ctrl-C and SIGTERM in this process."""
+        """Take over Ctrl-C, SIGTERM and SIGUSR1, which job systems send before a time limit."""
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGUSR1, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.asked = True
@@ -42,12 +43,13 @@ class StopSignal:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Start helper processes that a Ctrl-C or SIGTERM to every process of a group does not end.
+    """Start helper processes that what asks every process of a job to stop does not end.
 
-    They inherit that both are held back; here they are only late.
+    They inherit that it is held back; here it is only late.
     """
-    resource_tracker.ensure_running()  # lets them through when it starts one
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    resource_tracker.ensure_running()  # lets the others through when it starts one
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +32,8 @@ from weft.checkpoint.shard import Shard, bytes_of
 from weft.checkpoint.store import hold
 
 AGENT = "weft.checkpoint.agent"
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""What asks a job to stop and save."""
 SLOTS = 2
 """Copies of a rank's state that host memory may hold: one is written, one may be taken."""
 
@@ -55,6 +58,9 @@ def start_agent(log: Path, root: Path | None) -> tuple[subprocess.Popen[bytes], 
         output = stack.enter_context(log.open("ab"))
         listener.bind(str(folder / "socket"))
         listener.listen(1024)
+        # Job systems ask every process that a job began to stop: what it has it still writes.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         process = subprocess.Popen(
             [sys.executable, "-m", AGENT, str(listener.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,

@@ -72,6 +72,14 @@ LaunchOption = Annotated[
         "Only plans that this version can run are looked at.",
     ),
 ]
+KubernetesOption = Annotated[
+    bool,
+    typer.Option(
+        "--kubernetes",
+        help="With --launch: write a manifest for Kubernetes (a JobSet) instead of a file for "
+        "Slurm.",
+    ),
+]
 HtmlOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write a page with the plan, timelines and memory."),
@@ -88,6 +96,7 @@ class PlanOptions:
     why: WhyOption = None
     out_file: OutOption = None
     launch: LaunchOption = False
+    kubernetes: KubernetesOption = False
     html: HtmlOption = None
     json: Json = False
 
@@ -117,7 +126,8 @@ def plan(target: Target = "demo", overrides: Overrides = None, *, options: PlanO
     started = None
     if options.out_file is not None:
         by = Started(target, overrides or [], options.cluster)
-        started = saved(found, options.out_file, by, launch=options.launch)
+        file, launch = options.out_file, options.launch
+        started = saved(found, file, by, launch=launch, kubernetes=options.kubernetes)
     if options.json:
         print_json(found.as_json() | ({} if started is None else {"launch": started.as_json()}))
     else:
@@ -134,6 +144,9 @@ def _refuse_early(options: PlanOptions) -> None:
             file_to_write(option, file)
     if options.launch and options.out_file is None:
         raise ConfigError("--launch", True, "--out beside it", "The commands name the plan's file.")
+    if options.kubernetes and not options.launch:
+        expected = "--launch beside it"
+        raise ConfigError("--kubernetes", True, expected, "It starts what --out writes.")
 
 
 def _answer(target: str, overrides: Sequence[str], options: PlanOptions) -> Answer:

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from shlex import join, quote
 
+from weft.cli.plan.jobset import jobset
+from weft.cli.plan.launch_machine import PORT, Machine, alike
 from weft.cluster.cluster import HOST, catalogue
 from weft.config.errors import ConfigError
 from weft.plan.plan_file import NodesUsed, PlanFile
 
-PORT = 29400
-"""Of the first machine, where all others meet."""
 NO_NAME = "$MASTER_ADDR"
 _STEP = """\
 node_rank=0
@@ -33,20 +33,6 @@ exec torchrun --nnodes {num_nodes} --node-rank "$node_rank" --nproc-per-node "$1
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """One node, and the ranks it runs."""
-
-    chips: str
-    """``8 x H100-SXM5-80GB``."""
-    first: int
-    """Of its ranks."""
-    num_ranks: int
-    host: str
-    """Empty where nobody said it."""
-    has_cards: bool
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
     """How a plan is started."""
@@ -55,8 +41,10 @@ class Launch:
     """For a shell: one for each node, in the order of its ranks."""
     nodes: tuple[str, ...]
     """What each is for, in words."""
-    sbatch: str
+    sbatch: str = ""
     """A file for ``sbatch``; empty where the ranks are a lab's."""
+    jobset: str = ""
+    """A manifest for Kubernetes, as ``sbatch``."""
 
     def as_json(self) -> dict[str, object]:
         """What ``--json`` prints."""
@@ -84,7 +72,7 @@ def launch_of_lab(cluster: str, train: Sequence[str], file: PlanFile, num_chips:
         hint = f"This one uses {used}: describe a lab of those."
         raise ConfigError("--launch", True, expected, hint)
     command = join(["weft", "lab", cluster, "--", *train])
-    return Launch(commands=(command,), nodes=(f"this machine, ranks 0-{used - 1}",), sbatch="")
+    return Launch(commands=(command,), nodes=(f"this machine, ranks 0-{used - 1}",))
 
 
 def launch_of_nodes(name: str, train: Sequence[str], file: PlanFile) -> Launch:
@@ -112,6 +100,7 @@ def launch_of_nodes(name: str, train: Sequence[str], file: PlanFile) -> Launch:
         commands=commands,
         nodes=tuple(_in_words(number, machine) for number, machine in enumerate(machines)),
         sbatch=_sbatch(name, train, machines),
+        jobset=jobset(name, train, machines),
     )
 
 
@@ -152,9 +141,7 @@ def _in_words(number: int, machine: Machine) -> str:
 
 def _sbatch(name: str, train: Sequence[str], machines: Sequence[Machine]) -> str:
     """One job; where nodes differ, a component for each kind."""
-    groups = [
-        list(same) for _, same in groupby(machines, key=lambda each: (each.chips, each.num_ranks))
-    ]
+    groups = alike(machines)
     lines = ["#!/bin/bash", f"#SBATCH --job-name={name}"]
     for number, group in enumerate(groups):
         lines += ["#SBATCH hetjob"] if number else []

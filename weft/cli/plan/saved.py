@@ -27,8 +27,10 @@ class Started:
     cluster: Path | None
 
 
-def saved(found: Answer, file: Path, by: Started, *, launch: bool) -> Launch | None:
-    """Write the plan, and with ``launch`` a file for ``sbatch``; how it is started.
+def saved(
+    found: Answer, file: Path, by: Started, *, launch: bool, kubernetes: bool = False
+) -> Launch | None:
+    """Write the plan, and with ``launch`` a file for ``sbatch`` or Kubernetes; how it is started.
 
     Raises:
         ConfigError: it cannot be started.
@@ -36,9 +38,11 @@ def saved(found: Answer, file: Path, by: Started, *, launch: bool) -> Launch | N
     made = _launch(found, file, by) if launch else None
     write_text(file, json.dumps(found.file.to_data(), indent=2) + "\n")
     err.print(f"wrote {file}")
-    if made is not None and made.sbatch:
-        beside = file.with_suffix(".sbatch")
-        write_text(beside, made.sbatch)
+    suffix = ".jobset.yaml" if kubernetes else ".sbatch"
+    text = made and (made.jobset if kubernetes else made.sbatch)
+    if text:
+        beside = file.with_suffix(suffix)
+        write_text(beside, text)
         err.print(f"wrote {beside}")
     return made
 

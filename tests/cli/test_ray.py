@@ -1,0 +1,109 @@
+"""``--launcher ray``: a real Ray of two nodes on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from cli import commands
+
+from weft.cli.main import run
+from weft.elastic.on_ray import Ended, environments, shares
+
+
+def test_nodes_with_most_room_come_first() -> None:
+    assert shares([1, 4, 2], 7) == [4, 2, 1]
+    assert shares([1, 4, 2], 5) == [4, 1]
+    assert shares([1, 4, 2], 8) == []
+    first, second = environments([2, 1], "10.0.0.1", 99)
+    assert [one["RANK"] for one in (*first, *second)] == ["0", "1", "2"]
+    assert second == [
+        {
+            "RANK": "2",
+            "WORLD_SIZE": "3",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "GROUP_RANK": "1",
+            "MASTER_ADDR": "10.0.0.1",
+            "MASTER_PORT": "99",
+        }
+    ]
+
+
+def test_how_a_rank_ended() -> None:
+    assert Ended(0, 0, 1.0, "").failure() is None
+    assert Ended(0, 75, 1.0, "").failure() is None
+    causes = {
+        (2, "error: seed"): "config",
+        (-9, ""): "signal",
+        (1, "rank 1 gave up, because another rank did: ..."): "peer",
+        (1, "KeyError"): "error",
+    }
+    for (code, said), cause in causes.items():
+        failure = Ended(3, code, 1.0, said).failure()
+        assert failure is not None
+        assert failure.cause == cause
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="the package ray is here")
+def test_without_the_package(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "tiny.yaml", "--out", "mine", "--launcher", "ray"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --launcher = 'ray': expected the package ray. "
+        "pip install 'weft[ray]' on every node.\n"
+    )
+    assert not (here / "mine").exists()
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Of a Ray cluster of two nodes with room for a rank each."""
+    pytest.importorskip("ray", reason="pip install ray")
+    from ray.cluster_utils import Cluster
+
+    small = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+    try:
+        cluster.add_node(**small)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def ranks_of(command: commands.Command) -> list[int]:
+    """Process ids of the job's ranks, which are children of Ray's processes."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            environment = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        rank = [value for value in environment if value.startswith(b"RANK=")]
+        if rank and b"weft" in words and str(command.out.name).encode() in words:
+            found[rank[0]] = int(entry.name)
+    return [found[rank] for rank in sorted(found)]
+
+
+def test_two_nodes_train_what_one_does(
+    here: Path, whole_run: Callable[..., Path], address: str
+) -> None:
+    """A rank that is killed is named, and the same command goes on from what was saved."""
+    words = ("--launcher", "ray", "train.steps=30")
+    environment = {"RAY_ADDRESS": address}
+    with commands.started(here, "mine", *words, environment=environment) as command:
+        command.wait_for_step(5)
+        os.kill(ranks_of(command)[1], signal.SIGKILL)
+        code, _, errors = command.finish()
+    assert code == 1
+    assert "error: rank 1: was ended by SIGKILL from outside" in errors
+    done = commands.steps(here / "mine")[-1]["step"]
+    assert 5 <= done < 30
+    with commands.started(here, "mine", *words, environment=environment) as command:
+        code, _, errors = command.finish()
+    assert code == 0, errors
+    assert commands.numbers(here / "mine") == commands.numbers(whole_run("fp32"))

@@ -1,0 +1,202 @@
+"""Who started this process, and in which variables it says so. One row for each launcher.
+
+Their words are translated into torchrun's here, and nothing else knows a launcher. No torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from weft.config.errors import ConfigError
+
+Environment = Mapping[str, str]
+
+PORT = 29400
+"""Of rank 0, where a launcher names none. torchrun has 29500."""
+STEP_MOST = 0xFFFFFFF0
+"""Slurm numbers what is no ``srun`` (a batch script, a shell) from here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launcher:
+    """Where a launcher says what. Of several variables the first that is there counts."""
+
+    name: str
+    rank: str
+    world_size: tuple[str, ...]
+    local_rank: tuple[str, ...] = ()
+    ranks_here: tuple[str, ...] = ()
+    node: tuple[str, ...] = ()
+    """The number of the machine, or of what plays one."""
+    started: Callable[[Environment], bool]
+    """Whether a process with its variable of ranks is one of a job."""
+    host: Callable[[Environment], str] = lambda _: ""
+    """Of rank 0, where nobody set ``MASTER_ADDR``; empty where it is not known."""
+    port: Callable[[Environment], int] = lambda _: PORT
+    hint: str
+    """How a person gives what is missing."""
+
+
+def _is_step(environment: Environment) -> bool:
+    """``srun`` started it, as one of several tasks."""
+    step = environment.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) < STEP_MOST and environment.get("SLURM_NTASKS") != "1"
+
+
+def _slurm_host(environment: Environment) -> str:
+    """The first node of the step, which has rank 0."""
+    names = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    return first_host(_first(environment, names)[1])
+
+
+def _slurm_port(environment: Environment) -> int:
+    """Another one for each step of each job."""
+    job, step = (int(environment.get(f"SLURM_{what}_ID", "0")) for what in ("JOB", "STEP"))
+    return 20000 + (job + 997 * step) % 20000
+
+
+def _own_host(rank_here: str, ranks: str) -> Callable[[Environment], str]:
+    """This machine, where all ranks are on it."""
+    return lambda environment: (
+        "127.0.0.1" if environment.get(rank_here) == environment.get(ranks) else ""
+    )
+
+
+LAUNCHERS = (
+    Launcher(
+        name="torchrun",
+        rank="RANK",
+        world_size=("WORLD_SIZE",),
+        local_rank=("LOCAL_RANK",),
+        ranks_here=("LOCAL_WORLD_SIZE",),
+        node=("GROUP_RANK",),
+        started=lambda environment: "WORLD_SIZE" in environment,
+        port=lambda _: 0,
+        hint="",
+    ),
+    Launcher(
+        name="Slurm's srun",
+        rank="SLURM_PROCID",
+        world_size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        local_rank=("SLURM_LOCALID",),
+        ranks_here=("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+        node=("SLURM_NODEID",),
+        started=_is_step,
+        host=_slurm_host,
+        port=_slurm_port,
+        hint="Start it with `srun`.",
+    ),
+    Launcher(
+        name="Open MPI's mpirun",
+        rank="OMPI_COMM_WORLD_RANK",
+        world_size=("OMPI_COMM_WORLD_SIZE",),
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ranks_here=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        started=lambda environment: environment.get("OMPI_COMM_WORLD_SIZE") != "1",
+        host=_own_host("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
+        hint="Give it to every process: `mpirun -x MASTER_ADDR=HOST`.",
+    ),
+    Launcher(
+        name="mpiexec (PMI)",
+        rank="PMI_RANK",
+        world_size=("PMI_SIZE",),
+        local_rank=("MPI_LOCALRANKID",),
+        ranks_here=("MPI_LOCALNRANKS",),
+        started=lambda environment: environment.get("PMI_SIZE") != "1",
+        host=_own_host("MPI_LOCALNRANKS", "PMI_SIZE"),
+        hint="Give it to every process: `mpiexec -genv MASTER_ADDR HOST`.",
+    ),
+    Launcher(
+        name="a Kubernetes indexed job",
+        rank="JOB_COMPLETION_INDEX",
+        world_size=("WORLD_SIZE",),
+        node=("JOB_COMPLETION_INDEX",),
+        # Without either the pods of an indexed job have nothing to do with one another.
+        started=lambda environment: bool({"WORLD_SIZE", "MASTER_ADDR"} & environment.keys()),
+        hint="Write it into `env` of the pod's container, or let `weft plan` write the manifest.",
+    ),
+)
+
+
+def launcher_of(environment: Environment) -> Launcher | None:
+    """Whoever started this process as one of a job. The first row that fits: a ``torchrun`` that
+    ``srun`` started is the one that knows the ranks."""
+    for launcher in LAUNCHERS:
+        if launcher.rank in environment and launcher.started(environment):
+            return launcher
+    return None
+
+
+def as_torchrun(environment: Environment) -> dict[str, str]:
+    """What torchrun would say where another launcher started this process; empty where none did.
+
+    Raises:
+        ConfigError: names the variable that is missing, or has no number.
+    """
+    launcher = launcher_of(environment)
+    if launcher is None:
+        return {}
+    found = {"RANK": environment[launcher.rank]}
+    name, size = _first(environment, launcher.world_size)
+    if not size:
+        expected = f"the number of processes, beside {launcher.rank} of {launcher.name}"
+        raise ConfigError(name, None, expected, launcher.hint)
+    found["WORLD_SIZE"] = size
+    found["LOCAL_RANK"] = _first(environment, launcher.local_rank)[1] or "0"
+    name, node = _first(environment, launcher.node)
+    if node:
+        found["GROUP_RANK"] = node
+    name, here = _first(environment, launcher.ranks_here)
+    if here:
+        counts = tasks_per_node(here)
+        found["LOCAL_WORLD_SIZE"] = str(counts[int(node) if len(counts) > 1 else 0])
+        _refuse_scattered(launcher, found, counts)
+    known = {"MASTER_ADDR": launcher.host(environment), "MASTER_PORT": launcher.port(environment)}
+    for key, own in known.items():
+        value = environment.get(key, str(own or ""))
+        if not value and key not in environment:
+            expected = f"the address and port of rank 0 beside {launcher.rank}"
+            raise ConfigError(key, None, expected, launcher.hint)
+        found[key] = value
+    return found
+
+
+def first_host(nodes: str) -> str:
+    """``gpu08`` of ``gpu[08-11,17],head``."""
+    one = re.split(r",(?![^\[]*\])", nodes)[0]
+    return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", one)
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """``[2, 2, 2, 1]`` of ``2(x3),1``."""
+    counts = list[int]()
+    for part in text.split(","):
+        count, _, times = part.partition("(x")
+        counts += [int(count)] * int(times.rstrip(")") or "1")
+    return counts
+
+
+def _refuse_scattered(launcher: Launcher, found: Environment, counts: list[int]) -> None:
+    """The ranks of a machine must follow one another, as their devices do."""
+    if len(counts) == 1:
+        return
+    before = sum(counts[: int(found["GROUP_RANK"])])
+    if int(found["RANK"]) != before + int(found["LOCAL_RANK"]):
+        expected = f"rank {before + int(found['LOCAL_RANK'])} there: consecutive ranks on each node"
+        raise ConfigError(
+            launcher.rank,
+            int(found["RANK"]),
+            expected,
+            "Start it with `srun --distribution=block`.",
+        )
+
+
+def _first(environment: Environment, names: Iterable[str]) -> tuple[str, str]:
+    """The name and value of the first variable that is there; the last name where none is."""
+    name = ""
+    for name in names:
+        if environment.get(name):
+            return name, environment[name]
+    return name, ""
