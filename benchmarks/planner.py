@@ -44,14 +44,14 @@ def measure(name: str) -> dict[str, object]:
 
     from weft.cluster.cluster_file import read_view
     from weft.models.llama.sizes import SIZES
-    from weft.planner.problem import Problem, Workload
+    from weft.planner.problem import Options, Problem, Workload
     from weft.planner.search import search
 
     case = CASES[name]
     cluster = read_view(CLUSTERS / f"{case.cluster}.yaml")
     workload = Workload(spec=SIZES[case.size], seq_len=case.seq_len, samples=case.samples)
     begin = process_time()
-    found = search(Problem(workload, cluster))
+    found = search(Problem(workload, cluster, options=Options(domains=True)))
     return {
         "seconds": found.seconds,
         "cpu_s": process_time() - begin,

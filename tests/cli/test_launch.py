@@ -218,9 +218,9 @@ def test_domains_where_the_planner_may_choose_them(
 ) -> None:
     """Over a slow network, what both nodes hold is summed inside each before it crosses."""
     few = ["--json", "plan.auto.max_stages=1", "batch.samples=256"]
-    assert plan(here, NODES, *few) == 0
+    assert plan(here, NODES, *few, "plan.auto.domains=false") == 0
     assert "domains" not in json.loads(capsys.readouterr().out)["plan"]
-    assert plan(here, NODES, *few, "plan.auto.domains=true") == 0
+    assert plan(here, NODES, *few) == 0
     found = json.loads(capsys.readouterr().out)["plan"]["domains"]
     assert found == [list(range(8)), list(range(8, 16))]
     assert plan(here, NODES, "plan.file=my plan.json", "batch.samples=256") == 0

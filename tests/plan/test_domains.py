@@ -10,7 +10,7 @@ from weft.config.errors import ConfigError
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.plan.plan_file import PlanFile
-from weft.planner.domains import refuse_idle_domains, with_domains
+from weft.planner.domains import idle_zero_notes, refuse_idle_domains, with_domains
 from weft.planner.validate import validate_plan
 
 
@@ -99,3 +99,19 @@ def test_zero_3_beside_other_pipelines_needs_a_copy_in_each() -> None:
         with pytest.raises(ConfigError, match="let each keep a whole copy") as found:
             check(refused)
         assert found.value.key.endswith(".zero")
+
+
+def test_zero_that_divides_nothing_in_its_domains_is_said() -> None:
+    """Two pipelines of one rank each, of which a domain has one; two ranks are worth dividing."""
+    idle = plan((1,), (1,), zero=1, domains=((0,), (1,)))
+    words = "divides nothing: each domain holds these layers once"
+    both = [f"pipelines[{p}].stages[0].zero = 1 {words}" for p in range(2)]
+    assert list(idle_zero_notes(idle, tied=False)) == both
+    assert not list(idle_zero_notes(idle, tied=True)), "the embedding is the head"
+    assert not list(idle_zero_notes(replace(idle, domains=()), tied=False))
+    half = plan((2,), (1,), zero=1, domains=((0, 1), (2,)))
+    assert not list(idle_zero_notes(half, tied=False)), "of the first two"
+    tp = StagePlan(mesh=Mesh.of(range(4), dp=2, tp=2), layers=(0, 2), zero=2)
+    pipeline = PipelinePlan(stages=(tp,), samples=4, microbatch=4)
+    nodes = Plan(num_layers=2, pipelines=(pipeline,), domains=((0, 1), (2, 3)))
+    assert list(idle_zero_notes(nodes, tied=False)) == [f"pipelines[0].stages[0].zero = 2 {words}"]

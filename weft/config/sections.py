@@ -237,9 +237,10 @@ class AutoConfig(Section):
     max_stages: Count | None = None
     """Most stages of a pipeline: 1 for none but data and tensor parallelism; null is as many as are
     fastest."""
-    domains: bool = False
+    domains: bool = True
     """Let it also choose domains: what several nodes or pipelines hold in common is then summed
-    inside each and between them, where that is faster."""
+    inside each and between them, where that is faster. On up to 32 chips every plan is looked at
+    with them and without, on more the best few are priced with them."""
 
 
 class PlanConfig(Section):

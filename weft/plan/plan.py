@@ -133,7 +133,8 @@ class Plan:
         """The ranks, ascending, apart by domain, in the order of domains; none is empty."""
         if not self.domains:
             return (tuple(sorted(ranks)),)
-        parts = (tuple(sorted({*domain} & {*ranks})) for domain in self.domains)
+        wanted = {*ranks}
+        parts = (tuple(sorted(wanted.intersection(domain))) for domain in self.domains)
         return tuple(filter(None, parts))
 
     def on_ranks(self, new: Sequence[int]) -> Plan:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from weft.config.errors import ConfigError
 from weft.config.sections import Domains
+from weft.cost.choice import alike
 from weft.plan.model import UnitName
 from weft.plan.plan import Plan
 
@@ -72,6 +73,21 @@ def refuse_idle_domains(plan: Plan, *, tied: bool) -> None:
         hint = "Leave the domains out."
         said = [list(domain) for domain in plan.domains]
         raise ConfigError("domains", said, "domains that hold parameters in common", hint)
+
+
+def idle_zero_notes(plan: Plan, *, tied: bool) -> Iterator[str]:
+    """Of stages whose level of ZeRO divides nothing, as no domain has two ranks that hold the same.
+
+    ``tied``: the model's head multiplies by the embedding's weight.
+    """
+    for p, s, stage in plan.stages() if plan.domains else ():
+        units = sorted(plan.pipelines[p].units(s), key=str)[:1]
+        every = [other.mesh for _, _, other in plan.stages_with(set(units))]
+        parts = plan.by_domain([rank for mesh in every for rank in alike(mesh)])
+        is_end = tied and s in (0, len(plan.pipelines[p].stages) - 1)
+        if stage.zero and units and not is_end and max(map(len, parts)) == 1:
+            key = f"pipelines[{p}].stages[{s}].zero"
+            yield f"{key} = {stage.zero} divides nothing: each domain holds these layers once"
 
 
 def _holders(plan: Plan, tied: bool) -> Iterator[set[int]]:

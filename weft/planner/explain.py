@@ -15,6 +15,7 @@ from weft.planner.forecast import Forecast, forecast
 from weft.planner.naming import name_of
 from weft.planner.problem import Problem
 from weft.planner.search import Candidate, Found, search
+from weft.planner.search.domains import domains_of_kinds, has_slower_links
 from weft.planner.search.found import MEANING, Reason
 from weft.planner.search.verdict import verdict
 
@@ -93,11 +94,32 @@ def what_domains_save(cast: Forecast) -> str:
         for each in (problem.sent(plan), problem.sent(whole))
     ]
     short = shortages(whole, problem)
-    step = "would not fit" if short else f"would take {problem.time(whole).step_s:.3g} s a step"
+    took = f"would take {problem.time(whole).step_s:.3g} s a step, not {cast.step_s:.3g}"
     return (
         f"domains: {far[0]:.3g} GB of gradients and parameters between nodes; all ranks as one "
-        f"would send {far[1]:.3g} GB there and {step}"
+        f"would send {far[1]:.3g} GB there and {'would not fit' if short else took}"
     )
+
+
+def why_no_domains(cast: Forecast) -> str:
+    """Of a plan without domains, in a line: what a step would take with them; empty of others."""
+    plan, problem = cast.plan, cast.problem
+    if plan.domains or plan.world_size == 1:
+        return ""
+    if not problem.options.domains:
+        return "domains: none, as plan.auto.domains=false asks"
+    if not has_slower_links(problem):
+        return "domains: none, all links are alike"
+    words = [
+        f"by {apart.kind} "
+        + (
+            "it would not fit"
+            if shortages(apart.plan, problem)
+            else f"a step would take {problem.time(apart.plan).step_s:.3g} s, not {cast.step_s:.3g}"
+        )
+        for apart in domains_of_kinds(plan, problem.cluster)
+    ]
+    return f"domains: none; {'; '.join(words) or 'no several ranks of one hold what others do'}"
 
 
 _SUMMED = Way("gradients", "across"), Way("parameters", "across")

@@ -17,6 +17,7 @@ from weft.planner.explain import (
     reasons_as_json,
     what_domains_save,
     what_would_help,
+    why_no_domains,
 )
 from weft.planner.fit import shortages, smallest_change
 from weft.planner.forecast import Forecast, forecast
@@ -36,6 +37,8 @@ class Outlook:
     """None: the plan was given."""
     alternatives: tuple[Alternative, ...] = ()
     helps: tuple[Help, ...] = ()
+    no_domains: str = ""
+    """Why it has none, in words, where somebody wants explanations."""
 
     @property
     def name(self) -> str:
@@ -54,8 +57,8 @@ class Outlook:
 
     @cached_property
     def domains(self) -> str:
-        """What its domains save, in words; empty where all ranks are one."""
-        return what_domains_save(self.forecast)
+        """What its domains save, in words, or why it has none; may be empty."""
+        return what_domains_save(self.forecast) or self.no_domains
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -156,4 +159,5 @@ def outlook_of_search(found: Found, problem: Problem, *, explain: bool) -> Outlo
         found=found,
         alternatives=tuple(alternatives(found, cast, problem)),
         helps=tuple(what_would_help(problem, best, again=again)) if explain else (),
+        no_domains=why_no_domains(cast) if explain else "",
     )

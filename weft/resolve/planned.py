@@ -215,8 +215,7 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
 def _asked(config: Config, resources: Resources) -> dict[str, Any]:
     """All that a plan depends on, as JSON has it; rates apart, which a profile may refine."""
     compute, batch = config.compute, config.batch
-    domains = config.plan.auto is not None and config.plan.auto.domains
-    return ({"domains": True} if domains else {}) | {
+    return ({} if options_asked(config).domains else {"domains": False}) | {
         "chips": [_in_words(pool) for pool in resources.chips.view.pools],
         "may_idle": resources.may_idle,
         "model": config.model.model_dump(mode="json"),
@@ -248,7 +247,7 @@ def options_asked(config: Config) -> Options:
         schedules=usual.schedules if schedule is None else (schedule,),
         micros=usual.micros if micro is None else (micro,),
         max_stages=None if auto is None else auto.max_stages,
-        domains=auto is not None and auto.domains,
+        domains=auto is None or auto.domains,
     )
 
 

@@ -27,7 +27,7 @@ from weft.optim.registry import training_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, StagePlan
 from weft.plan.plan_file import PlanFile
-from weft.planner.domains import refuse_idle_domains, with_domains
+from weft.planner.domains import idle_zero_notes, refuse_idle_domains, with_domains
 from weft.planner.problem import Workload
 from weft.planner.stages import pipelines_of, staged_plan
 from weft.planner.validate import (
@@ -130,6 +130,7 @@ def resolve(
             if world_size is None:
                 _check_devices(config, plan, cluster)
         _check_fit(plan, spec, config)
+        notes += idle_zero_notes(plan, tied=any(param.also for param in param_specs(spec)))
         _check_world_size(config, plan, world_size)
         notes += tf32_note(plan, cluster, asked=config.compute.tf32)
     except ConfigError as error:

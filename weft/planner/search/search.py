@@ -17,6 +17,7 @@ from weft.planner.renumber import ordered
 from weft.planner.runnable import why_never_run
 from weft.planner.search.choice import Apart, Line, Timed, inner_of, plan_of, used_cluster
 from weft.planner.search.costs import Costs
+from weft.planner.search.domains import searches_domains, with_best_domains
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned
 from weft.planner.search.group import Group, Kept, Ledger
 from weft.planner.search.no_plan import leanest, no_plan
@@ -58,8 +59,7 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         # Something fits, and the effort ended before it was looked at.
         more = replace(options, effort=LONGER * options.effort)
         return search(replace(problem, options=more), progress=progress)
-    candidates = [run.candidate(lines) for lines in found]
-    candidates.sort(key=lambda candidate: candidate.time.step_s)
+    candidates = with_best_domains([run.candidate(lines) for lines in found], problem)
     return Found(
         best=candidates[0],
         others=tuple(candidates[1:]),
@@ -162,7 +162,11 @@ class SearchRun:
     def __init__(self, problem: Problem) -> None:
         self.cluster, self.samples = problem.cluster, problem.workload.samples
         more = ALONE if len(self.cluster.pools) == 1 else 1
-        self.options = replace(problem.options, effort=more * problem.options.effort)
+        self.options = replace(
+            problem.options,
+            effort=more * problem.options.effort,
+            domains=searches_domains(problem),
+        )
         self.problem = replace(problem, options=self.options)
         self.ledger = Ledger(Pruned())
         self.cutoff = inf
