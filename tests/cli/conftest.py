@@ -10,6 +10,7 @@ from cli import commands
 from resolve import profiles
 
 from weft.cli.main import run
+from weft.comm.launchers import LAUNCHERS
 from weft.platform.detect import detect_node
 
 
@@ -43,7 +44,8 @@ def finished(whole_run: Callable[..., Path]) -> Path:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder: empty but for tiny.yaml and text.txt. No launcher started us."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+    ranks = [launcher.rank for launcher in LAUNCHERS]
+    for name in (*ranks, "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     commands.write_inputs(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from cli import commands
 
+from weft.cli.doctor import _launcher
 from weft.cli.main import run
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "scancel", "sinfo")
@@ -141,3 +142,10 @@ def test_srun_alone_starts_what_weft_computes(
     said = slurm(*srun, "-m", "weft", "doctor")
     for rank in range(2):
         assert f"Slurm's srun: `weft train` is rank {rank} of 2, which meet at {NODES[0]}:" in said
+
+
+def test_doctor_says_what_a_launcher_left_out() -> None:
+    assert list(_launcher({})) == []
+    (finding,) = _launcher({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"})
+    assert finding.level == "hint"
+    assert finding.says.startswith("Open MPI's mpirun: MASTER_ADDR = null: expected the address")

@@ -1,8 +1,9 @@
 """Ranks that do not come are named, by every rank that did."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any, cast
 
 import pytest
 from torch.distributed import FileStore, HashStore, Store
@@ -36,6 +37,44 @@ def outcomes(
 
 def test_all_have_come() -> None:
     assert outcomes(HashStore(), [2, 0, 1], 3, LONG_S) == ["", "", ""]
+
+
+class Counted:
+    """A store that notes the calls of one rank, and the bytes that it was given."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.calls: list[str] = []
+        self.received = 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            self.calls.append(name)
+            answer = getattr(self._store, name)(*args)
+            self.received += len(answer) if isinstance(answer, bytes) else 0
+            return answer
+
+        return call
+
+
+def test_a_rank_asks_as_little_among_many_as_among_few() -> None:
+    """Each says 200 letters; packed, what all said is hardly longer for many."""
+    found = {}
+    for world_size in (8, 32):
+        store = HashStore()
+        counted = [Counted(store) for _ in range(world_size)]
+
+        def come(rank: int, counted: list[Counted] = counted) -> list[str]:
+            text = f"{rank // 8} " + "x" * 200
+            return await_ranks(cast(Store, counted[rank]), rank, len(counted), LONG_S, text)
+
+        with ThreadPoolExecutor(world_size) as pool:
+            said = list(pool.map(come, range(world_size)))
+        assert said == [[f"{rank // 8} " + "x" * 200 for rank in range(world_size)]] * world_size
+        found[world_size] = [(each.calls, each.received) for each in counted[1:]]
+    (few, few_bytes), (many, many_bytes) = (max(found[n], key=lambda e: e[1]) for n in (8, 32))
+    assert few == many == ["set", "wait", "get", "set"]
+    assert many_bytes < 2 * few_bytes < 400
 
 
 def test_files_serve_as_well(tmp_path_factory: pytest.TempPathFactory) -> None:
