@@ -141,7 +141,7 @@ def peaks(here: Here) -> dict[str, float]:
     """FLOP/s by the data sheet, and of a product that is measured now."""
     known: dict[str, float] = {}
     for chip in here.chips[:1]:
-        dtype = peak_dtype(chip, here.fast)
+        dtype = peak_dtype(chip, here.fast, tf32=False)
         if dtype and (flops := chip.peak_flops(dtype)):
             known["the data sheet's peak"] = flops
     side = 512 if here.is_host else 8192

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli.main import run
+from weft.cluster.cluster import catalogue
 from weft.cost.flops import train_flops_per_token
 from weft.models.llama.sizes import SIZES
 
@@ -49,6 +50,23 @@ def test_a_plan_is_found_and_forecast(capsys: pytest.CaptureFixture[str]) -> Non
     # It was the fastest of all that were found.
     slower = [other["step_time_s"] for other in data["alternatives"]]  # type: ignore[attr-defined]
     assert all(step_s >= predicted["step_time_s"] for step_s in slower)
+
+
+def test_fp32_in_tf32_takes_the_rate_of_that(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight times that of all bits by an H100's data sheet, which is what its MFU is of too."""
+    words = ["plan", "demo", "model.size=debug-1m", "batch.samples=64", "batch.micro=8", *BOX]
+    words += ["plan.stages=[{dp: 8}]", "plan.schedule=null", "compute.precision=fp32"]
+    exact, fast = (
+        data_of([*words, *more], capsys)["predicted"] for more in ([], ["compute.tf32=true"])
+    )
+    assert isinstance(exact, dict) and isinstance(fast, dict)
+    assert fast["step_time_s"] < exact["step_time_s"]
+    ratio = catalogue()["H100-SXM5-80GB"].peak_tflops["tf32"] / 67
+    assert fast["mfu"] * fast["step_time_s"] * ratio == pytest.approx(
+        exact["mfu"] * exact["step_time_s"]
+    )
+    assert run([*words, "compute.tf32=true", "compute.precision=bf16"]) == 2
+    assert "compute.tf32 = true: expected false where nothing" in capsys.readouterr().err
 
 
 def test_a_plan_that_is_given_is_forecast_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,3 +140,20 @@ def test_a_vendors_own_costs_replace_the_catalogue() -> None:
         for factor in (1.0, 2.0)
     ]
     assert 1.8 * times[0] < times[1] < 2 * times[0]
+
+
+def test_products_of_fp32_take_the_rate_of_tf32_where_a_chip_has_it() -> None:
+    """And that of all bits where it has none, or is measured: a measurement was with all bits."""
+    h100, v100 = (
+        [
+            Knowledge(tf32=tf32).hardware_of(replace(ALIKE.pools[0], chip=chip)).chip
+            for tf32 in (False, True)
+        ]
+        for chip in (H100, catalogue()["V100-SXM2-32GB"])
+    )
+    assert v100[0] == v100[1]
+    ratio = H100.peak_tflops["tf32"] / H100.peak_tflops["fp32"]
+    assert h100[1] == replace(h100[0], fp32_flops_s=h100[0].fp32_flops_s * ratio)
+    measured = {H100.name: h100[0]}
+    known = Knowledge(chips=measured, tf32=True).hardware_of(ALIKE.pools[0])
+    assert known.chip is h100[0]

@@ -124,8 +124,8 @@ class Roofline:
     """Of one operation here, which is a few on the chip, where it waits for its host."""
 
     @staticmethod
-    def of(chip: Chip, efficiency: Efficiency | None = None) -> Roofline:
-        """Of a chip in the catalogue.
+    def of(chip: Chip, efficiency: Efficiency | None = None, *, tf32: bool = False) -> Roofline:
+        """Of a chip in the catalogue; ``tf32``: products of fp32 numbers are in that, if it can.
 
         Raises:
             ConfigError: the catalogue lacks a rate that time cannot be told without.
@@ -136,11 +136,13 @@ class Roofline:
             lacks = "peak_tflops.bf16" if peak is None else "memory_gb_s"
             hint = "Give it in a profile of the chip, or a cost function of your own."
             raise ConfigError(f"chip {chip.name}: {lacks}", None, "a positive number", hint)
-        fp8 = chip.peak_flops("fp8")
+        fp8, single = chip.peak_flops("fp8"), chip.peak_flops("fp32")
+        if tf32:
+            single = chip.peak_flops("tf32") or single
         return Roofline(
             flops_s=peak * part.matmul,
             fp8_flops_s=fp8 * part.fp8 if fp8 and part.fp8 else peak * part.matmul,
-            fp32_flops_s=(chip.peak_flops("fp32") or peak / 8) * part.matmul,
+            fp32_flops_s=(single or peak / 8) * part.matmul,
             attention_flops_s=peak * part.attention,
             bytes_s=chip.memory_gb_s * 1e9 * part.memory,
         )

@@ -131,7 +131,8 @@ class Forecast:
         work = self.problem.workload
         flops = train_flops_per_token(work.spec, work.seq_len) * self.tokens
         peak = sum(
-            len(position.ranks) * peak_flops(position.chip, position.precision)
+            len(position.ranks)
+            * peak_flops(position.chip, position.precision, tf32=self.problem.knowledge.tf32)
             for position in self.positions
         )
         return flops / (peak * self.step_s)
@@ -247,18 +248,19 @@ def forecast(plan: Plan, problem: Problem, *, time: StepTime | None = None) -> F
     )
 
 
-def peak_dtype(chip: Chip, precision: Precision) -> Dtype | None:
+def peak_dtype(chip: Chip, precision: Precision, *, tf32: bool) -> Dtype | None:
     """Whose printed rate is the peak in a plan's precision: fp16 and bf16 count alike, and fp32
-    where there is neither. None: none is known."""
+    where there is neither; ``tf32``: that in place of fp32. None: none is known."""
     order: tuple[Dtype, ...] = ("fp32", "bf16", "fp16")
     if width_of(precision) == 2:
         order = ("bf16", "fp16", "fp32")
-    return next((dtype for dtype in order if chip.peak_flops(dtype)), None)
+    found = next((dtype for dtype in order if chip.peak_flops(dtype)), None)
+    return "tf32" if found == "fp32" and tf32 and chip.peak_flops("tf32") else found
 
 
-def peak_flops(chip: Chip, precision: Precision) -> float:
-    """Printed FLOP/s in a plan's precision."""
-    dtype = peak_dtype(chip, precision)
+def peak_flops(chip: Chip, precision: Precision, *, tf32: bool = False) -> float:
+    """Printed FLOP/s in a plan's precision; ``tf32``: fp32 multiplies so where it can."""
+    dtype = peak_dtype(chip, precision, tf32=tf32)
     found = dtype and chip.peak_flops(dtype)
     if not found:
         raise ConfigError(f"chip {chip.name}: peak_tflops", None, "a positive number for bf16")

@@ -53,13 +53,16 @@ def plan_request(loaded: Loaded, cluster: ClusterView, knowledge: Knowledge) -> 
             raise ConfigError("compute.device", device, "auto beside --cluster", hint)
         workload = _workload(loaded, cluster, notes)
         plan, cluster = _given(loaded, cluster, workload)
+        if loaded.config.compute.tf32:
+            _refuse_idle_tf32(plan, cluster, workload)
     except ConfigError as error:
         if error.key.startswith(("pipelines[", "chips[")):
             error.where = "in the plan that was given"
         raise loaded.place(error) from error
     if plan is not None:
         workload = replace(workload, samples=plan.global_batch)
-    problem = Problem(workload, cluster, knowledge, options_asked(loaded.config))
+    known = replace(knowledge, tf32=loaded.config.compute.tf32)
+    problem = Problem(workload, cluster, known, options_asked(loaded.config))
     return PlanRequest(problem=problem, plan=plan, notes=tuple(notes))
 
 
@@ -86,6 +89,16 @@ def _workload(loaded: Loaded, cluster: ClusterView, notes: list[str]) -> Workloa
     )
 
 
+def _refuse_idle_tf32(plan: Plan | None, cluster: ClusterView, workload: Workload) -> None:
+    """It changes products of fp32 numbers on chips that have it, and nothing else."""
+    stages = [] if plan is None else [stage for _, _, stage in plan.stages()]
+    precisions = {stage.precision for stage in stages} or {workload.precision}
+    if "fp32" not in precisions or not any(p.chip.peak_flops("tf32") for p in cluster.pools):
+        names = ", ".join(dict.fromkeys(pool.chip.name for pool in cluster.pools))
+        expected = f"false where nothing multiplies fp32 in it: {', '.join(precisions)} on {names}"
+        raise ConfigError("compute.tf32", True, expected)
+
+
 def _samples(loaded: Loaded) -> int:
     """Of one step; a plan that is given says it itself."""
     samples = loaded.config.batch.samples
@@ -109,7 +122,9 @@ def _given(
     else:
         bf16 = workload.precision == "bf16"
         machine = Node(host="", cpu="", cores=1, memory_gib=1.0, cpu_bf16=bf16)
-        plan = resolve(loaded, Cluster(nodes=(machine,))).plan
+        compute = loaded.config.compute.model_copy(update={"tf32": False})  # of the cluster's chips
+        config = loaded.config.model_copy(update={"compute": compute})
+        plan = resolve(replace(loaded, config=config), Cluster(nodes=(machine,))).plan
     if plan.world_size > cluster.world_size:
         expected = f"at most {cluster.world_size} ranks, one for each chip of the cluster"
         raise ConfigError("plan", {"ranks": plan.world_size}, expected)

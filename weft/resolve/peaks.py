@@ -72,7 +72,7 @@ def _peak(chip: Chip, stage: StagePlan, node: Node, *, tf32: bool) -> Peak:
     profile = local_profile(node, chip=None if is_core else chip.name)
     best, best_flops, source = _best(profile, stage.precision)
     words = f"{flop_rate(best_flops)} in {best}, {source}"
-    dtype = _printed(chip, stage.precision, tf32=tf32)
+    dtype = peak_dtype(chip, stage.precision, tf32=tf32)
     if profile is not None and (is_core or dtype is None):
         own = chip.peak_flops(best) or best_flops
         return Peak(flops=own, basis=f"{flop_rate(own)} in {best}, {source} of {chip.name}")
@@ -84,12 +84,6 @@ def _peak(chip: Chip, stage: StagePlan, node: Node, *, tf32: bool) -> Peak:
     if profile is None or best != ("bf16" if dtype == "fp16" else dtype):
         return found
     return replace(found, measured_flops=best_flops, measured_basis=words)
-
-
-def _printed(chip: Chip, precision: Precision, *, tf32: bool) -> Dtype | None:
-    """Whose rate a data sheet's peak is."""
-    dtype = peak_dtype(chip, precision)
-    return "tf32" if dtype == "fp32" and tf32 and chip.peak_flops("tf32") else dtype
 
 
 def _best(profile: Profile | None, precision: Precision) -> tuple[Dtype, float, str]:

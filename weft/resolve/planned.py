@@ -196,7 +196,8 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
     )
     chips = resources.chips
     options = replace(options_asked(config), leave_idle=resources.may_idle)
-    found = search(Problem(workload, chips.view, chips.knowledge, options))
+    known = replace(chips.knowledge, tf32=config.compute.tf32)
+    found = search(Problem(workload, chips.view, known, options))
     plan = found.best.plan
     if not resources.may_idle:
         idle = chips.view.world_size - plan.world_size
@@ -215,7 +216,8 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
 def _asked(config: Config, resources: Resources) -> dict[str, Any]:
     """All that a plan depends on, as JSON has it; rates apart, which a profile may refine."""
     compute, batch = config.compute, config.batch
-    return ({} if options_asked(config).domains else {"domains": False}) | {
+    more = {"domains": False} if not options_asked(config).domains else {}
+    return (more | {"tf32": True} if compute.tf32 else more) | {
         "chips": [_in_words(pool) for pool in resources.chips.view.pools],
         "may_idle": resources.may_idle,
         "model": config.model.model_dump(mode="json"),

@@ -10,7 +10,7 @@ import json
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,8 @@ def predict_run(
     problem, step_s, sent_mb = "", None, None
     try:
         chips = chips or _chips(resolved, ranks_here, environment)
-        asked = Problem(work, chips.view, chips.knowledge)
+        known = replace(chips.knowledge, tf32=resolved.config.compute.tf32)
+        asked = Problem(work, chips.view, known)
         sent_mb = sum(asked.sent(plan).values()) / 1e6
         if chips.is_guess:
             problem = UNMEASURED

@@ -40,6 +40,9 @@ class Knowledge:
     overheads: Mapping[str, Overheads] = field(default_factory=dict)
     """By device family: what ``memory_of_plan`` adds, where it was measured."""
     software: Software = WEFT
+    tf32: bool = False
+    """Products of fp32 numbers are in TF32 on chips of the catalogue that have it. What was
+    measured was with all bits."""
 
     def stretch(self, num_ranks: int) -> float:
         """How many times longer a step takes because the last of so many ranks is late."""
@@ -64,7 +67,11 @@ class Knowledge:
             inside_latency_s=pool.link_latency_s,
             across_latency_s=pool.network_latency_s,
         )
-        return Hardware(chip=chip or Roofline.of(pool.chip), fabric=fabric, software=self.software)
+        return Hardware(
+            chip=chip or Roofline.of(pool.chip, tf32=self.tf32),
+            fabric=fabric,
+            software=self.software,
+        )
 
 
 @dataclass(frozen=True, slots=True)

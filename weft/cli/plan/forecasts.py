@@ -111,7 +111,8 @@ def answer_here(resolved: Resolved) -> Answer:
     lines: list[str] = []
     try:
         chips = chips_here(resolved)
-        problem_here = Problem(resolved.workload, chips.view, chips.knowledge)
+        known = replace(chips.knowledge, tf32=resolved.config.compute.tf32)
+        problem_here = Problem(resolved.workload, chips.view, known)
         if not chips.is_guess:
             outlook = Outlook(forecast=forecast(plan, problem_here))
         else:
