@@ -1,8 +1,11 @@
 """Every way of splitting gives the one-process numbers: fp64, random weights, three steps."""
 
+from dataclasses import replace
+
 import pytest
 from parity.cases import PARITY, Case
 
+from weft.diagnose.verdict import TOLERANCE as BY_PRECISION
 from weft.diagnose.verify import Rehearsal, Trace, difference, one_process, rehearse
 from weft.elastic.pool import WorkerPool
 
@@ -28,3 +31,12 @@ def test_matches_one_process(
     assert len(set(reference.losses)) == rehearsal.steps, "the losses never changed"
     result = difference(reference, rehearse(pool.run, plan, rehearsal))
     assert result.largest < TOLERANCE, result
+
+
+def test_domains_in_fp32(pool: WorkerPool) -> None:
+    """Sums in the order of domains, not of ranks: within what rounding of fp32 explains."""
+    case = next(case for case in PARITY if case.name == "domains-three-unlike")
+    plan = case.plan().each(lambda stage: replace(stage, precision="fp32"))
+    traces = [rehearse(pool.run, each, case.rehearsal()) for each in (one_process(plan), plan)]
+    result = difference(*traces)
+    assert 0 < result.largest < BY_PRECISION["fp32"], result
