@@ -95,6 +95,8 @@ def uses(tree: ast.Module) -> set[str]:
 BANNED = {"pickle", "marshal", "shelve", "dill", "torch.load", "eval()", "exec()"}
 BANNED |= {"allow_pickle=True", "torch.cuda"}
 ALLOWED = {("torch.cuda", "weft/platform/cuda.py")}
+ALLOWED |= {("pickle", "weft/checkpoint/dcp.py")}  # the metadata of DCP; see UNPICKLER
+UNPICKLER = {"pickle.Unpickler", "pickle.UnpicklingError"}
 
 
 def test_words_that_stay_where_they_belong() -> None:
@@ -102,6 +104,18 @@ def test_words_that_stay_where_they_belong() -> None:
     for path in sorted((ROOT / "weft").rglob("*.py")):
         for word in BANNED & uses(ast.parse(path.read_text())):
             assert (word, str(path.relative_to(ROOT))) in ALLOWED, f"{path} uses {word}"
+
+
+def test_pickles_are_read_by_an_unpickler_that_refuses() -> None:
+    """Where PyTorch's own files are pickles: only by a class that names what it admits."""
+    for _, file in sorted(ALLOWED & {("pickle", name) for _, name in ALLOWED}):
+        path = ROOT / file
+        tree = ast.parse(path.read_text()) if path.exists() else ast.parse("")
+        names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert {name for name in names if name.startswith("pickle.")} <= UNPICKLER
+        assert not any(
+            isinstance(n, ast.ImportFrom) and n.module == "pickle" for n in ast.walk(tree)
+        )
 
 
 def test_banned_words_are_seen() -> None:
