@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,9 @@ class S3:
         """(method, path and query) of all that came."""
         self.refuses: Callable[[str, str], bool] = lambda method, path: False
         """Answer "access denied" to such a request."""
+        self.hangs_up: Callable[[str, str], bool] = lambda method, path: False
+        """Give no answer to it."""
+        self.environment: dict[str, str] = {}
 
     @property
     def url(self) -> str:
@@ -49,7 +53,7 @@ class S3:
         change(data)
         backend.put_object(self.bucket, key, bytes(data))
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         return sorted(s3_backends[ACCOUNT]["aws"].buckets[self.bucket].keys)
 
     def unfinished(self) -> list[str]:
@@ -71,6 +75,9 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         if made.refuses(method, made.requests[-1][1]):
             start_response("403 Forbidden", [("Content-Type", "application/xml")])
             return [b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"]
+        if made.hangs_up(method, made.requests[-1][1]):
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise ConnectionError("hung up")
         return plain(environ, start_response)
 
     with monkeypatch.context() as patched:
@@ -82,10 +89,14 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     backend = s3_backends[ACCOUNT]["aws"]
     backend.reset()
     backend.create_bucket(BUCKET, "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key-of-tests")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-tests")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    made.environment = {
+        "AWS_ENDPOINT_URL": made.url,
+        "AWS_ACCESS_KEY_ID": "key-of-tests",
+        "AWS_SECRET_ACCESS_KEY": "secret-of-tests",
+        "AWS_REGION": "us-east-1",
+    }
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
     open_files.cache_clear()
     try:
         yield made

@@ -15,6 +15,7 @@ from checkpoint_cases import STATE, cut, rank_shards, save
 
 from weft.checkpoint.agent.client import SLOTS, AgentClient, start_agent
 from weft.checkpoint.agent.wire import Commit, Failed, Hello, Save, Saved
+from weft.checkpoint.place import Place
 from weft.checkpoint.reader import open_checkpoint
 from weft.checkpoint.shard import Shard
 from weft.checkpoint.store import hold, is_free, read_latest
@@ -29,7 +30,7 @@ class Machine:
     """An agent and the ranks that speak to it."""
 
     def __init__(self, folder: Path, root: Path, ranks: Sequence[int]) -> None:
-        self.root = root
+        self.root: Place = root
         self.log = folder / "agent.log"
         self.process, path = start_agent(self.log, root if 0 in ranks else None)
         self.ranks = {
@@ -63,7 +64,7 @@ class Machine:
         return self.process.wait(LIMIT_S)
 
 
-def named(root: Path, step: int, timeout_s: float = LIMIT_S) -> Save:
+def named(root: Place, step: int, timeout_s: float = LIMIT_S) -> Save:
     return Save(root=str(root), step=step, name=f"save{step}", timeout_s=timeout_s)
 
 

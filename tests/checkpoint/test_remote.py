@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint.servers import BUCKET, S3, s3_server, sftp_server
 from checkpoint_cases import STATE, cut, rank_shards, save, values
-from servers import BUCKET, S3, s3_server, sftp_server
 
 from weft.checkpoint.diff import differences
 from weft.checkpoint.draft import draft
@@ -115,7 +115,7 @@ def test_storage_that_refuses(s3: S3) -> None:
     """Any one request of a save: the checkpoint before is the latest, and nothing is left."""
     root = s3.place()
     save_far(root, 1, seed=1)
-    keys = s3.keys()
+    keys = s3.names()
     refusals = {
         "rank-00001-fails": "rank-00001-fails.safetensors: cannot be written: ",
         "step-00000002/index.json": "step-00000002/index.json: cannot be written: ",
@@ -130,7 +130,7 @@ def test_storage_that_refuses(s3: S3) -> None:
         assert "Access Denied" in text
         assert "secret-of-tests" not in text
         s3.refuses = lambda method, path: False
-        assert (s3.keys(), s3.unfinished()) == (keys, [])
+        assert (s3.names(), s3.unfinished()) == (keys, [])
 
 
 def test_bytes_that_change_on_the_way(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:

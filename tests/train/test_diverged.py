@@ -67,7 +67,7 @@ def poisoned(root: Path, *, after: int, limit: int, early: bool = False) -> list
     with Progress(STEPS, log_every=1, mode="quiet", stream=StringIO()) as progress:
         saver = Saver(run, root, root, fingerprint="same", tell=progress.warn)
         saves = save_now_and_then(run, saver, progress)
-        ends = end_when_diverged(run, saver, root)
+        ends = end_when_diverged(run, saver, root, root.parent)
         hooks = [poison, saves, ends] if early else [saves, ends, poison]
         train(run, [records.append, *hooks])
     return records

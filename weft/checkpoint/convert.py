@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from weft.checkpoint.draft import draft
 from weft.checkpoint.entry import JSON, CheckpointError
+from weft.checkpoint.place import Place
 from weft.checkpoint.reader import Checkpoint
-from weft.checkpoint.shard import Shard, write_rank
-from weft.checkpoint.store import begin, candidates, commit
+from weft.checkpoint.shard import Shard, elements_of
+from weft.checkpoint.store import candidates
 from weft.checkpoint.whole import saved_model
 from weft.models import hugging_face
 from weft.plan.box import Box
@@ -40,7 +43,7 @@ def export_hf(
         raise CheckpointError(f"cannot be written: {error}", file=out) from error
 
 
-def import_hf(folder: Path, root: Path) -> Path:
+def import_hf(folder: Path, root: Place) -> Place:
     """Make a checkpoint of step 0 from a Hugging Face folder; the checkpoint's folder.
 
     It holds parameters in their files' dtype, and no optimizer's moments.
@@ -56,6 +59,8 @@ def import_hf(folder: Path, root: Path) -> Path:
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
         shards.append(Shard(name, "param", shape, Box.whole(shape), tensor))
-    written = write_rank(begin(root, 0), 0, shards)
+    one = draft(root, 0, secrets.token_hex(8))
+    one.begin()
+    written = one.write(0, *elements_of(shards))
     state: dict[str, JSON] = {"step": 0, "samples": 0, "model": asdict(spec)}
-    return commit(root, 0, [written], state)
+    return one.commit([written], state)

@@ -12,6 +12,7 @@ import yaml
 from weft.checkpoint.entry import CheckpointError, told
 from weft.checkpoint.remote.files import is_address
 from weft.checkpoint.remote.path import RemotePath, remote_path
+from weft.config.errors import ConfigError
 
 Place: TypeAlias = "Path | RemotePath"
 
@@ -46,7 +47,13 @@ def checkpoints_of(run: Path) -> Place:
 
 def checkpoints_at(to: str | None, run: Path) -> Place:
     """Where those of a run in a folder lie. ``to``: what its configuration says of that."""
-    return run / FOLDER if to is None else place_of(to.replace(RUN, run.name), KEY)
+    if to is None:
+        return run / FOLDER
+    place = place_of(to.replace(RUN, run.name), KEY)
+    if isinstance(place, Path) and not place.is_absolute():
+        expected = "an absolute path, s3://BUCKET/PREFIX or sftp://[USER@]HOST[:PORT]/PATH"
+        raise ConfigError(KEY, to, expected)
+    return place
 
 
 def size_of(place: Place) -> int:

@@ -6,12 +6,12 @@ from dataclasses import asdict
 from datetime import datetime
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from weft.cli.output import COLUMNS, err, finish, out, print_json, print_table
-from weft.cli.saved import Folder, To, open_saved, refuse_filled, refuse_missing
+from weft.cli.saved import Folder, To, named_place, open_saved, refuse_filled
 from weft.cli.target import Json
 from weft.report.units import count, gib
 
@@ -26,8 +26,7 @@ def ls(folder: Folder, json: Json = False) -> None:
     """List the checkpoints of a run."""
     from weft.checkpoint.listing import list_checkpoints
 
-    refuse_missing(folder)
-    listed = list_checkpoints(folder)
+    listed = list_checkpoints(named_place(folder))
     if json:
         print_json({"checkpoints": [{**asdict(e), "complete": e.complete} for e in listed]})
         return
@@ -77,8 +76,7 @@ def verify(folder: Folder, json: Json = False) -> None:
     """Read every byte and compare sizes and checksums. Exit code 1 if anything is wrong."""
     from weft.checkpoint.verify import verify as verify_files
 
-    refuse_missing(folder)
-    found = verify_files(folder)
+    found = verify_files(named_place(folder))
     if json:
         print_json(asdict(found))
     else:
@@ -93,7 +91,7 @@ def verify(folder: Folder, json: Json = False) -> None:
 def diff(
     first: Folder,
     second: Annotated[
-        Path, typer.Argument(help="Another one, saved under any plan.", show_default=False)
+        str, typer.Argument(help="Another one, saved under any plan.", show_default=False)
     ],
     json: Json = False,
 ) -> None:
@@ -111,6 +109,38 @@ def diff(
     if not (found or json):
         out.print("equal", style="green")
     finish(1 if found else 0)
+
+
+@app.command("convert")
+def convert(
+    source: Folder,
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="TARGET", help="Folder to write; must not hold anything yet."),
+    ],
+    to: Annotated[
+        Literal["dcp", "weft"],
+        typer.Option("--to", help="dcp: of `torch.distributed.checkpoint`; weft: a run's folder."),
+    ],
+    json: Json = False,
+) -> None:
+    """Convert a checkpoint to or from a folder of `torch.distributed.checkpoint`, and compare.
+
+    There a parameter NAME is `model.NAME`, and what the optimizer keeps `optim.state.NAME.KIND`:
+    `dcp.load` puts them into `{"model": ..., "optim": {"state": ...}}`. What is read from there
+    has to have the names that `weft checkpoint show` lists. No pickle is executed: entries that are
+    no tensors are named and left out. Example: `weft checkpoint convert runs/mine out --to dcp`.
+    """
+    from weft.checkpoint.dcp import convert as convert_to
+
+    refuse_filled(target, "TARGET")
+    found = convert_to(named_place(source), target, to)
+    if json:
+        print_json(asdict(found))
+        return
+    out.print(f"{found.place}: {found.num_tensors} tensors, compared with what was read")
+    if found.left_out:
+        out.print(f"left out: {', '.join(found.left_out)}")
 
 
 @app.command("export")

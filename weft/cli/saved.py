@@ -13,37 +13,52 @@ from weft.config.errors import ConfigError, RunError
 from weft.config.sections import SampleConfig
 
 if TYPE_CHECKING:
+    from weft.checkpoint.place import Place
     from weft.checkpoint.reader import Checkpoint
     from weft.data.tokenizer import Tokenizer
     from weft.models.decoder import Decoder
 
 Folder = Annotated[
-    Path,
+    str,
     typer.Argument(
-        metavar="FOLDER", help="A run's folder, its checkpoints folder, or one checkpoint."
+        metavar="FOLDER",
+        help="A run's folder, its checkpoints folder, or one checkpoint; or the address of one: "
+        "s3://BUCKET/PREFIX, sftp://[USER@]HOST[:PORT]/PATH.",
     ),
 ]
 To = Annotated[Path, typer.Option("--to", help="Folder to write; must not hold anything yet.")]
 
 
-def refuse_missing(folder: Path) -> None:
-    """A folder to read from has to be there."""
-    if not folder.is_dir():
+def named_place(folder: str) -> Place:
+    """What the user named; it has to be there.
+
+    Raises:
+        ConfigError: there is no such folder, or it is an address that cannot be opened.
+        CheckpointError: the storage cannot be reached.
+    """
+    from weft.checkpoint.entry import told
+    from weft.checkpoint.place import place_of
+
+    place = place_of(folder)
+    with told("read", place):
+        is_there = place.is_dir()
+    if not is_there:
         expected = "a folder that exists: a run's, or a checkpoint's"
-        raise ConfigError("FOLDER", str(folder), expected)
+        raise ConfigError("FOLDER", folder, expected)
+    return place
 
 
-def refuse_filled(folder: Path) -> None:
+def refuse_filled(folder: Path, key: str = "--to") -> None:
     """A folder to write must not hold anything yet: nothing is ever overwritten."""
     expected = "a folder that is new or empty"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError("--to", str(folder), expected)
+        raise ConfigError(key, str(folder), expected)
     nearest = next(parent for parent in folder.absolute().parents if parent.exists())
     if not nearest.is_dir():
-        raise ConfigError("--to", str(folder), expected, f"{nearest} is a file.")
+        raise ConfigError(key, str(folder), expected, f"{nearest} is a file.")
 
 
-def open_saved(folder: Path) -> Checkpoint:
+def open_saved(folder: str) -> Checkpoint:
     """The checkpoint that the user named; how it was chosen goes to standard error.
 
     Raises:
@@ -53,11 +68,11 @@ def open_saved(folder: Path) -> Checkpoint:
     from weft.checkpoint.reader import checkpoints_root, is_checkpoint, open_checkpoint
     from weft.checkpoint.store import candidates
 
-    refuse_missing(folder)
-    if not is_checkpoint(folder) and not candidates(checkpoints_root(folder)):
+    place = named_place(folder)
+    if not is_checkpoint(place) and not candidates(checkpoints_root(place)):
         expected = "a run's folder or a checkpoint"
-        raise ConfigError("FOLDER", str(folder), expected, "No checkpoint was saved there.")
-    checkpoint = open_checkpoint(folder)
+        raise ConfigError("FOLDER", folder, expected, "No checkpoint was saved there.")
+    checkpoint = open_checkpoint(place)
     for note in checkpoint.notes:
         err.print(f"note: {note}")
     return checkpoint
@@ -80,7 +95,7 @@ def refuse_top_p(top_p: float) -> None:
         raise ConfigError("--top-p", top_p, "a number > 0 and <= 1")
 
 
-def open_to_write(folder: Path) -> tuple[Checkpoint, Decoder, Tokenizer]:
+def open_to_write(folder: str) -> tuple[Checkpoint, Decoder, Tokenizer]:
     """The checkpoint that the user named, its model on the CPU, and the run's tokenizer.
 
     Raises:

@@ -14,7 +14,7 @@ from weft.report.prediction_rows import HEADERS, prediction_note, prediction_row
 from weft.train.job import PROFILE_FOLDER, TRAFFIC_FILE
 
 
-def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+def print_summary(folder: Path, summary: Mapping[str, Any], checkpoints: object) -> None:
     """Held-out loss beside those of the baselines, samples, and the paths of what was written."""
     out.print()
     out.print(*_held_out(summary["held_out"], summary["baselines"]), sep="\n", markup=True)
@@ -29,7 +29,7 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
         out.print(note, style="dim")
     out.print()
     out.print(f"report:     {folder / 'report.html'}")
-    out.print(f"checkpoint: {folder / 'checkpoints'}")
+    out.print(f"checkpoint: {checkpoints}")
     out.print(f"go on with: weft chat {folder}")
 
 

@@ -124,6 +124,7 @@ def train(target: Target = "demo", overrides: Overrides = None, *, options: Trai
             peaks=peaks_here(resolved, on_this_machine),
             files=_files(asked, prediction),
         )
+        _refuse_unknown_place(loaded, job)
         finish(_start(job, resolved) if address is None else _join(address, job, resolved))
 
 
@@ -153,6 +154,14 @@ def _on_ray(loaded: Loaded, target: str, overrides: Sequence[str], options: Trai
     except RanksFailedError as error:
         err.print(f"error: {error}", style="red")
         return 2 if error.first.cause == "config" else 1
+
+
+def _refuse_unknown_place(loaded: Loaded, job: Job) -> None:
+    """``checkpoint.to`` has to be an address that can be opened here."""
+    try:
+        _ = job.checkpoints
+    except ConfigError as error:
+        raise loaded.place(error) from error
 
 
 def _files(asked: ResolvedRun, prediction: Prediction) -> dict[str, str]:
@@ -316,7 +325,7 @@ def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
         err.print(f"  every rank that answered left its last calls in {calls}")
     log = "above" if first.rank == 0 else f"in {job.out}/logs/rank{first.rank}.log"
     err.print(f"  what it printed is {log}; the other ranks were ended")
-    if not is_free(job.checkpoints, AGENT_S):
+    if not is_free(job.held, AGENT_S):
         err.print("  a later checkpoint than the one named here is still being written")
     if first.cause != "machine" or saved_step(job.out) > step_before:
         err.print(f"  {_saved(job)}")
@@ -348,5 +357,5 @@ def _tell_end(job: Job, *, already: bool = False) -> int:
             print_traffic(job.out)
         if job.profile and not already:
             print_profile(job.out)
-        print_summary(job.out, summary)
+        print_summary(job.out, summary, job.checkpoints)
     return 0

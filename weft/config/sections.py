@@ -455,6 +455,17 @@ class TrainConfig(Section):
 class CheckpointConfig(Section):
     """How often the state of the run is saved, and how much of it stays."""
 
+    load: Text | None = None
+    """Run folder, checkpoint or address whose parameters a new run begins with, at step 0 and with
+    a new optimizer; null draws them from `seed`. Once the run was saved it goes on from that."""
+    allow_missing: tuple[Text, ...] = ()
+    """Names or patterns ("layers.4.*") of parameters that `load` may lack: they get initial values.
+    """
+    allow_unused: tuple[Text, ...] = ()
+    """Names or patterns of what `load` may hold and the model has not."""
+    allow_resized: tuple[Text, ...] = ()
+    """Names or patterns of parameters that `load` may hold in another size (a vocabulary that has
+    grown): rows and columns of both are loaded, the others get initial values."""
     every: Whole = 0
     """Steps from one checkpoint to the next; 0 saves by `minutes` and at the end."""
     minutes: Number = 5.0
@@ -462,9 +473,25 @@ class CheckpointConfig(Section):
     none for that. On accelerators it is the next step that is logged."""
     keep: Count = 2
     """Checkpoints that stay on the disk; older ones are removed."""
+    to: Text | None = None
+    """Where they lie: s3://BUCKET/PREFIX, sftp://[USER@]HOST[:PORT]/PATH or the absolute path of a
+    folder, of this run alone; {run} in it is the name of the run's folder. null: `checkpoints/` in
+    the run's folder. Credentials come from the environment and the files of your tools."""
     asynchronous: Flag = True
     """Training waits only for a copy of its state into host memory, which a process beside it
     writes; off: until the checkpoint is on the disk. The last one is always waited for."""
+
+    @model_validator(mode="after")
+    def _leave_is_for_load(self) -> Self:
+        leave = {
+            "allow_missing": self.allow_missing,
+            "allow_unused": self.allow_unused,
+            "allow_resized": self.allow_resized,
+        }
+        for name, patterns in leave.items() if self.load is None else ():
+            if patterns:
+                raise ConfigError(f"checkpoint.{name}", patterns, "[] without checkpoint.load")
+        return self
 
 
 class MetricsConfig(Section):

@@ -15,7 +15,8 @@ import torch
 from weft import version
 from weft.checkpoint.agent.client import SLOTS
 from weft.checkpoint.convert import import_hf
-from weft.checkpoint.entry import CheckpointError
+from weft.checkpoint.entry import CheckpointError, told
+from weft.checkpoint.place import FOLDER, KEY, Place
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.checkpoint.store import LATEST, candidates, is_free
 from weft.comm.comm import Comm
@@ -24,9 +25,10 @@ from weft.comm.members import in_words
 from weft.config.check import flat
 from weft.config.errors import ConfigError, ConfigErrors, RunError, show
 from weft.data.prepare import Prepared, prepare
-from weft.models.registry import model_spec
+from weft.models.registry import FAMILIES, model_spec
 from weft.plan.model import ModelSpec
 from weft.train.job import Job
+from weft.train.loading import LOAD, Loading, loading
 
 _FOLDER = Path(version.__file__).parent
 _MAY_DIFFER = ("seq_len", "dropout")
@@ -43,6 +45,8 @@ class Agreed:
     """What to go on from; None for a new run."""
     notes: tuple[str, ...] = ()
     """What is worth knowing of that, and of ranks that differ where they may."""
+    loading: Loading | None = None
+    """What a new run begins with, where it was asked for."""
 
     @property
     def first_step(self) -> int:
@@ -70,7 +74,11 @@ def agree(job: Job, comm: Comm, local_rank: int, versions: Mapping[str, str]) ->
     _wait_for_agent(job, comm)
     checkpoint = _checkpoint(job, data, spec)
     notes = (*differing_builds(comm, versions), *(() if checkpoint is None else checkpoint.notes))
-    agreed = Agreed(data, spec, checkpoint, notes)
+    wanted = None
+    if checkpoint is None:
+        wanted = loading(job.config.checkpoint, FAMILIES[spec.family].param_specs(spec))
+        notes += () if wanted is None else tuple(wanted.report())
+    agreed = Agreed(data, spec, checkpoint, notes, wanted)
     seen = {"checkpoint": f"step {agreed.first_step}", "data": data.fingerprint}
     for rank, what, value, first in unlike(comm, seen, name="compare files"):
         theirs = f"rank {rank} sees {value}, rank 0 {first}"
@@ -183,6 +191,8 @@ def _begin_with_weights(job: Job, comm: Comm) -> None:
     folder, root = job.config.init, job.checkpoints
     if folder is None:
         return
+    if job.config.checkpoint.load is not None:
+        raise ConfigError(LOAD, job.config.checkpoint.load, "null beside init: one beginning")
 
     def imported() -> tuple[str, str]:
         """What is wrong with the weights, or with the run folder."""
@@ -213,7 +223,7 @@ def _wait_for_agent(job: Job, comm: Comm) -> None:
     limit_s = (SLOTS + 1) * comm.timeout_s  # each copy may wait so long for other machines
 
     def wait() -> bool:
-        return comm.rank > 0 or is_free(job.checkpoints, limit_s)
+        return comm.rank > 0 or is_free(job.held, limit_s)
 
     ended = with_heartbeat(comm, wait, name="checkpoints of an earlier run")
     if not all(comm.gather_json(ended, name="checkpoints of an earlier run")):
@@ -225,11 +235,19 @@ def _wait_for_agent(job: Job, comm: Comm) -> None:
 def _checkpoint(job: Job, data: Prepared, spec: ModelSpec) -> Checkpoint | None:
     """What to go on from, made by the same model on the same data; None for a new run."""
     root = job.checkpoints
-    if not (root / LATEST).exists() and not (root.is_dir() and candidates(root)):
+    if not _has_any(root):
+        if root != job.out / FOLDER and _has_any(job.out / FOLDER):
+            expected = f"storage that holds the checkpoints of {job.out}"
+            hint = "Copy them there, leave the key out, or begin with another --out."
+            raise ConfigError(KEY, str(root), expected, hint)
         return None
     with way_out(f"Remove {root} to begin the run again."):
         checkpoint = open_checkpoint(root)
     _refuse_other_model(checkpoint, spec)
+    seed = checkpoint.state.get("seed", job.config.seed)
+    if seed != job.config.seed:
+        hint = f"{root} holds the checkpoints of another run: name another place, or another --out."
+        raise ConfigError("seed", job.config.seed, f"{seed}", hint)
     saved = checkpoint.state.get("data")
     if checkpoint.step and saved != data.fingerprint:
         hint = "The sources or the tokenizer changed since. Train in another --out folder."
@@ -240,6 +258,12 @@ def _checkpoint(job: Job, data: Prepared, spec: ModelSpec) -> Checkpoint | None:
         expected = f"a batch with which {checkpoint.step} steps take {samples} samples"
         raise ConfigError("batch.samples", batch, expected, hint)
     return checkpoint
+
+
+def _has_any(root: Place) -> bool:
+    """A checkpoint was saved there, sound or not."""
+    with told("read", root):
+        return (root / LATEST).exists() or (root.is_dir() and bool(candidates(root)))
 
 
 @contextmanager

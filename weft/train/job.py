@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from weft.checkpoint.place import Place, checkpoints_at
 from weft.config.sections import Config
 from weft.plan.plan import Plan
 from weft.report.progress import Mode
 from weft.resolve.peaks import Peak
 from weft.resolve.prediction import Prediction
+from weft.train.run_folder import LOGS
 
 TRAFFIC_FILE = "comm.json"
 """In the run folder, with ``--comm-report``: what a step sent."""
@@ -47,5 +49,12 @@ class Job:
     once data and checkpoint are accepted: what is refused changes nothing there."""
 
     @property
-    def checkpoints(self) -> Path:
-        return self.out / "checkpoints"
+    def checkpoints(self) -> Place:
+        """Where they lie. Raises ConfigError for an address that cannot be opened."""
+        return checkpoints_at(self.config.checkpoint.to, self.out)
+
+    @property
+    def held(self) -> Path:
+        """The folder that whoever writes checkpoints holds as long as he does."""
+        place = self.checkpoints
+        return place if isinstance(place, Path) else self.out / LOGS

@@ -14,6 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from weft.checkpoint.entry import CheckpointError
+from weft.checkpoint.place import checkpoints_of
+from weft.checkpoint.remote.path import RemotePath
+from weft.checkpoint.store import folder_step, read_latest
 from weft.config.check import flat
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.config.load import load_config
@@ -155,8 +159,10 @@ def saved_step(out: Path) -> int:
 
     Looks at names and sizes: whether contents are sound is found out when they are read.
     """
-    steps = _whole_steps(out)
-    latest = out / "checkpoints" / "latest"
+    steps, place = _whole_steps(out), checkpoints_of(out)
+    if isinstance(place, RemotePath):
+        return max(steps.values(), default=0)
+    latest = place / "latest"
     named = latest.read_text(errors="replace").strip() if latest.is_file() else ""
     return steps.get(named, max(steps.values(), default=0))
 
@@ -167,10 +173,17 @@ def has_saved(out: Path) -> bool:
 
 
 def _whole_steps(out: Path) -> dict[str, int]:
-    """Steps done, by the name of each checkpoint that is whole."""
+    """Steps done, by the name of each checkpoint that is whole; far away, of the latest one."""
+    place = checkpoints_of(out)
+    if isinstance(place, RemotePath):
+        try:
+            named = read_latest(place)
+        except CheckpointError:
+            named = None  # it cannot be reached
+        return {} if named is None else {named: folder_step(place / named)}
     return {
         folder.name: int(folder.name.removeprefix("step-"))
-        for folder in (out / "checkpoints").glob("step-*[0-9]")
+        for folder in place.glob("step-*[0-9]")
         if folder.name.removeprefix("step-").isdecimal() and _is_whole(folder)
     }
 

@@ -201,10 +201,11 @@ def why_not(run: RunFacts) -> str:
 
 def superfluous_checkpoints(run: RunFacts) -> tuple[list[Path], int]:
     """(folders, bytes) of checkpoints beside the one it goes on from and the last finite one."""
+    from weft.checkpoint.place import checkpoints_of
     from weft.checkpoint.store import superfluous
 
-    root = run.folder / "checkpoints"
-    if root.is_symlink() or not root.is_dir():
+    root = checkpoints_of(run.folder)
+    if not isinstance(root, Path) or root.is_symlink() or not root.is_dir():
         return [], 0
     found = [
         folder

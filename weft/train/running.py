@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.checkpoint.entry import CheckpointError
+from weft.checkpoint.place import Place
 from weft.checkpoint.store import last_finite, read_latest
 from weft.config.errors import DivergedError
 from weft.cost.flops import train_flops_per_token
@@ -103,7 +104,7 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
             # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
             evaluate_now_and_then(run, evaluated),
             save_now_and_then(run, saver, progress),
-            end_when_diverged(run, saver, job.checkpoints),
+            end_when_diverged(run, saver, job.checkpoints, job.out),
             profile.begin,
             traffic.skip,
         ]
@@ -291,7 +292,7 @@ def save_now_and_then(run: Run, saver: Saver, progress: Progress) -> Hook:
     return hook
 
 
-def end_when_diverged(run: Run, saver: Saver, root: Path) -> Hook:
+def end_when_diverged(run: Run, saver: Saver, root: Place, out: Path) -> Hook:
     """End after ``train.stop_after_non_finite`` steps in a row whose numbers are not finite, and
     rather than with such a last step. The numbers of a step are the same on every rank.
 
@@ -311,13 +312,13 @@ def end_when_diverged(run: Run, saver: Saver, root: Path) -> Hook:
             raise DivergedError(
                 f"training has diverged: loss {last.loss}, grad_norm {last.grad_norm} at step "
                 f"{last.step}, and no finite numbers since step {last.step - in_a_row}. "
-                + _way_on(root)
+                + _way_on(root, out)
             )
 
     return hook
 
 
-def _way_on(root: Path) -> str:
+def _way_on(root: Place, out: Path) -> str:
     """From the last finite checkpoint of a run."""
     last = last_finite(root) if root.is_dir() else None
     if last is None:
@@ -325,5 +326,5 @@ def _way_on(root: Path) -> str:
     first = "" if last.name == read_latest(root) else f"write {last.name} into {root}/latest, then "
     return (
         f"The last finite checkpoint is {last.name}: {first}the same command with --out "
-        f"{root.parent} goes on from there. {REMEDIES} may help"
+        f"{out} goes on from there. {REMEDIES} may help"
     )

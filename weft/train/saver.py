@@ -16,6 +16,7 @@ from pathlib import Path
 from weft.checkpoint.agent.client import SLOTS, AgentClient, start_agent
 from weft.checkpoint.agent.wire import Commit, Failed, Hello, Save
 from weft.checkpoint.entry import CheckpointError
+from weft.checkpoint.place import Place
 from weft.checkpoint.shard import Shard
 from weft.comm.heartbeat import with_heartbeat
 from weft.platform.detect import free_memory_bytes
@@ -39,10 +40,10 @@ class Saver:
     """
 
     def __init__(
-        self, run: Run, root: Path, logs: Path, *, fingerprint: str, tell: Callable[[str], None]
+        self, run: Run, root: Place, logs: Path, *, fingerprint: str, tell: Callable[[str], None]
     ) -> None:
         self._run = run
-        self._root = root.resolve()
+        self._root = root.resolve() if isinstance(root, Path) else root
         self._logs = logs
         self._fingerprint = fingerprint
         self._tell = tell
@@ -204,6 +205,7 @@ class Saver:
 
     def _start(self) -> str:
         """The agent of this machine; where it answers."""
-        log, root = self._logs / f"agent{self._run.comm.rank}.log", self._root
-        self._process, self._path = start_agent(log, root if self._run.is_main else None)
+        log = self._logs / f"agent{self._run.comm.rank}.log"
+        held = self._root if isinstance(self._root, Path) else self._logs.resolve()
+        self._process, self._path = start_agent(log, held if self._run.is_main else None)
         return str(self._path)

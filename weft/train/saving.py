@@ -7,27 +7,31 @@ samples are functions of the seed and of the step, so there is no generator stat
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.checkpoint.draft import draft
 from weft.checkpoint.entry import JSON, CheckpointError
 from weft.checkpoint.index import rank_file_from_json, rank_file_json
+from weft.checkpoint.place import Place
 from weft.checkpoint.reader import Checkpoint
-from weft.checkpoint.shard import Shard, write_rank
-from weft.checkpoint.store import abandon, begin, commit, prune, temporary
+from weft.checkpoint.remote.path import RemotePath
+from weft.checkpoint.shard import Shard, elements_of
+from weft.checkpoint.store import prune
 from weft.comm.comm import Comm
+from weft.comm.heartbeat import with_heartbeat
 from weft.plan.box import Box
 from weft.plan.model import ParamSpec
 from weft.train.assemble import Built, fill
 from weft.train.loop import Run
 
 
-def save(run: Run, root: Path, step: int, *, fingerprint: str, finite: bool = True) -> None:
+def save(run: Run, root: Place, step: int, *, fingerprint: str, finite: bool = True) -> None:
     """Write the state after ``step`` steps; keep the newest few. Collective.
 
     Args:
@@ -43,29 +47,35 @@ def save(run: Run, root: Path, step: int, *, fingerprint: str, finite: bool = Tr
         _save(run, root, step, fingerprint=fingerprint, finite=finite)
     except CheckpointError:
         if run.is_main:
-            abandon(root, step)
+            draft(root, step, "").abandon()
         raise
 
 
-def _save(run: Run, root: Path, step: int, *, fingerprint: str, finite: bool) -> None:
+def _save(run: Run, root: Place, step: int, *, fingerprint: str, finite: bool) -> None:
     comm = run.comm
-    folder = temporary(root, step)
     shards = shards_of(run.built)
     state = state_of(run, step, shards, fingerprint=fingerprint, finite=finite)
 
-    def begun() -> None:
+    def begun() -> str:
+        name = secrets.token_hex(8)
         if run.is_main:
-            begin(root, step)
+            draft(root, step, name).begin()
+        return name
 
-    together(comm, begun)
-    written = together(comm, lambda: rank_file_json(write_rank(folder, comm.rank, shards)))
+    mine = draft(root, step, together(comm, begun)[0])
+
+    def write() -> JSON:
+        return rank_file_json(mine.write(comm.rank, *elements_of(shards)))
+
+    is_far = isinstance(root, RemotePath)
+    written = together(comm, write, may_be_slow=is_far)
 
     def committed() -> None:
         if run.is_main:
-            commit(root, step, [rank_file_from_json(entry) for entry in written], state)
+            mine.commit([rank_file_from_json(entry) for entry in written], state)
             prune(root, run.config.checkpoint.keep)
 
-    together(comm, committed)
+    together(comm, committed, may_be_slow=is_far)
 
 
 def state_of(
@@ -97,12 +107,19 @@ def state_of(
     return state
 
 
-def together(comm: Comm, part: Callable[[], Any]) -> list[Any]:
-    """Do one part of a save on every rank; if it fails on any, fail on all with its words."""
-    try:
-        answer: dict[str, Any] = {"value": part()}
-    except CheckpointError as error:
-        answer = {"problem": f"rank {comm.rank}: {error}"}
+def together(comm: Comm, part: Callable[[], Any], *, may_be_slow: bool = False) -> list[Any]:
+    """Do one part of a save on every rank; if it fails on any, fail on all with its words.
+
+    ``may_be_slow``: ranks that wait are told that nobody is stuck.
+    """
+
+    def answered() -> dict[str, Any]:
+        try:
+            return {"value": part()}
+        except CheckpointError as error:
+            return {"problem": f"rank {comm.rank}: {error}"}
+
+    answer = with_heartbeat(comm, answered, name="checkpoint") if may_be_slow else answered()
     answers = comm.gather_json(answer, name="checkpoint")
     problems = [entry["problem"] for entry in answers if "problem" in entry]
     if problems:

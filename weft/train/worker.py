@@ -67,7 +67,9 @@ class RankLife:
             built = assemble_model(plan, agreed.spec, comm, optim=config.optim, seq_len=seq_len)
             self._enter("restore")
             if checkpoint is None:
-                fill(built.gradients, initial(config.seed))
+                start = initial(config.seed)
+                wanted = agreed.loading
+                fill(built.gradients, start if wanted is None else wanted.values(start))
             else:
                 hint = f"Without {checkpoint.folder} the run goes on from the checkpoint before it,"
                 with way_out(f"{hint} or begins again."):

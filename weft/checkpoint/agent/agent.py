@@ -8,14 +8,12 @@ facts of their files beside those, and it commits.
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,17 +34,15 @@ from weft.checkpoint.agent.wire import (
     Wire,
     Written,
 )
-from weft.checkpoint.entry import JSON, CheckpointError, RankFile, rank_file_name, told
+from weft.checkpoint.draft import Draft
+from weft.checkpoint.entry import CheckpointError, RankFile, rank_file_name
 from weft.checkpoint.index import rank_file_from_json, rank_file_json
-from weft.checkpoint.rank_file import write_pieces
-from weft.checkpoint.store import abandon, begin, commit, prune, temporary
+from weft.checkpoint.store import prune
 
 FIRST_RANK_S = 120.0
 """An agent that nobody speaks to ends after so long."""
 WRITERS = 4
 """Files that are written at the same time."""
-_LOOK_S = 0.05
-"""How often the folder is looked at for what other machines write."""
 
 T = TypeVar("T")
 
@@ -197,22 +193,20 @@ class Agent:
 
     def _persist(self, pending: _Pending) -> None:
         """Write the files of this machine; commit them with those of the others, or leave facts."""
-        save, order = pending.save, pending.order
+        save, order, draft = pending.save, pending.order, pending.save.draft()
         if order is None:
-            _until(lambda: _mark(save).exists() or None, f"step {save.step}", save.timeout_s)
-            for facts in _written(pending):
-                _leave(save, facts.file, rank_file_json(facts))
+            _wait_for(draft, save)
+            for number, facts in _written(pending, draft).items():
+                draft.leave(number, rank_file_json(facts))
             return
         began = time.monotonic()
-        begin(save.folder, save.step)
+        draft.begin()
         try:
-            _mark(save).touch()
-            files = _written(pending)
-            files += _from_others(order, {facts.file for facts in files})
-            _mark(save).unlink()
-            commit(save.folder, save.step, files, order.state)
+            mine = _written(pending, draft)
+            files = [*mine.values(), *_from_others(order, draft, mine.keys())]
+            draft.commit(files, order.state)
         except Exception:
-            abandon(save.folder, save.step)
+            draft.abandon()
             raise
         num_bytes = sum(facts.bytes for facts in files)
         saved = Saved(step=save.step, seconds=time.monotonic() - began, bytes=num_bytes)
@@ -220,7 +214,7 @@ class Agent:
             if _commits(rank):
                 rank.wire.send(saved)
         try:
-            prune(save.folder, order.keep)
+            prune(save.place, order.keep)
         except CheckpointError as error:
             sys.stderr.write(f"step {save.step}: older checkpoints: {error}\n")
 
@@ -229,9 +223,10 @@ class Agent:
         save = pending.save
         problem = f"a rank ended before it had copied step {save.step}"
         if not self._commits:  # otherwise nothing was opened
-            _until(lambda: _mark(save).exists() or None, f"step {save.step}", save.timeout_s)
-            for rank in sorted(self._here):
-                _leave(save, rank_file_name(rank), {"problem": problem})
+            draft = save.draft()
+            _wait_for(draft, save)
+            for number in sorted(self._here):
+                draft.leave(number, {"problem": problem})
         raise CheckpointError(problem)
 
     def _unname(self) -> None:
@@ -245,69 +240,42 @@ def _commits(rank: _Rank) -> bool:
     return rank.hello is not None and rank.hello.commits
 
 
-def _written(pending: _Pending) -> list[RankFile]:
+def _written(pending: _Pending, draft: Draft) -> dict[int, RankFile]:
     """Facts of the files of this machine's ranks, by rank."""
-    folder = temporary(pending.save.folder, pending.save.step)
 
-    def write(rank: _Rank, slot: int) -> RankFile:
+    def write(rank: _Rank, slot: int) -> tuple[int, RankFile]:
         assert rank.hello is not None, "a snapshot before hello"
-        image = rank.images[slot]
-        return write_pieces(folder, rank.hello.rank, image.pieces, image.data)
+        image, number = rank.images[slot], rank.hello.rank
+        return number, draft.write(number, image.pieces, image.data)
 
     with ThreadPoolExecutor(WRITERS, "writer") as pool:
         under_way = [pool.submit(write, *each) for each in pending.slots.items()]
-        return [future.result() for future in under_way]
+        return dict(future.result() for future in under_way)
 
 
-def _mark(save: Save) -> Path:
-    """A file that says that the folder of a step is this save's."""
-    return temporary(save.folder, save.step) / f"save-{save.name}"
+def _wait_for(draft: Draft, save: Save) -> None:
+    """Return when whoever commits has begun."""
+    _until(lambda: draft.is_open() or None, f"step {save.step}", save.timeout_s, draft.look_s)
 
 
-def _facts_file(save: Save, file: str) -> Path:
-    return (temporary(save.folder, save.step) / file).with_suffix(".facts.json")
-
-
-def _leave(save: Save, file: str, facts: Mapping[str, JSON]) -> None:
-    path = _facts_file(save, file)
-    draft = path.with_suffix(".tmp")
-    with told("written", path):
-        draft.write_text(json.dumps(facts))
-        draft.replace(path)
-
-
-def _from_others(order: Commit, mine: set[str]) -> list[RankFile]:
+def _from_others(order: Commit, draft: Draft, mine: Collection[int]) -> list[RankFile]:
     """What agents of other machines left, once all is there."""
     found = []
-    for rank in range(order.world_size):
-        name = rank_file_name(rank)
-        if name in mine:
-            continue
-        path = _facts_file(order.save, name)
-        what = f"{name} of another machine"
-        data = _until(partial(_json, path), what, order.save.timeout_s)
+    for rank in sorted(set(range(order.world_size)) - set(mine)):
+        what = f"{rank_file_name(rank)} of another machine"
+        left = partial(draft.left, rank)
+        data = _until(left, what, order.save.timeout_s, draft.look_s)
         if "problem" in data:
             raise CheckpointError(f"rank {rank}: {data['problem']}")
-        path.unlink()
         found.append(rank_file_from_json(data))
     return found
 
 
-def _json(path: Path) -> dict[str, JSON] | None:
-    try:
-        data: dict[str, JSON] = json.loads(path.read_text())
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ESTALE):
-            raise
-        return None
-    return data
-
-
-def _until(found: Callable[[], T | None], what: str, timeout_s: float) -> T:
+def _until(found: Callable[[], T | None], what: str, timeout_s: float, look_s: float) -> T:
     """What ``found`` finds, once it does. Raises CheckpointError after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while (result := found()) is None:
         if time.monotonic() > deadline:
             raise CheckpointError(f"waited {timeout_s:.0f} s for {what}")
-        time.sleep(_LOOK_S)
+        time.sleep(look_s)
     return result

@@ -42,7 +42,8 @@ def start_agent(log: Path, root: Path | None) -> tuple[subprocess.Popen[bytes], 
     """Start the agent of this machine; it answers at the path. What it complains of is in ``log``.
 
     It is no part of this process's group or session, and outlives it where there is work left.
-    ``root``: checkpoints that it commits: it holds the folder as long as it lives.
+    ``root``: of the checkpoints that it commits, or of what stands for them on this machine: it
+    holds that folder as long as it lives.
 
     Raises OSError where the machine refuses.
     """

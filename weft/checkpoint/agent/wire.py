@@ -11,10 +11,11 @@ import socket
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
+from weft.checkpoint.draft import Draft, draft
 from weft.checkpoint.entry import JSON
+from weft.checkpoint.place import Place, place_of
 
 _READ = 1 << 16
 _MOST_FILES = 4
@@ -56,8 +57,12 @@ class Save:
     """How long other machines may take for their part after this one."""
 
     @property
-    def folder(self) -> Path:
-        return Path(self.root)
+    def place(self) -> Place:
+        return place_of(self.root)
+
+    def draft(self) -> Draft:
+        """Its part in the storage."""
+        return draft(self.place, self.step, self.name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

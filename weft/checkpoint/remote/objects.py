@@ -9,6 +9,7 @@ from __future__ import annotations
 import configparser
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -107,8 +108,11 @@ def _told() -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    text = str(error).partition("\n\nDebug source")[0]
-    return " ".join(text.split())[:400]
+    text = " ".join(str(error).partition("\n\nDebug source")[0].split())
+    answer = re.search(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", text)
+    if answer:
+        return f"{answer[1]}: {answer[2]}"
+    return re.sub(r" https?://\S+", "", text)[:400]
 
 
 def _endpoint() -> str:

@@ -1,0 +1,274 @@
+"""Checkpoints from and to folders of ``torch.distributed.checkpoint`` (DCP).
+
+A parameter NAME is ``model.NAME`` there and an optimizer's tensor ``optim.state.NAME.KIND``: what
+``dcp.load`` puts into ``{"model": ..., "optim": {"state": ...}}``. What a Weft checkpoint says
+besides tensors is JSON, as bytes in ``weft.state``.
+
+The ``.metadata`` of such a folder is a pickle, and unpickling runs what the file says. It is
+read by an unpickler that makes objects of the few classes that describe tensors, named one by one
+below, and refuses any other name, functions too. Tensors are read with ``weights_only``. Entries
+that are no tensors would need a full unpickling, so they are never read: they are named and left
+out.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from weft.checkpoint.draft import draft
+from weft.checkpoint.entry import JSON, CheckpointError, told
+from weft.checkpoint.place import Place
+from weft.checkpoint.reader import Checkpoint, open_checkpoint
+from weft.checkpoint.shard import DTYPE_CODES, Shard, elements_of
+from weft.checkpoint.store import candidates
+from weft.checkpoint.verify import verify
+from weft.plan.box import Box
+
+METADATA = ".metadata"
+_STATE = "weft.state"
+_PARAM = "model."
+_OPTIM = ("optim.state.", "optimizer.state.")
+_STEP = "step"
+"""A number of the optimizer, beside its tensors: updates done."""
+
+_META = "torch.distributed.checkpoint.metadata"
+_ADMITTED = {
+    _META: {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch": {"Size", *(str(dtype).removeprefix("torch.") for dtype in DTYPE_CODES)},
+    "torch.serialization": {"_get_layout"},
+    "collections": {"OrderedDict"},
+    "builtins": {"set"},
+    "pathlib": {"PosixPath", "PurePosixPath"},
+}
+"""Module -> names: classes of data, and ``_get_layout``, which looks a name up in a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What a conversion did."""
+
+    place: str
+    num_tensors: int
+    left_out: list[str]
+    """Entries that are no tensors, or of no kind that a checkpoint holds."""
+
+
+def to_dcp(checkpoint: Checkpoint, folder: Path) -> Converted:
+    """Write a checkpoint as one of DCP, and compare what it gives back; memory holds all of it.
+
+    Raises CheckpointError where the folder cannot be written, or a file is damaged.
+    """
+    tensors: dict[str, Tensor] = {}
+    for kind in checkpoint.kinds:
+        for name in checkpoint.names(kind):
+            key = _PARAM + name if kind == "param" else f"{_OPTIM[0]}{name}.{kind}"
+            tensors[key] = checkpoint.read(name, kind)
+    updates = checkpoint.state.get("updates")
+    if isinstance(updates, int):
+        for name in _with_state(checkpoint):
+            tensors[f"{_OPTIM[0]}{name}.{_STEP}"] = torch.tensor(float(updates))
+    said = {"step": checkpoint.step, "state": checkpoint.state}
+    text = bytearray(json.dumps(said).encode())
+    tensors[_STATE] = torch.frombuffer(text, dtype=torch.uint8)
+    with told("written", folder), _alone():
+        save(_nested(tensors), checkpoint_id=folder, no_dist=True)
+    _compare(folder, tensors)
+    return Converted(str(folder), len(tensors) - 1, [])
+
+
+def from_dcp(folder: Path, root: Place) -> Converted:
+    """Make a checkpoint in ``root`` of a folder of DCP, and read every byte of it again.
+
+    One that ``to_dcp`` wrote keeps its step and all that it says. Any other becomes step 0: its
+    names have to be those of the model, as ``weft checkpoint show`` lists them.
+
+    Raises CheckpointError where the folder is not one that can be read safely, holds no parameter,
+    or ``root`` holds checkpoints already.
+    """
+    if root.is_dir() and candidates(root):
+        raise CheckpointError("holds checkpoints already", file=root)
+    metadata = _Reader(folder).read_metadata()
+    wanted = {
+        key: entry
+        for key, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata) and (key == _STATE or _place(key) is not None)
+    }
+    if not any(key.startswith(_PARAM) for key in wanted):
+        raise CheckpointError(f"holds no tensor {_PARAM}NAME", file=folder)
+    tensors = _read(folder, wanted)
+    step, state = _said(tensors.pop(_STATE, None), folder)
+    steps = {int(tensor) for key, tensor in tensors.items() if _is_step(key)}
+    shards = [_shard(key, tensor) for key, tensor in tensors.items() if not _is_step(key)]
+    if steps:
+        state.setdefault("updates", max(steps))
+    one = draft(root, step, "import")
+    one.begin()
+    made = one.commit([one.write(0, *elements_of(shards))], state)
+    found = verify(made)
+    if not found.ok:
+        raise CheckpointError("; ".join(found.problems[:3]), file=made)
+    left_out = sorted(set(metadata.state_dict_metadata) - set(wanted))
+    return Converted(str(made), len(shards), left_out)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes what describes tensors, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in _ADMITTED.get(module, ()):
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+class _Reader(FileSystemReader):
+    """PyTorch's own, but for the pickle."""
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        path = Path(self.path) / METADATA
+        with told("read", path), path.open("rb") as file:
+            try:
+                metadata = _Unpickler(file).load()
+            except (pickle.UnpicklingError, EOFError, AttributeError, TypeError) as error:
+                problem = f"is not the metadata of a checkpoint, and is not unpickled: {error}"
+                raise CheckpointError(problem, file=path) from error
+        if not isinstance(metadata, Metadata):
+            raise CheckpointError(f"is a {type(metadata).__name__}", file=path)
+        for info in dict(metadata.storage_data or {}).values():
+            if Path(info.relative_path).name != info.relative_path:
+                raise CheckpointError(f"names a file elsewhere: {info.relative_path}", file=path)
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+def _read(folder: Path, wanted: Mapping[str, TensorStorageMetadata]) -> dict[str, Tensor]:
+    tensors = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype) for key, entry in wanted.items()
+    }
+    unlike = [key for key, tensor in tensors.items() if tensor.dtype not in DTYPE_CODES]
+    if unlike:
+        raise CheckpointError(f"is of {tensors[unlike[0]].dtype}", file=folder, tensor=unlike[0])
+    try:
+        with _alone():
+            load(dict(tensors), storage_reader=_Reader(folder), no_dist=True)
+    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+        problem = f"cannot be read: {type(error).__name__}: {error}"
+        raise CheckpointError(problem, file=folder) from error
+    return tensors
+
+
+def _compare(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    entries = _Reader(folder).read_metadata().state_dict_metadata
+    found = _read(
+        folder, {key: each for key, each in entries.items() if not isinstance(each, _BYTES)}
+    )
+    for key, tensor in tensors.items():
+        if key not in found or not torch.equal(found[key].view(-1), tensor.view(-1)):
+            raise CheckpointError("is not what was written", file=folder, tensor=key)
+
+
+_BYTES = BytesStorageMetadata
+
+
+def _nested(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """As training code has it: names of modules and kinds are not taken apart."""
+    state: dict[str, Any] = {"model": {}, "optim": {"state": {}}}
+    for key, tensor in tensors.items():
+        kind, name = _place(key) or ("", "")
+        if kind == "param":
+            state["model"][name] = tensor
+        elif kind:
+            state["optim"]["state"].setdefault(name, {})[kind] = tensor
+        else:
+            state[key] = tensor
+    return state
+
+
+def _place(key: str) -> tuple[str, str] | None:
+    """(kind, name) of a tensor by its name in DCP; None for what no checkpoint holds."""
+    if key.startswith(_PARAM):
+        return "param", key.removeprefix(_PARAM)
+    for prefix in _OPTIM:
+        name, dot, kind = key.removeprefix(prefix).rpartition(".")
+        if key.startswith(prefix) and dot and name and kind:
+            return kind, name
+    return None
+
+
+def _with_state(checkpoint: Checkpoint) -> Iterator[str]:
+    kinds = [kind for kind in checkpoint.kinds if kind != "param"]
+    yield from dict.fromkeys(name for kind in kinds for name in checkpoint.names(kind))
+
+
+def _is_step(key: str) -> bool:
+    return (_place(key) or ("",))[0] == _STEP
+
+
+def _shard(key: str, tensor: Tensor) -> Shard:
+    place = _place(key)
+    assert place is not None, key
+    kind, name = place
+    shape = tuple(tensor.shape)
+    return Shard(name, kind, shape, Box.whole(shape), tensor)
+
+
+def _said(data: Tensor | None, folder: Path) -> tuple[int, dict[str, JSON]]:
+    """Step and state that ``to_dcp`` kept of a checkpoint, or those of a new run."""
+    if data is None:
+        return 0, {"step": 0, "samples": 0}
+    try:
+        said = json.loads(bytes(data.tolist()))
+        step, state = said["step"], said["state"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(f"cannot be read: {error}", file=folder, tensor=_STATE) from error
+    if not (type(step) is int and 0 <= step < 10**18 and isinstance(state, dict)):
+        raise CheckpointError(f"says step {step!r}", file=folder, tensor=_STATE)
+    return step, state
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One process is what is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
+
+
+def convert(source: Place, out: Path, to: str) -> Converted:
+    """``to``: "dcp" or "weft"."""
+    if to == "dcp":
+        return to_dcp(open_checkpoint(source), out)
+    if not isinstance(source, Path):
+        raise CheckpointError("is far away: a folder of DCP is read from this machine", file=source)
+    return from_dcp(source, out / "checkpoints")

@@ -1,0 +1,136 @@
+"""Begin a run with parameters of another one: those that fit, and of the rest what is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import Tensor
+
+from weft.checkpoint.place import place_of
+from weft.checkpoint.reader import Checkpoint, open_checkpoint
+from weft.config.errors import ConfigError, ConfigErrors
+from weft.config.sections import CheckpointConfig
+from weft.plan.box import Box
+from weft.plan.model import ParamSpec
+from weft.train.assemble import Values
+
+LOAD = "checkpoint.load"
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Which parameters of a new run come from a checkpoint. The optimizer begins anew."""
+
+    checkpoint: Checkpoint
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    """Not stored: they get their initial values."""
+    resized: tuple[str, ...]
+    """Stored smaller or larger: what both have is loaded, the rest gets its initial values."""
+    unused: tuple[str, ...]
+    """Stored, and the model has no such parameter."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the model."""
+
+    def values(self, start: Values) -> Values:
+        """``start``: initial values."""
+
+        def values(out: Tensor, spec: ParamSpec, box: Box) -> None:
+            if spec.name in self.loaded:
+                self.checkpoint.read_into(out, spec.name, "param", box)
+                return
+            start(out, spec, box)
+            if spec.name in self.resized:
+                common = Box.whole(self.checkpoint.shape(spec.name)).intersect(box)
+                if common is not None:
+                    part = out[common.within(box).slices()]
+                    self.checkpoint.read_into(part, spec.name, "param", common)
+
+        return values
+
+    def report(self) -> list[str]:
+        """What a person should know before the first step."""
+        of = f"{self.checkpoint.folder}, step {self.checkpoint.step}"
+        lines = [*self.checkpoint.notes, f"loaded {len(self.loaded)} parameters of {of}"]
+        for name in self.resized:
+            stored = self.checkpoint.shape(name)
+            lines.append(f"resized {name}: stored {stored}, the model has {self.shapes[name]}")
+        if self.missing:
+            lines.append(f"not stored, with initial values: {', '.join(self.missing)}")
+        if self.unused:
+            lines.append(f"stored and not used: {', '.join(self.unused)}")
+        return lines
+
+
+def loading(config: CheckpointConfig, params: Iterable[ParamSpec]) -> Loading | None:
+    """What ``checkpoint.load`` asks for; None where it asks for nothing.
+
+    Raises:
+        ConfigErrors: every parameter that is missing, left over or of another shape without leave,
+            and every leave that nothing needs.
+        CheckpointError: there is no checkpoint, or it is damaged.
+    """
+    if config.load is None:
+        return None
+    checkpoint = open_checkpoint(place_of(config.load, LOAD))
+    shapes = {param.name: tuple(param.shape) for param in params}
+    stored = {name: checkpoint.shape(name) for name in checkpoint.names()}
+    both = [name for name in shapes if name in stored]
+    unlike = [name for name in both if stored[name] != shapes[name]]
+    missing = [name for name in shapes if name not in stored]
+    unused = [name for name in stored if name not in shapes]
+    folder = checkpoint.folder
+    errors = [
+        *_unlike_dimensions(config.load, unlike, stored, shapes),
+        *_refusals(
+            "allow_missing",
+            config.allow_missing,
+            {name: f"{name} {shapes[name]} is not stored in {folder}." for name in missing},
+        ),
+        *_refusals(
+            "allow_resized",
+            config.allow_resized,
+            {n: f"{n} {shapes[n]} is stored as {stored[n]} in {folder}." for n in unlike},
+        ),
+        *_refusals(
+            "allow_unused",
+            config.allow_unused,
+            {name: f"The model has no {name} {stored[name]} of {folder}." for name in unused},
+        ),
+    ]
+    if errors:
+        raise ConfigErrors(errors)
+    return Loading(
+        checkpoint=checkpoint,
+        loaded=tuple(sorted(set(both) - set(unlike), key=both.index)),
+        missing=tuple(missing),
+        resized=tuple(unlike),
+        unused=tuple(unused),
+        shapes=shapes,
+    )
+
+
+def _unlike_dimensions(
+    load: str,
+    names: Sequence[str],
+    stored: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Iterator[ConfigError]:
+    """Rows may be more or fewer; a vector is no matrix."""
+    for name in names:
+        if len(stored[name]) != len(shapes[name]):
+            expected = f"{name} with {len(shapes[name])} dimensions (it has {stored[name]})"
+            yield ConfigError(LOAD, load, expected)
+
+
+def _refusals(key: str, patterns: Sequence[str], why: Mapping[str, str]) -> Iterator[ConfigError]:
+    """What needs leave and has none, and leave that nothing needs. ``why``: by name."""
+    for name, reason in why.items():
+        if not any(fnmatchcase(name, pattern) for pattern in patterns):
+            yield ConfigError(f"checkpoint.{key}", patterns, f"a pattern for {name}", reason)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in why):
+            expected = f"patterns that something needs ({pattern!r} would have no effect)"
+            yield ConfigError(f"checkpoint.{key}", patterns, expected)
