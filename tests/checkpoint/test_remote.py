@@ -173,7 +173,7 @@ def test_what_a_killed_save_left(s3: S3) -> None:
         one = draft(root, step, "killed")
         one.begin()
         one.write(0, *elements_of(rank_shards(step)[0]))
-    assert [each.step for each in list_checkpoints(root)] == [1]
+        assert [each.step for each in list_checkpoints(root)] == [1]
     (problem,) = verify(root).problems
     assert problem.endswith("/step-00000001/rank-00000-killed.safetensors: is not in the index")
     save_far(root, 3, seed=3)
