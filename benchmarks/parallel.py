@@ -1,6 +1,6 @@
 """Ways to spread a model over two processes: Weft against PyTorch's own, one thread each.
 
-    python -m benchmarks.parallel [--only dp,zero,tp,pp] [--rounds N] [--steps N]
+    python -m benchmarks.parallel [--only dp,zero,tp,pp,pieces] [--rounds N] [--steps N]
                                   [--device cuda] [--json]
 
 Both sides train the same 10.5 M-parameter Llama from the same values on the same 2,048 tokens a
@@ -8,6 +8,7 @@ step; their losses are compared first. They take turns of a few steps in the sam
 both at once, and who begins changes from round to round. Read the ratio (theirs / ours; above 1,
 Weft is faster) and its spread over rounds; that of CPU time is the steadier one where other work
 shares the machine, but it does not see waiting, which is what a pipeline's schedule is about.
+``--only pieces`` compares Weft with itself: tensor parallelism all at once, and in pieces.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -75,7 +76,11 @@ class Case:
 
     name: str
     plan: Plan
-    peers: Mapping[str, Callable[[ModelSpec, AdamWConfig, torch.device], Step]]
+    peers: Mapping[str, Callable[[ModelSpec, AdamWConfig, torch.device], Step]] = field(
+        default_factory=dict
+    )
+    plans: Mapping[str, Plan] = field(default_factory=dict)
+    """Of Weft itself, to compare with."""
 
     @property
     def kind(self) -> str:
@@ -87,11 +92,13 @@ class Case:
         return self.plan.pipelines[0].stages[0].precision
 
 
-def shared(*, zero: ZeroLevel = 0, precision: Precision = "fp32", tp: int = 1) -> Plan:
+def shared(
+    *, zero: ZeroLevel = 0, precision: Precision = "fp32", tp: int = 1, pieces: int = 1
+) -> Plan:
     """One stage on both ranks."""
     mesh = Mesh.of(range(WORLD_SIZE), dp=WORLD_SIZE // tp, tp=tp)
     layers = (0, spec().num_layers)
-    stage = StagePlan(mesh=mesh, layers=layers, precision=precision, zero=zero)
+    stage = StagePlan(mesh=mesh, layers=layers, precision=precision, zero=zero, pieces=pieces)
     pipeline = PipelinePlan(stages=(stage,), samples=SAMPLES, microbatch=SAMPLES)
     return Plan(num_layers=spec().num_layers, pipelines=(pipeline,))
 
@@ -129,6 +136,11 @@ def cases() -> list[Case]:
         Case(name="pp 1f1b", plan=staged("1f1b"), peers={"Schedule1F1B": f1b}),
         Case(name="pp gpipe", plan=staged("gpipe"), peers={"ScheduleGPipe": gpipe}),
         Case(name="pp zb-h1", plan=staged("zb-h1"), peers={"Schedule1F1B": f1b}),
+        Case(
+            name="pieces of tp 2",
+            plan=shared(tp=2),
+            plans={f"{n} pieces": shared(tp=2, pieces=n) for n in (2, 4)},
+        ),
     ]
 
 
@@ -175,8 +187,9 @@ def measure(
     case = cases()[number]
     comm, platform = joined(address, device)
     join_default_group(address, platform)
-    ours, settle = weft_step(case.plan, comm)
-    contenders = {"weft": ours} | {
+    plans = {"weft": case.plan, **case.plans}
+    built = {name: weft_step(plan, comm) for name, plan in plans.items()}
+    contenders = {name: step for name, (step, _) in built.items()} | {
         n: make(spec(), OPTIM, comm.device) for n, make in case.peers.items()
     }
     times = {name: Times([], [], []) for name in contenders}
@@ -190,7 +203,8 @@ def measure(
             dist.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
             losses = [contenders[name](tokens) for tokens in batches]
-            settle()
+            for _, settle in built.values():
+                settle()
             platform.synchronize()
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             if turn:
@@ -274,7 +288,7 @@ def _ratios(seconds: Mapping[str, list[float]]) -> dict[str, dict[str, Any]]:
 def main() -> None:
     """Run the comparisons and print them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="dp,zero,tp,pp", help="kinds, with commas between")
+    parser.add_argument("--only", default="dp,zero,tp,pp", help="kinds, and pieces, with commas")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=2, help="steps of one turn")
     add_device(parser)

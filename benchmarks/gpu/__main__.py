@@ -36,7 +36,8 @@ THEMES = {part.name: part for module in (environment, correct, speed, memory, fa
 ORDER = (
     "environment", "verify-fp64", "speed-1b", "verify-fp32", "memory", "speed-8b-slice",
     "checkpoint", "shared", "mixed", "prediction", "attention", "head", "faults", "gradients",
-    "long-run", "sanitizer", "links", "company", "among-cards", "peers", "faults-many", "exposed",
+    "long-run", "sanitizer", "links", "company", "among-cards", "peers", "pieces",
+    "faults-many", "exposed",
 )  # fmt: skip
 """The most important first."""
 PARTS: tuple[Part, ...] = tuple(THEMES[name] for name in ORDER)

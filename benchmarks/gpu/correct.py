@@ -339,6 +339,7 @@ def _divided(here: Here) -> Iterator[tuple[str, Plan]]:
     for tp in (2, 4, 8):
         if tp <= min(number, 2 if here.is_host else 8):
             yield f"tp {tp}", mesh_plan(device, tp=tp)
+    yield "tp 2 in 3 pieces", mesh_plan(device, tp=2, pieces=3)
     if number >= 4 and not here.is_host:
         yield "dp 2 x tp 2", mesh_plan(device, dp=2, tp=2)
         yield "pp 2 x dp 2, ZeRO 3", mesh_plan((device,) * 2, dp=2, zero=3)

@@ -373,16 +373,47 @@ def divided(address: RankAddress, plan: Plan, spec: ModelSpec, seq_len: int) -> 
     return seconds[WARM_UP:]
 
 
-def among_cards(here: Here, found: Found) -> None:
-    """An 8B model over all cards in several ways."""
+def _many(here: Here, found: Found) -> tuple[ModelSpec, int, tuple[int, ...], dict[str, Any]]:
+    """An 8B model, or what of it the cards hold; its tokens, all ranks, and how they compute."""
     many = 2 if here.is_host else 2 ** (here.number.bit_length() - 1)
     spec, seq_len, _ = model_of(here, "8b")
     if here.is_big and here.memory_gib * many > WHOLE_8B_GIB:
         spec = replace(spec, num_layers=32)
     found.measures("model", f"{spec.num_layers} layers of {spec.d_model}, {many} ranks")
-    half = spec.num_layers // 2
-    ranks, compiled = tuple(range(many)), not here.is_host
-    settings = {"device": here.device, "precision": here.fast, "compile": compiled}
+    settings = {"device": here.device, "precision": here.fast, "compile": not here.is_host}
+    return spec, seq_len, tuple(range(many)), settings
+
+
+def _measure(
+    here: Here, found: Found, spec: ModelSpec, seq_len: int, ways: dict[str, tuple[StagePlan, ...]]
+) -> None:
+    """Tokens a second of a model divided in these ways."""
+    for name, stages in ways.items():
+        many = sum(len(stage.mesh.ranks) for stage in stages)
+        pipeline = PipelinePlan(stages=stages, samples=2 * many, microbatch=many)
+        plan = Plan(num_layers=spec.num_layers, pipelines=(pipeline,))
+        with here.pool() as pool:
+            times = pool.run(divided, plan, spec, seq_len, world_size=many)
+        slowest = statistics.median(max(each) for each in zip(*times, strict=True))
+        found.measures(f"{name}, tokens/s", 2 * many * seq_len / slowest)
+    found.proves(f"{len(ways)} ways to divide it train")
+
+
+def pieces(here: Here, found: Found) -> None:
+    """Tensor parallelism all at once, and in pieces beside products."""
+    spec, seq_len, ranks, settings = _many(here, found)
+    mesh = Mesh.of(ranks[:8], tp=len(ranks[:8]))
+    stages = {
+        f"{n} pieces": (StagePlan(mesh=mesh, layers=(0, spec.num_layers), pieces=n, **settings),)
+        for n in (1, 2, 4)
+    }
+    _measure(here, found, spec, seq_len, stages)
+
+
+def among_cards(here: Here, found: Found) -> None:
+    """An 8B model over all cards in several ways."""
+    spec, seq_len, ranks, settings = _many(here, found)
+    many, half = len(ranks), spec.num_layers // 2
     whole = {"layers": (0, spec.num_layers), **settings}
     ends = ((0, half), (half, spec.num_layers))
     parts = (ranks[: many // 2], ranks[many // 2 :])
@@ -397,14 +428,7 @@ def among_cards(here: Here, found: Found) -> None:
         )
         for part, end in zip(parts, ends, strict=True)
     )
-    for name, stages in ways.items():
-        pipeline = PipelinePlan(stages=stages, samples=2 * many, microbatch=many)
-        plan = Plan(num_layers=spec.num_layers, pipelines=(pipeline,))
-        with here.pool() as pool:
-            times = pool.run(divided, plan, spec, seq_len, world_size=many)
-        slowest = statistics.median(max(each) for each in zip(*times, strict=True))
-        found.measures(f"{name}, tokens/s", 2 * many * seq_len / slowest)
-    found.proves(f"{len(ways)} ways to divide it train")
+    _measure(here, found, spec, seq_len, ways)
 
 
 PARTS = (
@@ -418,6 +442,8 @@ PARTS = (
     Part(name="prediction", asks="a profile, and predicted against measured", run=prediction,
          minutes=8),
     Part(name="links", asks="collectives between two cards", run=links, minutes=4, devices=2),
+    Part(name="pieces", asks="tensor parallelism all at once and in pieces", run=pieces,
+         minutes=8, devices=2),
     Part(name="peers", asks="beside DDP, FSDP2, DTensor and pipelines of PyTorch", run=peers,
          minutes=8, devices=2),
 )  # fmt: skip

@@ -239,6 +239,30 @@ def test_recomputed_layers_talk_again() -> None:
     assert full.forward_s == off.forward_s
 
 
+def test_of_sums_in_pieces_one_is_waited_for() -> None:
+    """And what takes longer than computing as much; each piece has the latency of a message."""
+    fabric = replace(FABRIC, inside_latency_s=5.0)
+    whole, cut = on("tp 8"), on("tp 8", pieces=4)
+    waits = 32 * 4 * sent(SHAPE, whole.work._replace(seq_len=1024), fabric)["sums"]
+    assert waits > 32 * sent(SHAPE, whole.work, fabric)["sums"]
+    for speed, waited in ((1.0, waits / 4), (1e30, waits)):
+        hardware = Hardware(chip=roofline(flops_s=speed, attention_flops_s=speed), fabric=fabric,
+                            software=Software())  # fmt: skip
+        alone = compute_seconds(SHAPE, cut.work, hardware.chip)
+        both = stage_times(SHAPE, cut, hardware)
+        assert both.forward_s - alone.forward_s == pytest.approx(waited, rel=1e-6)
+        assert both.input_grad_s - alone.input_grad_s == pytest.approx(waited, rel=1e-6)
+    links = 32 * sent(SHAPE, whole.work)["sums"]
+    slow = Hardware(
+        chip=roofline(flops_s=1e6, attention_flops_s=1e6), fabric=FABRIC, software=Software()
+    )
+    ends = compute_seconds(SHAPE, cut.work._replace(layers=(0, 0)), slow.chip).forward_s
+    both = compute_seconds(SHAPE, cut.work, slow.chip).forward_s
+    assert links / 8 < both - ends < links
+    hidden = 3 / 4 * (both - ends)
+    assert stage_times(SHAPE, cut, slow).forward_s == pytest.approx(both + links - hidden)
+
+
 @pytest.mark.parametrize("hidden", [0.0, 0.75, 1.0])
 def test_level_3_takes_the_longer_of_computing_and_gathering(hidden) -> None:
     hardware = Hardware(chip=roofline(), fabric=FABRIC, software=Software(data_hidden=hidden))

@@ -19,6 +19,7 @@ SOME = [
     ("domains-zero3-pipelines", 1, 9),
     ("domains-three-unlike", 2, 10),
     ("domains-unlike-pipelines-tp", 1, 11),
+    ("pieces3-tp3-uneven", 1, 12),
 ]
 """With a number of hardware queues, and a seed."""
 

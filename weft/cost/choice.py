@@ -11,7 +11,7 @@ from itertools import product
 from math import ceil, prod
 from typing import NamedTuple
 
-from weft.cluster.cluster import Dtype
+from weft.cluster.cluster import HOST, Dtype
 from weft.cost.work import (
     ALL_BY_ADAMW,
     ALL_PARTS,
@@ -49,6 +49,8 @@ class StageChoice(NamedTuple):
     axes: Axes = ()
     """Sizes of the mesh, those above 1, outermost first."""
     passes: int = 1
+    pieces: int = 1
+    """Of sums inside layers, where links work beside the chip."""
     pipelines: int = 1
     """Side by side, which hold the same parameters, this one counted."""
     state: StateBytes = BF16_STATE
@@ -165,6 +167,7 @@ def choice_of(
         ),
         axes=axes,
         passes=stage.passes,
+        pieces=1 if stage.device == HOST else stage.pieces,
         pipelines=num_pipelines,
         state=training.state(stage.precision),
         trained=training.parts(stage.layers),

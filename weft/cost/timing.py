@@ -10,7 +10,7 @@ from weft.cost.rates import CostFunction, compute_seconds
 from weft.cost.sends import Inside, layer_sends
 from weft.cost.times import StageTimes
 from weft.cost.traffic import Fabric
-from weft.cost.work import StageWork, layers_by_kind
+from weft.cost.work import layers_by_kind
 from weft.models.shape import ModelShape
 
 
@@ -84,16 +84,20 @@ def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> S
     """One full microbatch of one stage, with all that it has to wait for inside the stage, and what
     it adds once a step."""
     work = choice.work
-    computed = compute_seconds(shape, work, hardware.chip)
     software, slow = hardware.software, hardware.software.slowdown
-    sent = message_seconds(shape, work, hardware)
+    computed = compute_seconds(shape, work, hardware.chip)
+    sent = back = message_seconds(shape, choice, hardware, 0.0)
+    if choice.pieces > 1:
+        layers = compute_seconds(shape, work._replace(embeds=False, predicts=False), hardware.chip)
+        sent = message_seconds(shape, choice, hardware, layers.forward_s * slow)
+        back = message_seconds(shape, choice, hardware, layers.input_grad_s * slow)
     again = sent if work.recompute == "full" else 0.0
     idle = software.layer_s * (work.num_layers + work.embeds + work.predicts)
     twice = 2.0 if work.recompute == "full" else 1.0
     added = 0.0 if work.frozen else software.accumulate_bytes * sum(trained_params(shape, choice))
     times = StageTimes(
         forward_s=computed.forward_s * slow + sent + idle,
-        input_grad_s=computed.input_grad_s * slow + sent + again + idle * twice,
+        input_grad_s=computed.input_grad_s * slow + back + again + idle * twice,
         weight_grad_s=computed.weight_grad_s * slow + idle + hardware.chip.moving_seconds(added),
     )
     holders = choice.holders(hardware.fabric.chips_per_node)
@@ -104,12 +108,24 @@ def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> S
     return times.scaled(choice.passes, state.update_s(beside_s))
 
 
-def message_seconds(shape: ModelShape, work: StageWork, hardware: Hardware) -> float:
-    """Of messages inside the layers of one forward that nothing hides."""
+def message_seconds(
+    shape: ModelShape, choice: StageChoice, hardware: Hardware, beside_s: float
+) -> float:
+    """Of messages inside the layers of one forward that nothing hides.
+
+    ``beside_s``: computing of these layers. Of sums in pieces one piece is waited for, and of the
+    others what takes longer than computing as much.
+    """
     total = 0.0
-    for experts, number in layers_by_kind(shape, work.layers):
-        for send in layer_sends(shape, work, experts=experts):
-            total += number * send.seconds(hardware.fabric) * hardware.software.seen(send.what)
+    for experts, number in layers_by_kind(shape, choice.work.layers):
+        for send in layer_sends(shape, choice.work, experts=experts):
+            pieces = choice.pieces if send.what == "sums" else 1
+            piece = send._replace(num_bytes=send.num_bytes / pieces) if pieces > 1 else send
+            piece_s = piece.seconds(hardware.fabric)
+            sent = number * pieces * piece_s
+            hidden = min(number * piece_s, beside_s / pieces) * (pieces - 1)
+            seen = sent * hardware.software.seen(send.what)
+            total += min(seen, sent - hidden) if pieces > 1 else seen
     return total
 
 
