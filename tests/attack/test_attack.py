@@ -19,7 +19,7 @@ def test_a_reader_without_checksums_does_not_get_by(
     pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is found is told with the command that repeats it."""
-    monkeypatch.setattr(RankFileReader, "_check_elements", lambda *_: None)
+    monkeypatch.setattr(RankFileReader, "compare", lambda *_: None)
     failed = [
         number
         for number in range(40)
