@@ -1,21 +1,26 @@
 """How long training waits for a checkpoint, beside ``torch.distributed.checkpoint``.
 
-    python -m benchmarks.checkpoint [--gb 1.0] [--rounds 3] [--folder DIR] [--json]
+    python -m benchmarks.checkpoint [--gb 1.0] [--rounds 3] [--folder DIR] [--slow MB/S] [--json]
 
 One rank with so many GB of fp32 state in 64 tensors saves and loads it in turn by every way, each
 round into a new folder. ``stall``: until the tensors may change; ``done``: until the checkpoint can
 be opened. PyTorch's files are synced too; it keeps no checksums, and Weft checks all on loading.
+``cold``: of files that the system's cache does not hold; where it cannot be told to let go of them
+(files in memory), the same as warm. ``--slow`` lets Weft's files take as long as storage of that
+speed needs, for the rank and for the agent, and leaves PyTorch out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -23,7 +28,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from benchmarks import slow_agent as slow
+from weft.checkpoint import shard
+from weft.checkpoint.agent import client
 from weft.checkpoint.agent.client import AgentClient, start_agent
+from weft.checkpoint.agent.memory import MemoryOfMachine
 from weft.checkpoint.agent.wire import Commit, Hello, Save
 from weft.checkpoint.reader import open_checkpoint
 from weft.checkpoint.shard import Shard, write_rank
@@ -70,7 +79,8 @@ class ByAgent:
     """Weft, written by the agent."""
 
     def __init__(self, folder: Path) -> None:
-        self.process, path = start_agent(folder / "agent.log", None)
+        self.folder = folder
+        self.process, path = start_agent(folder / "agent.log", folder)
         self.client = AgentClient(path, Hello(rank=0, ranks_here=1, commits=True))
         self.saves = 0
 
@@ -78,14 +88,27 @@ class ByAgent:
         self.saves += 1
         save = Save(root=str(root), step=1, name=f"save{self.saves}", timeout_s=600.0)
         began = time.perf_counter()
-        self.client.write(self.client.copy(shards_of(state)), save)
-        order = Commit(save=save, world_size=1, state={}, keep=1)
-        self.client.commit(order)
+        slot = self.client.copy(shards_of(state))
+        self.client.hand_over(slot, save, world_size=1, state={})
+        self.client.commit(Commit(save=save, keep=1))
         stall = time.perf_counter() - began
         self.client.wait()
         return {"stall": stall, "done": time.perf_counter() - began}
 
+    def load(self, state: dict[str, Tensor], _: Path) -> Times:
+        """From what it keeps in memory, into tensors that exist."""
+
+        def read() -> None:
+            with MemoryOfMachine(self.folder) as memory:
+                checkpoint = memory.open(memory.offers[-1])
+            for name, tensor in state.items():
+                checkpoint.read_into(tensor, name, "param")
+            checkpoint.close()
+
+        return {"load": timed(read)}
+
     def close(self) -> None:
+        self.client.forget()
         self.client.close()
         self.process.wait(60)
 
@@ -99,6 +122,26 @@ def load(state: dict[str, Tensor], root: Path) -> Times:
             checkpoint.read_into(tensor, name, "param")
 
     return {"load": timed(read)}
+
+
+def load_cold(state: dict[str, Tensor], root: Path) -> Times:
+    """Weft, where the files have to come from the disk."""
+    drop_cache(root)
+    return load(state, root)
+
+
+def load_cold_by_dcp(state: dict[str, Tensor], folder: Path) -> Times:
+    """PyTorch, where the files have to come from the disk."""
+    drop_cache(folder)
+    return load_by_dcp(state, folder)
+
+
+def drop_cache(folder: Path) -> None:
+    """Ask the system to keep nothing of the files in memory; they are on the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def by_dcp(state: dict[str, Tensor], folder: Path) -> Times:
@@ -122,7 +165,26 @@ def load_by_dcp(state: dict[str, Tensor], folder: Path) -> Times:
     return {"load": timed(lambda: dcp.load(state, checkpoint_id=folder))}
 
 
-def measure(gb: float, rounds: int, parent: Path | None) -> dict[str, list[float]]:
+Way = Callable[[dict[str, Tensor], Path], Times]
+
+
+def ways_of(agent: ByAgent, *, is_slow: bool) -> tuple[dict[str, Way], dict[str, Way]]:
+    """Saves, and loads of what the save before them in the same list has left."""
+    weft: dict[str, Way] = {
+        "weft, by the rank": by_ranks,
+        "weft, by the agent": agent.save,
+    }
+    loads: dict[str, Way] = {"weft": load, "weft, cold": load_cold, "weft, memory": agent.load}
+    torch_saves: dict[str, Way] = {"torch, save": by_dcp, "torch, async_save": by_dcp_async}
+    torch_loads: dict[str, Way] = {"torch": load_by_dcp, "torch, cold": load_cold_by_dcp}
+    if is_slow:
+        return weft, loads
+    return {**weft, **loads, **torch_saves, **torch_loads}, {**loads, **torch_loads}
+
+
+def measure(
+    gb: float, rounds: int, parent: Path | None, *, is_slow: bool = False
+) -> dict[str, list[float]]:
     """Seconds of each way, by round; the first save of each way is not counted."""
     state = state_of(gb)
     before = {name: tensor.clone() for name, tensor in state.items()}
@@ -131,29 +193,39 @@ def measure(gb: float, rounds: int, parent: Path | None) -> dict[str, list[float
         folder = Path(name)
         agent = ByAgent(folder)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        ways: dict[str, Callable[[dict[str, Tensor], Path], Times]] = {
-            "weft, by the rank": by_ranks,
-            "weft, by the agent": agent.save,
-            "weft": load,
-            "torch, save": by_dcp,
-            "torch, async_save": by_dcp_async,
-            "torch": load_by_dcp,
-        }
+        ways, loads = ways_of(agent, is_slow=is_slow)
         for number in range(rounds + 1):
             last = folder
             for way, work in ways.items():
-                is_load = work in (load, load_by_dcp)
-                root = last if is_load else folder / way.replace(" ", "")
+                root = last if way in loads else folder / way.replace(" ", "")
+                for tensor in state.values() if way in loads else ():
+                    tensor.zero_()
                 for key, seconds in work(state, root).items():
                     found.setdefault(f"{way}: {key}", []).extend([seconds] * (number > 0))
-                if is_load:
+                if way in loads:
                     assert all(torch.equal(state[key], before[key]) for key in state), way
-                    for made in folder.glob("*,*"):
-                        shutil.rmtree(made)
                 last = root
+            for made in folder.glob("*,*"):
+                shutil.rmtree(made)
         agent.close()
         dist.destroy_process_group()
     return found
+
+
+@contextmanager
+def slow_storage(mb_s: float | None) -> Iterator[None]:
+    """Weft's files take as long as storage of so many MB/s needs, here and in agents."""
+    if mb_s is None:
+        yield
+        return
+    os.environ[slow.VARIABLE] = str(mb_s)
+    before = client.AGENT, shard.write_pieces
+    client.AGENT, shard.write_pieces = slow.__name__, slow.write_pieces
+    try:
+        yield
+    finally:
+        client.AGENT, shard.write_pieces = before
+        del os.environ[slow.VARIABLE]
 
 
 def main() -> None:
@@ -163,8 +235,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to write; a disk or /dev/shm")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--slow", type=float, help="MB/s of the storage that is imitated")
     options = parser.parse_args()
-    found = measure(options.gb, options.rounds, options.folder)
+    is_slow = options.slow is not None
+    with slow_storage(options.slow):
+        found = measure(options.gb, options.rounds, options.folder, is_slow=is_slow)
     if options.json:
         print(json.dumps(found))
         return

@@ -29,12 +29,23 @@ LIMIT_S = 300.0
 class Machine:
     """An agent and the ranks that speak to it."""
 
-    def __init__(self, folder: Path, root: Path, ranks: Sequence[int]) -> None:
+    def __init__(
+        self, folder: Path, root: Path, ranks: Sequence[int], keep_s: float, *, pushes: bool
+    ) -> None:
         self.root: Place = root
+        self.held = root
+        self.node = folder.name
         self.log = folder / "agent.log"
-        self.process, path = start_agent(self.log, root if 0 in ranks else None)
+        root.mkdir(parents=True, exist_ok=True)
+        self.process, path = start_agent(
+            self.log, root, node=self.node, commits=0 in ranks, keep_s=keep_s
+        )
         self.ranks = {
-            rank: AgentClient(path, Hello(rank=rank, ranks_here=len(ranks), commits=rank == 0))
+            rank: AgentClient(
+                path,
+                Hello(rank=rank, ranks_here=len(ranks), commits=rank == 0),
+                pushes=pushes,
+            )
             for rank in ranks
         }
         self.socket = path
@@ -42,14 +53,17 @@ class Machine:
     def copy(self, step: int, *ranks: int) -> None:
         """Ranks copy what they hold after a step, and hand it over."""
         for rank in ranks:
-            client = self.ranks[rank]
-            client.write(client.copy(rank_shards(step)[rank]), named(self.root, step))
+            slot = self.ranks[rank].copy(rank_shards(step)[rank])
+            self.hand_over(rank, slot, named(self.root, step))
+
+    def hand_over(self, rank: int, slot: int, save: Save) -> None:
+        """As the ranks of a job do; the first one of a machine says what there is to say."""
+        state = {**STATE, "seed": save.step} if rank == min(self.ranks) else None
+        self.ranks[rank].hand_over(slot, save, world_size=2, state=state)
 
     def commit(self, step: int, *, timeout_s: float = LIMIT_S) -> None:
         """What the first rank says."""
-        save = named(self.root, step, timeout_s)
-        state = {**STATE, "seed": step}
-        self.ranks[0].commit(Commit(save=save, world_size=2, state=state, keep=2))
+        self.ranks[0].commit(Commit(save=named(self.root, step, timeout_s), keep=2))
 
     def wait(self) -> list[Saved | Failed]:
         """Until nothing is left to do; what the first rank heard of it."""
@@ -69,9 +83,16 @@ def named(root: Place, step: int, timeout_s: float = LIMIT_S) -> Save:
 
 
 @contextmanager
-def machine(folder: Path, root: Path, ranks: Sequence[int] = (0, 1)) -> Iterator[Machine]:
+def machine(
+    folder: Path,
+    root: Path,
+    ranks: Sequence[int] = (0, 1),
+    *,
+    keep_s: float = 0.0,
+    pushes: bool = False,
+) -> Iterator[Machine]:
     folder.mkdir(exist_ok=True)
-    made = Machine(folder, root, ranks)
+    made = Machine(folder, root, ranks, keep_s, pushes=pushes)
     try:
         yield made
     finally:
@@ -102,13 +123,13 @@ def test_what_was_copied_is_what_is_saved(tmp_path: Path) -> None:
                 slot = client.copy(shards[rank])
                 for shard in shards[rank]:
                     shard.tensor.fill_(torch.nan)
-                client.write(slot, named(root, step))
+                one.hand_over(rank, slot, named(root, step))
             one.commit(step)
             (saved,) = one.wait()
             assert isinstance(saved, Saved)
             assert (saved.step, saved.bytes > 0) == (step, True)
-        assert not one.socket.parent.exists(), "nobody else will come"
         assert one.leave() == 0
+        assert not one.socket.exists()
     assert one.log.read_text() == ""
     assert sorted(path.name for path in root.iterdir()) == [
         "latest",
@@ -153,7 +174,9 @@ def test_slow_storage_holds_nobody_up(tmp_path: Path) -> None:
             one.copy(step, 0, 1)
             one.commit(step)
         assert [client.num_waiting for client in one.ranks.values()] == [SLOTS, SLOTS]
-        with pytest.raises(StopIteration):  # whoever does not ask first has no place to copy to
+        with pytest.raises(
+            AssertionError, match="no place"
+        ):  # whoever does not ask first has no place to copy to
             one.copy(9, 0)
         os.kill(one.process.pid, signal.SIGCONT)
         assert [event.step for event in one.wait()] == list(range(1, SLOTS + 1))
@@ -245,7 +268,7 @@ def test_a_first_rank_that_is_lost(tmp_path: Path) -> None:
         assert one.leave() == 0
     with machine(tmp_path / "b", root, [1]) as other:  # its first rank never says anything
         client = other.ranks[1]
-        client.write(client.copy(rank_shards(2)[1]), named(root, 2, 0.2))
+        other.hand_over(1, client.copy(rank_shards(2)[1]), named(root, 2, 0.2))
         client.wait()
         assert other.leave() == 0
     assert list(root.iterdir()) == []
@@ -297,7 +320,7 @@ def test_pieces_of_every_kind(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     with machine(tmp_path, root) as one:
         for rank, client in one.ranks.items():
-            client.write(client.copy(both[rank]), named(root, 1))
+            one.hand_over(rank, client.copy(both[rank]), named(root, 1))
         one.commit(1)
         (saved,) = one.wait()
         assert isinstance(saved, Saved)

@@ -200,6 +200,25 @@ def test_an_agent_that_is_killed_costs_one_checkpoint(here: Path, whole_run: Who
     same_as(whole_run("fp32"), out)
 
 
+def test_a_start_soon_after_goes_on_from_memory(here: Path, whole_run: WholeRun) -> None:
+    """The command and all of its ranks are killed, and nothing was on the disk."""
+    out = here / "mine"
+    asked = ("checkpoint.every=0", "checkpoint.minutes=0", "checkpoint.snapshot_every=1")
+    with commands.started(here, "mine", *asked) as command:
+        command.wait_for_step(9)
+        command.kill_ranks()
+        assert command.is_gone()
+        assert latest(out) == 0
+        with commands.started(here, "mine", *asked) as again:
+            code, output, errors = again.finish()
+        said = " ".join((output + errors).split())
+        assert code == 0, said
+        step = int(said.partition("note: the state after step ")[2].split()[0])
+        assert f"after step {step} was in memory; there is no checkpoint on disk" in said
+        assert step >= 8, "at most the step that was not copied yet is lost"
+    same_as(whole_run("fp32"), out)
+
+
 def test_signals_of_job_systems(here: Path, whole_run: WholeRun) -> None:
     """SIGTERM to the command and to its group, as ``timeout`` sends it, stops after the step and
     saves; SIGKILL to the command takes every rank with it."""

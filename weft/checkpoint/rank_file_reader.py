@@ -6,14 +6,12 @@ several threads: nothing is copied twice, and a chunk is in cache when it is has
 
 from __future__ import annotations
 
-import functools
 import json
 import mmap
 import os
 import weakref
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,9 +31,8 @@ from weft.checkpoint.entry import (
 from weft.checkpoint.index import resolve_inside
 from weft.checkpoint.rank_file import check_size
 from weft.checkpoint.shard import DTYPES, bytes_of
+from weft.checkpoint.threads import in_threads
 from weft.plan.box import Box
-
-_MOST_THREADS = 8
 
 
 def open_rank_file(folder: Path, facts: RankFile) -> RankFileReader:
@@ -211,13 +208,4 @@ class _Elements:
     def _each(self, work: Callable[[int], None], first: int, last: int) -> None:
         """Do something with every chunk that holds one of these bytes."""
         chunks = range(first // self._chunk, (last - 1) // self._chunk + 1)
-        if len(chunks) == 1:
-            work(chunks[0])
-        else:
-            list(_pool().map(work, chunks))
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    """Of this process: reading and hashing go on without Python's lock."""
-    return ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS), "checkpoint")
+        in_threads(work, [(chunk,) for chunk in chunks])

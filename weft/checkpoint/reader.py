@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,6 +45,7 @@ class Checkpoint:
         index: Its index, as ``read_index`` gave it.
         notes: What a person should know about how it was chosen, one sentence each.
         run: The folder of the run that it is of, as far as is known.
+        opened: Opens a rank's file; None: they lie in the folder.
     """
 
     def __init__(
@@ -53,12 +55,19 @@ class Checkpoint:
         notes: tuple[str, ...] = (),
         *,
         run: Path | None = None,
+        opened: Callable[[RankFile], RankFileReader | RemoteRankFile] | None = None,
     ) -> None:
         self.folder = folder
         self.index = index
         self.notes = notes
         self.run = folder.parent.parent if isinstance(folder, Path) else run
+        self._opened = opened or partial(open_file, folder)
         self._files: dict[str, RankFileReader | RemoteRankFile] = {}
+
+    def close(self) -> None:
+        """Let go of what was opened, and of memory that holds it."""
+        self._files.clear()
+        self._opened = partial(open_file, self.folder)
 
     @property
     def step(self) -> int:
@@ -173,7 +182,7 @@ class Checkpoint:
 
     def _file(self, file: str) -> RankFileReader | RemoteRankFile:
         if file not in self._files:
-            self._files[file] = open_file(self.folder, self.files[file])
+            self._files[file] = self._opened(self.files[file])
         return self._files[file]
 
     def _error(self, problem: str, tensor: str | None = None) -> CheckpointError:

@@ -52,3 +52,15 @@ class RankAddress:
     def host(self) -> str:
         """This rank's machine: what plays one has a number beside the name."""
         return f"{socket.gethostname()}/{self.node}"
+
+
+def own_host(environment: Mapping[str, str] = os.environ) -> str:
+    """The address of this machine at which others of the job reach it."""
+    given = as_torchrun(environment)
+    if not given:
+        return "127.0.0.1"
+    host, port = given["MASTER_ADDR"], int(given["MASTER_PORT"])
+    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as end:
+        end.connect(place)  # sends nothing
+        return str(end.getsockname()[0])

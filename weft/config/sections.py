@@ -480,6 +480,24 @@ class CheckpointConfig(Section):
     asynchronous: Flag = True
     """Training waits only for a copy of its state into host memory, which a process beside it
     writes; off: until the checkpoint is on the disk. The last one is always waited for."""
+    snapshot_every: Whole = 0
+    """Steps from one copy into host memory to the next, besides those that become checkpoints: a
+    start after a failure goes on from the newest; 0 makes none."""
+    peers: Annotated[Whole, Field(le=1)] = 0
+    """Other machines that keep a copy of each machine's newest copy in their memory; with 1, what a
+    lost machine had is not lost. Sent without encryption, under a secret of the job."""
+    memory_s: Number = 60.0
+    """Seconds that the newest copy stays in host memory after a failure has ended the last rank
+    of a machine; 0 lets go of it at once."""
+
+    @model_validator(mode="after")
+    def _has_an_agent(self) -> CheckpointConfig:
+        expected = "0 where checkpoint.asynchronous is off"
+        if self.snapshot_every and not self.asynchronous:
+            raise ConfigError("checkpoint.snapshot_every", self.snapshot_every, expected)
+        if self.peers and not self.asynchronous:
+            raise ConfigError("checkpoint.peers", self.peers, expected)
+        return self
 
     @model_validator(mode="after")
     def _leave_is_for_load(self) -> Self:

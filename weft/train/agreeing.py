@@ -27,6 +27,7 @@ from weft.config.errors import ConfigError, ConfigErrors, RunError, show
 from weft.data.prepare import Prepared, prepare
 from weft.models.registry import FAMILIES, model_spec
 from weft.plan.model import ModelSpec
+from weft.train.from_memory import newest_in_memory
 from weft.train.job import Job
 from weft.train.loading import LOAD, Loading, loading
 
@@ -71,9 +72,14 @@ def agree(job: Job, comm: Comm, local_rank: int, versions: Mapping[str, str]) ->
     data = _prepared(job, comm, local_rank)
     spec = model_spec(job.config.model, data.vocab_size, job.config.data.seq_len)
     _begin_with_weights(job, comm)
-    _wait_for_agent(job, comm)
-    checkpoint = _checkpoint(job, data, spec)
-    notes = (*differing_builds(comm, versions), *(() if checkpoint is None else checkpoint.notes))
+    checkpoint, why = newest_in_memory(job.held, job.checkpoints, comm, before=job.last_step)
+    if checkpoint is None:
+        _wait_for_agent(job, comm)
+        checkpoint = _in_storage(job)
+    if checkpoint is not None:
+        _accept(checkpoint, job, data, spec)
+    found = () if checkpoint is None else checkpoint.notes
+    notes = (*differing_builds(comm, versions), *why, *found)
     wanted = None
     if checkpoint is None:
         wanted = loading(job.config.checkpoint, FAMILIES[spec.family].param_specs(spec))
@@ -232,8 +238,8 @@ def _wait_for_agent(job: Job, comm: Comm) -> None:
         raise RunError(f"{still} {job.checkpoints}. {hint}")
 
 
-def _checkpoint(job: Job, data: Prepared, spec: ModelSpec) -> Checkpoint | None:
-    """What to go on from, made by the same model on the same data; None for a new run."""
+def _in_storage(job: Job) -> Checkpoint | None:
+    """What to go on from, as far as it was written; None for a new run."""
     root = job.checkpoints
     if not _has_any(root):
         if root != job.out / FOLDER and _has_any(job.out / FOLDER):
@@ -242,7 +248,12 @@ def _checkpoint(job: Job, data: Prepared, spec: ModelSpec) -> Checkpoint | None:
             raise ConfigError(KEY, str(root), expected, hint)
         return None
     with way_out(f"Remove {root} to begin the run again."):
-        checkpoint = open_checkpoint(root)
+        return open_checkpoint(root)
+
+
+def _accept(checkpoint: Checkpoint, job: Job, data: Prepared, spec: ModelSpec) -> None:
+    """It was made by the same model on the same data."""
+    root = job.checkpoints
     _refuse_other_model(checkpoint, spec)
     seed = checkpoint.state.get("seed", job.config.seed)
     if seed != job.config.seed:
@@ -251,13 +262,13 @@ def _checkpoint(job: Job, data: Prepared, spec: ModelSpec) -> Checkpoint | None:
     saved = checkpoint.state.get("data")
     if checkpoint.step and saved != data.fingerprint:
         hint = "The sources or the tokenizer changed since. Train in another --out folder."
-        raise ConfigError("data", data.fingerprint, f"the data of {root}: {saved}", hint)
+        expected = f"the data of {root}: {saved}"
+        raise ConfigError("data", data.fingerprint, expected, hint)
     samples, batch = checkpoint.state.get("samples", 0), job.plan.global_batch
     if samples != checkpoint.step * batch:
         hint = "Other shares need micro or accumulation that keep the batch."
         expected = f"a batch with which {checkpoint.step} steps take {samples} samples"
         raise ConfigError("batch.samples", batch, expected, hint)
-    return checkpoint
 
 
 def _has_any(root: Place) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.checkpoint.agent.client import Lease
 from weft.comm.comm import Comm
 from weft.config.sections import Config
 from weft.data.batch import Batch, Dataset
@@ -111,6 +112,8 @@ class Run:
     """Stop after this many steps in all."""
     stop: StopSignal = field(default_factory=StopSignal)
     save_clock: SaveClock = field(default_factory=SaveClock)
+    lease: Lease = field(default_factory=Lease)
+    """On what this machine's agent keeps in memory."""
 
     @property
     def waits_for_reads(self) -> bool:
@@ -193,7 +196,8 @@ class Reader:
 
     def __init__(self, config: Config, first_step: int, last_step: int, *, waits: bool) -> None:
         self._edges = (first_step + 1, last_step)
-        every = (config.train.log_every, config.train.eval_every, config.checkpoint.every)
+        saves = (config.checkpoint.every, config.checkpoint.snapshot_every)
+        every = (config.train.log_every, config.train.eval_every, *saves)
         self._every = [steps for steps in every if steps] if waits else [1]
         self._results: list[Tensor] = []
         self._steps: list[tuple[int, float]] = []

@@ -95,7 +95,7 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
         fingerprint = data.fingerprint
         logs, tell = job.out / LOGS, progress.warn
         saver = Saver(run, job.checkpoints, logs, fingerprint=fingerprint, tell=tell)
-        stack.callback(saver.close)
+        stack.push(saver.leave)
         hooks = [
             profile.end,
             note_step(run),
@@ -263,7 +263,8 @@ def evaluating(
 
 
 def save_now_and_then(run: Run, saver: Saver, progress: Progress) -> Hook:
-    """Save every ``checkpoint.every`` steps, when the clock asks, at the end, and before a stop.
+    """Save every ``checkpoint.every`` steps, when the clock asks, at the end, and before a stop; in
+    between copy into memory every ``checkpoint.snapshot_every`` steps.
 
     A save that fails in between is reported and training goes on; at the end it is an error. What
     is not finite does not take the place of what is, unless training is never to end for that.
@@ -275,6 +276,7 @@ def save_now_and_then(run: Run, saver: Saver, progress: Progress) -> Hook:
         saver.look()
         is_end = record.step == run.last_step or record.stops
         if not (is_end or record.saves or (every and record.step % every == 0)):
+            snapshot_now_and_then(run, saver, record)
             return
         run.save_clock.restart()
         if not (takes_all or record.is_finite):
@@ -290,6 +292,14 @@ def save_now_and_then(run: Run, saver: Saver, progress: Progress) -> Hook:
             progress.warn(f"no checkpoint at step {record.step}: {error}")
 
     return hook
+
+
+def snapshot_now_and_then(run: Run, saver: Saver, record: StepRecord) -> None:
+    """Copy into memory after a step that is not saved, if it is time and its numbers are finite."""
+    every = run.config.checkpoint.snapshot_every
+    takes_all = not run.config.train.stop_after_non_finite
+    if every and record.step % every == 0 and (takes_all or record.is_finite):
+        saver.snapshot(record.step, finite=record.is_finite)
 
 
 def end_when_diverged(run: Run, saver: Saver, root: Place, out: Path) -> Hook:

@@ -1,25 +1,44 @@
 """Saves of a run: most of them beside training, where an agent writes what ranks have copied.
 
 Training waits for a copy into host memory. The last save of a run, and any where no agent can be
-had, is written by the ranks themselves.
+had, is written by the ranks themselves. The newest copy stays in memory for whoever begins next.
 """
 
 from __future__ import annotations
 
 import secrets
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 
-from weft.checkpoint.agent.client import SLOTS, AgentClient, start_agent
-from weft.checkpoint.agent.wire import Commit, Failed, Hello, Save
+from weft.checkpoint.agent.client import (
+    SLOTS,
+    AgentClient,
+    agent_address,
+    ask_agent,
+    start_agent,
+)
+from weft.checkpoint.agent.memory import ANSWER_S, MemoryOfMachine
+from weft.checkpoint.agent.wire import (
+    Commit,
+    Failed,
+    Hello,
+    Open,
+    Opened,
+    Peer,
+    Pushed,
+    Save,
+)
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.place import Place
 from weft.checkpoint.shard import Shard
+from weft.comm.address import own_host
 from weft.comm.heartbeat import with_heartbeat
+from weft.config.errors import DivergedError
 from weft.platform.detect import free_memory_bytes
+from weft.train.from_memory import node_of
 from weft.train.loop import Run
 from weft.train.saving import save, shards_of, state_of, together
 
@@ -44,13 +63,15 @@ class Saver:
     ) -> None:
         self._run = run
         self._root = root.resolve() if isinstance(root, Path) else root
+        self._held = self._root if isinstance(self._root, Path) else logs.resolve()
         self._logs = logs
         self._fingerprint = fingerprint
         self._tell = tell
         self._is_asynchronous = run.config.checkpoint.asynchronous
+        self._slots = SLOTS + bool(run.config.checkpoint.snapshot_every)
         self._agent: AgentClient | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._path = Path()
+        nodes = [member.node for member in run.comm.members]
+        self._here = [rank for rank, node in enumerate(nodes) if node == nodes[run.comm.rank]]
 
     def save(self, step: int, *, finite: bool) -> None:
         """Save the state after a step, and go on training as soon as it may change.
@@ -60,34 +81,57 @@ class Saver:
         Raises:
             CheckpointError: as ``weft.train.saving.save``.
         """
+        if not self._took(step, finite=finite, is_written=True):
+            save(self._run, self._root, step, fingerprint=self._fingerprint, finite=finite)
+
+    def snapshot(self, step: int, *, finite: bool) -> None:
+        """Keep the state after a step in memory; nothing happens where no agent can be had."""
+        self._took(step, finite=finite, is_written=False)
+
+    def _took(self, step: int, *, finite: bool, is_written: bool) -> bool:
+        """Whether agents care for this save; where they have no place for it, that is said."""
         shards = shards_of(self._run.built)
         if not self._has_agent(shards):
-            self._save_now(step, finite=finite)
-            return
-        assert self._agent is not None, "all ranks have one"
-        is_late = self._agent.num_waiting == SLOTS
-        mine = {"late": is_late, "name": secrets.token_hex(8)}
-        everyone = self._run.comm.gather_json(mine, name="checkpoints under way")
-        if any(each["late"] for each in everyone):
-            self._tell(f"no checkpoint at step {step}: the two before it are still being written")
-            return
-        state = state_of(self._run, step, shards, fingerprint=self._fingerprint, finite=finite)
-        limit_s = self._run.comm.timeout_s
-        name = everyone[0]["name"]
-        save = Save(root=str(self._root), step=step, name=name, timeout_s=limit_s)
+            return False
+        agent, comm = self._agent, self._run.comm
+        assert agent is not None, "all ranks have one"
+        name, is_written = self._place(agent, step, is_written=is_written)
+        if not name:
+            return True
+        looked_at = shards if is_written else ()
+        state = state_of(self._run, step, looked_at, fingerprint=self._fingerprint, finite=finite)
         slot = self._copied(shards)
         if slot is None:
-            self._save_now(step, finite=finite)
-            return
-        self._agent.write(slot, save)
-        if self._run.is_main:
-            order = Commit(
-                save=save,
-                world_size=self._run.comm.world_size,
-                state=state,
-                keep=self._run.config.checkpoint.keep,
-            )
-            self._agent.commit(order)
+            return False
+        save = Save(
+            root=str(self._root),
+            step=step,
+            name=name,
+            timeout_s=comm.timeout_s,
+            is_written=is_written,
+        )
+        said = state if comm.rank == self._here[0] else None
+        agent.hand_over(slot, save, world_size=comm.world_size, state=said)
+        if self._run.is_main and is_written:
+            agent.commit(Commit(save=save, keep=self._run.config.checkpoint.keep))
+        return True
+
+    def _place(self, agent: AgentClient, step: int, *, is_written: bool) -> tuple[str, bool]:
+        """A name for a save, empty where some rank has no place for it; and whether it is written.
+        What cannot be is said."""
+        mine = (agent.has_room, agent.num_waiting, secrets.token_hex(8), agent.is_on_its_way)
+        everyone = self._run.comm.gather_json(mine, name="checkpoints under way")
+        if any(each[3] for each in everyone):
+            before = "the one before is still on its way to another machine"
+            self._tell(f"no copy at step {step}: {before}")
+            return "", False
+        has_room = all(each[0] for each in everyone)
+        # With snapshots two places are for them: one is written at a time.
+        is_late = self._slots > SLOTS and any(each[1] for each in everyone)
+        if is_written and (is_late or not has_room):
+            before = "one before it is" if is_late else "two before it are"
+            self._tell(f"no checkpoint at step {step}: the {before} still being written")
+        return everyone[0][2] if has_room else "", is_written and not is_late
 
     def save_last(self, step: int, *, finite: bool) -> None:
         """Save the state after the last step, and return when it is on the disk.
@@ -96,7 +140,7 @@ class Saver:
             CheckpointError: as ``weft.train.saving.save``.
         """
         self.settle()
-        self._save_now(step, finite=finite)
+        save(self._run, self._root, step, fingerprint=self._fingerprint, finite=finite)
 
     def settle(self) -> None:
         """Wait until everything that was copied is written."""
@@ -113,22 +157,31 @@ class Saver:
         for event in self._agent.events() if self._agent is not None else ():
             if isinstance(event, Failed):
                 self._tell(f"no checkpoint at step {event.step}: {event.problem}")
+            elif isinstance(event, Pushed):
+                self._tell(f"no other machine has the newest copy: {event.problem}")
 
-    def close(self) -> None:
-        """Let go of the agent. What it has it still writes, however this process ends."""
-        ends_now = True
-        if self._agent is not None:
-            ends_now = not (self._agent.num_waiting and self._agent.is_alive)
-            self._agent.close()
-            self._agent = None
-        if self._process is not None and ends_now:
+    def leave(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
+        """Let go of the agent at the end of a run; after an error it keeps what is in memory for
+        the next start, but for a run that has diverged."""
+        self.close(keeps=kind is not None and not issubclass(kind, DivergedError))
+
+    def close(self, *, keeps: bool = False) -> None:
+        """Let go of the agent. What it has it still writes, however this process ends.
+
+        ``keeps``: the newest copy stays in memory.
+        """
+        agent, self._agent, lease = self._agent, None, self._run.lease
+        if agent is None:
+            return
+        ends_now = not (agent.num_waiting and agent.is_alive)
+        if not keeps:
+            agent.forget()
+            lease.let_go()
+        agent.close()
+        if lease.process is not None and ends_now and not keeps:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_S)
-                shutil.rmtree(self._path.parent, ignore_errors=True)  # if it was killed
-        self._process = None
-
-    def _save_now(self, step: int, *, finite: bool) -> None:
-        save(self._run, self._root, step, fingerprint=self._fingerprint, finite=finite)
+                lease.process.wait(_END_S)
+                lease.process = None
 
     def _copied(self, shards: Sequence[Shard]) -> int | None:
         """Where the agent finds this rank's state; None on all ranks where one could not copy."""
@@ -165,7 +218,7 @@ class Saver:
             return True
         if agent is not None:
             self._tell(LOST)
-        self.close()
+        self.close(keeps=True)
         if any(is_never for _, is_never in everyone):
             self._give_up(f"the process that should ended at once; see {self._logs}/agent*.log")
             return False
@@ -177,9 +230,7 @@ class Saver:
     def _problem(self, shards: Sequence[Shard]) -> str:
         """Start an agent on every machine and speak to it; why some rank cannot, or nothing."""
         comm = self._run.comm
-        nodes = [member.node for member in comm.members]
-        here = [rank for rank, node in enumerate(nodes) if node == nodes[comm.rank]]
-        need = len(here) * SLOTS * sum(shard.tensor.nbytes for shard in shards)
+        need = len(self._here) * self._slots * sum(shard.tensor.nbytes for shard in shards)
         problem = ""
         if need > SHARE * free_memory_bytes():
             problem = f"copies of their state need {need / 2**30:.1f} GiB of host memory, "
@@ -187,25 +238,77 @@ class Saver:
         problems = comm.gather_json(problem, name="memory for copies")
         if any(problems):
             return str(next(filter(None, problems)))
-        path = ""
-        if comm.rank == here[0]:
+        path, was_here = "", False
+        if comm.rank == self._here[0]:
             try:
-                path = self._start()
+                path, was_here = self._found()
             except OSError as error:
                 problem = f"no process could be started for it: {error}"
-        answers = comm.gather_json((path, problem), name="agents")
-        if not any(why for _, why in answers):
-            hello = Hello(rank=comm.rank, ranks_here=len(here), commits=self._run.is_main)
-            try:
-                self._agent = AgentClient(Path(answers[here[0]][0]), hello)
-            except OSError as error:
-                problem = f"it cannot be reached: {error}"
+        answers = comm.gather_json((path, was_here, secrets.token_hex(32), problem), name="agents")
+        if not any(why for *_, why in answers):
+            path, was_here, crew, _ = answers[self._here[0]]
+            pushes = self._pair(Path(path), answers[0][2])
+            problem = self._join(Path(path), crew, was_here=was_here, pushes=pushes)
         problems = comm.gather_json(problem, name="agents")
         return str(next(filter(None, problems), ""))
 
-    def _start(self) -> str:
-        """The agent of this machine; where it answers."""
+    def _pair(self, path: Path, secret: str) -> bool:
+        """Let the agent put copies into the next machine's memory, if asked; whether it does."""
+        comm = self._run.comm
+        if not self._run.config.checkpoint.peers:
+            return False
+        is_first, port = comm.rank == self._here[0], 0
+        if is_first:
+            port = self._port(path, Open(secret=secret, host=own_host()))
+        mine = (own_host(), port) if is_first else None
+        everyone = comm.gather_json(mine, name="memory of machines")
+        machines = [rank for rank, address in enumerate(everyone) if address]
+        if len(machines) == 1 or not all(everyone[rank][1] for rank in machines):
+            why = "there is no other" if len(machines) == 1 else "one cannot be reached"
+            self._tell(f"no copies go to another machine (checkpoint.peers): {why}")
+            return False
+        if is_first:
+            after = machines[(machines.index(comm.rank) + 1) % len(machines)]
+            host, port = everyone[after]
+            self._port(path, Peer(host=host, port=port, secret=secret))
+        comm.barrier(name="memory of machines")
+        return True
+
+    def _port(self, path: Path, message: Open | Peer) -> int:
+        """What the agent answers; 0 where it does not."""
+        answer = ask_agent(path, message, min(ANSWER_S, self._run.comm.timeout_s / 2))
+        return answer.port if isinstance(answer, Opened) else 0
+
+    def _join(self, path: Path, crew: str, *, was_here: bool, pushes: bool) -> str:
+        """Speak to an agent; why not, or nothing."""
+        hello = Hello(
+            rank=self._run.comm.rank,
+            ranks_here=len(self._here),
+            commits=self._run.is_main,
+            crew=crew,
+        )
+        try:
+            self._agent = AgentClient(path, hello, slots=self._slots, pushes=pushes)
+            self._run.lease.take(path)
+        except OSError as error:
+            return f"it cannot be reached: {error}"
+        self._agent.has_written = was_here
+        return ""
+
+    def _found(self) -> tuple[str, bool]:
+        """Where the agent of this machine answers, and whether it was here before."""
+        node, lease = node_of(self._run.comm), self._run.lease
+        self._held.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            lease.take(agent_address(self._held, node))
+            with MemoryOfMachine(self._held, node) as memory:
+                if memory.offers:  # so it stays, as somebody holds on to it
+                    return str(agent_address(self._held, node)), True
+        if lease.process is not None:
+            lease.process.poll()  # it may have been killed
         log = self._logs / f"agent{self._run.comm.rank}.log"
-        held = self._root if isinstance(self._root, Path) else self._logs.resolve()
-        self._process, self._path = start_agent(log, held if self._run.is_main else None)
-        return str(self._path)
+        keep_s = self._run.config.checkpoint.memory_s
+        lease.process, path = start_agent(
+            log, self._held, node=node, commits=self._run.is_main, keep_s=keep_s
+        )
+        return str(path), False

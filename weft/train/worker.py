@@ -7,11 +7,12 @@ rank need not be a new process.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
+from weft.checkpoint.agent.client import Lease
 from weft.comm.address import RankAddress
 from weft.comm.join import join_at
 from weft.comm.rendezvous import Rendezvous
@@ -46,6 +47,8 @@ class RankLife:
 
     rendezvous: Rendezvous
     stop: StopSignal
+    lease: Lease = field(default_factory=Lease)
+    """Memory of this machine outlives what becomes of an epoch."""
 
     def epoch(self, job: Job) -> int:
         """All phases in their order. Returns the training steps done in all.
@@ -74,6 +77,7 @@ class RankLife:
                 hint = f"Without {checkpoint.folder} the run goes on from the checkpoint before it,"
                 with way_out(f"{hint} or begins again."):
                     restore(built, checkpoint)
+                checkpoint.close()
             self._enter("run")
             if comm.rank == 0:
                 write_files(job, agreed.data)
@@ -89,6 +93,7 @@ class RankLife:
                     first_step=first_step,
                     last_step=max(job.last_step, first_step),
                     stop=self.stop,
+                    lease=self.lease,
                     save_clock=SaveClock(config.checkpoint.minutes),
                 )
                 done = run_job(run, job, agreed.data, agreed.notes, stack)

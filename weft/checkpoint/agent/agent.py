@@ -4,16 +4,20 @@ Ranks that are killed while it writes change nothing: what all of them copied be
 what only some copied is discarded, and the checkpoint before it stays. Agents of several machines
 meet in the folder that they write into: the one beside the first rank opens it, the others put the
 facts of their files beside those, and it commits.
+
+The newest state that all copied stays in memory, written or not, and whoever begins next may go on
+from it: for as long as anyone holds on to the agent, and a while after.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,22 +26,35 @@ from pathlib import Path
 from typing import TypeVar
 
 from weft.checkpoint.agent.image import Image, opened_image
+from weft.checkpoint.agent.kept import Kept, KeptCopy, Memory
+from weft.checkpoint.agent.peers import PeerServer, put
 from weft.checkpoint.agent.wire import (
+    Ask,
     Commit,
     Failed,
+    Fetch,
+    Forget,
     Hello,
-    Memory,
     Message,
+    Offers,
+    Open,
+    Opened,
+    Peer,
+    Pushed,
     Save,
     Saved,
+    Settle,
+    Settled,
     Snapshot,
+    Taking,
     Wire,
     Written,
 )
+from weft.checkpoint.agent.wire import Memory as NewMemory
 from weft.checkpoint.draft import Draft
 from weft.checkpoint.entry import CheckpointError, RankFile, rank_file_name
 from weft.checkpoint.index import rank_file_from_json, rank_file_json
-from weft.checkpoint.store import prune
+from weft.checkpoint.store import prune, step_name
 
 FIRST_RANK_S = 120.0
 """An agent that nobody speaks to ends after so long."""
@@ -48,12 +65,28 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
+class _Crew:
+    """Ranks of this machine that began together."""
+
+    name: str
+    size: int
+    commits: bool = False
+    """One of them says when to commit."""
+    here: set[int] = field(default_factory=set)
+    """Those who have come, some of whom may be gone by now."""
+    ranks: list[_Rank] = field(default_factory=list)
+    """Those who are still here."""
+
+
+@dataclass(eq=False)
 class _Rank:
     """One that speaks to this agent."""
 
     wire: Wire
     hello: Hello | None = None
+    crew: _Crew | None = None
     images: dict[int, Image] = field(default_factory=dict)
+    asks: bool = False
 
 
 @dataclass(eq=False)
@@ -61,45 +94,86 @@ class _Pending:
     """A save of which something came."""
 
     save: Save
-    slots: dict[_Rank, int] = field(default_factory=dict)
+    crew: _Crew
+    snapshots: dict[_Rank, Snapshot] = field(default_factory=dict)
     order: Commit | None = None
+    kept: Kept | None = None
+    """All ranks of the crew have copied."""
 
 
 class Agent:
     """Speaks to the ranks of one machine until they and its work have ended."""
 
-    def __init__(self, listener: socket.socket, parent: int) -> None:
-        """``parent``: process id of the rank that started it."""
+    def __init__(
+        self, listener: socket.socket, address: Path, parent: int, *, root: int, keep_s: float
+    ) -> None:
+        """``parent``: process id of the rank that started it. ``root``: the open folder of
+        checkpoints, locked. ``keep_s``: how long memory stays after the last rank has gone."""
         self._listener = listener
-        self._address = Path(listener.getsockname())
+        self._address = address
+        self._inode = address.stat().st_ino
         self._select = selectors.DefaultSelector()
         self._ranks: list[_Rank] = []
         self._pending: dict[str, _Pending] = {}
+        self._crews: dict[str, _Crew] = {}
+        self._memory = Memory()
+        self._latest = ""
+        self._asked: list[tuple[_Rank, Message]] = []
         self._jobs = ThreadPoolExecutor(1, "persist")
+        self._pushes = ThreadPoolExecutor(1, "push")
+        self._server: PeerServer | None = None
+        self._peer: Peer | None = None
         self._working = 0
-        self._here: set[int] = set()
-        """Those who have come, some of whom may be gone by now."""
-        self._ranks_here = 0
-        self._commits = False
-        """One of them says when to commit."""
         self._parent = parent
+        self._root, self._is_locked = root, True
+        self._keep_s = keep_s
         self._done, self._tell = socket.socketpair()
 
     def serve(self) -> None:
-        """Return when the last rank has gone and everything is written or discarded."""
+        """Return when everything is written or discarded, and nobody wants what is in memory."""
         self._listener.setblocking(False)
         self._select.register(self._listener, selectors.EVENT_READ)
         self._select.register(self._done, selectors.EVENT_READ)
         stays_until = time.monotonic() + FIRST_RANK_S
-        while self._ranks or self._working or time.monotonic() < stays_until:
-            ready = [key.fileobj for key, _ in self._select.select(timeout=1.0)]
+        while self._is_needed() or time.monotonic() < stays_until:
+            timeout_s = 0.0 if self._asked else 1.0
+            ready = [key.fileobj for key, _ in self._select.select(timeout_s)]
             # Who has come is known before anybody is heard: ranks may all be gone by now.
             for source in sorted(ready, key=lambda source: source is not self._listener):
                 self._heard(source)
-            if self._ranks or os.getppid() != self._parent:
-                stays_until = 0.0  # nobody else will come when they are gone
+            if not ready:
+                self._answer()
+            stays_until = self._stays(stays_until)
+            self._lock(self._is_writing() or not self._crews)
         self._jobs.shutdown()
+        self._pushes.shutdown()
         self._unname()
+
+    def _stays(self, until: float) -> float:
+        """Until when it does if nobody needs it; ``until``: as was known before."""
+        if self._is_needed():
+            return time.monotonic() + self._keep_s
+        if self._crews and not self._memory:
+            return 0.0
+        if not (self._crews or self._ranks) and os.getppid() != self._parent:
+            return 0.0  # nobody else will come
+        return until
+
+    def _is_writing(self) -> bool:
+        """It may write into the folder of checkpoints at any moment."""
+        return any(rank.crew for rank in self._ranks) or bool(self._working)
+
+    def _is_needed(self) -> bool:
+        """Somebody speaks to it, or holds on to what it has."""
+        speaks = any(rank.asks for rank in self._ranks)
+        return self._is_writing() or speaks or bool(self._ranks and self._memory)
+
+    def _lock(self, locked: bool) -> None:
+        """Let others know whether somebody writes into the folder of checkpoints."""
+        if locked != self._is_locked:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(self._root, fcntl.LOCK_SH if locked else fcntl.LOCK_UN)
+            self._is_locked = locked
 
     def _heard(self, source: object) -> None:
         if source is self._listener:
@@ -120,39 +194,104 @@ class Agent:
     def _obey(self, rank: _Rank, message: Message) -> None:
         match message:
             case Hello():
-                rank.hello = message
-                self._here.add(message.rank)
-                self._ranks_here = message.ranks_here
-                self._commits |= message.commits
-                if len(self._here) == self._ranks_here:
-                    self._unname()
-            case Memory():
+                self._join(rank, message)
+            case NewMemory():
                 image = opened_image(rank.wire.take_file(), message.pieces_bytes)
                 rank.images[message.slot] = image
+            case Taking():
+                assert rank.crew is not None, "a copy before hello"
+                self._memory.begins(rank.crew.name, rank.images.get(message.slot))
             case Snapshot():
-                pending = self._of(message.save)
-                pending.slots[rank] = message.slot
+                pending = self._of(rank, message.save)
+                pending.snapshots[rank] = message
                 self._look_at(pending)
             case Commit():
-                pending = self._of(message.save)
+                pending = self._of(rank, message.save)
                 pending.order = message
                 self._look_at(pending)
+            case Forget():
+                self._memory.forget()
+            case Peer():
+                self._peer = message
+                rank.wire.send(Opened(port=message.port))
+            case Ask() | Fetch() | Settle() | Open():
+                rank.asks = True
+                self._asked.append((rank, message))
             case _:
                 raise AssertionError(f"a rank said {message}")
 
-    def _of(self, save: Save) -> _Pending:
-        return self._pending.setdefault(save.name, _Pending(save))
+    def _join(self, rank: _Rank, hello: Hello) -> None:
+        crew = self._crews.setdefault(hello.crew, _Crew(hello.crew, hello.ranks_here))
+        crew.here.add(hello.rank)
+        crew.ranks.append(rank)
+        crew.commits |= hello.commits
+        rank.hello, rank.crew = hello, crew
+
+    def _answer(self) -> None:
+        """Whoever asked, once all that was said before is heard: by ranks that are gone, too."""
+        asked, self._asked = self._asked, []
+        for rank, message in asked:
+            match message:
+                case Ask():
+                    offers = Offers(offers=self._memory.offers(), latest=self._latest)
+                    rank.wire.send(offers)
+                case Fetch():
+                    self._memory.hand_over(message.name, rank.wire)
+                case Open():
+                    rank.wire.send(Opened(port=self._opened(message)))
+                case Settle():
+                    self._work(partial(rank.wire.send, Settled()))
+
+    def _opened(self, message: Open) -> int:
+        """The port at which other machines are answered from now on; 0 where that cannot be."""
+        if self._server is not None:
+            self._server.close()
+        try:
+            self._server = PeerServer(message.host, message.secret, self._memory)
+        except OSError as error:
+            sys.stderr.write(f"{message.host}: {error}\n")
+            return 0
+        return self._server.port
+
+    def _push(self, kept: Kept, ranks: Sequence[_Rank], peer: Peer) -> None:
+        """Put a copy into another machine's memory; none of its images changes meanwhile."""
+        save, problem = kept.save, ""
+        facts = {"name": save.name, "step": save.step}
+        facts |= {"world_size": kept.world_size, "state": kept.state}
+        try:
+            for rank, copy in kept.copies.items():
+                mine = {**facts, "rank": rank, "is_last": rank == max(kept.copies)}
+                put((peer.host, peer.port), peer.secret, mine, copy.image, copy.guard)
+        except CheckpointError as error:
+            problem = str(error)
+        for each in ranks:
+            each.wire.send(Pushed(problem=problem))
+
+    def _of(self, rank: _Rank, save: Save) -> _Pending:
+        assert rank.crew is not None, "a save before hello"
+        return self._pending.setdefault(save.name, _Pending(save, rank.crew))
 
     def _look_at(self, pending: _Pending) -> None:
-        """Begin to write what is complete, and give up what never will be."""
-        is_complete = len(pending.slots) == self._ranks_here
-        if is_complete and (pending.order is not None or not self._commits):
+        """Keep what is complete, begin to write it, and give up what never will be."""
+        crew, save = pending.crew, pending.save
+        if pending.kept is None and len(pending.snapshots) == crew.size:
+            pending.kept = _kept(pending)
+            self._memory.add(pending.kept)
+            if self._peer is not None:
+                ranks = list(pending.snapshots)
+                self._work(partial(self._push, pending.kept, ranks, self._peer), self._pushes)
+        is_complete = pending.kept is not None
+        if not save.is_written:
+            if is_complete or _is_lost(pending):
+                del self._pending[save.name]
+            return
+        if is_complete and (pending.order is not None or not crew.commits):
             work = self._persist
-        elif self._is_lost(pending):
+        elif _is_lost(pending):
             work = self._decline
         else:
             return
-        del self._pending[pending.save.name]
+        del self._pending[save.name]
         self._begin(pending, partial(work, pending))
 
     def _begin(self, pending: _Pending, work: Callable[[], None]) -> None:
@@ -162,34 +301,35 @@ class Agent:
             except Exception as error:  # noqa: BLE001 - told to whoever asked, and written down
                 sys.stderr.write(f"step {pending.save.step}: {type(error).__name__}: {error}\n")
                 sys.stderr.flush()
-                for rank in pending.slots:
+                for rank in pending.snapshots:
                     rank.wire.send(Failed(step=pending.save.step, problem=str(error)))
             finally:
-                for rank, slot in pending.slots.items():
-                    rank.wire.send(Written(slot=slot))
+                for rank, snapshot in pending.snapshots.items():
+                    rank.wire.send(Written(slot=snapshot.slot))
+
+        self._work(job)
+
+    def _work(self, job: Callable[[], None], where: ThreadPoolExecutor | None = None) -> None:
+        """One thing after the other, beside what is said meanwhile."""
+
+        def work() -> None:
+            try:
+                job()
+            finally:
                 self._tell.send(b".")
 
         self._working += 1
-        self._jobs.submit(job)
+        (where or self._jobs).submit(work)
 
     def _left(self, gone: _Rank) -> None:
         """A rank ended, or was killed: what it did not copy any more is discarded."""
         self._select.unregister(gone.wire)
+        gone.wire.close()
         self._ranks.remove(gone)
+        if gone.crew is not None:
+            gone.crew.ranks.remove(gone)
         for pending in list(self._pending.values()):
             self._look_at(pending)
-
-    def _is_lost(self, pending: _Pending) -> bool:
-        """Somebody who has gone had something to say of it."""
-        if not self._ranks:
-            return True
-        to_come = sum(rank not in pending.slots for rank in self._ranks)
-        has_come = len(self._here) == self._ranks_here
-        lacks_order = self._commits and pending.order is None
-        return has_come and (
-            len(pending.slots) + to_come < self._ranks_here
-            or (lacks_order and not any(map(_commits, self._ranks)))
-        )
 
     def _persist(self, pending: _Pending) -> None:
         """Write the files of this machine; commit them with those of the others, or leave facts."""
@@ -202,15 +342,18 @@ class Agent:
         began = time.monotonic()
         draft.begin()
         try:
+            assert pending.kept is not None, "written before it is whole"
             mine = _written(pending, draft)
-            files = [*mine.values(), *_from_others(order, draft, mine.keys())]
-            draft.commit(files, order.state)
+            others = set(range(pending.kept.world_size)) - mine.keys()
+            files = [*mine.values(), *_from_others(order.save, draft, others)]
+            draft.commit(files, pending.kept.state)
+            self._latest = step_name(save.step)
         except Exception:
             draft.abandon()
             raise
         num_bytes = sum(facts.bytes for facts in files)
         saved = Saved(step=save.step, seconds=time.monotonic() - began, bytes=num_bytes)
-        for rank in pending.slots:
+        for rank in pending.snapshots:
             if _commits(rank):
                 rank.wire.send(saved)
         try:
@@ -222,18 +365,43 @@ class Agent:
         """Let whoever waits for the files of this machine know that they will not come."""
         save = pending.save
         problem = f"a rank ended before it had copied step {save.step}"
-        if not self._commits:  # otherwise nothing was opened
+        if not pending.crew.commits:  # otherwise nothing was opened
             draft = save.draft()
             _wait_for(draft, save)
-            for number in sorted(self._here):
+            for number in sorted(pending.crew.here):
                 draft.leave(number, {"problem": problem})
         raise CheckpointError(problem)
 
     def _unname(self) -> None:
-        """Nobody else will come: leave no socket behind, however this process ends."""
+        """Leave no socket behind, unless another agent has put its own there."""
         with suppress(OSError):
-            self._address.unlink()
-            self._address.parent.rmdir()
+            if self._address.stat().st_ino == self._inode:
+                self._address.unlink()
+
+
+def _is_lost(pending: _Pending) -> bool:
+    """Somebody who has gone had something to say of it."""
+    crew = pending.crew
+    if not crew.ranks:
+        return True
+    to_come = sum(rank not in pending.snapshots for rank in crew.ranks)
+    has_come = len(crew.here) == crew.size
+    lacks_order = crew.commits and pending.order is None and pending.save.is_written
+    return has_come and (
+        len(pending.snapshots) + to_come < crew.size
+        or (lacks_order and not any(map(_commits, crew.ranks)))
+    )
+
+
+def _kept(pending: _Pending) -> Kept:
+    copies, states = {}, []
+    for rank, snapshot in pending.snapshots.items():
+        assert rank.hello is not None, "a snapshot before hello"
+        copies[rank.hello.rank] = KeptCopy(rank.images[snapshot.slot], snapshot.guard)
+        states += [] if snapshot.state is None else [snapshot.state]
+        world_size = snapshot.world_size
+    crew = pending.crew.name
+    return Kept(pending.save, crew, world_size, states[0], dict(sorted(copies.items())))
 
 
 def _commits(rank: _Rank) -> bool:
@@ -242,14 +410,14 @@ def _commits(rank: _Rank) -> bool:
 
 def _written(pending: _Pending, draft: Draft) -> dict[int, RankFile]:
     """Facts of the files of this machine's ranks, by rank."""
+    assert pending.kept is not None, "written before it is whole"
 
-    def write(rank: _Rank, slot: int) -> tuple[int, RankFile]:
-        assert rank.hello is not None, "a snapshot before hello"
-        image, number = rank.images[slot], rank.hello.rank
-        return number, draft.write(number, image.pieces, image.data)
+    def write(rank: int, image: Image) -> tuple[int, RankFile]:
+        return rank, draft.write(rank, image.pieces, image.data)
 
     with ThreadPoolExecutor(WRITERS, "writer") as pool:
-        under_way = [pool.submit(write, *each) for each in pending.slots.items()]
+        copies = pending.kept.copies.items()
+        under_way = [pool.submit(write, rank, copy.image) for rank, copy in copies]
         return dict(future.result() for future in under_way)
 
 
@@ -258,13 +426,12 @@ def _wait_for(draft: Draft, save: Save) -> None:
     _until(lambda: draft.is_open() or None, f"step {save.step}", save.timeout_s, draft.look_s)
 
 
-def _from_others(order: Commit, draft: Draft, mine: Collection[int]) -> list[RankFile]:
+def _from_others(save: Save, draft: Draft, ranks: Collection[int]) -> list[RankFile]:
     """What agents of other machines left, once all is there."""
     found = []
-    for rank in sorted(set(range(order.world_size)) - set(mine)):
+    for rank in sorted(ranks):
         what = f"{rank_file_name(rank)} of another machine"
-        left = partial(draft.left, rank)
-        data = _until(left, what, order.save.timeout_s, draft.look_s)
+        data = _until(partial(draft.left, rank), what, save.timeout_s, draft.look_s)
         if "problem" in data:
             raise CheckpointError(f"rank {rank}: {data['problem']}")
         found.append(rank_file_from_json(data))

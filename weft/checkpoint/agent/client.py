@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,75 +21,161 @@ from weft.checkpoint.agent.image import Image, new_image
 from weft.checkpoint.agent.wire import (
     Commit,
     Failed,
+    Forget,
     Hello,
     Memory,
     Message,
+    Pushed,
     Save,
     Saved,
+    Settle,
+    Settled,
     Snapshot,
+    Taking,
     Wire,
     Written,
 )
+from weft.checkpoint.entry import CHUNK_BYTES, JSON
 from weft.checkpoint.shard import Shard, bytes_of
 from weft.checkpoint.store import hold
+from weft.checkpoint.threads import in_threads
+from weft.version import __version__
 
 AGENT = "weft.checkpoint.agent"
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """What asks a job to stop and save."""
 SLOTS = 2
-"""Copies of a rank's state that host memory may hold: one is written, one may be taken."""
+"""Copies of a rank's state that host memory may hold: one is written or kept, one may be taken."""
 
 
-def start_agent(log: Path, root: Path | None) -> tuple[subprocess.Popen[bytes], Path]:
+def agent_address(root: Path, node: str = "") -> Path:
+    """Where the agent of this machine answers that writes and keeps checkpoints of ``root``.
+
+    A folder of the same name that is made later has another one.
+
+    Raises OSError where the folder does not exist, or there is no place that is this user's alone.
+    """
+    home = Path(tempfile.gettempdir()) / f"weft-{os.getuid()}"
+    home.mkdir(mode=0o700, exist_ok=True)
+    found, where = home.lstat(), root.stat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{home} is not a folder of this user alone")
+    facts = f"{where.st_dev} {where.st_ino} {node} {__version__}"
+    return home / f"{hashlib.sha256(facts.encode()).hexdigest()[:24]}.agent"
+
+
+def start_agent(
+    log: Path, root: Path, *, node: str = "", commits: bool = True, keep_s: float = 0.0
+) -> tuple[subprocess.Popen[bytes], Path]:
     """Start the agent of this machine; it answers at the path. What it complains of is in ``log``.
 
     It is no part of this process's group or session, and outlives it where there is work left.
-    ``root``: of the checkpoints that it commits, or of what stands for them on this machine: it
-    holds that folder as long as it lives.
+
+    Args:
+        root: The folder of checkpoints, or what stands for them on this machine. Where it commits
+            it locks that folder as long as it may write there.
+        keep_s: How long it keeps what is in memory when nobody holds on to it any more.
 
     Raises OSError where the machine refuses.
     """
     with ExitStack() as stack:
-        held = []
-        if root is not None:
-            held.append(hold(root))
-            stack.callback(os.close, held[0])
-        folder = Path(tempfile.mkdtemp(prefix="weft-agent-"))
-        on_error = stack.enter_context(ExitStack())
-        on_error.callback(shutil.rmtree, folder, ignore_errors=True)
+        held = hold(root) if commits else os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, held)
+        path = agent_address(root, node)
+        draft = path.with_suffix(f".{os.getpid()}")
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         output = stack.enter_context(log.open("ab"))
-        listener.bind(str(folder / "socket"))
+        draft.unlink(missing_ok=True)
+        listener.bind(str(draft))
         listener.listen(1024)
         # Job systems ask every process that a job began to stop: what it has it still writes.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        draft.replace(path)
+        on_error = stack.enter_context(ExitStack())
+        on_error.callback(path.unlink, missing_ok=True)
+        handles = [listener.fileno(), held]
+        words = [handles[0], path, os.getpid(), held, keep_s]
         process = subprocess.Popen(
-            [sys.executable, "-m", AGENT, str(listener.fileno()), str(os.getpid())],
+            [sys.executable, "-m", AGENT, *map(str, words)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=(listener.fileno(), *held),
+            pass_fds=handles,
             start_new_session=True,
         )
         on_error.pop_all()
-    return process, folder / "socket"
+    return process, path
+
+
+def ask_agent(path: Path, message: Message, answer_s: float) -> Message | None:
+    """What the agent at a path answers; None where it does not."""
+    with socket.socket(socket.AF_UNIX) as end:
+        end.settimeout(answer_s)
+        try:
+            end.connect(str(path))
+        except OSError:
+            return None
+        wire = Wire(end)
+        wire.send(message)
+        return next(iter(wire.read()), None)
+
+
+class Lease:
+    """Holds on to an agent, so that it stays while ranks come and go. Ends with this process."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._let_go: Callable[[], object] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        """The agent, where this process started it."""
+
+    def take(self, path: Path) -> None:
+        """Raises OSError where nobody listens."""
+        end = socket.socket(socket.AF_UNIX)
+        try:
+            end.connect(str(path))
+        except OSError:
+            end.close()
+            raise
+        self.let_go()
+        self._let_go = weakref.finalize(self, os.close, end.detach())
+
+    def let_go(self) -> None:
+        if self._let_go is not None:
+            self._let_go()
+            self._let_go = None
 
 
 class AgentClient:
     """Speaks to the agent for one rank.
 
+    Args:
+        slots: Copies that may lie in memory at once.
+        pushes: The agent was told to put a copy into another machine's memory.
+
     Raises OSError where nobody listens at ``path``.
     """
 
-    def __init__(self, path: Path, hello: Hello) -> None:
+    def __init__(
+        self, path: Path, hello: Hello, *, slots: int = SLOTS, pushes: bool = False
+    ) -> None:
         end = socket.socket(socket.AF_UNIX)
-        end.connect(str(path))
+        try:
+            end.connect(str(path))
+        except OSError:
+            end.close()
+            raise
         self._wire = Wire(end)
         self._wire.send(hello)
+        self._slots = slots
         self._rooms: dict[int, _Room] = {}
         self._busy: set[int] = set()
-        self._events: list[Saved | Failed] = []
+        self._newest: int | None = None
+        self._pushes = pushes
+        self._is_on_its_way = False
+        self._is_settled = True
+        self._events: list[Saved | Failed | Pushed] = []
         self.has_written = False
         """It has done its work at least once."""
 
@@ -103,47 +191,81 @@ class AgentClient:
         self._listen()
         return len(self._busy)
 
-    def events(self) -> list[Saved | Failed]:
+    def events(self) -> list[Saved | Failed | Pushed]:
         """What came of saves since the last call; the rank that commits hears of it."""
         self._listen()
         found, self._events = self._events, []
         return found
 
+    @property
+    def is_on_its_way(self) -> bool:
+        """The newest copy is not on the other machine yet: the one before must stay."""
+        self._listen()
+        return self._is_on_its_way and self._wire.is_open
+
+    @property
+    def has_room(self) -> bool:
+        """There is a place that is neither written nor the newest copy."""
+        self._listen()
+        return self._free() is not None
+
     def wait(self) -> None:
-        """Return when the agent needs no memory of this rank, or is gone."""
-        while self._busy and self._wire.is_open:
+        """Return when the agent has written all that anybody gave it, or is gone."""
+        self._is_settled = False
+        self._wire.send(Settle())
+        while not self._is_settled and self._wire.is_open:
             self._hear(self._wire.read())
 
     def copy(self, shards: Sequence[Shard]) -> int:
-        """Copy a rank's state into memory that is free; the number of its place.
+        """Copy a rank's state into memory that is free; the number of its place. All ranks have
+        copied the save before.
 
         Raises OSError where there is no memory of that kind.
         """
-        slot = next(slot for slot in range(SLOTS) if slot not in self._busy)
+        slot = self._free()
+        assert slot is not None, "no place to copy to"
         room = self._rooms.get(slot)
+        self._wire.send(Taking(slot=slot))
         if room is None or not room.fits(shards):
-            if room is not None:
-                room.close()
-            image, handle, pieces_bytes = new_image([shard.piece for shard in shards])
-            self._wire.send(Memory(slot=slot, pieces_bytes=pieces_bytes), files=[handle])
-            room = self._rooms[slot] = _Room(image, handle)
+            image = new_image([shard.piece for shard in shards])
+            message = Memory(slot=slot, pieces_bytes=image.pieces_bytes)
+            self._wire.send(message, files=[image.handle])
+            room = self._rooms[slot] = _Room(image)
         room.copy(shards)
         return slot
 
-    def write(self, slot: int, save: Save) -> None:
-        """The agent may write what lies in a place, and says when it has."""
-        self._busy.add(slot)
-        self._wire.send(Snapshot(slot=slot, save=save))
+    def hand_over(
+        self, slot: int, save: Save, *, world_size: int, state: Mapping[str, JSON] | None
+    ) -> None:
+        """All ranks have copied: what lies in a place is the newest copy, and the agent writes it
+        if the save says so.
+
+        Args:
+            state: What a checkpoint says besides tensors, from one rank of each machine at least.
+        """
+        self._newest, self._is_on_its_way = slot, self._pushes
+        if save.is_written:
+            self._busy.add(slot)
+        guard = self._rooms[slot].image.guard(save.name)
+        self._wire.send(
+            Snapshot(slot=slot, save=save, world_size=world_size, guard=guard, state=state)
+        )
 
     def commit(self, order: Commit) -> None:
         self._wire.send(order)
 
+    def forget(self) -> None:
+        """What is in memory is of no use any more."""
+        self._wire.send(Forget())
+
     def close(self) -> None:
         """Leave. What the agent has it still writes."""
         self._wire.close()
-        for room in self._rooms.values():
-            room.close()
         self._rooms.clear()
+
+    def _free(self) -> int | None:
+        taken = self._busy | {self._newest}
+        return next((slot for slot in range(self._slots) if slot not in taken), None)
 
     def _listen(self) -> None:
         if self._wire.is_open:
@@ -155,6 +277,11 @@ class AgentClient:
                 case Written():
                     self._busy.discard(message.slot)
                     self.has_written = True
+                case Settled():
+                    self._is_settled = True
+                case Pushed():
+                    self._is_on_its_way = False
+                    self._events += [message] if message.problem else []
                 case Saved() | Failed():
                     self._events.append(message)
                 case _:
@@ -168,27 +295,30 @@ class _Room:
     process's own; a device's tensors are copied into a view of it.
     """
 
-    def __init__(self, image: Image, handle: int) -> None:
-        self._image = image
-        self._handle = handle
+    def __init__(self, image: Image) -> None:
+        self.image = image
 
     def fits(self, shards: Sequence[Shard]) -> bool:
-        return {shard.piece for shard in shards} == set(self._image.pieces)
+        return {shard.piece for shard in shards} == set(self.image.pieces)
 
     @torch.no_grad()
     def copy(self, shards: Sequence[Shard]) -> None:
+        parts: list[tuple[memoryview, int]] = []
         for shard in shards:
-            if shard.tensor.device.type == "cpu":
-                self._write(bytes_of(shard.tensor.detach()), self._image.place(shard.piece).start)
+            place = self.image.place(shard.piece).start
+            if shard.tensor.device.type == "cpu" and not shard.tensor.is_contiguous():
+                self._write(bytes_of(shard.tensor.detach()), place)  # one such copy at a time
+            elif shard.tensor.device.type == "cpu":
+                data = bytes_of(shard.tensor.detach())
+                starts = range(0, len(data), CHUNK_BYTES)
+                parts += [(data[low : low + CHUNK_BYTES], place + low) for low in starts]
             elif shard.piece.nbytes:
-                flat = torch.frombuffer(self._image.data(shard.piece), dtype=torch.uint8)
+                flat = torch.frombuffer(self.image.data(shard.piece), dtype=torch.uint8)
                 view = flat.view(shard.tensor.dtype).view(shard.piece.box.size)
                 view.copy_(shard.tensor)
-
-    def close(self) -> None:
-        os.close(self._handle)
+        in_threads(self._write, parts)
 
     def _write(self, data: memoryview, place: int) -> None:
         while data:
-            written = os.pwrite(self._handle, data, place)
+            written = os.pwrite(self.image.handle, data, place)
             data, place = data[written:], place + written

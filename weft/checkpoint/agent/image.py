@@ -6,12 +6,18 @@ import json
 import mmap
 import os
 import tempfile
+import weakref
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from weft.checkpoint.entry import Piece
 from weft.checkpoint.rank_file import header, in_file_order
 from weft.plan.box import Box
+
+_LOOKED_AT = 1 << 12
+_OF = 1 << 20
 
 
 class Image:
@@ -19,16 +25,25 @@ class Image:
 
     Attributes:
         pieces: In the file's order.
+        handle: An open file of it, closed with this object.
+        pieces_bytes: How much behind the file's bytes says which pieces they are.
     """
 
-    def __init__(self, handle: int, pieces: Sequence[Piece]) -> None:
+    def __init__(self, handle: int, pieces: Sequence[Piece], pieces_bytes: int) -> None:
         self.pieces = pieces
+        self.handle = handle
+        self.pieces_bytes = pieces_bytes
+        self.close = weakref.finalize(self, os.close, handle)
         self._places: dict[Piece, slice] = {}
         end = len(header(pieces))
         for piece in pieces:
             self._places[piece] = slice(end, end + piece.nbytes)
             end += piece.nbytes
         self._memory = mmap.mmap(handle, end)
+
+    def __len__(self) -> int:
+        """Bytes of the file."""
+        return len(self._memory)
 
     def place(self, piece: Piece) -> slice:
         """Where the elements of a piece are, in bytes."""
@@ -38,31 +53,46 @@ class Image:
         """The elements of a piece, in place."""
         return memoryview(self._memory)[self.place(piece)]
 
+    def guard(self, name: str) -> int:
+        """A checksum of a small part of every mebibyte, for the save ``name``: another one where
+        any other copy, or a part of one, lies here. One element that changed may not be seen."""
+        data = memoryview(self._memory)
+        found = zlib.crc32(f"{name} {len(data)} {self.pieces_bytes}".encode())
+        for start in range(0, len(data), _OF):
+            found = zlib.crc32(data[start : start + _LOOKED_AT], found)
+        return zlib.crc32(data[-_LOOKED_AT:], found)
 
-def new_image(pieces: Sequence[Piece]) -> tuple[Image, int, int]:
-    """Memory for these pieces; an open file of it, to be handed over and closed; and how many
-    bytes behind the image say which pieces they are.
+
+def new_image(pieces: Sequence[Piece]) -> Image:
+    """Memory for these pieces.
 
     Raises OSError where there is no memory of that kind.
     """
     ordered = in_file_order(pieces)
     head = header(ordered)
-    text = json.dumps([asdict(piece) for piece in ordered]).encode()
+    text = json.dumps(pieces_json(ordered)).encode()
     num_bytes = len(head) + sum(piece.nbytes for piece in ordered)
-    handle = _memory_file()
+    handle = memory_file()
     os.ftruncate(handle, num_bytes + len(text))
     os.pwrite(handle, head, 0)
     os.pwrite(handle, text, num_bytes)
-    return Image(handle, ordered), handle, len(text)
+    return Image(handle, ordered, len(text))
 
 
 def opened_image(handle: int, pieces_bytes: int) -> Image:
-    """What a rank handed over."""
-    try:
-        text = os.pread(handle, pieces_bytes, os.fstat(handle).st_size - pieces_bytes)
-        return Image(handle, [_piece(entry) for entry in json.loads(text)])
-    finally:
-        os.close(handle)
+    """What another process handed over."""
+    text = os.pread(handle, pieces_bytes, os.fstat(handle).st_size - pieces_bytes)
+    return Image(handle, pieces_from_json(json.loads(text)), pieces_bytes)
+
+
+def pieces_json(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+    """What one rank tells others."""
+    return [asdict(piece) for piece in pieces]
+
+
+def pieces_from_json(data: Sequence[dict[str, Any]]) -> list[Piece]:
+    """What ``pieces_json`` gave."""
+    return [_piece(dict(entry)) for entry in data]
 
 
 def _piece(data: dict[str, object]) -> Piece:
@@ -72,7 +102,7 @@ def _piece(data: dict[str, object]) -> Piece:
     return Piece(**data, box=Box(tuple(box["offset"]), tuple(box["size"])))  # type: ignore[arg-type]
 
 
-def _memory_file() -> int:
+def memory_file() -> int:
     """An open file without a name, in memory where the system has such files."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("weft-snapshot", os.MFD_CLOEXEC)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from weft.checkpoint.draft import Draft, draft
 from weft.checkpoint.entry import JSON
@@ -28,9 +29,11 @@ class Hello:
     kind: ClassVar[str] = "hello"
     rank: int
     ranks_here: int
-    """How many will speak to this agent."""
+    """How many of them will speak to this agent."""
     commits: bool
     """It says when a checkpoint is to be made of what all ranks wrote."""
+    crew: str = ""
+    """Of all who begin together. Another one may follow when they have gone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +49,15 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Taking:
+    """What lies in a place changes from now on. All ranks of the job have copied the save before
+    this one by then."""
+
+    kind: ClassVar[str] = "taking"
+    slot: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Save:
     """One save of all ranks."""
 
@@ -55,6 +67,8 @@ class Save:
     """Of this save alone: an earlier one of the same step may have left files."""
     timeout_s: float
     """How long other machines may take for their part after this one."""
+    is_written: bool = True
+    """It becomes a checkpoint; else it stays in memory."""
 
     @property
     def place(self) -> Place:
@@ -67,11 +81,16 @@ class Save:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """A rank's state lies in its memory, and stays until it hears ``Written``."""
+    """A rank's state lies in its memory; if it is to be written, until it hears ``Written``."""
 
     kind: ClassVar[str] = "snapshot"
     slot: int
     save: Save
+    world_size: int
+    guard: int
+    """Of the image (``Image.guard``)."""
+    state: Mapping[str, JSON] | None
+    """What a checkpoint says besides tensors, from one rank of each machine at least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,8 +99,6 @@ class Commit:
 
     kind: ClassVar[str] = "commit"
     save: Save
-    world_size: int
-    state: Mapping[str, JSON]
     keep: int
     """How many checkpoints stay."""
 
@@ -113,8 +130,111 @@ class Failed:
     problem: str
 
 
-Message = Hello | Memory | Snapshot | Commit | Written | Saved | Failed
-_KINDS = {c.kind: c for c in (Hello, Memory, Snapshot, Commit, Written, Saved, Failed)}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settle:
+    """Say when everything that was begun is written or discarded."""
+
+    kind: ClassVar[str] = "settle"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settled:
+    """It is."""
+
+    kind: ClassVar[str] = "settled"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forget:
+    """What is in memory is of no use any more."""
+
+    kind: ClassVar[str] = "forget"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Open:
+    """Answer to other machines of the job, who know the secret, at an address of this one."""
+
+    kind: ClassVar[str] = "open"
+    secret: str
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """At this port; 0: it cannot."""
+
+    kind: ClassVar[str] = "opened"
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """Put a copy of every save there, too. The answer is ``Opened``."""
+
+    kind: ClassVar[str] = "peer"
+    host: str
+    port: int
+    secret: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pushed:
+    """The copy that this machine made last is on the other machine, or cannot get there."""
+
+    kind: ClassVar[str] = "pushed"
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """What is in memory?"""
+
+    kind: ClassVar[str] = "ask"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offers:
+    """What is: ``Offer``s as JSON, the oldest first."""
+
+    kind: ClassVar[str] = "offers"
+    offers: Sequence[Mapping[str, Any]]
+    latest: str
+    """The checkpoint that this agent made last; empty: it made none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetch:
+    """Hand over all of one save: ``State``, and a ``Copy`` for each rank in the offer."""
+
+    kind: ClassVar[str] = "fetch"
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """What a checkpoint would say besides tensors; None: it is not here any more."""
+
+    kind: ClassVar[str] = "state"
+    state: Mapping[str, JSON] | None
+    num_copies: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copy:
+    """The state of a rank; the open file of it comes with the message."""
+
+    kind: ClassVar[str] = "copy"
+    rank: int
+    pieces_bytes: int
+    guard: int
+
+
+Message = (
+    Hello | Memory | Taking | Snapshot | Commit | Written | Saved | Failed | Settle | Settled
+    | Forget | Open | Opened | Peer | Pushed | Ask | Offers | Fetch | State | Copy
+)  # fmt: skip
+_KINDS: dict[str, Any] = {each.kind: each for each in get_args(Message)}
 
 
 class Wire:
@@ -124,6 +244,7 @@ class Wire:
         self._end = end
         self._unread = b""
         self._files: deque[int] = deque()
+        self._sends = threading.Lock()
         self.is_open = True
         """The other end has not gone, as far as is known."""
         self.has_ended = False
@@ -136,10 +257,11 @@ class Wire:
         """Tell the other end; nothing happens where it is gone."""
         line = json.dumps({"kind": message.kind, **asdict(message)}).encode() + b"\n"
         try:
-            if files:
-                sent = socket.send_fds(self._end, [line], list(files))
-                line = line[sent:]
-            self._end.sendall(line)
+            with self._sends:
+                if files:
+                    sent = socket.send_fds(self._end, [line], list(files))
+                    line = line[sent:]
+                self._end.sendall(line)
         except OSError:
             self.is_open = False
 
