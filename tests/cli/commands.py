@@ -72,6 +72,13 @@ class Command:
         assert found, f"there is no rank {number}"
         return found[0]
 
+    def ranks(self) -> dict[int, int]:
+        """Process ids of both ranks."""
+        other = self.rank(1)
+        served = [pid for pid in self.alive() if _parent(pid) == _parent(other)]
+        (main,) = set(served) - {other}
+        return {0: main, 1: other}
+
     def agents(self) -> list[int]:
         """Process ids of those that write its checkpoints, in sessions of their own."""
         logs = {str(path.resolve()) for path in self.out.glob("logs/agent*.log")}
@@ -180,6 +187,13 @@ def _session(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[3])
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
 
 
 def _deaf(pid: int, number: int) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,29 @@ def same_as(whole: Path, mine: Path) -> None:
     assert summaries[0]["samples"] == summaries[1]["samples"]
 
 
-def test_a_rank_that_dies_ends_the_command(here: Path, whole_run: WholeRun) -> None:
+def test_lost_ranks_are_replaced_and_the_others_stay(here: Path, whole_run: WholeRun) -> None:
+    """One after the other, in the middle of a run; training goes on from the last checkpoint."""
+    victims, seen = {8: 1, 18: 0}, []
     with commands.started(here, "mine") as command:
+        for step, victim in victims.items():
+            command.wait_for_step(step)
+            seen.append(command.ranks())
+            os.kill(seen[-1][victim], signal.SIGKILL)
+        command.wait_for_step(24)
+        seen.append(command.ranks())
+        code, _, errors = command.finish()
+        assert command.is_gone()
+    assert code == 0
+    kept = [[one[rank] == other[rank] for rank in (0, 1)] for one, other in pairwise(seen)]
+    assert kept == [[True, False], [False, True]]
+    lines = [line.partition(", after step ")[0] for line in errors.splitlines()]
+    said = "warning: rank {}: was ended by SIGKILL from outside in phase run"
+    assert lines == [said.format(victim) for victim in victims.values()]
+    same_as(whole_run("fp32"), here / "mine")
+
+
+def test_a_rank_that_dies_may_end_the_command(here: Path, whole_run: WholeRun) -> None:
+    with commands.started(here, "mine", "recovery.restarts=0") as command:
         command.wait_for_step(8)
         os.kill(command.rank(1), signal.SIGKILL)
         code, _, errors = command.finish()
@@ -69,7 +91,9 @@ def test_a_server_of_ranks_that_dies_is_named(here: Path) -> None:
 def stops_answering(here: Path, capsys: pytest.CaptureFixture[str], limit_s: float) -> str:
     """Rank 1 does not, in the middle of a run, and no other command may; what the first says."""
     shutil.rmtree(here / "mine", ignore_errors=True)
-    with commands.started(here, "mine", f"train.timeout_s={limit_s:g}") as command:
+    with commands.started(
+        here, "mine", "recovery.restarts=0", f"train.timeout_s={limit_s:g}"
+    ) as command:
         command.wait_for_step(8)
         os.kill(command.rank(1), signal.SIGSTOP)
         capsys.readouterr()

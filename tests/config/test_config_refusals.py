@@ -90,7 +90,7 @@ REFUSALS = [
     Case(
         "extends on the command line",
         "unknown key 'extends': the keys here are name, seed, init, model, data, batch, plan, "
-        "compute, optim, train, checkpoint, metrics, sample.\n    on the command line",
+        "compute, optim, train, checkpoint, recovery, metrics, sample.\n    on the command line",
         overrides=("extends=debug",),
     ),
     Case(

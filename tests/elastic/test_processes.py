@@ -1,22 +1,26 @@
 """A rank that fails brings the job down within seconds, and its own error comes first."""
 
-import inspect
 import os
 import shutil
 import signal
+import threading
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from limits import within_some_limit
 
+from weft.comm.abort import Abort
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
+from weft.comm.errors import CommError
 from weft.comm.join import join
 from weft.comm.members import Channel
 from weft.config.errors import ConfigError, RunError
-from weft.elastic.failure import GRACE_S, Failure, RanksFailedError, end_after_first
+from weft.elastic.failure import Epoch, Failure, RanksFailedError
 from weft.elastic.pool import WorkerPool
 from weft.elastic.processes import run_ranks
 
@@ -62,7 +66,7 @@ def test_ranks_meet_and_all_but_the_first_log_to_files(tmp_path: Path) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others say what they saw however busy the machine is."""
-    monkeypatch.setattr("weft.elastic.failure.GRACE_S", 600.0)
+    monkeypatch.setattr("weft.elastic.crew.GRACE_S", 600.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -118,26 +122,60 @@ def fails_in_a_phase(address: RankAddress, how: str) -> None:
 
 
 @pytest.mark.parametrize(("how", "cause"), [("kill", "signal"), ("error", "machine")])
-def test_a_policy_is_told_who_failed_why_and_where(tmp_path: Path, how: str, cause: str) -> None:
-    """It answers that the others get no time, and they get none."""
-    told: list[Failure] = []
-
-    def end_at_once(failure: Failure) -> float:
-        told.append(failure)
-        return 0.0
-
+def test_a_failure_says_in_which_phase(tmp_path: Path, how: str, cause: str) -> None:
     with pytest.raises(RanksFailedError) as failed:
-        run_ranks(fails_in_a_phase, (how,), 2, folder=tmp_path, policy=end_at_once)
-    assert [(f.rank, f.cause, f.phase) for f in told] == [(1, cause, "restore")]
-    ended = {f.rank: f.phase for f in failed.value.failures}
-    assert ended == {1: "restore", 0: "build"}
+        run_ranks(fails_in_a_phase, (how,), 2, folder=tmp_path)
+    assert {f.rank: (f.phase, f.cause) for f in failed.value.failures} == {
+        1: ("restore", cause),
+        0: ("build", "peer"),
+    }
     assert not list(tmp_path.glob(".*")), "phases left behind"
 
 
-def test_without_a_policy_the_others_have_time_to_say_what_they_saw() -> None:
-    failure = Failure(1, "signal", "was ended")
-    assert end_after_first(failure) == GRACE_S
-    assert inspect.signature(run_ranks).parameters["policy"].default is end_after_first
+def stands_still(address: RankAddress, told: Path, how: str, *, abort: Abort | None = None) -> None:
+    """Rank 1 is lost in the first epoch, or fails; rank 0 sleeps until the epoch is ended."""
+    assert abort is not None
+    if how == "done":
+        return
+    if address.rank == 0:
+        asked = threading.Event()
+        abort.then(asked.set)
+        (told / "asleep").touch()
+        asked.wait(FOREVER_S)
+        raise CommError("the others are gone")
+    while not (told / "asleep").exists():
+        time.sleep(0.01)
+    if how == "fails":
+        raise ValueError("the matrix is upside down")
+    os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "fails"])
+def test_others_come_to_the_door_when_a_rank_was_lost(tmp_path: Path, how: str) -> None:
+    """Nobody waits for the stopped one: that it does not answer is noticed by the launcher. After
+    an error of a rank itself nobody is asked whether the job goes on."""
+    within_some_limit(partial(is_lost, tmp_path, how), 2.0)
+
+
+def is_lost(tmp_path: Path, how: str, limit_s: float) -> None:
+    asked: list[dict[int, str]] = []
+    (tmp_path / "asleep").unlink(missing_ok=True)
+    run = partial(run_ranks, stands_still, (tmp_path, how), 2, folder=tmp_path)
+
+    def recover(failures: Sequence[Failure]) -> Epoch:
+        asked.append({f.rank: f.message for f in failures})
+        return Epoch((tmp_path, "done"), 2)
+
+    if how == "fails":
+        with pytest.raises(RanksFailedError, match="rank 1: ValueError: the matrix is upside down"):
+            run(recover=recover)
+        assert not asked
+        return
+    run(recover=recover, heartbeat_s=limit_s)
+    lost = "was ended by SIGKILL from outside"
+    if how == "stop":
+        lost = "did not answer and had to be ended"
+    assert asked == [{0: "the others are gone", 1: lost}]
 
 
 def fails_on(address: RankAddress, rank: int) -> int:

@@ -5,10 +5,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from parity.cases import Case
 
+from weft.comm.abort import Abort
 from weft.comm.address import RankAddress
+from weft.comm.errors import CommError
+from weft.comm.join import join_at
+from weft.comm.rendezvous import Rendezvous
 from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Plan
@@ -17,6 +22,7 @@ from weft.train.family import assemble_model
 from weft.train.joining import join_plan
 
 EPOCHS = 200
+RESTARTS = 25
 TRAINING = 13
 """One epoch in so many trains, and the plans take turns."""
 PLANS = [
@@ -78,6 +84,36 @@ def test_two_hundred_jobs_in_one_process_leave_nothing_open(pool: WorkerPool) ->
     for first, last in pool.run(many_jobs, plans, rehearsal, world_size=2, timeout_s=1200):
         assert last[0] <= first[0], f"threads: {first[0]} at first, {last[0]} after {EPOCHS} jobs"
         assert last[1] <= first[1], f"files: {first[1]} at first, {last[1]} after {EPOCHS} jobs"
+
+
+def many_lost_peers(address: RankAddress) -> tuple[tuple[int, int], tuple[int, int]]:
+    """What is open after one epoch that another thread ended, while ranks wait for each other, and
+    after many."""
+    for number in range(RESTARTS):
+        abort = Abort()
+        assert address.store_file is not None
+        place = replace(address, store_file=address.store_file.with_name(f"meet-{number}"))
+        with Rendezvous(place, 600, abort=abort) as rendezvous:
+            comm = join_at(rendezvous, backend="gloo", device=torch.device("cpu"))
+            comm.open_gathering([comm.world])
+            comm.barrier(name="all here")
+            if address.rank == 1:
+                abort.ask()
+            with pytest.raises(CommError):
+                comm.barrier(name="waits")
+            comm.close(abort=True)
+        if number == 0:
+            first = counts()
+    deadline = time.monotonic() + SETTLED_S
+    while (last := counts()) > first and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return first, last
+
+
+def test_epochs_that_were_ended_from_outside_leave_nothing_open(pool: WorkerPool) -> None:
+    for first, last in pool.run(many_lost_peers, world_size=2):
+        assert last[0] <= first[0], f"threads: {first[0]} at first, {last[0]} later"
+        assert last[1] <= first[1], f"files: {first[1]} at first, {last[1]} later"
 
 
 def losses_of(address: RankAddress, plans: list[Plan], rehearsal: Rehearsal) -> list[list[float]]:

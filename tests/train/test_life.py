@@ -1,24 +1,21 @@
 """A rank's phases: one epoch after another in one process, and nothing of a failed one."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from train.small_jobs import CHANGED_AT, FIRST, OTHER, SECOND, SMALL, STEPS, job, losses
 
-from weft.cluster.cluster import Cluster, Node
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.comm.rendezvous import Rendezvous
 from weft.config.errors import RunError
-from weft.config.load import load_config
 from weft.elastic.pool import WorkerPool
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
 from weft.platform.cpu import CpuPlatform
-from weft.resolve.resolve import resolve
 from weft.train import worker
 from weft.train.assemble import Built
 from weft.train.engine import Engine
@@ -26,37 +23,6 @@ from weft.train.family import assemble_model
 from weft.train.job import Job
 from weft.train.stop import StopSignal
 from weft.train.worker import RankLife
-
-STEPS = 4
-CHANGED_AT = 2
-SMALL = [
-    "batch.samples=4",
-    "batch.micro=1",
-    "data.seq_len=32",
-    "data.workers=0",
-    f"train.steps={STEPS}",
-]
-LAPTOP = Node(
-    host="laptop", cpu="some", cores=2, memory_gib=16, cpu_bf16=False, chips=(), problems=()
-)
-STAGES = "plan.stages=[{layers: 1}, {}]"
-FIRST = [*SMALL, STAGES, "plan.schedule=gpipe"]
-SECOND = [*SMALL, STAGES, "plan.schedule=1f1b"]
-"""Another plan whose sums are added in the same order: not one bit may differ."""
-OTHER = [*SMALL, "plan.shares=[2,2]"]
-"""A plan with other groups; its sums are added in another order."""
-
-
-def job(overrides: list[str], out: Path, last_step: int) -> Job:
-    resolved = resolve(load_config("debug", overrides), Cluster(nodes=(LAPTOP,)))
-    return Job(
-        config=resolved.config,
-        plan=resolved.plan,
-        out=out,
-        last_step=last_step,
-        threads=1,
-        console="quiet",
-    )
 
 
 def live(address: RankAddress, jobs: list[Job]) -> tuple[list[int], str, list[bool]]:
@@ -71,11 +37,6 @@ def live(address: RankAddress, jobs: list[Job]) -> tuple[list[int], str, list[bo
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(CpuPlatform, "multiply_fp32", lambda _, *, tf32: asked.append(tf32))
             return [life.epoch(each) for each in jobs], phases.read_text(), asked
-
-
-def losses(out: Path) -> list[float]:
-    lines = (out / "metrics.jsonl").read_text().splitlines()
-    return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
 
 
 @pytest.mark.parametrize("second", [SECOND, OTHER], ids=["schedule", "groups"])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
 from itertools import chain, count
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,7 @@ from weft.config.load import Loaded, explain, to_yaml
 from weft.elastic.failure import RanksFailedError
 from weft.elastic.on_ray import run_on_ray
 from weft.elastic.processes import run_rank, run_ranks, warm_context
+from weft.elastic.recovery import Restarts
 from weft.elastic.signals import interrupted_once
 from weft.report.metrics import refuse_missing_packages
 from weft.report.progress import Preparing, choose_mode
@@ -269,12 +271,26 @@ def _start(job: Job, resolved: Resolved) -> int:
             return STOPPED
         step_before = saved_step(job.out)
         try:
-            run_ranks(WORKER, (job,), job.plan.world_size, folder=job.out, context=context)
+            _run(job, context)
         except RanksFailedError as error:
             if error.first.cause == "config":
                 folder.drop_new_logs()
             return _tell_failure(job, error, step_before)
         return _tell_end(job)
+
+
+def _run(job: Job, context: ForkServerContext) -> None:
+    """All ranks, to the end; what becomes of lost ones is up to ``recovery``."""
+    recovery = job.config.recovery
+    run_ranks(
+        WORKER,
+        (job,),
+        job.plan.world_size,
+        folder=job.out,
+        context=context,
+        recover=Restarts(job, lambda text: warn([text])) if recovery.restarts else None,
+        heartbeat_s=recovery.heartbeat_s,
+    )
 
 
 def _join(address: RankAddress, job: Job, resolved: Resolved) -> int:

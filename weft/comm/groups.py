@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store
 
+from weft.comm.abort import ENDED, Abort
 from weft.comm.errors import CommError
 from weft.comm.members import in_words
 from weft.platform.base import group_of
@@ -76,14 +77,17 @@ class Groups:
         *,
         timeout_s: float,
         is_local: bool = False,
+        abort: Abort | None = None,
     ) -> None:
         """``timeout_s``: how long opening a group, and each of its calls, may take; ``is_local``:
-        all ranks are on this machine."""
+        all ranks are on this machine; ``abort``: what ends waiting for members."""
         self.rank = rank
         self._store = store
         self._device = device
         self._timeout = timedelta(seconds=timeout_s)
         self._is_local = is_local
+        self._abort = abort
+        self._is_aborted = False
         self._open: dict[str, Group] = {}
         self._gloo_devices: list[Any] = []
 
@@ -103,6 +107,8 @@ class Groups:
         members = tuple(sorted(ranks))
         digest = hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()
         name = f"{purpose}/{backend}/{digest[:16]}"  # as short as a key should be; see _BY_GLOO
+        if self._is_aborted:
+            raise CommError(f"rank {self.rank}: {ENDED}")
         if name not in self._open:
             assert self.rank in members, f"rank {self.rank} opens the group of {in_words(members)}"
             self._open[name] = self._new(name, members, backend, sends=sends)
@@ -127,6 +133,7 @@ class Groups:
         once is waited for: a process that left meanwhile would be terminated by its own threads.
         So gloo's come last: what waits on a device for a peer that failed ends first.
         """
+        self._is_aborted = True
         self._open = dict(sorted(self._open.items(), key=lambda each: _BY_GLOO not in each[0]))
         handles = self._released()
 
@@ -149,14 +156,25 @@ class Groups:
         store = PrefixStore(name, self._store)
         number = members.index(self.rank)
         try:
+            self._meet(store, "coming", number, len(members))
             inner = PrefixStore("backend", store)
             handle = self._handle(backend, inner, number, len(members), sends=sends)
             store.set(_connected(number), "1")
+            self._meet(store, "connected", number, len(members))
         except RuntimeError as error:
             text = str(error).splitlines()[0]
             message = f"rank {self.rank}: connecting {in_words(members)} failed: {text}"
             raise CommError(message) from error
         return Group(members, handle, store)
+
+    def _meet(self, store: Store, where: str, number: int, size: int) -> None:
+        """Wait for all members, where that may be aborted. Gloo cannot give up to connect, so none
+        begins before all are there, nor goes on, where it may be lost, before all have connected.
+        """
+        if self._abort is not None:
+            store.set(f"{where}/{number}", "1")
+            marks = [f"{where}/{each}" for each in range(size)]
+            self._abort.wait(store, marks, self._timeout.total_seconds())
 
     def _handle(
         self, backend: str, store: Store, number: int, size: int, *, sends: bool

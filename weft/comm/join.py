@@ -63,6 +63,7 @@ def join_at(
 
     Raises:
         ConfigError: a rank has not come, with its number.
+        CommError: the rendezvous was aborted.
     """
     address, timeout_s = rendezvous.address, rendezvous.timeout_s
     rank, world_size = address.rank, address.world_size
@@ -77,12 +78,15 @@ def join_at(
         chip="" if device.type == "cpu" else str(device),
     )
     store = rendezvous.store("epoch")
-    arrival_s = min(timeout_s, ARRIVAL_S)
-    said = await_ranks(store, rank, world_size, arrival_s, json.dumps(asdict(member)))
+    arrival_s, abort = min(timeout_s, ARRIVAL_S), rendezvous.abort
+    says = json.dumps(asdict(member))
+    said = await_ranks(store, rank, world_size, arrival_s, says, abort=abort)
     known = {text: Member(**json.loads(text)) for text in dict.fromkeys(said)}
     members = [known[text] for text in said]
     is_local = address.store_file is not None
-    groups = Groups(store, rank, device, timeout_s=timeout_s, is_local=is_local)
+    groups = Groups(store, rank, device, timeout_s=timeout_s, is_local=is_local, abort=abort)
+    if abort is not None:
+        abort.then(groups.abort)
     with ExitStack() as undo:
         undo.callback(groups.abort)
         comm = Comm(rank, world_size, device, members=members, groups=groups, timeout_s=timeout_s)

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
+from weft.comm.abort import Abort
 from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError
 
@@ -30,10 +31,14 @@ LEAVE_S = 10.0
 class Rendezvous:
     """The store of a job. A rank opens it once and may join as many epochs there as it likes."""
 
-    def __init__(self, address: RankAddress, timeout_s: float) -> None:
-        """``timeout_s``: how long ranks may come one after another, and each collective take."""
+    def __init__(
+        self, address: RankAddress, timeout_s: float, *, abort: Abort | None = None
+    ) -> None:
+        """``timeout_s``: how long ranks may come one after another, and each collective take;
+        ``abort``: what another thread ends the epoch with."""
         self.address = address
         self.timeout_s = timeout_s
+        self.abort = abort
         self._base: Store | None = None
         self._is_host = False
         self._rounds: Counter[str] = Counter()
@@ -115,7 +120,13 @@ def _hold(num_connections: int) -> None:
 
 
 def await_ranks(
-    store: Store, rank: int, world_size: int, timeout_s: float, says: str = ""
+    store: Store,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    says: str = "",
+    *,
+    abort: Abort | None = None,
 ) -> list[str]:
     """Return when every rank has come, with what each of them said, in rank order.
 
@@ -124,19 +135,20 @@ def await_ranks(
 
     Raises:
         ConfigError: names the ranks that have not, on every rank that has.
+        CommError: ``abort`` was asked.
     """
     store.set(f"here/{rank}", f"+{says}")
     marks = [f"here/{other}" for other in range(world_size)]
     said: list[str] = []
     if rank == 0:
-        missing = [] if come(store, marks, timeout_s) else _missing(store, marks)
+        missing = [] if come(store, marks, timeout_s, abort) else _missing(store, marks)
         said = [] if missing else [mark.decode()[1:] for mark in store.multi_get(marks)]
         # Ranks say much alike, and packed it is a few kilobytes for a thousand of them.
         packed = zlib.compress(json.dumps([missing, said]).encode())
         store.set("arrived", packed)  # type: ignore[arg-type]  # PyTorch's stubs know no bytes
         present = [f"read/{r}" for r in range(1, world_size) if r not in missing]
-        come(store, present, GRACE_S)
-    elif come(store, ["arrived"], timeout_s + GRACE_S):
+        come(store, present, GRACE_S, abort)
+    elif come(store, ["arrived"], timeout_s + GRACE_S, abort):
         missing, said = json.loads(zlib.decompress(store.get("arrived")))
         store.set(f"read/{rank}", "1")
     else:
@@ -149,10 +161,16 @@ def await_ranks(
     return said
 
 
-def come(store: Store, keys: list[str], timeout_s: float) -> bool:
-    """Whether somebody wrote each of the keys in time."""
+def come(store: Store, keys: list[str], timeout_s: float, abort: Abort | None = None) -> bool:
+    """Whether somebody wrote each of the keys in time.
+
+    Raises:
+        CommError: ``abort`` was asked meanwhile.
+    """
     if not keys:
         return True
+    if abort is not None:
+        return abort.wait(store, keys, timeout_s)
     try:
         store.wait(keys, timedelta(seconds=timeout_s))
     except RuntimeError:

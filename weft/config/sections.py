@@ -512,6 +512,19 @@ class CheckpointConfig(Section):
         return self
 
 
+class RecoveryConfig(Section):
+    """What happens when a rank is lost: its process was killed, or it answers no more. The others
+    keep their processes, and training goes on from the newest checkpoint. (Under another launcher,
+    such as torchrun, that decides.)"""
+
+    restarts: Whole = 3
+    """Restarts in a row without a new step between them, after which the job ends; 0 never
+    restarts. What a repeat would meet again, such as an error in a rank, ends the job at once."""
+    heartbeat_s: Number = 60.0
+    """Seconds without an answer, whatever a rank computes, after which it is lost; 0 waits for
+    `train.timeout_s` of the others' collective."""
+
+
 class MetricsConfig(Section):
     """Where numbers go besides metrics.jsonl, which is always written."""
 
@@ -560,6 +573,7 @@ class Config(Section):
     """The optimizer, chosen by `kind`."""
     train: TrainConfig = TrainConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
     metrics: MetricsConfig = MetricsConfig()
     sample: SampleConfig = SampleConfig()
 

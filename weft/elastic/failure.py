@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 GRACE_S = 3.0
 """How long the other ranks may take to notice a failure and say what they saw."""
@@ -42,11 +42,17 @@ class RanksFailedError(RuntimeError):
         super().__init__(self.waits or f"rank {self.first.rank}: {self.first.message}")
 
 
-Policy = Callable[[Failure], float]
-"""What happens to a job after a rank failed: so many seconds later the others are ended. Called
-once for each rank, in the launcher's process, which waits for the answer."""
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What the ranks of a job do until they are done, or one of them is lost."""
+
+    args: tuple[Any, ...]
+    world_size: int
 
 
-def end_after_first(_failure: Failure) -> float:
-    """A job without one of its ranks is over; the others say what they saw, and end."""
-    return GRACE_S
+Recover = Callable[[Sequence[Failure]], Epoch | None]
+"""What a job goes on with after ranks were lost; None: it is over. Called in the launcher's process
+with what happened to each rank, once the others are ready for what is next."""
+
+LOSSES: tuple[Cause, ...] = ("peer", "signal")
+"""What begins again may well go on: of everything else a repeat meets the same."""

@@ -20,7 +20,8 @@ from typing import Any
 from weft.comm.address import RankAddress
 from weft.comm.errors import CommError
 from weft.elastic.failure import Cause, Failure, RanksFailedError
-from weft.elastic.processes import end_with_parent, warm_context
+from weft.elastic.processes import warm_context
+from weft.elastic.rank_process import end_with_parent
 
 Job = Callable[..., Any]
 """Called as ``job(address, *args)``; its result must be plain data or arrays."""

@@ -80,6 +80,14 @@ class Profile:
             record_of = {"steps": [self._first + 1, self._last], "ranks": everyone}
             write_text(self._folder / "summary.json", json.dumps(record_of))
 
+    def close(self) -> None:
+        """Give up a trace that has not ended."""
+        if self._profiler is not None:
+            self._traced.close()
+            switch(on=False)
+            self._profiler.stop()
+            self._profiler = None
+
     def _snapshot(self, name: str) -> str | None:
         """The file that holds the allocator's history, where the family has one."""
         if self._write_memory is None:

@@ -92,6 +92,7 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
         predicted_s = job.prediction.quantities.step_time_s if job.prediction else None
         peak = reference_of_mfu(run, job)
         profile = Profile(run, job.out, asked=job.profile)
+        stack.callback(profile.close)
         fingerprint = data.fingerprint
         logs, tell = job.out / LOGS, progress.warn
         saver = Saver(run, job.checkpoints, logs, fingerprint=fingerprint, tell=tell)

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from weft.checkpoint.agent.client import Lease
+from weft.comm.abort import Abort
 from weft.comm.address import RankAddress
 from weft.comm.join import join_at
 from weft.comm.rendezvous import Rendezvous
@@ -32,12 +33,15 @@ from weft.train.stop import StopSignal
 Phase = Literal["join", "agree", "build", "restore", "run", "leave"]
 
 
-def main(address: RankAddress, job: Job) -> None:
-    """Train. The same in a rank that Weft started and in one that torchrun started."""
+def main(address: RankAddress, job: Job, *, abort: Abort | None = None) -> None:
+    """Train. The same in a rank that Weft started and in one that torchrun started.
+
+    ``abort``: what another thread ends the epoch with, when a rank was lost.
+    """
     stop = StopSignal()
     stop.listen()
     torch.set_num_threads(job.threads)
-    with Rendezvous(address, job.config.train.timeout_s) as rendezvous:
+    with Rendezvous(address, job.config.train.timeout_s, abort=abort) as rendezvous:
         RankLife(rendezvous, stop).epoch(job)
 
 

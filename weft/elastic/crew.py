@@ -1,0 +1,275 @@
+"""The processes of a job, as their launcher sees them: at work as a rank, or at the door."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+from weft.comm.address import RankAddress
+from weft.elastic.failure import GRACE_S, LOSSES, Cause, Epoch, Failure
+from weft.elastic.rank_process import UNREPORTED, Begin, Order, Target, Word, be_ranks
+from weft.elastic.signals import Asked
+
+LOOK_S = 0.2
+"""How soon a signal to this process is passed on to the ranks."""
+DOOR_S = 30.0
+"""How long a rank that heard that its epoch is over may take to come to the door: as long as a
+library may need to give up a call. Then another process takes its place."""
+
+_MEETING = ".meet-"
+_REPORT = ".failed-"
+_PHASE = ".phase-"
+_SERVER = "the process that ranks are forked from"
+_LOST = 255
+"""Of a rank, by ``multiprocessing``, where the server that it was forked from is gone."""
+
+
+class Crew:
+    """All processes of one job.
+
+    Args:
+        may_go_on: After ranks were lost another epoch may begin.
+        heartbeat_s: If it may, a process that does not answer for so long is lost; 0: never.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        folder: Path,
+        logs: Path,
+        context: ForkServerContext,
+        *,
+        may_go_on: bool,
+        heartbeat_s: float,
+    ) -> None:
+        self._target = target
+        self._folder = folder
+        self._logs = logs
+        self._context = context
+        self._may_go_on = may_go_on
+        self._heartbeat_s = heartbeat_s if may_go_on else 0.0
+        self._name = f"{os.getpid()}-{time.monotonic_ns()}"
+        self._epochs = 0
+        self._processes: dict[int, _Process] = {}
+        """By rank."""
+
+    def begin(self, epoch: Epoch) -> None:
+        """Tell every rank what to do. Those that outlived the epoch before keep their process and,
+        as far as there are so many ranks, their number."""
+        self._epochs += 1
+        attempt = f"{self._name}-{self._epochs}"
+        left = {rank: each for rank, each in self._processes.items() if each.is_at_door}
+        for rank, each in self._processes.items():
+            if rank not in left:
+                each.end()
+        moved = [left.pop(rank) for rank in sorted(left) if rank >= epoch.world_size]
+        self._processes = {}
+        for rank in range(epoch.world_size):
+            process = left.get(rank) or (moved.pop() if moved else None) or self._started()
+            self._processes[rank] = process
+        for each in moved:
+            each.end()
+        for rank, process in self._processes.items():
+            address = RankAddress(
+                rank=rank,
+                world_size=epoch.world_size,
+                local_rank=rank,
+                store_file=self._folder / f"{_MEETING}{attempt}",
+                phase_file=self._folder / f"{_PHASE}{attempt}-{rank}",
+            )
+            report = self._folder / f"{_REPORT}{attempt}-{rank}.json"
+            process.begin(Begin(address, epoch.args, report, may_go_on=self._may_go_on))
+
+    def watch(self, asked: Asked) -> None:
+        """Wait for the end of the epoch: for all ranks, or as long as the others may take after a
+        failure. If the job may go on, they are told to come to the door.
+
+        Ranks that are asked to stop do so after their step, however long it takes.
+        """
+        deadline = math.inf
+        passed_on = told = False
+        while self._look():
+            if asked.times > 1:
+                return
+            if asked.times and not passed_on:
+                passed_on = True
+                self._terminate()
+            if deadline == math.inf and any(self._failed()):
+                deadline = time.monotonic() + GRACE_S
+                told = not asked.times and self._call_to_the_door()
+            if time.monotonic() >= deadline:
+                if not told:
+                    return
+                self._end_those_who_do_not_come(is_late=time.monotonic() >= deadline + DOOR_S)
+
+    @property
+    def can_go_on(self) -> bool:
+        """All that happened is that ranks were lost, and others can be had."""
+        served = all(each.process.exitcode != _LOST for each in self._processes.values())
+        failures = list(self._failed())
+        return bool(failures) and served and all(f.cause in LOSSES for f in failures)
+
+    def failures(self) -> list[Failure]:
+        """What happened to each rank that is not done."""
+        return list(filter(None, (each.failure() for each in self._processes.values())))
+
+    def close(self) -> None:
+        """End every process: those at the door by their own way out."""
+        for each in self._processes.values():
+            each.tell("end")
+        for each in self._processes.values():
+            if each.is_at_door:
+                each.process.join(GRACE_S)
+            each.end()
+
+    def remove_traces(self) -> None:
+        """What ranks left for one another and for us, also in an earlier job that was killed."""
+        for pattern in (f"{_MEETING}*", f"{_REPORT}*", f"{_PHASE}*"):
+            for path in self._folder.glob(pattern):
+                path.unlink(missing_ok=True)
+
+    def _look(self) -> bool:
+        """Wait a moment for what is new. Whether somebody was at work before."""
+        at_work = [each for each in self._processes.values() if each.is_at_work]
+        if at_work:
+            wait([source for each in at_work for source in each.sources], LOOK_S)
+        for each in at_work:
+            each.look(self._heartbeat_s)
+        return bool(at_work)
+
+    def _terminate(self) -> None:
+        """Ask all that are at work to stop."""
+        for each in self._processes.values():
+            if each.is_at_work:
+                each.process.terminate()
+
+    def _call_to_the_door(self) -> bool:
+        """Tell all that the epoch is over, if another one may begin. Whether it may."""
+        may_go_on = self._may_go_on and self.can_go_on
+        for each in self._processes.values() if may_go_on else ():
+            each.tell("abort")
+        return may_go_on
+
+    def _end_those_who_do_not_come(self, *, is_late: bool) -> None:
+        for each in self._processes.values():
+            if each.is_at_work and (is_late or not each.heard):
+                each.give_up()
+
+    def _failed(self) -> Iterator[Failure]:
+        """Of those that are not at work any more."""
+        over = (each for each in self._processes.values() if not each.is_at_work)
+        return filter(None, (each.failure() for each in over))
+
+    def _started(self) -> _Process:
+        return _Process(self._target, self._logs, self._context)
+
+
+class _Process:
+    """One process, and the rank that it is in this epoch."""
+
+    def __init__(self, target: Target, logs: Path, context: ForkServerContext) -> None:
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=be_ranks, args=(target, logs, theirs), name="rank")
+        self.process.start()
+        theirs.close()
+        self._begin: Begin | None = None
+        self._word: Word | None = None
+        self._given_up = False
+        self._asked_at: float | None = None
+        """When it was told to answer; None: it has."""
+        self._answered_at = 0.0
+
+    @property
+    def is_at_work(self) -> bool:
+        return self._word in (None, "heard") and self.process.exitcode is None
+
+    @property
+    def is_at_door(self) -> bool:
+        return self._word not in (None, "heard") and self.process.exitcode is None
+
+    @property
+    def heard(self) -> bool:
+        """It was told that the epoch is over."""
+        return self._word == "heard"
+
+    @property
+    def sources(self) -> tuple[int, Connection]:
+        """What becomes ready when there is something to look at."""
+        return self.process.sentinel, self._pipe
+
+    def begin(self, begin: Begin) -> None:
+        self._begin, self._word = begin, None
+        self._asked_at, self._answered_at = None, time.monotonic()
+        self.tell(begin)
+
+    def tell(self, order: Order) -> None:
+        """To a process that is gone, nothing."""
+        with suppress(OSError):
+            self._pipe.send(order)
+
+    def look(self, heartbeat_s: float) -> None:
+        """Read what it said; end it where it has not answered for so long, if that is not 0."""
+        with suppress(EOFError, OSError):
+            while self.is_at_work and self._pipe.poll():
+                word: Word = self._pipe.recv()
+                if word == "alive":
+                    self._asked_at, self._answered_at = None, time.monotonic()
+                else:
+                    self._word = word
+        if heartbeat_s and self.is_at_work:
+            self._must_answer(heartbeat_s)
+
+    def _must_answer(self, heartbeat_s: float) -> None:
+        now = time.monotonic()
+        if self._asked_at is not None and now > self._asked_at + heartbeat_s:
+            self.give_up()
+        elif self._asked_at is None and now > self._answered_at + heartbeat_s / 4:
+            self._asked_at = now
+            self.tell("ping")
+
+    def give_up(self) -> None:
+        self._given_up = True
+        self.end()
+
+    def end(self) -> None:
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+        self._pipe.close()
+
+    def failure(self) -> Failure | None:
+        """How its rank failed; None for one that is done."""
+        assert self._begin is not None, "it has been a rank"
+        address, code = self._begin.address, self.process.exitcode
+        if self._word == "done" or code == 0:
+            return None
+        file = address.phase_file
+        phase = file.read_text() if file is not None and file.exists() else ""
+        if isinstance(self._word, Failure):
+            return replace(self._word, phase=phase)
+        if self._begin.report.exists():
+            return replace(Failure(**json.loads(self._begin.report.read_text())), phase=phase)
+        cause, text = self._unsaid(code)
+        return Failure(address.rank, cause, text, phase=phase)
+
+    def _unsaid(self, code: int | None) -> tuple[Cause, str]:
+        if code is None:
+            return "peer", "was still waiting for the others and had to be ended"
+        if self._given_up:
+            return "peer", "did not answer and had to be ended"
+        if code == UNREPORTED:
+            return "machine", "could leave no report in the run folder; it is printed above"
+        if code == _LOST:
+            return "signal", f"is lost: {_SERVER} was ended from outside"
+        if code < 0:
+            return "signal", f"was ended by {signal.Signals(-code).name} from outside"
+        return "signal", f"ended with exit code {code} and said nothing"
