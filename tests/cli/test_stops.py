@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -22,6 +23,9 @@ from weft.train.saver import LOST
 
 WholeRun = Callable[..., Path]
 
+IN_MEMORY = ("checkpoint.every=0", "checkpoint.minutes=0", "checkpoint.snapshot_every=1")
+"""A copy after every step, and nothing on the disk before the end."""
+
 
 def go_on(*arguments: str) -> None:
     """The same command, to its end."""
@@ -37,21 +41,26 @@ def same_as(whole: Path, mine: Path) -> None:
 
 
 def test_lost_ranks_are_replaced_and_the_others_stay(here: Path, whole_run: WholeRun) -> None:
-    """One after the other, in the middle of a run; training goes on from the last checkpoint."""
+    """One after the other, in the middle of a run; training goes on from what is in memory, as
+    nothing is on the disk."""
     victims, seen = {8: 1, 18: 0}, []
-    with commands.started(here, "mine") as command:
+    with commands.started(here, "mine", *IN_MEMORY) as command:
         for step, victim in victims.items():
             command.wait_for_step(step)
             seen.append(command.ranks())
             os.kill(seen[-1][victim], signal.SIGKILL)
         command.wait_for_step(24)
         seen.append(command.ranks())
-        code, _, errors = command.finish()
+        code, output, errors = command.finish()
         assert command.is_gone()
+        assert not command.agents()
     assert code == 0
     kept = [[one[rank] == other[rank] for rank in (0, 1)] for one, other in pairwise(seen)]
     assert kept == [[True, False], [False, True]]
-    lines = [line.partition(", after step ")[0] for line in errors.splitlines()]
+    found = re.findall(r"after step (\d+) was in memory", " ".join((output + errors).split()))
+    steps = [int(step) for step in found]
+    assert all(step >= victim - 1 for step, victim in zip(steps, victims, strict=True)), steps
+    lines = [line.partition(", after step ")[0] for line in errors.splitlines() if "rank" in line]
     said = "warning: rank {}: was ended by SIGKILL from outside in phase run"
     assert lines == [said.format(victim) for victim in victims.values()]
     same_as(whole_run("fp32"), here / "mine")
@@ -227,13 +236,12 @@ def test_an_agent_that_is_killed_costs_one_checkpoint(here: Path, whole_run: Who
 def test_a_start_soon_after_goes_on_from_memory(here: Path, whole_run: WholeRun) -> None:
     """The command and all of its ranks are killed, and nothing was on the disk."""
     out = here / "mine"
-    asked = ("checkpoint.every=0", "checkpoint.minutes=0", "checkpoint.snapshot_every=1")
-    with commands.started(here, "mine", *asked) as command:
+    with commands.started(here, "mine", *IN_MEMORY) as command:
         command.wait_for_step(9)
         command.kill_ranks()
         assert command.is_gone()
         assert latest(out) == 0
-        with commands.started(here, "mine", *asked) as again:
+        with commands.started(here, "mine", *IN_MEMORY) as again:
             code, output, errors = again.finish()
         said = " ".join((output + errors).split())
         assert code == 0, said

@@ -6,6 +6,7 @@ rank need not be a new process.
 
 from __future__ import annotations
 
+import functools
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
@@ -42,7 +43,13 @@ def main(address: RankAddress, job: Job, *, abort: Abort | None = None) -> None:
     stop.listen()
     torch.set_num_threads(job.threads)
     with Rendezvous(address, job.config.train.timeout_s, abort=abort) as rendezvous:
-        RankLife(rendezvous, stop).epoch(job)
+        RankLife(rendezvous, stop, _lease()).epoch(job)
+
+
+@functools.cache
+def _lease() -> Lease:
+    """Of this process, for all the epochs that it is a rank of."""
+    return Lease()
 
 
 @dataclass(frozen=True)
