@@ -127,7 +127,8 @@ def test_completion_is_offered(
     monkeypatch.setenv("_WEFT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "weft checkpoint ")
     monkeypatch.setenv("COMP_CWORD", "2")
-    assert said()[0].split() == ["ls", "show", "verify", "diff", "export", "import"]
+    commands = ["ls", "show", "verify", "diff", "convert", "export", "import"]
+    assert said()[0].split() == commands
 
 
 def test_chat_reads_lines_of_a_pipe(

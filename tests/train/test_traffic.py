@@ -1,6 +1,5 @@
 """What one step sends, against arithmetic on the plan."""
 
-import os
 from dataclasses import replace
 from math import prod
 
@@ -116,11 +115,8 @@ def on_machines(
     address: RankAddress, plan: Plan, rehearsal: Rehearsal
 ) -> list[tuple[str, str, float]]:
     """As two machines of two processes each; what crosses a link, by name."""
-    os.environ["GROUP_RANK"] = str(address.rank // 2)
-    try:
-        comm, _ = join_plan(address, plan, timeout_s=600)
-    finally:
-        del os.environ["GROUP_RANK"]
+    address = replace(address, node=str(address.rank // 2))
+    comm, _ = join_plan(address, plan, timeout_s=600)
     built = assemble_model(
         plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
     )

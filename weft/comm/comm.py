@@ -104,11 +104,11 @@ class Comm:
         self.close(abort=kind is not None)
 
     def open_groups(self, groups: Iterable[tuple[int, ...]]) -> None:
-        """Create those of the groups that this rank is in, and what all ranks talk through: a
-        group where a library joins them all or they are few, else a tree."""
-        if self.world_size > FAN and self._choose(self.world).backend == "gloo":
+        """Create those of the groups that this rank is in, and what all ranks talk through: a tree
+        over gloo, and where a library joins them all or they are few, a group."""
+        if self.world_size > 1:
             self._among_all()
-        else:
+        if self.world_size <= FAN or self._choose(self.world).backend != "gloo":
             self._open(self.world, "calls")
         for ranks in groups:
             self._open(ranks, "calls")
@@ -440,7 +440,7 @@ class Comm:
 
     def _group(self, ranks: tuple[int, ...]) -> NativeGroup:
         if ranks == self.world and (ranks, "calls") not in self._transports:
-            assert self._choose(ranks) == Choice("gloo"), "the group of all ranks was not opened"
+            assert self._choose(ranks) == Choice("gloo"), "nothing was opened for all ranks"
             self._transports[ranks, "calls"] = self._host_group(ranks)
         return self._transports[ranks, "calls"]
 
