@@ -1,0 +1,1 @@
+"""Faults by appointment in real training runs, and what became of each."""
