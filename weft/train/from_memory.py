@@ -56,27 +56,35 @@ def newest_in_memory(
             return None, ()
         step = found.offer.step
         latest = comm.gather_json(_latest(root) if comm.rank == 0 else "", name=NAME)[0]
-        on_disk = folder_step(Path(latest))
+        on_disk = folder_step(Path(latest or ""))
         made = max(folder_step(Path(each["made"])) for each in everyone)
         if on_disk > step:
             return None, ()
-        if on_disk < made:
+        if latest is not None and on_disk < made:
             return None, [f"{root}/latest was changed since: what is in memory is left"]
         mine = _Mine(held, comm, found, everyone[0]["secret"], answer_s)
         parts = comm.gather_json(mine.part(memory), name=NAME)
         problems = [part["problem"] for part in parts if "problem" in part]
         if problems:
             return None, [f"{problems[0]}: going on from the disk"]
-        disk = f"the newest checkpoint on disk is of step {on_disk}"
-        disk = disk if on_disk >= 0 else "there is no checkpoint on disk"
-        return mine.checkpoint(parts), [f"the state after step {step} was in memory; {disk}"]
+        note = f"the state after step {step} was in memory; {_said(root, latest, on_disk)}"
+        return mine.checkpoint(parts), [note]
 
 
-def _latest(root: Place) -> str:
-    """The checkpoint that storage goes on from; empty where there is none, or no answer."""
+def _latest(root: Place) -> str | None:
+    """The checkpoint that storage goes on from; empty where there is none; None: no answer."""
     with suppress(CheckpointError):
         return read_latest(root) or ""
-    return ""
+    return None
+
+
+def _said(root: Place, latest: str | None, step: int) -> str:
+    """Of what storage has, in words."""
+    if latest is None:
+        return f"{root} does not answer"
+    if step < 0:
+        return "there is no checkpoint on disk"
+    return f"the newest checkpoint on disk is of step {step}"
 
 
 @dataclass(frozen=True)
