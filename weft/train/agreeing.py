@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from weft import version
-from weft.checkpoint.agent.client import SLOTS
 from weft.checkpoint.convert import import_hf
 from weft.checkpoint.entry import CheckpointError, told
 from weft.checkpoint.place import FOLDER, KEY, Place
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
-from weft.checkpoint.store import LATEST, candidates, is_free
+from weft.checkpoint.store import LATEST, candidates
 from weft.comm.comm import Comm
 from weft.comm.heartbeat import with_heartbeat
 from weft.comm.members import in_words
@@ -30,6 +29,7 @@ from weft.plan.model import ModelSpec
 from weft.train.from_memory import newest_in_memory
 from weft.train.job import Job
 from weft.train.loading import LOAD, Loading, loading
+from weft.train.saving import other_writer
 
 _FOLDER = Path(version.__file__).parent
 _MAY_DIFFER = ("seq_len", "dropout")
@@ -66,7 +66,8 @@ def agree(job: Job, comm: Comm, local_rank: int, versions: Mapping[str, str]) ->
             checkpoint was made on other data.
         ConfigErrors: every number of the model that differs from the checkpoint's.
         CheckpointError: there are checkpoints, and none that is whole.
-        RunError: ranks see other checkpoints or data than rank 0; on every rank.
+        RunError: ranks see other checkpoints or data than rank 0, or an earlier run still writes;
+            on every rank.
     """
     refuse_unlike_ranks(comm, job)
     data = _prepared(job, comm, local_rank)
@@ -74,7 +75,9 @@ def agree(job: Job, comm: Comm, local_rank: int, versions: Mapping[str, str]) ->
     _begin_with_weights(job, comm)
     checkpoint, why = newest_in_memory(job.held, job.checkpoints, comm, before=job.last_step)
     if checkpoint is None:
-        _wait_for_agent(job, comm)
+        problem = other_writer(comm, job.held, job.checkpoints)
+        if problem:
+            raise RunError(problem)
         checkpoint = _in_storage(job)
     if checkpoint is not None:
         _accept(checkpoint, job, data, spec)
@@ -218,24 +221,6 @@ def _begin_with_weights(job: Job, comm: Comm) -> None:
             raise ConfigError("init", folder, "weights of the model that it describes", weights)
         if run:
             raise RunError(run)
-
-
-def _wait_for_agent(job: Job, comm: Comm) -> None:
-    """An earlier run that was killed may have left a process that writes its last checkpoint.
-
-    Raises:
-        RunError: it does not end.
-    """
-    limit_s = (SLOTS + 1) * comm.timeout_s  # each copy may wait so long for other machines
-
-    def wait() -> bool:
-        return comm.rank > 0 or is_free(job.held, limit_s)
-
-    ended = with_heartbeat(comm, wait, name="checkpoints of an earlier run")
-    if not all(comm.gather_json(ended, name="checkpoints of an earlier run")):
-        still = f"after {limit_s:g} s a process of an earlier run still writes into"
-        hint = "Its last checkpoint would be lost: wait, or end that process."
-        raise RunError(f"{still} {job.checkpoints}. {hint}")
 
 
 def _in_storage(job: Job) -> Checkpoint | None:

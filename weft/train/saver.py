@@ -40,7 +40,7 @@ from weft.config.errors import DivergedError
 from weft.platform.detect import free_memory_bytes
 from weft.train.from_memory import node_of
 from weft.train.loop import Run
-from weft.train.saving import save, shards_of, state_of, together
+from weft.train.saving import other_writer, save, shards_of, state_of, together
 
 SHARE = 0.5
 """Of the memory that is free when the first copy is made, what all copies may take."""
@@ -70,6 +70,9 @@ class Saver:
         self._is_asynchronous = run.config.checkpoint.asynchronous
         self._slots = SLOTS + bool(run.config.checkpoint.snapshot_every)
         self._agent: AgentClient | None = None
+        """All ranks have one, or none has."""
+        self._is_alone = False
+        """Nobody but these ranks writes checkpoints."""
         nodes = [member.node for member in run.comm.members]
         self._here = [rank for rank, node in enumerate(nodes) if node == nodes[run.comm.rank]]
 
@@ -82,7 +85,7 @@ class Saver:
             CheckpointError: as ``weft.train.saving.save``.
         """
         if not self._took(step, finite=finite, is_written=True):
-            save(self._run, self._root, step, fingerprint=self._fingerprint, finite=finite)
+            self._save(step, finite=finite)
 
     def snapshot(self, step: int, *, finite: bool) -> None:
         """Keep the state after a step in memory; nothing happens where no agent can be had."""
@@ -140,6 +143,16 @@ class Saver:
             CheckpointError: as ``weft.train.saving.save``.
         """
         self.settle()
+        self._save(step, finite=finite)
+
+    def _save(self, step: int, *, finite: bool) -> None:
+        """By the ranks themselves, once no agent writes that none of them speaks to: a run that
+        goes on from memory did not wait for it, or they gave it up."""
+        if self._agent is None and not self._is_alone:
+            problem = other_writer(self._run.comm, self._held, self._root)
+            if problem:
+                raise CheckpointError(problem)
+            self._is_alone = True
         save(self._run, self._root, step, fingerprint=self._fingerprint, finite=finite)
 
     def settle(self) -> None:
@@ -292,7 +305,7 @@ class Saver:
             self._run.lease.take(path)
         except OSError as error:
             return f"it cannot be reached: {error}"
-        self._agent.has_written = was_here
+        self._agent.has_written, self._is_alone = was_here, False
         return ""
 
     def _found(self) -> tuple[str, bool]:

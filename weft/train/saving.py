@@ -10,11 +10,13 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.checkpoint.agent.client import SLOTS
 from weft.checkpoint.draft import draft
 from weft.checkpoint.entry import JSON, CheckpointError
 from weft.checkpoint.index import rank_file_from_json, rank_file_json
@@ -22,7 +24,7 @@ from weft.checkpoint.place import Place
 from weft.checkpoint.reader import Checkpoint
 from weft.checkpoint.remote.path import RemotePath
 from weft.checkpoint.shard import Shard, elements_of
-from weft.checkpoint.store import prune
+from weft.checkpoint.store import is_free, prune
 from weft.comm.comm import Comm
 from weft.comm.heartbeat import with_heartbeat
 from weft.plan.box import Box
@@ -76,6 +78,21 @@ def _save(run: Run, root: Place, step: int, *, fingerprint: str, finite: bool) -
             prune(root, run.config.checkpoint.keep)
 
     together(comm, committed, may_be_slow=is_far)
+
+
+def other_writer(comm: Comm, held: Path, root: Place) -> str:
+    """Wait for a process that outlived an earlier run and writes its last checkpoint. What is
+    wrong if it does not end; else nothing. Collective."""
+    limit_s = (SLOTS + 1) * comm.timeout_s  # each copy may wait so long for other machines
+
+    def wait() -> bool:
+        return comm.rank > 0 or is_free(held, limit_s)
+
+    ended = with_heartbeat(comm, wait, name="checkpoints of an earlier run")
+    if all(comm.gather_json(ended, name="checkpoints of an earlier run")):
+        return ""
+    still = f"after {limit_s:g} s a process of an earlier run still writes into"
+    return f"{still} {root}. Its last checkpoint would be lost: wait, or end that process."
 
 
 def state_of(

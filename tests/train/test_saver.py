@@ -1,0 +1,54 @@
+"""When ranks write checkpoints themselves, and when they have an agent do it."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from weft.checkpoint.agent.client import Lease
+from weft.checkpoint.entry import CheckpointError
+from weft.checkpoint.store import hold, is_free
+from weft.comm.comm import Comm
+from weft.config.load import load_config
+from weft.train import saver, saving
+from weft.train.saver import Saver
+
+
+def alone(root: Path, *overrides: str) -> Saver:
+    """Of a run of one process."""
+    run: Any = SimpleNamespace(
+        config=load_config("debug", overrides).config,
+        comm=Comm(timeout_s=0.1),
+        is_main=True,
+        built=SimpleNamespace(gradients=SimpleNamespace(mains=[], frozen=[])),
+        lease=Lease(),
+    )
+    return Saver(run, root, root, fingerprint="same", tell=lambda _: None)
+
+
+def test_ranks_do_not_write_while_an_earlier_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on from memory did not wait for it before: its own saves do."""
+    saved: list[int] = []
+
+    def save(_run: object, root: Path, step: int, **_: object) -> None:
+        assert is_free(root, 0.0)
+        saved.append(step)
+
+    monkeypatch.setattr(saver, "save", save)
+    one, handle = alone(tmp_path, "checkpoint.asynchronous=false"), hold(tmp_path)
+    for each in (one.save, one.save_last):
+        with pytest.raises(CheckpointError, match=r"an earlier run still writes into .*wait, or"):
+            each(3, finite=True)
+
+    def ends(held: Path, limit_s: float) -> bool:
+        os.close(handle)
+        return is_free(held, limit_s)
+
+    monkeypatch.setattr(saving, "is_free", ends)
+    one.save(4, finite=True)
+    one.save_last(5, finite=True)
+    assert saved == [4, 5]
