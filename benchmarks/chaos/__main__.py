@@ -31,7 +31,7 @@ from weft.checkpoint.verify import verify
 ASKED = [
     *["debug", "--quiet", "compute.device=cpu", "compute.threads=1", "data.workers=0"],
     *["batch.samples=4", "batch.micro=1", "data.seq_len=32", "train.eval_every=0"],
-    *["checkpoint.every=4", "checkpoint.snapshot_every=1", "recovery.heartbeat_s=2"],
+    *["checkpoint.every=4", "checkpoint.snapshot_every=1", "recovery.heartbeat_s=8"],
     *["metrics.tensorboard=false", "metrics.report=false", "sample.prompts=[]"],
 ]
 PLANS = {
