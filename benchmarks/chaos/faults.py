@@ -19,12 +19,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
-from unittest.mock import patch
 
 from weft.checkpoint.agent.client import AgentClient
 from weft.checkpoint.store import read_latest
 from weft.parallel.gradients import Gradients
-from weft.train import loop
+from weft.train import loop, running
 from weft.train.engine import Engine
 from weft.train.loop import Run
 from weft.train.worker import RankLife
@@ -184,7 +183,7 @@ def appointed(appointments: Appointments) -> Iterator[None]:
                 appointments.at(moment(*args))
             return result
 
-        return patch.object(owner, name, wrapped)
+        return replaced(owner, name, wrapped)
 
     step, train = Engine.step, loop.train
 
@@ -208,11 +207,22 @@ def appointed(appointments: Appointments) -> Iterator[None]:
             before(AgentClient, "copy", lambda *_: "snapshot"),
             before(AgentClient, "hand_over", lambda *_: "handed over", after=True),
             before(AgentClient, "commit", lambda *_: "commit"),
-            patch.object(Engine, "step", counted_step),
-            patch("weft.train.running.train", counted),
+            replaced(Engine, "step", counted_step),
+            replaced(running, "train", counted),
         ):
             stack.enter_context(one)
         yield
+
+
+@contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """An attribute has another value meanwhile."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def agents(folder: Path) -> list[int]:
