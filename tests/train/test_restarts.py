@@ -18,6 +18,9 @@ from weft.elastic.failure import Epoch, Failure
 from weft.elastic.pool import WorkerPool
 from weft.elastic.processes import run_ranks
 from weft.elastic.recovery import Restarts
+from weft.report.events import EVENTS_FILE, read_events
+from weft.report.goodput import goodput
+from weft.report.metrics import read_metrics
 from weft.train.job import Job
 from weft.train.saver import Saver
 from weft.train.worker import RankLife, main
@@ -72,11 +75,14 @@ def test_a_rank_may_be_lost_in_any_phase(tmp_path: Path, pool: WorkerPool) -> No
     whole, parts, pids = (tmp_path / name for name in ("whole", "parts", "pids"))
     pids.mkdir()
     pool.run(live, [job(ASKED, whole, STEPS)], world_size=2)
-    one, left = job(ASKED, parts, STEPS), [*FAULTS, ("never", 0)]
+    asked = [*ASKED, f"recovery.restarts={len(FAULTS)}"]
+    one, left = job(asked, parts, STEPS), [*FAULTS, ("never", 0)]
+    restarts = Restarts(one, lambda _: None)
     told: list[list[tuple[int, str]]] = []
 
     def recover(failures: Sequence[Failure]) -> Epoch:
         told.append([(f.rank, f.phase) for f in failures if f.cause == "signal"])
+        assert restarts(failures) is not None
         return Epoch((one, left.pop(0), pids), 2)
 
     run_ranks(trains, (one, left.pop(0), pids), 2, folder=parts, recover=recover)
@@ -84,6 +90,16 @@ def test_a_rank_may_be_lost_in_any_phase(tmp_path: Path, pool: WorkerPool) -> No
     assert told == [[fault] for fault in phases]
     assert losses(parts) == losses(whole)
     assert not list(parts.glob(".*"))
+    events = read_events(parts / EVENTS_FILE)
+    lost = [(e.rank, e.facts["phase"]) for e in events if e.kind == "epoch_end"]
+    assert lost == phases
+    assert sum(e.kind == "restart" for e in events) == len(FAULTS)
+    assert {"memory"} <= {e.facts["source"] for e in events if e.kind == "restore"}
+    assert events[-1].kind == "end"
+    found = goodput(events, read_metrics(parts / "metrics.jsonl")[0])
+    assert found is not None
+    assert found.useful_s > 0 < found.between_s
+    assert found.away_s == 0, "all was one command"
     for rank in range(2):
         seen = (pids / str(rank)).read_text().split()
         assert len(seen) == len(FAULTS) + 1

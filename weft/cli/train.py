@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_format
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from weft.elastic.on_ray import run_on_ray
 from weft.elastic.processes import run_rank, run_ranks, warm_context
 from weft.elastic.recovery import Restarts
 from weft.elastic.signals import interrupted_once
+from weft.report.events import EventLog
 from weft.report.metrics import refuse_missing_packages
 from weft.report.progress import Preparing, choose_mode
 from weft.resolve.memory_here import positions_here, refuse_too_large
@@ -85,6 +87,7 @@ def train(target: Target = "demo", overrides: Overrides = None, *, options: Trai
     `weft train demo --init FOLDER` begins with the model, the weights and the tokenizer of a
     Hugging Face folder.
     """
+    began = time.time()
     loaded = load(target, overrides)
     if options.explain_config:
         _explain(loaded, json=options.json)
@@ -125,6 +128,7 @@ def train(target: Target = "demo", overrides: Overrides = None, *, options: Trai
             prediction=prediction,
             peaks=peaks_here(resolved, on_this_machine),
             files=_files(asked, prediction),
+            began=began,
         )
         _refuse_unknown_place(loaded, job)
         finish(_start(job, resolved) if address is None else _join(address, job, resolved))
@@ -275,8 +279,16 @@ def _start(job: Job, resolved: Resolved) -> int:
         except RanksFailedError as error:
             if error.first.cause == "config":
                 folder.drop_new_logs()
+            else:
+                _note_failure(job, error)
             return _tell_failure(job, error, step_before)
         return _tell_end(job)
+
+
+def _note_failure(job: Job, error: RanksFailedError) -> None:
+    first = error.first
+    facts = {"cause": first.cause, "phase": first.phase}
+    EventLog(job.out, began=job.began).write("end", str(error), rank=first.rank, facts=facts)
 
 
 def _run(job: Job, context: ForkServerContext) -> None:

@@ -46,6 +46,8 @@ class Agreed:
     """What to go on from; None for a new run."""
     notes: tuple[str, ...] = ()
     """What is worth knowing of that, and of ranks that differ where they may."""
+    is_in_memory: bool = False
+    """The checkpoint lies in the memory of machines."""
     loading: Loading | None = None
     """What a new run begins with, where it was asked for."""
 
@@ -74,6 +76,7 @@ def agree(job: Job, comm: Comm, local_rank: int, versions: Mapping[str, str]) ->
     spec = model_spec(job.config.model, data.vocab_size, job.config.data.seq_len)
     _begin_with_weights(job, comm)
     checkpoint, why = newest_in_memory(job.held, job.checkpoints, comm, before=job.last_step)
+    is_in_memory = checkpoint is not None
     if checkpoint is None:
         problem = other_writer(comm, job.held, job.checkpoints)
         if problem:
@@ -87,7 +90,7 @@ def agree(job: Job, comm: Comm, local_rank: int, versions: Mapping[str, str]) ->
     if checkpoint is None:
         wanted = loading(job.config.checkpoint, FAMILIES[spec.family].param_specs(spec))
         notes += () if wanted is None else tuple(wanted.report())
-    agreed = Agreed(data, spec, checkpoint, notes, wanted)
+    agreed = Agreed(data, spec, checkpoint, notes, is_in_memory=is_in_memory, loading=wanted)
     seen = {"checkpoint": f"step {agreed.first_step}", "data": data.fingerprint}
     for rank, what, value, first in unlike(comm, seen, name="compare files"):
         theirs = f"rank {rank} sees {value}, rank 0 {first}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,9 @@ class Job:
     files: Mapping[str, str] = field(default_factory=dict)
     """Name -> text of the files that say what this run is. Rank 0 writes them into the run folder
     once data and checkpoint are accepted: what is refused changes nothing there."""
+
+    began: float = field(default_factory=time.time)
+    """When the command began, seconds since 1970."""
 
     @property
     def checkpoints(self) -> Place:

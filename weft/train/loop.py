@@ -28,6 +28,7 @@ from weft.plan.plan import Plan
 from weft.platform.base import Platform
 from weft.platform.registry import PLATFORMS
 from weft.platform.upload import upload
+from weft.report.events import EventLog
 from weft.train.assemble import Built
 from weft.train.engine import StepResult
 from weft.train.inputs import Inputs
@@ -112,6 +113,8 @@ class Run:
     """Stop after this many steps in all."""
     stop: StopSignal = field(default_factory=StopSignal)
     save_clock: SaveClock = field(default_factory=SaveClock)
+    events: EventLog = field(default_factory=EventLog)
+    """What happens is told there; one that speaks for nobody writes nothing."""
     lease: Lease = field(default_factory=Lease)
     """On what this machine's agent keeps in memory."""
 

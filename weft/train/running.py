@@ -21,6 +21,7 @@ from weft.data.batch import Batch, Dataset, spread
 from weft.data.loader import Loader
 from weft.data.prepare import Prepared
 from weft.data.tokenizer import copy_tokenizer
+from weft.report.goodput import left_by
 from weft.report.metrics import (
     EvalMetrics,
     JsonlWriter,
@@ -100,6 +101,7 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
         hooks = [
             profile.end,
             note_step(run),
+            note_events(run),
             traffic.count,
             log_metrics(run, writers, progress, peak=peak, predicted_s=predicted_s),
             # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
@@ -119,6 +121,9 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
             traffic.write(job.out)
         if done == run.last_step:
             final = evaluated(done)
+        is_end = done == run.last_step
+        said = f"{'trained to' if is_end else 'stopped after'} step {done}"
+        run.events.write("end", said, step=done)
     if run.is_main and done == run.last_step:
         wall_s = time.perf_counter() - started
         finish_run(run, job, data, final, positions, used=used, peak=peak, wall_s=wall_s)
@@ -128,11 +133,15 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
 def _writers(run: Run, job: Job, stack: ExitStack) -> tuple[list[Writer], list[int]]:
     """And the steps whose evaluation metrics.jsonl holds, now that later lines were dropped."""
     file = job.out / "metrics.jsonl"
+    before = left_by(file, run.first_step)
     writers: list[Writer] = [JsonlWriter(file, run.first_step or None)]
     writers += optional_writers(job.config.metrics, job.out, run.first_step)
     for writer in writers:
         stack.callback(writer.close)
     _, evaluations = read_metrics(file)
+    said = f"training goes on after step {run.first_step}" if run.first_step else "training begins"
+    facts = {"world_size": run.comm.world_size, "startup_s": run.events.since_began_s}
+    run.events.write("start", said, step=run.first_step, facts={**facts, **before})
     return writers, [metrics.step for metrics in evaluations]
 
 
@@ -159,6 +168,25 @@ def note_step(run: Run) -> Hook:
 
     def hook(record: StepRecord) -> None:
         run.comm.recorder.step = record.step
+
+    return hook
+
+
+def note_events(run: Run) -> Hook:
+    """Record that numbers have become none, and that ranks were asked to stop."""
+    was_finite = True
+
+    def hook(record: StepRecord) -> None:
+        nonlocal was_finite
+        for numbers in record.read:
+            if was_finite and not numbers.is_finite:
+                said = f"loss {numbers.loss}, grad_norm {numbers.grad_norm}"
+                run.events.write("not_finite", said, step=numbers.step)
+            was_finite = numbers.is_finite
+        if record.stops:
+            asked = max(round(numbers.stop) for numbers in record.read)
+            said = f"{asked} rank{'s were' if asked > 1 else ' was'} asked to stop"
+            run.events.write("stop_asked", said, step=record.step, facts={"ranks": asked})
 
     return hook
 
@@ -247,7 +275,10 @@ def evaluating(
     started = time.perf_counter()
 
     def evaluated(step: int) -> Evaluation:
+        began = time.perf_counter()
         found = evaluate(run, data, positions)
+        facts = {"seconds": time.perf_counter() - began, "loss": found.loss}
+        run.events.write("evaluation", f"held-out loss {found.loss:.4f}", step=step, facts=facts)
         if run.is_main:
             metrics = EvalMetrics(
                 step=step,
@@ -283,14 +314,18 @@ def save_now_and_then(run: Run, saver: Saver, progress: Progress) -> Hook:
         if not (takes_all or record.is_finite):
             if is_end:
                 saver.settle()
-            progress.warn(f"no checkpoint at step {record.step}: its numbers are not finite")
+            said = f"no checkpoint at step {record.step}: its numbers are not finite"
+            progress.warn(said)
+            run.events.write("save_skipped", said, step=record.step)
             return
         try:
             (saver.save_last if is_end else saver.save)(record.step, finite=record.is_finite)
         except CheckpointError as error:
+            said = f"no checkpoint at step {record.step}: {error}"
+            run.events.write("save_failed", said, step=record.step)
             if is_end:
                 raise
-            progress.warn(f"no checkpoint at step {record.step}: {error}")
+            progress.warn(said)
 
     return hook
 

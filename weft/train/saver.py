@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ from weft.checkpoint.agent.wire import (
     Peer,
     Pushed,
     Save,
+    Saved,
 )
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.place import Place
@@ -38,6 +40,7 @@ from weft.comm.address import own_host
 from weft.comm.heartbeat import with_heartbeat
 from weft.config.errors import DivergedError
 from weft.platform.detect import free_memory_bytes
+from weft.report.events import Kind
 from weft.train.from_memory import node_of
 from weft.train.loop import Run
 from weft.train.saving import other_writer, save, shards_of, state_of, together
@@ -93,7 +96,7 @@ class Saver:
 
     def _took(self, step: int, *, finite: bool, is_written: bool) -> bool:
         """Whether agents care for this save; where they have no place for it, that is said."""
-        shards = shards_of(self._run.built)
+        started, shards = time.perf_counter(), shards_of(self._run.built)
         if not self._has_agent(shards):
             return False
         agent, comm = self._agent, self._run.comm
@@ -117,6 +120,10 @@ class Saver:
         agent.hand_over(slot, save, world_size=comm.world_size, state=said)
         if self._run.is_main and is_written:
             agent.commit(Commit(save=save, keep=self._run.config.checkpoint.keep))
+        kind: Kind = "save_begun" if is_written else "snapshot"
+        stall_s = time.perf_counter() - started
+        copied = f"copied the state after step {step} in {stall_s:.3g} s"
+        self._run.events.write(kind, copied, step=step, facts={"stall_s": stall_s})
         return True
 
     def _place(self, agent: AgentClient, step: int, *, is_written: bool) -> tuple[str, bool]:
@@ -126,14 +133,15 @@ class Saver:
         everyone = self._run.comm.gather_json(mine, name="checkpoints under way")
         if any(each[3] for each in everyone):
             before = "the one before is still on its way to another machine"
-            self._tell(f"no copy at step {step}: {before}")
+            self._say("save_skipped", step, f"no copy at step {step}: {before}")
             return "", False
         has_room = all(each[0] for each in everyone)
         # With snapshots two places are for them: one is written at a time.
         is_late = self._slots > SLOTS and any(each[1] for each in everyone)
         if is_written and (is_late or not has_room):
             before = "one before it is" if is_late else "two before it are"
-            self._tell(f"no checkpoint at step {step}: the {before} still being written")
+            said = f"no checkpoint at step {step}: the {before} still being written"
+            self._say("save_skipped", step, said)
         return everyone[0][2] if has_room else "", is_written and not is_late
 
     def save_last(self, step: int, *, finite: bool) -> None:
@@ -142,18 +150,29 @@ class Saver:
         Raises:
             CheckpointError: as ``weft.train.saving.save``.
         """
+        started = time.perf_counter()
         self.settle()
-        self._save(step, finite=finite)
+        self._save(step, finite=finite, waited_s=time.perf_counter() - started)
 
-    def _save(self, step: int, *, finite: bool) -> None:
+    def _save(self, step: int, *, finite: bool, waited_s: float = 0.0) -> None:
         """By the ranks themselves, once no agent writes that none of them speaks to: a run that
         goes on from memory did not wait for it, or they gave it up."""
+        started, events = time.perf_counter(), self._run.events
         if self._agent is None and not self._is_alone:
             problem = other_writer(self._run.comm, self._held, self._root)
             if problem:
                 raise CheckpointError(problem)
             self._is_alone = True
+        events.write("save_begun", f"writing a checkpoint of step {step}", step=step)
         save(self._run, self._root, step, fingerprint=self._fingerprint, finite=finite)
+        seconds = time.perf_counter() - started
+        facts = {"seconds": seconds, "stall_s": waited_s + seconds}
+        events.write("save_finished", f"saved step {step}", step=step, facts=facts)
+
+    def _say(self, kind: Kind, step: int, text: str) -> None:
+        """To whoever looks on, and to whoever looks later."""
+        self._tell(text)
+        self._run.events.write(kind, text, step=step)
 
     def settle(self) -> None:
         """Wait until everything that was copied is written."""
@@ -169,7 +188,12 @@ class Saver:
         """Say what came of saves, as far as this rank has heard. Not collective."""
         for event in self._agent.events() if self._agent is not None else ():
             if isinstance(event, Failed):
-                self._tell(f"no checkpoint at step {event.step}: {event.problem}")
+                said = f"no checkpoint at step {event.step}: {event.problem}"
+                self._say("save_failed", event.step, said)
+            elif isinstance(event, Saved):
+                facts = {"seconds": event.seconds, "bytes": event.bytes}
+                said = f"saved step {event.step}"
+                self._run.events.write("save_finished", said, step=event.step, facts=facts)
             elif isinstance(event, Pushed):
                 self._tell(f"no other machine has the newest copy: {event.problem}")
 

@@ -7,6 +7,7 @@ rank need not be a new process.
 from __future__ import annotations
 
 import functools
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,12 +15,14 @@ from typing import Literal
 import torch
 
 from weft.checkpoint.agent.client import Lease
+from weft.checkpoint.reader import Checkpoint
 from weft.comm.abort import Abort
 from weft.comm.address import RankAddress
 from weft.comm.join import join_at
 from weft.comm.rendezvous import Rendezvous
+from weft.report.events import EventLog
 from weft.train.agreeing import agree, way_out
-from weft.train.assemble import fill, initial
+from weft.train.assemble import Built, fill, initial
 from weft.train.family import assemble_model
 from weft.train.job import Job
 from weft.train.joining import device_of
@@ -80,15 +83,13 @@ class RankLife:
             seq_len = config.data.seq_len
             built = assemble_model(plan, agreed.spec, comm, optim=config.optim, seq_len=seq_len)
             self._enter("restore")
+            events = EventLog(job.out if comm.rank == 0 else None, began=job.began)
             if checkpoint is None:
                 start = initial(config.seed)
                 wanted = agreed.loading
                 fill(built.gradients, start if wanted is None else wanted.values(start))
             else:
-                hint = f"Without {checkpoint.folder} the run goes on from the checkpoint before it,"
-                with way_out(f"{hint} or begins again."):
-                    restore(built, checkpoint)
-                checkpoint.close()
+                go_on(built, checkpoint, events, in_memory=agreed.is_in_memory)
             self._enter("run")
             if comm.rank == 0:
                 write_files(job, agreed.data)
@@ -104,6 +105,7 @@ class RankLife:
                     first_step=first_step,
                     last_step=max(job.last_step, first_step),
                     stop=self.stop,
+                    events=events,
                     lease=self.lease,
                     save_clock=SaveClock(config.checkpoint.minutes),
                 )
@@ -123,3 +125,16 @@ class RankLife:
         file = self.rendezvous.address.phase_file
         if file is not None:
             file.write_text(phase)
+
+
+def go_on(built: Built, checkpoint: Checkpoint, events: EventLog, *, in_memory: bool) -> None:
+    """Restore what a checkpoint holds, and let go of it."""
+    started = time.perf_counter()
+    hint = f"Without {checkpoint.folder} the run goes on from the checkpoint before it,"
+    with way_out(f"{hint} or begins again."):
+        restore(built, checkpoint)
+    checkpoint.close()
+    source, seconds = "memory" if in_memory else "disk", time.perf_counter() - started
+    said = f"the state after step {checkpoint.step} was restored from {source}"
+    facts = {"source": source, "seconds": seconds}
+    events.write("restore", said, step=checkpoint.step, facts=facts)

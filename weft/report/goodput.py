@@ -1,0 +1,190 @@
+"""Goodput: which part of a run's time went into steps that count, and what the rest went into.
+
+Made of ``events.jsonl`` and ``metrics.jsonl`` alone, by arithmetic: the time of a step that counts
+is in its line of metrics; what was done again, each start has noted before it dropped those lines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from weft.report.events import Event
+from weft.report.metrics import StepMetrics
+
+STALLS = ("save_begun", "save_finished", "snapshot")
+"""Kinds of events that tell how long training waited for them (``stall_s``)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goodput:
+    """Seconds of a run from the command that it began with to the last that is known of it. All
+    but the first add up to it."""
+
+    wall_s: float
+    useful_s: float
+    """Steps that were not done again later."""
+    startup_s: float
+    """From a command, or from a restart, to the first step; without ``restore_s``."""
+    restore_s: float
+    lost_s: float
+    """Steps that were done again, because no state after them had been kept."""
+    saving_s: float
+    """Training waited for a copy or for a checkpoint."""
+    evaluation_s: float
+    between_s: float
+    """From the last sign of ranks that were lost to the restart."""
+    away_s: float
+    """Nobody ran it: from the end of one command to the beginning of the next."""
+    other_s: float
+    """Between steps: records, reports, and steps that a failure has cut."""
+
+    @property
+    def share(self) -> float | None:
+        """Goodput: useful time as a part of all but ``away_s``; None where there is none."""
+        at_work = self.wall_s - self.away_s
+        return min(self.useful_s / at_work, 1.0) if at_work > 0 else None
+
+    def to_json(self) -> dict[str, float | None]:
+        return {"share": self.share, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """A start of a run in time, seconds since the first command."""
+
+    begin_s: float
+    """Of the command, or of the restart."""
+    start_s: float
+    """Of the first step."""
+    last_s: float
+    """The last sign of its ranks."""
+    over_s: float
+    """The last of whoever watched them."""
+    is_restart: bool
+    """Of the command that began the one before, too."""
+
+
+def goodput(events: Sequence[Event], steps: Sequence[StepMetrics]) -> Goodput | None:
+    """Of a run, from what it has written so far; None where no start is recorded."""
+    found = spans(events, steps)
+    if not found:
+        return None
+    gaps = [
+        (max(after.begin_s - before.over_s, 0.0), after.is_restart)
+        for before, after in pairwise(found)
+    ]
+    watched_s = sum(span.over_s - span.last_s for span in found)
+    restore_s = _sum(events, "seconds", "restore")
+    wall_s = max(span.over_s for span in found)
+    parts = {
+        "useful_s": sum(m.step_time_s for m in steps if math.isfinite(m.step_time_s)),
+        "startup_s": max(sum(span.start_s - span.begin_s for span in found) - restore_s, 0.0),
+        "restore_s": restore_s,
+        "lost_s": _sum(events, "lost_s", "start"),
+        "saving_s": _sum(events, "stall_s", *STALLS),
+        "evaluation_s": _sum(events, "seconds", "evaluation"),
+        "between_s": watched_s + sum(gap for gap, is_restart in gaps if is_restart),
+        "away_s": sum(gap for gap, is_restart in gaps if not is_restart),
+    }
+    return Goodput(wall_s=wall_s, other_s=max(wall_s - sum(parts.values()), 0.0), **parts)
+
+
+def spans(events: Sequence[Event], steps: Sequence[StepMetrics]) -> list[Span]:
+    """The starts of a run, one after another."""
+    places = [at for at, event in enumerate(events) if event.kind == "start"]
+    found: list[Span] = []
+    for at, until in pairwise([*places, len(events)]):
+        start, here = events[at], events[at + 1 : until]
+        after = events[until] if until < len(events) else None
+        begin_s, is_restart = _began(start, events[:at])
+        end_s = math.inf if after is None else _began(after, events[:until])[0]
+        last_s = min(max(_signs(start, here, after, steps)), end_s)
+        watched = (e.elapsed_s for e in here if _is_watchers(e) and e.elapsed_s <= end_s)
+        found.append(
+            Span(
+                begin_s=min(begin_s, start.elapsed_s),
+                start_s=start.elapsed_s,
+                last_s=last_s,
+                over_s=max([last_s, *watched]),
+                is_restart=is_restart,
+            )
+        )
+    return found
+
+
+def left_by(metrics: Path, first_step: int) -> dict[str, float]:
+    """What a start finds of the one before it, as facts of its event.
+
+    ``last_step`` and ``last_s``: the last step that is recorded, and when it had ended since that
+    start. ``lost_steps`` and ``lost_s``: those after ``first_step``, to be done again.
+    """
+    rows = list(_from_the_end(metrics, first_step))
+    last, lost = rows[0] if rows else {}, [row for row in rows if row["step"] > first_step]
+    return {
+        "last_step": last.get("step", 0),
+        "last_s": _seconds(last, "elapsed_s"),
+        "lost_steps": len(lost),
+        "lost_s": sum(_seconds(row, "step_time_s") for row in lost),
+    }
+
+
+def _began(start: Event, before: Sequence[Event]) -> tuple[float, bool]:
+    """When a start began, and whether it was a restart within its command."""
+    command_s = start.elapsed_s - start.seconds("startup_s")
+    since = max((at for at, event in enumerate(before) if event.kind == "start"), default=-1)
+    restarts = (e.elapsed_s for e in before[since + 1 :] if e.kind == "restart")
+    restart_s = next((each for each in restarts if each >= command_s), None)
+    return (max(command_s, 0.0), False) if restart_s is None else (restart_s, True)
+
+
+def _signs(
+    start: Event, here: Sequence[Event], after: Event | None, steps: Sequence[StepMetrics]
+) -> Iterator[float]:
+    """When the ranks of a start were at work for certain; ``here``: events until the next."""
+    first = start.step or 0
+    yield start.elapsed_s
+    yield from (e.elapsed_s for e in here if not (_is_watchers(e) or e.kind == "restore"))
+    if after is None:
+        rows = (m.elapsed_s for m in steps if m.step > first and math.isfinite(m.elapsed_s))
+        yield start.elapsed_s + max(rows, default=0.0)
+    elif after.seconds("last_step") > first:
+        yield start.elapsed_s + after.seconds("last_s")
+
+
+def _is_watchers(event: Event) -> bool:
+    """It was told by the process that started the ranks."""
+    is_failure = event.kind == "end" and "cause" in event.facts
+    return is_failure or event.kind in ("epoch_end", "restart")
+
+
+def _sum(events: Sequence[Event], fact: str, *kinds: str) -> float:
+    return sum(event.seconds(fact) for event in events if event.kind in kinds)
+
+
+def _from_the_end(metrics: Path, first_step: int) -> Iterator[dict[str, Any]]:
+    """Lines of steps, the last first, down to ``first_step``; those that are none are left out."""
+    try:
+        lines = metrics.read_bytes().split(b"\n")
+    except OSError:
+        return
+    for line in reversed(lines):
+        row: object = None
+        with suppress(ValueError):
+            row = json.loads(line)
+        if not (isinstance(row, dict) and isinstance(row.get("step"), int) and "loss" in row):
+            continue
+        yield row
+        if row["step"] <= first_step:
+            return
+
+
+def _seconds(row: Mapping[str, Any], name: str) -> float:
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) and value > 0 else 0.0
