@@ -2,6 +2,7 @@
 
 import gc
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -232,6 +233,49 @@ def test_groups_of_devices_are_aborted_first_and_none_is_destroyed() -> None:
     assert not len(groups)
     groups.abort()
     assert len(log) == 4
+
+
+def test_two_threads_may_abort_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that listens to the launcher, and the one that fails meanwhile."""
+    groups, log, raised = Groups(HashStore(), 0, CPU, timeout_s=TIMEOUT_S), list[str](), list[str]()
+    for name in ("calls/nccl/1", "calls/nccl/2"):
+        groups._open[name] = Group((0, 1), Aborting(name, log), HashStore())  # type: ignore[arg-type]
+    release = Group.release
+
+    def aborts() -> None:
+        try:
+            groups.abort()
+        except CommError as error:
+            raised.append(str(error))
+
+    other = threading.Thread(target=aborts)
+
+    def slowly(group: Group) -> ProcessGroup:
+        handle = release(group)
+        if other.ident is None:
+            other.start()
+            other.join(0.2)
+        return handle
+
+    monkeypatch.setattr(Group, "release", slowly)
+    groups.abort()
+    other.join()
+    assert not raised
+    assert sorted(log) == ["abort calls/nccl/1", "abort calls/nccl/2"]
+
+
+def test_a_group_that_opens_while_all_are_left_is_left_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, log = Groups(HashStore(), 0, CPU, timeout_s=TIMEOUT_S), list[str]()
+
+    def opened(*_: object, **__: object) -> Group:
+        groups.abort()
+        return Group((0, 1), Aborting("it", log), HashStore())  # type: ignore[arg-type]
+
+    monkeypatch.setattr(groups, "_new", opened)
+    with pytest.raises(CommError, match="rank 0: this epoch was ended"):
+        groups.open((0, 1), "gloo", "calls")
+    assert log == ["abort it"]
+    assert not len(groups)
 
 
 @pytest.mark.parametrize("error", [None, ValueError("a mistake of the script")])

@@ -11,7 +11,7 @@ import hashlib
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -87,7 +87,10 @@ class Groups:
         self._timeout = timedelta(seconds=timeout_s)
         self._is_local = is_local
         self._abort = abort
-        self._is_aborted = False
+        self._lock = threading.Lock()
+        """Who aborts may be another thread."""
+        self._ending: threading.Thread | None = None
+        """Aborts them; None: nobody asked for that."""
         self._open: dict[str, Group] = {}
         self._gloo_devices: list[Any] = []
 
@@ -107,22 +110,36 @@ class Groups:
         members = tuple(sorted(ranks))
         digest = hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()
         name = f"{purpose}/{backend}/{digest[:16]}"  # as short as a key should be; see _BY_GLOO
-        if self._is_aborted:
+        if self._ending is not None:
             raise CommError(f"rank {self.rank}: {ENDED}")
-        if name not in self._open:
+        found = self._open.get(name)
+        if found is None:
             assert self.rank in members, f"rank {self.rank} opens the group of {in_words(members)}"
-            self._open[name] = self._new(name, members, backend, sends=sends)
-        return self._open[name]
+            found = self._new(name, members, backend, sends=sends)
+            self._add(name, found)
+        return found
+
+    def _add(self, name: str, group: Group) -> None:
+        """Raises CommError where all groups were left meanwhile."""
+        with self._lock:
+            if self._ending is None:
+                self._open[name] = group
+                return
+        with suppress(RuntimeError):  # a library may know no way to abort
+            group.release().abort()
+        raise CommError(f"rank {self.rank}: {ENDED}")
 
     def close(self) -> None:
         """Leave every group, once its members have connected.
 
         A rank that left earlier would break those that are still connecting.
         """
-        for group in self._open.values():
+        for group in list(self._open.values()):
             with suppress(RuntimeError):  # a member was lost: nothing is left to wait for
                 group.store.wait([_connected(n) for n in range(len(group.ranks))], self._timeout)
-        for handle in self._released():
+        with self._lock:
+            handles = self._released(self._open)
+        for handle in handles:
             handle.shutdown()
 
     def abort(self) -> None:
@@ -133,22 +150,18 @@ class Groups:
         once is waited for: a process that left meanwhile would be terminated by its own threads.
         So gloo's come last: what waits on a device for a peer that failed ends first.
         """
-        self._is_aborted = True
-        self._open = dict(sorted(self._open.items(), key=lambda each: _BY_GLOO not in each[0]))
-        handles = self._released()
+        with self._lock:
+            if self._ending is None:
+                handles = self._released(sorted(self._open, key=lambda each: _BY_GLOO not in each))
+                self._ending = threading.Thread(
+                    target=_end, args=(handles,), name="abort groups", daemon=True
+                )
+                self._ending.start()
+        self._ending.join(ABORT_S)
 
-        def end() -> None:
-            while handles:
-                with suppress(RuntimeError):  # a library may know no way to abort
-                    handles.pop().abort()
-
-        thread = threading.Thread(target=end, name="abort groups", daemon=True)
-        thread.start()
-        thread.join(ABORT_S)
-
-    def _released(self) -> list[ProcessGroup]:
-        handles = [group.release() for group in self._open.values()]
-        self._open.clear()
+    def _released(self, names: Iterable[str]) -> list[ProcessGroup]:
+        handles = [self._open[name].release() for name in names]
+        self._open = {}
         self._gloo_devices.clear()
         return handles
 
@@ -201,6 +214,12 @@ class Groups:
                 ProcessGroupGloo.create_device(interface=name) for name in names.split(",") if name
             ] or [ProcessGroupGloo.create_default_device()]
         return self._gloo_devices
+
+
+def _end(handles: list[ProcessGroup]) -> None:
+    while handles:
+        with suppress(RuntimeError):  # a library may know no way to abort
+            handles.pop().abort()
 
 
 def _connected(number: int) -> str:
