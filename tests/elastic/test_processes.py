@@ -20,9 +20,11 @@ from weft.comm.errors import CommError
 from weft.comm.join import join
 from weft.comm.members import Channel
 from weft.config.errors import ConfigError, RunError
+from weft.elastic.crew import Crew
 from weft.elastic.failure import Epoch, Failure, RanksFailedError
 from weft.elastic.pool import WorkerPool
 from weft.elastic.processes import run_ranks
+from weft.train.stop import own_stop
 
 FOREVER_S = 3600.0
 """Longer than a test may take: whoever waits for this hangs."""
@@ -174,8 +176,70 @@ def is_lost(tmp_path: Path, how: str, limit_s: float) -> None:
     run(recover=recover, heartbeat_s=limit_s)
     lost = "was ended by SIGKILL from outside"
     if how == "stop":
-        lost = "did not answer and had to be ended"
+        lost = f"did not answer for {limit_s:g} s (recovery.heartbeat_s) and had to be ended"
     assert asked == [{0: "the others are gone", 1: lost}]
+
+
+def is_lost_once(
+    address: RankAddress, folder: Path, epoch: int, *, abort: Abort | None = None
+) -> None:
+    """Rank 1, in the first epoch; in the second ranks end when they are asked to stop."""
+    assert abort is not None
+    if epoch == 1:
+        if address.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        asked = threading.Event()
+        abort.then(asked.set)
+        asked.wait(FOREVER_S)
+        raise CommError("the others are gone")
+    deadline = time.monotonic() + 600
+    while not own_stop().asked and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (folder / f"stopped{address.rank}").touch()
+
+
+def test_a_signal_while_an_epoch_begins_asks_every_rank_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that stays, and the new one, which is not up yet."""
+    begun = Crew.begin
+
+    def begin(crew: Crew, epoch: Epoch) -> None:
+        begun(crew, epoch)
+        for each in crew._processes.values() if epoch.args[-1] == 2 else ():
+            each.process.terminate()
+
+    monkeypatch.setattr(Crew, "begin", begin)
+    epochs = [second_epoch(tmp_path)]
+
+    def recover(_: Sequence[Failure]) -> Epoch | None:
+        return epochs.pop() if epochs else None
+
+    run_ranks(is_lost_once, (tmp_path, 1), 2, folder=tmp_path, recover=recover)
+    assert sorted(path.name for path in tmp_path.glob("stopped*")) == ["stopped0", "stopped1"]
+
+
+def second_epoch(folder: Path) -> Epoch:
+    return Epoch((folder, 2), 2)
+
+
+def test_a_signal_before_an_epoch_begins_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, begin = list[Epoch](), Crew.begin
+
+    def counted(crew: Crew, epoch: Epoch) -> None:
+        begun.append(epoch)
+        begin(crew, epoch)
+
+    monkeypatch.setattr(Crew, "begin", counted)
+
+    def recover(_: Sequence[Failure]) -> Epoch:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return second_epoch(tmp_path)
+
+    run_ranks(is_lost_once, (tmp_path, 1), 2, folder=tmp_path, recover=recover)
+    assert len(begun) == 1
 
 
 def fails_on(address: RankAddress, rank: int) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from weft.comm.address import RankAddress
 from weft.elastic.failure import GRACE_S, LOSSES, Cause, Epoch, Failure
-from weft.elastic.rank_process import UNREPORTED, Begin, Order, Target, Word, be_ranks
+from weft.elastic.rank_process import UNREPORTED, Begin, Heard, Order, Target, Word, be_ranks
 from weft.elastic.signals import Asked
 
 LOOK_S = 0.2
@@ -24,6 +24,10 @@ LOOK_S = 0.2
 DOOR_S = 30.0
 """How long a rank that heard that its epoch is over may take to come to the door: as long as a
 library may need to give up a call. Then another process takes its place."""
+
+STILL_S = 5.0
+"""Of a launcher that has not looked for so long: it stood still, as after Ctrl-Z or on a machine
+that slept, and so may its ranks have."""
 
 _MEETING = ".meet-"
 _REPORT = ".failed-"
@@ -59,6 +63,7 @@ class Crew:
         self._heartbeat_s = heartbeat_s if may_go_on else 0.0
         self._name = f"{os.getpid()}-{time.monotonic_ns()}"
         self._epochs = 0
+        self._looked_at = 0.0
         self._processes: dict[int, _Process] = {}
         """By rank."""
 
@@ -87,7 +92,10 @@ class Crew:
                 phase_file=self._folder / f"{_PHASE}{attempt}-{rank}",
             )
             report = self._folder / f"{_REPORT}{attempt}-{rank}.json"
-            process.begin(Begin(address, epoch.args, report, may_go_on=self._may_go_on))
+            begin = Begin(
+                address, epoch.args, report, epoch=self._epochs, may_go_on=self._may_go_on
+            )
+            process.begin(begin)
 
     def watch(self, asked: Asked) -> None:
         """Wait for the end of the epoch: for all ranks, or as long as the others may take after a
@@ -142,8 +150,10 @@ class Crew:
         at_work = [each for each in self._processes.values() if each.is_at_work]
         if at_work:
             wait([source for each in at_work for source in each.sources], LOOK_S)
+        now = time.monotonic()
+        stood_still, self._looked_at = now > self._looked_at + STILL_S, now
         for each in at_work:
-            each.look(self._heartbeat_s)
+            each.look(self._heartbeat_s, asks_anew=stood_still)
         return bool(at_work)
 
     def _terminate(self) -> None:
@@ -162,7 +172,7 @@ class Crew:
     def _end_those_who_do_not_come(self, *, is_late: bool) -> None:
         for each in self._processes.values():
             if each.is_at_work and (is_late or not each.heard):
-                each.give_up()
+                each.give_up("did not answer and had to be ended")
 
     def _failed(self) -> Iterator[Failure]:
         """Of those that are not at work any more."""
@@ -183,23 +193,24 @@ class _Process:
         theirs.close()
         self._begin: Begin | None = None
         self._word: Word | None = None
-        self._given_up = False
+        self._given_up = ""
+        """Why it had to be ended."""
         self._asked_at: float | None = None
         """When it was told to answer; None: it has."""
         self._answered_at = 0.0
 
     @property
     def is_at_work(self) -> bool:
-        return self._word in (None, "heard") and self.process.exitcode is None
+        return (self._word is None or self.heard) and self.process.exitcode is None
 
     @property
     def is_at_door(self) -> bool:
-        return self._word not in (None, "heard") and self.process.exitcode is None
+        return not (self._word is None or self.heard) and self.process.exitcode is None
 
     @property
     def heard(self) -> bool:
         """It was told that the epoch is over."""
-        return self._word == "heard"
+        return isinstance(self._word, Heard)
 
     @property
     def sources(self) -> tuple[int, Connection]:
@@ -216,28 +227,40 @@ class _Process:
         with suppress(OSError):
             self._pipe.send(order)
 
-    def look(self, heartbeat_s: float) -> None:
-        """Read what it said; end it where it has not answered for so long, if that is not 0."""
+    def look(self, heartbeat_s: float, *, asks_anew: bool) -> None:
+        """Read what it said; end it where it has not answered for so long, if that is not 0.
+
+        ``asks_anew``: nobody could answer for a while.
+        """
         with suppress(EOFError, OSError):
             while self.is_at_work and self._pipe.poll():
-                word: Word = self._pipe.recv()
-                if word == "alive":
-                    self._asked_at, self._answered_at = None, time.monotonic()
-                else:
-                    self._word = word
+                self._hear(self._pipe.recv())
+        if asks_anew:
+            self._asked_at = None
         if heartbeat_s and self.is_at_work:
             self._must_answer(heartbeat_s)
+
+    def _hear(self, word: Word) -> None:
+        assert self._begin is not None, "it has been a rank"
+        match word:
+            case "alive":
+                self._asked_at, self._answered_at = None, time.monotonic()
+            case Heard(epoch) if epoch != self._begin.epoch:
+                pass  # it was told when it was at the door already
+            case _:
+                self._word = word
 
     def _must_answer(self, heartbeat_s: float) -> None:
         now = time.monotonic()
         if self._asked_at is not None and now > self._asked_at + heartbeat_s:
-            self.give_up()
+            limit = f"{heartbeat_s:g} s (recovery.heartbeat_s)"
+            self.give_up(f"did not answer for {limit} and had to be ended")
         elif self._asked_at is None and now > self._answered_at + heartbeat_s / 4:
             self._asked_at = now
             self.tell("ping")
 
-    def give_up(self) -> None:
-        self._given_up = True
+    def give_up(self, why: str) -> None:
+        self._given_up = why
         self.end()
 
     def end(self) -> None:
@@ -265,7 +288,7 @@ class _Process:
         if code is None:
             return "peer", "was still waiting for the others and had to be ended"
         if self._given_up:
-            return "peer", "did not answer and had to be ended"
+            return "peer", self._given_up
         if code == UNREPORTED:
             return "machine", "could leave no report in the run folder; it is printed above"
         if code == _LOST:

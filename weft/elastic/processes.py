@@ -90,6 +90,7 @@ def run_ranks(
                 failures = crew.failures()
                 is_over = recover is None or asked.times or not crew.can_go_on
                 epoch = None if is_over or recover is None else recover(failures)
+                epoch = None if asked.times else epoch
         finally:
             crew.close()
             crew.remove_traces()

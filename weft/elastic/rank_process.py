@@ -28,6 +28,7 @@ from weft.comm.address import RankAddress
 from weft.comm.errors import CommError
 from weft.config.errors import ConfigError, ConfigErrors, DivergedError, RunError
 from weft.elastic.failure import Cause, Failure
+from weft.train.stop import own_stop
 
 UNREPORTED = 3
 """Exit code of a rank that could leave no report: what it had to say is on the terminal."""
@@ -47,22 +48,31 @@ class Begin:
     args: tuple[Any, ...]
     report: Path
     """Where to say why, if it fails and the job with it."""
+    epoch: int = 1
+    """Of the job, counted from 1."""
     may_go_on: bool = False
-    """The job may go on after ranks were lost. Then the target has the keyword ``abort``."""
+    """The job may go on after ranks were lost. Then the target has the keyword ``abort``, and asks
+    ``own_stop`` whether it is to stop."""
 
 
 Order = Begin | Literal["abort", "end", "ping"]
 """From the launcher: the epoch is over, come to the door; nothing is next; answer."""
 
 
-Word = Failure | Literal["done", "heard", "alive"]
+@dataclass(frozen=True)
+class Heard:
+    """This rank was told that the epoch is over, and may take a moment to come."""
+
+    epoch: int
+
+
+Word = Failure | Heard | Literal["done", "alive"]
 """To the launcher: this rank is at the door, since it lost another one or since its work is done;
-or it heard that the epoch is over, and may take a moment to come; or it answers."""
+or it may take a moment to come; or it answers."""
 
 
 def be_ranks(target: Target, logs: Path, pipe: Connection) -> None:
     """First code of the process: output to a log, exceptions to a report that the parent reads."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
     gc.freeze()  # what was imported before the first epoch stays: nobody needs to look through it
     control = _Control(pipe)
     terminal = os.dup(1), os.dup(2)
@@ -74,6 +84,9 @@ def be_ranks(target: Target, logs: Path, pipe: Connection) -> None:
         if began is None:
             return
         begin, abort = began
+        if begin.may_go_on:
+            own_stop().listen()  # to end here would lose what the job has and has not saved
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
         if begin.address.rank > 0:
             redirect(logs / f"rank{begin.address.rank}.log")
         else:
@@ -110,6 +123,8 @@ class _Control:
         """None: nothing is next."""
         self._pipe = pipe
         self._lock = threading.Lock()
+        self._epoch, self._abort = 0, Abort()
+        """The one that began last, and what ends it."""
         threading.Thread(target=self._listen, name="launcher", daemon=True).start()
 
     def say(self, word: Word) -> None:
@@ -121,26 +136,31 @@ class _Control:
             os._exit(1)
 
     def _listen(self) -> None:
-        abort = Abort()
-        while True:
-            try:
-                order: Order = self._pipe.recv()
-            except (EOFError, OSError):
-                os._exit(1)  # nobody would read how this ended, or end it
-            except BaseException:  # noqa: BLE001 - nobody else could say it
-                traceback.print_exc()
-                os._exit(1)
-            match order:
-                case "end":
-                    self.orders.put(None)
-                case "ping":
-                    self.say("alive")
-                case "abort":
-                    self.say("heard")
-                    abort.ask()
-                case begin:
-                    abort = Abort()
-                    self.orders.put((begin, abort))
+        try:
+            while self._obey():
+                pass
+        except BaseException:  # noqa: BLE001 - nobody else could say it, or hear the launcher
+            traceback.print_exc()
+        os._exit(1)
+
+    def _obey(self) -> bool:
+        """One order. False: the launcher is gone; nobody would read how this ended, or end it."""
+        try:
+            order: Order = self._pipe.recv()
+        except (EOFError, OSError):
+            return False
+        match order:
+            case "end":
+                self.orders.put(None)
+            case "ping":
+                self.say("alive")
+            case "abort":
+                self.say(Heard(self._epoch))
+                self._abort.ask()
+            case begin:
+                self._epoch, self._abort = begin.epoch, Abort()
+                self.orders.put((begin, self._abort))
+        return True
 
 
 def end_with_parent() -> None:

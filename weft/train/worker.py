@@ -32,7 +32,7 @@ from weft.train.run_folder import LOGS
 from weft.train.running import batches, run_job, write_files
 from weft.train.save_clock import SaveClock
 from weft.train.saving import restore
-from weft.train.stop import StopSignal
+from weft.train.stop import StopSignal, own_stop
 
 Phase = Literal["join", "agree", "build", "restore", "run", "leave"]
 
@@ -42,7 +42,7 @@ def main(address: RankAddress, job: Job, *, abort: Abort | None = None) -> None:
 
     ``abort``: what another thread ends the epoch with, when a rank was lost.
     """
-    stop = StopSignal()
+    stop = own_stop()
     stop.listen()
     torch.set_num_threads(job.threads)
     with Rendezvous(address, job.config.train.timeout_s, abort=abort) as rendezvous:
