@@ -9,8 +9,15 @@ import pytest
 import torch
 from checkpoint_cases import save, values
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 
-from weft.checkpoint.dcp import METADATA, from_dcp, to_dcp
+from weft.checkpoint.dcp import METADATA, _compare, _read, _Reader, from_dcp, to_dcp
 from weft.checkpoint.diff import differences
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.reader import open_checkpoint
@@ -37,6 +44,14 @@ def test_there_and_back(tmp_path: Path) -> None:
     from_dcp(tmp_path / "dcp", tmp_path / "back")
     back = open_checkpoint(tmp_path / "back")
     assert (back.step, list(differences(before, back))) == (3, [])
+
+
+def test_what_is_no_number_is_what_was_written(tmp_path: Path) -> None:
+    written = {"model.a": torch.tensor([1.0, torch.nan, -0.0])}
+    dcp.save(written, checkpoint_id=tmp_path, no_dist=True)
+    _compare(tmp_path, written)
+    with pytest.raises(CheckpointError, match=r"model\.a: is not what was written"):
+        _compare(tmp_path, {"model.a": torch.tensor([1.0, torch.nan, 0.0])})
 
 
 def test_what_others_saved(tmp_path: Path) -> None:
@@ -80,6 +95,55 @@ def test_a_pickle_that_would_run_something(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is not unpickled: it asks for (posix|os)\.mkdir"):
         from_dcp(folder, tmp_path / "run")
     assert not (tmp_path / "ran").exists()
+
+
+def _part(value: object) -> bytes:
+    """What makes a value, inside a longer pickle."""
+    return pickle.dumps(value, 3)[2:-1]
+
+
+def test_a_pickle_that_says_something_else_the_second_time(tmp_path: Path) -> None:
+    """It changes a class, so that an entry that was a tensor becomes one to be unpickled."""
+    folder, ran = tmp_path / "dcp", tmp_path / "ran"
+    dcp.save({"model": {"a": _Runs(str(ran))}}, checkpoint_id=folder, no_dist=True)
+    shown = tmp_path / "shown"
+    dcp.save({"model": {"a": torch.ones(2)}}, checkpoint_id=shown, no_dist=True)
+    real, tensors = (pickle.loads((each / METADATA).read_bytes()) for each in (folder, shown))
+    reader = _Reader(folder)
+    name = f"c{Metadata.__module__}\nMetadata\n".encode()
+    made = b"(" + _part(real.state_dict_metadata) + b"N" + _part(real.storage_data) + b"tR"
+    shows = _part({"state_dict_metadata": tensors.state_dict_metadata}) + b"b"
+    takes_all = _part(StorageMeta)  # and does nothing with it
+    changes = name + b"(N}" + _part("__setstate__") + takes_all + b"stb0"
+    (folder / METADATA).write_bytes(b"\x80\x03" + name + made + shows + changes + b".")
+    with pytest.raises(CheckpointError, match="is not unpickled: it changes <class"):
+        from_dcp(folder, tmp_path / "run")
+    assert "__setstate__" not in vars(Metadata)
+    with pytest.raises(CheckpointError, match=r"model\.a is no tensor"):
+        _read(reader, tensors.state_dict_metadata)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x80\x03",
+        b"no pickle",
+        b"\x80\x03h\x07.",
+        b"\x80\x03K\x07R.",
+        pickle.dumps({"model.a": 1}),
+        pickle.dumps(Metadata({7: BytesStorageMetadata()}, storage_data={})),
+        pickle.dumps(Metadata({"model.a": TensorStorageMetadata(1, 2, 3)}, storage_data={})),
+        pickle.dumps(Metadata({}, storage_data={MetadataIndex("model.a"): 5})),
+        pickle.dumps(Metadata({}, storage_data=[5])),
+    ],
+    ids=range(10),
+)
+def test_metadata_that_is_none(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / METADATA).write_bytes(data)
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        from_dcp(tmp_path, tmp_path / "run")
 
 
 def test_a_file_elsewhere(tmp_path: Path) -> None:

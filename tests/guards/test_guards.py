@@ -96,7 +96,7 @@ BANNED = {"pickle", "marshal", "shelve", "dill", "torch.load", "eval()", "exec()
 BANNED |= {"allow_pickle=True", "torch.cuda"}
 ALLOWED = {("torch.cuda", "weft/platform/cuda.py")}
 ALLOWED |= {("pickle", "weft/checkpoint/dcp.py")}  # the metadata of DCP; see UNPICKLER
-UNPICKLER = {"pickle.Unpickler", "pickle.UnpicklingError"}
+UNPICKLER = {"pickle.BUILD", "pickle.UnpicklingError", "pickle._Unpickler"}
 
 
 def test_words_that_stay_where_they_belong() -> None:

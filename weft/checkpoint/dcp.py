@@ -5,14 +5,15 @@ A parameter NAME is ``model.NAME`` there and an optimizer's tensor ``optim.state
 besides tensors is JSON, as bytes in ``weft.state``.
 
 The ``.metadata`` of such a folder is a pickle, and unpickling runs what the file says. It is
-read by an unpickler that makes objects of the few classes that describe tensors, named one by one
-below, and refuses any other name, functions too. Tensors are read with ``weights_only``. Entries
-that are no tensors would need a full unpickling, so they are never read: they are named and left
-out.
+read once, by an unpickler that makes objects of the few classes that describe tensors, named one
+by one below, refuses any other name, functions too, and changes no class. Tensors are read with
+``weights_only``. Entries that are no tensors would need a full unpickling, so they are never read:
+they are named and left out.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import warnings
@@ -20,18 +21,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
+    ChunkStorageMetadata,
     Metadata,
+    MetadataIndex,
     StorageMeta,
+    TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -71,6 +77,16 @@ _ADMITTED = {
     "pathlib": {"PosixPath", "PurePosixPath"},
 }
 """Module -> names: classes of data, and ``_get_layout``, which looks a name up in a table."""
+_FILLED = (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+    _StorageInfo,
+)
+"""Whose objects get their values one by one after they are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +133,15 @@ def from_dcp(folder: Path, root: Place) -> Converted:
     """
     if root.is_dir() and candidates(root):
         raise CheckpointError("holds checkpoints already", file=root)
-    metadata = _Reader(folder).read_metadata()
+    reader = _Reader(folder)
     wanted = {
         key: entry
-        for key, entry in metadata.state_dict_metadata.items()
+        for key, entry in reader.entries.items()
         if isinstance(entry, TensorStorageMetadata) and (key == _STATE or _place(key) is not None)
     }
     if not any(key.startswith(_PARAM) for key in wanted):
         raise CheckpointError(f"holds no tensor {_PARAM}NAME", file=folder)
-    tensors = _read(folder, wanted)
+    tensors = _read(reader, wanted)
     step, state = _said(tensors.pop(_STATE, None), folder)
     steps = {int(tensor) for key, tensor in tensors.items() if _is_step(key)}
     shards = [_shard(key, tensor) for key, tensor in tensors.items() if not _is_step(key)]
@@ -137,67 +153,136 @@ def from_dcp(folder: Path, root: Place) -> Converted:
     found = verify(made)
     if not found.ok:
         raise CheckpointError("; ".join(found.problems[:3]), file=made)
-    left_out = sorted(set(metadata.state_dict_metadata) - set(wanted))
+    left_out = sorted(set(reader.entries) - set(wanted))
     return Converted(str(made), len(shards), left_out)
 
 
-class _Unpickler(pickle.Unpickler):
+_PLAIN: Any = pickle._Unpickler
+"""The one of C shows nobody what it changes."""
+
+
+class _Unpickler(_PLAIN):  # type: ignore[misc]
     """Makes what describes tensors, and nothing else."""
+
+    dispatch: ClassVar = dict(_PLAIN.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in _ADMITTED.get(module, ()):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return super().find_class(module, name)
 
+    def load_build(self) -> None:
+        """Only objects get values: those of a class would change what is made of it later."""
+        made, values = self.stack[-2:]
+        is_filled = type(made) in _FILLED and isinstance(values, dict)
+        if not (is_filled or type(made) is TensorProperties):
+            raise pickle.UnpicklingError(f"it changes {made!r:.80}")
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
+
 
 class _Reader(FileSystemReader):
-    """PyTorch's own, but for the pickle."""
+    """PyTorch's own, but for the pickle, which is read once.
+
+    Raises CheckpointError where that is not the metadata of a checkpoint.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._metadata = _unpickled(folder / METADATA)
+        self._metadata.storage_meta = StorageMeta(load_id=self.load_id)
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """What the folder holds, by name."""
+        return self._metadata.state_dict_metadata
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
-        path = Path(self.path) / METADATA
-        with told("read", path), path.open("rb") as file:
-            try:
-                metadata = _Unpickler(file).load()
-            except (pickle.UnpicklingError, EOFError, AttributeError, TypeError) as error:
-                problem = f"is not the metadata of a checkpoint, and is not unpickled: {error}"
-                raise CheckpointError(problem, file=path) from error
-        if not isinstance(metadata, Metadata):
-            raise CheckpointError(f"is a {type(metadata).__name__}", file=path)
-        for info in dict(metadata.storage_data or {}).values():
-            if Path(info.relative_path).name != info.relative_path:
-                raise CheckpointError(f"names a file elsewhere: {info.relative_path}", file=path)
-        if metadata.storage_meta is None:
-            metadata.storage_meta = StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
+        return self._metadata
 
 
-def _read(folder: Path, wanted: Mapping[str, TensorStorageMetadata]) -> dict[str, Tensor]:
-    tensors = {
-        key: torch.empty(entry.size, dtype=entry.properties.dtype) for key, entry in wanted.items()
-    }
-    unlike = [key for key, tensor in tensors.items() if tensor.dtype not in DTYPE_CODES]
-    if unlike:
-        raise CheckpointError(f"is of {tensors[unlike[0]].dtype}", file=folder, tensor=unlike[0])
+def _unpickled(path: Path) -> Metadata:
+    with told("read", path), path.open("rb") as file:
+        try:
+            metadata = _Unpickler(file).load()
+        except OSError:
+            raise
+        except Exception as error:
+            problem = f"is not the metadata of a checkpoint, and is not unpickled: {error}"
+            raise CheckpointError(problem, file=path) from error
+    if not isinstance(metadata, Metadata):
+        raise CheckpointError(f"is a {type(metadata).__name__}", file=path)
+    entries, places = metadata.state_dict_metadata, metadata.storage_data
+    if not (_is_by(str, entries) and _is_by(MetadataIndex, places)):
+        raise CheckpointError("does not say by name what the folder holds", file=path)
+    for info in places.values():
+        name = info.relative_path if isinstance(info, _StorageInfo) else None
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"names a file elsewhere: {name}", file=path)
+    return metadata
+
+
+def _is_by(kind: type, table: object) -> bool:
+    return isinstance(table, dict) and all(isinstance(key, kind) for key in table)
+
+
+class _Planner(DefaultLoadPlanner):
+    """Reads tensors alone: PyTorch's own unpickles the rest, and so runs what it says."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:  # noqa: ARG002 - theirs
+        raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
+
+
+def _read(reader: _Reader, wanted: Mapping[str, TensorStorageMetadata]) -> dict[str, Tensor]:
+    folder = reader.path
     try:
+        tensors = {
+            key: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for key, entry in wanted.items()
+        }
+        unlike = [key for key, tensor in tensors.items() if tensor.dtype not in DTYPE_CODES]
+        if unlike:
+            raise CheckpointError(
+                f"is of {tensors[unlike[0]].dtype}", file=folder, tensor=unlike[0]
+            )
         with _alone():
-            load(dict(tensors), storage_reader=_Reader(folder), no_dist=True)
-    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+            load(dict(tensors), storage_reader=reader, planner=_Planner(), no_dist=True)
+    except CheckpointError:
+        raise
+    except _UNREADABLE as error:
         problem = f"cannot be read: {type(error).__name__}: {error}"
         raise CheckpointError(problem, file=folder) from error
     return tensors
 
 
 def _compare(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    entries = _Reader(folder).read_metadata().state_dict_metadata
+    reader = _Reader(folder)
     found = _read(
-        folder, {key: each for key, each in entries.items() if not isinstance(each, _BYTES)}
+        reader, {key: each for key, each in reader.entries.items() if not isinstance(each, _BYTES)}
     )
     for key, tensor in tensors.items():
-        if key not in found or not torch.equal(found[key].view(-1), tensor.view(-1)):
+        if key not in found or not _is_same(found[key], tensor):
             raise CheckpointError("is not what was written", file=folder, tensor=key)
 
 
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Byte by byte: what is no number equals nothing."""
+    facts = (one.dtype, one.shape) == (other.dtype, other.shape)
+    return facts and torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (one, other)))
+
+
+_UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    CheckpointException,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What PyTorch raises of a folder whose metadata says anything."""
 _BYTES = BytesStorageMetadata
 
 
