@@ -107,6 +107,16 @@ def commands_of(manifest: Any) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("name", "label"), [("7b", "plan-7b"), ("", "plan"), ("2 " * 40, "plan" + "-2" * 18)]
+)
+def test_a_label_that_would_be_none(name: str, label: str) -> None:
+    """Names of services begin with a letter."""
+    manifest = yaml.safe_load(jobset(name, TRAIN, MACHINES))
+    refuse(manifest, JOBSET)
+    assert manifest["metadata"]["name"] == label
+
+
 def test_every_pod_is_a_node_of_the_plan() -> None:
     manifest = yaml.safe_load(jobset("My plan_2", TRAIN, MACHINES))
     refuse(manifest, JOBSET)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from weft.comm import launchers
 from weft.comm.address import RankAddress
 from weft.comm.launchers import first_host, launcher_of, tasks_per_node
 from weft.config.errors import ConfigError
@@ -37,7 +38,7 @@ OPEN_MPI = {
 }
 PMI = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 INDEXED = {"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-0.job"}
-PORT = 20000 + (123456 + 2 * 997) % 20000
+PORT = 20000 + (123456 + 2 * 997) % 12000
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,7 @@ PORT = 20000 + (123456 + 2 * 997) % 20000
         (TORCHRUN, "torchrun", (5, 8, 1, 4, "1", ("head", 29500))),
         (SLURM, "Slurm's srun", (5, 7, 1, 2, "2", ("gpu08", PORT))),
         (SLURM | {"MASTER_ADDR": "ib0"}, "Slurm's srun", (5, 7, 1, 2, "2", ("ib0", PORT))),
+        (SLURM | {"MASTER_PORT": ""}, "Slurm's srun", (5, 7, 1, 2, "2", ("gpu08", PORT))),
         (SLURM | TORCHRUN, "torchrun", (5, 8, 1, 4, "1", ("head", 29500))),
         (OPEN_MPI, "Open MPI's mpirun", (3, 4, 3, 4, "", ("127.0.0.1", 29400))),
         (PMI, "mpiexec (PMI)", (1, 2, 1, 2, "", ("127.0.0.1", 29400))),
@@ -86,6 +88,24 @@ def test_who_is_alone_starts_its_own_ranks(environment: dict[str, str]) -> None:
     assert RankAddress.from_environment(environment) is None
 
 
+@pytest.mark.parametrize("has_terminal", [True, False])
+def test_a_shell_of_srun(has_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is typed there is no task of a job; what ``srun`` starts from there inherits its
+    variables, and is."""
+    monkeypatch.setattr(launchers, "has_terminal", lambda: has_terminal)
+    found = RankAddress.from_environment(SLURM | {"SLURM_PTY_PORT": "39695"})
+    assert (found is None) == has_terminal
+    assert RankAddress.from_environment(SLURM) is not None
+
+
+def test_ports_that_nobody_is_given() -> None:
+    """Below those that systems give to whoever asks for any."""
+    steps = [SLURM | {"SLURM_JOB_ID": f"{job}"} for job in range(0, 50000, 77)]
+    found = {RankAddress.from_environment(step).master[1] for step in steps}
+    assert 20000 <= min(found) <= max(found) < 32768
+    assert len(found) > 600
+
+
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
@@ -110,8 +130,17 @@ def test_who_is_alone_starts_its_own_ranks(environment: dict[str, str]) -> None:
             "SLURM_PROCID = 2: expected rank 4 there: consecutive ranks on each node. "
             "Start it with `srun --distribution=block`.",
         ),
+        (
+            TORCHRUN | {"MASTER_PORT": ""},
+            "MASTER_PORT = '': expected the address and port of rank 0 beside RANK.",
+        ),
+        (
+            SLURM | {"MASTER_PORT": "any"},
+            "MASTER_PORT = 'any': expected the address and port of rank 0 beside SLURM_PROCID. "
+            "Start it with `srun`.",
+        ),
     ],
-    ids=["several hosts", "no world", "no nodes", "cyclic"],
+    ids=["several hosts", "no world", "no nodes", "cyclic", "empty port", "no port"],
 )
 def test_what_is_missing_is_named(environment: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:

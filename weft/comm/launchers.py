@@ -5,6 +5,7 @@ Their words are translated into torchrun's here, and nothing else knows a launch
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -42,7 +43,23 @@ class Launcher:
 def _is_step(environment: Environment) -> bool:
     """``srun`` started it, as one of several tasks."""
     step = environment.get("SLURM_STEP_ID", "")
-    return step.isdecimal() and int(step) < STEP_MOST and environment.get("SLURM_NTASKS") != "1"
+    is_one = not step.isdecimal() or int(step) >= STEP_MOST
+    return not (is_one or environment.get("SLURM_NTASKS") == "1" or _is_typed(environment))
+
+
+def _is_typed(environment: Environment) -> bool:
+    """A person typed it into a shell of ``srun --pty``, which is the first of the tasks. A step
+    begun in there inherits the variable, and has no terminal."""
+    return "SLURM_PTY_PORT" in environment and has_terminal()
+
+
+def has_terminal() -> bool:
+    """Somebody can stop this process with Ctrl-C."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _slurm_host(environment: Environment) -> str:
@@ -54,7 +71,7 @@ def _slurm_host(environment: Environment) -> str:
 def _slurm_port(environment: Environment) -> int:
     """Another one for each step of each job."""
     job, step = (int(environment.get(f"SLURM_{what}_ID", "0")) for what in ("JOB", "STEP"))
-    return 20000 + (job + 997 * step) % 20000
+    return 20000 + (job + 997 * step) % 12000  # from 32768 systems give ports to anybody
 
 
 def _own_host(rank_here: str, ranks: str) -> Callable[[Environment], str]:
@@ -153,13 +170,18 @@ def as_torchrun(environment: Environment) -> dict[str, str]:
         counts = tasks_per_node(here)
         found["LOCAL_WORLD_SIZE"] = str(counts[int(node) if len(counts) > 1 else 0])
         _refuse_scattered(launcher, found, counts)
+    return found | _meeting(launcher, environment)
+
+
+def _meeting(launcher: Launcher, environment: Environment) -> dict[str, str]:
+    """Where rank 0 is found."""
+    found = {}
     known = {"MASTER_ADDR": launcher.host(environment), "MASTER_PORT": launcher.port(environment)}
     for key, own in known.items():
-        value = environment.get(key, str(own or ""))
-        if not value and key not in environment:
+        found[key] = environment.get(key) or str(own or "")
+        if not found[key] or (key == "MASTER_PORT" and not found[key].isdecimal()):
             expected = f"the address and port of rank 0 beside {launcher.rank}"
-            raise ConfigError(key, None, expected, launcher.hint)
-        found[key] = value
+            raise ConfigError(key, environment.get(key), expected, launcher.hint)
     return found
 
 

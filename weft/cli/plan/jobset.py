@@ -34,7 +34,9 @@ def jobset(name: str, train: Sequence[str], machines: Sequence[Machine]) -> str:
         name: Of the plan.
         train: ``weft train ...`` with the plan's file.
     """
-    label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "plan"
+    label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
+    if not label[:1].isalpha():  # names of hosts are made of it
+        label = f"plan-{label}"[:40].strip("-")
     jobs, node = list[dict[str, Any]](), 0
     for number, group in enumerate(alike(machines)):
         script = f"exec {_command(label, train, group[0].num_ranks, len(machines), node)}"
