@@ -15,10 +15,10 @@ from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.listing import list_checkpoints
 from weft.checkpoint.place import Place, place_of
 from weft.checkpoint.reader import open_checkpoint
-from weft.checkpoint.remote.files import Parts, open_files
+from weft.checkpoint.remote.files import Parts, open_files, split_address
 from weft.checkpoint.remote.path import RemotePath
 from weft.checkpoint.shard import elements_of
-from weft.checkpoint.store import prune
+from weft.checkpoint.store import candidates, prune
 from weft.checkpoint.verify import verify
 from weft.config.errors import ConfigError
 from weft.plan.box import Box
@@ -133,6 +133,17 @@ def test_storage_that_refuses(s3: S3) -> None:
         assert (s3.names(), s3.unfinished()) == (keys, [])
 
 
+def test_storage_that_refuses_to_be_looked_at(s3: S3) -> None:
+    """Is told as what it is by whoever looks for checkpoints."""
+    root = s3.place()
+    save_far(root, 1, seed=1)
+    s3.refuses = lambda method, path: method == "HEAD"
+    with pytest.raises(CheckpointError, match=f"{root}.*: cannot be read: "):
+        candidates(root)
+    with pytest.raises(CheckpointError, match=f"{root}.*: cannot be "):
+        prune(root, 1)
+
+
 def test_bytes_that_change_on_the_way(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """What arrived is read back before it counts."""
     root = s3.place()
@@ -184,8 +195,13 @@ def test_what_a_killed_save_left(s3: S3) -> None:
 ADDRESSES = [
     ("s3://key:secret@bucket/runs", "expected an address without credentials"),
     ("sftp://me:secret@host/runs", "expected an address without credentials"),
+    ("s3://KEY:sec/secret@bucket/runs", "s3://...@bucket/runs'"),
+    ("sftp://me:sec/secret@host/runs", "sftp://...@host/runs'"),
+    ("s3://[bucket/runs", "expected a folder, s3://BUCKET/PREFIX or sftp://"),
+    ("sftp://host:port/runs", "expected a folder, s3://BUCKET/PREFIX or sftp://"),
     ("s3://bucket", "expected a folder, s3://BUCKET/PREFIX or sftp://"),
     ("ftp://host/runs", "expected a folder, s3://BUCKET/PREFIX or sftp://"),
+    ("s3://KEY:sec/secret#x@bucket/runs", "s3://...@bucket/runs'"),
     ("s3://bucket/../other", "It has no '?', '#' or '..'"),
 ]
 
@@ -196,6 +212,11 @@ def test_addresses_that_cannot_be(address: str, problem: str) -> None:
         place_of(address, "checkpoint.to")
     assert problem in str(error.value)
     assert "secret" not in str(error.value)
+
+
+def test_a_sign_that_ends_no_secret() -> None:
+    for address in ("s3://bucket/runs@2", "sftp://host:22/runs@2", "sftp://me@host/runs@2"):
+        assert split_address(address, "checkpoint.to").geturl() == address
 
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

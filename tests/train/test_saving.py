@@ -223,6 +223,33 @@ def test_a_rank_that_cannot_write_fails_the_save_everywhere(
         open_checkpoint(tmp_path)
 
 
+def test_older_checkpoints_that_stay_fail_no_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> None:
+        raise CheckpointError("cannot be removed: Access Denied", file="step-00000000")
+
+    monkeypatch.setattr("weft.train.saving.prune", refused)
+    comm, plan = Comm(), plan_of(6)
+    built = assemble_model(plan, SPEC, comm, optim=CONFIG.optim, seq_len=16)
+    fill(built.gradients, initial(0))
+    run = Run(
+        config=CONFIG,
+        plan=plan,
+        spec=SPEC,
+        comm=comm,
+        platform=CpuPlatform(),
+        built=built,
+        batches=iter([]),
+        first_step=0,
+        last_step=0,
+    )
+    save(run, tmp_path, 1, fingerprint="same")
+    assert open_checkpoint(tmp_path).step == 1
+    said = "step 1: older checkpoints: step-00000000: cannot be removed: Access Denied\n"
+    assert capsys.readouterr().err == said
+
+
 def test_updates_are_counted_not_steps() -> None:
     """A step without weights is no update; Adam's bias correction must not count it."""
     comm = Comm()

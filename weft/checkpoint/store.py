@@ -221,10 +221,10 @@ def candidates(root: Place) -> list[Place]:
     found: dict[str, Place] = {}
     with told("read", root):
         entries: list[Place] = sorted(root.iterdir(), key=lambda entry: entry.name)
-    for entry in entries:
-        name = entry.name.removesuffix(_OLD)
-        if _STEP.fullmatch(name) and _may_count(entry):
-            found.setdefault(name, entry)  # the old name sorts after the new one
+        for entry in entries:
+            name = entry.name.removesuffix(_OLD)
+            if _STEP.fullmatch(name) and _may_count(entry):
+                found.setdefault(name, entry)  # the old name sorts after the new one
     return sorted(found.values(), key=lambda folder: (folder_step(folder), folder.name))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -75,7 +76,7 @@ def _save(run: Run, root: Place, step: int, *, fingerprint: str, finite: bool) -
     def committed() -> None:
         if run.is_main:
             mine.commit([rank_file_from_json(entry) for entry in written], state)
-            prune(root, run.config.checkpoint.keep)
+            _prune(root, step, run.config.checkpoint.keep)
 
     together(comm, committed, may_be_slow=is_far)
 
@@ -93,6 +94,14 @@ def other_writer(comm: Comm, held: Path, root: Place) -> str:
         return ""
     still = f"after {limit_s:g} s a process of an earlier run still writes into"
     return f"{still} {root}. Its last checkpoint would be lost: wait, or end that process."
+
+
+def _prune(root: Place, step: int, keep: int) -> None:
+    """Older checkpoints that stay are no loss to the one that was saved."""
+    try:
+        prune(root, keep)
+    except CheckpointError as error:
+        sys.stderr.write(f"step {step}: older checkpoints: {error}\n")
 
 
 def state_of(

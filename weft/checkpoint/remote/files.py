@@ -8,6 +8,7 @@ never holds any.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
@@ -59,20 +60,31 @@ def split_address(text: str, key: str) -> SplitResult:
     Raises ConfigError, which names ``key``, for an address that cannot be one.
     """
     expected = "a folder, s3://BUCKET/PREFIX or sftp://[USER@]HOST[:PORT]/PATH"
+    if _has_secret(text):
+        hint = "Credentials belong into the environment or into the files of your tools."
+        without = f"{text.partition('://')[0]}://...@{text.rpartition('@')[2]}"
+        raise ConfigError(key, without, "an address without credentials", hint)
     try:
         parts = urlsplit(text)
         named, _ = parts.hostname, parts.port
-    except ValueError:
-        named = None
-    if parts.password is not None or (parts.scheme == "s3" and "@" in parts.netloc):
-        hint = "Credentials belong into the environment or into the files of your tools."
-        without = f"{parts.scheme}://...@{parts.hostname}{parts.path}"
-        raise ConfigError(key, without, "an address without credentials", hint)
+    except ValueError as error:
+        raise ConfigError(key, text, expected, f"{error}.") from error
     if parts.scheme not in SCHEMES or not named or not parts.path.strip("/"):
         raise ConfigError(key, text, expected)
     if parts.query or parts.fragment or ".." in parts.path.split("/"):
         raise ConfigError(key, text, expected, "It has no '?', '#' or '..'.")
     return parts
+
+
+def _has_secret(text: str) -> bool:
+    """It names more than a user. A secret may hold any sign, a slash too."""
+    scheme, _, rest = text.partition("://")
+    named = re.split(r"[/?#]", rest)[0]
+    user, at, host = named.rpartition("@")
+    if at and (scheme == "s3" or ":" in user):
+        return True
+    port = host.rpartition(":")[2]
+    return "@" in rest and port != host and not port.isdecimal()
 
 
 @functools.cache
