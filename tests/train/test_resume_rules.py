@@ -5,12 +5,15 @@ import math
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from weft.checkpoint.entry import CheckpointError
+from weft.cli.train import _tell_end
 from weft.config.errors import ConfigErrors
 from weft.config.load import load_config, to_yaml
-from weft.train.run_folder import changes, saved_step, saved_summary
+from weft.train.run_folder import changes, has_saved, saved_step, saved_summary
 from weft.train.stop import StopSignal
 
 
@@ -131,3 +134,30 @@ def test_ctrl_c_and_what_the_command_makes_of_it_are_one_request(
     finally:
         for number, handler in zip(order, before, strict=True):
             signal.signal(number, handler)
+
+
+class _Gone:
+    """Storage that does not answer."""
+
+    def size(self, name: str) -> int:
+        raise OSError(5, "no answer")
+
+    entries = size
+
+
+def test_storage_that_does_not_answer_is_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is said of what it holds; how a run ended is known without it."""
+    monkeypatch.setattr("weft.checkpoint.remote.path.open_files", lambda *_: _Gone())
+    (tmp_path / "config.yaml").write_text("checkpoint: {to: 's3://bucket/runs'}\n")
+    problem = "s3://bucket/runs/latest: cannot be read: no answer"
+    for asked in (saved_step, has_saved):
+        with pytest.raises(CheckpointError, match=problem):
+            asked(tmp_path)
+    job = SimpleNamespace(out=tmp_path, last_step=20, json=True, profile=False, console="quiet")
+    for step, code in ((10, 75), (20, 0)):
+        (tmp_path / "summary.json").write_text(f'{{"step": {step}}}')
+        assert _tell_end(job) == code
+        said = capsys.readouterr().err
+        assert (problem in said, "nothing was saved" in said) == (code == 75, False)

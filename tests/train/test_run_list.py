@@ -11,7 +11,14 @@ import pytest
 from weft.config.errors import ConfigError
 from weft.train import run_list
 from weft.train.run_folder import RunFolder
-from weft.train.run_list import chosen, delete_run, list_runs, run_facts, why_not
+from weft.train.run_list import (
+    chosen,
+    delete_run,
+    list_runs,
+    run_facts,
+    superfluous_checkpoints,
+    why_not,
+)
 
 
 def make(root: Path, name: str, *, steps: int = 3, loss: float | None = 2.5, **more: str) -> Path:
@@ -175,3 +182,27 @@ def test_without_locks_what_was_written_lately_is_alive(
     assert run_list.is_alive(run)
     monkeypatch.setattr(run_list, "QUIET_S", -1.0)
     assert not run_list.is_alive(run)
+
+
+def test_a_bucket_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of runs needs no storage, no package that speaks to it, and no waiting for it."""
+
+    def opened(*_: object) -> None:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr("weft.checkpoint.remote.path.open_files", opened)
+    make(tmp_path, "done", summary='{"step": 3, "held_out": {"loss": 2.25}}')
+    make(tmp_path, "longer", summary='{"step": 2, "held_out": {"loss": 2.25}}')
+    make(tmp_path, "stopped", steps=2)
+    make(tmp_path, "empty", steps=0)
+    for run in tmp_path.iterdir():
+        with (run / "config.yaml").open("a") as file:
+            file.write("checkpoint: {to: 's3://bucket/{run}'}\n")
+    found = {run.name: run for run in list_runs(tmp_path)}
+    assert {name: (run.state, run.step, run.held_out) for name, run in found.items()} == {
+        "done": ("finished", 3, 2.25),
+        "longer": ("stopped", 3, None),
+        "stopped": ("stopped", 2, None),
+        "empty": ("empty", 0, None),
+    }
+    assert superfluous_checkpoints(found["done"]) == ([], 0)

@@ -37,12 +37,22 @@ def place_of(text: str | Path, key: str = "FOLDER") -> Place:
 
 def checkpoints_of(run: Path) -> Place:
     """Where the checkpoints of a run lie: in its folder, or where its configuration says."""
+    return checkpoints_at(_to(run), run)
+
+
+def are_far(run: Path) -> bool:
+    """The checkpoints of a run lie far away. Asks nobody there."""
+    return is_address(_to(run) or "")
+
+
+def _to(run: Path) -> str | None:
+    """What the configuration of a run says of where its checkpoints lie."""
     try:
         config = yaml.safe_load((run / CONFIG_FILE).read_text(encoding="utf-8"))
         to = config["checkpoint"]["to"]
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
-        to = None
-    return checkpoints_at(to if isinstance(to, str) else None, run)
+        return None
+    return to if isinstance(to, str) else None
 
 
 def checkpoints_at(to: str | None, run: Path) -> Place:

@@ -6,7 +6,7 @@ import json as json_format
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,10 +14,11 @@ from importlib.util import find_spec
 from itertools import chain, count
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.store import is_free
 from weft.cli.options import spread
 from weft.cli.output import err, finish, out, print_json, warn
@@ -37,6 +38,7 @@ from weft.elastic.signals import interrupted_once
 from weft.report.events import EventLog
 from weft.report.metrics import refuse_missing_packages
 from weft.report.progress import Preparing, choose_mode
+from weft.report.run_files import number
 from weft.resolve.memory_here import positions_here, refuse_too_large
 from weft.resolve.peaks import peaks_here
 from weft.resolve.prediction import AUTO_FILE, PREDICTION_FILE, Prediction
@@ -44,7 +46,14 @@ from weft.resolve.queues import refuse_few_queues
 from weft.resolve.rank_chips import CLUSTER_VARIABLE
 from weft.resolve.resolve import Resolved, refuse_without_effect
 from weft.train.job import Job
-from weft.train.run_folder import CONFIG_FILE, RunFolder, changes, saved_step, saved_summary
+from weft.train.run_folder import (
+    CONFIG_FILE,
+    RunFolder,
+    changes,
+    saved_step,
+    saved_summary,
+    summary_of,
+)
 
 WORKER = "weft.train.worker:main"
 AGENT_S = 30.0
@@ -246,7 +255,7 @@ def _show_start(job: Job, resolved: Resolved, differing: Sequence[str]) -> None:
     if job.json or job.console == "quiet":
         return
     show_plan(resolved)
-    step = saved_step(job.out)
+    step, _ = _saved(job)
     going_on = f", going on after step {step}" if step else ""
     out.print(f"run folder: {job.out}{going_on}")
     for change in differing:
@@ -355,25 +364,38 @@ def _tell_failure(job: Job, error: RanksFailedError, step_before: int) -> int:
     err.print(f"  what it printed is {log}; the other ranks were ended")
     if not is_free(job.held, AGENT_S):
         err.print("  a later checkpoint than the one named here is still being written")
-    if first.cause != "machine" or saved_step(job.out) > step_before:
-        err.print(f"  {_saved(job)}")
+    step, saved = _saved(job)
+    if first.cause != "machine" or (step or 0) > step_before:
+        err.print(f"  {saved}")
     return 1
 
 
-def _saved(job: Job) -> str:
-    step = saved_step(job.out)
+def _saved(job: Job) -> tuple[int | None, str]:
+    """The step of what was saved, None where its storage does not answer; and what that means."""
+    try:
+        step = saved_step(job.out)
+    except CheckpointError as error:
+        again = f"the same command with --out {job.out} goes on from it"
+        return None, f"what was saved cannot be looked up now; {again}: {error}"
     if not step:
-        return "nothing was saved yet: the next start begins again"
-    return f"saved: step {step}; the same command with --out {job.out} goes on from there"
+        return 0, "nothing was saved yet: the next start begins again"
+    return step, f"saved: step {step}; the same command with --out {job.out} goes on from there"
+
+
+def _ended_at(summary: Mapping[str, Any]) -> int:
+    return int(number(summary, "step") or 0)
 
 
 def _tell_end(job: Job, *, already: bool = False) -> int:
     """What the run came to. ``STOPPED`` if it ended before its last step."""
-    summary = saved_summary(job.out)
-    is_short = saved_step(job.out) < job.last_step
-    if is_short or summary is None:
+    step, saved = _saved(job)
+    summary = summary_of(job.out)
+    if step is None:
+        step = _ended_at(summary)  # which was written once that was saved
+    is_short = step < job.last_step
+    if is_short or _ended_at(summary) != step:
         at = f"step {job.last_step}" if is_short else "its summary"
-        err.print(f"stopped before {at}; {_saved(job)}")
+        err.print(f"stopped before {at}; {saved}")
         return STOPPED
     if job.json:
         profile = {"profile": profile_of(job.out)} if job.profile else {}

@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.place import checkpoints_of
 from weft.checkpoint.remote.path import RemotePath
 from weft.checkpoint.store import folder_step, read_latest
@@ -158,6 +157,8 @@ def saved_step(out: Path) -> int:
     """Steps done by the checkpoint that a run folder goes on from; 0 if it has none.
 
     Looks at names and sizes: whether contents are sound is found out when they are read.
+
+    Raises CheckpointError where they lie far away, and nobody answers there.
     """
     steps, place = _whole_steps(out), checkpoints_of(out)
     if isinstance(place, RemotePath):
@@ -168,7 +169,10 @@ def saved_step(out: Path) -> int:
 
 
 def has_saved(out: Path) -> bool:
-    """There is a checkpoint in a run folder, maybe of step 0: an import, or ``--init``."""
+    """There is a checkpoint in a run folder, maybe of step 0: an import, or ``--init``.
+
+    Raises CheckpointError as ``saved_step``.
+    """
     return bool(_whole_steps(out))
 
 
@@ -176,10 +180,7 @@ def _whole_steps(out: Path) -> dict[str, int]:
     """Steps done, by the name of each checkpoint that is whole; far away, of the latest one."""
     place = checkpoints_of(out)
     if isinstance(place, RemotePath):
-        try:
-            named = read_latest(place)
-        except CheckpointError:
-            named = None  # it cannot be reached
+        named = read_latest(place)
         return {} if named is None else {named: folder_step(place / named)}
     return {
         folder.name: int(folder.name.removeprefix("step-"))
@@ -199,13 +200,21 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 def saved_summary(out: Path) -> dict[str, Any] | None:
-    """What the run came to at the checkpoint it would go on from; None if it ended before that."""
+    """What the run came to at the checkpoint it would go on from; None if it ended before that.
+
+    Raises CheckpointError as ``saved_step``.
+    """
+    summary = summary_of(out)
+    return summary if summary and summary.get("step") == saved_step(out) else None
+
+
+def summary_of(out: Path) -> dict[str, Any]:
+    """What the run came to when it last ended, whatever was saved since; empty if it never did."""
     try:
         summary = json.loads((out / SUMMARY_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    at_step = isinstance(summary, dict) and summary.get("step") == saved_step(out)
-    return summary if at_step else None
+        return {}
+    return summary if isinstance(summary, dict) else {}
 
 
 def saved_prompts(out: Path) -> tuple[str, ...]:

@@ -17,10 +17,11 @@ from typing import Any, Literal
 
 import yaml
 
+from weft.checkpoint.place import are_far
 from weft.config.errors import ConfigError
 from weft.plan.plan import Plan
 from weft.report.run_files import UNREADABLE, number
-from weft.train.run_folder import CONFIG_FILE, has_saved, saved_step, saved_summary
+from weft.train.run_folder import CONFIG_FILE, has_saved, saved_step, saved_summary, summary_of
 
 State = Literal["running", "finished", "stopped", "diverged", "failed", "empty"]
 STATES: Mapping[State, str] = {
@@ -87,11 +88,19 @@ def is_run(folder: Path) -> bool:
 
 
 def run_facts(folder: Path) -> RunFacts:
-    """What the files of a run say; one that cannot be read says nothing."""
+    """What the files of a run say; one that cannot be read says nothing.
+
+    Storage far away is not asked: a run that has done a step there counts as saved.
+    """
     config = _read(folder / CONFIG_FILE)
-    summary = saved_summary(folder) or {}
     last = last_step(folder / "metrics.jsonl")
-    step = max(int(number(last, "step") or 0), saved_step(folder))
+    step, summary = int(number(last, "step") or 0), summary_of(folder)
+    ended = int(number(summary, "step") or 0)
+    if not are_far(folder):
+        step, summary = max(step, saved_step(folder)), saved_summary(folder) or {}
+    elif ended < step:
+        summary = {}
+    step = max(step, ended if summary else 0)
     steps = number(config, "train", "steps")
     files = ("metrics.jsonl", "summary.json", CONFIG_FILE, "checkpoints")
     times = [(folder / name).stat().st_mtime for name in files if (folder / name).exists()]
@@ -116,7 +125,7 @@ def _state(folder: Path, last: Mapping[str, Any], *, is_finished: bool) -> State
         return "diverged"
     if is_finished:
         return "finished"
-    if has_saved(folder):
+    if last if are_far(folder) else has_saved(folder):
         return "stopped"
     return "failed" if any((folder / "logs").glob("rank*.error")) else "empty"
 
@@ -204,6 +213,8 @@ def superfluous_checkpoints(run: RunFacts) -> tuple[list[Path], int]:
     from weft.checkpoint.place import checkpoints_of
     from weft.checkpoint.store import superfluous
 
+    if are_far(run.folder):
+        return [], 0
     root = checkpoints_of(run.folder)
     if not isinstance(root, Path) or root.is_symlink() or not root.is_dir():
         return [], 0
