@@ -510,6 +510,13 @@ LAUNCHERS = [
         environment={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "1"},
     ),
     Case(
+        "launcher that would have to plan again",
+        "train tiny.yaml recovery.when_lost=replan --out run",
+        "recovery.when_lost = 'replan': expected replace, under a launcher other than weft train "
+        "itself.\n      on the command line",
+        environment={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "1"},
+    ),
+    Case(
         "what another process says",
         "train tiny.yaml plan.shares=[2,1] --out run",
         "",

@@ -104,6 +104,12 @@ REFUSALS = [
         overrides=("train.steps=0",),
     ),
     Case(
+        "plans again, and never begins again",
+        "recovery.restarts = 0: expected at least 1 with recovery.when_lost=replan.\n"
+        "    on the command line",
+        overrides=("recovery.restarts=0", "recovery.when_lost=replan"),
+    ),
+    Case(
         "not whole",
         "train.steps = 2.5: expected an integer >= 1.\n    on the command line",
         overrides=("train.steps=2.5",),

@@ -109,6 +109,7 @@ def train(target: Target = "demo", overrides: Overrides = None, *, options: Trai
         if address is None:
             asked = resolved_here(loaded, out=options.out_dir, may_plan=True)
         else:
+            _refuse_replan(loaded)
             asked = resolved_among(loaded, address, until_joined, out=options.out_dir)
         refuse_without_effect(loaded)
         try:
@@ -140,11 +141,12 @@ def train(target: Target = "demo", overrides: Overrides = None, *, options: Trai
             began=began,
         )
         _refuse_unknown_place(loaded, job)
-        finish(_start(job, resolved) if address is None else _join(address, job, resolved))
+        finish(_start(job, loaded, resolved) if address is None else _join(address, job, resolved))
 
 
 def _on_ray(loaded: Loaded, target: str, overrides: Sequence[str], options: TrainOptions) -> int:
     """The same command as every rank of a Ray cluster."""
+    _refuse_replan(loaded)
     if options.launcher != "ray":
         raise ConfigError("--launcher", options.launcher, '"ray"', "Others start it themselves.")
     if options.out_dir is None:
@@ -169,6 +171,13 @@ def _on_ray(loaded: Loaded, target: str, overrides: Sequence[str], options: Trai
     except RanksFailedError as error:
         err.print(f"error: {error}", style="red")
         return 2 if error.first.cause == "config" else 1
+
+
+def _refuse_replan(loaded: Loaded) -> None:
+    """Who starts the ranks decides what becomes of lost ones."""
+    if loaded.config.recovery.when_lost == "replan":
+        expected = "replace, under a launcher other than weft train itself"
+        raise loaded.place(ConfigError("recovery.when_lost", "replan", expected))
 
 
 def _refuse_unknown_place(loaded: Loaded, job: Job) -> None:
@@ -262,7 +271,7 @@ def _show_start(job: Job, resolved: Resolved, differing: Sequence[str]) -> None:
         out.print(f"  changed since its last start: {change}")
 
 
-def _start(job: Job, resolved: Resolved) -> int:
+def _start(job: Job, loaded: Loaded, resolved: Resolved) -> int:
     """Run every rank on this machine."""
     from weft.data.prepare import prepare
 
@@ -284,7 +293,7 @@ def _start(job: Job, resolved: Resolved) -> int:
             return STOPPED
         step_before = saved_step(job.out)
         try:
-            _run(job, context)
+            _run(job, context, loaded, resolved)
         except RanksFailedError as error:
             if error.first.cause == "config":
                 folder.drop_new_logs()
@@ -300,16 +309,20 @@ def _note_failure(job: Job, error: RanksFailedError) -> None:
     EventLog(job.out, began=job.began).write("end", str(error), rank=first.rank, facts=facts)
 
 
-def _run(job: Job, context: ForkServerContext) -> None:
+def _run(job: Job, context: ForkServerContext, loaded: Loaded, resolved: Resolved) -> None:
     """All ranks, to the end; what becomes of lost ones is up to ``recovery``."""
-    recovery = job.config.recovery
+    recovery, replans = job.config.recovery, None
+    if recovery.when_lost == "replan":
+        from weft.elastic.replan import Replans
+
+        replans = Replans(loaded, resolved)
     run_ranks(
         WORKER,
         (job,),
         job.plan.world_size,
         folder=job.out,
         context=context,
-        recover=Restarts(job, lambda text: warn([text])) if recovery.restarts else None,
+        recover=Restarts(job, lambda text: warn([text]), replans) if recovery.restarts else None,
         heartbeat_s=recovery.heartbeat_s,
     )
 

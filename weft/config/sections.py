@@ -517,12 +517,24 @@ class RecoveryConfig(Section):
     keep their processes, and training goes on from the newest checkpoint. (Under another launcher,
     such as torchrun, that decides.)"""
 
+    when_lost: Literal["replace", "replan"] = "replace"
+    """"replace": a new process takes the place of a lost rank. "replan": the job goes on with the
+    others, under the plan that `plan: auto` chooses for their chips and the same batch, in the same
+    precision; where nothing fits there, lost ranks are replaced. The next start of the run has the
+    plan that was asked for."""
     restarts: Whole = 3
     """Restarts in a row without a new step between them, after which the job ends; 0 never
     restarts. What a repeat would meet again, such as an error in a rank, ends the job at once."""
     heartbeat_s: Number = 60.0
     """Seconds without an answer, whatever a rank computes, after which it is lost; 0 waits for
     `train.timeout_s` of the others' collective."""
+
+    @model_validator(mode="after")
+    def _restarts(self) -> Self:
+        if self.when_lost == "replan" and not self.restarts:
+            expected = "at least 1 with recovery.when_lost=replan"
+            raise ConfigError("recovery.restarts", 0, expected)
+        return self
 
 
 class MetricsConfig(Section):

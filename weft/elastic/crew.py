@@ -68,21 +68,19 @@ class Crew:
         """By rank."""
 
     def begin(self, epoch: Epoch) -> None:
-        """Tell every rank what to do. Those that outlived the epoch before keep their process and,
-        as far as there are so many ranks, their number."""
+        """Tell every rank what to do. Those that outlived the epoch before keep their process, if
+        the next one has a seat for them."""
         self._epochs += 1
         attempt = f"{self._name}-{self._epochs}"
         left = {rank: each for rank, each in self._processes.items() if each.is_at_door}
         for rank, each in self._processes.items():
             if rank not in left:
                 each.end()
-        moved = [left.pop(rank) for rank in sorted(left) if rank >= epoch.world_size]
-        self._processes = {}
-        for rank in range(epoch.world_size):
-            process = left.get(rank) or (moved.pop() if moved else None) or self._started()
-            self._processes[rank] = process
-        for each in moved:
+        seats = range(epoch.world_size) if epoch.seats is None else epoch.seats
+        stay = {rank: left.pop(seat, None) for rank, seat in enumerate(seats)}
+        for each in left.values():  # before others take its device
             each.end()
+        self._processes = {rank: each or self._started() for rank, each in stay.items()}
         for rank, process in self._processes.items():
             address = RankAddress(
                 rank=rank,
@@ -271,6 +269,10 @@ class _Process:
 
     def failure(self) -> Failure | None:
         """How its rank failed; None for one that is done."""
+        found = self._failure()
+        return found and replace(found, is_gone=self.process.exitcode is not None)
+
+    def _failure(self) -> Failure | None:
         assert self._begin is not None, "it has been a rank"
         address, code = self._begin.address, self.process.exitcode
         if self._word == "done" or code == 0:

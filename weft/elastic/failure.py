@@ -26,6 +26,8 @@ class Failure:
     when: float = 0.0
     phase: str = ""
     """Of the rank's life, as ``weft.train.worker`` names them; empty where it did not say."""
+    is_gone: bool = False
+    """So is its process: it is not at the door."""
 
 
 class RanksFailedError(RuntimeError):
@@ -42,12 +44,18 @@ class RanksFailedError(RuntimeError):
         super().__init__(self.waits or f"rank {self.first.rank}: {self.first.message}")
 
 
+ANEW = -1
+"""Instead of a rank whose process is kept."""
+
+
 @dataclass(frozen=True, slots=True)
 class Epoch:
     """What the ranks of a job do until they are done, or one of them is lost."""
 
     args: tuple[Any, ...]
     world_size: int
+    seats: tuple[int, ...] | None = None
+    """For each rank the one that its process was before, or ``ANEW``; None: the same one."""
 
 
 Recover = Callable[[Sequence[Failure]], Epoch | None]

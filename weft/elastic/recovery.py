@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from weft.comm.flight_recorder import cause_of_hang, read_records
+from weft.config.errors import ConfigErrors
 from weft.elastic.failure import Epoch, Failure, RanksFailedError
 from weft.report.events import EventLog
 from weft.train.job import Job
 from weft.train.run_folder import LOGS
 from weft.train.run_list import last_step
 
+if TYPE_CHECKING:
+    from weft.elastic.replan import Replans
+
 
 class Restarts:
-    """Begins the job again with new processes in the places of those that were lost.
+    """Begins the job again: with new processes in the places of those that were lost, or on what is
+    left.
 
     Args:
         tell: Says a line to the person who started the job.
+        replans: Plans for what is left; None: lost ranks are replaced.
     """
 
-    def __init__(self, job: Job, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, job: Job, tell: Callable[[str], None], replans: Replans | None = None
+    ) -> None:
         self._job = job
         self._tell = tell
+        self._replans = replans
         self._events = EventLog(job.out, began=job.began)
         self._in_a_row = 0
         self._furthest = 0
@@ -43,4 +53,23 @@ class Restarts:
         said = f"restart {self._in_a_row} of {most} begins"
         self._events.write("restart", said, step=step, rank=first.rank)
         self._tell(f"{lost}, after step {step}: {said}")
-        return Epoch((self._job,), self._job.plan.world_size)
+        seats = self._planned_without([each.rank for each in failures if each.is_gone], step)
+        return Epoch((self._job,), self._job.plan.world_size, seats)
+
+    def _planned_without(self, lost: Sequence[int], step: int) -> tuple[int, ...] | None:
+        """Plan for the ranks that are left; None where lost ones are replaced."""
+        if self._replans is None or not 0 < len(lost) < self._job.plan.world_size:
+            return None
+        try:
+            found = self._replans.without(self._job, lost)
+        except ConfigErrors as errors:
+            why = f"lost ranks are replaced, for there is no other plan: {errors.errors[0]}"
+            self._say(why, step)
+            return None
+        self._job = found.job
+        self._say(f"the plan is now {found.words}", step)
+        return found.seats
+
+    def _say(self, words: str, step: int) -> None:
+        self._events.write("replan", words, step=step)
+        self._tell(words)

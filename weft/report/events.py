@@ -24,6 +24,7 @@ Kind = Literal[
     "restore",
     "epoch_end",
     "restart",
+    "replan",
     "save_begun",
     "save_finished",
     "save_failed",
@@ -35,7 +36,8 @@ Kind = Literal[
     "end",
 ]
 """``start``: the first step of an epoch begins. ``epoch_end``: ranks were lost, and with them the
-epoch of the job; ``restart``: another one begins. ``snapshot``: a copy in memory alone."""
+epoch of the job; ``restart``: another one begins; ``replan``: under which other plan, or why not.
+``snapshot``: a copy in memory alone."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 

@@ -161,7 +161,7 @@ def _signs(
 def _is_watchers(event: Event) -> bool:
     """It was told by the process that started the ranks."""
     is_failure = event.kind == "end" and "cause" in event.facts
-    return is_failure or event.kind in ("epoch_end", "restart")
+    return is_failure or event.kind in ("epoch_end", "restart", "replan")
 
 
 def _sum(events: Sequence[Event], fact: str, *kinds: str) -> float:

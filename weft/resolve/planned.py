@@ -85,6 +85,13 @@ def resources_here(config: Config, cluster: Cluster) -> Resources:
     return _resources([machine], may_idle=auto.ranks is None)
 
 
+def resources_of_ranks(config: Config, node: Node, devices: Sequence[str]) -> Resources:
+    """Ranks that run on this machine already, each on the next of its chips of a family."""
+    threads = config.compute.threads or max(1, node.cores // len(devices))
+    machine = Machine(node=node, devices=devices, profile=local_profile(node), threads=threads)
+    return _resources([machine], may_idle=False)
+
+
 def resources_of_file(config: Config, file: Path, cluster: Cluster, world_size: int) -> Resources:
     """The chips of processes that another launcher started, as a file describes them.
 

@@ -18,8 +18,16 @@ def provide_queues(plan: Plan, rank: int, environment: MutableMapping[str, str])
     device = plan.devices[rank]
     queues = PLATFORMS[device].queues if device in PLATFORMS else None
     if queues is not None:
-        needed = sum(streams(plan, rank).values())
-        environment.setdefault(queues.variable, str(min(queues.most, max(queues.usual, needed))))
+        environment.setdefault(queues.variable, str(queues_for(plan, rank)))
+
+
+def queues_for(plan: Plan, rank: int) -> int:
+    """How many a rank provides; 0 where its device has none to provide."""
+    device = plan.devices[rank]
+    queues = PLATFORMS[device].queues if device in PLATFORMS else None
+    if queues is None:
+        return 0
+    return min(queues.most, max(queues.usual, sum(streams(plan, rank).values())))
 
 
 def refuse_few_queues(plan: Plan, environment: Mapping[str, str]) -> None:

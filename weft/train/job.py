@@ -33,6 +33,9 @@ class Job:
     """Stop after this many steps in all."""
     threads: int
     """CPU threads of each rank."""
+    cards: tuple[int, ...] = ()
+    """For each rank, which of its machine's devices of its family it has; empty: they are given out
+    in the order of ranks."""
     console: Mode = "plain"
     """How rank 0 shows progress."""
     json: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 
@@ -24,10 +25,13 @@ def join_plan(
     return comm, platform
 
 
-def device_of(address: RankAddress, plan: Plan) -> tuple[Platform, torch.device]:
-    """What a rank computes on: the next of its machine's devices of the family it shall have."""
+def device_of(
+    address: RankAddress, plan: Plan, cards: Sequence[int] = ()
+) -> tuple[Platform, torch.device]:
+    """What a rank computes on: the one that ``cards`` gives it, else the next of its machine's
+    devices of the family it shall have."""
     provide_queues(plan, address.rank, os.environ)
     devices, rank = plan.devices, address.rank
     before = devices[rank - address.local_rank : rank].count(devices[rank])
     platform = platform_named(devices[rank])
-    return platform, platform.device(before)
+    return platform, platform.device(cards[rank] if cards else before)

@@ -297,11 +297,15 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _plan(path: Path) -> str:
-    """``2 ranks: pp 2``; a question mark where the file says no plan."""
+    """In words; a question mark where the file says no plan."""
     try:
-        plan = Plan.from_json(path.read_text("utf-8"))
+        return plan_in_words(Plan.from_json(path.read_text("utf-8")))
     except UNREADABLE:
         return "?"
+
+
+def plan_in_words(plan: Plan) -> str:
+    """``2 ranks: pp 2``."""
     ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
     shapes = []
     for pipeline in plan.pipelines:

@@ -71,7 +71,7 @@ class RankLife:
         """
         self._enter("join")
         config, plan, address = job.config, job.plan, self.rendezvous.address
-        platform, device = device_of(address, plan)
+        platform, device = device_of(address, plan, job.cards)
         platform.multiply_fp32(tf32=config.compute.tf32)
         comm = join_at(self.rendezvous, device=device, **platform.joining())
         comm.recorder.keep_in(job.out / LOGS, patience_s=comm.timeout_s / 2)

@@ -1,0 +1,73 @@
+"""The plan for the chips of the ranks that are left, and which process goes where."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from resolve.test_resolve import H100, LAPTOP
+
+from weft.cluster.cluster import Cluster, catalogue
+from weft.config.errors import ConfigErrors
+from weft.config.load import load_config
+from weft.elastic import replan
+from weft.elastic.failure import ANEW
+from weft.elastic.replan import Replans
+from weft.resolve.left import cards_of, plan_for_left
+from weft.resolve.resolve import resolve
+from weft.train.job import Job
+
+A100 = catalogue()["A100-SXM4-40GB"]
+MIXED = replace(LAPTOP, chips=(H100, H100, A100))
+BATCH = ["batch.samples=8", "batch.micro=1", "data.seq_len=32"]
+DEEP = "plan.stages=[{}, {}, {}]"
+
+
+def test_each_rank_stays_on_its_own_card() -> None:
+    loaded = load_config("debug", [*BATCH, DEEP])
+    now = resolve(loaded, Cluster(nodes=(MIXED,)))
+    assert cards_of(now.plan) == (0, 1, 2)
+    found = plan_for_left(loaded, now, [1, 2])
+    assert found.seats == (1, 2)
+    assert found.resolved.cluster.nodes[0].chips == (H100, A100)
+    assert found.resolved.plan.global_batch == 8
+    assert {s.precision for _, _, s in found.resolved.plan.stages()} == {"bf16"}
+    meshes = {stage.mesh.ranks for _, _, stage in found.resolved.plan.stages()}
+    assert all(0 not in ranks or ranks == (0,) for ranks in meshes), "one kind of chip in a mesh"
+    again = plan_for_left(loaded, found.resolved, [1])
+    assert again.resolved.cluster.nodes[0].chips == (A100,)
+
+
+def test_plans_of_several_precisions_are_not_planned_again() -> None:
+    loaded = load_config("debug", [*BATCH, "plan.stages=[{precision: fp32}, {precision: bf16}]"])
+    now = resolve(loaded, Cluster(nodes=(MIXED,)))
+    with pytest.raises(ConfigErrors, match="expected stages of one precision"):
+        plan_for_left(loaded, now, [0])
+
+
+def test_a_job_keeps_cards_and_replaces_a_process_with_too_few_queues(tmp_path: Path) -> None:
+    """Three cards alike are left of four; a deep plan would need more queues than a device has that
+    was opened for a flat one."""
+    four = replace(LAPTOP, chips=(H100,) * 4)
+    loaded = load_config("debug", [*BATCH, "plan.shares=[2,2,2,2]"])
+    now = resolve(loaded, Cluster(nodes=(four,)))
+    job = Job(config=now.config, plan=now.plan, out=tmp_path, last_step=1, threads=1)
+    replans = Replans(loaded, now)
+    found = replans.without(job, [1])
+    assert (found.job.cards, found.seats) == ((0, 2, 3), (0, 2, 3))
+    replans = Replans(loaded, now)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replan, "queues_for", lambda _, rank: 20 if rank == 1 else 8)
+        found = replans.without(job, [0])
+    assert (found.job.cards, found.seats) == ((1, 2, 3), (1, ANEW, 3))
+    assert replans.without(found.job, [0]).job.cards == (2, 3)
+
+
+def test_a_number_of_queues_that_somebody_set_may_be_too_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "none")
+    loaded = load_config("debug", [*BATCH, "plan.shares=[4,4]"])
+    now = resolve(loaded, Cluster(nodes=(MIXED,)))
+    job = Job(config=now.config, plan=now.plan, out=tmp_path, last_step=1, threads=1)
+    with pytest.raises(ConfigErrors, match=r"CUDA_DEVICE_MAX_CONNECTIONS = .none"):
+        Replans(loaded, now).without(job, [0])
