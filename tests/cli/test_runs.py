@@ -19,6 +19,7 @@ from weft.cli.doctor import NEEDED
 from weft.cli.main import run
 from weft.config.load import load_config
 from weft.plan.plan import Plan
+from weft.report.units import percent_or_na
 
 ROOT = Path(__file__).parents[2]
 Output = Callable[..., Any]
@@ -39,7 +40,7 @@ def result(capsys: pytest.CaptureFixture[str]) -> Output:
 def test_the_folder_holds_what_the_design_lists(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
     listed = "config.yaml origins.json plan.json cluster.json metrics.jsonl checkpoints logs "
-    listed += "prediction.json"
+    listed += "prediction.json events.jsonl"
     ended = {"summary.json", "report.html", "tokenizer.json", "tokenizer_config.json"}
     assert names == {*listed.split(), *ended}
     logs = sorted(path.name for path in (finished / "logs").iterdir())
@@ -287,6 +288,8 @@ def test_people_read_the_same_numbers(finished: Path, capsys: pytest.CaptureFixt
     assert errors == ""
     assert output.startswith("step 30 was reached before; nothing to do\n")
     assert f"held-out loss {loss:.4f} nats a token: perplexity {math.exp(loss):.2f}, " in output
+    share = json.loads((finished / "summary.json").read_text())["goodput"]["share"]
+    assert f"\ngoodput {percent_or_na(share)} of " in output
     assert output.endswith(
         "report:     run/report.html\ncheckpoint: run/checkpoints\ngo on with: weft chat run\n"
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weft.report.events import Event
-from weft.report.goodput import Goodput, goodput, left_by, spans
+from weft.report.goodput import Goodput, goodput, goodput_in_words, left_by, spans
 from weft.report.metrics import StepMetrics
 
 
@@ -104,6 +104,12 @@ def test_nobody_runs_it_over_night() -> None:
     ]
     result, parts = found(events, [*rows(1, 1, took=1.0), *rows(2, 3, took=1.0)])
     assert result.share == pytest.approx(3 / 14)
+    assert Goodput.from_json(result.to_json()) == result
+    assert Goodput.from_json({"share": 1.0}) is None
+    assert goodput_in_words(result) == (
+        "goodput 21% of 14s: start-up 57%, steps done again 14%, restoring 7.1%; "
+        "nobody ran it for 23h59m"
+    )
     assert parts == {
         "wall_s": day + 6,
         "useful_s": 3,

@@ -10,14 +10,26 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from weft.report.events import Event
 from weft.report.metrics import StepMetrics
+from weft.report.units import duration, percent_or_na
 
+PARTS = {
+    "useful_s": "steps that count",
+    "startup_s": "start-up",
+    "restore_s": "restoring",
+    "lost_s": "steps done again",
+    "saving_s": "waiting for saves",
+    "evaluation_s": "evaluation",
+    "between_s": "noticing losses",
+    "other_s": "the rest",
+}
+"""What the time of a run goes into while it runs, in words."""
 STALLS = ("save_begun", "save_finished", "snapshot")
 """Kinds of events that tell how long training waited for them (``stall_s``)."""
 
@@ -51,8 +63,22 @@ class Goodput:
         at_work = self.wall_s - self.away_s
         return min(self.useful_s / at_work, 1.0) if at_work > 0 else None
 
+    def parts(self) -> dict[str, float]:
+        """Of all but ``away_s``, by the names of ``PARTS``."""
+        found = asdict(self)
+        return {name: found[name] for name in PARTS}
+
     def to_json(self) -> dict[str, float | None]:
         return {"share": self.share, **asdict(self)}
+
+    @staticmethod
+    def from_json(record: object) -> Goodput | None:
+        """What ``to_json`` gave; None for anything else."""
+        try:
+            assert isinstance(record, dict)
+            return Goodput(**{field.name: float(record[field.name]) for field in fields(Goodput)})
+        except (AssertionError, LookupError, TypeError, ValueError):
+            return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +95,19 @@ class Span:
     """The last of whoever watched them."""
     is_restart: bool
     """Of the command that began the one before, too."""
+
+
+def goodput_in_words(found: Goodput) -> str:
+    """``goodput 87% of 2m10s: start-up 9.1%, evaluation 3.2%``; what is small is left out."""
+    if found.share is None:
+        return "goodput is not known"
+    at_work = found.wall_s - found.away_s
+    lost = {name: took / at_work for name, took in found.parts().items() if name != "useful_s"}
+    large = sorted(lost.items(), key=lambda item: -item[1])
+    said = ", ".join(f"{PARTS[name]} {percent_or_na(part)}" for name, part in large if part > 0.005)
+    away = f"; nobody ran it for {duration(found.away_s)}" if found.away_s >= 1 else ""
+    first = f"goodput {percent_or_na(found.share)} of {duration(at_work)}"
+    return f"{first}{f': {said}' if said else ''}{away}"
 
 
 def goodput(events: Sequence[Event], steps: Sequence[StepMetrics]) -> Goodput | None:

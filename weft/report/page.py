@@ -23,6 +23,8 @@ from weft.config.errors import ConfigError, show
 from weft.config.tree import DEFAULT
 from weft.plan.plan import Plan
 from weft.report.charts import charts, steps_per_point
+from weft.report.events import EVENTS_FILE
+from weft.report.goodput_part import goodput_part
 from weft.report.html import NOT_RECORDED, Tile, render
 from weft.report.metrics import EvalMetrics, StepMetrics, perplexity, replace_text
 from weft.report.plan_picture import (
@@ -91,6 +93,7 @@ def _render(run: RunFiles) -> str:
         results=_results(run, loss, bits, baselines),
         charts=curves or [],
         starts=_starts(run),
+        goodput=attempt(EVENTS_FILE, lambda: goodput_part(run.events, run.steps)),
         steps_per_point=steps_per_point(len(run.steps)),
         numbers=_numbers(run.steps, run.evals),
         num_steps=len({m.step for m in run.steps}),

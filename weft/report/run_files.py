@@ -18,6 +18,7 @@ import yaml
 
 from weft.cluster.cluster import Cluster
 from weft.plan.plan import Plan
+from weft.report.events import EVENTS_FILE, Event, read_events
 from weft.report.metrics import EvalMetrics, StepMetrics, read_metrics
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class RunFiles:
     cluster: Cluster | None
     steps: tuple[StepMetrics, ...]
     evals: tuple[EvalMetrics, ...]
+    events: tuple[Event, ...]
     summary: Mapping[str, Any]
     """Written at the end of training; empty before."""
     profile: Mapping[str, Any]
@@ -84,6 +86,7 @@ def read_run(folder: Path) -> RunFiles:
         cluster=read("cluster.json", lambda path: Cluster.from_json(path.read_text("utf-8"))),
         steps=tuple(steps),
         evals=tuple(evals),
+        events=tuple(read(EVENTS_FILE, read_events) or ()),
         summary=read("summary.json", _mapping) or {},
         profile=read("profile/summary.json", _mapping) or {},
         checkpoints=read("checkpoints", _checkpoints) or (),

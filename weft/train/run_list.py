@@ -57,6 +57,8 @@ class RunFacts:
     """Of the last step, nats a token."""
     held_out: float | None
     """Loss on held-out text at the end, nats a token."""
+    goodput: float | None
+    """Part of the time of a finished run that went into steps that count."""
     plan: str
     """Ranks and how they divide the work."""
     changed_at: float
@@ -112,6 +114,7 @@ def run_facts(folder: Path) -> RunFacts:
         steps=None if steps is None else int(steps),
         loss=number(last, "loss"),
         held_out=number(summary, "held_out", "loss"),
+        goodput=number(summary, "goodput", "share"),
         plan=_plan(folder / "plan.json"),
         changed_at=max(times, default=folder.stat().st_mtime),
         bytes=sum(entry.st_blocks * 512 for entry in _entries(folder)),

@@ -23,6 +23,8 @@ from weft.data.tokenizer import Tokenizer
 from weft.models.decoder import Decoder
 from weft.models.generate import Sampling, generate
 from weft.platform.detect import detect_node
+from weft.report.events import EVENTS_FILE, read_events
+from weft.report.goodput import goodput
 from weft.report.metrics import StepMetrics, perplexity, read_metrics
 from weft.report.page import write_report
 from weft.resolve.peaks import Peak
@@ -74,6 +76,8 @@ def finish_run(
         "tokens_per_s": median([step.tokens_per_s for step in steady(steps)]),
         **_mfu(steady(steps), peak),
     }
+    spent = goodput(read_events(job.out / EVENTS_FILE), steps)
+    summary["goodput"] = None if spent is None else spent.to_json()
     if job.prediction is not None:
         took = measured(  # of this start alone: an earlier one may have had another plan
             [step for step in steps if step.step > run.first_step],
