@@ -43,8 +43,7 @@ class Machine:
         self.ranks = {
             rank: AgentClient(
                 path,
-                Hello(rank=rank, ranks_here=len(ranks), commits=rank == 0),
-                pushes=pushes,
+                Hello(rank=rank, ranks_here=len(ranks), commits=rank == 0, pushes=pushes),
             )
             for rank in ranks
         }

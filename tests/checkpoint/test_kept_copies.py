@@ -1,5 +1,6 @@
 """What ranks have copied stays in memory, and whoever begins next reads it as a checkpoint."""
 
+import gc
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ from test_agent import LIMIT_S, Machine, machine, named
 
 from weft.checkpoint.agent import memory as memory_of
 from weft.checkpoint.agent.client import AgentClient, Lease, agent_address, start_agent
-from weft.checkpoint.agent.image import Image
+from weft.checkpoint.agent.image import Image, memory_file, opened_image
 from weft.checkpoint.agent.memory import MemoryOfMachine
 from weft.checkpoint.agent.wire import Hello
 from weft.checkpoint.entry import CheckpointError
@@ -59,6 +60,9 @@ def test_the_newest_whole_copy_is_in_memory(tmp_path: Path) -> None:
         one.wait()
         same_as(newest(one), 1)
         in_memory(one, 2, 0, 1)
+        with MemoryOfMachine(one.root, one.node) as memory:
+            files = sum(file.stat().st_size for file in one.root.glob("step-00000001/rank*"))
+            assert memory.num_bytes == len(memory.offers) * files > 0
         checkpoint = newest(one)
         same_as(checkpoint, 2)
         assert checkpoint.state == {**STATE, "seed": 2}
@@ -134,6 +138,16 @@ def test_memory_that_was_changed_is_refused(
         said = r"memory/step-00000001/rank-00000.safetensors: is not what was copied \(guard"
         with pytest.raises(CheckpointError, match=said):
             newest(one)
+
+
+def test_a_handle_of_no_image_stays_the_callers() -> None:
+    """Who opened it closes it: closed twice it might be somebody else's by then."""
+    handle = memory_file()
+    os.write(handle, b"[]")
+    with pytest.raises(ValueError, match="mmap"):
+        opened_image(handle, 2)
+    gc.collect()
+    os.close(handle)
 
 
 def test_another_folder_of_the_same_name_has_another_agent(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from types import TracebackType
 
 import pytest
 
+from weft.checkpoint.agent.client import Lease, agent_address
 from weft.checkpoint.agent.image import Image, new_image
 from weft.checkpoint.agent.memory import Offer
 from weft.checkpoint.entry import CheckpointError
 from weft.comm.comm import Comm
 from weft.train import from_memory
-from weft.train.from_memory import newest_in_memory
+from weft.train.from_memory import newest_in_memory, node_of
 
 WRITTEN, COPIED = 3, 5
 
@@ -57,8 +58,13 @@ def test_what_storage_says_decides(
             raise CheckpointError("cannot be read: Connection refused", file=root / "latest")
         return f"step-{latest:08d}"
 
+    lease = Lease()
+    held: list[Path] = []
+    monkeypatch.setattr(lease, "take", held.append)
     monkeypatch.setattr(from_memory, "MemoryOfMachine", OneMemory)
     monkeypatch.setattr(from_memory, "read_latest", read_latest)
-    checkpoint, why = newest_in_memory(tmp_path, tmp_path, Comm(), before=COPIED + 1)
+    checkpoint, why = newest_in_memory(tmp_path, tmp_path, Comm(), before=COPIED + 1, lease=lease)
     assert list(why) == ([] if said is None else [said.format(root=tmp_path)])
     assert (checkpoint is not None) == (FOUND in (said or ""))
+    agent = agent_address(tmp_path, node_of(Comm()))
+    assert held == ([] if checkpoint is None else [agent]), "it stays until there is a newer copy"

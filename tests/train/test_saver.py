@@ -6,12 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from weft.checkpoint.agent.client import Lease
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.store import hold, is_free
 from weft.comm.comm import Comm
 from weft.config.load import load_config
+from weft.report.events import EventLog
 from weft.train import saver, saving
 from weft.train.saver import Saver
 
@@ -24,6 +26,7 @@ def alone(root: Path, *overrides: str) -> Saver:
         is_main=True,
         built=SimpleNamespace(gradients=SimpleNamespace(mains=[], frozen=[])),
         lease=Lease(),
+        events=EventLog(),
     )
     return Saver(run, root, root, fingerprint="same", tell=lambda _: None)
 
@@ -52,3 +55,34 @@ def test_ranks_do_not_write_while_an_earlier_run_does(
     one.save(4, finite=True)
     one.save_last(5, finite=True)
     assert saved == [4, 5]
+
+
+def test_a_kept_copy_counts_as_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart it is there still, and the first copies take its place."""
+
+    class Kept:
+        num_bytes = 1000
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def __enter__(self) -> "Kept":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    def none_found(_: Saver) -> tuple[str, bool]:
+        raise OSError("enough of it")
+
+    monkeypatch.setattr(saver, "MemoryOfMachine", Kept)
+    monkeypatch.setattr(Saver, "_found", none_found)
+    shards: Any = [SimpleNamespace(tensor=torch.zeros(600, dtype=torch.uint8))]
+    said = []
+    for free in (1500, 1300):  # two copies of 600 bytes may take half of it and of what is kept
+        monkeypatch.setattr(saver, "free_memory_bytes", lambda free=free: free)
+        said.append(alone(tmp_path)._problem(shards))
+    assert said == [
+        "no process could be started for it: enough of it",
+        "copies of their state need 0.0 GiB of host memory, more than 50% of what is free",
+    ]

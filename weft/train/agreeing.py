@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from weft import version
+from weft.checkpoint.agent.client import Lease
 from weft.checkpoint.convert import import_hf
 from weft.checkpoint.entry import CheckpointError, told
 from weft.checkpoint.place import FOLDER, KEY, Place
@@ -57,11 +58,14 @@ class Agreed:
         return 0 if self.checkpoint is None else self.checkpoint.step
 
 
-def agree(job: Job, comm: Comm, local_rank: int, versions: Mapping[str, str]) -> Agreed:
+def agree(
+    job: Job, comm: Comm, local_rank: int, versions: Mapping[str, str], *, lease: Lease
+) -> Agreed:
     """Compare what the ranks know, prepare the data, and choose where to start.
 
     Args:
         versions: Of what this rank's devices need; ranks may differ there.
+        lease: Holds on to what the run goes on from, where that is in memory.
 
     Raises:
         ConfigError: ranks differ, or the data or a value cannot be used, on every rank; or the
@@ -75,7 +79,9 @@ def agree(job: Job, comm: Comm, local_rank: int, versions: Mapping[str, str]) ->
     data = _prepared(job, comm, local_rank)
     spec = model_spec(job.config.model, data.vocab_size, job.config.data.seq_len)
     _begin_with_weights(job, comm)
-    checkpoint, why = newest_in_memory(job.held, job.checkpoints, comm, before=job.last_step)
+    checkpoint, why = newest_in_memory(
+        job.held, job.checkpoints, comm, before=job.last_step, lease=lease
+    )
     is_in_memory = checkpoint is not None
     if checkpoint is None:
         problem = other_writer(comm, job.held, job.checkpoints)

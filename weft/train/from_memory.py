@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoint.agent.client import agent_address, ask_agent
+from weft.checkpoint.agent.client import Lease, agent_address, ask_agent
 from weft.checkpoint.agent.image import Image, pieces_from_json, pieces_json
 from weft.checkpoint.agent.memory import ANSWER_S, MemoryOfMachine, Offer, in_memory
 from weft.checkpoint.agent.peers import get
@@ -31,7 +31,7 @@ def node_of(comm: Comm) -> str:
 
 
 def newest_in_memory(
-    held: Path, root: Place, comm: Comm, *, before: int
+    held: Path, root: Place, comm: Comm, *, before: int, lease: Lease
 ) -> tuple[Checkpoint | None, Sequence[str]]:
     """The newest state that the machines have whole, unless storage has a newer one; and what is
     worth knowing of that. Collective.
@@ -40,6 +40,7 @@ def newest_in_memory(
         held: The folder that agents hold.
         root: Where checkpoints lie.
         before: One of this step or later is only taken from the disk.
+        lease: Holds on to what is taken, until the run has a newer copy or ends.
     """
     answer_s = min(ANSWER_S, comm.timeout_s / 2)
     with MemoryOfMachine(held, node_of(comm), answer_s=answer_s) as memory:
@@ -67,6 +68,7 @@ def newest_in_memory(
         problems = [part["problem"] for part in parts if "problem" in part]
         if problems:
             return None, [f"{problems[0]}: going on from the disk"]
+        mine.hold_on(lease)
         note = f"the state after step {step} was in memory; {_said(root, latest, on_disk)}"
         return mine.checkpoint(parts), [note]
 
@@ -154,6 +156,12 @@ class _Mine:
             "state": self._state,
             "pieces": [(rank, pieces_json(self._images[rank].pieces)) for rank in mine],
         }
+
+    def hold_on(self, lease: Lease) -> None:
+        """To what this machine has: others may still read it, and a start after this one."""
+        if self._images:
+            with suppress(OSError):
+                lease.take(self._path)
 
     def checkpoint(self, parts: Sequence[Mapping[str, Any]]) -> Checkpoint:
         """From what is on this machine, and, as far as it is asked for, on others."""

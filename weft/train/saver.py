@@ -133,7 +133,8 @@ class Saver:
         everyone = self._run.comm.gather_json(mine, name="checkpoints under way")
         if any(each[3] for each in everyone):
             before = "the one before is still on its way to another machine"
-            self._say("save_skipped", step, f"no copy at step {step}: {before}")
+            what = ("copy", "checkpoint")[is_written]
+            self._say("save_skipped", step, f"no {what} at step {step}: {before}")
             return "", False
         has_room = all(each[0] for each in everyone)
         # With snapshots two places are for them: one is written at a time.
@@ -208,12 +209,13 @@ class Saver:
         ``keeps``: the newest copy stays in memory.
         """
         agent, self._agent, lease = self._agent, None, self._run.lease
+        if not keeps:
+            lease.let_go()
         if agent is None:
             return
         ends_now = not (agent.num_waiting and agent.is_alive)
         if not keeps:
             agent.forget()
-            lease.let_go()
         agent.close()
         if lease.process is not None and ends_now and not keeps:
             with suppress(subprocess.TimeoutExpired):
@@ -268,8 +270,11 @@ class Saver:
         """Start an agent on every machine and speak to it; why some rank cannot, or nothing."""
         comm = self._run.comm
         need = len(self._here) * self._slots * sum(shard.tensor.nbytes for shard in shards)
-        problem = ""
-        if need > SHARE * free_memory_bytes():
+        problem, free = "", free_memory_bytes()
+        if need > SHARE * free:  # new copies take the place of those that a start before left
+            with MemoryOfMachine(self._held, node_of(comm)) as memory:
+                free += memory.num_bytes
+        if need > SHARE * free:
             problem = f"copies of their state need {need / 2**30:.1f} GiB of host memory, "
             problem += f"more than {SHARE:.0%} of what is free"
         problems = comm.gather_json(problem, name="memory for copies")
@@ -323,9 +328,10 @@ class Saver:
             ranks_here=len(self._here),
             commits=self._run.is_main,
             crew=crew,
+            pushes=pushes,
         )
         try:
-            self._agent = AgentClient(path, hello, slots=self._slots, pushes=pushes)
+            self._agent = AgentClient(path, hello, slots=self._slots)
             self._run.lease.take(path)
         except OSError as error:
             return f"it cannot be reached: {error}"

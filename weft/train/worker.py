@@ -77,7 +77,7 @@ class RankLife:
         comm.recorder.keep_in(job.out / LOGS, patience_s=comm.timeout_s / 2)
         try:
             self._enter("agree")
-            agreed = agree(job, comm, address.local_rank, platform.versions())
+            agreed = agree(job, comm, address.local_rank, platform.versions(), lease=self.lease)
             checkpoint, first_step = agreed.checkpoint, agreed.first_step
             self._enter("build")
             seq_len = config.data.seq_len

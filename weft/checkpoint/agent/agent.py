@@ -166,6 +166,7 @@ class Agent:
     def _is_needed(self) -> bool:
         """Somebody speaks to it, or holds on to what it has."""
         speaks = any(rank.asks for rank in self._ranks)
+        speaks = speaks or (self._server is not None and self._server.is_busy)
         return self._is_writing() or speaks or bool(self._ranks and self._memory)
 
     def _lock(self, locked: bool) -> None:
@@ -226,6 +227,8 @@ class Agent:
         crew.ranks.append(rank)
         crew.commits |= hello.commits
         rank.hello, rank.crew = hello, crew
+        if not hello.pushes:
+            self._peer = None
 
     def _answer(self) -> None:
         """Whoever asked, once all that was said before is heard: by ranks that are gone, too."""
@@ -233,8 +236,12 @@ class Agent:
         for rank, message in asked:
             match message:
                 case Ask():
-                    offers = Offers(offers=self._memory.offers(), latest=self._latest)
-                    rank.wire.send(offers)
+                    memory = self._memory
+                    rank.wire.send(
+                        Offers(
+                            offers=memory.offers(), latest=self._latest, num_bytes=memory.num_bytes
+                        )
+                    )
                 case Fetch():
                     self._memory.hand_over(message.name, rank.wire)
                 case Open():

@@ -152,14 +152,11 @@ class AgentClient:
 
     Args:
         slots: Copies that may lie in memory at once.
-        pushes: The agent was told to put a copy into another machine's memory.
 
     Raises OSError where nobody listens at ``path``.
     """
 
-    def __init__(
-        self, path: Path, hello: Hello, *, slots: int = SLOTS, pushes: bool = False
-    ) -> None:
+    def __init__(self, path: Path, hello: Hello, *, slots: int = SLOTS) -> None:
         end = socket.socket(socket.AF_UNIX)
         try:
             end.connect(str(path))
@@ -172,7 +169,7 @@ class AgentClient:
         self._rooms: dict[int, _Room] = {}
         self._busy: set[int] = set()
         self._newest: int | None = None
-        self._pushes = pushes
+        self._pushes = hello.pushes
         self._is_on_its_way = False
         self._is_settled = True
         self._events: list[Saved | Failed | Pushed] = []

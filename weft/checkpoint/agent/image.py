@@ -33,13 +33,13 @@ class Image:
         self.pieces = pieces
         self.handle = handle
         self.pieces_bytes = pieces_bytes
-        self.close = weakref.finalize(self, os.close, handle)
         self._places: dict[Piece, slice] = {}
         end = len(header(pieces))
         for piece in pieces:
             self._places[piece] = slice(end, end + piece.nbytes)
             end += piece.nbytes
         self._memory = mmap.mmap(handle, end)
+        self.close = weakref.finalize(self, os.close, handle)  # until here it is the caller's
 
     def __len__(self) -> int:
         """Bytes of the file."""

@@ -60,6 +60,14 @@ class Memory:
     def __bool__(self) -> bool:
         return bool(self._kept or self._put)
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all images."""
+        with self._lock:
+            kept = [copy for each in self._kept for copy in each.copies.values()]
+            put = [copy for each in self._put.values() for copy in each.copies.values()]
+            return sum(len(copy.image) for copy in (*kept, *put))
+
     def add(self, kept: Kept) -> None:
         with self._lock:
             self._kept.append(kept)

@@ -51,6 +51,8 @@ class MemoryOfMachine:
         self.offers: Sequence[Offer] = ()
         self.latest = ""
         """The checkpoint that it made last; empty: it made none, as far as is known."""
+        self.num_bytes = 0
+        """Of all that it has in memory."""
         end = socket.socket(socket.AF_UNIX)
         end.settimeout(answer_s)
         try:
@@ -62,7 +64,7 @@ class MemoryOfMachine:
         self._wire.send(Ask())
         for answer in self._read(1):
             assert isinstance(answer, Offers), f"the agent said {answer}"
-            self.latest = answer.latest
+            self.latest, self.num_bytes = answer.latest, answer.num_bytes
             self.offers = [Offer(**each) for each in answer.offers]
 
     def __enter__(self) -> MemoryOfMachine:

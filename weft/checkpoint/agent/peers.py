@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import mmap
 import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
@@ -23,6 +25,8 @@ from weft.checkpoint.entry import CheckpointError
 
 QUIET_S = 60.0
 """A connection on which nothing moves for so long is given up."""
+UNPROVEN = 64
+"""Connections that have not shown that they know the secret; more of them wait for a place."""
 _NONCE = 32
 _MOST_WORDS = 1 << 28
 _SHARE = 1 << 22
@@ -48,6 +52,8 @@ class PeerServer:
     def __init__(self, host: str, secret: str, shelf: Shelf) -> None:
         self._secret = secret.encode()
         self._shelf = shelf
+        self._places = threading.Semaphore(UNPROVEN)
+        self._served: set[socket.socket] = set()
         self._listener = socket.create_server((host, 0))
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._serve, name="peers", daemon=True).start()
@@ -57,8 +63,14 @@ class PeerServer:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
+    @property
+    def is_busy(self) -> bool:
+        """Somebody who knows the secret takes or puts an image."""
+        return bool(self._served)
+
     def _serve(self) -> None:
         while True:
+            self._places.acquire()
             try:
                 end, _ = self._listener.accept()
             except OSError:
@@ -67,20 +79,30 @@ class PeerServer:
 
     def _hear(self, end: socket.socket) -> None:
         with end, suppress(OSError, ValueError, LookupError):  # they see that it ends
-            end.settimeout(QUIET_S)
-            _prove(end, self._secret, is_server=True)
-            asked = _words(end)
-            if asked["do"] == "put":
-                self._shelf.take(asked, _received(end, asked))
-                _say(end, {"is": "here"})
-                return
-            found = self._shelf.give(asked["name"], asked["rank"])
-            if found is None:
-                _say(end, {"is": "gone"})
-                return
-            image, guard = found
-            _say(end, {"is": "here", "name": asked["name"], **_facts(image, guard)})
-            _send(end, image)
+            try:
+                end.settimeout(QUIET_S)
+                _prove(end, self._secret, is_server=True)
+            finally:
+                self._places.release()
+            self._served.add(end)
+            try:
+                self._answer(end)
+            finally:
+                self._served.discard(end)
+
+    def _answer(self, end: socket.socket) -> None:
+        asked = _words(end)
+        if asked["do"] == "put":
+            self._shelf.take(asked, _received(end, asked))
+            _say(end, {"is": "here"})
+            return
+        found = self._shelf.give(asked["name"], asked["rank"])
+        if found is None:
+            _say(end, {"is": "gone"})
+            return
+        image, guard = found
+        _say(end, {"is": "here", "name": asked["name"], **_facts(image, guard)})
+        _send(end, image)
 
 
 def put(address: tuple[str, int], secret: str, facts: Facts, image: Image, guard: int) -> None:
@@ -128,9 +150,10 @@ def _prove(end: socket.socket, secret: bytes, *, is_server: bool) -> None:
 
     The one who connects proves it first, so nobody learns anything of a server.
     """
+    until = time.monotonic() + QUIET_S
     mine = secrets.token_bytes(_NONCE)
     end.sendall(mine)
-    theirs = bytes(_read(end, _NONCE))
+    theirs = bytes(_read(end, _NONCE, until))
     both = theirs + mine if is_server else mine + theirs
 
     def proof(of: bytes) -> bytes:
@@ -139,7 +162,7 @@ def _prove(end: socket.socket, secret: bytes, *, is_server: bool) -> None:
     if not is_server:
         end.sendall(proof(b"client"))
     other = b"client" if is_server else b"server"
-    if not hmac.compare_digest(bytes(_read(end, 32)), proof(other)):
+    if not hmac.compare_digest(bytes(_read(end, 32, until)), proof(other)):
         raise ValueError("it is not of this job")
     if is_server:
         end.sendall(proof(b"server"))
@@ -189,15 +212,17 @@ def _words(end: socket.socket) -> dict[str, Any]:
     return words
 
 
-def _read(end: socket.socket, size: int) -> bytearray:
+def _read(end: socket.socket, size: int, until: float = math.inf) -> bytearray:
     data = bytearray(size)
-    _fill(end, memoryview(data))
+    _fill(end, memoryview(data), until)
     return data
 
 
-def _fill(end: socket.socket, data: memoryview) -> None:
+def _fill(end: socket.socket, data: memoryview, until: float = math.inf) -> None:
     done = 0
     while done < len(data):
+        if time.monotonic() > until:
+            raise TimeoutError("it is too slow")
         count = end.recv_into(data[done:])
         if not count:
             raise ConnectionError("it went away")

@@ -34,6 +34,9 @@ class Hello:
     """It says when a checkpoint is to be made of what all ranks wrote."""
     crew: str = ""
     """Of all who begin together. Another one may follow when they have gone."""
+    pushes: bool = False
+    """The agent was told to put a copy into another machine's memory; an order of an earlier crew
+    is over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,6 +204,8 @@ class Offers:
     offers: Sequence[Mapping[str, Any]]
     latest: str
     """The checkpoint that this agent made last; empty: it made none."""
+    num_bytes: int
+    """Of all that is in memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
