@@ -105,8 +105,8 @@ def test_a_crew_that_pushes_nothing_ends_the_orders_of_an_earlier_one(tmp_path: 
         in_memory(first, 1, 0)
         until(lambda: pushed([first]))
         hello = Hello(rank=0, ranks_here=1, commits=True, crew="second")
-        first.ranks[0].close()
-        first.ranks[0] = AgentClient(first.socket, hello)
+        before, first.ranks[0] = first.ranks[0], AgentClient(first.socket, hello)
+        before.close()
         in_memory(first, 2, 0)
         assert steps(first) == [1, 2]
         first.wait()
