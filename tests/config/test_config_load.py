@@ -13,13 +13,12 @@ from pydantic import ValidationError
 
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded, explain, load_config, to_yaml
+from weft.config.plan_sections import AutoConfig, PlanConfig
 from weft.config.sections import (
-    AutoConfig,
     BatchConfig,
     Config,
     CosineSchedule,
     DataConfig,
-    PlanConfig,
     SourceConfig,
     WsdSchedule,
 )

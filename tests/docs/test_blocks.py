@@ -21,7 +21,7 @@ from weft.cli.main import app
 from weft.cli.target import load
 from weft.config.errors import ConfigError
 from weft.config.load import load_config
-from weft.config.sections import PLAN_WAYS, PlanConfig
+from weft.config.plan_sections import PLAN_WAYS, PlanConfig
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.validate import validate_plan

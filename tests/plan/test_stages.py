@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from weft.config import sections
 from weft.config.batch import Batch
 from weft.config.errors import ConfigError
+from weft.config.plan_sections import PlanConfig, StageConfig
 from weft.config.schema import root
-from weft.config.sections import PlanConfig, StageConfig
 from weft.plan import plan as plans
 from weft.plan.mesh import Mesh
 from weft.plan.plan import Plan, StagePlan

@@ -17,8 +17,8 @@ from weft.cluster.pool_entries import OwnChip, PoolEntry, view_of
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.check import check_file
 from weft.config.errors import ConfigError, ConfigErrors
-from weft.config.sections import Number, Positive, Section, Text
 from weft.config.tree import Origin, Reading
+from weft.config.values import Number, Positive, Section, Text
 
 HOST_NAME = re.compile(r"[a-z][a-z0-9]{0,11}")
 

@@ -17,7 +17,7 @@ from weft.cluster.host_names import host_names
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.config.names import nearest_name
-from weft.config.sections import Count, Number, Positive, Section, Text
+from weft.config.values import Count, Number, Positive, Section, Text
 
 FLOPS_PER_BYTE = (0.5, 5000.0)
 """Matrix FLOP/s beside bytes/s of memory: 5 of a processor's core, 295 of an H100."""

@@ -14,8 +14,9 @@ from pydantic import BaseModel, ValidationError
 from weft.config.batch import derive_batch
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.names import nearest_name
+from weft.config.plan_sections import PlanConfig
 from weft.config.schema import Node, nearest_key, node_of, one_of, root
-from weft.config.sections import BatchConfig, Config, PlanConfig
+from weft.config.sections import BatchConfig, Config
 from weft.config.tree import COMMAND_LINE, DEFAULT, Entry, find, origin_of, plain, scalar
 
 _Model = TypeVar("_Model", bound=BaseModel)

@@ -13,8 +13,9 @@ from typing import Any
 from weft.config.check import by_place, check, flat
 from weft.config.errors import ConfigError, ConfigErrors, show
 from weft.config.names import nearest, nearest_name
+from weft.config.plan_sections import PLAN_WAYS
 from weft.config.schema import Node, nearest_key, root
-from weft.config.sections import PLAN_WAYS, Config
+from weft.config.sections import Config
 from weft.config.tree import (
     COMMAND_LINE,
     DEFAULT,

@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from weft.config.errors import RunError
-from weft.config.sections import Whole
+from weft.config.values import Whole
 from weft.data.dataset import StoreSpec
 from weft.data.encode import Shard
 from weft.data.pieces import TokenFileError

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.config.sections import Whole
+from weft.config.values import Whole
 from weft.data.documents import STREAM_BYTES, Part, Piece, Split, parts, pieces
 from weft.data.pieces import Tokens
 from weft.data.rows import refuse_token

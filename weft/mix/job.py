@@ -9,8 +9,10 @@ from weft.cluster.cluster import Cluster
 from weft.config.batch import derive_batch
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.load import Loaded, load_config
-from weft.config.sections import BatchConfig, Config, PlanConfig, Section
+from weft.config.plan_sections import PlanConfig
+from weft.config.sections import BatchConfig, Config
 from weft.config.tree import COMMAND_LINE
+from weft.config.values import Section
 from weft.planner.problem import Workload
 from weft.resolve.resolve import DECIDED_BY_PLAN, Resolved, resolve
 

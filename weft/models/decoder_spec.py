@@ -8,7 +8,8 @@ from math import isfinite
 from typing import Any, Self
 
 from weft.config.errors import ConfigError
-from weft.config.sections import Count, Flag, Fraction, ModelConfig, Positive
+from weft.config.sections import ModelConfig
+from weft.config.values import Count, Flag, Fraction, Positive
 from weft.plan.model import ModelSpec, RopeScaling
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from weft.config.errors import ConfigError
-from weft.config.sections import Domains
+from weft.config.plan_sections import Domains
 from weft.cost.choice import alike
 from weft.plan.model import UnitName
 from weft.plan.plan import Plan

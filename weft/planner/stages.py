@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from weft.config.axes import NAMES
 from weft.config.batch import Batch
 from weft.config.errors import ConfigError
-from weft.config.sections import PipelineConfig, PlanConfig, StageConfig
+from weft.config.plan_sections import PipelineConfig, PlanConfig, StageConfig
 from weft.plan.mesh import Mesh
 from weft.plan.plan import DEFAULT_SCHEDULE, PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.plan.tiling import split_evenly

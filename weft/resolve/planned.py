@@ -16,7 +16,8 @@ from weft.cluster.view import ChipPool
 from weft.config.batch import derive_batch
 from weft.config.errors import ConfigError, show
 from weft.config.load import Loaded, on_top
-from weft.config.sections import PLAN_WAYS, Config
+from weft.config.plan_sections import PLAN_WAYS
+from weft.config.sections import Config
 from weft.config.tree import origin_of
 from weft.cost.profile_file import from_data, to_json
 from weft.models.registry import param_specs

@@ -18,7 +18,8 @@ from weft.config.batch import derive_batch
 from weft.config.check import flat
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
-from weft.config.sections import Config, PipelineConfig, PlanConfig, StageConfig
+from weft.config.plan_sections import PipelineConfig, PlanConfig, StageConfig
+from weft.config.sections import Config
 from weft.config.tree import COMMAND_LINE
 from weft.cost.work import Training
 from weft.models.registry import dims_of_model, model_spec, param_specs

@@ -4,7 +4,8 @@ from families.encoder.layout import layout
 from families.encoder.model import Classification, Encoder
 from families.encoder.sizes import SIZES, EncoderSpec, check, param_specs, shape
 
-from weft.config.sections import Count, ModelConfig
+from weft.config.sections import ModelConfig
+from weft.config.values import Count
 from weft.models.family import Family
 from weft.models.registry import register_family
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, create_model
 
-from weft.config.sections import Count, Flag, Positive, Section
+from weft.config.values import Count, Flag, Positive, Section
 from weft.models.decoder_spec import DecoderConfig
 
 

@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from weft.config.sections import OptimConfig, Positive
+from weft.config.sections import OptimConfig
+from weft.config.values import Positive
 
 
 class AdafactorConfig(OptimConfig):

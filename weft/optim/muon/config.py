@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from weft.config.sections import Count, Flag, Fraction, OptimConfig, Positive
+from weft.config.sections import OptimConfig
+from weft.config.values import Count, Flag, Fraction, Positive
 
 
 class MuonConfig(OptimConfig):

@@ -1,0 +1,171 @@
+"""The sections under ``plan``: how a person divides a job among processes."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, create_model, model_validator
+
+from weft.config.axes import NAMES, ORDER_MANUAL, RUN_ENTRIES
+from weft.config.errors import ConfigError
+from weft.config.open_fields import OneOf
+from weft.config.values import Count, Flag, Section, Text, Whole
+
+Device = Annotated[str, OneOf("devices", "auto")]
+Precision = Annotated[str, OneOf("precisions", "auto")]
+Recompute = Literal["off", "full"]
+Schedule = Annotated[str, OneOf("schedules")]
+Domains = Literal["nodes", "pipelines", "families"]
+
+
+class _StageLayers(Section):
+    """What a stage holds."""
+
+    layers: Whole | None = None
+    """Layers it holds; null takes an even part of what the other stages of the pipeline leave. The
+    first stage also has the embedding, the last the head; a stage without layers is allowed."""
+    split: tuple[Whole, ...] | None = None
+    """Instead of `layers`, where the schedule gives each mesh several stages: the layers of each of
+    them, in the order of the model. null splits `layers` evenly."""
+
+
+if TYPE_CHECKING:
+    _StageMesh = _StageLayers
+else:  # a key for each axis of the table, and one for their order
+    _StageMesh = create_model(
+        "_StageMesh",
+        __base__=_StageLayers,
+        **{entry.name: (Count, Field(1, description=entry.manual)) for entry in RUN_ENTRIES},
+        order=(
+            Annotated[tuple[Literal[NAMES], ...], Field(min_length=1)] | None,
+            Field(None, description=ORDER_MANUAL),
+        ),
+    )
+
+
+class StageConfig(_StageMesh):
+    """Consecutive layers of a pipeline on ranks of their own, as many as the product of the sizes
+    of their axes, and how they compute. What is left out, or null, is as in `compute`."""
+
+    zero: Annotated[Whole, Field(le=3)] = 0
+    """What ranks with the same parameters divide instead of each keeping all of it: 1 the
+    optimizer's state, 2 gradients too, 3 the parameters too; 0 nothing."""
+    passes: Count = 1
+    """Parts that each rank cuts its samples of a micro-batch into, computed one after another."""
+    pieces: Count = 1
+    """Pieces of what `tp` ranks gather and sum inside layers, cut along the sequence: one is on its
+    way while the products of another are computed."""
+    device: Device | None = None
+    """Chips of this stage."""
+    precision: Precision | None = None
+    """Arithmetic of this stage."""
+    recompute: Recompute | None = None
+    """What this stage computes again in backward (activation checkpointing)."""
+    compile: Flag | None = None
+    """torch.compile each block of this stage."""
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Size of each axis of its mesh, outermost first."""
+        said = dict(self)
+        return {name: said[name] for name in dict.fromkeys([*(said["order"] or ()), *NAMES])}
+
+    @property
+    def num_ranks(self) -> int:
+        """Of its mesh."""
+        return prod(self.axes.values())
+
+
+Stages = Annotated[tuple[StageConfig, ...], Field(min_length=1)]
+
+
+class PipelineConfig(Section):
+    """A whole copy of the model cut into stages, and its part of every batch."""
+
+    share: Count = 1
+    """Part of every batch that it takes, as a number of `plan.shares` does."""
+    micro: Count | None = None
+    """Samples of one of its micro-batches, the last of a step may have less; null is
+    `batch.micro`."""
+    schedule: Schedule | None = None
+    """Order of its forwards and backwards; null is `plan.schedule`."""
+    chunks: Count | None = None
+    """Stages on each of its meshes; null is `plan.chunks`."""
+    stages: Stages
+    """Its stages, as in `plan.stages`."""
+
+
+class AutoConfig(Section):
+    """The planner divides the job so that a step takes least time; `plan: auto` is all of it by
+    default. Micro-batches, schedules, recomputation and which processes hold what are its to
+    choose; what `batch.micro`, `plan.schedule` and `compute` say is kept to."""
+
+    cluster: Text | None = None
+    """File that says what chips the processes of another launcher run on; null asks them. `weft
+    lab` gives its own."""
+    ranks: Count | None = None
+    """Processes to divide the job among; null is up to one for each GPU, or for each core where
+    there is none, and fewer where that is faster."""
+    max_stages: Count | None = None
+    """Most stages of a pipeline: 1 for none but data and tensor parallelism; null is as many as are
+    fastest."""
+    domains: bool = True
+    """Let it also choose domains: what several nodes or pipelines hold in common is then summed
+    inside each and between them, where that is faster. On up to 32 chips every plan is looked at
+    with them and without, on more the best few are priced with them."""
+
+
+class PlanConfig(Section):
+    """How the job is divided among processes: at most one of `auto`, `file`, `shares`, `stages` and
+    `pipelines`. One that is given replaces whatever a recipe or file below it said of the plan."""
+
+    auto: AutoConfig | None = None
+    """Let the planner choose; `plan: auto` for short. It also replaces `batch.micro` and
+    `batch.accumulation` of a recipe or file below it."""
+    file: Text | None = None
+    """A plan.json to run as it is."""
+    shares: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
+    """One process for each number, and the part of every batch that it takes: [2, 1] gives the
+    first process twice as much as the second. null: one process, or an equal share for each that
+    another launcher started."""
+    stages: Stages | None = None
+    """One pipeline: its stages in order. Ranks are given out in the same order, from 0."""
+    pipelines: Annotated[tuple[PipelineConfig, ...], Field(min_length=1)] | None = None
+    """Several pipelines side by side, equal or not."""
+    schedule: Schedule | None = None
+    """Order in which a pipeline of several stages does forwards and backwards; null is "1f1b", and
+    with `auto` whichever is fastest."""
+    chunks: Count | None = None
+    """Stages on each mesh with the schedule "interleaved"; null is 2. "zb-v" and "dualpipe-v"
+    always have 2, a first and a last one, and the others 1."""
+    domains: Domains | None = None
+    """Sets of processes that fast links join: those of one node, of one pipeline, or on one family
+    of chips. What several sets hold in common is summed inside each and then between them, so that
+    slow links carry less; what `zero` divides is divided inside each. null: all are one set."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        given = [name for name in PLAN_WAYS if dict(self)[name] is not None]
+        if len(given) > 1:
+            first, second = (f"plan.{name}" for name in given[:2])
+            written = self.model_dump(exclude_unset=True)[given[1]]
+            expected = f"null when {first} is given"
+            raise ConfigError(second, written, expected, "Remove one of the two.")
+        if self.auto is not None and self.chunks is not None:
+            raise ConfigError("plan.chunks", self.chunks, "null with plan.auto", "It chooses them.")
+        for way, hint in (("auto", "It chooses them."), ("file", "The file says them.")):
+            if self.domains is not None and dict(self)[way] is not None:
+                raise ConfigError("plan.domains", self.domains, f"null with plan.{way}", hint)
+        return self
+
+    @property
+    def batch_shares(self) -> tuple[int, ...] | None:
+        """The part of every batch that each pipeline takes; None where nothing says it here."""
+        if self.pipelines is not None:
+            return tuple(pipeline.share for pipeline in self.pipelines)
+        return (1,) if self.stages is not None else self.shares
+
+
+PLAN_WAYS = ("auto", "file", "shares", "stages", "pipelines")
+"""Keys of `PlanConfig` that exclude each other."""

@@ -1,0 +1,29 @@
+"""What sections of a configuration are made of: their base, and kinds of values."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# Strict: text and true/false are never numbers, and numbers never text.
+Whole = Annotated[int, Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Number = Annotated[float, Field(strict=True, ge=0)]
+Positive = Annotated[float, Field(strict=True, gt=0)]
+Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
+Part = Annotated[float, Field(strict=True, ge=0, le=1)]
+Text = Annotated[str, Field(min_length=1)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class Section(BaseModel):
+    """What sections share: frozen, no unknown keys, no infinities, manuals from docstrings."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
