@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cli import commands
 
 from weft.cli.main import run
-from weft.elastic.on_ray import Ended, environments, shares
+from weft.elastic.on_ray import Ended, NodeRanks, _came, _hang_up, environments, shares
 
 
 def test_nodes_with_most_room_come_first() -> None:
@@ -47,6 +51,49 @@ def test_how_a_rank_ended() -> None:
         failure = Ended(3, code, 1.0, said).failure()
         assert failure is not None
         assert failure.cause == cause
+
+
+def test_no_rank_stays_where_one_cannot_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, plain = [], subprocess.Popen
+
+    def popen(*words: Any, **options: Any) -> Any:
+        begun.append(plain(*words, **options))
+        return begun[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(KeyError):
+        NodeRanks().run(["sleep", "600"], str(tmp_path), [{"RANK": "0"}, {}])
+    assert [process.poll() for process in begun] == [-signal.SIGKILL]
+
+
+def test_what_ray_says_of_a_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that could not run its ranks is not one that was lost."""
+
+    class RayError(Exception):
+        pass
+
+    class RayTaskError(RayError):
+        pass
+
+    def get(call: Exception) -> None:
+        raise call
+
+    errors = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=get, exceptions=errors))
+    _, (failed,) = _came(RayTaskError("NodeRanks.run()\nTraceback ...\nOSError: no /shared\n"), "4")
+    assert (failed.rank, failed.cause) == (4, "error")
+    assert failed.message == "its node could not run it: OSError: no /shared"
+    _, (lost,) = _came(RayError("The actor died\nunexpectedly"), "2")
+    assert (lost.rank, lost.cause) == (2, "signal")
+    assert lost.message == "its node was lost: The actor died"
+
+
+def test_a_terminal_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _hang_up() == (signal.SIGHUP,)
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)  # under nohup
+    assert _hang_up() == ()
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="the package ray is here")
@@ -97,9 +144,13 @@ def test_two_nodes_train_what_one_does(
     environment = {"RAY_ADDRESS": address}
     ray = ("--launcher", "ray")
     with commands.started(here, "mine", *ray, environment=environment) as command:
-        command.wait_for_step(5)
-        os.kill(ranks_of(command)[1], signal.SIGKILL)
-        code, _, errors = command.finish()
+        try:
+            command.wait_for_step(5)
+            os.kill(ranks_of(command)[1], signal.SIGKILL)
+            code, _, errors = command.finish()
+        finally:
+            for rank in ranks_of(command):  # they are children of Ray's processes, not of this one
+                os.kill(rank, signal.SIGKILL)
     assert code == 1
     assert "error: rank 1: was ended by SIGKILL from outside" in errors
     done = commands.steps(here / "mine")[-1]["step"]

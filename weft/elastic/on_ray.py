@@ -76,15 +76,15 @@ class NodeRanks:
     ) -> list[Ended]:
         """Start ranks with these variables, and return when all have ended."""
         with tempfile.TemporaryDirectory(prefix="weft-ray-") as logs:
-            ranks = {}
-            for one in variables:
-                log = f"{logs}/{one['RANK']}"
-                with open(log, "wb") as errors:  # noqa: PTH123 - a name that Ray's process knows
-                    environment = {**os.environ, **one}
-                    ranks[int(one["RANK"])] = subprocess.Popen(
-                        command, cwd=folder, env=environment, stderr=errors
-                    )
-            return list(self._watch(ranks, logs))
+            ranks: dict[int, subprocess.Popen[bytes]] = {}
+            try:
+                for one in variables:
+                    ranks[int(one["RANK"])] = _begun(command, folder, one, logs)
+                return list(self._watch(ranks, logs))
+            finally:  # nobody else knows those that run on where something failed here
+                for process in ranks.values():
+                    process.kill()
+                    process.wait()
 
     def _watch(self, ranks: Mapping[int, subprocess.Popen[bytes]], logs: str) -> list[Ended]:
         ended: list[Ended] = []
@@ -107,6 +107,15 @@ class NodeRanks:
                 if ended[-1].failure() is not None:
                     deadline = min(deadline, time.monotonic() + GRACE_S)
         return ended
+
+
+def _begun(
+    command: Sequence[str], folder: str, variables: Mapping[str, str], logs: str
+) -> subprocess.Popen[bytes]:
+    """One rank, whose errors go to a file of its own."""
+    with open(f"{logs}/{variables['RANK']}", "wb") as errors:  # noqa: PTH123 - a name that Ray's process knows
+        environment = {**os.environ, **variables}
+        return subprocess.Popen(command, cwd=folder, env=environment, stderr=errors)
 
 
 def shares(free: Sequence[int], world_size: int) -> list[int]:
@@ -202,7 +211,7 @@ def _watched(calls: Mapping[Any, tuple[Any, str]]) -> tuple[list[Ended], list[Fa
 
     ended, failures, asked = list[Ended](), list[Failure](), Asked()
     pending, deadline, passed_on = list(calls), float("inf"), 0
-    with asked.handlers():
+    with asked.handlers(*_hang_up()):
         while pending:
             ready, pending = ray.wait(pending, num_returns=1, timeout=LOOK_S)
             for call in ready:
@@ -218,12 +227,21 @@ def _watched(calls: Mapping[Any, tuple[Any, str]]) -> tuple[list[Ended], list[Fa
     return ended, failures
 
 
+def _hang_up() -> tuple[signal.Signals, ...]:
+    """A terminal that is closed asks the ranks to stop, unless nobody should care (``nohup``)."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return () if is_ignored else (signal.SIGHUP,)
+
+
 def _came(call: Any, first: str) -> tuple[list[Ended], list[Failure]]:
     """What came of a bundle, whose first rank stands for it where its node was lost."""
     import ray
 
     try:
         return ray.get(call), []
+    except ray.exceptions.RayTaskError as error:
+        text = f"its node could not run it: {str(error).strip().splitlines()[-1]}"
+        return [], [Failure(int(first), "error", text, when=time.time())]
     except ray.exceptions.RayError as error:
         text = f"its node was lost: {str(error).splitlines()[0]}"
         return [], [Failure(int(first), "signal", text, when=time.time())]
