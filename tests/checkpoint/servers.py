@@ -34,6 +34,13 @@ class S3:
         """Answer "access denied" to such a request."""
         self.hangs_up: Callable[[str, str], bool] = lambda method, path: False
         """Give no answer to it."""
+        self.holds: Callable[[str, str], bool] = lambda method, path: False
+        """Answer it only once it is ``released``."""
+        self.held: list[str] = []
+        """The paths of those that wait, or did."""
+        self.answered: list[str] = []
+        """Of those, what has been carried out since."""
+        self.released = threading.Event()
         self.environment: dict[str, str] = {}
 
     @property
@@ -72,6 +79,13 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         query = environ.get("QUERY_STRING", "")
         made.requests.append((method, f"{path}?{query}" if query else path))
+        if made.holds(method, path):
+            made.held.append(path)
+            made.released.wait()
+            try:
+                return list(plain(environ, start_response))
+            finally:
+                made.answered.append(path)
         if made.refuses(method, made.requests[-1][1]):
             start_response("403 Forbidden", [("Content-Type", "application/xml")])
             return [b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"]
@@ -101,6 +115,7 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     try:
         yield made
     finally:
+        made.released.set()
         server.stop()
         open_files.cache_clear()
 

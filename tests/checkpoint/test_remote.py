@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint.servers import BUCKET, S3, s3_server, sftp_server
+from checkpoint.test_agent import until
 from checkpoint_cases import STATE, cut, rank_shards, save, values
 
 from weft.checkpoint.diff import differences
@@ -15,7 +16,9 @@ from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.listing import list_checkpoints
 from weft.checkpoint.place import Place, place_of
 from weft.checkpoint.reader import open_checkpoint
+from weft.checkpoint.remote import objects
 from weft.checkpoint.remote.files import Parts, open_files, split_address
+from weft.checkpoint.remote.owner import Owner, take_turn
 from weft.checkpoint.remote.path import RemotePath
 from weft.checkpoint.shard import elements_of
 from weft.checkpoint.store import candidates, prune
@@ -30,9 +33,16 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         yield server
 
 
-def save_far(root: Place, step: int, seed: int, name: str = "", keep: int | None = None) -> None:
+def save_far(
+    root: Place,
+    step: int,
+    seed: int,
+    name: str = "",
+    keep: int | None = None,
+    owner: Owner | None = None,
+) -> None:
     """As ``checkpoint_cases.save``, wherever ``root`` is."""
-    one = draft(root, step, name or f"save{seed}")
+    one = draft(root, step, name or f"save{seed}", owner)
     one.begin()
     assert one.is_open()
     files = [one.write(rank, *elements_of(shards)) for rank, shards in enumerate(rank_shards(seed))]
@@ -144,6 +154,27 @@ def test_storage_that_refuses_to_be_looked_at(s3: S3) -> None:
         prune(root, 1)
 
 
+def test_storage_that_stops_answering(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of an upload: the save is given up, and what the storage does with it later
+    counts for nothing."""
+    monkeypatch.setattr(objects, "REQUEST_S", 0.5)
+    monkeypatch.setattr(objects, "RETRIES", 1)
+    open_files.cache_clear()
+    root = s3.place()
+    save_far(root, 1, seed=1)
+    s3.holds = lambda method, path: method == "PUT" and "rank-00001-fails" in path
+    assert "rank-00001-fails.safetensors: cannot be written: " in refused(root, 2)
+    assert len(s3.held) == 2, "it is asked again"
+    s3.holds = lambda method, path: False
+    s3.released.set()
+    until(lambda: len(s3.answered) == 2)
+    assert (open_checkpoint(root).step, verify(root).ok) == (1, True)
+    save_far(root, 3, seed=3)
+    assert [each.step for each in list_checkpoints(root)] == [1, 3]
+    assert not any("rank-00001-fails" in name for name in s3.names())
+    assert s3.unfinished() == []
+
+
 def test_bytes_that_change_on_the_way(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """What arrived is read back before it counts."""
     root = s3.place()
@@ -190,6 +221,48 @@ def test_what_a_killed_save_left(s3: S3) -> None:
     save_far(root, 3, seed=3)
     assert verify(root).ok
     assert [each.step for each in list_checkpoints(root)] == [1, 3]
+
+
+def test_two_runs_with_one_address(s3: S3) -> None:
+    """The one that began last writes there. The other changes nothing any more, whatever it was
+    about to do, and neither harms what the other has saved."""
+    root = s3.place()
+    first = take_turn(root)
+    save_far(root, 1, seed=1, owner=first)
+    under_way = draft(root, 2, "first", first)
+    under_way.begin()
+    files = [under_way.write(r, *elements_of(own)) for r, own in enumerate(rank_shards(2))]
+    second = take_turn(root)
+    assert (first.turn, second.turn) == (1, 2)
+    theirs = draft(root, 2, "second", second)
+    theirs.begin()
+    written = [theirs.write(r, *elements_of(own)) for r, own in enumerate(rank_shards(22))]
+    names = s3.names()
+    refusal = rf"{root}: a run that began on \S+ at [-\d]+ [:\d]+ UTC writes there now"
+    late = draft(root, 3, "late", first)
+    for change in (lambda: under_way.commit(files, STATE), late.begin):
+        with pytest.raises(CheckpointError, match=refusal):
+            change()
+        late.abandon()
+        assert s3.names() == names
+    theirs.commit(written, {**STATE, "seed": 22})
+    assert (open_checkpoint(root).state["seed"], verify(root).ok) == (22, True)
+    assert [each.step for each in list_checkpoints(root)] == [1, 2]
+
+
+def test_a_turn_that_could_not_be_written(s3: S3) -> None:
+    """The first save takes it; of two that began at the same moment the first one to save."""
+    root = s3.place()
+    s3.refuses = lambda method, path: method == "PUT"
+    one, other = take_turn(root), take_turn(root)
+    s3.refuses = lambda method, path: False
+    assert (one.turn, other.turn) == (1, 1)
+    save_far(root, 1, seed=1, owner=one)
+    with pytest.raises(CheckpointError, match="writes there now"):
+        save_far(root, 2, seed=2, owner=other)
+    s3.refuses = lambda method, path: method == "GET"
+    with pytest.raises(CheckpointError, match=r"owner\.json: cannot be read: "):
+        take_turn(root)
 
 
 ADDRESSES = [

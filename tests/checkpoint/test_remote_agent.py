@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from checkpoint.servers import BUCKET, s3_server
-from checkpoint.test_agent import Machine, machine
+from checkpoint.servers import BUCKET, S3, s3_server
+from checkpoint.test_agent import Machine, machine, until
 
 from weft.checkpoint.agent.wire import Failed, Saved
 from weft.checkpoint.reader import open_checkpoint
@@ -44,15 +44,34 @@ def test_storage_that_fails_now_and_then(tmp_path: Path, monkeypatch: pytest.Mon
             s3.hangs_up = lambda method, path: False
             assert (open_checkpoint(root).step, verify(root).ok) == (3, True)
             assert isinstance(saved(one, 5), Saved)
+            check_slow(one, s3)
             assert one.leave() == 0
         assert [key for key in s3.names() if "index" in key] == [
-            f"runs/one/step-0000000{step}/index.json" for step in (3, 5)
+            f"runs/one/step-0000000{step}/index.json" for step in (6, 7)
         ]
-        assert (open_checkpoint(root).state["seed"], verify(root).ok) == (5, True)
+        assert (open_checkpoint(root).state["seed"], verify(root).ok) == (7, True)
         assert s3.unfinished() == []
         log = one.log.read_text()
         assert "secret-of-tests" not in log
         assert log.count("CheckpointError") == 2
+
+
+def check_slow(one: Machine, s3: S3) -> None:
+    """Storage takes a file and says nothing: ranks go on and copy, as far as there is room, the
+    checkpoint before stays the latest, and what waited becomes checkpoints in its turn."""
+    s3.holds = lambda method, path: method == "PUT" and "rank-00001-save6" in path
+    for step in (6, 7):
+        assert one.ranks[0].has_room
+        one.copy(step, 0, 1)
+        one.commit(step)
+    assert not one.ranks[0].has_room, "the next save would be left out, and that said"
+    until(lambda: s3.held)
+    assert one.ranks[0].events() == []
+    assert (open_checkpoint(one.root).step, verify(one.root).ok) == (5, True)
+    s3.released.set()
+    first, second = one.wait()
+    assert isinstance(first, Saved) and isinstance(second, Saved)
+    assert (first.step, second.step) == (6, 7)
 
 
 def test_two_machines_meet_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,9 @@ def test_a_run_keeps_its_checkpoints_in_a_bucket(
         with commands.started(here, "mine", to, "--steps", "9", environment=environment) as command:
             code, output, errors = command.finish()
         assert (code, "going on after step 7" in output) == (0, True), errors
+        # Each start takes a turn of its own, which its saves confirm.
+        owner = json.loads((s3.place("runs/mine") / "owner.json").read_bytes())
+        assert owner["turn"] == 2
         whole = [each for each in commands.numbers(whole_run("fp32")) if ("step", 8) in each]
         assert [each for each in commands.numbers(here / "mine") if ("step", 8) in each] == whole
         with commands.started(here, "mine", to, "seed=7", environment=environment) as command:

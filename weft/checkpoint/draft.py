@@ -18,6 +18,7 @@ from weft.checkpoint.entry import JSON, Piece, RankFile, rank_file_name, told
 from weft.checkpoint.place import Place
 from weft.checkpoint.rank_file import write_pieces
 from weft.checkpoint.remote.draft import RemoteDraft
+from weft.checkpoint.remote.owner import Owner
 from weft.checkpoint.remote.path import RemotePath
 
 
@@ -52,10 +53,13 @@ class Draft(Protocol):
         """Remove what was written, when no other writes any more."""
 
 
-def draft(root: Place, step: int, name: str) -> Draft:
-    """``name``: of this save alone; an earlier one of the same step may have left files."""
+def draft(root: Place, step: int, name: str, owner: Owner | None = None) -> Draft:
+    """``name``: of this save alone; an earlier one of the same step may have left files.
+
+    ``owner``: far away, whose turn it should be. Only whoever begins and commits has to say.
+    """
     if isinstance(root, RemotePath):
-        return RemoteDraft(root, step, name)
+        return RemoteDraft(root, step, name, owner)
     return LocalDraft(root, step, name)
 
 

@@ -35,6 +35,8 @@ from weft.checkpoint.agent.wire import (
 )
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.place import Place
+from weft.checkpoint.remote.owner import Owner, take_turn
+from weft.checkpoint.remote.path import RemotePath
 from weft.checkpoint.shard import Shard
 from weft.comm.address import own_host
 from weft.comm.heartbeat import with_heartbeat
@@ -52,7 +54,8 @@ _END_S = 10.0
 
 
 class Saver:
-    """Saves the state of a run, one object a rank. Methods are collective but for ``close``.
+    """Saves the state of a run, one object a rank. Methods are collective but for ``close``, and
+    so is making one.
 
     Args:
         root: The folder of checkpoints.
@@ -78,6 +81,9 @@ class Saver:
         """Nobody but these ranks writes checkpoints."""
         nodes = [member.node for member in run.comm.members]
         self._here = [rank for rank, node in enumerate(nodes) if node == nodes[run.comm.rank]]
+        self._owner: Owner | None = None
+        if isinstance(self._root, RemotePath):
+            self._owner = _turn_of(run, self._root)
 
     def save(self, step: int, *, finite: bool) -> None:
         """Save the state after a step, and go on training as soon as it may change.
@@ -119,7 +125,8 @@ class Saver:
         said = state if comm.rank == self._here[0] else None
         agent.hand_over(slot, save, world_size=comm.world_size, state=said)
         if self._run.is_main and is_written:
-            agent.commit(Commit(save=save, keep=self._run.config.checkpoint.keep))
+            keep = self._run.config.checkpoint.keep
+            agent.commit(Commit(save=save, keep=keep, owner=self._owner))
         kind: Kind = "save_begun" if is_written else "snapshot"
         stall_s = time.perf_counter() - started
         copied = f"copied the state after step {step} in {stall_s:.3g} s"
@@ -165,7 +172,14 @@ class Saver:
                 raise CheckpointError(problem)
             self._is_alone = True
         events.write("save_begun", f"writing a checkpoint of step {step}", step=step)
-        save(self._run, self._root, step, fingerprint=self._fingerprint, finite=finite)
+        save(
+            self._run,
+            self._root,
+            step,
+            fingerprint=self._fingerprint,
+            finite=finite,
+            owner=self._owner,
+        )
         seconds = time.perf_counter() - started
         facts = {"seconds": seconds, "stall_s": waited_s + seconds}
         events.write("save_finished", f"saved step {step}", step=step, facts=facts)
@@ -355,3 +369,13 @@ class Saver:
             log, self._held, node=node, commits=self._run.is_main, keep_s=keep_s
         )
         return str(path), False
+
+
+def _turn_of(run: Run, root: RemotePath) -> Owner | None:
+    """This run's turn to write far away, as its main rank knows it. Collective.
+
+    Raises CheckpointError where the storage does not answer.
+    """
+    taken = list[Owner]()
+    together(run.comm, lambda: taken.append(take_turn(root)) if run.is_main else None)
+    return taken[0] if taken else None

@@ -23,6 +23,7 @@ from weft.checkpoint.entry import JSON, CheckpointError
 from weft.checkpoint.index import rank_file_from_json, rank_file_json
 from weft.checkpoint.place import Place
 from weft.checkpoint.reader import Checkpoint
+from weft.checkpoint.remote.owner import Owner
 from weft.checkpoint.remote.path import RemotePath
 from weft.checkpoint.shard import Shard, elements_of
 from weft.checkpoint.store import is_free, prune
@@ -34,27 +35,38 @@ from weft.train.assemble import Built, fill
 from weft.train.loop import Run
 
 
-def save(run: Run, root: Place, step: int, *, fingerprint: str, finite: bool = True) -> None:
+def save(
+    run: Run,
+    root: Place,
+    step: int,
+    *,
+    fingerprint: str,
+    finite: bool = True,
+    owner: Owner | None = None,
+) -> None:
     """Write the state after ``step`` steps; keep the newest few. Collective.
 
     Args:
         fingerprint: Names the data, so that a run is not resumed on other samples.
         finite: Loss and gradient norm of the step are numbers. It is recorded, if every value to be
             saved is one too.
+        owner: On the main rank, far away: whose turn it should be.
 
     Raises:
         CheckpointError: a rank could not write, or holds values that are not finite while training
             is to end for those; on every rank alike. Earlier checkpoints stay.
     """
     try:
-        _save(run, root, step, fingerprint=fingerprint, finite=finite)
+        _save(run, root, step, fingerprint=fingerprint, finite=finite, owner=owner)
     except CheckpointError:
         if run.is_main:
-            draft(root, step, "").abandon()
+            draft(root, step, "", owner).abandon()
         raise
 
 
-def _save(run: Run, root: Place, step: int, *, fingerprint: str, finite: bool) -> None:
+def _save(
+    run: Run, root: Place, step: int, *, fingerprint: str, finite: bool, owner: Owner | None
+) -> None:
     comm = run.comm
     shards = shards_of(run.built)
     state = state_of(run, step, shards, fingerprint=fingerprint, finite=finite)
@@ -62,10 +74,10 @@ def _save(run: Run, root: Place, step: int, *, fingerprint: str, finite: bool) -
     def begun() -> str:
         name = secrets.token_hex(8)
         if run.is_main:
-            draft(root, step, name).begin()
+            draft(root, step, name, owner).begin()
         return name
 
-    mine = draft(root, step, together(comm, begun)[0])
+    mine = draft(root, step, together(comm, begun)[0], owner)
 
     def write() -> JSON:
         return rank_file_json(mine.write(comm.rank, *elements_of(shards)))

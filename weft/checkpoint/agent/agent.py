@@ -340,7 +340,8 @@ class Agent:
 
     def _persist(self, pending: _Pending) -> None:
         """Write the files of this machine; commit them with those of the others, or leave facts."""
-        save, order, draft = pending.save, pending.order, pending.save.draft()
+        save, order = pending.save, pending.order
+        draft = save.draft(order.owner if order else None)
         if order is None:
             _wait_for(draft, save)
             for number, facts in _written(pending, draft).items():

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, get_args
 from weft.checkpoint.draft import Draft, draft
 from weft.checkpoint.entry import JSON
 from weft.checkpoint.place import Place, place_of
+from weft.checkpoint.remote.owner import Owner
 
 _READ = 1 << 16
 _MOST_FILES = 4
@@ -77,9 +78,9 @@ class Save:
     def place(self) -> Place:
         return place_of(self.root)
 
-    def draft(self) -> Draft:
+    def draft(self, owner: Owner | None = None) -> Draft:
         """Its part in the storage."""
-        return draft(self.place, self.step, self.name)
+        return draft(self.place, self.step, self.name, owner)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +105,8 @@ class Commit:
     save: Save
     keep: int
     """How many checkpoints stay."""
+    owner: Owner | None = None
+    """Far away: the run that says so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -309,5 +312,7 @@ def _parsed(line: bytes) -> Message:
     kind = _KINDS[data.pop("kind")]
     if "save" in data:
         data["save"] = Save(**data["save"])
+    if data.get("owner"):
+        data["owner"] = Owner(**data["owner"])
     made: Message = kind(**data)
     return made

@@ -1,5 +1,6 @@
 """One save into storage that knows no renaming.
 
+    root/owner.json                                    the run that writes here
     root/latest                                        replaced last
     root/step-00000100/index.json                      without it the rest counts for nothing
     root/step-00000100/rank-00000-NAME.safetensors     NAME: of this save alone
@@ -20,6 +21,7 @@ from weft.checkpoint.entry import JSON, CheckpointError, Piece, RankFile, rank_f
 from weft.checkpoint.index import INDEX, merge, problems, refuse, to_text
 from weft.checkpoint.rank_file import check_size
 from weft.checkpoint.remote.folder import keep_only, remove_folder
+from weft.checkpoint.remote.owner import Owner, refuse_other
 from weft.checkpoint.remote.path import RemotePath
 from weft.checkpoint.remote.upload import upload
 
@@ -29,14 +31,16 @@ class RemoteDraft:
 
     look_s = 0.5
 
-    def __init__(self, root: RemotePath, step: int, name: str) -> None:
+    def __init__(self, root: RemotePath, step: int, name: str, owner: Owner | None) -> None:
         self._root = root
         self._step = step
         self._name = name
+        self._owner = owner
         self._folder = root / store.step_name(step)
         self._mark = self._folder / f"save-{name}"
 
     def begin(self) -> None:
+        self._refuse_other()
         with told("cleared", self._root):
             clean(self._root)
         with told("written", self._mark):
@@ -66,11 +70,13 @@ class RemoteDraft:
         return data
 
     def commit(self, rank_files: Sequence[RankFile], state: Mapping[str, JSON]) -> RemotePath:
+        self._refuse_other()  # who clears what it finds: before files are missed
         index = merge(self._step, rank_files, state, time.time())
         refuse(problems(index), self._folder)
         for facts in rank_files:
             check_size(self._folder / facts.file, facts)
         path, text = self._folder / INDEX, to_text(index).encode()
+        self._refuse_other()
         with told("written", path):
             path.write_bytes(text)
             if path.read_bytes() != text:
@@ -84,7 +90,13 @@ class RemoteDraft:
 
     def abandon(self) -> None:
         with suppress(OSError, CheckpointError):
+            self._refuse_other()
             clean(self._root)
+
+    def _refuse_other(self) -> None:
+        """Where another run has taken its turn, what is there is not this one's to change."""
+        if self._owner is not None:
+            refuse_other(self._root, self._owner)
 
     def _facts_of(self, rank: int) -> RemotePath:
         return self._folder / f"{rank_file_name(rank, self._name)}.facts.json"
