@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from weft import version
 from weft.checkpoint.agent.client import Lease
 from weft.checkpoint.convert import import_hf
 from weft.checkpoint.entry import CheckpointError, told
+from weft.checkpoint.index import INDEX
 from weft.checkpoint.place import FOLDER, KEY, Place
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.checkpoint.store import LATEST, candidates
@@ -27,6 +29,7 @@ from weft.config.errors import ConfigError, ConfigErrors, RunError, show
 from weft.data.prepare import Prepared, prepare
 from weft.models.registry import FAMILIES, model_spec
 from weft.plan.model import ModelSpec
+from weft.train.first_opens import found_by_first, opened_by_first
 from weft.train.from_memory import newest_in_memory
 from weft.train.job import Job
 from weft.train.loading import LOAD, Loading, loading
@@ -87,17 +90,22 @@ def agree(
         problem = other_writer(comm, job.held, job.checkpoints)
         if problem:
             raise RunError(problem)
-        checkpoint = _in_storage(job)
+        checkpoint = _in_storage(job, comm)
     if checkpoint is not None:
         _accept(checkpoint, job, data, spec)
     found = () if checkpoint is None else checkpoint.notes
     notes = (*differing_builds(comm, versions), *why, *found)
     wanted = None
     if checkpoint is None:
-        wanted = loading(job.config.checkpoint, FAMILIES[spec.family].param_specs(spec))
+        opened = partial(opened_by_first, comm)
+        params = FAMILIES[spec.family].param_specs(spec)
+        wanted = loading(job.config.checkpoint, params, opened)
         notes += () if wanted is None else tuple(wanted.report())
     agreed = Agreed(data, spec, checkpoint, notes, is_in_memory=is_in_memory, loading=wanted)
-    seen = {"checkpoint": f"step {agreed.first_step}", "data": data.fingerprint}
+    here = f"step {agreed.first_step}"
+    if not is_in_memory:
+        here = _here(job.checkpoints, checkpoint) or here
+    seen = {"checkpoint": here, "data": data.fingerprint}
     for rank, what, value, first in unlike(comm, seen, name="compare files"):
         theirs = f"rank {rank} sees {value}, rank 0 {first}"
         raise RunError(f"the machines of this job see different {what}: {theirs}")
@@ -232,17 +240,33 @@ def _begin_with_weights(job: Job, comm: Comm) -> None:
             raise RunError(run)
 
 
-def _in_storage(job: Job) -> Checkpoint | None:
-    """What to go on from, as far as it was written; None for a new run."""
+def _in_storage(job: Job, comm: Comm) -> Checkpoint | None:
+    """What to go on from, as far as it was written; None for a new run. Collective."""
     root = job.checkpoints
+    found = found_by_first(comm, root, _found)
+    if found is None and root != job.out / FOLDER and _has_any(job.out / FOLDER):
+        expected = f"storage that holds the checkpoints of {job.out}"
+        hint = "Copy them there, leave the key out, or begin with another --out."
+        raise ConfigError(KEY, str(root), expected, hint)
+    return found
+
+
+def _found(root: Place) -> Checkpoint | None:
     if not _has_any(root):
-        if root != job.out / FOLDER and _has_any(job.out / FOLDER):
-            expected = f"storage that holds the checkpoints of {job.out}"
-            hint = "Copy them there, leave the key out, or begin with another --out."
-            raise ConfigError(KEY, str(root), expected, hint)
         return None
     with way_out(f"Remove {root} to begin the run again."):
         return open_checkpoint(root)
+
+
+def _here(root: Place, checkpoint: Checkpoint | None) -> str:
+    """How this machine's folder differs from what rank 0 found in its own; empty where it does
+    not, as all see the same storage far away."""
+    if not isinstance(root, Path):
+        return ""
+    with told("read", root):
+        if checkpoint is None:
+            return "some" if _has_any(root) else ""
+        return "" if (checkpoint.folder / INDEX).exists() else f"no {checkpoint.folder.name}"
 
 
 def _accept(checkpoint: Checkpoint, job: Job, data: Prepared, spec: ModelSpec) -> None:

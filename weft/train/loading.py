@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import Tensor
 
-from weft.checkpoint.place import place_of
+from weft.checkpoint.place import Place, place_of
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.sections import CheckpointConfig
@@ -64,8 +64,15 @@ class Loading:
         return lines
 
 
-def loading(config: CheckpointConfig, params: Iterable[ParamSpec]) -> Loading | None:
+def loading(
+    config: CheckpointConfig,
+    params: Iterable[ParamSpec],
+    opened: Callable[[Place], Checkpoint] = open_checkpoint,
+) -> Loading | None:
     """What ``checkpoint.load`` asks for; None where it asks for nothing.
+
+    Args:
+        opened: As ``open_checkpoint``.
 
     Raises:
         ConfigErrors: every parameter that is missing, left over or of another shape without leave,
@@ -74,7 +81,7 @@ def loading(config: CheckpointConfig, params: Iterable[ParamSpec]) -> Loading | 
     """
     if config.load is None:
         return None
-    checkpoint = open_checkpoint(place_of(config.load, LOAD))
+    checkpoint = opened(place_of(config.load, LOAD))
     shapes = {param.name: tuple(param.shape) for param in params}
     stored = {name: checkpoint.shape(name) for name in checkpoint.names()}
     both = [name for name in shapes if name in stored]
