@@ -109,7 +109,7 @@ def test_a_crew_that_pushes_nothing_ends_the_orders_of_an_earlier_one(tmp_path: 
         before.close()
         in_memory(first, 2, 0)
         assert steps(first) == [1, 2]
-        first.wait()
+        assert first.leave() == 0, "it ends when everything is pushed"
         assert steps(second) == [1]
 
 
