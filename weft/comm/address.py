@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from weft.comm.launchers import as_torchrun
+
+_ANY_PORT = 9
+"""Nothing is sent there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +63,21 @@ def own_host(environment: Mapping[str, str] = os.environ) -> str:
     given = as_torchrun(environment)
     if not given:
         return "127.0.0.1"
-    host, port = given["MASTER_ADDR"], int(given["MASTER_PORT"])
+    return _toward(given["MASTER_ADDR"], int(given["MASTER_PORT"]))
+
+
+def host_for_others(hosts: Iterable[str], environment: Mapping[str, str] = os.environ) -> str:
+    """``own_host`` for machines whose own are these. Where rank 0's machine knows its own name as a
+    loopback address, as Debian's do, that is the one at which it reaches another."""
+    mine = own_host(environment)
+    outside = [host for host in hosts if not ip_address(host).is_loopback]
+    if outside and ip_address(mine).is_loopback:
+        return _toward(outside[0], _ANY_PORT)
+    return mine
+
+
+def _toward(host: str, port: int) -> str:
+    """What this machine's address is for another one."""
     family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as end:
         end.connect(place)  # sends nothing

@@ -19,7 +19,7 @@ from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.place import Place
 from weft.checkpoint.reader import Checkpoint
 from weft.checkpoint.store import folder_step, read_latest
-from weft.comm.address import own_host
+from weft.comm.address import host_for_others, own_host
 from weft.comm.comm import Comm
 
 NAME = "memory of machines"
@@ -63,7 +63,8 @@ def newest_in_memory(
             return None, ()
         if latest is not None and on_disk < made:
             return None, [f"{root}/latest was changed since: what is in memory is left"]
-        mine = _Mine(held, comm, found, everyone[0]["secret"], answer_s)
+        hosts = () if found.is_everywhere else comm.gather_json(own_host(), name=NAME)
+        mine = _Mine(held, comm, found, everyone[0]["secret"], answer_s, hosts)
         parts = comm.gather_json(mine.part(memory), name=NAME)
         problems = [part["problem"] for part in parts if "problem" in part]
         if problems:
@@ -127,10 +128,19 @@ def _newest_of_all(everyone: Sequence[Mapping[str, Any]]) -> _Found | None:
 class _Mine:
     """What this rank reads of a save, and what it lets others read."""
 
-    def __init__(self, held: Path, comm: Comm, found: _Found, secret: str, answer_s: float) -> None:
+    def __init__(
+        self,
+        held: Path,
+        comm: Comm,
+        found: _Found,
+        secret: str,
+        answer_s: float,
+        hosts: Sequence[str],
+    ) -> None:
+        """``hosts``: of all ranks, where one reads what another has."""
         self._path = agent_address(held, node_of(comm)) if held.is_dir() else held
         self._rank, self._found = comm.rank, found
-        self._secret, self._answer_s = secret, answer_s
+        self._secret, self._answer_s, self._hosts = secret, answer_s, hosts
         self._state: Mapping[str, Any] | None = None
         self._images: dict[int, Image] = {}
 
@@ -146,13 +156,14 @@ class _Mine:
             return {"problem": str(error)}
         if self._found.is_everywhere or self._rank not in holders.values():
             return {}
-        open_it = Open(secret=self._secret, host=own_host())
+        host = host_for_others(self._hosts)
+        open_it = Open(secret=self._secret, host=host)
         answer = ask_agent(self._path, open_it, self._answer_s)
         if not (isinstance(answer, Opened) and answer.port):
             return {"problem": f"rank {self._rank}: its machine cannot be reached by others"}
         mine = [rank for rank, holder in holders.items() if holder == self._rank]
         return {
-            "address": (own_host(), answer.port),
+            "address": (host, answer.port),
             "state": self._state,
             "pieces": [(rank, pieces_json(self._images[rank].pieces)) for rank in mine],
         }

@@ -38,7 +38,7 @@ from weft.checkpoint.place import Place
 from weft.checkpoint.remote.owner import Owner, take_turn
 from weft.checkpoint.remote.path import RemotePath
 from weft.checkpoint.shard import Shard
-from weft.comm.address import own_host
+from weft.comm.address import host_for_others, own_host
 from weft.comm.heartbeat import with_heartbeat
 from weft.config.errors import DivergedError
 from weft.platform.detect import free_memory_bytes
@@ -314,9 +314,10 @@ class Saver:
         if not self._run.config.checkpoint.peers:
             return False
         is_first, port = comm.rank == self._here[0], 0
+        host = host_for_others(comm.gather_json(own_host(), name="hosts of machines"))
         if is_first:
-            port = self._port(path, Open(secret=secret, host=own_host()))
-        mine = (own_host(), port) if is_first else None
+            port = self._port(path, Open(secret=secret, host=host))
+        mine = (host, port) if is_first else None
         everyone = comm.gather_json(mine, name="memory of machines")
         machines = [rank for rank, address in enumerate(everyone) if address]
         if len(machines) == 1 or not all(everyone[rank][1] for rank in machines):
