@@ -333,7 +333,7 @@ class CheckpointConfig(Section):
 class RecoveryConfig(Section):
     """What happens when a rank is lost: its process was killed, or it answers no more. The others
     keep their processes, and training goes on from the newest checkpoint. (Under another launcher,
-    such as torchrun, that decides.)"""
+    such as torchrun, that decides.) And what happens to steps whose numbers are none."""
 
     when_lost: Literal["replace", "replan"] = "replace"
     """"replace": a new process takes the place of a lost rank. "replan": the job goes on with the
@@ -346,6 +346,16 @@ class RecoveryConfig(Section):
     heartbeat_s: Number = 60.0
     """Seconds without an answer, whatever a rank computes, after which it is lost; 0 waits for
     `train.timeout_s` of the others' collective."""
+    when_not_finite: Literal["stop", "skip"] = "stop"
+    """What becomes of a step without a finite loss and gradient norm. "stop": it is an update, so
+    all that follow are such, and training ends. "skip": it changes nothing, which is said, and the
+    next batch follows; `train.stop_after_non_finite` such steps in a row end training all the same.
+    """
+
+    @property
+    def skips(self) -> bool:
+        """Parameters stay finite, whatever a batch is."""
+        return self.when_not_finite == "skip"
 
     @model_validator(mode="after")
     def _restarts(self) -> Self:

@@ -124,6 +124,7 @@ def assemble(
     make_optimizer: Callable[[Gradients], Update],
     *,
     max_grad_norm: float | None = None,
+    skips_non_finite: bool = False,
     overlap: bool = True,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Assembled[Update]:
@@ -180,6 +181,7 @@ def assemble(
         expected_weight=scale,
         loss_scale=loss_scale,
         max_grad_norm=max_grad_norm,
+        skips_non_finite=skips_non_finite,
     )
     return Assembled(stages, executor, engine, optimizer, source.specs)
 

@@ -67,6 +67,8 @@ class Engine(Generic[M]):
     gradients near their mean's scale until the true sum is known."""
     max_grad_norm: float | None = None
     """Clip to this norm; None: do not clip."""
+    skips_non_finite: bool = False
+    """A step without a finite loss and gradient norm changes nothing."""
     loss_scale: LossScale | None = None
     """By which ``passes`` scales gradients more."""
     settle: Callable[[Tensor], None] | None = None
@@ -101,6 +103,8 @@ class Engine(Generic[M]):
         if self.max_grad_norm is not None:
             factor = to_mean * (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         mean = torch.where(some, loss / weight, 0.0)
+        if self.skips_non_finite:  # of all ranks' totals, so all ranks alike
+            factor = torch.where(norm.isfinite() & mean.isfinite(), factor, 0.0)
         result = StepResult(mean, weight, norm, all_asked, read)
         if self.loss_scale is None:
             return result, factor

@@ -31,9 +31,13 @@ def assemble_model(
     *,
     optim: OptimConfig,
     seq_len: int,
+    skips_non_finite: bool = False,
     overlap: bool = True,
 ) -> Built:
-    """A rank of ``weft train``. Parameters have no values yet: see ``fill``. Collective."""
+    """A rank of ``weft train``. Parameters have no values yet: see ``fill``. Collective.
+
+    ``skips_non_finite``: a step without a finite loss and gradient norm changes nothing.
+    """
     family, rank_plan = FAMILIES[spec.family], plan.rank_plan(comm.rank)
     task, layout = family.task(), family.layout(spec)
     check_entries(layout, modules_of(spec))
@@ -62,6 +66,7 @@ def assemble_model(
         comm,
         lambda gradients: Optimizer(optim, gradients),
         max_grad_norm=optim.max_grad_norm,
+        skips_non_finite=skips_non_finite,
         overlap=overlap,
     )
     for stage in built.stages.values():  # whoever reads all parameters waits for them

@@ -101,7 +101,7 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
         hooks = [
             profile.end,
             note_step(run),
-            note_events(run),
+            note_events(run, tell),
             traffic.count,
             log_metrics(run, writers, progress, peak=peak, predicted_s=predicted_s),
             # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
@@ -172,16 +172,20 @@ def note_step(run: Run) -> Hook:
     return hook
 
 
-def note_events(run: Run) -> Hook:
-    """Record that numbers have become none, and that ranks were asked to stop."""
-    was_finite = True
+def note_events(run: Run, tell: Callable[[str], None]) -> Hook:
+    """Record that numbers have become none, and that ranks were asked to stop. ``tell``: say that
+    a step was left out."""
+    was_finite, skips = True, run.config.recovery.skips
 
     def hook(record: StepRecord) -> None:
         nonlocal was_finite
         for numbers in record.read:
-            if was_finite and not numbers.is_finite:
-                said = f"loss {numbers.loss}, grad_norm {numbers.grad_norm}"
-                run.events.write("not_finite", said, step=numbers.step)
+            said = f"loss {numbers.loss}, grad_norm {numbers.grad_norm}"
+            if skips and not numbers.is_finite:
+                said += ": this step changes nothing (recovery.when_not_finite)"
+                tell(f"step {numbers.step}: {said}")
+            if not numbers.is_finite and (was_finite or skips):
+                run.events.write("not_finite", said, step=numbers.step, facts={"skipped": skips})
             was_finite = numbers.is_finite
         if record.stops:
             asked = max(round(numbers.stop) for numbers in record.read)
@@ -201,14 +205,15 @@ def log_metrics(
 ) -> Hook:
     """Write and show the numbers of every step; ask all ranks for their memory now and then.
 
-    Warns once when the numbers of the run have stopped being numbers.
+    Warns once when the numbers of the run have stopped being numbers, unless such steps are left
+    out.
     ``peak``: of all chips together. ``predicted_s``: what a step was expected to take.
     """
     seq_len = run.config.data.seq_len
     tokens = run.plan.global_batch * seq_len
     flops = train_flops_per_token(run.spec, seq_len) * tokens
     started = time.perf_counter()
-    memory_gib, is_warned = 0.0, False
+    memory_gib, is_warned = 0.0, run.config.recovery.skips
 
     def hook(record: StepRecord) -> None:
         nonlocal memory_gib, is_warned
@@ -311,7 +316,8 @@ def save_now_and_then(run: Run, saver: Saver, progress: Progress) -> Hook:
             snapshot_now_and_then(run, saver, record)
             return
         run.save_clock.restart()
-        if not (takes_all or record.is_finite):
+        is_sound = _is_sound(run, record)
+        if not (takes_all or is_sound):
             if is_end:
                 saver.settle()
             said = f"no checkpoint at step {record.step}: its numbers are not finite"
@@ -319,7 +325,7 @@ def save_now_and_then(run: Run, saver: Saver, progress: Progress) -> Hook:
             run.events.write("save_skipped", said, step=record.step)
             return
         try:
-            (saver.save_last if is_end else saver.save)(record.step, finite=record.is_finite)
+            (saver.save_last if is_end else saver.save)(record.step, finite=is_sound)
         except CheckpointError as error:
             said = f"no checkpoint at step {record.step}: {error}"
             run.events.write("save_failed", said, step=record.step)
@@ -334,13 +340,20 @@ def snapshot_now_and_then(run: Run, saver: Saver, record: StepRecord) -> None:
     """Copy into memory after a step that is not saved, if it is time and its numbers are finite."""
     every = run.config.checkpoint.snapshot_every
     takes_all = not run.config.train.stop_after_non_finite
-    if every and record.step % every == 0 and (takes_all or record.is_finite):
-        saver.snapshot(record.step, finite=record.is_finite)
+    is_sound = _is_sound(run, record)
+    if every and record.step % every == 0 and (takes_all or is_sound):
+        saver.snapshot(record.step, finite=is_sound)
+
+
+def _is_sound(run: Run, record: StepRecord) -> bool:
+    """The numbers of a step are finite, as far as is known, or it changed nothing."""
+    return record.is_finite or run.config.recovery.skips
 
 
 def end_when_diverged(run: Run, saver: Saver, root: Place, out: Path) -> Hook:
     """End after ``train.stop_after_non_finite`` steps in a row whose numbers are not finite, and
-    rather than with such a last step. The numbers of a step are the same on every rank.
+    rather than with such a last step, unless it changed nothing. The numbers of a step are the same
+    on every rank.
 
     Raises:
         DivergedError: on every rank alike; says what to go on from, and how.
@@ -351,7 +364,8 @@ def end_when_diverged(run: Run, saver: Saver, root: Place, out: Path) -> Hook:
         nonlocal in_a_row
         for numbers in record.read:
             in_a_row = 0 if numbers.is_finite else in_a_row + 1
-        is_over = in_a_row >= most or record.step == run.last_step
+        is_last = record.step == run.last_step and not run.config.recovery.skips
+        is_over = in_a_row >= most or is_last
         if most and in_a_row and is_over:
             saver.settle()  # what was saved is known then
             last = record.read[-1]

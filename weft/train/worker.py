@@ -81,7 +81,14 @@ class RankLife:
             checkpoint, first_step = agreed.checkpoint, agreed.first_step
             self._enter("build")
             seq_len = config.data.seq_len
-            built = assemble_model(plan, agreed.spec, comm, optim=config.optim, seq_len=seq_len)
+            built = assemble_model(
+                plan,
+                agreed.spec,
+                comm,
+                optim=config.optim,
+                seq_len=seq_len,
+                skips_non_finite=config.recovery.skips,
+            )
             self._enter("restore")
             events = EventLog(job.out if comm.rank == 0 else None, began=job.began)
             if checkpoint is None:
