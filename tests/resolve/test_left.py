@@ -51,15 +51,16 @@ def test_a_job_keeps_cards_and_replaces_a_process_with_too_few_queues(tmp_path: 
     loaded = load_config("debug", [*BATCH, "plan.shares=[2,2,2,2]"])
     now = resolve(loaded, Cluster(nodes=(four,)))
     job = Job(config=now.config, plan=now.plan, out=tmp_path, last_step=1, threads=1)
-    replans = Replans(loaded, now)
-    found = replans.without(job, [1])
-    assert (found.job.cards, found.seats) == ((0, 2, 3), (0, 2, 3))
-    replans = Replans(loaded, now)
+    replans = Replans(loaded, now, job)
+    replans.without([1])
+    assert (replans.job.cards, replans.seats) == ((0, 2, 3), (0, 2, 3))
+    replans = Replans(loaded, now, job)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replan, "queues_for", lambda _, rank: 20 if rank == 1 else 8)
-        found = replans.without(job, [0])
-    assert (found.job.cards, found.seats) == ((1, 2, 3), (1, ANEW, 3))
-    assert replans.without(found.job, [0]).job.cards == (2, 3)
+        replans.without([0])
+    assert (replans.job.cards, replans.seats) == ((1, 2, 3), (1, ANEW, 3))
+    replans.without([0])
+    assert replans.job.cards == (2, 3)
 
 
 def test_a_number_of_queues_that_somebody_set_may_be_too_few(
@@ -70,4 +71,4 @@ def test_a_number_of_queues_that_somebody_set_may_be_too_few(
     now = resolve(loaded, Cluster(nodes=(MIXED,)))
     job = Job(config=now.config, plan=now.plan, out=tmp_path, last_step=1, threads=1)
     with pytest.raises(ConfigErrors, match=r"CUDA_DEVICE_MAX_CONNECTIONS = .none"):
-        Replans(loaded, now).without(job, [0])
+        Replans(loaded, now, job).without([0])

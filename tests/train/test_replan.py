@@ -56,7 +56,7 @@ def asked(out: Path, *more: str, node: Node = LAPTOP) -> tuple[Job, Replans]:
         threads=1,
         console="quiet",
     )
-    return job, Replans(loaded, resolved)
+    return job, Replans(loaded, resolved, job)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from weft.cli import bench, checkpoint, chips, runs
+from weft.cli import bench, checkpoint, chips, elastic, runs
 from weft.cli.chat import chat
 from weft.cli.compare import compare, verify
 from weft.cli.doctor import doctor
@@ -94,6 +94,7 @@ app.add_typer(runs.app, name="runs", rich_help_panel=RUNS)
 app.command(rich_help_panel=RUNS)(report)
 app.command(rich_help_panel=RUNS)(compare)
 app.command(rich_help_panel=RUNS, context_settings=OVERRIDES)(verify)
+app.add_typer(elastic.app, name="elastic", rich_help_panel=RUNS)
 app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel=RUNS)
 app.add_typer(chips.app, name="chips", rich_help_panel=MACHINE)
 app.command(rich_help_panel=MACHINE)(doctor)

@@ -311,20 +311,25 @@ def _note_failure(job: Job, error: RanksFailedError) -> None:
 
 def _run(job: Job, context: ForkServerContext, loaded: Loaded, resolved: Resolved) -> None:
     """All ranks, to the end; what becomes of lost ones is up to ``recovery``."""
-    recovery, replans = job.config.recovery, None
-    if recovery.when_lost == "replan":
-        from weft.elastic.replan import Replans
+    from weft.elastic.move import Moves
+    from weft.elastic.replan import Replans
 
-        replans = Replans(loaded, resolved)
-    run_ranks(
-        WORKER,
-        (job,),
-        job.plan.world_size,
-        folder=job.out,
-        context=context,
-        recover=Restarts(job, lambda text: warn([text]), replans) if recovery.restarts else None,
-        heartbeat_s=recovery.heartbeat_s,
-    )
+    def tell(text: str) -> None:
+        warn([text])
+
+    recovery, replans = job.config.recovery, Replans(loaded, resolved, job)
+    with ExitStack() as stack:
+        may_go_on = recovery.restarts > 0
+        run_ranks(
+            WORKER,
+            (job,),
+            job.plan.world_size,
+            folder=job.out,
+            context=context,
+            recover=Restarts(job, tell, replans) if may_go_on else None,
+            heartbeat_s=recovery.heartbeat_s,
+            moves=stack.enter_context(Moves(replans, tell)) if may_go_on else None,
+        )
 
 
 def _join(address: RankAddress, job: Job, resolved: Resolved) -> int:

@@ -28,6 +28,10 @@ class Abort:
         self._asked = threading.Event()
         self._lock = threading.Lock()
         self._undo: list[Callable[[], None]] = []
+        self.wanted = False
+        """The ranks are to leave between two steps, for another plan."""
+        self.left = False
+        """They have."""
 
     @property
     def asked(self) -> bool:

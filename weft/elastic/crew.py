@@ -15,7 +15,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from weft.comm.address import RankAddress
-from weft.elastic.failure import GRACE_S, LOSSES, Cause, Epoch, Failure
+from weft.elastic.failure import GRACE_S, LOSSES, Cause, Epoch, Failure, Moves
 from weft.elastic.rank_process import UNREPORTED, Begin, Heard, Order, Target, Word, be_ranks
 from weft.elastic.signals import Asked
 
@@ -64,6 +64,7 @@ class Crew:
         self._name = f"{os.getpid()}-{time.monotonic_ns()}"
         self._epochs = 0
         self._looked_at = 0.0
+        self._is_called = False
         self._processes: dict[int, _Process] = {}
         """By rank."""
 
@@ -71,6 +72,7 @@ class Crew:
         """Tell every rank what to do. Those that outlived the epoch before keep their process, if
         the next one has a seat for them."""
         self._epochs += 1
+        self._is_called = False
         attempt = f"{self._name}-{self._epochs}"
         left = {rank: each for rank, each in self._processes.items() if each.is_at_door}
         for rank, each in self._processes.items():
@@ -95,9 +97,10 @@ class Crew:
             )
             process.begin(begin)
 
-    def watch(self, asked: Asked) -> None:
+    def watch(self, asked: Asked, moves: Moves | None = None) -> None:
         """Wait for the end of the epoch: for all ranks, or as long as the others may take after a
-        failure. If the job may go on, they are told to come to the door.
+        failure. If the job may go on, they are told to come to the door; and also where ``moves``
+        wants them, between two steps.
 
         Ranks that are asked to stop do so after their step, however long it takes.
         """
@@ -109,6 +112,7 @@ class Crew:
             if asked.times and not passed_on:
                 passed_on = True
                 self._terminate()
+            self._call_between_steps(moves)
             if deadline == math.inf and any(self._failed()):
                 deadline = time.monotonic() + GRACE_S
                 told = not asked.times and self._call_to_the_door()
@@ -116,6 +120,11 @@ class Crew:
                 if not told:
                     return
                 self._end_those_who_do_not_come(is_late=time.monotonic() >= deadline + DOOR_S)
+
+    @property
+    def has_come(self) -> bool:
+        """All ranks left between two steps, for they were wanted."""
+        return all(each.has_come for each in self._processes.values())
 
     @property
     def can_go_on(self) -> bool:
@@ -159,6 +168,12 @@ class Crew:
         for each in self._processes.values():
             if each.is_at_work:
                 each.process.terminate()
+
+    def _call_between_steps(self, moves: Moves | None) -> None:
+        """If somebody wants them. The others hear it with the totals of a step."""
+        if moves is not None and moves.wanted() and not self._is_called:
+            self._is_called = True
+            self._processes[0].tell("come")
 
     def _call_to_the_door(self) -> bool:
         """Tell all that the epoch is over, if another one may begin. Whether it may."""
@@ -204,6 +219,11 @@ class _Process:
     @property
     def is_at_door(self) -> bool:
         return not (self._word is None or self.heard) and self.process.exitcode is None
+
+    @property
+    def has_come(self) -> bool:
+        """It is at the door as it was to come."""
+        return self._word == "moved" and self.process.exitcode is None
 
     @property
     def heard(self) -> bool:
@@ -275,7 +295,7 @@ class _Process:
     def _failure(self) -> Failure | None:
         assert self._begin is not None, "it has been a rank"
         address, code = self._begin.address, self.process.exitcode
-        if self._word == "done" or code == 0:
+        if self._word in ("done", "moved") or code == 0:
             return None
         file = address.phase_file
         phase = file.read_text() if file is not None and file.exists() else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 GRACE_S = 3.0
 """How long the other ranks may take to notice a failure and say what they saw."""
@@ -56,6 +56,16 @@ class Epoch:
     world_size: int
     seats: tuple[int, ...] | None = None
     """For each rank the one that its process was before, or ``ANEW``; None: the same one."""
+
+
+class Moves(Protocol):
+    """Somebody may want another plan while the ranks are at work."""
+
+    def wanted(self) -> bool:
+        """The ranks are to come to the door between two steps. Asked again and again."""
+
+    def epoch(self) -> Epoch:
+        """They have come: what they do next."""
 
 
 Recover = Callable[[Sequence[Failure]], Epoch | None]

@@ -24,7 +24,7 @@ from weft.comm.flight_recorder import (
     remove_records,
 )
 from weft.elastic.crew import Crew
-from weft.elastic.failure import Epoch, RanksFailedError, Recover
+from weft.elastic.failure import Epoch, Failure, Moves, RanksFailedError, Recover
 from weft.elastic.rank_process import Target, found, redirect
 from weft.elastic.signals import Asked
 from weft.train.stop import signals_held
@@ -56,6 +56,7 @@ def run_ranks(
     context: ForkServerContext | None = None,
     recover: Recover | None = None,
     heartbeat_s: float = 0.0,
+    moves: Moves | None = None,
 ) -> None:
     """Run ``target`` in ``world_size`` processes of this machine until all have ended.
 
@@ -69,6 +70,7 @@ def run_ranks(
             failure, the job is over. The others keep their processes, and ``target``, which then
             has the keyword ``abort``, is called in them again.
         heartbeat_s: If it may go on, a process that answers nothing for so long is lost; 0: never.
+        moves: Says, if it may go on, when all are to go on with something else.
 
     Raises:
         RanksFailedError: a rank failed. The others have been ended.
@@ -86,17 +88,31 @@ def run_ranks(
                 crew.remove_traces()
                 remove_records(logs)
                 crew.begin(epoch)
-                crew.watch(asked)
+                crew.watch(asked, moves)
                 failures = crew.failures()
-                is_over = recover is None or asked.times or not crew.can_go_on
-                epoch = None if is_over or recover is None else recover(failures)
-                epoch = None if asked.times else epoch
+                epoch = _next(crew, failures, asked, recover, moves)
         finally:
             crew.close()
             crew.remove_traces()
     stopped = asked.times > 0 and all(f.cause in ("signal", "peer") for f in failures)
     if failures and not stopped:
         raise RanksFailedError(failures, cause_of_hang(read_records(logs)))
+
+
+def _next(
+    crew: Crew,
+    failures: Sequence[Failure],
+    asked: Asked,
+    recover: Recover | None,
+    moves: Moves | None,
+) -> Epoch | None:
+    """What the ranks go on with; None: the job is over."""
+    if moves is not None and crew.has_come and asked.times < 2:
+        return moves.epoch()  # also where all are to stop: they save first
+    if recover is None or asked.times or not crew.can_go_on:
+        return None
+    epoch = recover(failures)
+    return None if asked.times else epoch
 
 
 def run_rank(target: Target, address: RankAddress, args: tuple[Any, ...], *, folder: Path) -> None:

@@ -55,8 +55,9 @@ class Begin:
     ``own_stop`` whether it is to stop."""
 
 
-Order = Begin | Literal["abort", "end", "ping"]
-"""From the launcher: the epoch is over, come to the door; nothing is next; answer."""
+Order = Begin | Literal["abort", "come", "end", "ping"]
+"""From the launcher: the epoch is over, come to the door; come between two steps; nothing is next;
+answer."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,9 @@ class Heard:
     epoch: int
 
 
-Word = Failure | Heard | Literal["done", "alive"]
-"""To the launcher: this rank is at the door, since it lost another one or since its work is done;
-or it may take a moment to come; or it answers."""
+Word = Failure | Heard | Literal["done", "moved", "alive"]
+"""To the launcher: this rank is at the door, since it lost another one or since its work is done,
+or was to come; or it may take a moment to come; or it answers."""
 
 
 def be_ranks(target: Target, logs: Path, pipe: Connection) -> None:
@@ -96,9 +97,17 @@ def be_ranks(target: Target, logs: Path, pipe: Connection) -> None:
             _give_up(lost, logs, begin.report, terminal[1])
         if not begin.may_go_on:
             return
+        word = _word(lost, abort)
         del began, begin, abort
         gc.collect()  # models hold themselves in circles
-        control.say("done" if lost is None else lost)
+        control.say(word)
+
+
+def _word(lost: Failure | None, abort: Abort) -> Word:
+    """How the epoch ended."""
+    if lost is not None:
+        return lost
+    return "moved" if abort.left else "done"
 
 
 def _epoch(target: Target, begin: Begin, abort: Abort) -> Failure | None:
@@ -157,6 +166,8 @@ class _Control:
             case "abort":
                 self.say(Heard(self._epoch))
                 self._abort.ask()
+            case "come":
+                self._abort.wanted = True
             case begin:
                 self._epoch, self._abort = begin.epoch, Abort()
                 self.orders.put((begin, self._abort))

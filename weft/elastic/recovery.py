@@ -23,18 +23,22 @@ class Restarts:
 
     Args:
         tell: Says a line to the person who started the job.
-        replans: Plans for what is left; None: lost ranks are replaced.
+        replans: Has the job under the plan of the moment, and plans for what is left.
     """
 
     def __init__(
         self, job: Job, tell: Callable[[str], None], replans: Replans | None = None
     ) -> None:
-        self._job = job
+        self._first = job
         self._tell = tell
         self._replans = replans
         self._events = EventLog(job.out, began=job.began)
         self._in_a_row = 0
         self._furthest = 0
+
+    @property
+    def _job(self) -> Job:
+        return self._first if self._replans is None else self._replans.job
 
     def __call__(self, failures: Sequence[Failure]) -> Epoch | None:
         """What the ranks do next; None: there were too many restarts without a new step."""
@@ -58,17 +62,18 @@ class Restarts:
 
     def _planned_without(self, lost: Sequence[int], step: int) -> tuple[int, ...] | None:
         """Plan for the ranks that are left; None where lost ones are replaced."""
-        if self._replans is None or not 0 < len(lost) < self._job.plan.world_size:
+        job, replans = self._job, self._replans
+        is_asked = job.config.recovery.when_lost == "replan" and 0 < len(lost) < job.plan.world_size
+        if replans is None or not is_asked:
             return None
         try:
-            found = self._replans.without(self._job, lost)
+            words = replans.without(lost)
         except ConfigErrors as errors:
             why = f"lost ranks are replaced, for there is no other plan: {errors.errors[0]}"
             self._say(why, step)
             return None
-        self._job = found.job
-        self._say(f"the plan is now {found.words}", step)
-        return found.seats
+        self._say(f"the plan is now {words}", step)
+        return replans.seats
 
     def _say(self, words: str, step: int) -> None:
         self._events.write("replan", words, step=step)

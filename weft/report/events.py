@@ -25,6 +25,7 @@ Kind = Literal[
     "epoch_end",
     "restart",
     "replan",
+    "move",
     "save_begun",
     "save_finished",
     "save_failed",
@@ -37,7 +38,8 @@ Kind = Literal[
 ]
 """``start``: the first step of an epoch begins. ``epoch_end``: ranks were lost, and with them the
 epoch of the job; ``restart``: another one begins; ``replan``: under which other plan, or why not.
-``snapshot``: a copy in memory alone."""
+``move``: the ranks have left for another plan, as somebody asked. ``snapshot``: a copy in memory
+alone."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 

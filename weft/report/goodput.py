@@ -178,7 +178,7 @@ def _began(start: Event, before: Sequence[Event]) -> tuple[float, bool]:
     """When a start began, and whether it was a restart within its command."""
     command_s = start.elapsed_s - start.seconds("startup_s")
     since = max((at for at, event in enumerate(before) if event.kind == "start"), default=-1)
-    restarts = (e.elapsed_s for e in before[since + 1 :] if e.kind == "restart")
+    restarts = (e.elapsed_s for e in before[since + 1 :] if e.kind in ("restart", "move"))
     restart_s = next((each for each in restarts if each >= command_s), None)
     return (max(command_s, 0.0), False) if restart_s is None else (restart_s, True)
 
@@ -200,7 +200,7 @@ def _signs(
 def _is_watchers(event: Event) -> bool:
     """It was told by the process that started the ranks."""
     is_failure = event.kind == "end" and "cause" in event.facts
-    return is_failure or event.kind in ("epoch_end", "restart", "replan")
+    return is_failure or event.kind in ("epoch_end", "restart", "replan", "move")
 
 
 def _sum(events: Sequence[Event], fact: str, *kinds: str) -> float:

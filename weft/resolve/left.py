@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from weft.cluster.cluster import Cluster, Node
+from weft.cluster.cluster import Cluster
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import Config
@@ -31,15 +31,20 @@ def plan_for_left(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
     """What ``plan: auto`` chooses for the chips of these ranks, in order: for the same batch, in
     the same arithmetic. All of them have work, if any such plan fits.
 
+    Args:
+        now: Its cluster has the chips of its ranks, in their order.
+
     Raises:
         NoPlan: nothing fits.
         ConfigErrors: there are no rates of such chips, or stages compute in several precisions.
     """
-    (node,) = now.cluster.nodes
-    node = _with_chips_of(node, now.plan, left)
+    devices = [now.plan.devices[rank] for rank in left]
+    cards = cards_of(now.plan)
+    cluster = with_chips(now.cluster, devices, [cards[rank] for rank in left])
+    (node,) = cluster.nodes
     try:
         config = _asked(loaded.config, now.plan)
-        there = resources_of_ranks(config, node, [now.plan.devices[rank] for rank in left])
+        there = resources_of_ranks(config, node, devices)
         try:
             chosen = choose(config, there)
         except NoPlan:
@@ -48,7 +53,6 @@ def plan_for_left(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
             chosen = choose(config, replace(there, may_idle=True))
     except ConfigError as error:
         raise loaded.place(error) from error
-    cluster = Cluster(nodes=(node,))
     resolved = resolve(loaded, cluster, plan=chosen.plan, why=chosen.notes)
     seats = tuple(left[: chosen.plan.world_size])
     return Left(resolved=resolved, seats=seats, why=chosen.notes[0])
@@ -60,14 +64,20 @@ def cards_of(plan: Plan) -> tuple[int, ...]:
     return tuple(devices[:rank].count(device) for rank, device in enumerate(devices))
 
 
-def _with_chips_of(node: Node, plan: Plan, ranks: Sequence[int]) -> Node:
-    """A machine with no other accelerators than these ranks have."""
-    kept = {(plan.devices[rank], cards_of(plan)[rank]) for rank in ranks}
-    families = [chip.device for chip in node.chips]
-    numbered = (
-        (each, (each.device, families[:n].count(each.device))) for n, each in enumerate(node.chips)
-    )
-    return replace(node, chips=tuple(chip for chip, card in numbered if card in kept))
+def with_chips(cluster: Cluster, devices: Sequence[str], cards: Sequence[int]) -> Cluster:
+    """A machine with no other accelerators than these, in the order of the ranks that have them.
+
+    Args:
+        cards: For each rank, which of the machine's devices of its family.
+    """
+    (node,) = cluster.nodes
+    families = {device: [c for c in node.chips if c.device == device] for device in devices}
+    chips = [
+        families[device][card]
+        for device, card in zip(devices, cards, strict=True)
+        if families[device]
+    ]
+    return Cluster(nodes=(replace(node, chips=tuple(chips)),))
 
 
 def _asked(config: Config, plan: Plan) -> Config:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.checkpoint.agent.client import Lease
+from weft.comm.abort import Abort
 from weft.comm.comm import Comm
 from weft.config.sections import Config
 from weft.data.batch import Batch, Dataset
@@ -37,6 +38,8 @@ from weft.train.stop import StopSignal
 
 SAVE_ASKED = 1 << 20
 """How a rank asks to save in the number of those that ask to stop: more than there are ranks."""
+MOVE_ASKED = 1 << 22
+"""And to leave between two steps. All together is a whole number in fp32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +59,8 @@ class StepNumbers:
     """How many ranks asked to stop after this step."""
     save: bool
     """The first rank asked to save after this step."""
+    move: bool
+    """The first rank asked all to leave after this step."""
     data: int
     """Fingerprint of the global batch."""
     seconds: float
@@ -90,6 +95,11 @@ class StepRecord:
         return any(numbers.save for numbers in self.read)
 
     @property
+    def moves(self) -> bool:
+        """The ranks are wanted at the door, as far as is known."""
+        return any(numbers.move for numbers in self.read)
+
+    @property
     def is_finite(self) -> bool:
         """Loss and gradient norm of this step are numbers, as far as is known."""
         return all(numbers.is_finite for numbers in self.read[-1:])
@@ -117,6 +127,8 @@ class Run:
     """What happens is told there; one that speaks for nobody writes nothing."""
     lease: Lease = field(default_factory=Lease)
     """On what this machine's agent keeps in memory."""
+    abort: Abort = field(default_factory=Abort)
+    """What the launcher tells this epoch."""
 
     @property
     def waits_for_reads(self) -> bool:
@@ -126,7 +138,8 @@ class Run:
     @property
     def asks(self) -> int:
         """What this rank asks for after the step that begins, for the step's totals."""
-        return self.stop.asked + SAVE_ASKED * (self.is_main and self.save_clock.is_due)
+        saves = SAVE_ASKED * (self.is_main and self.save_clock.is_due)
+        return self.stop.asked + saves + MOVE_ASKED * (self.is_main and self.abort.wanted)
 
     @property
     def is_main(self) -> bool:
@@ -232,7 +245,8 @@ class Reader:
                 skipped=bool(scaled and scaled[0]),
                 loss_scale=scaled[1] if scaled else None,
                 stop=asked % SAVE_ASKED,
-                save=asked >= SAVE_ASKED,
+                save=asked % MOVE_ASKED >= SAVE_ASKED,
+                move=asked >= MOVE_ASKED,
                 data=int(data),
                 seconds=seconds,
                 ended=now - (step - done) * seconds,
@@ -251,7 +265,8 @@ Hook = Callable[[StepRecord], None]
 
 
 def train(run: Run, hooks: Sequence[Hook]) -> int:
-    """Train to the last step, or until some rank was asked to stop. Returns the steps done."""
+    """Train to the last step, or until some rank was asked to stop, or all are wanted elsewhere.
+    Returns the steps done."""
     done = run.first_step
     reader = Reader(run.config, run.first_step, run.last_step, waits=run.waits_for_reads)
     inputs = Inputs(run.batches, run.microbatches, run.comm.device, last_step=run.last_step)
@@ -267,7 +282,7 @@ def train(run: Run, hooks: Sequence[Hook]) -> int:
         record = StepRecord(step=done, read=reader.add(done, lr, result))
         for hook in hooks:
             hook(record)
-        if record.stops:
+        if record.stops or run.abort.left:
             break
     run.built.gradients.fence()
     return done

@@ -108,6 +108,7 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
             evaluate_now_and_then(run, evaluated),
             save_now_and_then(run, saver, progress),
             end_when_diverged(run, saver, job.checkpoints, job.out),
+            leave_when_wanted(run, saver),
             profile.begin,
             traffic.skip,
         ]
@@ -123,7 +124,8 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
             final = evaluated(done)
         is_end = done == run.last_step
         said = f"{'trained to' if is_end else 'stopped after'} step {done}"
-        run.events.write("end", said, step=done)
+        if not run.abort.left:
+            run.events.write("end", said, step=done)
     if run.is_main and done == run.last_step:
         wall_s = time.perf_counter() - started
         finish_run(run, job, data, final, positions, used=used, peak=peak, wall_s=wall_s)
@@ -348,6 +350,18 @@ def snapshot_now_and_then(run: Run, saver: Saver, record: StepRecord) -> None:
 def _is_sound(run: Run, record: StepRecord) -> bool:
     """The numbers of a step are finite, as far as is known, or it changed nothing."""
     return record.is_finite or run.config.recovery.skips
+
+
+def leave_when_wanted(run: Run, saver: Saver) -> Hook:
+    """Leave the state of the step in memory, for the plan that goes on with it, and end the epoch.
+    Where there is no place for it yet, another step is done."""
+
+    def hook(record: StepRecord) -> None:
+        is_end = record.step == run.last_step or record.stops
+        if record.moves and not is_end and saver.keep(record.step, finite=record.is_finite):
+            run.abort.left = True
+
+    return hook
 
 
 def end_when_diverged(run: Run, saver: Saver, root: Place, out: Path) -> Hook:

@@ -76,6 +76,8 @@ class Saver:
         self._is_asynchronous = run.config.checkpoint.asynchronous
         self._slots = SLOTS + bool(run.config.checkpoint.snapshot_every)
         self._agent: AgentClient | None = None
+        self._newest: int | None = None
+        """The step of the newest copy."""
         """All ranks have one, or none has."""
         self._is_alone = False
         """Nobody but these ranks writes checkpoints."""
@@ -99,6 +101,20 @@ class Saver:
     def snapshot(self, step: int, *, finite: bool) -> None:
         """Keep the state after a step in memory; nothing happens where no agent can be had."""
         self._took(step, finite=finite, is_written=False)
+
+    def keep(self, step: int, *, finite: bool) -> bool:
+        """Whether the state after a step is where the next epoch of the job finds it: in memory,
+        or on the disk where no agent can be had."""
+        if self._newest == step:
+            return True
+        if self._took(step, finite=finite, is_written=False):
+            return self._newest == step
+        try:
+            self._save(step, finite=finite)
+        except CheckpointError as error:
+            self._tell(f"no other plan yet, for the state at step {step} is not kept: {error}")
+            return False
+        return True
 
     def _took(self, step: int, *, finite: bool, is_written: bool) -> bool:
         """Whether agents care for this save; where they have no place for it, that is said."""
@@ -124,6 +140,7 @@ class Saver:
         )
         said = state if comm.rank == self._here[0] else None
         agent.hand_over(slot, save, world_size=comm.world_size, state=said)
+        self._newest = step
         if self._run.is_main and is_written:
             keep = self._run.config.checkpoint.keep
             agent.commit(Commit(save=save, keep=keep, owner=self._owner))
@@ -213,9 +230,10 @@ class Saver:
                 self._tell(f"no other machine has the newest copy: {event.problem}")
 
     def leave(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
-        """Let go of the agent at the end of a run; after an error it keeps what is in memory for
-        the next start, but for a run that has diverged."""
-        self.close(keeps=kind is not None and not issubclass(kind, DivergedError))
+        """Let go of the agent at the end of a run; after an error, and for another plan, it keeps
+        what is in memory for the next start, but for a run that has diverged."""
+        failed = kind is not None and not issubclass(kind, DivergedError)
+        self.close(keeps=failed or self._run.abort.left)
 
     def close(self, *, keeps: bool = False) -> None:
         """Let go of the agent. What it has it still writes, however this process ends.

@@ -115,6 +115,7 @@ class RankLife:
                     events=events,
                     lease=self.lease,
                     save_clock=SaveClock(config.checkpoint.minutes),
+                    abort=self.rendezvous.abort or Abort(),
                 )
                 done = run_job(run, job, agreed.data, agreed.notes, stack)
         except torch.OutOfMemoryError as error:
