@@ -126,7 +126,10 @@ def test_srun_alone_starts_what_weft_computes(
     (``--signal=USR1@90``) saves and stops it, and without Slurm it goes on from there."""
     out = here / "mine"
     srun = ("srun", "--nodes=2", "--ntasks=2", "--mpi=none", sys.executable)
-    environment = {"SLURM_CONF": os.environ["SLURM_CONF"]}
+    with socket.socket() as probe:  # job 1 of every Slurm has one port, and tests run side by side
+        probe.bind(("", 0))
+        port = str(probe.getsockname()[1])
+    environment = {"SLURM_CONF": os.environ["SLURM_CONF"], "MASTER_PORT": port}
     with commands.started(here, "mine", program=srun, environment=environment) as command:
         command.wait_for_step(5)
         slurm("scancel", "--signal=USR1", "1")
