@@ -37,7 +37,7 @@ ASKED = [
 PLANS = {
     "dp2": (2, ["plan.shares=[2,2]"]),
     "pp2": (2, ["plan.stages=[{layers: 1}, {}]"]),
-    "dp2-pp2": (4, ["plan.stages=[{layers: 1, dp: 2}, {dp: 2}]"]),
+    "dp2-pp2": (4, ["plan.stages=[{layers: 1, dp: 2}, {dp: 2}]", "batch.micro=2"]),
 }
 EVERY = 8
 """Steps from one fault to the next."""

@@ -73,7 +73,7 @@ REFUSALS = [
     Case(
         "unknown key like nothing else",
         "unknown key 'plan.zzz': the keys here are auto, file, shares, stages, pipelines, "
-        "schedule, chunks, domains.\n    on the command line",
+        "schedule, chunks, in_flight, domains.\n    on the command line",
         overrides=("plan.zzz=1",),
     ),
     Case(
@@ -241,7 +241,7 @@ REFUSALS = [
     Case(
         "a planner that is misspelt",
         "plan = 'atuo': expected a section with keys of auto, file, shares, stages, pipelines, "
-        "schedule, chunks, domains, or 'auto'.\n    at my.yaml:2",
+        "schedule, chunks, in_flight, domains, or 'auto'.\n    at my.yaml:2",
         yaml="extends: debug\nplan: atuo\n",
     ),
     Case(
@@ -249,6 +249,13 @@ REFUSALS = [
         "plan.chunks = 2: expected null with plan.auto. It chooses them.\n    on the command line",
         target="debug",
         overrides=("plan=auto", "plan.chunks=2"),
+    ),
+    Case(
+        "a planner told what is in flight",
+        "plan.in_flight = [2, 1]: expected null with plan.auto. It chooses them.\n"
+        "    on the command line",
+        target="debug",
+        overrides=("plan=auto", "plan.in_flight=[2,1]"),
     ),
     Case(
         "a planner without samples",

@@ -257,4 +257,7 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "pieces",
     }
     assert set(PRECISIONS) == {"fp64", "fp32", "bf16", "fp16"}
-    assert set(PlanConfig.model_fields) == {*PLAN_WAYS, "schedule", "chunks", "domains"}
+    assert set(PlanConfig.model_fields) == {
+        *PLAN_WAYS,
+        *("schedule", "chunks", "in_flight", "domains"),
+    }

@@ -32,6 +32,8 @@ class Case:
     layers: tuple[tuple[int, ...], ...] = ()
     """Layers of each stage of each pipeline; all in one stage by default."""
     schedule: ScheduleName = "1f1b"
+    in_flight: tuple[int, ...] = ()
+    """Of every pipeline, by position; as many as its schedule needs by default."""
     recompute: Recompute = "off"
     zero: ZeroLevel = 0
     zeros: tuple[ZeroLevel, ...] = ()
@@ -86,6 +88,7 @@ class Case:
                     samples=share,
                     microbatch=self.microbatch,
                     schedule=self.schedule,
+                    in_flight=self.in_flight,
                 )
             )
         return Plan(num_layers=NUM_LAYERS, pipelines=tuple(pipelines), domains=self.domains)
@@ -122,6 +125,14 @@ ONE_BY_ONE = [
     Case("pp3-empty-middle", shares=(6,), dp=((1, 1, 1),), layers=((0, 0, 4),)),
     Case(
         "pp2-interleaved", shares=(6,), dp=((1, 1),), layers=((1, 1, 1, 1),), schedule="interleaved"
+    ),
+    Case(
+        "pp3-in-flight",
+        shares=(6,),
+        microbatch=1,
+        dp=((1, 1, 1),),
+        layers=((2, 1, 1),),
+        in_flight=(5, 2, 2),
     ),
     Case("pp2-zb-h1", shares=(6,), dp=((1, 1),), layers=((3, 1),), schedule="zb-h1"),
     Case("pp2-zb-v", shares=(6,), dp=((1, 1),), layers=((1, 2, 0, 1),), schedule="zb-v"),

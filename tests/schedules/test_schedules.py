@@ -1,6 +1,8 @@
 """Every schedule ends, does each action once, and keeps what its paper says it keeps."""
 
+import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, ScheduleName, StagePlan
 from weft.schedules.action import Action, Schedule, awaited
+from weft.schedules.known import Pattern, held_at_peak
 from weft.schedules.registry import expected_positions, schedule_of
 from weft.schedules.validity import prove
 
@@ -74,6 +77,28 @@ def test_1f1b_by_hand() -> None:
     first, second = schedule_of(pipeline("1f1b", 2, 3))
     assert " ".join(map(str, first)) == "F0.0 F0.1 B0.0 F0.2 B0.1 B0.2"
     assert " ".join(map(str, second)) == "F1.0 B1.0 F1.1 B1.1 F1.2 B1.2"
+
+
+def test_in_flight_by_hand() -> None:
+    plan = replace(pipeline("1f1b", 2, 4), in_flight=(3, 1))
+    first, last = (" ".join(map(str, actions)) for actions in schedule_of(plan))
+    assert first == "F0.0 F0.1 F0.2 B0.0 F0.3 B0.1 B0.2 B0.3"
+    assert last == "F1.0 B1.0 F1.1 B1.1 F1.2 B1.2 F1.3 B1.3"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_numbers_in_flight_end_and_are_kept(seed: int) -> None:
+    """And no position holds more, as memory is told too; the usual numbers make the usual lists."""
+    rng = random.Random(seed)
+    positions, many = rng.randint(2, 8), rng.randint(1, 40)
+    counts = tuple(sorted((rng.randint(1, many) for _ in range(positions)), reverse=True))
+    plan = replace(pipeline("1f1b", positions, many), in_flight=counts)
+    schedule = schedule_of(plan)
+    in_order(schedule)
+    assert held(schedule) == counts
+    assert held_at_peak(Pattern.of(plan)) == tuple((count,) for count in counts)
+    usual = tuple(range(positions, 0, -1))
+    assert schedule_of(replace(plan, in_flight=usual)) == schedule_of(replace(plan, in_flight=()))
 
 
 def test_zb_h1_by_hand() -> None:

@@ -126,6 +126,22 @@ def test_one_microbatch_pays_for_every_border() -> None:
     assert timeline.step_s == 10 + 20 + 6
 
 
+@pytest.mark.parametrize(
+    ("way_s", "in_flight", "usual_s", "step_s"),
+    [(0.75, (3, 1), 123.0, 100.5), (1.5, (3, 1), 147.0, 102.0), (3.0, (4, 1), 195.0, 105.0)],
+)
+def test_more_in_flight_hide_a_slow_border(
+    way_s: float, in_flight: tuple[int, ...], usual_s: float, step_s: float
+) -> None:
+    """Two stages of three seconds a microbatch, 32 of them: by the usual list each waits for the
+    way there and back; by the other, the first and the last alone do."""
+    plan, stages = pipeline("1f1b", 2, 32), [EVEN, EVEN]
+    border = [BorderTimes(latency_s=way_s)]
+    assert simulate_plan(plan, stages, border).step_s == usual_s
+    deeper = replace(plan, in_flight=in_flight)
+    assert simulate_plan(deeper, stages, border).step_s == step_s == 32 * 3 + 3 + 2 * way_s
+
+
 def test_a_smaller_last_microbatch_takes_less() -> None:
     plan = replace(pipeline("gpipe", 1, 1), samples=7, microbatch=4)
     assert simulate_plan(plan, [EVEN], []).step_s == 3 * (1 + 0.75)

@@ -77,6 +77,7 @@ class StageConfig(_StageMesh):
         return prod(self.axes.values())
 
 
+InFlight = Annotated[tuple[Count, ...], Field(min_length=1)]
 Stages = Annotated[tuple[StageConfig, ...], Field(min_length=1)]
 
 
@@ -92,6 +93,8 @@ class PipelineConfig(Section):
     """Order of its forwards and backwards; null is `plan.schedule`."""
     chunks: Count | None = None
     """Stages on each of its meshes; null is `plan.chunks`."""
+    in_flight: InFlight | None = None
+    """Micro-batches under way on each of its meshes, as in `plan.in_flight`."""
     stages: Stages
     """Its stages, as in `plan.stages`."""
 
@@ -139,6 +142,11 @@ class PlanConfig(Section):
     chunks: Count | None = None
     """Stages on each mesh with the schedule "interleaved"; null is 2. "zb-v" and "dualpipe-v"
     always have 2, a first and a last one, and the others 1."""
+    in_flight: InFlight | None = None
+    """With `stages` and the schedule "1f1b": micro-batches whose forward is begun and whose
+    backward is not done, on each mesh at most, first to last. More before a slow border hide its
+    time and take memory. null: [3, 2, 1] for three, as many as borders of no length need; with
+    `auto` as many as are fastest."""
     domains: Domains | None = None
     """Sets of processes that fast links join: those of one node, of one pipeline, or on one family
     of chips. What several sets hold in common is summed inside each and then between them, so that
@@ -155,8 +163,16 @@ class PlanConfig(Section):
         if self.auto is not None and self.chunks is not None:
             raise ConfigError("plan.chunks", self.chunks, "null with plan.auto", "It chooses them.")
         for way, hint in (("auto", "It chooses them."), ("file", "The file says them.")):
-            if self.domains is not None and dict(self)[way] is not None:
-                raise ConfigError("plan.domains", self.domains, f"null with plan.{way}", hint)
+            for key in ("domains", "in_flight"):
+                if dict(self)[key] is not None and dict(self)[way] is not None:
+                    raise ConfigError(f"plan.{key}", dict(self)[key], f"null with plan.{way}", hint)
+        return self
+
+    @model_validator(mode="after")
+    def _in_flight_of_stages(self) -> Self:
+        if self.in_flight is not None and self.stages is None:
+            hint = "Each of plan.pipelines has its own." if self.pipelines is not None else ""
+            raise ConfigError("plan.in_flight", self.in_flight, "null without plan.stages", hint)
         return self
 
     @property

@@ -54,6 +54,16 @@ class PipelinePlan:
     """Samples in one microbatch, over all data-parallel ranks of a stage; the last may be less."""
     schedule: ScheduleName = DEFAULT_SCHEDULE
     """In which order forwards and backwards of the microbatches are done."""
+    in_flight: tuple[int, ...] = ()
+    """By position, microbatches at most whose forward is begun and whose backward is not done;
+    empty: as many as keep every position at work where borders take no time."""
+
+    @property
+    def order(self) -> str:
+        """The schedule in words; nothing for one stage, which has no other."""
+        counts = ", ".join(map(str, self.in_flight))
+        words = self.schedule + (f" with {counts} in flight" if counts else "")
+        return words if len(self.stages) > 1 else ""
 
     @property
     def num_microbatches(self) -> int:
@@ -169,6 +179,9 @@ class Plan:
         data = asdict(self)
         if not self.domains:  # as plans are that never heard of them
             del data["domains"]
+        for pipeline in data["pipelines"]:
+            if not pipeline["in_flight"]:
+                del pipeline["in_flight"]
         for stage in chain.from_iterable(each["stages"] for each in data["pipelines"]):
             if stage["pieces"] == 1:
                 del stage["pieces"]
@@ -181,7 +194,8 @@ class Plan:
         pipelines = []
         for entry in data.pop("pipelines"):
             stages = tuple(_stage(each) for each in entry.pop("stages"))
-            pipelines.append(PipelinePlan(stages=stages, **entry))
+            in_flight = tuple(entry.pop("in_flight", ()))
+            pipelines.append(PipelinePlan(stages=stages, in_flight=in_flight, **entry))
         domains = tuple(tuple(domain) for domain in data.pop("domains", ()))
         return Plan(pipelines=tuple(pipelines), domains=domains, **data)
 

@@ -7,7 +7,7 @@ the special case of pipelines of one stage on one rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from weft.config.axes import NAMES
@@ -17,7 +17,7 @@ from weft.config.plan_sections import PipelineConfig, PlanConfig, StageConfig
 from weft.plan.mesh import Mesh
 from weft.plan.plan import DEFAULT_SCHEDULE, PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.plan.tiling import split_evenly
-from weft.planner.validate import refuse_idle_work
+from weft.planner.validate import check_in_flight, refuse_idle_work
 from weft.schedules.registry import SCHEDULES
 
 Computes = Callable[[StageConfig, StagePlan], StagePlan]
@@ -31,7 +31,7 @@ def pipelines_of(plan: PlanConfig, shares: Sequence[int]) -> tuple[PipelineConfi
     if plan.pipelines is not None:
         return plan.pipelines
     if plan.stages is not None:
-        return (PipelineConfig(stages=plan.stages),)
+        return (PipelineConfig(stages=plan.stages, in_flight=plan.in_flight),)
     return tuple(PipelineConfig(share=share, stages=(StageConfig(),)) for share in shares)
 
 
@@ -63,11 +63,21 @@ def staged_plan(
         laid = zip(layout.meshes, _stages(asked, layout, counts, first_rank), strict=True)
         stages = tuple(computes(asked.stages[mesh], stage) for mesh, stage in laid)
         first_rank += sum(stage.num_ranks for stage in asked.stages)
-        schedule = layout.schedule
-        built.append(
-            PipelinePlan(stages=stages, samples=samples, microbatch=micro, schedule=schedule)
+        pipeline = PipelinePlan(
+            stages=stages, samples=samples, microbatch=micro, schedule=layout.schedule
         )
+        built.append(_with_in_flight(pipeline, asked.in_flight, where))
     return Plan(num_layers=num_layers, pipelines=tuple(built))
+
+
+def _with_in_flight(
+    pipeline: PipelinePlan, asked: tuple[int, ...] | None, where: str
+) -> PipelinePlan:
+    if asked is None:
+        return pipeline
+    deeper = replace(pipeline, in_flight=asked)
+    check_in_flight(f"{where}in_flight", deeper)
+    return deeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +214,7 @@ def check_order(order: Sequence[str] | None, sizes: Mapping[str, int], key: str)
 
 
 def _refuse_on_one_stage(asked: PipelineConfig, where: str) -> None:
-    for name in ("schedule", "chunks"):
+    for name in ("schedule", "chunks", "in_flight"):
         value = dict(asked)[name]
         if value is not None and len(asked.stages) == 1:
             hint = "It is for several stages."

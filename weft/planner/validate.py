@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import get_args
 
 from weft.axes.axis import Axis
@@ -88,6 +89,8 @@ def _check_values(plan: Plan) -> None:
         _refuse_other(f"pipelines[{p}].samples", pipeline.samples, int)
         _refuse_other(f"pipelines[{p}].microbatch", pipeline.microbatch, int)
         _refuse_unnamed(f"pipelines[{p}].schedule", pipeline.schedule, tuple(SCHEDULES))
+        for held in pipeline.in_flight:
+            _refuse_other(f"pipelines[{p}].in_flight", held, int)
     for p, s, stage in plan.stages():
         where = f"pipelines[{p}].stages[{s}]"
         for end in stage.layers:
@@ -142,6 +145,7 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
         raise ConfigError(f"{where}.stages", [], "at least one stage")
     _check_layers(where, pipeline, num_layers)
     _check_positions(where, pipeline)
+    check_in_flight(f"{where}.in_flight", pipeline)
     for s, stage in enumerate(pipeline.stages):
         for entry in ENTRIES:
             if entry.missing and stage.mesh.size(entry.name) > 1:
@@ -154,6 +158,28 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
         keys = f"{where}.stages[{s}].mesh", f"{where}.stages[{s}].passes"
         refuse_idle_work(keys, dict(stage.mesh.axes), stage.passes, micro)
         _check_pieces(f"{where}.stages[{s}].pieces", stage)
+
+
+def check_in_flight(key: str, pipeline: PipelinePlan) -> None:
+    """Refuse numbers of microbatches in flight with which a pipeline would wait for ever, or that
+    its schedule cannot have.
+
+    Raises:
+        ConfigError: names ``key``.
+    """
+    said, meshes, many = pipeline.in_flight, len(pipeline.positions()), pipeline.num_microbatches
+    if not said:
+        return
+    if SCHEDULES[pipeline.schedule].deeper is None:
+        names = " or ".join(f'"{name}"' for name, each in SCHEDULES.items() if each.deeper)
+        expected = f'null with the schedule "{pipeline.schedule}"'
+        raise ConfigError(key, said, expected, f"The schedule {names} can have others.")
+    if len(said) != meshes or meshes == 1:
+        raise ConfigError(key, said, f"a number for each of {meshes} meshes", "One mesh has none.")
+    if not all(most >= least >= 1 for most, least in pairwise([many, *said])):
+        expected = f"numbers of 1 to {many}, the micro-batches of a step, none less than the next"
+        hint = "A mesh with fewer than the next one would wait for it for ever."
+        raise ConfigError(key, said, expected, hint)
 
 
 def _check_pieces(key: str, stage: StagePlan) -> None:

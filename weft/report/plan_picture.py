@@ -280,7 +280,7 @@ def _lane_heading(group: PipelineGroup, plan: Plan, share: float) -> str:
     parts.append(f"{group.samples:,} of {plan.global_batch:,} samples a step ({share:.0%})")
     microbatches = _count(pipeline.num_microbatches, "micro-batch", "micro-batches")
     parts.append(f"{microbatches} of {pipeline.microbatch:,}{each}")
-    parts += [f"schedule {pipeline.schedule}"] if len(pipeline.stages) > 1 else []
+    parts += [f"schedule {pipeline.order}"] if pipeline.order else []
     return " · ".join(parts)
 
 

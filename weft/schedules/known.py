@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from weft.plan.plan import PipelinePlan, ScheduleName
 from weft.schedules.action import Action, Schedule
-from weft.schedules.registry import SCHEDULES
+from weft.schedules.registry import SCHEDULES, actions_of
 from weft.schedules.validity import prove
 
 
@@ -20,6 +20,8 @@ class Pattern:
     num_positions: int
     num_stages: int
     num_microbatches: int
+    in_flight: tuple[int, ...] = ()
+    """As ``PipelinePlan`` has it."""
 
     @staticmethod
     def of(pipeline: PipelinePlan) -> Pattern:
@@ -29,6 +31,7 @@ class Pattern:
             len(pipeline.positions()),
             len(pipeline.stages),
             pipeline.num_microbatches,
+            pipeline.in_flight,
         )
 
     @property
@@ -40,8 +43,8 @@ class Pattern:
 @lru_cache(maxsize=8)
 def schedule_of_pattern(pattern: Pattern) -> Schedule:
     """Kept for a moment: what is held at its peak is asked before it is played."""
-    made = SCHEDULES[pattern.name].actions
-    return made(pattern.num_positions, pattern.num_stages, pattern.num_microbatches)
+    shape = pattern.num_positions, pattern.num_stages, pattern.num_microbatches
+    return actions_of(pattern.name, *shape, pattern.in_flight)
 
 
 @lru_cache(maxsize=8)
@@ -62,7 +65,7 @@ def held_at_peak(pattern: Pattern) -> tuple[tuple[int, ...], ...]:
     """
     if SCHEDULES[pattern.name].holds_every_microbatch:
         return ((pattern.num_microbatches,),) * pattern.num_positions
-    full = pattern.num_positions + pattern.num_stages
+    full = pattern.num_positions + pattern.num_stages + max(pattern.in_flight, default=0)
     if pattern.num_microbatches > full:
         return held_at_peak(replace(pattern, num_microbatches=full))
     lists = zip(schedule_of_pattern(pattern), pattern.positions, strict=True)

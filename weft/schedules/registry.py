@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from weft.config.names import Registry
@@ -29,6 +29,9 @@ class PipelineSchedule:
     """The planner's choice among plans that take as long: the lowest."""
     actions: Callable[[int, int, int], list[list[Action]]]
     """(meshes, stages, microbatches) -> for each mesh its actions in order."""
+    deeper: Callable[[Sequence[int], int], list[list[Action]]] | None = None
+    """(in flight at each mesh, microbatches) -> likewise with as many in flight; None: it is made
+    for one number of them."""
     placement: Placement = one_each
     splits_backward: bool = False
     """Backward is done in halves: weight gradients wait for actions of their own."""
@@ -48,8 +51,19 @@ SCHEDULES: Registry[PipelineSchedule] = Registry(
 
 def schedule_of(pipeline: PipelinePlan) -> list[list[Action]]:
     """The actions of every position of a pipeline, as its plan names them."""
-    meshes, stages = len(pipeline.positions()), len(pipeline.stages)
-    return SCHEDULES[pipeline.schedule].actions(meshes, stages, pipeline.num_microbatches)
+    shape = len(pipeline.positions()), len(pipeline.stages), pipeline.num_microbatches
+    return actions_of(pipeline.schedule, *shape, pipeline.in_flight)
+
+
+def actions_of(
+    name: str, meshes: int, stages: int, microbatches: int, in_flight: Sequence[int] = ()
+) -> list[list[Action]]:
+    """For each mesh the actions of a schedule in order, with so many microbatches in flight."""
+    schedule = SCHEDULES[name]
+    if not in_flight:
+        return schedule.actions(meshes, stages, microbatches)
+    assert schedule.deeper is not None, f"{name} is made for one number of them, not {in_flight}"
+    return schedule.deeper(in_flight, microbatches)
 
 
 def expected_positions(pipeline: PipelinePlan) -> list[tuple[int, ...]]:

@@ -73,7 +73,7 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
             "layers": _layers_held(stage, s, len(pipeline.stages)),
             "samples": share,
             "micro-batches": f"{pipeline.num_microbatches} x {pipeline.microbatch}",
-            "schedule": pipeline.schedule if len(pipeline.stages) > 1 else "",
+            "schedule": pipeline.order,
             "zero": str(stage.zero) if stage.zero else "",
             "passes": str(stage.passes) if stage.passes > 1 else "",
             "pieces": str(stage.pieces) if stage.pieces > 1 else "",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from weft.cluster.view import ClusterView
 from weft.cost.choice import ways_of_domains
+from weft.cost.memory import Memory
 from weft.plan.plan import Plan
 from weft.planner.problem import Problem
 from weft.planner.search.found import Candidate
@@ -108,13 +109,15 @@ def _priced(candidate: Candidate, problem: Problem) -> Iterator[Candidate]:
         time = problem.time(apart.plan)
         if time.step_s < candidate.time.step_s:
             memory = problem.memory(apart.plan)
-            if _fits(apart.plan, problem, {r: each.total for r, each in memory.items()}):
+            if have_room(apart.plan, problem, memory):
                 yield replace(candidate, plan=apart.plan, time=time, memory=memory)
 
 
-def _fits(plan: Plan, problem: Problem, needs: dict[int, float]) -> bool:
+def have_room(plan: Plan, problem: Problem, memory: Mapping[int, Memory]) -> bool:
+    """The chips for what its ranks need."""
     part = problem.options.memory_part * 2**30
     firsts = [stage.mesh.ranks[0] for _, _, stage in plan.stages()]
     return all(
-        needs[rank] <= part * problem.cluster.pool_of(rank).chip.memory_gib for rank in firsts
+        memory[rank].total <= part * problem.cluster.pool_of(rank).chip.memory_gib
+        for rank in firsts
     )
