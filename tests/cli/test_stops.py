@@ -380,7 +380,11 @@ def test_changed_bytes_are_an_error_with_a_way_out(
         "or begins again."
     )
     assert len(rest) == 1 and rest[0].startswith("  what it printed is ")
-    assert commands.contents(out) == before
+    after = commands.contents(out)
+    events = [contents.pop("events.jsonl").splitlines() for contents in (before, after)]
+    assert after == before
+    assert json.loads(events[1][-1])["facts"] == {"cause": "machine", "phase": "restore"}
+    assert events[1][:-1] == events[0], "a start that was refused is one more event"
 
 
 def test_a_summary_of_an_earlier_end_is_not_the_end(here: Path, out: Path, finished: Path) -> None:

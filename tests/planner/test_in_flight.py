@@ -26,7 +26,9 @@ def problem(*, gbit: float, memory_gib: float = 80) -> Problem:
     """Two nodes of one chip, and a network of so much between them."""
     spec = replace(SIZES["llama2-7b"], num_layers=4)
     chips = ClusterView((pool(H100, memory_gib, 1, nodes=2, gbit=gbit),))
-    options = Options(leave_idle=False, schedules=("1f1b",), micros=(1,), recompute=("off",))
+    options = Options(
+        leave_idle=False, schedules=("1f1b",), micros=(1,), recompute=("off",), in_flight=True
+    )
     return Problem(Workload(spec=spec, seq_len=4096, samples=32), chips, options=options)
 
 

@@ -65,6 +65,8 @@ class Options:
     zero: tuple[ZeroLevel, ...] = (0, 1, 2, 3)
     domains: bool = False
     """What several nodes, or pipelines, hold may be summed inside each, then between them."""
+    in_flight: bool = False
+    """The best few plans may have more microbatches in flight than their schedule needs."""
     max_stages: int | None = None
     """Most meshes of one pipeline."""
     max_ranks: int | None = None

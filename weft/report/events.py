@@ -38,8 +38,8 @@ Kind = Literal[
 ]
 """``start``: the first step of an epoch begins. ``epoch_end``: ranks were lost, and with them the
 epoch of the job; ``restart``: another one begins; ``replan``: under which other plan, or why not.
-``move``: the ranks have left for another plan, as somebody asked. ``snapshot``: a copy in memory
-alone."""
+``move``: the ranks have left for another plan, as somebody asked. ``snapshot``: copies in memory
+alone, of the last minute together."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 

@@ -258,6 +258,7 @@ def options_asked(config: Config) -> Options:
         micros=usual.micros if micro is None else (micro,),
         max_stages=None if auto is None else auto.max_stages,
         domains=auto is None or auto.domains,
+        in_flight=True,
     )
 
 

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from types import TracebackType
 
@@ -51,6 +52,8 @@ SHARE = 0.5
 """Of the memory that is free when the first copy is made, what all copies may take."""
 LOST = "the process that writes checkpoints was ended from outside, and what it had is lost"
 _END_S = 10.0
+TOLD_S = 60.0
+"""From one event that tells of copies to the next."""
 
 
 class Saver:
@@ -76,9 +79,13 @@ class Saver:
         self._is_asynchronous = run.config.checkpoint.asynchronous
         self._slots = SLOTS + bool(run.config.checkpoint.snapshot_every)
         self._agent: AgentClient | None = None
+        """All ranks have one, or none has."""
         self._newest: int | None = None
         """The step of the newest copy."""
-        """All ranks have one, or none has."""
+        self._stalls: list[float] = []
+        """Seconds of copies that no event tells of yet."""
+        self._told = -inf
+        """When one last did, by ``time.monotonic``."""
         self._is_alone = False
         """Nobody but these ranks writes checkpoints."""
         nodes = [member.node for member in run.comm.members]
@@ -144,11 +151,20 @@ class Saver:
         if self._run.is_main and is_written:
             keep = self._run.config.checkpoint.keep
             agent.commit(Commit(save=save, keep=keep, owner=self._owner))
-        kind: Kind = "save_begun" if is_written else "snapshot"
-        stall_s = time.perf_counter() - started
-        copied = f"copied the state after step {step} in {stall_s:.3g} s"
-        self._run.events.write(kind, copied, step=step, facts={"stall_s": stall_s})
+        self._note_copy(step, time.perf_counter() - started, is_written=is_written)
         return True
+
+    def _note_copy(self, step: int, stall_s: float, *, is_written: bool) -> None:
+        """Every save is an event; copies alone are one a minute, for there may be one a step."""
+        self._stalls.append(stall_s)
+        if not is_written and time.monotonic() < self._told + TOLD_S:
+            return
+        kind: Kind = "save_begun" if is_written else "snapshot"
+        copied = f"copied the state after step {step} in {stall_s:.3g} s"
+        facts = {"stall_s": sum(self._stalls), "copies": len(self._stalls)}
+        self._run.events.write(kind, copied, step=step, facts=facts)
+        self._stalls.clear()
+        self._told = time.monotonic()
 
     def _place(self, agent: AgentClient, step: int, *, is_written: bool) -> tuple[str, bool]:
         """A name for a save, empty where some rank has no place for it; and whether it is written.

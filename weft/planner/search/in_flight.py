@@ -22,6 +22,8 @@ MOST_TRIES = 64
 def with_more_in_flight(candidates: Sequence[Candidate], problem: Problem) -> list[Candidate]:
     """The candidates, fastest first; the best few with as many microbatches in flight as save time
     and as their chips have room for."""
+    if not problem.options.in_flight:
+        return list(candidates)
     found = [
         _deepened(candidate, problem.on(candidate.cluster)) if number < BEST_FEW else candidate
         for number, candidate in enumerate(candidates)
