@@ -47,7 +47,7 @@ def test_two_steps_are_traced(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert not (here / "mine/profile/summary.json.tmp").exists()
     page = read(here / "mine")
     headings = [heading.text for heading in page.all("h2")]
-    assert headings == [*SECTIONS[:3], "Profile", *SECTIONS[3:]]
+    assert headings == [*SECTIONS[:2], "Time", "Plan", "Profile", *SECTIONS[3:]]
     by_rank, by_name, by_action = section(page, "Profile").all("table")
     assert [line[0] for line in rows(by_rank)[1:]] == ["0", "1"]
     assert ["computing", "F forward"] in [line[:2] for line in rows(by_name)]

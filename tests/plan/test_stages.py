@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.config import sections
+from weft.config import plan_sections
 from weft.config.batch import Batch
 from weft.config.errors import ConfigError
 from weft.config.plan_sections import PlanConfig, StageConfig
@@ -45,7 +45,7 @@ def test_the_words_are_those_of_the_registries() -> None:
     assert root().at("plan.schedule").words == tuple(SCHEDULES)
     assert root().at("compute.precision").words == ("auto", *PRECISIONS)
     assert root().at("compute.device").words == ("auto", *PLATFORMS)
-    assert get_args(sections.Recompute) == get_args(plans.Recompute)
+    assert get_args(plan_sections.Recompute) == get_args(plans.Recompute)
 
 
 def test_ranks_follow_the_order_of_the_stages() -> None:
