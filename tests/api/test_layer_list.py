@@ -70,7 +70,7 @@ def test_without_meshes_a_split_is_for_the_processes_of_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert alone(meshes=None).world_size == 1
-    for key, value in {"RANK": 0, "WORLD_SIZE": 4, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
+    for key, value in {"RANK": 0, "WORLD_SIZE": 4, "MASTER_ADDR": "::1", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(key, str(value))
     assert alone(meshes=None, dp=2).world_size == 4
     assert counts(alone(meshes=None, dp=2)) == [2, 2]

@@ -139,7 +139,7 @@ def test_srun_alone_starts_what_weft_computes(
     assert 5 <= done < 30
     assert f"stopped before step 30; saved: step {done}; " in errors
     assert output.count("run folder: mine") == 1
-    assert (out / "logs/rank1.log").read_text() == ""
+    assert commands.complaints(out / "logs/rank1.log") == []
     assert run(["train", "tiny.yaml", "--out", "mine", "--quiet"]) == 0
     assert commands.numbers(out) == commands.numbers(whole_run("fp32"))
     said = slurm(*srun, "-m", "weft", "doctor")
