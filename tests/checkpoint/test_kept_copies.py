@@ -13,8 +13,9 @@ from checkpoint_cases import STATE, rank_shards, values
 from test_agent import LIMIT_S, Machine, machine, named
 
 from weft.checkpoint.agent import memory as memory_of
-from weft.checkpoint.agent.client import AgentClient, Lease, agent_address, start_agent
+from weft.checkpoint.agent.client import AgentClient, start_agent
 from weft.checkpoint.agent.image import Image, memory_file, opened_image
+from weft.checkpoint.agent.lease import Lease, agent_address
 from weft.checkpoint.agent.memory import MemoryOfMachine
 from weft.checkpoint.agent.wire import Hello
 from weft.checkpoint.entry import CheckpointError

@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,9 @@ from weft.comm.address import RankAddress
 from weft.elastic import crew, rank_process
 from weft.elastic.crew import STILL_S, Crew
 from weft.elastic.failure import Epoch, Failure
+from weft.elastic.processes import _next
 from weft.elastic.rank_process import Begin, Heard
+from weft.elastic.signals import Asked
 
 HEARTBEAT_S = 60.0
 
@@ -43,22 +47,30 @@ class NoProcess:
         self.exitcode = -9
 
 
-class OneRank:
-    """A crew of one, its end of the pipe, and the time."""
+class Ranks:
+    """A crew, its ends of the pipes, and the time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size: int) -> None:
         self.now = 1e6
-        ours, self.rank = multiprocessing.Pipe()
-        context: Any = SimpleNamespace(
-            Pipe=lambda: (ours, SimpleNamespace(close=lambda: None)), Process=NoProcess
-        )
+        self.size, self.ends = size, list[Connection]()
+        context: Any = SimpleNamespace(Pipe=self._pipe, Process=NoProcess)
         self.crew = Crew(
             "no:target", folder, folder, context, may_go_on=True, heartbeat_s=HEARTBEAT_S
         )
 
+    def _pipe(self) -> tuple[Connection, Any]:
+        ours, theirs = multiprocessing.Pipe()
+        self.ends.append(theirs)
+        return ours, SimpleNamespace(close=lambda: None)
+
+    @property
+    def rank(self) -> Connection:
+        return self.ends[0]
+
     def begins(self) -> Begin:
-        self.crew.begin(Epoch((), 1))
-        begin: Begin = self.rank.recv()
+        self.crew.begin(Epoch((), self.size))
+        begin: Begin
+        begin, *_ = [end.recv() for end in self.ends]
         return begin
 
     def looks(self, seconds: int) -> None:
@@ -72,19 +84,34 @@ class OneRank:
         return self.crew._processes[0]
 
 
+@contextmanager
+def ranks(folder: Path, size: int) -> Iterator[Ranks]:
+    found = Ranks(folder, size)
+    with pytest.MonkeyPatch.context() as patch:
+        clock = SimpleNamespace(monotonic=lambda: found.now, monotonic_ns=lambda: 0)
+        patch.setattr(crew, "time", clock)
+        patch.setattr(crew, "LOOK_S", 0.0)
+        yield found
+    for process in found.crew._processes.values():
+        process.end()
+        process.process.close()  # type: ignore[attr-defined]
+    for end in found.ends:
+        end.close()
+
+
 @pytest.fixture
-def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneRank]:
-    one = OneRank(tmp_path)
-    clock = SimpleNamespace(monotonic=lambda: one.now, monotonic_ns=lambda: 0)
-    monkeypatch.setattr(crew, "time", clock)
-    monkeypatch.setattr(crew, "LOOK_S", 0.0)
-    yield one
-    one.process.end()
-    one.process.process.close()
-    one.rank.close()
+def one(tmp_path: Path) -> Iterator[Ranks]:
+    with ranks(tmp_path, 1) as one:
+        yield one
 
 
-def test_a_launcher_that_stood_still_asks_again(one: OneRank) -> None:
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Ranks]:
+    with ranks(tmp_path, 2) as two:
+        yield two
+
+
+def test_a_launcher_that_stood_still_asks_again(one: Ranks) -> None:
     """Ctrl-Z stops the ranks too: after ``fg`` they have as long as ever to answer."""
     one.begins()
     one.looks(16)
@@ -101,7 +128,52 @@ def test_a_launcher_that_stood_still_asks_again(one: OneRank) -> None:
     assert STILL_S < HEARTBEAT_S / 4
 
 
-def test_what_was_heard_in_an_earlier_epoch_counts_for_nothing(one: OneRank) -> None:
+def test_time_in_which_a_launcher_stood_still_is_no_grace(
+    two: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-Z just after a failure, and an hour later ``fg``: the other rank stood still, too."""
+    two.begins()
+    lost = two.crew._processes[1]
+    lost.process.kill()
+
+    def come() -> None:
+        two.rank.send(Heard(1))
+        two.rank.send(Failure(0, "peer", "the others are gone"))
+
+    moments = iter([(0.1, list), (3600.0, list), (0.1, come)])
+
+    def wait(_: object, __: float) -> None:
+        seconds, what = next(moments)
+        two.now += seconds
+        what()
+
+    monkeypatch.setattr(crew, "wait", wait)
+    monkeypatch.setattr(crew, "LOOK_S", 0.2)
+    two.crew.watch(Asked())
+    assert two.process.is_at_door
+    found = {failure.rank: failure for failure in two.crew.failures()}
+    assert (found[0].message, found[0].is_gone) == ("the others are gone", False)
+    assert found[1].is_gone
+
+
+def test_a_rank_that_is_killed_when_it_has_come_is_lost(two: Ranks) -> None:
+    """All left for another plan; the job goes on as after any loss."""
+    two.begins()
+    for end in two.ends:
+        end.send("moved")
+    two.looks(1)
+    assert two.crew.has_come
+    assert not two.crew.failures()
+    two.crew._processes[1].process.kill()
+    assert not two.crew.has_come
+    (lost,) = two.crew.failures()
+    assert (lost.rank, lost.cause, lost.is_gone) == (1, "signal", True)
+    assert lost.message == "was ended by SIGKILL from outside"
+    again = Epoch((), 2)
+    assert _next(two.crew, [lost], Asked(), lambda _: again, None) is again
+
+
+def test_what_was_heard_in_an_earlier_epoch_counts_for_nothing(one: Ranks) -> None:
     """A rank that came to the door just before it was told to."""
     first = one.begins()
     one.rank.send(Failure(0, "peer", "the others are gone"))

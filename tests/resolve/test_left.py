@@ -1,12 +1,16 @@
 """The plan for the chips of the ranks that are left, and which process goes where."""
 
+import gc
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from resolve.test_resolve import H100, LAPTOP
 
+from weft.checkpoint.agent.lease import agent_address
 from weft.cluster.cluster import Cluster, catalogue
+from weft.comm.address import RankAddress
 from weft.config.errors import ConfigErrors
 from weft.config.load import load_config
 from weft.elastic import replan
@@ -61,6 +65,31 @@ def test_a_job_keeps_cards_and_replaces_a_process_with_too_few_queues(tmp_path: 
     assert (replans.job.cards, replans.seats) == ((1, 2, 3), (1, ANEW, 3))
     replans.without([0])
     assert replans.job.cards == (2, 3)
+
+
+def test_state_in_memory_is_held_while_processes_change(tmp_path: Path) -> None:
+    """Whoever has it may be ended before those who are to go on from it have begun."""
+    loaded = load_config("debug", [*BATCH, "plan.shares=[4,4]"])
+    now = resolve(loaded, Cluster(nodes=(LAPTOP,)))
+    job = Job(config=now.config, plan=now.plan, out=tmp_path, last_step=1, threads=1)
+    replans = Replans(loaded, now, job)
+    replans.without([1])  # nothing is kept yet
+    job.held.mkdir(parents=True)
+    address = agent_address(job.held, RankAddress().host)
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(address))
+        agent.listen()
+        replans.under(now.plan)
+        agent.settimeout(60)
+        held, _ = agent.accept()
+        with held:
+            held.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                held.recv(1)
+            del replans
+            gc.collect()
+            assert held.recv(1) == b""
+    address.unlink()
 
 
 def test_a_number_of_queues_that_somebody_set_may_be_too_few(

@@ -5,8 +5,8 @@ from types import TracebackType
 
 import pytest
 
-from weft.checkpoint.agent.client import Lease, agent_address
 from weft.checkpoint.agent.image import Image, new_image
+from weft.checkpoint.agent.lease import Lease, agent_address
 from weft.checkpoint.agent.memory import Offer
 from weft.checkpoint.entry import CheckpointError
 from weft.comm.comm import Comm

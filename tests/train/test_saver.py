@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft.checkpoint.agent.client import Lease
+from weft.checkpoint.agent.lease import Lease
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.store import hold, is_free
 from weft.comm.comm import Comm

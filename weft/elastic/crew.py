@@ -64,6 +64,8 @@ class Crew:
         self._name = f"{os.getpid()}-{time.monotonic_ns()}"
         self._epochs = 0
         self._looked_at = 0.0
+        self._away_s = 0.0
+        """How long nobody looked before the last look, beyond its own wait."""
         self._is_called = False
         self._processes: dict[int, _Process] = {}
         """By rank."""
@@ -102,11 +104,13 @@ class Crew:
         failure. If the job may go on, they are told to come to the door; and also where ``moves``
         wants them, between two steps.
 
-        Ranks that are asked to stop do so after their step, however long it takes.
+        Ranks that are asked to stop do so after their step, however long it takes; and time in
+        which nobody looks, as after Ctrl-Z, is not counted.
         """
         deadline = math.inf
         passed_on = told = False
         while self._look():
+            deadline += self._away_s
             if asked.times > 1:
                 return
             if asked.times and not passed_on:
@@ -158,9 +162,10 @@ class Crew:
         if at_work:
             wait([source for each in at_work for source in each.sources], LOOK_S)
         now = time.monotonic()
-        stood_still, self._looked_at = now > self._looked_at + STILL_S, now
+        since_s, self._looked_at = now - self._looked_at, now
+        self._away_s = max(0.0, since_s - LOOK_S)
         for each in at_work:
-            each.look(self._heartbeat_s, asks_anew=stood_still)
+            each.look(self._heartbeat_s, asks_anew=since_s > STILL_S)
         return bool(at_work)
 
     def _terminate(self) -> None:
@@ -295,7 +300,7 @@ class _Process:
     def _failure(self) -> Failure | None:
         assert self._begin is not None, "it has been a rank"
         address, code = self._begin.address, self.process.exitcode
-        if self._word in ("done", "moved") or code == 0:
+        if self._word == "done" or code == 0 or (self._word == "moved" and code is None):
             return None
         file = address.phase_file
         phase = file.read_text() if file is not None and file.exists() else ""

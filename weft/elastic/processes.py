@@ -89,8 +89,9 @@ def run_ranks(
                 remove_records(logs)
                 crew.begin(epoch)
                 crew.watch(asked, moves)
+                came = moves if crew.has_come else None  # before: who is lost later is replaced
                 failures = crew.failures()
-                epoch = _next(crew, failures, asked, recover, moves)
+                epoch = _next(crew, failures, asked, recover, came)
         finally:
             crew.close()
             crew.remove_traces()
@@ -104,11 +105,11 @@ def _next(
     failures: Sequence[Failure],
     asked: Asked,
     recover: Recover | None,
-    moves: Moves | None,
+    came: Moves | None,
 ) -> Epoch | None:
-    """What the ranks go on with; None: the job is over."""
-    if moves is not None and crew.has_come and asked.times < 2:
-        return moves.epoch()  # also where all are to stop: they save first
+    """What the ranks go on with; None: the job is over. ``came``: they are all there for it."""
+    if came is not None and asked.times < 2:
+        return came.epoch()  # also where all are to stop: they save first
     if recover is None or asked.times or not crew.can_go_on:
         return None
     epoch = recover(failures)

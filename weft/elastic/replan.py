@@ -6,9 +6,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 
+from weft.checkpoint.agent.lease import Lease, agent_address
+from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.elastic.failure import ANEW
@@ -42,6 +45,8 @@ class Replans:
         plan = resolved.plan
         self._cards = cards_of(plan)
         self._times = ""
+        self._lease = Lease()
+        """State in this machine's memory outlives the processes that have it, until others do."""
         self._queues = tuple(queues_for(plan, rank) for rank in range(plan.world_size))
         """Of the device of each rank, which its process has for good."""
 
@@ -111,6 +116,8 @@ class Replans:
             "cluster.json": there.to_json(),
             PREDICTION_FILE: prediction.to_json(),
         }
+        with suppress(OSError):  # nothing is kept there
+            self._lease.take(agent_address(self.job.held, RankAddress().host))
         self._times = _beside(self.job.prediction, prediction)
         self.job = replace(
             self.job,

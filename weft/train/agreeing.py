@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from weft import version
-from weft.checkpoint.agent.client import Lease
+from weft.checkpoint.agent.lease import Lease
 from weft.checkpoint.convert import import_hf
 from weft.checkpoint.entry import CheckpointError, told
 from weft.checkpoint.index import INDEX

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoint.agent.client import Lease, agent_address, ask_agent
+from weft.checkpoint.agent.client import ask_agent
 from weft.checkpoint.agent.image import Image, pieces_from_json, pieces_json
+from weft.checkpoint.agent.lease import Lease, agent_address
 from weft.checkpoint.agent.memory import ANSWER_S, MemoryOfMachine, Offer, in_memory
 from weft.checkpoint.agent.peers import get
 from weft.checkpoint.agent.wire import Open, Opened

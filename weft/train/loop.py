@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.checkpoint.agent.client import Lease
+from weft.checkpoint.agent.lease import Lease
 from weft.comm.abort import Abort
 from weft.comm.comm import Comm
 from weft.config.sections import Config

@@ -18,10 +18,10 @@ from types import TracebackType
 from weft.checkpoint.agent.client import (
     SLOTS,
     AgentClient,
-    agent_address,
     ask_agent,
     start_agent,
 )
+from weft.checkpoint.agent.lease import agent_address
 from weft.checkpoint.agent.memory import ANSWER_S, MemoryOfMachine
 from weft.checkpoint.agent.wire import (
     Commit,

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from weft.checkpoint.agent.client import Lease
+from weft.checkpoint.agent.lease import Lease
 from weft.checkpoint.reader import Checkpoint
 from weft.comm.abort import Abort
 from weft.comm.address import RankAddress

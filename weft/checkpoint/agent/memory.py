@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from weft.checkpoint.agent.client import agent_address
 from weft.checkpoint.agent.image import Image, opened_image
+from weft.checkpoint.agent.lease import agent_address
 from weft.checkpoint.agent.wire import Ask, Copy, Fetch, Message, Offers, State, Wire
 from weft.checkpoint.entry import (
     JSON,
