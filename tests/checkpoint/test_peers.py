@@ -15,7 +15,6 @@ import pytest
 from test_agent import LIMIT_S, Machine, machine, until
 from test_kept_copies import in_memory, newest, same_as, steps
 
-from weft.checkpoint.agent import peers
 from weft.checkpoint.agent.agent import Agent
 from weft.checkpoint.agent.client import AgentClient, ask_agent
 from weft.checkpoint.agent.image import Image, new_image
@@ -23,6 +22,7 @@ from weft.checkpoint.agent.memory import MemoryOfMachine
 from weft.checkpoint.agent.peers import Facts, PeerServer, get
 from weft.checkpoint.agent.wire import Hello, Open, Opened, Peer, Pushed
 from weft.checkpoint.entry import CheckpointError
+from weft.comm import proven
 
 HOST, SECRET = "127.0.0.1", "of this job"
 
@@ -160,20 +160,20 @@ def test_who_proves_nothing_has_a_place_for_a_while_only(monkeypatch: pytest.Mon
             pass
 
         def recv_into(self, data: memoryview) -> int:
-            now[0] += peers.QUIET_S - 1
+            now[0] += proven.QUIET_S - 1
             self.sent += 1
             return 1
 
-    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(proven, "time", SimpleNamespace(monotonic=lambda: now[0]))
     end: Any = Dripping()
     with pytest.raises(TimeoutError, match="it is too slow"):
-        peers._prove(end, b"", is_server=True)
+        proven.prove(end, b"", is_server=True)
     assert end.sent == 2
 
 
 def test_strangers_take_no_more_than_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes after them waits for one."""
-    monkeypatch.setattr(peers, "UNPROVEN", 2)
+    monkeypatch.setattr(proven, "UNPROVEN", 2)
     shelf = Shelf()
     shelf.may.set()
     server = PeerServer(HOST, SECRET, shelf)

@@ -16,6 +16,7 @@ from weft.comm.address import RankAddress
 from weft.elastic import crew, rank_process
 from weft.elastic.crew import STILL_S, Crew
 from weft.elastic.failure import Epoch, Failure
+from weft.elastic.process import ThisMachine
 from weft.elastic.processes import _next
 from weft.elastic.rank_process import Begin, Heard
 from weft.elastic.signals import Asked
@@ -54,9 +55,8 @@ class Ranks:
         self.now = 1e6
         self.size, self.ends = size, list[Connection]()
         context: Any = SimpleNamespace(Pipe=self._pipe, Process=NoProcess)
-        self.crew = Crew(
-            "no:target", folder, folder, context, may_go_on=True, heartbeat_s=HEARTBEAT_S
-        )
+        machine = ThisMachine("no:target", folder, folder, context)
+        self.crew = Crew(machine, folder, may_go_on=True, heartbeat_s=HEARTBEAT_S)
 
     def _pipe(self) -> tuple[Connection, Any]:
         ours, theirs = multiprocessing.Pipe()
@@ -81,7 +81,7 @@ class Ranks:
 
     @property
     def process(self) -> Any:
-        return self.crew._processes[0]
+        return self.crew._ranks[0]
 
 
 @contextmanager
@@ -92,9 +92,9 @@ def ranks(folder: Path, size: int) -> Iterator[Ranks]:
         patch.setattr(crew, "time", clock)
         patch.setattr(crew, "LOOK_S", 0.0)
         yield found
-    for process in found.crew._processes.values():
-        process.end()
-        process.process.close()  # type: ignore[attr-defined]
+    for rank in found.crew._ranks.values():
+        rank.process.end()
+        rank.process._process.close()  # type: ignore[attr-defined]
     for end in found.ends:
         end.close()
 
@@ -133,8 +133,8 @@ def test_time_in_which_a_launcher_stood_still_is_no_grace(
 ) -> None:
     """Ctrl-Z just after a failure, and an hour later ``fg``: the other rank stood still, too."""
     two.begins()
-    lost = two.crew._processes[1]
-    lost.process.kill()
+    lost: Any = two.crew._ranks[1]
+    lost.process._process.kill()
 
     def come() -> None:
         two.rank.send(Heard(1))
@@ -164,7 +164,7 @@ def test_a_rank_that_is_killed_when_it_has_come_is_lost(two: Ranks) -> None:
     two.looks(1)
     assert two.crew.has_come
     assert not two.crew.failures()
-    two.crew._processes[1].process.kill()
+    two.crew._ranks[1].process._process.kill()  # type: ignore[attr-defined]
     assert not two.crew.has_come
     (lost,) = two.crew.failures()
     assert (lost.rank, lost.cause, lost.is_gone) == (1, "signal", True)

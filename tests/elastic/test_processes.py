@@ -206,7 +206,7 @@ def test_a_signal_while_an_epoch_begins_asks_every_rank_to_stop(
 
     def begin(crew: Crew, epoch: Epoch) -> None:
         begun(crew, epoch)
-        for each in crew._processes.values() if epoch.args[-1] == 2 else ():
+        for each in crew._ranks.values() if epoch.args[-1] == 2 else ():
             each.process.terminate()
 
     monkeypatch.setattr(Crew, "begin", begin)

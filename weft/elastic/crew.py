@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext
+from multiprocessing.connection import wait
 from pathlib import Path
 
-from weft.comm.address import RankAddress
 from weft.elastic.failure import GRACE_S, LOSSES, Cause, Epoch, Failure, Moves
-from weft.elastic.rank_process import UNREPORTED, Begin, Heard, Order, Target, Word, be_ranks
+from weft.elastic.process import Machines, Process, Source
+from weft.elastic.rank_process import UNREPORTED, Begin, Heard, Word
 from weft.elastic.signals import Asked
 
 LOOK_S = 0.2
@@ -29,12 +26,7 @@ STILL_S = 5.0
 """Of a launcher that has not looked for so long: it stood still, as after Ctrl-Z or on a machine
 that slept, and so may its ranks have."""
 
-_MEETING = ".meet-"
 _REPORT = ".failed-"
-_PHASE = ".phase-"
-_SERVER = "the process that ranks are forked from"
-_LOST = 255
-"""Of a rank, by ``multiprocessing``, where the server that it was forked from is gone."""
 
 
 class Crew:
@@ -47,18 +39,14 @@ class Crew:
 
     def __init__(
         self,
-        target: Target,
+        machines: Machines,
         folder: Path,
-        logs: Path,
-        context: ForkServerContext,
         *,
         may_go_on: bool,
         heartbeat_s: float,
     ) -> None:
-        self._target = target
+        self._machines = machines
         self._folder = folder
-        self._logs = logs
-        self._context = context
         self._may_go_on = may_go_on
         self._heartbeat_s = heartbeat_s if may_go_on else 0.0
         self._name = f"{os.getpid()}-{time.monotonic_ns()}"
@@ -67,8 +55,7 @@ class Crew:
         self._away_s = 0.0
         """How long nobody looked before the last look, beyond its own wait."""
         self._is_called = False
-        self._processes: dict[int, _Process] = {}
-        """By rank."""
+        self._ranks: dict[int, _Rank] = {}
 
     def begin(self, epoch: Epoch) -> None:
         """Tell every rank what to do. Those that outlived the epoch before keep their process, if
@@ -76,28 +63,23 @@ class Crew:
         self._epochs += 1
         self._is_called = False
         attempt = f"{self._name}-{self._epochs}"
-        left = {rank: each for rank, each in self._processes.items() if each.is_at_door}
-        for rank, each in self._processes.items():
+        left = {rank: each for rank, each in self._ranks.items() if each.is_at_door}
+        for rank, each in self._ranks.items():
             if rank not in left:
-                each.end()
+                each.process.end()
         seats = range(epoch.world_size) if epoch.seats is None else epoch.seats
-        stay = {rank: left.pop(seat, None) for rank, seat in enumerate(seats)}
+        stay = [left.pop(seat, None) for seat in seats]
         for each in left.values():  # before others take its device
-            each.end()
-        self._processes = {rank: each or self._started() for rank, each in stay.items()}
-        for rank, process in self._processes.items():
-            address = RankAddress(
-                rank=rank,
-                world_size=epoch.world_size,
-                local_rank=rank,
-                store_file=self._folder / f"{_MEETING}{attempt}",
-                phase_file=self._folder / f"{_PHASE}{attempt}-{rank}",
-            )
+            each.process.end()
+        kept = [None if each is None else each.process for each in stay]
+        settled = self._machines.settle(attempt, kept)
+        self._ranks = {rank: _Rank(process) for rank, (process, _) in enumerate(settled)}
+        for rank, (_, address) in enumerate(settled):
             report = self._folder / f"{_REPORT}{attempt}-{rank}.json"
             begin = Begin(
                 address, epoch.args, report, epoch=self._epochs, may_go_on=self._may_go_on
             )
-            process.begin(begin)
+            self._ranks[rank].begin(begin)
 
     def watch(self, asked: Asked, moves: Moves | None = None) -> None:
         """Wait for the end of the epoch: for all ranks, or as long as the others may take after a
@@ -128,39 +110,40 @@ class Crew:
     @property
     def has_come(self) -> bool:
         """All ranks left between two steps, for they were wanted."""
-        return all(each.has_come for each in self._processes.values())
+        return all(each.has_come for each in self._ranks.values())
 
     @property
     def can_go_on(self) -> bool:
         """All that happened is that ranks were lost, and others can be had."""
-        served = all(each.process.exitcode != _LOST for each in self._processes.values())
+        served = all(each.process.can_be_replaced for each in self._ranks.values())
         failures = list(self._failed())
         return bool(failures) and served and all(f.cause in LOSSES for f in failures)
 
     def failures(self) -> list[Failure]:
         """What happened to each rank that is not done."""
-        return list(filter(None, (each.failure() for each in self._processes.values())))
+        return list(filter(None, (each.failure() for each in self._ranks.values())))
 
     def close(self) -> None:
         """End every process: those at the door by their own way out."""
-        for each in self._processes.values():
-            each.tell("end")
-        for each in self._processes.values():
+        for each in self._ranks.values():
+            each.process.tell("end")
+        for each in self._ranks.values():
             if each.is_at_door:
                 each.process.join(GRACE_S)
-            each.end()
+            each.process.end()
 
     def remove_traces(self) -> None:
         """What ranks left for one another and for us, also in an earlier job that was killed."""
-        for pattern in (f"{_MEETING}*", f"{_REPORT}*", f"{_PHASE}*"):
-            for path in self._folder.glob(pattern):
-                path.unlink(missing_ok=True)
+        self._machines.remove_traces()
+        for path in self._folder.glob(f"{_REPORT}*"):
+            path.unlink(missing_ok=True)
 
     def _look(self) -> bool:
         """Wait a moment for what is new. Whether somebody was at work before."""
-        at_work = [each for each in self._processes.values() if each.is_at_work]
+        at_work = [each for each in self._ranks.values() if each.is_at_work]
         if at_work:
-            wait([source for each in at_work for source in each.sources], LOOK_S)
+            sources = dict.fromkeys(s for each in at_work for s in each.process.sources)
+            wait(list[Source](sources), LOOK_S)
         now = time.monotonic()
         since_s, self._looked_at = now - self._looked_at, now
         self._away_s = max(0.0, since_s - LOOK_S)
@@ -170,7 +153,7 @@ class Crew:
 
     def _terminate(self) -> None:
         """Ask all that are at work to stop."""
-        for each in self._processes.values():
+        for each in self._ranks.values():
             if each.is_at_work:
                 each.process.terminate()
 
@@ -178,37 +161,31 @@ class Crew:
         """If somebody wants them. The others hear it with the totals of a step."""
         if moves is not None and moves.wanted() and not self._is_called:
             self._is_called = True
-            self._processes[0].tell("come")
+            self._ranks[0].process.tell("come")
 
     def _call_to_the_door(self) -> bool:
         """Tell all that the epoch is over, if another one may begin. Whether it may."""
         may_go_on = self._may_go_on and self.can_go_on
-        for each in self._processes.values() if may_go_on else ():
-            each.tell("abort")
+        for each in self._ranks.values() if may_go_on else ():
+            each.process.tell("abort")
         return may_go_on
 
     def _end_those_who_do_not_come(self, *, is_late: bool) -> None:
-        for each in self._processes.values():
+        for each in self._ranks.values():
             if each.is_at_work and (is_late or not each.heard):
                 each.give_up("did not answer and had to be ended")
 
     def _failed(self) -> Iterator[Failure]:
         """Of those that are not at work any more."""
-        over = (each for each in self._processes.values() if not each.is_at_work)
+        over = (each for each in self._ranks.values() if not each.is_at_work)
         return filter(None, (each.failure() for each in over))
 
-    def _started(self) -> _Process:
-        return _Process(self._target, self._logs, self._context)
 
-
-class _Process:
+class _Rank:
     """One process, and the rank that it is in this epoch."""
 
-    def __init__(self, target: Target, logs: Path, context: ForkServerContext) -> None:
-        self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=be_ranks, args=(target, logs, theirs), name="rank")
-        self.process.start()
-        theirs.close()
+    def __init__(self, process: Process) -> None:
+        self.process = process
         self._begin: Begin | None = None
         self._word: Word | None = None
         self._given_up = ""
@@ -235,29 +212,20 @@ class _Process:
         """It was told that the epoch is over."""
         return isinstance(self._word, Heard)
 
-    @property
-    def sources(self) -> tuple[int, Connection]:
-        """What becomes ready when there is something to look at."""
-        return self.process.sentinel, self._pipe
-
     def begin(self, begin: Begin) -> None:
         self._begin, self._word = begin, None
         self._asked_at, self._answered_at = None, time.monotonic()
-        self.tell(begin)
-
-    def tell(self, order: Order) -> None:
-        """To a process that is gone, nothing."""
-        with suppress(OSError):
-            self._pipe.send(order)
+        self.process.tell(begin)
 
     def look(self, heartbeat_s: float, *, asks_anew: bool) -> None:
         """Read what it said; end it where it has not answered for so long, if that is not 0.
 
         ``asks_anew``: nobody could answer for a while.
         """
-        with suppress(EOFError, OSError):
-            while self.is_at_work and self._pipe.poll():
-                self._hear(self._pipe.recv())
+        for word in self.process.words() if self.is_at_work else ():
+            self._hear(word)
+            if not self.is_at_work:
+                break  # what it said before it came is of no use
         if asks_anew:
             self._asked_at = None
         if heartbeat_s and self.is_at_work:
@@ -280,17 +248,11 @@ class _Process:
             self.give_up(f"did not answer for {limit} and had to be ended")
         elif self._asked_at is None and now > self._answered_at + heartbeat_s / 4:
             self._asked_at = now
-            self.tell("ping")
+            self.process.tell("ping")
 
     def give_up(self, why: str) -> None:
         self._given_up = why
-        self.end()
-
-    def end(self) -> None:
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join()
-        self._pipe.close()
+        self.process.end()
 
     def failure(self) -> Failure | None:
         """How its rank failed; None for one that is done."""
@@ -299,17 +261,17 @@ class _Process:
 
     def _failure(self) -> Failure | None:
         assert self._begin is not None, "it has been a rank"
-        address, code = self._begin.address, self.process.exitcode
+        code = self.process.exitcode
         if self._word == "done" or code == 0 or (self._word == "moved" and code is None):
             return None
-        file = address.phase_file
-        phase = file.read_text() if file is not None and file.exists() else ""
+        phase = self.process.phase()
         if isinstance(self._word, Failure):
             return replace(self._word, phase=phase)
-        if self._begin.report.exists():
-            return replace(Failure(**json.loads(self._begin.report.read_text())), phase=phase)
+        report = self.process.report()
+        if report is not None:
+            return replace(report, phase=phase)
         cause, text = self._unsaid(code)
-        return Failure(address.rank, cause, text, phase=phase)
+        return Failure(self._begin.address.rank, cause, text, phase=phase)
 
     def _unsaid(self, code: int | None) -> tuple[Cause, str]:
         if code is None:
@@ -318,8 +280,8 @@ class _Process:
             return "peer", self._given_up
         if code == UNREPORTED:
             return "machine", "could leave no report in the run folder; it is printed above"
-        if code == _LOST:
-            return "signal", f"is lost: {_SERVER} was ended from outside"
+        if self.process.loss:
+            return "signal", self.process.loss
         if code < 0:
             return "signal", f"was ended by {signal.Signals(-code).name} from outside"
         return "signal", f"ended with exit code {code} and said nothing"

@@ -25,8 +25,10 @@ from weft.comm.flight_recorder import (
 )
 from weft.elastic.crew import Crew
 from weft.elastic.failure import Epoch, Failure, Moves, RanksFailedError, Recover
+from weft.elastic.process import Machines, ThisMachine
 from weft.elastic.rank_process import Target, found, redirect
 from weft.elastic.signals import Asked
+from weft.train.run_folder import LOGS
 from weft.train.stop import signals_held
 
 _PRELOADED = ("weft.train.worker", "torch.fx.experimental.symbolic_shapes")
@@ -60,28 +62,58 @@ def run_ranks(
 ) -> None:
     """Run ``target`` in ``world_size`` processes of this machine until all have ended.
 
+    Args:
+        context: What ``warm_context`` returned, if it was called early to save time.
+
+    For the rest see ``run_on``.
+    """
+    machine = ThisMachine(target, folder, folder / LOGS, context or warm_context())
+    run_on(
+        machine,
+        args,
+        world_size,
+        folder=folder,
+        recover=recover,
+        heartbeat_s=heartbeat_s,
+        moves=moves,
+    )
+
+
+def run_on(
+    machines: Machines,
+    args: tuple[Any, ...],
+    world_size: int,
+    *,
+    folder: Path,
+    recover: Recover | None = None,
+    heartbeat_s: float = 0.0,
+    moves: Moves | None = None,
+    asked: Asked | None = None,
+) -> None:
+    """Run the ranks of a job until all have ended.
+
     Rank 0 keeps the terminal; the others write to ``folder/logs/rank*.log``. No other job may run
     in ``folder`` at the same time. Ctrl-C or SIGTERM asks the ranks to stop, by SIGTERM, and is no
     failure; a second one ends them at once. If this process is killed, they end by themselves.
 
     Args:
-        context: What ``warm_context`` returned, if it was called early to save time.
+        args: What the processes' target is called with after the address.
         recover: What the job goes on with after ranks were lost; without it, or with any other
-            failure, the job is over. The others keep their processes, and ``target``, which then
+            failure, the job is over. The others keep their processes, and the target, which then
             has the keyword ``abort``, is called in them again.
         heartbeat_s: If it may go on, a process that answers nothing for so long is lost; 0: never.
         moves: Says, if it may go on, when all are to go on with something else.
+        asked: Counts what asks this process to stop, for whoever wants to know it, too.
 
     Raises:
         RanksFailedError: a rank failed. The others have been ended.
     """
-    logs = folder / "logs"
+    logs = folder / LOGS
     logs.mkdir(parents=True, exist_ok=True)
     may_go_on = recover is not None
-    context = context or warm_context()
-    crew = Crew(target, folder, logs, context, may_go_on=may_go_on, heartbeat_s=heartbeat_s)
+    crew = Crew(machines, folder, may_go_on=may_go_on, heartbeat_s=heartbeat_s)
     epoch: Epoch | None = Epoch(args, world_size)
-    asked = Asked()
+    asked = asked or Asked()
     with asked.handlers():
         try:
             while epoch is not None:
@@ -121,7 +153,7 @@ def run_rank(target: Target, address: RankAddress, args: tuple[Any, ...], *, fol
 
     Ends the process with one line where another rank failed: that rank's error is the one to read.
     """
-    logs = folder / "logs"
+    logs = folder / LOGS
     logs.mkdir(parents=True, exist_ok=True)
     if address.rank > 0:
         redirect(logs / f"rank{address.rank}.log")
