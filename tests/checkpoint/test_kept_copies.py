@@ -6,6 +6,8 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from test_agent import LIMIT_S, Machine, machine, named
 from weft.checkpoint.agent import memory as memory_of
 from weft.checkpoint.agent.client import AgentClient, start_agent
 from weft.checkpoint.agent.image import Image, memory_file, opened_image
+from weft.checkpoint.agent.kept import Kept, KeptCopy, Memory
 from weft.checkpoint.agent.lease import Lease, agent_address
 from weft.checkpoint.agent.memory import MemoryOfMachine
 from weft.checkpoint.agent.wire import Hello
@@ -173,3 +176,32 @@ def test_a_place_that_others_may_use_is_not_used(
         start_agent(tmp_path / "log", tmp_path)
     with MemoryOfMachine(tmp_path) as memory:
         assert memory.offers == ()
+
+
+def test_each_crew_leaves_one_state_at_most() -> None:
+    """A run that goes on after one step, again and again: what it last went on from stays, for a
+    newer state may be whole on this machine alone."""
+    image: Any = SimpleNamespace(pieces_bytes=2, handle=0)
+    wire: Any = SimpleNamespace(send=lambda *_, **__: None)
+    kept = Memory()
+
+    def add(crew: str, step: int) -> None:
+        save = replace(named(Path("checkpoints"), step), name=f"save{step}", is_written=False)
+        kept.begins(crew, None)
+        kept.add(Kept(save, crew, 1, STATE, {0: KeptCopy(image, 0)}))
+
+    def has() -> list[int]:
+        return [offer["step"] for offer in kept.offers()]
+
+    add("first", 1)
+    for crew, step in [("second", 2), ("third", 3)]:
+        kept.hand_over(f"save{step - 1}", wire)
+        add(crew, step)
+        assert has() == [step - 1, step]
+    kept.hand_over("save2", wire)  # other machines have nothing of 3
+    add("fourth", 4)
+    assert has() == [2, 4]
+    add("fourth", 5)
+    assert has() == [4, 5]
+    add("fifth", 1)  # begun anew
+    assert has() == [5, 1]

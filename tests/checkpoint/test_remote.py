@@ -1,7 +1,9 @@
 """Checkpoints far away are those of a folder, and what fails there costs no other checkpoint."""
 
+import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,9 @@ from weft.checkpoint.listing import list_checkpoints
 from weft.checkpoint.place import Place, place_of
 from weft.checkpoint.reader import open_checkpoint
 from weft.checkpoint.remote import objects
+from weft.checkpoint.remote import owner as owner_of
 from weft.checkpoint.remote.files import Parts, open_files, split_address
-from weft.checkpoint.remote.owner import Owner, take_turn
+from weft.checkpoint.remote.owner import OWNER, Owner, take_turn
 from weft.checkpoint.remote.path import RemotePath
 from weft.checkpoint.shard import elements_of
 from weft.checkpoint.store import candidates, prune
@@ -224,18 +227,17 @@ def test_what_a_killed_save_left(s3: S3) -> None:
 
 
 def test_two_runs_with_one_address(s3: S3) -> None:
-    """The one that began last writes there. The other changes nothing any more, whatever it was
-    about to do, and neither harms what the other has saved."""
+    """The one that began to save last writes there. The other changes nothing any more, whatever it
+    was about to do, and neither harms what the other has saved."""
     root = s3.place()
-    first = take_turn(root)
+    first, second = Owner(), Owner()
     save_far(root, 1, seed=1, owner=first)
     under_way = draft(root, 2, "first", first)
     under_way.begin()
     files = [under_way.write(r, *elements_of(own)) for r, own in enumerate(rank_shards(2))]
-    second = take_turn(root)
-    assert (first.turn, second.turn) == (1, 2)
     theirs = draft(root, 2, "second", second)
     theirs.begin()
+    assert json.loads((root / OWNER).read_bytes())["turn"] == 2
     written = [theirs.write(r, *elements_of(own)) for r, own in enumerate(rank_shards(22))]
     names = s3.names()
     refusal = rf"{root}: a run that began on \S+ at [-\d]+ [:\d]+ UTC writes there now"
@@ -250,19 +252,36 @@ def test_two_runs_with_one_address(s3: S3) -> None:
     assert [each.step for each in list_checkpoints(root)] == [1, 2]
 
 
-def test_a_turn_that_could_not_be_written(s3: S3) -> None:
-    """The first save takes it; of two that began at the same moment the first one to save."""
-    root = s3.place()
-    s3.refuses = lambda method, path: method == "PUT"
-    one, other = take_turn(root), take_turn(root)
-    s3.refuses = lambda method, path: False
-    assert (one.turn, other.turn) == (1, 1)
-    save_far(root, 1, seed=1, owner=one)
+def test_a_turn_lasts_as_long_as_a_command(s3: S3) -> None:
+    """Processes begin again and other plans save meanwhile: what one of them still sends counts."""
+    root, one = s3.place(), Owner()
+    under_way = draft(root, 1, "before", one)
+    under_way.begin()
+    files = [under_way.write(r, *elements_of(own)) for r, own in enumerate(rank_shards(1))]
+    again = Owner(**asdict(one))  # as another process has it
+    take_turn(root, again)
+    under_way.commit(files, {**STATE, "seed": 1})
+    assert open_checkpoint(root).state["seed"] == 1
+    save_far(root, 2, seed=2, owner=again)
+    assert json.loads((root / OWNER).read_bytes())["turn"] == 1
+
+
+def test_two_runs_that_take_a_turn_at_the_same_moment(
+    s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both found none there: the one that was overwritten finds that before it commits."""
+    root, one, other = s3.place(), Owner(), Owner()
+    under_way = draft(root, 1, "one", one)
+    under_way.begin()
+    files = [under_way.write(r, *elements_of(own)) for r, own in enumerate(rank_shards(1))]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner_of, "_read", lambda _: None)
+        take_turn(root, other)
     with pytest.raises(CheckpointError, match="writes there now"):
-        save_far(root, 2, seed=2, owner=other)
+        under_way.commit(files, STATE)
     s3.refuses = lambda method, path: method == "GET"
     with pytest.raises(CheckpointError, match=r"owner\.json: cannot be read: "):
-        take_turn(root)
+        take_turn(root, one)
 
 
 ADDRESSES = [

@@ -51,7 +51,7 @@ def test_a_request_becomes_an_epoch_and_then_an_answer(
     tmp_path: Path, moves: Moves, replans: Replans
 ) -> None:
     assert not moves.wanted()
-    name = ask(tmp_path, plan_of("plan.shares=[2,2,4]"))
+    before, name = replans.job.owner, ask(tmp_path, plan_of("plan.shares=[2,2,4]"))
     assert moves.wanted()
     assert moves.wanted(), "until the ranks have come"
     reach(tmp_path, 3)
@@ -59,6 +59,7 @@ def test_a_request_becomes_an_epoch_and_then_an_answer(
     assert (epoch.world_size, epoch.seats) == (3, (0, 1, ANEW))
     assert epoch.args == (replans.job,)
     assert epoch.args[0].plan.world_size == 3
+    assert epoch.args[0].owner == before, "it is the same command, and saves as such"
     assert not moves.wanted()
     assert (tmp_path / REQUEST_FILE).exists(), "no step is finished"
     reach(tmp_path, 4)

@@ -13,6 +13,7 @@ from train.test_saving import CONFIG, SPEC, plan_of
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.listing import list_checkpoints
 from weft.checkpoint.reader import open_checkpoint
+from weft.checkpoint.remote.owner import Owner
 from weft.checkpoint.store import read_latest
 from weft.cli.main import run as command
 from weft.comm.comm import Comm
@@ -65,7 +66,7 @@ def poisoned(root: Path, *, after: int, limit: int, early: bool = False) -> list
             built.gradients.publish()
 
     with Progress(STEPS, log_every=1, mode="quiet", stream=StringIO()) as progress:
-        saver = Saver(run, root, root, fingerprint="same", tell=progress.warn)
+        saver = Saver(run, root, root, owner=Owner(), fingerprint="same", tell=progress.warn)
         saves = save_now_and_then(run, saver, progress)
         ends = end_when_diverged(run, saver, root, root.parent)
         hooks = [poison, saves, ends] if early else [saves, ends, poison]

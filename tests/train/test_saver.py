@@ -9,16 +9,21 @@ import pytest
 import torch
 
 from weft.checkpoint.agent.lease import Lease
+from weft.checkpoint.draft import draft
 from weft.checkpoint.entry import CheckpointError
+from weft.checkpoint.remote import owner as owner_of
+from weft.checkpoint.remote.owner import Owner
+from weft.checkpoint.remote.path import RemotePath, remote_path
 from weft.checkpoint.store import hold, is_free
+from weft.comm.abort import Abort
 from weft.comm.comm import Comm
 from weft.config.load import load_config
-from weft.report.events import EventLog
+from weft.report.events import EVENTS_FILE, EventLog, read_events
 from weft.train import saver, saving
 from weft.train.saver import Saver
 
 
-def alone(root: Path, *overrides: str) -> Saver:
+def alone(root: Path, *overrides: str, to: RemotePath | None = None) -> Saver:
     """Of a run of one process."""
     run: Any = SimpleNamespace(
         config=load_config("debug", overrides).config,
@@ -26,9 +31,10 @@ def alone(root: Path, *overrides: str) -> Saver:
         is_main=True,
         built=SimpleNamespace(gradients=SimpleNamespace(mains=[], frozen=[])),
         lease=Lease(),
-        events=EventLog(),
+        events=EventLog(root),
+        abort=Abort(),
     )
-    return Saver(run, root, root, fingerprint="same", tell=lambda _: None)
+    return Saver(run, to or root, root, owner=Owner(), fingerprint="same", tell=lambda _: None)
 
 
 def test_ranks_do_not_write_while_an_earlier_run_does(
@@ -85,4 +91,36 @@ def test_a_kept_copy_counts_as_free_memory(tmp_path: Path, monkeypatch: pytest.M
     assert said == [
         "no process could be started for it: enough of it",
         "copies of their state need 0.0 GiB of host memory, more than 50% of what is free",
+    ]
+
+
+def test_a_run_begins_while_storage_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may go on from memory; whose turn it is is asked with the first save."""
+    asked = []
+
+    def no_answer(root: RemotePath) -> None:
+        asked.append(root)
+        raise CheckpointError("does not answer", file=root)
+
+    monkeypatch.setattr(owner_of, "_read", no_answer)
+    to = remote_path("s3://bucket/runs", "checkpoint.to")
+    one = alone(tmp_path, to=to)
+    assert not asked
+    with pytest.raises(CheckpointError, match="does not answer"):
+        draft(to, 1, "first", one._owner).begin()
+
+
+def test_copies_of_the_last_minute_are_told_when_a_run_ends(tmp_path: Path) -> None:
+    one = alone(tmp_path)
+    for step in (1, 2, 3):
+        one._newest = step
+        one._note_copy(step, 0.5, is_written=False)
+    one.leave(None, None, None)
+    one.leave(None, None, None)
+    found = read_events(tmp_path / EVENTS_FILE)
+    assert [(e.kind, e.step, e.facts) for e in found] == [
+        ("snapshot", 1, {"stall_s": 0.5, "copies": 1}),
+        ("snapshot", 3, {"stall_s": 1.0, "copies": 2}),
     ]

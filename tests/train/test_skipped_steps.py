@@ -14,6 +14,7 @@ import torch
 from train.test_diverged import kept
 from train.test_saving import CONFIG, SPEC, plan_of
 
+from weft.checkpoint.remote.owner import Owner
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.errors import DivergedError
@@ -80,7 +81,7 @@ def trained(folder: Path, *, weights: dict[int, float], limit: int = 3) -> Train
         losses.extend(numbers.loss for numbers in record.read)
 
     with Progress(STEPS, log_every=1, mode="quiet", stream=StringIO()) as progress:
-        saver = Saver(run, root, root, fingerprint="same", tell=progress.warn)
+        saver = Saver(run, root, root, owner=Owner(), fingerprint="same", tell=progress.warn)
         hooks = [note_events(run, said.append), save_now_and_then(run, saver, progress)]
         train(run, [hook, *hooks, end_when_diverged(run, saver, root, folder)])
     params = [main.value.clone() for main in built.gradients.mains]

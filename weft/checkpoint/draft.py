@@ -56,7 +56,7 @@ class Draft(Protocol):
 def draft(root: Place, step: int, name: str, owner: Owner | None = None) -> Draft:
     """``name``: of this save alone; an earlier one of the same step may have left files.
 
-    ``owner``: far away, whose turn it should be. Only whoever begins and commits has to say.
+    ``owner``: far away, the run that writes. Only whoever begins and commits has to say.
     """
     if isinstance(root, RemotePath):
         return RemoteDraft(root, step, name, owner)

@@ -30,6 +30,8 @@ PARTS = {
     "other_s": "the rest",
 }
 """What the time of a run goes into while it runs, in words."""
+_LATER = ("restore", "snapshot")
+"""Kinds of events that are also told when ranks are at work no more, or not yet."""
 STALLS = ("save_begun", "save_finished", "snapshot")
 """Kinds of events that tell how long training waited for them (``stall_s``)."""
 
@@ -189,7 +191,7 @@ def _signs(
     """When the ranks of a start were at work for certain; ``here``: events until the next."""
     first = start.step or 0
     yield start.elapsed_s
-    yield from (e.elapsed_s for e in here if not (_is_watchers(e) or e.kind == "restore"))
+    yield from (e.elapsed_s for e in here if not (_is_watchers(e) or e.kind in _LATER))
     if after is None:
         rows = (m.elapsed_s for m in steps if m.step > first and math.isfinite(m.elapsed_s))
         yield start.elapsed_s + max(rows, default=0.0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft.checkpoint.place import Place, checkpoints_at
+from weft.checkpoint.remote.owner import Owner
 from weft.config.sections import Config
 from weft.plan.plan import Plan
 from weft.report.progress import Mode
@@ -54,6 +55,8 @@ class Job:
 
     began: float = field(default_factory=time.time)
     """When the command began, seconds since 1970."""
+    owner: Owner = field(default_factory=Owner)
+    """The command, as storage far away knows it."""
 
     @property
     def checkpoints(self) -> Place:

@@ -96,7 +96,9 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
         stack.callback(profile.close)
         fingerprint = data.fingerprint
         logs, tell = job.out / LOGS, progress.warn
-        saver = Saver(run, job.checkpoints, logs, fingerprint=fingerprint, tell=tell)
+        saver = Saver(
+            run, job.checkpoints, logs, owner=job.owner, fingerprint=fingerprint, tell=tell
+        )
         stack.push(saver.leave)
         hooks = [
             profile.end,

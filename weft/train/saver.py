@@ -36,8 +36,7 @@ from weft.checkpoint.agent.wire import (
 )
 from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.place import Place
-from weft.checkpoint.remote.owner import Owner, take_turn
-from weft.checkpoint.remote.path import RemotePath
+from weft.checkpoint.remote.owner import Owner
 from weft.checkpoint.shard import Shard
 from weft.comm.address import host_for_others, own_host
 from weft.comm.heartbeat import with_heartbeat
@@ -57,23 +56,31 @@ TOLD_S = 60.0
 
 
 class Saver:
-    """Saves the state of a run, one object a rank. Methods are collective but for ``close``, and
-    so is making one.
+    """Saves the state of a run, one object a rank. Methods are collective but for ``close``.
 
     Args:
         root: The folder of checkpoints.
         logs: Where the agent writes what it complains of.
+        owner: This start of the run, for storage far away; the main rank's counts.
         fingerprint: Names the data.
         tell: Says something that is worth knowing, once on the main rank.
     """
 
     def __init__(
-        self, run: Run, root: Place, logs: Path, *, fingerprint: str, tell: Callable[[str], None]
+        self,
+        run: Run,
+        root: Place,
+        logs: Path,
+        *,
+        owner: Owner,
+        fingerprint: str,
+        tell: Callable[[str], None],
     ) -> None:
         self._run = run
         self._root = root.resolve() if isinstance(root, Path) else root
         self._held = self._root if isinstance(self._root, Path) else logs.resolve()
         self._logs = logs
+        self._owner = owner
         self._fingerprint = fingerprint
         self._tell = tell
         self._is_asynchronous = run.config.checkpoint.asynchronous
@@ -90,9 +97,6 @@ class Saver:
         """Nobody but these ranks writes checkpoints."""
         nodes = [member.node for member in run.comm.members]
         self._here = [rank for rank, node in enumerate(nodes) if node == nodes[run.comm.rank]]
-        self._owner: Owner | None = None
-        if isinstance(self._root, RemotePath):
-            self._owner = _turn_of(run, self._root)
 
     def save(self, step: int, *, finite: bool) -> None:
         """Save the state after a step, and go on training as soon as it may change.
@@ -157,14 +161,21 @@ class Saver:
     def _note_copy(self, step: int, stall_s: float, *, is_written: bool) -> None:
         """Every save is an event; copies alone are one a minute, for there may be one a step."""
         self._stalls.append(stall_s)
-        if not is_written and time.monotonic() < self._told + TOLD_S:
-            return
-        kind: Kind = "save_begun" if is_written else "snapshot"
-        copied = f"copied the state after step {step} in {stall_s:.3g} s"
+        if is_written or time.monotonic() >= self._told + TOLD_S:
+            self._tell_copies("save_begun" if is_written else "snapshot", step)
+
+    def _tell_copies(self, kind: Kind, step: int) -> None:
+        """Those that no event tells of yet; ``step``: of the last one."""
+        copied = f"copied the state after step {step} in {self._stalls[-1]:.3g} s"
         facts = {"stall_s": sum(self._stalls), "copies": len(self._stalls)}
         self._run.events.write(kind, copied, step=step, facts=facts)
         self._stalls.clear()
         self._told = time.monotonic()
+
+    def _tell_rest(self) -> None:
+        """Nothing is to come that would tell of copies."""
+        if self._stalls and self._newest is not None:
+            self._tell_copies("snapshot", self._newest)
 
     def _place(self, agent: AgentClient, step: int, *, is_written: bool) -> tuple[str, bool]:
         """A name for a save, empty where some rank has no place for it; and whether it is written.
@@ -224,6 +235,7 @@ class Saver:
 
     def settle(self) -> None:
         """Wait until everything that was copied is written."""
+        self._tell_rest()
         agents = self._run.comm.gather_json(self._agent is not None, name="agents")
         if any(agents):
             wait = self._agent.wait if self._agent is not None else lambda: None
@@ -248,6 +260,7 @@ class Saver:
     def leave(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
         """Let go of the agent at the end of a run; after an error, and for another plan, it keeps
         what is in memory for the next start, but for a run that has diverged."""
+        self._tell_rest()
         failed = kind is not None and not issubclass(kind, DivergedError)
         self.close(keeps=failed or self._run.abort.left)
 
@@ -404,13 +417,3 @@ class Saver:
             log, self._held, node=node, commits=self._run.is_main, keep_s=keep_s
         )
         return str(path), False
-
-
-def _turn_of(run: Run, root: RemotePath) -> Owner | None:
-    """This run's turn to write far away, as its main rank knows it. Collective.
-
-    Raises CheckpointError where the storage does not answer.
-    """
-    taken = list[Owner]()
-    together(run.comm, lambda: taken.append(take_turn(root)) if run.is_main else None)
-    return taken[0] if taken else None

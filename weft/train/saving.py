@@ -50,7 +50,7 @@ def save(
         fingerprint: Names the data, so that a run is not resumed on other samples.
         finite: Loss and gradient norm of the step are numbers. It is recorded, if every value to be
             saved is one too.
-        owner: On the main rank, far away: whose turn it should be.
+        owner: Of this start, for storage far away; the main rank's counts.
 
     Raises:
         CheckpointError: a rank could not write, or holds values that are not finite while training

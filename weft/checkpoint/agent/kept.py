@@ -48,14 +48,17 @@ class Memory:
     """All that is kept, the oldest first. Several threads may use it.
 
     A state goes when one of its images is used again, or when a newer one is known to be whole on
-    all machines: its crew begins the next. What another machine has put here goes when a newer
-    state of it is here.
+    all machines: its crew begins the next. Of what earlier crews left only the state that somebody
+    took last stays, once a crew has copied its own. What another machine has put here goes when a
+    newer state of it is here.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._kept: list[Kept] = []
         self._put: dict[str, _Put] = {}
+        self._gone_on_from = ""
+        """The save that somebody took last."""
 
     def __bool__(self) -> bool:
         return bool(self._kept or self._put)
@@ -70,7 +73,11 @@ class Memory:
 
     def add(self, kept: Kept) -> None:
         with self._lock:
-            self._kept.append(kept)
+            others = [each for each in self._kept if each.crew != kept.crew]
+            taken = [each for each in others if each.save.name == self._gone_on_from]
+            stays = (taken or others)[-1:]
+            own = [each for each in self._kept if each.crew == kept.crew]
+            self._kept = [*stays, *own, kept]
 
     def begins(self, crew: str, image: Image | None) -> None:
         """A rank of a crew begins to copy, into an image if it has that already."""
@@ -117,6 +124,7 @@ class Memory:
     def hand_over(self, name: str, wire: Wire) -> None:
         """Send all that is here of a save."""
         with self._lock:
+            self._gone_on_from = name
             copies = dict(sorted(self._copies(name).items()))
             states = [kept.state for kept in self._kept if kept.save.name == name]
             states += [self._put[name].state] if name in self._put else []

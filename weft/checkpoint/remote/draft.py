@@ -21,7 +21,7 @@ from weft.checkpoint.entry import JSON, CheckpointError, Piece, RankFile, rank_f
 from weft.checkpoint.index import INDEX, merge, problems, refuse, to_text
 from weft.checkpoint.rank_file import check_size
 from weft.checkpoint.remote.folder import keep_only, remove_folder
-from weft.checkpoint.remote.owner import Owner, refuse_other
+from weft.checkpoint.remote.owner import Owner, refuse_other, take_turn
 from weft.checkpoint.remote.path import RemotePath
 from weft.checkpoint.remote.upload import upload
 
@@ -40,7 +40,8 @@ class RemoteDraft:
         self._mark = self._folder / f"save-{name}"
 
     def begin(self) -> None:
-        self._refuse_other()
+        if self._owner is not None:
+            take_turn(self._root, self._owner)
         with told("cleared", self._root):
             clean(self._root)
         with told("written", self._mark):

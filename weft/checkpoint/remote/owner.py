@@ -1,10 +1,12 @@
-"""Whose turn it is to write into storage far away, which knows no locks: the run's that began last.
+"""Whose turn it is to write into storage far away, which knows no locks: the run's that took the
+last one.
 
     root/owner.json
 
-A run takes the next turn when it begins. One that finds a later turn there when it saves leaves
-everything as it is: so a run that was thought to be dead, and the first of two that were started
-with one address, neither remove nor replace what is not theirs.
+A start of a run takes the next turn with its first save, and has it for as long as it lives. One
+that finds a later turn there when it saves leaves everything as it is: so a run that was thought to
+be dead, and the first of two that save to one address, neither remove nor replace what is not
+theirs.
 """
 
 from __future__ import annotations
@@ -13,65 +15,77 @@ import json
 import secrets
 import socket
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from weft.checkpoint.entry import CheckpointError, told
 from weft.checkpoint.remote.path import RemotePath
 
 OWNER = "owner.json"
+REMEMBERED = 100
+"""Starts that a turn names as earlier ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Owner:
-    """A run, from one start to its end."""
+    """A run, from one start to its end, whatever plans and processes it has meanwhile."""
 
-    turn: int
-    name: str
-    """Of this start alone: two may begin at the same moment."""
-    host: str
-    since: float
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Of this start alone."""
+    host: str = field(default_factory=socket.gethostname)
+    since: float = field(default_factory=time.time)
     """Seconds since 1970; for people."""
 
 
-def take_turn(root: RemotePath) -> Owner:
-    """Begin to write there. Raises CheckpointError where the storage does not answer."""
-    before = _read(root)
-    owner = Owner(
-        turn=before.turn + 1 if before else 1,
-        name=secrets.token_hex(8),
-        host=socket.gethostname(),
-        since=time.time(),
-    )
-    with suppress(CheckpointError):  # then the first save says it
-        _write(root, owner)
-    return owner
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Turn:
+    turn: int
+    owner: Owner
+    earlier: tuple[str, ...]
+    """Names of starts that had turns before, the last one first: theirs are over."""
+
+
+def take_turn(root: RemotePath, owner: Owner) -> None:
+    """Begin to write there. Nothing changes where it is this run's turn already.
+
+    Raises CheckpointError where it was this run's, and another has begun to write there since; or
+    where the storage does not answer.
+    """
+    found = _read(root)
+    if found is None:
+        _write(root, _Turn(turn=1, owner=owner, earlier=()))
+    elif owner.name in found.earlier:
+        refuse_other(root, owner)
+    elif found.owner.name != owner.name:
+        earlier = (found.owner.name, *found.earlier)[:REMEMBERED]
+        _write(root, _Turn(turn=found.turn + 1, owner=owner, earlier=earlier))
 
 
 def refuse_other(root: RemotePath, owner: Owner) -> None:
-    """Raise CheckpointError where another run has begun to write there since."""
+    """Raise CheckpointError where it is another run's turn."""
     found = _read(root)
-    if found is None or found.turn < owner.turn:
-        _write(root, owner)
-    elif found.name != owner.name:
-        since = f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime(found.since))} UTC"
-        problem = f"a run that began on {found.host} at {since} writes there now"
+    if found is not None and found.owner.name != owner.name:
+        other = found.owner
+        since = f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime(other.since))} UTC"
+        problem = f"a run that began on {other.host} at {since} writes there now"
         raise CheckpointError(f"{problem}. Each run needs a place of its own", file=root)
 
 
-def _read(root: RemotePath) -> Owner | None:
+def _read(root: RemotePath) -> _Turn | None:
     """None where there is none, or something else."""
     path = root / OWNER
     with told("read", path):
         try:
             data = json.loads(path.read_bytes())
-            return Owner(turn=int(data["turn"]), name=str(data["name"]),
-                         host=str(data["host"]), since=float(data["since"]))  # fmt: skip
-        except (FileNotFoundError, ValueError, LookupError, TypeError):
+            name, host, since = str(data["name"]), str(data["host"]), float(data["since"])
+            owner = Owner(name=name, host=host, since=since)
+            earlier = tuple(str(name) for name in data.get("earlier", ()))
+            return _Turn(turn=int(data["turn"]), owner=owner, earlier=earlier)
+        except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
             return None
 
 
-def _write(root: RemotePath, owner: Owner) -> None:
+def _write(root: RemotePath, turn: _Turn) -> None:
     path = root / OWNER
+    data = {"turn": turn.turn, **asdict(turn.owner), "earlier": turn.earlier}
     with told("written", path):
-        path.write_bytes(json.dumps(asdict(owner)).encode())
+        path.write_bytes(json.dumps(data).encode())
