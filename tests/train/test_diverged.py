@@ -25,8 +25,9 @@ from weft.report.progress import Progress
 from weft.train.assemble import fill, initial
 from weft.train.family import assemble_model
 from weft.train.loop import Run, StepRecord, train
-from weft.train.running import end_when_diverged, save_now_and_then
+from weft.train.running import save_now_and_then
 from weft.train.saver import Saver
+from weft.train.watch import end_when_diverged
 
 STEPS = 8
 

@@ -333,7 +333,7 @@ class CheckpointConfig(Section):
 class RecoveryConfig(Section):
     """What happens when a rank is lost: its process was killed, or it answers no more. The others
     keep their processes, and training goes on from the newest checkpoint. (Under another launcher,
-    such as torchrun, that decides.) And what happens to steps whose numbers are none."""
+    such as torchrun, that decides.) And what happens where numbers are none or too high."""
 
     when_lost: Literal["replace", "replan"] = "replace"
     """"replace": a new process takes the place of a lost rank. "replan": the job goes on with the
@@ -346,11 +346,24 @@ class RecoveryConfig(Section):
     heartbeat_s: Number = 60.0
     """Seconds without an answer, whatever a rank computes, after which it is lost; 0 waits for
     `train.timeout_s` of the others' collective."""
-    when_not_finite: Literal["stop", "skip"] = "stop"
+    when_not_finite: Literal["stop", "skip", "rewind"] = "stop"
     """What becomes of a step without a finite loss and gradient norm. "stop": it is an update, so
     all that follow are such, and training ends. "skip": it changes nothing, which is said, and the
     next batch follows; `train.stop_after_non_finite` such steps in a row end training all the same.
-    """
+    "rewind": as with `when_spike`."""
+    when_spike: Literal["ignore", "warn", "rewind", "stop"] = "warn"
+    """What becomes of a step whose loss is far above those before it. "warn": it is said and
+    recorded. "rewind": training goes back to the newest checkpoint, or copy in memory, from before
+    that step, and on with other data: the batches from there to this one are left out for good.
+    "stop": training ends, with exit code 76."""
+    spike_limit: Positive = 10.0
+    """How far above the median of the losses before it a loss is a spike, in median absolute
+    deviations of those, which count as 0.5 % of the median at least. 10 are 6.7 standard deviations
+    of a normal distribution."""
+    spike_window: Annotated[Whole, Field(ge=2)] = 100
+    """Losses that a new one is compared with, once half as many are known."""
+    rewinds: Count = 3
+    """How often the run goes back, over all its starts; then training ends, with exit code 76."""
 
     @property
     def skips(self) -> bool:

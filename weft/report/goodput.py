@@ -35,6 +35,9 @@ _LATER = ("restore", "snapshot")
 STALLS = ("save_begun", "save_finished", "snapshot")
 """Kinds of events that tell how long training waited for them (``stall_s``)."""
 
+BEGINNINGS = ("restart", "move", "rewind")
+"""Kinds of events with which another epoch of the same command begins."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goodput:
@@ -180,7 +183,7 @@ def _began(start: Event, before: Sequence[Event]) -> tuple[float, bool]:
     """When a start began, and whether it was a restart within its command."""
     command_s = start.elapsed_s - start.seconds("startup_s")
     since = max((at for at, event in enumerate(before) if event.kind == "start"), default=-1)
-    restarts = (e.elapsed_s for e in before[since + 1 :] if e.kind in ("restart", "move"))
+    restarts = (e.elapsed_s for e in before[since + 1 :] if e.kind in BEGINNINGS)
     restart_s = next((each for each in restarts if each >= command_s), None)
     return (max(command_s, 0.0), False) if restart_s is None else (restart_s, True)
 

@@ -26,6 +26,7 @@ ROWS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "copied and saved": (("save_begun", "save_finished", "snapshot"), "fill-3"),
     "not saved": (("save_failed", "save_skipped"), "fill-2"),
     "evaluated": (("evaluation",), "fill-1"),
+    "odd numbers": (("spike", "rewind", "not_finite"), "fill-4"),
     "lost": (("epoch_end",), "fill-5"),
     "begun": (("start", "restart", "restore"), "fill-6"),
 }

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from weft.models.registry import FAMILIES, model_spec
 from weft.plan.model import ModelSpec
 from weft.train.first_opens import found_by_first, opened_by_first
 from weft.train.from_memory import newest_in_memory
+from weft.train.history import History, history_of, read_rewinds
 from weft.train.job import Job
 from weft.train.loading import LOAD, Loading, loading
 from weft.train.saving import other_writer
@@ -52,6 +53,8 @@ class Agreed:
     """What is worth knowing of that, and of ranks that differ where they may."""
     is_in_memory: bool = False
     """The checkpoint lies in the memory of machines."""
+    history: History = field(default_factory=History)
+    """Of the steps before."""
     loading: Loading | None = None
     """What a new run begins with, where it was asked for."""
 
@@ -94,14 +97,17 @@ def agree(
     if checkpoint is not None:
         _accept(checkpoint, job, data, spec)
     found = () if checkpoint is None else checkpoint.notes
-    notes = (*differing_builds(comm, versions), *why, *found)
+    history = _history(checkpoint, job, comm)
+    notes = (*differing_builds(comm, versions), *why, *found, *history.notes)
     wanted = None
     if checkpoint is None:
         opened = partial(opened_by_first, comm)
         params = FAMILIES[spec.family].param_specs(spec)
         wanted = loading(job.config.checkpoint, params, opened)
         notes += () if wanted is None else tuple(wanted.report())
-    agreed = Agreed(data, spec, checkpoint, notes, is_in_memory=is_in_memory, loading=wanted)
+    agreed = Agreed(
+        data, spec, checkpoint, notes, is_in_memory=is_in_memory, history=history, loading=wanted
+    )
     here = f"step {agreed.first_step}"
     if not is_in_memory:
         here = _here(job.checkpoints, checkpoint) or here
@@ -249,6 +255,16 @@ def _in_storage(job: Job, comm: Comm) -> Checkpoint | None:
         hint = "Copy them there, leave the key out, or begin with another --out."
         raise ConfigError(KEY, str(root), expected, hint)
     return found
+
+
+def _history(checkpoint: Checkpoint | None, job: Job, comm: Comm) -> History:
+    """Of what is gone on from, and of what rank 0 reads in the run's folder. Collective."""
+    noted = read_rewinds(job.out) if comm.rank == 0 else ()
+    rewinds = comm.gather_json(noted, name="rewinds")[0]
+    state = {} if checkpoint is None else checkpoint.state.get("history", {})
+    assert isinstance(state, Mapping), f"history = {state!r}"
+    step = 0 if checkpoint is None else checkpoint.step
+    return history_of(state, step, rewinds, job.config.recovery)
 
 
 def _found(root: Place) -> Checkpoint | None:

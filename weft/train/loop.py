@@ -32,6 +32,7 @@ from weft.platform.upload import upload
 from weft.report.events import EventLog
 from weft.train.assemble import Built
 from weft.train.engine import StepResult
+from weft.train.history import History
 from weft.train.inputs import Inputs
 from weft.train.save_clock import SaveClock
 from weft.train.stop import StopSignal
@@ -125,6 +126,8 @@ class Run:
     save_clock: SaveClock = field(default_factory=SaveClock)
     events: EventLog = field(default_factory=EventLog)
     """What happens is told there; one that speaks for nobody writes nothing."""
+    history: History = field(default_factory=History)
+    """Of the steps before ``first_step``, and then of those that are done."""
     lease: Lease = field(default_factory=Lease)
     """On what this machine's agent keeps in memory."""
     abort: Abort = field(default_factory=Abort)

@@ -8,16 +8,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 
 from weft.checkpoint.entry import CheckpointError
-from weft.checkpoint.place import Place
-from weft.checkpoint.store import last_finite, read_latest
-from weft.config.errors import DivergedError
 from weft.cost.flops import train_flops_per_token
 from weft.data.batch import Batch, Dataset, spread
+from weft.data.left_out import LeftOut, WithoutSpec
 from weft.data.loader import Loader
 from weft.data.prepare import Prepared
 from weft.data.tokenizer import copy_tokenizer
@@ -40,8 +37,7 @@ from weft.train.saver import Saver
 from weft.train.stop import signals_held
 from weft.train.summary import finish_run
 from weft.train.traffic import Traffic
-
-REMEDIES = "A lower optim.lr, a longer warm-up or optim.max_grad_norm"
+from weft.train.watch import REMEDIES, end_when_diverged, watch_losses
 
 
 def write_files(job: Job, data: Prepared) -> None:
@@ -52,14 +48,14 @@ def write_files(job: Job, data: Prepared) -> None:
 
 
 def batches(
-    job: Job, data: Prepared, rank: int, first_step: int, stack: ExitStack
+    job: Job, data: Prepared, rank: int, first_step: int, left_out: LeftOut, stack: ExitStack
 ) -> Iterator[Batch]:
     """A rank's samples of one step after the other; ``stack`` ends the processes that read them."""
     config, plan = job.config.data, job.plan
     ranges = plan.rank_plan(rank).microbatches()
     with signals_held():
         loader = Loader(
-            data.train,
+            WithoutSpec(data.train, left_out, plan.global_batch) if left_out.ranges else data.train,
             global_batch=plan.global_batch,
             offsets=[position for part in ranges for position in part],
             first_step=first_step,
@@ -106,6 +102,7 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
             note_events(run, tell),
             traffic.count,
             log_metrics(run, writers, progress, peak=peak, predicted_s=predicted_s),
+            watch_losses(run, saver, job.checkpoints, job.out, tell),
             # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
             evaluate_now_and_then(run, evaluated),
             save_now_and_then(run, saver, progress),
@@ -209,15 +206,15 @@ def log_metrics(
 ) -> Hook:
     """Write and show the numbers of every step; ask all ranks for their memory now and then.
 
-    Warns once when the numbers of the run have stopped being numbers, unless such steps are left
-    out.
+    Warns once when the numbers of the run have stopped being numbers, unless something is done
+    about such steps.
     ``peak``: of all chips together. ``predicted_s``: what a step was expected to take.
     """
     seq_len = run.config.data.seq_len
     tokens = run.plan.global_batch * seq_len
     flops = train_flops_per_token(run.spec, seq_len) * tokens
     started = time.perf_counter()
-    memory_gib, is_warned = 0.0, run.config.recovery.skips
+    memory_gib, is_warned = 0.0, run.config.recovery.when_not_finite != "stop"
 
     def hook(record: StepRecord) -> None:
         nonlocal memory_gib, is_warned
@@ -364,43 +361,3 @@ def leave_when_wanted(run: Run, saver: Saver) -> Hook:
             run.abort.left = True
 
     return hook
-
-
-def end_when_diverged(run: Run, saver: Saver, root: Place, out: Path) -> Hook:
-    """End after ``train.stop_after_non_finite`` steps in a row whose numbers are not finite, and
-    rather than with such a last step, unless it changed nothing. The numbers of a step are the same
-    on every rank.
-
-    Raises:
-        DivergedError: on every rank alike; says what to go on from, and how.
-    """
-    most, in_a_row = run.config.train.stop_after_non_finite, 0
-
-    def hook(record: StepRecord) -> None:
-        nonlocal in_a_row
-        for numbers in record.read:
-            in_a_row = 0 if numbers.is_finite else in_a_row + 1
-        is_last = record.step == run.last_step and not run.config.recovery.skips
-        is_over = in_a_row >= most or is_last
-        if most and in_a_row and is_over:
-            saver.settle()  # what was saved is known then
-            last = record.read[-1]
-            raise DivergedError(
-                f"training has diverged: loss {last.loss}, grad_norm {last.grad_norm} at step "
-                f"{last.step}, and no finite numbers since step {last.step - in_a_row}. "
-                + _way_on(root, out)
-            )
-
-    return hook
-
-
-def _way_on(root: Place, out: Path) -> str:
-    """From the last finite checkpoint of a run."""
-    last = last_finite(root) if root.is_dir() else None
-    if last is None:
-        return f"Nothing finite was saved. {REMEDIES} may help; begin with another --out"
-    first = "" if last.name == read_latest(root) else f"write {last.name} into {root}/latest, then "
-    return (
-        f"The last finite checkpoint is {last.name}: {first}the same command with --out "
-        f"{out} goes on from there. {REMEDIES} may help"
-    )

@@ -198,6 +198,7 @@ def _state(run: Run, step: int, updates: int, fingerprint: str) -> dict[str, JSO
         "model": asdict(run.spec),
         "plan": json.loads(run.plan.to_json()),
         "config": run.config.model_dump(mode="json"),
+        "history": run.history.state(),
     }
 
 

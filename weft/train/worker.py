@@ -7,6 +7,7 @@ rank need not be a new process.
 from __future__ import annotations
 
 import functools
+import gc
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from weft.train.running import batches, run_job, write_files
 from weft.train.save_clock import SaveClock
 from weft.train.saving import restore
 from weft.train.stop import StopSignal, own_stop
+from weft.train.watch import RewoundError
 
 Phase = Literal["join", "agree", "build", "restore", "run", "leave"]
 
@@ -46,7 +48,18 @@ def main(address: RankAddress, job: Job, *, abort: Abort | None = None) -> None:
     stop.listen()
     torch.set_num_threads(job.threads)
     with Rendezvous(address, job.config.train.timeout_s, abort=abort) as rendezvous:
-        RankLife(rendezvous, stop, _lease()).epoch(job)
+        life = RankLife(rendezvous, stop, _lease())
+        while _has_gone_back(life, job):
+            gc.collect()  # models hold themselves in circles
+
+
+def _has_gone_back(life: RankLife, job: Job) -> bool:
+    """Train; whether the next epoch is to go on from before some step."""
+    try:
+        life.epoch(job)
+    except RewoundError:
+        return True
+    return False
 
 
 @functools.cache
@@ -108,16 +121,22 @@ class RankLife:
                     comm=comm,
                     platform=platform,
                     built=built,
-                    batches=batches(job, agreed.data, comm.rank, first_step, stack),
+                    batches=batches(
+                        job, agreed.data, comm.rank, first_step, agreed.history.left_out, stack
+                    ),
                     first_step=first_step,
                     last_step=max(job.last_step, first_step),
                     stop=self.stop,
                     events=events,
+                    history=agreed.history,
                     lease=self.lease,
                     save_clock=SaveClock(config.checkpoint.minutes),
                     abort=self.rendezvous.abort or Abort(),
                 )
                 done = run_job(run, job, agreed.data, agreed.notes, stack)
+        except RewoundError:  # on all ranks, so nobody waits for this one
+            comm.close()
+            raise
         except torch.OutOfMemoryError as error:
             comm.close(abort=True)
             raise out_of_memory(error, job, address.rank, device) from error

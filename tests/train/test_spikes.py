@@ -1,0 +1,156 @@
+"""Which loss is a spike, and what a run does about it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.config.errors import DivergedError
+from weft.config.sections import RecoveryConfig
+from weft.data.left_out import LeftOut
+from weft.report.events import EVENTS_FILE, EventLog, read_events
+from weft.train.history import History, history_of, note_rewind, read_rewinds
+from weft.train.loop import StepNumbers, StepRecord
+from weft.train.spikes import Spikes
+from weft.train.watch import RewoundError, watch_losses
+
+LOSSES = st.lists(st.floats(0.1, 20.0), min_size=1, max_size=40)
+
+
+@given(losses=LOSSES, window=st.integers(2, 12), cut=st.integers(0, 40))
+def test_a_resumed_run_finds_what_the_whole_one_does(
+    losses: list[float], window: int, cut: int
+) -> None:
+    whole = Spikes(window, 4.0)
+    found = [whole.add(loss) for loss in losses]
+    first = Spikes(window, 4.0)
+    parts = [first.add(loss) for loss in losses[:cut]]
+    second = Spikes(window, 4.0, list(first.losses), is_high=first.is_high)
+    assert parts + [second.add(loss) for loss in losses[cut:]] == found
+
+
+@given(losses=LOSSES, scale=st.sampled_from([0.5, 2.0, 8.0]))
+def test_what_is_a_spike_does_not_depend_on_the_unit(losses: list[float], scale: float) -> None:
+    one, other = Spikes(8, 4.0), Spikes(8, 4.0)
+    assert [one.add(loss) is None for loss in losses] == [
+        other.add(scale * loss) is None for loss in losses
+    ]
+
+
+@given(level=st.floats(0.5, 10), steps=st.lists(st.floats(0, 0.2), min_size=30, max_size=30))
+def test_a_loss_that_falls_has_no_spike(level: float, steps: list[float]) -> None:
+    spikes = Spikes(10, 3.0)
+    for step in steps:
+        level *= 1 - step
+        assert spikes.add(level) is None
+
+
+def test_a_spike_is_told_of_once_and_by_hand_computed_numbers() -> None:
+    spikes = Spikes(10, 5.0)
+    before = [4.0, 4.1, 3.9, 4.05, 3.95]
+    assert [spikes.add(loss) for loss in [*before, math.nan, 4.24]] == [None] * 7
+    median = statistics.median([*before, 4.24])
+    deviation = statistics.median(abs(loss - median) for loss in [*before, 4.24])
+    assert (median, deviation) == pytest.approx((4.025, 0.075))
+    spike = spikes.add(4.6)
+    assert spike is not None
+    assert (spike.loss, spike.median, spike.deviation) == pytest.approx((4.6, 4.025, 0.075))
+    assert f"{spike}" == "loss 4.6000, 4.0250 ± 0.075 before: a spike of 7.67 deviations"
+    assert spikes.add(9.0) is None, "the same one"
+    assert spikes.add(4.0) is None
+    assert spikes.add(9.0) is not None, "the next one"
+
+
+def test_what_stays_high_is_the_new_level() -> None:
+    spikes = Spikes(6, 5.0)
+    found = [spikes.add(loss) for loss in [*[2.0] * 6, *[3.0] * 6]]
+    assert [spike is not None for spike in found].index(True) == 6
+    assert sum(spike is not None for spike in found) == 1
+    assert not spikes.is_high
+
+
+def watched(folder: Path, losses: list[float], told: list[str], **recovery: Any) -> History:
+    """What a run of these losses knows at its end; it knows two from before."""
+    config = RecoveryConfig(spike_window=4, **recovery)
+    history = history_of({"losses": [2.0, 2.0]}, 0, read_rewinds(folder), config)
+    run: Any = SimpleNamespace(
+        config=SimpleNamespace(recovery=config),
+        history=history,
+        events=EventLog(folder),
+        is_main=True,
+    )
+    saver: Any = SimpleNamespace(settle=lambda: told.append("settled"))
+    hook = watch_losses(run, saver, folder / "checkpoints", folder, told.append)
+    for step, loss in enumerate(losses, start=1):
+        hook(StepRecord(step=step, read=[numbers(step, loss)]))
+    return history
+
+
+def numbers(step: int, loss: float) -> StepNumbers:
+    rest: dict[str, Any] = {"lr": 0.0, "stop": 0.0, "save": False, "move": False, "data": 0}
+    rest |= {"seconds": 1.0, "ended": 0.0, "skipped": False, "loss_scale": None}
+    return StepNumbers(step=step, loss=loss, grad_norm=1.0, **rest)
+
+
+SPIKE = "step 3: loss 9.0000, 2.0000 ± 0.01 before: a spike of 700 deviations"
+
+
+def test_a_spike_is_said_and_training_goes_on(tmp_path: Path) -> None:
+    told: list[str] = []
+    watched(tmp_path, [2.0, 2.0, 9.0, 9.0], told)
+    assert told == [f"{SPIKE} (recovery.spike_limit)"]
+    (event,) = read_events(tmp_path / EVENTS_FILE)
+    assert (event.kind, event.step) == ("spike", 3)
+    assert event.facts == {"loss": 9.0, "median": 2.0, "deviation": 0.01}
+    watched(tmp_path, [2.0, 9.0], told, when_spike="ignore")
+    assert len(told) == len(read_events(tmp_path / EVENTS_FILE)) == 1
+
+
+def test_a_spike_ends_the_run_where_that_is_asked(tmp_path: Path) -> None:
+    says = r"^training has diverged at step 3: loss 9\.0.* goes back by itself\. Nothing finite"
+    with pytest.raises(DivergedError, match=says):
+        watched(tmp_path, [2.0, 2.0, 9.0], [], when_spike="stop")
+
+
+def test_a_run_goes_back_so_often_and_no_more(tmp_path: Path) -> None:
+    told: list[str] = []
+    for number, losses in enumerate([[2.0, 2.0, 9.0], [2.0, math.nan]]):
+        with pytest.raises(RewoundError):
+            watched(
+                tmp_path, losses, told, when_spike="rewind", when_not_finite="rewind", rewinds=2
+            )
+        assert read_rewinds(tmp_path) == ((2,), (2, 4))[number]
+    assert told == [
+        "settled",
+        f"{SPIKE} (recovery.spike_limit): going back, 1 of 2 times",
+        "settled",
+        "step 2: loss nan, grad_norm 1.0: going back, 2 of 2 times",
+    ]
+    with pytest.raises(DivergedError, match=r"and the run went back 2 times \(recovery.rewinds\)"):
+        watched(tmp_path, [2.0, 9.0], told, when_spike="rewind", rewinds=2)
+    assert read_rewinds(tmp_path) == (2, 4)
+    kinds = [event.kind for event in read_events(tmp_path / EVENTS_FILE)]
+    assert kinds == ["spike", "rewind", "rewind", "spike"]
+
+
+def test_what_is_left_out_is_settled_by_where_the_run_goes_on(tmp_path: Path) -> None:
+    config = RecoveryConfig()
+    note_rewind(tmp_path, (7,))
+    back = history_of({}, 5, read_rewinds(tmp_path), config)
+    assert back.left_out == LeftOut.of([(5, 7)])
+    assert back.notes == ("left out, as the run went back: batches 5 to 7",)
+    later = history_of(back.state(), 6, read_rewinds(tmp_path), config)
+    assert (later.left_out, later.rewinds) == (back.left_out, (7,)), "once, however it goes on"
+    note_rewind(tmp_path, (7, 9))
+    again = history_of(later.state(), 6, read_rewinds(tmp_path), config)
+    assert again.left_out == LeftOut.of([(5, 7), (9, 9)]), "the step after 5 has read batch 8"
+    by_hand = history_of({}, 2, read_rewinds(tmp_path), config)
+    assert by_hand.left_out == LeftOut.of([(2, 9)]), "from an older checkpoint"
+    assert history_of(again.state(), 6, (), config).rewinds == (7, 9), "in another folder"
