@@ -1,7 +1,8 @@
 """What the launcher answers to whoever asks for another plan."""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,21 @@ from resolve.test_resolve import LAPTOP
 from weft.cluster.cluster import Cluster
 from weft.config.load import load_config
 from weft.elastic.failure import ANEW
-from weft.elastic.move import LAUNCHER_FILE, REQUEST_FILE, Moved, Moves, ask, await_answer
+from weft.elastic.move import (
+    ANSWER_FILE,
+    MOST_BYTES,
+    REQUEST_FILE,
+    Moved,
+    Moves,
+    ask,
+    await_answer,
+    is_there,
+)
 from weft.elastic.replan import Replans
 from weft.plan.plan import Plan
 from weft.resolve.resolve import resolve
 from weft.train.job import Job
+from weft.train.run_folder import LAUNCHER_FILE, RunFolder
 
 BATCH = ["batch.samples=8", "batch.micro=1", "data.seq_len=32", "compute.device=cpu"]
 
@@ -89,6 +100,74 @@ def test_what_is_no_request_is_refused(tmp_path: Path, moves: Moves) -> None:
     (tmp_path / REQUEST_FILE).write_text(json.dumps({"name": "x", "plan": {"pipelines": 3}}))
     assert not moves.wanted()
     assert answer(tmp_path, "x").problem.startswith("the request cannot be read: ")
+
+
+UNREADABLE: dict[str, Callable[[Path], object]] = {
+    "a list": lambda file: file.write_text('["name"]'),
+    "no plan": lambda file: file.write_text('{"name": "x", "plan": [3]}'),
+    "an odd plan": lambda file: file.write_text(json.dumps(asked(pipelines=[[]]))),
+    "deep": lambda file: file.write_text("[" * 200_000),
+    "too long": lambda file: file.write_bytes(b" " * (MOST_BYTES + 1)),
+    "a pipe": os.mkfifo,
+    "a link": lambda file: file.symlink_to("nowhere"),
+    "a folder": lambda file: (file / "more").mkdir(parents=True),
+}
+
+
+def asked(**other: object) -> dict[str, object]:
+    plan = json.loads(plan_of("plan.shares=[8]").to_json())
+    return {"name": "x", "plan": {**plan, **other}}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_a_launcher_outlives_whatever_lies_there(tmp_path: Path, moves: Moves, what: str) -> None:
+    """It is answered once and cleared; a folder stays, and is passed over until it is gone."""
+    UNREADABLE[what](tmp_path / REQUEST_FILE)
+    assert not moves.wanted()
+    problem = json.loads((tmp_path / ANSWER_FILE).read_text())["problem"]
+    assert problem.startswith("the request cannot be read: ")
+    (tmp_path / ANSWER_FILE).unlink()
+    assert not moves.wanted()
+    assert not (tmp_path / ANSWER_FILE).exists()
+    if what == "a folder":
+        (tmp_path / REQUEST_FILE).rename(tmp_path / "away")
+        assert not moves.wanted()
+    assert not os.path.lexists(tmp_path / REQUEST_FILE)
+    ask(tmp_path, plan_of("plan.shares=[8]"))
+    assert moves.wanted()
+
+
+def test_ranks_that_are_lost_before_a_step_change_the_answer(
+    tmp_path: Path, moves: Moves, replans: Replans
+) -> None:
+    """They left for three ranks, one of which was lost at once: what runs is told."""
+    name = ask(tmp_path, plan_of("plan.shares=[2,2,4]"))
+    assert moves.wanted()
+    moves.epoch()
+    replans.without([2])
+    reach(tmp_path, 1)
+    assert not moves.wanted()
+    words = answer(tmp_path, name).words
+    assert words.startswith("2 ranks: ")
+    assert ", for ranks were lost; it was to be 3 ranks: 1 + 1 + 1, instead of 2 ranks" in words
+
+
+def test_what_a_killed_launcher_left_deceives_nobody(tmp_path: Path, replans: Replans) -> None:
+    """Another command, which takes no other plans, works there now."""
+    Moves(replans, lambda _: None).__enter__()
+    name = ask(tmp_path, plan_of("plan.shares=[8]"))
+    with RunFolder(tmp_path):
+        assert not is_there(tmp_path)
+        assert answer(tmp_path, name).problem == "the run is gone"
+
+
+def test_a_request_that_another_launcher_has_cleared_is_not_waited_for(
+    tmp_path: Path, replans: Replans
+) -> None:
+    name = ask(tmp_path, plan_of("plan.shares=[8]"))
+    with RunFolder(tmp_path), Moves(replans, lambda _: None):
+        assert is_there(tmp_path)
+        assert answer(tmp_path, name).problem == "the run is gone"
 
 
 def test_a_run_that_ends_says_so(tmp_path: Path, replans: Replans) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,11 +22,9 @@ from weft.elastic.failure import Epoch
 from weft.elastic.replan import Replans
 from weft.plan.plan import Plan
 from weft.report.events import EventLog
-from weft.train.run_folder import write_text
-from weft.train.run_list import is_alive, last_step
+from weft.train.run_folder import LAUNCHER_FILE, write_text
+from weft.train.run_list import is_alive, last_step, plan_in_words
 
-LAUNCHER_FILE = ".launcher"
-"""In the run folder, while a process that can move its job works there."""
 REQUEST_FILE = ".move.json"
 ANSWER_FILE = ".moved.json"
 LOOK_S = 0.1
@@ -80,14 +79,16 @@ def await_answer(folder: Path, name: str) -> Moved:
     """What came of a request, as soon as it is known."""
     file = folder / ANSWER_FILE
     while True:
-        there = is_there(folder)  # before: its last word is not missed
+        works = is_there(folder)  # before: its last word is not missed
+        there = works and os.path.lexists(folder / REQUEST_FILE)
         with suppress(OSError, ValueError, TypeError):
             answer = Moved(**json.loads(file.read_text()))
             if answer.name == name:
                 file.unlink(missing_ok=True)
                 return answer
-        if not there:
+        if not works:
             (folder / REQUEST_FILE).unlink(missing_ok=True)
+        if not there:
             return Moved(name=name, problem="the run is gone")
         time.sleep(LOOK_S)
 
@@ -110,6 +111,8 @@ class Moves:
         self._words = ""
         self._after: int | None = None
         """The last step under the plan before, once the ranks have left."""
+        self._stays = False
+        """What was refused is no file that can be cleared."""
 
     def __enter__(self) -> Moves:
         self._clear(REQUEST_FILE, ANSWER_FILE)
@@ -118,8 +121,7 @@ class Moves:
 
     def __exit__(self, *_: object) -> None:
         self._clear(LAUNCHER_FILE)
-        with suppress(OSError):
-            self._read()
+        self._read()
         if self._name:
             self._answer(problem="the run ended before")
         self._clear(REQUEST_FILE)
@@ -129,9 +131,12 @@ class Moves:
         if self._after is not None:
             step = self._step()
             if step > self._after:
-                self._answer(words=self._words, after_step=self._after, step=step)
-        elif not self._name and (self._out / REQUEST_FILE).exists():
-            self._read()
+                self._answer(words=self._said(), after_step=self._after, step=step)
+        elif not self._name:
+            is_asked = os.path.lexists(self._out / REQUEST_FILE)
+            self._stays = self._stays and is_asked
+            if is_asked and not self._stays:
+                self._read()
         return self._plan is not None and self._after is None
 
     def epoch(self) -> Epoch:
@@ -149,13 +154,18 @@ class Moves:
         self._tell(f"after step {self._after}: {said}")
         return Epoch((job,), job.plan.world_size, self._replans.seats)
 
+    def _said(self) -> str:
+        """From which plan to which; where ranks were lost before a step was done, to which then."""
+        now = self._replans.job.plan
+        if now == self._plan:
+            return self._words
+        return f"{plan_in_words(now)}, for ranks were lost; it was to be {self._words}"
+
     def _read(self) -> None:
-        """A request is taken, or refused."""
+        """A request is taken, or refused, whatever it is."""
         self._since = time.monotonic()
         try:
-            if (self._out / REQUEST_FILE).stat().st_size > MOST_BYTES:
-                raise ValueError("it is too long")
-            asked = json.loads((self._out / REQUEST_FILE).read_text())
+            asked = json.loads(_content(self._out / REQUEST_FILE))
             self._name = str(asked["name"])
             plan = Plan.from_json(json.dumps(asked["plan"]))
             self._replans.check(plan)
@@ -163,21 +173,40 @@ class Moves:
             return
         except ConfigErrors as errors:
             self._answer(problem=str(errors.errors[0]))
-        except (ValueError, KeyError, TypeError, AssertionError) as error:
-            self._answer(problem=f"the request cannot be read: {error}")
+        except Exception as error:  # noqa: BLE001 - anybody may write there; the job goes on
+            why = str(error) or type(error).__name__
+            self._answer(problem=f"the request cannot be read: {why}")
         else:
             self._plan = plan
 
     def _answer(self, **facts: object) -> None:
         answer = Moved(name=self._name, seconds=time.monotonic() - self._since)
         text = json.dumps({**asdict(answer), **facts})
-        write_text(self._out / ANSWER_FILE, text)
+        with suppress(OSError):  # such as a full disk, which ends no job
+            write_text(self._out / ANSWER_FILE, text)
         self._clear(REQUEST_FILE)
+        self._stays = os.path.lexists(self._out / REQUEST_FILE)
         self._plan, self._name, self._after = None, "", None
 
     def _clear(self, *names: str) -> None:
         for name in names:
-            (self._out / name).unlink(missing_ok=True)
+            with suppress(OSError):  # somebody made a folder of that name
+                (self._out / name).unlink(missing_ok=True)
 
     def _step(self) -> int:
         return int(last_step(self._out / "metrics.jsonl").get("step", 0))
+
+
+def _content(path: Path) -> bytes:
+    """Of a regular file that is not too long; opening anything else could wait for ever.
+
+    Raises OSError or ValueError.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError("it is no file")
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError("it is too long")
+    return content

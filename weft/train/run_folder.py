@@ -27,6 +27,8 @@ LOGS = "logs"
 SUMMARY_FILE = "summary.json"
 """In the run folder, written after the last step: what ``report`` and commands show."""
 CONFIG_FILE = "config.yaml"
+LAUNCHER_FILE = ".launcher"
+"""In the run folder, while a process that can move its job works there."""
 
 _FIXED = ("seed.", "model.", "data.", "batch.samples.")
 """What decides which numbers a run computes: the model, its start, and what each step reads."""
@@ -63,6 +65,8 @@ class RunFolder:
             os.close(self._handle)
             expected = "a folder that no other `weft train` is working in"
             raise ConfigError("--out", str(self.path), expected, f"{hint[:-1]}, or wait.")
+        with suppress(OSError):  # of one that was killed
+            (self.path / LAUNCHER_FILE).unlink(missing_ok=True)
         return self
 
     def __exit__(self, *_: object) -> None:
