@@ -57,12 +57,17 @@ class PipelinePlan:
     in_flight: tuple[int, ...] = ()
     """By position, microbatches at most whose forward is begun and whose backward is not done;
     empty: as many as keep every position at work where borders take no time."""
+    lists: tuple[str, ...] = ()
+    """By position, its actions in order, as ``weft.schedules.notation`` writes them, made for these
+    stages and borders; empty: those of the schedule. Its name still says where stages are, and
+    whether backward comes in halves."""
 
     @property
     def order(self) -> str:
         """The schedule in words; nothing for one stage, which has no other."""
         counts = ", ".join(map(str, self.in_flight))
         words = self.schedule + (f" with {counts} in flight" if counts else "")
+        words += " with a list made for it" if self.lists else ""
         return words if len(self.stages) > 1 else ""
 
     @property
@@ -180,8 +185,9 @@ class Plan:
         if not self.domains:  # as plans are that never heard of them
             del data["domains"]
         for pipeline in data["pipelines"]:
-            if not pipeline["in_flight"]:
-                del pipeline["in_flight"]
+            for key in ("in_flight", "lists"):
+                if not pipeline[key]:
+                    del pipeline[key]
         for stage in chain.from_iterable(each["stages"] for each in data["pipelines"]):
             if stage["pieces"] == 1:
                 del stage["pieces"]
@@ -194,8 +200,8 @@ class Plan:
         pipelines = []
         for entry in data.pop("pipelines"):
             stages = tuple(_stage(each) for each in entry.pop("stages"))
-            in_flight = tuple(entry.pop("in_flight", ()))
-            pipelines.append(PipelinePlan(stages=stages, in_flight=in_flight, **entry))
+            counts, lists = (tuple(entry.pop(key, ())) for key in ("in_flight", "lists"))
+            pipelines.append(PipelinePlan(stages=stages, in_flight=counts, lists=lists, **entry))
         domains = tuple(tuple(domain) for domain in data.pop("domains", ()))
         return Plan(pipelines=tuple(pipelines), domains=domains, **data)
 

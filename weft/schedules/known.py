@@ -22,6 +22,8 @@ class Pattern:
     num_microbatches: int
     in_flight: tuple[int, ...] = ()
     """As ``PipelinePlan`` has it."""
+    lists: tuple[str, ...] = ()
+    """Likewise."""
 
     @staticmethod
     def of(pipeline: PipelinePlan) -> Pattern:
@@ -32,6 +34,7 @@ class Pattern:
             len(pipeline.stages),
             pipeline.num_microbatches,
             pipeline.in_flight,
+            pipeline.lists,
         )
 
     @property
@@ -44,7 +47,7 @@ class Pattern:
 def schedule_of_pattern(pattern: Pattern) -> Schedule:
     """Kept for a moment: what is held at its peak is asked before it is played."""
     shape = pattern.num_positions, pattern.num_stages, pattern.num_microbatches
-    return actions_of(pattern.name, *shape, pattern.in_flight)
+    return actions_of(pattern.name, *shape, pattern.in_flight, pattern.lists)
 
 
 @lru_cache(maxsize=8)
@@ -63,10 +66,10 @@ def held_at_peak(pattern: Pattern) -> tuple[tuple[int, ...], ...]:
     little later. Once the pipeline is full, further microbatches change nothing, but where a
     schedule holds them all.
     """
-    if SCHEDULES[pattern.name].holds_every_microbatch:
+    if SCHEDULES[pattern.name].holds_every_microbatch and not pattern.lists:
         return ((pattern.num_microbatches,),) * pattern.num_positions
     full = pattern.num_positions + pattern.num_stages + max(pattern.in_flight, default=0)
-    if pattern.num_microbatches > full:
+    if pattern.num_microbatches > full and not pattern.lists:
         return held_at_peak(replace(pattern, num_microbatches=full))
     lists = zip(schedule_of_pattern(pattern), pattern.positions, strict=True)
     return tuple(_peak(actions, held) for actions, held in lists)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weft.config.names import Registry
 from weft.plan.plan import PipelinePlan
 from weft.schedules.action import Action
+from weft.schedules.notation import read
 
 Placement = Callable[[int, int], list[tuple[int, ...]]]
 """(meshes, stages) -> the stages that each mesh holds."""
@@ -52,14 +53,23 @@ SCHEDULES: Registry[PipelineSchedule] = Registry(
 def schedule_of(pipeline: PipelinePlan) -> list[list[Action]]:
     """The actions of every position of a pipeline, as its plan names them."""
     shape = len(pipeline.positions()), len(pipeline.stages), pipeline.num_microbatches
-    return actions_of(pipeline.schedule, *shape, pipeline.in_flight)
+    return actions_of(pipeline.schedule, *shape, pipeline.in_flight, pipeline.lists)
 
 
 def actions_of(
-    name: str, meshes: int, stages: int, microbatches: int, in_flight: Sequence[int] = ()
+    name: str,
+    meshes: int,
+    stages: int,
+    microbatches: int,
+    in_flight: Sequence[int] = (),
+    lists: Sequence[str] = (),
 ) -> list[list[Action]]:
-    """For each mesh the actions of a schedule in order, with so many microbatches in flight."""
+    """For each mesh the actions of a schedule in order, with so many microbatches in flight, or as
+    lists of a plan say."""
     schedule = SCHEDULES[name]
+    if lists:
+        places = schedule.placement(meshes, stages)
+        return [read(text, held) for text, held in zip(lists, places, strict=True)]
     if not in_flight:
         return schedule.actions(meshes, stages, microbatches)
     assert schedule.deeper is not None, f"{name} is made for one number of them, not {in_flight}"
