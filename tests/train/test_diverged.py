@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,20 +18,22 @@ from weft.checkpoint.reader import open_checkpoint
 from weft.checkpoint.remote.owner import Owner
 from weft.checkpoint.store import read_latest
 from weft.cli.main import run as command
+from weft.comm.abort import Abort
 from weft.comm.comm import Comm
 from weft.config.errors import DivergedError
-from weft.config.sections import CheckpointConfig, TrainConfig
+from weft.config.sections import CheckpointConfig, RecoveryConfig, TrainConfig
 from weft.data.synthetic import SyntheticDataset
 from weft.platform.cpu import CpuPlatform
 from weft.report.progress import Progress
 from weft.train.assemble import fill, initial
 from weft.train.family import assemble_model
-from weft.train.loop import Run, StepRecord, train
-from weft.train.running import save_now_and_then
+from weft.train.loop import Run, StepNumbers, StepRecord, train
+from weft.train.running import leave_when_wanted, save_now_and_then
 from weft.train.saver import Saver
 from weft.train.watch import end_when_diverged
 
 STEPS = 8
+LIMIT = TrainConfig(steps=99, stop_after_non_finite=3)
 
 
 def poisoned(root: Path, *, after: int, limit: int, early: bool = False) -> list[StepRecord]:
@@ -128,3 +132,52 @@ def test_values_are_looked_at_too(tmp_path: Path, after: int) -> None:
         poisoned(tmp_path / "checkpoints", after=after, limit=2, early=True)
     assert not list(tmp_path.glob("checkpoints/*.tmp"))
     assert after == STEPS or not (tmp_path / "checkpoints").exists()
+
+
+def numbers(step: int, loss: float, *, move: bool = False) -> StepNumbers:
+    return StepNumbers(
+        step=step,
+        lr=0.0,
+        loss=loss,
+        grad_norm=1.0,
+        skipped=False,
+        loss_scale=None,
+        stop=0.0,
+        save=False,
+        move=move,
+        data=0,
+        seconds=1.0,
+        ended=0.0,
+    )
+
+
+def test_steps_that_are_read_together_end_training_as_those_that_are_not(tmp_path: Path) -> None:
+    """Where a device is not waited for: three that are not finite, and then one that is."""
+    run: Any = SimpleNamespace(config=CONFIG.model_copy(update={"train": LIMIT}), last_step=99)
+    saver: Any = SimpleNamespace(settle=lambda: None)
+    ends = end_when_diverged(run, saver, tmp_path / "checkpoints", tmp_path)
+    ends(StepRecord(step=3, read=[numbers(3, math.nan)]))
+    ends(StepRecord(step=4, read=[]))
+    losses = [math.nan, 2.0, math.nan, 2.0]
+    ends(StepRecord(step=7, read=[numbers(4 + n, loss) for n, loss in enumerate(losses)]))
+    losses = [math.nan, math.inf, math.nan, 2.0, math.nan]
+    said = "loss nan, grad_norm 1.0 at step 10, and no finite numbers since step 7"
+    with pytest.raises(DivergedError, match=said):
+        ends(StepRecord(step=12, read=[numbers(8 + n, loss) for n, loss in enumerate(losses)]))
+
+
+def test_a_step_that_changed_nothing_may_be_left_after(tmp_path: Path) -> None:
+    """As it may be saved: its state is that of the step before."""
+    recovery = RecoveryConfig(when_not_finite="skip")
+    config = CONFIG.model_copy(update={"recovery": recovery})
+    run: Any = SimpleNamespace(config=config, last_step=99, abort=Abort())
+    kept: list[bool] = []
+
+    def keep(step: int, *, finite: bool) -> bool:
+        kept.append(finite)
+        return True
+
+    saver: Any = SimpleNamespace(keep=keep)
+    record = StepRecord(step=3, read=[numbers(3, math.nan, move=True)])
+    leave_when_wanted(run, saver)(record)
+    assert (kept, run.abort.left) == ([True], True)

@@ -84,6 +84,21 @@ def test_states_and_numbers_of_runs(tmp_path: Path) -> None:
     assert done.bytes >= (tmp_path / "done/plan.json").stat().st_blocks * 512 > 0
 
 
+def test_a_run_that_skips_bad_steps_has_not_diverged_by_one(tmp_path: Path) -> None:
+    """As many in a row as end training are another thing."""
+    policy = "train: {steps: 3, stop_after_non_finite: 2}\nrecovery: {when_not_finite: skip}\n"
+    finished, stopped, diverged = (
+        make(tmp_path, "finished", loss=None, summary='{"step": 3}'),
+        make(tmp_path, "stopped", steps=2, loss=None),
+        make(tmp_path, "diverged", steps=2, loss=None),
+    )
+    with (diverged / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "loss": null}\n')
+    for run in (finished, stopped, diverged):
+        (run / "config.yaml").write_text(policy)
+        assert run_facts(run).state == run.name
+
+
 def test_a_damaged_run_is_listed(tmp_path: Path) -> None:
     run = tmp_path / "odd"
     run.mkdir()

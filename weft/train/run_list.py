@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ import yaml
 from weft.checkpoint.place import are_far
 from weft.config.errors import ConfigError
 from weft.plan.plan import Plan
-from weft.report.run_files import UNREADABLE, number
+from weft.report.run_files import UNREADABLE, at, number
 from weft.train.run_folder import CONFIG_FILE, has_saved, saved_step, saved_summary, summary_of
 
 State = Literal["running", "finished", "stopped", "diverged", "failed", "empty"]
@@ -109,7 +110,7 @@ def run_facts(folder: Path) -> RunFacts:
     return RunFacts(
         name=folder.name,
         folder=folder,
-        state=_state(folder, last, is_finished=bool(summary) and (steps or 0) <= step),
+        state=_state(folder, config, last, is_finished=bool(summary) and (steps or 0) <= step),
         step=step,
         steps=None if steps is None else int(steps),
         loss=number(last, "loss"),
@@ -121,10 +122,12 @@ def run_facts(folder: Path) -> RunFacts:
     )
 
 
-def _state(folder: Path, last: Mapping[str, Any], *, is_finished: bool) -> State:
+def _state(
+    folder: Path, config: Mapping[str, Any], last: Mapping[str, Any], *, is_finished: bool
+) -> State:
     if is_alive(folder):
         return "running"
-    if last and number(last, "loss") is None:
+    if last and number(last, "loss") is None and _has_diverged(folder, config):
         return "diverged"
     if is_finished:
         return "finished"
@@ -133,22 +136,37 @@ def _state(folder: Path, last: Mapping[str, Any], *, is_finished: bool) -> State
     return "failed" if any((folder / "logs").glob("rank*.error")) else "empty"
 
 
+def _has_diverged(folder: Path, config: Mapping[str, Any]) -> bool:
+    """A run whose last step had no finite loss. Where such steps change nothing, a few are none the
+    worse: as many in a row as end training are."""
+    if at(config, "recovery", "when_not_finite") != "skip":
+        return True
+    most = number(config, "train", "stop_after_non_finite")
+    rows = steps_from_the_end(folder / "metrics.jsonl", math.inf)
+    bad = sum(1 for _ in takewhile(lambda row: number(row, "loss") is None, rows))
+    return most is None or 0 < most <= bad
+
+
 def last_step(metrics: Path) -> dict[str, Any]:
     """The last record of a step in ``metrics.jsonl``; empty where there is none."""
+    return next(steps_from_the_end(metrics, TAIL), {})
+
+
+def steps_from_the_end(metrics: Path, tail: float) -> Iterator[dict[str, Any]]:
+    """Records of steps, the last one first, in so many bytes at the end."""
     try:
         with metrics.open("rb") as file:
-            file.seek(max(metrics.stat().st_size - TAIL, 0))
+            file.seek(int(max(metrics.stat().st_size - tail, 0)))
             lines = file.read().splitlines()
     except OSError:
-        return {}
+        return
     for line in reversed(lines):
         try:
             record = json.loads(line)
         except ValueError:
             continue  # torn
         if isinstance(record, dict) and "loss" in record and "eval_loss" not in record:
-            return record
-    return {}
+            yield record
 
 
 def is_alive(folder: Path) -> bool:

@@ -357,7 +357,9 @@ def leave_when_wanted(run: Run, saver: Saver) -> Hook:
 
     def hook(record: StepRecord) -> None:
         is_end = record.step == run.last_step or record.stops
-        if record.moves and not is_end and saver.keep(record.step, finite=record.is_finite):
+        if not record.moves or is_end:
+            return
+        if saver.keep(record.step, finite=_is_sound(run, record)):
             run.abort.left = True
 
     return hook

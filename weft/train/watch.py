@@ -80,9 +80,9 @@ def _go_back(
 
 
 def end_when_diverged(run: Run, saver: Saver, root: Place, out: Path) -> Hook:
-    """End after ``train.stop_after_non_finite`` steps in a row whose numbers are not finite, and
-    rather than with such a last step, unless it changed nothing. The numbers of a step are the same
-    on every rank.
+    """End after ``train.stop_after_non_finite`` steps in a row whose numbers are not finite, also
+    among steps that are read together, and rather than with such a last step, unless it changed
+    nothing. The numbers of a step are the same on every rank.
 
     Raises:
         DivergedError: on every rank alike; says what to go on from, and how.
@@ -91,16 +91,18 @@ def end_when_diverged(run: Run, saver: Saver, root: Place, out: Path) -> Hook:
 
     def hook(record: StepRecord) -> None:
         nonlocal in_a_row
+        is_last = record.step == run.last_step and not run.config.recovery.skips
+        over: tuple[StepNumbers, int] | None = None
         for numbers in record.read:
             in_a_row = 0 if numbers.is_finite else in_a_row + 1
-        is_last = record.step == run.last_step and not run.config.recovery.skips
-        is_over = in_a_row >= most or is_last
-        if most and in_a_row and is_over:
+            if in_a_row >= most or (in_a_row and is_last and numbers is record.read[-1]):
+                over = numbers, in_a_row
+        if most and over is not None:
             saver.settle()  # what was saved is known then
-            last = record.read[-1]
+            last, streak = over
             raise DivergedError(
                 f"training has diverged: loss {last.loss}, grad_norm {last.grad_norm} at step "
-                f"{last.step}, and no finite numbers since step {last.step - in_a_row}. "
+                f"{last.step}, and no finite numbers since step {last.step - streak}. "
                 + _way_on(root, out)
             )
 
