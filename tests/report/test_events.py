@@ -4,16 +4,20 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from weft.report.events import EVENTS_FILE, EventLog, read_events
 
 
 def test_two_writers_add_lines_to_one_file_and_count_from_one_time(tmp_path: Path) -> None:
-    launcher, rank = EventLog(tmp_path, began=1000.0), EventLog(tmp_path, began=2000.0)
+    launcher = EventLog(tmp_path, began=1000.0, watches=True)
+    rank = EventLog(tmp_path, began=2000.0)
     launcher.write("restart", "restart 1", step=3, rank=1)
     rank.write("evaluation", "NaN", step=4, facts={"loss": float("nan"), "seconds": 2.5})
     lines = (tmp_path / EVENTS_FILE).read_text().splitlines()
     first, second = read_events(tmp_path / EVENTS_FILE)
     assert (first.kind, first.step, first.rank, first.message) == ("restart", 3, 1, "restart 1")
+    assert first.facts["since_began_s"] == pytest.approx(first.elapsed_s, abs=60)
     assert json.loads(lines[1])["facts"] == {"loss": None, "seconds": 2.5}, "valid JSON"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.time)
     assert 0 <= second.elapsed_s - first.elapsed_s < 60, "both since the first command began"

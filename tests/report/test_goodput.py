@@ -142,6 +142,37 @@ def test_a_job_that_was_given_up_and_begun_again() -> None:
     }
 
 
+def test_starts_that_failed_before_a_step_are_starts_of_their_own() -> None:
+    """One before anything; after a run that was killed at 26 another, which was begun again once
+    and given up; and a last one, which lost a rank before its first step."""
+    events = [
+        event("end", 2, cause="error", since_began_s=2.0),
+        event("start", 23, 0, startup_s=3.0),
+        event("epoch_end", 105, 0, cause="signal", since_began_s=5.0),
+        event("restart", 105, 0, since_began_s=5.0),
+        event("end", 107, cause="signal", since_began_s=7.0),
+        event("epoch_end", 202, 0, cause="signal", since_began_s=2.0),
+        event("restart", 202, 0, since_began_s=2.0),
+        event("start", 206, 0, startup_s=6.0, lost_s=3.0, last_step=3, last_s=3.0),
+        event("end", 207, 1),
+    ]
+    steps = rows(1, 1, took=1.0)
+    starts = [(s.begin_s, s.start_s, s.over_s, s.is_restart) for s in spans(events, steps)]
+    assert starts == [
+        (0, 2, 2, False),
+        (20, 23, 26, False),
+        (100, 107, 107, False),
+        (200, 206, 207, False),
+    ]
+    assert found(events, steps)[1] == {
+        "wall_s": 207,
+        "useful_s": 1,
+        "startup_s": 2 + 3 + 7 + 6,
+        "lost_s": 3,
+        "away_s": 18 + 74 + 93,
+    }
+
+
 def test_files_that_say_little() -> None:
     assert goodput([], rows(1, 2, took=1.0)) is None
     assert goodput([event("epoch_end", 1), event("restart", 1)], []) is None

@@ -306,7 +306,8 @@ def _start(job: Job, loaded: Loaded, resolved: Resolved) -> int:
 def _note_failure(job: Job, error: RanksFailedError) -> None:
     first = error.first
     facts = {"cause": first.cause, "phase": first.phase}
-    EventLog(job.out, began=job.began).write("end", str(error), rank=first.rank, facts=facts)
+    log = EventLog(job.out, began=job.began, watches=True)
+    log.write("end", str(error), rank=first.rank, facts=facts)
 
 
 def _run(job: Job, context: ForkServerContext, loaded: Loaded, resolved: Resolved) -> None:

@@ -104,7 +104,7 @@ class Moves:
         self._replans = replans
         self._tell = tell
         self._out = replans.job.out
-        self._events = EventLog(self._out, began=replans.job.began)
+        self._events = EventLog(self._out, began=replans.job.began, watches=True)
         self._plan: Plan | None = None
         self._name = ""
         self._since = 0.0

@@ -32,7 +32,7 @@ class Restarts:
         self._first = job
         self._tell = tell
         self._replans = replans
-        self._events = EventLog(job.out, began=job.began)
+        self._events = EventLog(job.out, began=job.began, watches=True)
         self._in_a_row = 0
         self._furthest = 0
 

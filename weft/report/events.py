@@ -79,9 +79,14 @@ class EventLog:
     Args:
         folder: The run's; None: of a rank that does not speak for the job, which writes nothing.
         began: When this command began, seconds since 1970.
+        watches: It is of the process that started the ranks, whose events say of which command they
+            are: that may have ended before its first step.
     """
 
-    def __init__(self, folder: Path | None = None, *, began: float | None = None) -> None:
+    def __init__(
+        self, folder: Path | None = None, *, began: float | None = None, watches: bool = False
+    ) -> None:
+        self._watches = watches
         self._path = None if folder is None else folder / EVENTS_FILE
         self._began = time.time() if began is None else began
         self._zero: float | None = None
@@ -103,7 +108,8 @@ class EventLog:
         """Add a line; it is on its way to the disk before the call returns."""
         if self._path is None:
             return
-        known = {name: _json(value) for name, value in (facts or {}).items()}
+        more = {"since_began_s": self.since_began_s} if self._watches else {}
+        known = {name: _json(value) for name, value in {**(facts or {}), **more}.items()}
         event = Event(
             time="", elapsed_s=0.0, kind=kind, step=step, rank=rank, message=message, facts=known
         )

@@ -30,6 +30,8 @@ PARTS = {
     "other_s": "the rest",
 }
 """What the time of a run goes into while it runs, in words."""
+SAME_S = 1.0
+"""Commands of one run begin farther apart than that."""
 _LATER = ("restore", "snapshot")
 """Kinds of events that are also told when ranks are at work no more, or not yet."""
 STALLS = ("save_begun", "save_finished", "snapshot")
@@ -141,14 +143,16 @@ def goodput(events: Sequence[Event], steps: Sequence[StepMetrics]) -> Goodput | 
 
 
 def spans(events: Sequence[Event], steps: Sequence[StepMetrics]) -> list[Span]:
-    """The starts of a run, one after another."""
+    """The starts of a run, one after another; none where no step ever began."""
     places = [at for at, event in enumerate(events) if event.kind == "start"]
-    found: list[Span] = []
+    found = _failed(events[: places[0]], events[places[0]]) if places else []
     for at, until in pairwise([*places, len(events)]):
         start, here = events[at], events[at + 1 : until]
         after = events[until] if until < len(events) else None
         begin_s, is_restart = _began(start, events[:at])
-        end_s = math.inf if after is None else _began(after, events[:until])[0]
+        failed = _failed(here, start, *([] if after is None else [after]))
+        next_s = math.inf if after is None else _began(after, events[:until])[0]
+        end_s = min([next_s, *(span.begin_s for span in failed)])
         last_s = min(max(_signs(start, here, after, steps)), end_s)
         watched = (e.elapsed_s for e in here if _is_watchers(e) and e.elapsed_s <= end_s)
         found.append(
@@ -160,6 +164,7 @@ def spans(events: Sequence[Event], steps: Sequence[StepMetrics]) -> list[Span]:
                 is_restart=is_restart,
             )
         )
+        found += failed
     return found
 
 
@@ -181,11 +186,41 @@ def left_by(metrics: Path, first_step: int) -> dict[str, float]:
 
 def _began(start: Event, before: Sequence[Event]) -> tuple[float, bool]:
     """When a start began, and whether it was a restart within its command."""
-    command_s = start.elapsed_s - start.seconds("startup_s")
+    command_s = _command_s(start)
     since = max((at for at, event in enumerate(before) if event.kind == "start"), default=-1)
     restarts = (e.elapsed_s for e in before[since + 1 :] if e.kind in BEGINNINGS)
     restart_s = next((each for each in restarts if each >= command_s), None)
-    return (max(command_s, 0.0), False) if restart_s is None else (restart_s, True)
+    if restart_s is None or since < 0 or not _is_of(before[since], start):
+        return max(command_s, 0.0), False
+    return restart_s, True
+
+
+def _failed(here: Sequence[Event], *starts: Event) -> list[Span]:
+    """Commands of which no step began, as those that watched them told among ``here``; all else of
+    that is of ``starts``."""
+    found: list[Span] = []
+    last: Event | None = None
+    for event in here:
+        if "since_began_s" not in event.facts or any(_is_of(event, each) for each in starts):
+            continue
+        begin_s, over_s = max(_command_s(event), 0.0), event.elapsed_s
+        if last is not None and _is_of(event, last):
+            begin_s = found.pop().begin_s
+        last = event
+        found.append(
+            Span(begin_s=begin_s, start_s=over_s, last_s=over_s, over_s=over_s, is_restart=False)
+        )
+    return found
+
+
+def _command_s(event: Event) -> float:
+    """When the command of a start, or of whoever watched it, began."""
+    return event.elapsed_s - event.seconds("startup_s") - event.seconds("since_began_s")
+
+
+def _is_of(event: Event, other: Event) -> bool:
+    """Both are of one command."""
+    return abs(_command_s(event) - _command_s(other)) < SAME_S
 
 
 def _signs(
