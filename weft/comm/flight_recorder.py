@@ -43,6 +43,9 @@ class FlightRecorder:
     def __init__(self, rank: int) -> None:
         self.step = 0
         """Training steps done."""
+        self.waited_s = 0.0
+        """In which the thread that began this went no further until a call had ended."""
+        self._thread = threading.get_ident()
         self._rank = rank
         self._calls: deque[Call] = deque(maxlen=KEPT_CALLS)
         self._numbers: Counter[tuple[Kind, tuple[int, ...]]] = Counter()
@@ -67,6 +70,8 @@ class FlightRecorder:
     def end(self, call: Call) -> None:
         call.ended = time.time()
         self._waits_in = None
+        if call.waiting_since is not None and threading.get_ident() == self._thread:
+            self.waited_s += max(call.ended - call.waiting_since, 0.0)
 
     def keep_in(self, folder: Path, *, patience_s: float) -> None:
         """From now on write the last calls to a file there when something goes wrong.

@@ -364,6 +364,13 @@ class RecoveryConfig(Section):
     """Losses that a new one is compared with, once half as many are known."""
     rewinds: Count = 3
     """How often the run goes back, over all its starts; then training ends, with exit code 76."""
+    alarm: Literal["off", "warn"] = "warn"
+    """What happens where steps take longer than was predicted, or a rank computes longer than those
+    with the same work (without such, than its plan says). "warn": it is said and recorded once, and
+    again when it is over. Between accelerators ranks are not compared: the host does not see when
+    one is done."""
+    alarm_limit: Annotated[Number, Field(gt=1)] = 1.5
+    """How many times as long is too long, at three progress lines in a row (`train.log_every`)."""
 
     @property
     def skips(self) -> bool:

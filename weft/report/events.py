@@ -36,6 +36,8 @@ Kind = Literal[
     "not_finite",
     "spike",
     "rewind",
+    "straggler",
+    "drift",
     "end",
 ]
 """``start``: the first step of an epoch begins. ``epoch_end``: ranks were lost, and with them the

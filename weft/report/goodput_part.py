@@ -27,6 +27,7 @@ ROWS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "not saved": (("save_failed", "save_skipped"), "fill-2"),
     "evaluated": (("evaluation",), "fill-1"),
     "odd numbers": (("spike", "rewind", "not_finite"), "fill-4"),
+    "slow": (("straggler", "drift"), "fill-8"),
     "lost": (("epoch_end",), "fill-5"),
     "begun": (("start", "restart", "restore"), "fill-6"),
 }

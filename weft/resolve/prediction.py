@@ -55,6 +55,8 @@ class Prediction:
     """Before a run."""
 
     quantities: Quantities = Quantities()
+    busy_s: tuple[float, ...] = ()
+    """How long each rank computes in a step, by rank; empty where that is not known."""
     basis: tuple[str, ...] = ()
     """Where rates come from, in words."""
     problem: str = ""
@@ -80,6 +82,7 @@ def predict_run(
     plan, work = resolved.plan, resolved.workload
     asked = Problem(work, ClusterView(()))
     problem, step_s, sent_mb = "", None, None
+    busy_s: tuple[float, ...] = ()
     try:
         chips = chips or _chips(resolved, ranks_here, environment)
         known = replace(chips.knowledge, tf32=resolved.config.compute.tf32)
@@ -88,7 +91,8 @@ def predict_run(
         if chips.is_guess:
             problem = UNMEASURED
         else:
-            step_s = asked.time(plan).step_s
+            time = asked.time(plan)
+            step_s, busy_s = time.step_s, time.busy_s(plan)
     except ConfigErrors as errors:
         problem = str(errors.errors[0])
     except ConfigError as error:
@@ -101,7 +105,7 @@ def predict_run(
         sent_mb=sent_mb,
     )
     basis = chips.basis if chips is not None and not chips.is_guess else ()
-    return Prediction(quantities=quantities, basis=basis, problem=problem)
+    return Prediction(quantities=quantities, busy_s=busy_s, basis=basis, problem=problem)
 
 
 def _chips(resolved: Resolved, ranks_here: int | None, environment: Mapping[str, str]) -> RankChips:

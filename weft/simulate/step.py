@@ -91,6 +91,17 @@ class StepTime:
         both = zip(self.timelines, self.once_s, strict=True)
         return self.stretch * max(timeline.step_s + once for timeline, once in both)
 
+    def busy_s(self, plan: Plan) -> tuple[float, ...]:
+        """How long each rank of the plan computes."""
+        found: dict[int, float] = {}
+        for pipeline, timeline, once in zip(
+            plan.pipelines, self.timelines, self.once_s, strict=True
+        ):
+            for stages, seconds in zip(pipeline.positions(), timeline.busy_s, strict=True):
+                ranks = pipeline.stages[stages[0]].mesh.ranks
+                found |= dict.fromkeys(ranks, seconds + once)
+        return tuple(found[rank] for rank in sorted(found))
+
 
 def time_of_plan(
     plan: Plan,

@@ -31,6 +31,7 @@ from weft.report.progress import Progress
 from weft.resolve.peaks import Peak, in_words, peak_of_all
 from weft.train.job import Job
 from weft.train.loop import Evaluation, Hook, Run, StepRecord, evaluate, train
+from weft.train.pace import Pace
 from weft.train.profiling import Profile
 from weft.train.run_folder import LOGS, write_text
 from weft.train.saver import Saver
@@ -85,7 +86,7 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
     log_every = job.config.train.log_every
     with Progress(run.last_step, log_every=log_every, mode=mode, stream=stream) as progress:
         evaluated = evaluating(run, held_out, positions, writers, progress, written=written)
-        traffic = Traffic(run)
+        traffic, pace = Traffic(run), Pace(run, job.prediction, progress.warn)
         predicted_s = job.prediction.quantities.step_time_s if job.prediction else None
         peak = reference_of_mfu(run, job)
         profile = Profile(run, job.out, asked=job.profile)
@@ -101,7 +102,8 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
             note_step(run),
             note_events(run, tell),
             traffic.count,
-            log_metrics(run, writers, progress, peak=peak, predicted_s=predicted_s),
+            pace.count,
+            log_metrics(run, writers, progress, peak=peak, predicted_s=predicted_s, pace=pace),
             watch_losses(run, saver, job.checkpoints, job.out, tell),
             # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
             evaluate_now_and_then(run, evaluated),
@@ -110,10 +112,12 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
             leave_when_wanted(run, saver),
             profile.begin,
             traffic.skip,
+            pace.skip,
         ]
         progress.message(in_words(peak))
         _say_start(run, progress, notes if run.is_main else ())
         traffic.skip()
+        pace.skip()
         done = train(run, hooks)
         mine = {"memory_gib": run.platform.peak_memory_gib(), "sent_mb": traffic.sent_mb}
         used = run.comm.gather_json(mine, name="used by ranks")
@@ -203,12 +207,14 @@ def log_metrics(
     *,
     peak: Peak,
     predicted_s: float | None = None,
+    pace: Pace | None = None,
 ) -> Hook:
     """Write and show the numbers of every step; ask all ranks for their memory now and then.
 
     Warns once when the numbers of the run have stopped being numbers, unless something is done
     about such steps.
-    ``peak``: of all chips together. ``predicted_s``: what a step was expected to take.
+    ``peak``: of all chips together. ``predicted_s``: what a step was expected to take. ``pace``:
+    looks at what ranks have taken.
     """
     seq_len = run.config.data.seq_len
     tokens = run.plan.global_batch * seq_len
@@ -220,8 +226,7 @@ def log_metrics(
         nonlocal memory_gib, is_warned
         is_edge = record.step in (run.first_step + 1, run.last_step)
         if is_edge or record.step % run.config.train.log_every == 0:
-            everyone = run.comm.gather_json(run.platform.peak_memory_gib(), name="peak memory")
-            memory_gib = max(everyone)
+            memory_gib = _asked_all(run, record.step, pace)
         for numbers in record.read if run.is_main else ():
             metrics = StepMetrics(
                 step=numbers.step,
@@ -252,6 +257,15 @@ def log_metrics(
                 )
 
     return hook
+
+
+def _asked_all(run: Run, step: int, pace: Pace | None) -> float:
+    """Most that any rank has in memory. On the way all tell what they have taken. Collective."""
+    mine = (run.platform.peak_memory_gib(), pace.taken() if pace else ())
+    everyone = run.comm.gather_json(mine, name="peak memory")
+    if pace is not None:
+        pace.look(step, [taken for _, taken in everyone])
+    return max(float(memory) for memory, _ in everyone)
 
 
 def evaluate_now_and_then(run: Run, evaluated: Callable[[int], Evaluation]) -> Hook:

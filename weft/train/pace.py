@@ -1,0 +1,102 @@
+"""Whether the ranks of a run keep the pace of their equals and of their plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from weft.resolve.prediction import Prediction
+from weft.train.alarm import PATIENCE, Alarm, equals, slowness
+from weft.train.loop import Run, StepRecord
+
+
+class Pace:
+    """Compares the times of ranks with each other, and those of steps with the prediction.
+
+    ``count`` goes first among the hooks; ``skip`` last, and before training. What each rank has
+    ``taken`` travels with what ranks tell each other anyway, and rank 0 looks at it.
+
+    Args:
+        prediction: Of the run; None: nobody asked.
+        tell: Says a line to the person who looks on.
+    """
+
+    def __init__(
+        self, run: Run, prediction: Prediction | None, tell: Callable[[str], None]
+    ) -> None:
+        recovery = run.config.recovery
+        self._run = run
+        self._tell = tell
+        self._predicted = prediction or Prediction()
+        self._is_on = recovery.alarm == "warn"
+        self._alarms = [Alarm(recovery.alarm_limit) for _ in range(run.comm.world_size)]
+        self._drift = Alarm(recovery.alarm_limit)
+        self._waited_s = 0.0
+        """At the end of the step before."""
+        self._steps, self._took_s, self._busy_s = 0, 0.0, 0.0
+        """Since they were last told."""
+
+    @cached_property
+    def _work(self) -> list[object]:
+        return list(equals(self._run.plan))
+
+    def count(self, record: StepRecord) -> None:
+        took_s = sum(numbers.seconds for numbers in record.read)
+        self._steps += len(record.read)
+        self._took_s += took_s
+        self._busy_s += took_s - (self._run.comm.recorder.waited_s - self._waited_s)
+
+    def skip(self, _: StepRecord | None = None) -> None:
+        """What was waited for since the step belongs to none."""
+        self._waited_s = self._run.comm.recorder.waited_s
+
+    def taken(self) -> list[float]:
+        """Of a step since this was last asked: seconds, and seconds without waiting for others."""
+        mine = [each / max(self._steps, 1) for each in (self._took_s, self._busy_s)]
+        self._steps, self._took_s, self._busy_s = 0, 0.0, 0.0
+        return mine
+
+    def look(self, step: int, everyone: Sequence[Sequence[float]]) -> None:
+        """At what all ranks have taken, on the one that speaks for the job. The first step of a
+        start is none to judge by, and after the last one it is too late."""
+        is_edge = step in (self._run.first_step + 1, self._run.last_step)
+        if is_edge or not (self._is_on and self._run.is_main):
+            return
+        predicted_s = self._predicted.quantities.step_time_s
+        if predicted_s:
+            self._look_at_steps(step, everyone[0][0], predicted_s)
+        if not self._run.waits_for_reads:  # there the host is done before its device
+            self._look_at_ranks(step, [max(busy_s, 0.0) for _, busy_s in everyone])
+
+    def _look_at_steps(self, step: int, took_s: float, predicted_s: float) -> None:
+        change = self._drift.look(took_s / predicted_s)
+        said = f"a step takes {took_s:.3g} s; {predicted_s:.3g} s were predicted"
+        if change == "raised":
+            said += ": see what else runs here; if nothing does, measure again (weft chips profile)"
+        if change:
+            self._tell(f"step {step}: {said}")
+            facts = {"seconds": took_s, "predicted_s": predicted_s, "is_over": change == "over"}
+            self._run.events.write("drift", said, step=step, facts=facts)
+
+    def _look_at_ranks(self, step: int, busy_s: Sequence[float]) -> None:
+        found = slowness(busy_s, self._work, self._predicted.busy_s)
+        for rank, (times, alarm) in enumerate(zip(found, self._alarms, strict=True)):
+            change = alarm.look(times) if times is not None else ""
+            if change:
+                self._say(step, rank, times or 0.0, busy_s[rank], is_over=change == "over")
+
+    def _say(self, step: int, rank: int, times: float, busy_s: float, *, is_over: bool) -> None:
+        member = self._run.comm.members[rank]
+        where = {"host": member.node.partition("/")[0], "chip": member.chip or member.family}
+        has_equals = self._work.count(self._work[rank]) > 1
+        held_to = "ranks with the same work" if has_equals else "its plan says"
+        who = f"rank {rank} ({', '.join(filter(None, where.values()))})"
+        said = f"{who} computes {busy_s:.3g} s a step, {times:.3g} times as long as {held_to}"
+        if is_over:
+            said = f"{who} keeps pace again"
+        else:
+            every = PATIENCE * self._run.config.train.log_every
+            said += f", for {every} steps: see what else runs there, or give it less work"
+        self._tell(f"step {step}: {said}")
+        facts = {"times": times, "busy_s": busy_s, "is_over": is_over, **where}
+        self._run.events.write("straggler", said, step=step, rank=rank, facts=facts)
