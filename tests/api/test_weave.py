@@ -18,6 +18,7 @@ from torch import nn
 import weft
 from weft.config.errors import ConfigError
 from weft.elastic.pool import WorkerPool
+from weft.parallel.fp8.linear import ScaledLinear
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
@@ -96,6 +97,24 @@ def test_bf16_updates_fp32_masters_that_start_from_exact_values() -> None:
     assert torch.equal(model.weight, master.bfloat16())
 
 
+def test_fp8_multiplies_in_eight_bits() -> None:
+    """In place: the same parameters under the same names; else as bf16."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2))
+    params, exact = dict(model.named_parameters()), copy.deepcopy(model)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = weft.weave(model, sgd, loss=squares, precision="fp8")
+    assert {type(model[0]), type(model[2])} == {ScaledLinear}
+    assert all(params[name] is param for name, param in model.named_parameters())
+    x, y = torch.randn(8, 3), torch.randn(8, 2)
+    loss = squares(exact, (x, y)).mean().item()
+    found = [engine.step((x.bfloat16(), y.bfloat16())).item() for _ in range(20)]
+    assert 0 < abs(found[0] - loss) < 0.1 * loss
+    assert found[-1] < 0.9 * found[0]
+    with pytest.raises(ConfigError, match="a model with nn"):
+        weft.weave(*model_and_optimizer(), loss=squares, precision="fp8")
+
+
 def test_fp16_scales_the_loss_and_skips_what_overflows() -> None:
     model, sgd = model_and_optimizer()
     plain, _ = model_and_optimizer()
@@ -137,8 +156,8 @@ def test_refusals_name_the_way_out() -> None:
         weft.weave(nn.ReLU(), sgd)
     with pytest.raises(ConfigError, match=r"plan = 'plan\.json': expected .auto. or a"):
         weft.weave(model, sgd, plan="plan.json")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"precision = 'fp8': expected None or one of"):
-        weft.weave(model, sgd, precision="fp8")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"precision = 'fp4': expected None or one of"):
+        weft.weave(model, sgd, precision="fp4")  # type: ignore[arg-type]
     squares(model, (x, y)).sum().backward()
     momentum = torch.optim.SGD(model.parameters(), momentum=0.9)
     momentum.step()

@@ -535,7 +535,7 @@ def test_everything_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     Path("base.yaml").write_text("batch: {samples: 8, micro: 2}\ntrain:\n  stepps: 10\n")
     Path("my.yaml").write_text("extends: base.yaml\noptim:\n  lr: fast\ndata: {path: a.txt}\n")
     with pytest.raises(ConfigErrors) as caught:
-        load_config("my.yaml", ["compute.precision=fp8", "optm.lr=1", "seed"])
+        load_config("my.yaml", ["compute.precision=int8", "optm.lr=1", "seed"])
     assert str(caught.value) == (
         "error: the configuration is not valid\n"
         "  unknown key 'train.stepps': did you mean 'train.steps'?\n"
@@ -546,8 +546,9 @@ def test_everything_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "      on the command line\n"
         "  unknown key 'optm.lr': did you mean 'optim.lr'?\n"
         "      on the command line\n"
-        "  compute.precision = 'fp8': expected 'auto', 'fp64', 'fp32', 'bf16' or 'fp16'. Weft "
-        "trains in no format of 8 bits or less.\n"
+        "  compute.precision = 'int8': expected 'auto', 'fp64', 'fp32', 'bf16', 'fp16', 'fp8', "
+        "'fp8-rowwise', 'fp8-blockwise', 'fp8-fp64', 'fp8-rowwise-fp64' or 'fp8-blockwise-fp64'. "
+        "Of 8 bits or less there is fp8 alone.\n"
         "      on the command line"
     )
     assert [error.key for error in caught.value.errors] == [

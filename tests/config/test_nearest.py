@@ -70,11 +70,12 @@ def test_a_slip_of_the_pen_is_still_found(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("pair", "says"),
     [
-        ("compute.precision=fp8", "'fp16'. Weft trains in no format of 8 bits or less."),
+        ("compute.precision=int8", "'fp8-blockwise-fp64'. Of 8 bits or less there is fp8 alone."),
         ("compute.precision=float16", "Did you mean 'fp16'?"),
         ("compute.precision=bfloat16", "Did you mean 'bf16'?"),
         ("compute.precision=tf32", "TF32 is compute.precision=fp32 with compute.tf32=true."),
-        ("compute.precision=fp128", "expected 'auto', 'fp64', 'fp32', 'bf16' or 'fp16'."),
+        ("compute.precision=float8", "Did you mean 'fp8'?"),
+        ("compute.precision=fp128", "expected 'auto', 'fp64', 'fp32', 'bf16', 'fp16', 'fp8', "),
         ("compute.precision=bf61", "Did you mean 'bf16'?"),
         ("compute.device=gpu", "expected 'auto', 'cpu' or 'cuda'."),
         ("compute.device=tpu", "expected 'auto', 'cpu' or 'cuda'."),

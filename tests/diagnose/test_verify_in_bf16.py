@@ -57,7 +57,7 @@ def found(seed: int = 4) -> Difference:
 def test_rounding_of_gradients_that_are_zero_is_inside_the_tolerance(seed: int) -> None:
     """The biases of keys, for the softmax does not see what is added to all keys; and single
     elements of others that happen to be nearly zero, whose update has either sign."""
-    assert found(seed).largest < TOLERANCE["bf16"], found(seed)
+    assert found(seed).largest < TOLERANCE["bfloat16"], found(seed)
 
 
 def lost_bias(patch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def biased_keys(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("plant", [lost_bias, short_keys, biased_keys])
 def test_a_mistake_is_not(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    assert found().grad > TOLERANCE["bf16"], found()
+    assert found().grad > TOLERANCE["bfloat16"], found()
 
 
 @pytest.mark.parametrize("name", ["k.bias", "o.bias"])
@@ -114,7 +114,7 @@ def test_a_wrong_update_of_a_bias_is_not(name: str, monkeypatch: pytest.MonkeyPa
                 main.value.add_(0.5 * update.lr)
 
     monkeypatch.setattr(AdamW, "update", wrong)
-    assert found().param > TOLERANCE["bf16"] > found().grad, found()
+    assert found().param > TOLERANCE["bfloat16"] > found().grad, found()
 
 
 def test_what_an_optimizer_may_make_of_rounding() -> None:

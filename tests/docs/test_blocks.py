@@ -257,7 +257,12 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "passes",
         "pieces",
     }
-    assert set(PRECISIONS) == {"fp64", "fp32", "bf16", "fp16"}
+    eight = {
+        f"fp8{scaling}{reference}"
+        for scaling in ("", "-rowwise", "-blockwise")
+        for reference in ("", "-fp64")
+    }
+    assert set(PRECISIONS) == {"fp64", "fp32", "bf16", "fp16", *eight}
     assert set(PlanConfig.model_fields) == {
         *PLAN_WAYS,
         *("schedule", "chunks", "in_flight", "domains"),

@@ -34,6 +34,7 @@ class Case:
     schedule: ScheduleName = "1f1b"
     in_flight: tuple[int, ...] = ()
     """Of every pipeline, by position; as many as its schedule needs by default."""
+    precision: str = "fp64"
     recompute: Recompute = "off"
     zero: ZeroLevel = 0
     zeros: tuple[ZeroLevel, ...] = ()
@@ -74,7 +75,7 @@ class Case:
                 StagePlan(
                     mesh=mesh,
                     layers=(sum(layers[:s]), sum(layers[: s + 1])),
-                    precision="fp64",
+                    precision=self.precision,
                     recompute=self.recompute,
                     zero=self.zeros[s] if self.zeros else self.zero,
                     passes=self.passes,
@@ -371,6 +372,22 @@ DOMAINS = [
          layers=((1, 3), (4,)), tied=True, domains=((0, 1, 2, 3), (4, 5, 6))),
     Case("domains-across-stages-zb-v", shares=(6,), dp=((2, 2),), layers=((1, 1, 1, 1),),
          schedule="zb-v", zero=1, tied=True, domains=((0, 2), (1, 3))),
+]  # fmt: skip
+
+EIGHT_BITS = [
+    Case("fp8-microbatch-1", shares=(6,), microbatch=1, precision="fp8-fp64"),
+    Case("fp8-unlike-pipelines-tp", shares=(4, 2), dp=((2,), (1,)), tp=((1,), (3,)),
+         precision="fp8-fp64", tied=True),
+    Case("fp8-tp2-zb-h1-recompute", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((3, 1),),
+         schedule="zb-h1", recompute="full", precision="fp8-fp64"),
+    Case("fp8-gpt2-tp2-zero3", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3, zero=3,
+         family="gpt2", dropout=0.2, precision="fp8-fp64"),
+    Case("fp8-rowwise-tp2-zb-v", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((1, 1, 1, 1),),
+         schedule="zb-v", precision="fp8-rowwise-fp64"),
+    Case("fp8-rowwise-dp4-idle-rank", shares=(6,), dp=((4,),), microbatch=3, zero=2,
+         precision="fp8-rowwise-fp64"),
+    Case("fp8-blockwise-dp2-pp2", shares=(6,), dp=((2, 1),), layers=((2, 2),), zero=1,
+         precision="fp8-blockwise-fp64"),
 ]  # fmt: skip
 
 PARITY = [

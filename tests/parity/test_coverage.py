@@ -17,7 +17,7 @@ STAGES = [stage for plan in PLANS for _, _, stage in plan.stages()]
 ELSEWHERE = {
     "mesh": "checked by axis below",
     "device": "tests/parity/test_mixed_families.py and, where there is one, a GPU",
-    "precision": "the table is fp64; tests/train/test_build.py has the others",
+    "precision": "fp64, and rows with products in eight bits; tests/train/test_build.py has others",
     "compile": "tests/train/test_build.py: compiling takes minutes, and rounds differently",
 }
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from parity.cases import PARITY, Case
+from parity.cases import EIGHT_BITS, PARITY, Case
 
-from weft.diagnose.verdict import TOLERANCE as BY_PRECISION
+from weft.diagnose.verdict import TOLERANCE as BY_DTYPE
 from weft.diagnose.verify import Rehearsal, Trace, difference, one_process, rehearse
 from weft.elastic.pool import WorkerPool
 
@@ -14,17 +14,17 @@ TOLERANCE = 1e-10
 
 
 @pytest.fixture(scope="session")
-def alone(pool: WorkerPool) -> dict[tuple[Rehearsal, int], Trace]:
+def alone(pool: WorkerPool) -> dict[tuple[Rehearsal, int, str], Trace]:
     """Traces of one process, filled on demand."""
     return {}
 
 
-@pytest.mark.parametrize("case", PARITY, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*PARITY, *EIGHT_BITS], ids=lambda case: case.name)
 def test_matches_one_process(
-    case: Case, pool: WorkerPool, alone: dict[tuple[Rehearsal, int], Trace]
+    case: Case, pool: WorkerPool, alone: dict[tuple[Rehearsal, int, str], Trace]
 ) -> None:
     rehearsal, plan = case.rehearsal(), case.plan()
-    key = (rehearsal, plan.global_batch)
+    key = (rehearsal, plan.global_batch, case.precision)
     if key not in alone:
         alone[key] = rehearse(pool.run, one_process(plan), rehearsal)
     reference = alone[key]
@@ -39,4 +39,4 @@ def test_domains_in_fp32(pool: WorkerPool) -> None:
     plan = case.plan().each(lambda stage: replace(stage, precision="fp32"))
     traces = [rehearse(pool.run, each, case.rehearsal()) for each in (one_process(plan), plan)]
     result = difference(*traces)
-    assert 0 < result.largest < BY_PRECISION["fp32"], result
+    assert 0 < result.largest < BY_DTYPE["float32"], result

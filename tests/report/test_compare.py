@@ -14,9 +14,9 @@ from report.report_cases import TWO_TO_ONE, make_run
 
 from weft.cli.main import run
 from weft.config.errors import ConfigError
+from weft.precision.registry import PRECISIONS
 from weft.report.compare_band import (
     SCALAR_SAFETY,
-    SUM_ROUNDOFF,
     loss_band,
     operation_error,
     tensor_band,
@@ -280,7 +280,7 @@ def test_the_band_is_that_of_the_model_that_ran(tmp_path: Path) -> None:
         config["model"]["d_model"] = 16 * 256
         file.write_text(yaml.safe_dump(config))
     wide = compare_runs(*folders)
-    rounding = SCALAR_SAFETY * SUM_ROUNDOFF["fp32"] * fall(STEPS)
+    rounding = SCALAR_SAFETY * PRECISIONS["fp32"].sum_roundoff * fall(STEPS)
     grown = (wide.pairs[-1].band - rounding) / (narrow.pairs[-1].band - rounding)
     assert grown == pytest.approx(4, rel=0.05), "the root of 16 times as many terms"
 

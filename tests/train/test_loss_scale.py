@@ -81,7 +81,7 @@ def test_a_split_changes_nothing_that_rounding_does_not_explain(
         rehearse(pool.run, each, job) for each in (PLANS[name], one_process(PLANS[name]))
     )
     found = difference(alone, split)
-    assert 0 < found.largest < TOLERANCE["fp16"], found
+    assert 0 < found.largest < TOLERANCE["float16"], found
     assert all(np.isfinite(split.grad_norms))
 
 

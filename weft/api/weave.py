@@ -43,6 +43,7 @@ from weft.config.axes import MODEL_AXES, NAMES
 from weft.config.errors import ConfigError
 from weft.nn.context import Context
 from weft.nn.stage import MicroBatch, Output, Tree, Unit, rows_of
+from weft.parallel.fp8.apply import EightBits, eight_bits
 from weft.plan.mesh import Mesh
 from weft.plan.model import UnitName
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
@@ -75,7 +76,9 @@ def weave(
         plan: "auto" gives every process an equal part of each batch, however fast it is: only
             ``weft train`` searches. A ``Plan`` of single-stage pipelines gives unequal parts and
             microbatches; it names the model's precision and device.
-        precision: Dtype of the model; None leaves it as it is.
+        precision: Dtype of the model; None leaves it as it is. With "fp8" it is bf16, and every
+            ``nn.Linear`` in it multiplies in eight bits, with its parameters where they were; a
+            subclass of ``nn.Linear`` does not.
         max_grad_norm: Clip gradients to this norm.
 
     Raises:
@@ -125,6 +128,9 @@ def woven(
     if precision is not None:
         exact = {name: param.detach().clone() for name, param in trained.items()}
         in_dtype(model, PRECISIONS[precision].parameters.dtype)
+        eight = eight_bits((), planned.rank_plan(comm.rank), comm)
+        if eight is not None:
+            _in_eight_bits(model, eight)
     dtypes = {param.dtype for param in trained.values()}
     whole = _Whole(model, loss)
     specs = [whole_spec(name, param) for name, param in trained.items()]
@@ -153,6 +159,14 @@ def woven(
     result = WovenEngine(built, comm, cut, {0: model})
     own(model, result)
     return result
+
+
+def _in_eight_bits(model: nn.Module, eight: EightBits) -> None:
+    """Replace linear layers inside a model; refuse one in which that changes nothing."""
+    if type(model) is nn.Linear or nn.Linear not in map(type, model.modules()):
+        hint = "One that is the whole model, or a subclass of it, is left alone."
+        raise ConfigError("precision", "fp8", "a model with nn.Linear inside", hint)
+    eight.apply(model)
 
 
 def _equal_parts(world_size: int, precision: Precision | None) -> Plan:

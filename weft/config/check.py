@@ -23,7 +23,8 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 _OTHER_VALUES = (
     ("fp16", ("float16", "half"), "Did you mean 'fp16'?"),
-    ("bf16", ("fp8", "float8", "int8", "int4"), "Weft trains in no format of 8 bits or less."),
+    ("fp8", ("float8", "e4m3"), "Did you mean 'fp8'?"),
+    ("bf16", ("int8", "int4", "fp4", "nvfp4", "mxfp8"), "Of 8 bits or less there is fp8 alone."),
     ("bf16", ("bfloat16", "mixed"), "Did you mean 'bf16'?"),
     ("fp32", ("tf32",), "TF32 is compute.precision=fp32 with compute.tf32=true."),
     ("fp32", ("float32", "float", "single"), "Did you mean 'fp32'?"),

@@ -124,8 +124,10 @@ class ComputeConfig(Section):
     Where there are some that this PyTorch cannot use, it refuses and says what to install."""
     precision: Precision = "auto"
     """Arithmetic of forward and backward; "bf16" and "fp16" keep fp32 master weights, and
-    "fp16" scales the loss; "fp64" is the reference mode; "auto" is bf16 where the chip is fast at
-    it, fp16 where it is only at that, else fp32."""
+    "fp16" scales the loss; "fp8" is bf16 whose blocks' linear layers multiply in eight bits, with a
+    scale for each sample ("fp8-rowwise": for each row, "fp8-blockwise": for each 128); "fp64" is
+    the reference mode, and "fp8-...-fp64" that of "fp8-..."; "auto" is bf16 where the chip is fast
+    at it, fp16 where it is only at that, else fp32."""
     recompute: Literal["auto", "off", "full"] = "auto"
     """Activation checkpointing: "full" keeps only each block's input and computes the rest again in
     backward; "auto" is "off", and with `plan.auto` whatever is fastest in the memory there is."""

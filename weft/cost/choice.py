@@ -30,6 +30,7 @@ from weft.cost.work import (
 )
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Precision, ZeroLevel
+from weft.precision.registry import PRECISIONS
 
 ALL = float("inf")
 
@@ -133,6 +134,8 @@ def by_layer(choice: StageChoice) -> list[StageChoice]:
 
 def dtype_of(precision: Precision) -> Dtype:
     """In which products are computed, of those that chips' rates are known for."""
+    if PRECISIONS[precision].products is not None:
+        return "fp8"
     return "bf16" if width_of(precision) == 2 else "fp32"
 
 

@@ -18,10 +18,11 @@ from weft.diagnose.verify import (
 )
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision
+from weft.precision.registry import PRECISIONS
 
-TOLERANCE = {"fp64": 1e-10, "fp32": 1e-3, "fp16": 0.02, "bf16": 0.1}
-"""Largest relative difference that rounding explains, by precision: about a million times the
-precision's rounding error for fp64, looser below. What Adam's division makes of noise in gradients
+TOLERANCE = {"float64": 1e-10, "float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
+"""Largest relative difference that rounding explains, by dtype of the arithmetic: about a million
+times its rounding error for fp64, looser below. What Adam's division makes of noise in gradients
 that are nearly zero counts apart from it (``enlarged_rounding``)."""
 
 
@@ -41,7 +42,7 @@ class Verdict:
 
     @property
     def tolerance(self) -> float:
-        return TOLERANCE[self.dtype]
+        return TOLERANCE[PRECISIONS[self.dtype].compute.stored_as]
 
     def accepts(self, found: Difference | None) -> bool:
         """Nothing was found outside the tolerance."""

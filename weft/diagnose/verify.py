@@ -24,7 +24,7 @@ from weft.optim.schedule import lr_at
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
-from weft.report.compare_band import UNIT_ROUNDOFF
+from weft.precision.registry import PRECISIONS
 from weft.train.assemble import Built, fill, initial
 from weft.train.family import assemble_model
 from weft.train.joining import join_plan
@@ -124,8 +124,8 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
     """
     asked, little = config.compute.precision, spec.reduced()
     plan = shrink(plan, little.num_layers, "fp64" if asked == "auto" else asked)
-    roundoff = UNIT_ROUNDOFF[plan.rank_plan(0).stage_plan.precision]
-    noise = COARSE_EPS if roundoff > UNIT_ROUNDOFF["fp32"] else REHEARSAL_EPS
+    roundoff = PRECISIONS[plan.rank_plan(0).stage_plan.precision].roundoff
+    noise = COARSE_EPS if roundoff > PRECISIONS["fp32"].roundoff else REHEARSAL_EPS
     optim = config.optim.rehearsed(noise)
     return plan, Rehearsal(spec=little, optim=optim, seq_len=16, seed=config.seed, steps=steps)
 
@@ -243,7 +243,7 @@ def enlarged_rounding(
     for step, grads in enumerate([*reference.earlier, reference.grads]):
         lr = lr_at(optim, step, rehearsal.steps)
         for name, scale in _scales(grads).items():
-            noise = ROUNDINGS * UNIT_ROUNDOFF[precision] * scale
+            noise = ROUNDINGS * PRECISIONS[precision].roundoff * scale
             result[name] += lr * np.minimum(2.0, noise / (np.abs(grads[name]) + least))
     return result
 

@@ -21,6 +21,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, Recompute, StagePlan, ZeroLevel
 from weft.planner.domains import check_domains
+from weft.precision.registry import PRECISIONS
 from weft.schedules.registry import SCHEDULES, expected_positions
 
 
@@ -132,7 +133,7 @@ def _check_ranks(plan: Plan) -> None:
 def _check_alike(plan: Plan) -> None:
     """What the stages of a whole job must share, whichever pipeline they are in."""
     precisions = sorted({stage.precision for _, _, stage in plan.stages()})
-    if "fp64" in precisions and len(precisions) > 1:
+    if len({PRECISIONS[name].accumulation.stored_as for name in precisions}) > 1:
         hint = "Gradients are added up in fp64 there, and in fp32 with bf16 and fp32."
         raise ConfigError("stages.precision", precisions, "fp64 for all stages or for none", hint)
 
@@ -191,6 +192,9 @@ def _check_pieces(key: str, stage: StagePlan) -> None:
     if stage.pieces > 1 and used not in [[name] for name in names]:
         hint = "Pieces are of what its ranks gather and sum inside layers."
         raise ConfigError(key, stage.pieces, f"1 where {' and '.join(names)} is 1", hint)
+    if stage.pieces > 1 and PRECISIONS[stage.precision].products is not None:
+        hint = "A sample has one scale, and a piece is a part of a sample."
+        raise ConfigError(key, stage.pieces, f"1 with the precision {stage.precision}", hint)
 
 
 def refuse_idle_pieces(plan: Plan, dims: Collection[Dim]) -> None:

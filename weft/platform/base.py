@@ -108,6 +108,11 @@ class Platform(ABC):
     def device(self, local_rank: int) -> torch.device:
         """The device of the ``local_rank``-th process on this machine, made current."""
 
+    def multiplies_fp8(self) -> bool:
+        """PyTorch's product of factors in eight bits computes on the devices of this process, and
+        faster than one of bf16."""
+        return False
+
     def multiply_fp32(self, *, tf32: bool) -> None:  # noqa: ARG002
         """Products of fp32 numbers in this process: in TF32, or with all bits whatever
         PyTorch would take by itself. TF32 is asked for only where ``has_tf32``."""

@@ -84,6 +84,13 @@ class CudaPlatform(Platform):
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
 
+    def multiplies_fp8(self) -> bool:
+        """From compute capability 8.9 on; a build for AMD has none, as it wants other dtypes."""
+        import torch
+
+        ours = torch.cuda.is_available() and torch.version.hip is None
+        return ours and torch.cuda.get_device_capability() >= (8, 9)
+
     def multiply_fp32(self, *, tf32: bool) -> None:
         """Not by ``torch.backends.cuda.matmul.fp32_precision``: after that is "tf32", what reads
         the setting another way raises, as PyTorch's compiler does."""

@@ -6,7 +6,8 @@ Precisions are looked up where plans are made, so torch is imported only when a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import sqrt
+from typing import TYPE_CHECKING, Literal
 
 from weft.config.errors import ConfigError
 
@@ -15,6 +16,30 @@ if TYPE_CHECKING:
 
 TIERS = ("device",)
 """Where tensors of a role may be kept."""
+
+Scaling = Literal["tensorwise", "rowwise", "blockwise"]
+"""What numbers have one scale: those of a sample, or of a weight; those that one sum of a product
+is over; blocks of them."""
+
+ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Of a dtype: half the distance from 1 to the next number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Products:
+    """Factors of the products of linear layers in eight bits (arXiv 2209.05433).
+
+    Each is scaled by a power of two, made of the numbers it has at that moment, so that the largest
+    is near the largest that there is. What has one scale is a part of the unsplit model and of one
+    sample, so numbers depend on no plan.
+    """
+
+    scaling: Scaling
+    factors: str = "float8_e4m3fn"
+    """Dtype in torch of activations and weights."""
+    gradients: str = "float8_e5m2"
+    block: int = 128
+    """Elements along a side of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +93,24 @@ class Roles:
     scales_loss: bool = False
     """Gradients are too small for the arithmetic, so the loss is scaled; steps whose gradients are
     then too large are skipped, on all ranks alike."""
+    products: Products | None = None
+    """How linear layers of blocks multiply; None: in the arithmetic of all else."""
+
+    @property
+    def roundoff(self) -> float:
+        """What one rounding puts between two ways of computing the same, relative to the result.
+
+        A factor in eight bits differs between the two by a whole rounding ``r`` where a difference
+        ``u`` of what it was before moved it over the middle of two numbers. That is one in ``r/u``
+        of them, which on average is ``sqrt(r u)``.
+        """
+        found = ROUNDOFF[self.compute.stored_as]
+        return found if self.products is None else sqrt(found * 2.0**-3)
+
+    @property
+    def sum_roundoff(self) -> float:
+        """Of the format in which products are added up."""
+        return min(ROUNDOFF[self.compute.stored_as], ROUNDOFF["float32"])
 
     def by_role(self) -> dict[str, Role]:
         """Role -> how its numbers are stored."""
@@ -91,8 +134,17 @@ class Roles:
             raise ConfigError(key, f"torch.{self.parameters.stored_as}", expected)
 
     @staticmethod
-    def of(name: str, order: int, low: str, high: str, *, scales_loss: bool = False) -> Roles:
-        """Arithmetic in ``low``; what is summed over many terms or many steps in ``high``."""
+    def of(
+        name: str,
+        order: int,
+        low: str,
+        high: str,
+        *,
+        scales_loss: bool = False,
+        products: Scaling | None = None,
+    ) -> Roles:
+        """Arithmetic in ``low``; what is summed over many terms or many steps in ``high``.
+        ``products``: linear layers multiply in eight bits, scaled so."""
         small, wide = Role(low), Role(high)
         return Roles(
             name=name,
@@ -104,4 +156,5 @@ class Roles:
             master=wide,
             state=wide,
             scales_loss=scales_loss,
+            products=None if products is None else Products(scaling=products),
         )

@@ -17,31 +17,18 @@ from collections.abc import Iterable
 from math import sqrt
 
 from weft.plan.plan import Precision
-
-UNIT_ROUNDOFF: dict[Precision, float] = {
-    "fp64": 2.0**-53,
-    "fp32": 2.0**-24,
-    "fp16": 2.0**-11,
-    "bf16": 2.0**-8,
-}
-"""Half the distance from 1 to the next number."""
-SUM_ROUNDOFF: dict[Precision, float] = {
-    "fp64": 2.0**-53,
-    "fp32": 2.0**-24,
-    "fp16": 2.0**-24,
-    "bf16": 2.0**-24,
-}
-"""Of the format in which products are added up."""
+from weft.precision.registry import PRECISIONS
 
 
 def coarser(precisions: Iterable[Precision]) -> Precision:
     """The one that rounds most."""
-    return max(precisions, key=UNIT_ROUNDOFF.__getitem__)
+    return max(precisions, key=lambda name: PRECISIONS[name].roundoff)
 
 
 def operation_error(precision: Precision, d_model: int) -> float:
     """``e``: relative difference of two ways of doing one operation."""
-    return sqrt(UNIT_ROUNDOFF[precision] ** 2 + d_model * SUM_ROUNDOFF[precision] ** 2)
+    roles = PRECISIONS[precision]
+    return sqrt(roles.roundoff**2 + d_model * roles.sum_roundoff**2)
 
 
 TENSOR_SAFETY = 8.0
@@ -81,4 +68,4 @@ def loss_band(
     """
     walked = step + step**2 / WALK_STEPS
     walk = operation_error(precision, d_model) * sqrt((num_layers + 1) * walked / tokens)
-    return loss * (walk + SCALAR_SAFETY * SUM_ROUNDOFF[precision])
+    return loss * (walk + SCALAR_SAFETY * PRECISIONS[precision].sum_roundoff)

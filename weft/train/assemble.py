@@ -22,6 +22,7 @@ from weft.nn.stage import Buffer, MicroBatch, Objective, Recomputed, Stage
 from weft.optim.optimizer import Optimizer
 from weft.parallel.apply import axis_groups
 from weft.parallel.buckets import BUCKET_BYTES
+from weft.parallel.fp8.apply import EightBits, eight_bits
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import Held, LocalParam, held_pieces, stages_with
 from weft.parallel.pipeline.deferred import WeightWork, defer_linears
@@ -155,10 +156,11 @@ def assemble(
     )
     comm.open_channels(channels(plan), edges(rank_plan.pipeline_plan, source.borders))
     work = WeightWork() if SCHEDULES[rank_plan.pipeline_plan.schedule].splits_backward else None
+    eight = eight_bits(params, rank_plan, comm)
     for number, stage in stages.items():
         if source.split is not None:
             source.split(number, stage, share)
-        _apply(stage, rank_plan.pipeline_plan.stages[number], work)
+        _apply(stage, rank_plan.pipeline_plan.stages[number], eight, work)
     scale = source.expected_weight
     scaled = any(PRECISIONS[stage.precision].scales_loss for _, _, stage in plan.stages())
     loss_scale = LossScale(comm.device) if scaled else None
@@ -242,11 +244,16 @@ def local_params(
     return [found[spec.name] for spec in specs if spec.name in found]
 
 
-def _apply(stage: Stage, asked: StagePlan, work: WeightWork | None) -> None:
-    """Apply a stage's settings to its blocks, in one fixed order: defer, recompute, compile."""
+def _apply(
+    stage: Stage, asked: StagePlan, eight: EightBits | None, work: WeightWork | None
+) -> None:
+    """Apply a stage's settings to its blocks, in one fixed order: products in eight bits, defer,
+    recompute, compile."""
     for unit in stage.units.values():
         if unit.block is None:
             continue
+        if eight is not None:
+            unit.replace(eight.apply(unit.block))
         if work is not None and unit.may_defer:
             unit.replace(defer_linears(unit.block, work))
         if asked.recompute == "full":

@@ -43,6 +43,16 @@ def _sum(makes: Sequence[Callable[[], Tensor]]) -> Tensor:
     return total
 
 
+def now_or_later(
+    work: WeightWork | None, param: nn.Parameter, make: Callable[[], Tensor] | None
+) -> Tensor | None:
+    """A gradient, None where it waits for its turn or where ``make`` is None: nobody needs it."""
+    if work is not None and work.is_deferring and make is not None:
+        work.add(param, make)
+        return None
+    return None if make is None else make()
+
+
 class DeferredLinear(nn.Module):
     """Shares a linear layer's parameters and gives the same numbers."""
 
@@ -81,14 +91,9 @@ class _Linear(torch.autograd.Function):
 
         weight_grad = partial(torch.mm, rows.T, columns)
         bias_grad = partial(torch.sum, rows, 0)
-        if not ctx.work.is_deferring:
-            d_weight = weight_grad() if needs_weight else None
-            return d_x, d_weight, bias_grad() if needs_bias else None, None
-        if needs_weight:
-            ctx.work.add(ctx.weight, weight_grad)
-        if needs_bias:
-            ctx.work.add(ctx.bias, bias_grad)
-        return d_x, None, None, None
+        d_weight = now_or_later(ctx.work, ctx.weight, weight_grad if needs_weight else None)
+        d_bias = now_or_later(ctx.work, ctx.bias, bias_grad if needs_bias else None)
+        return d_x, d_weight, d_bias, None
 
 
 @runtime_checkable

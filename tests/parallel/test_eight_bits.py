@@ -1,0 +1,158 @@
+"""Numbers in eight bits: what they are rounded to, and linear layers that multiply them."""
+
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from weft.parallel.fp8.linear import Factors, ScaledLinear
+from weft.parallel.fp8.rounding import Scaled, Spans, product, scale_for, scaled
+from weft.parallel.pipeline.deferred import WeightWork
+from weft.precision.roles import Products, Scaling
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
+
+
+@given(st.floats(2.0**-100, 2.0**100), st.sampled_from([E4M3, E5M2]))
+def test_the_largest_is_near_the_largest_that_there_is(value: float, dtype: torch.dtype) -> None:
+    largest = torch.tensor(value)
+    scale = scale_for(largest, dtype)
+    assert torch.frexp(scale)[0] == 0.5, "a power of two"
+    assert largest * scale <= torch.finfo(dtype).max < 2 * largest * scale
+
+
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan"), 1e-45, 3e38])
+def test_what_has_no_scale(value: float) -> None:
+    x = torch.tensor([[value, 0.0], [1.0, -2.0]])
+    found = scaled(x, E4M3, Spans(whole=(1,))).exact(torch.float32)
+    assert found[1].tolist() == [1.0, -2.0]
+    if x.isfinite().all():
+        assert found[0].tolist() == pytest.approx([value, 0.0], rel=2**-4, abs=1e-42)
+    else:
+        assert found[0].isnan().all(), "eight bits would make 448 of infinity"
+
+
+def test_each_span_has_its_scale() -> None:
+    x = torch.randn(2, 5, 300) * torch.logspace(-6, 6, 300)
+    spans = {(): 1, (1,): 2 * 300, (2,): 2 * 5, (1, 2): 2}
+    for whole, many in spans.items():
+        found = scaled(x, E4M3, Spans(whole=whole))
+        assert found.scale.numel() == (x.numel() if not whole else many)
+    blocks = scaled(x, E4M3, Spans(blocks=(2,)), block=128)
+    for low in range(0, 300, 128):
+        part = x[..., low : low + 128]
+        alone = scaled(part, E4M3, Spans(whole=(2,)))
+        assert torch.equal(blocks.exact(x.dtype)[..., low : low + 128], alone.exact(x.dtype))
+    half_of_the_smallest = 2.0**-10 / blocks.scale
+    assert ((blocks.exact(x.dtype) - x).abs() <= x.abs() * 2**-4 + half_of_the_smallest).all()
+
+
+def layer(scaling: Scaling, dtype: torch.dtype = torch.float64, **facts: object) -> ScaledLinear:
+    torch.manual_seed(1)
+    factors = Factors(Products(scaling=scaling, block=16), **facts)  # type: ignore[arg-type]
+    return ScaledLinear(nn.Linear(48, 32, dtype=dtype), factors)
+
+
+def grads(module: nn.Module, x: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    x = x.clone().requires_grad_()
+    y = module(x)
+    y.backward(g)
+    assert x.grad is not None
+    found = [y.detach(), x.grad]
+    for param in module.parameters():
+        assert param.grad is not None
+        found.append(param.grad)
+        param.grad = None
+    return tuple(found)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_products_of_rounded_factors(scaling: Scaling) -> None:
+    """Each is that of factors rounded beforehand; near the exact one, and not the exact one."""
+    module, x, g = layer(scaling), torch.randn(3, 20, 48).double(), torch.randn(3, 20, 32).double()
+    y, d_x, d_w, d_b = grads(module, x, g)
+    factors = module._factors
+    w = module.weight.detach()
+    x8 = factors.stream(x, 2, is_gradient=False).exact(x.dtype)
+    g8 = factors.stream(g, 2, is_gradient=True).exact(x.dtype)
+    assert module.bias is not None
+    assert torch.equal(y, x8 @ factors.weight(w, 1).exact(x.dtype).T + module.bias)
+    assert torch.equal(d_x, g8 @ factors.weight(w, 0).exact(x.dtype))
+    x8 = factors.stream(x, 1, is_gradient=False).exact(x.dtype)
+    g8 = factors.stream(g, 1, is_gradient=True).exact(x.dtype)
+    assert torch.allclose(d_w, torch.einsum("sto,sti->oi", g8, x8), 1e-12, 1e-12)
+    assert torch.allclose(d_b, g.sum((0, 1)))
+    exactly = x @ w.T + module.bias, g @ w, g.flatten(0, 1).T @ x.flatten(0, 1)
+    for found, exact in zip((y, d_x, d_w), exactly, strict=True):
+        error = (found - exact).norm() / exact.norm()
+        assert 1e-3 < error < 0.1
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_samples_do_not_know_of_each_other(scaling: Scaling) -> None:
+    """Computed at once, alone, or not at all: the same numbers to the order of sums."""
+    module, scales = layer(scaling), torch.tensor([1e-6, 1.0, 1e5]).double()[:, None, None]
+    x, g = torch.randn(3, 20, 48).double() * scales, torch.randn(3, 20, 32).double() / scales
+    together = grads(module, x, g)
+    alone = [grads(module, x[n : n + 1], g[n : n + 1]) for n in range(3)]
+    for number in range(2):
+        assert torch.equal(together[number], torch.cat([each[number] for each in alone]))
+    for number in range(2, 4):
+        assert torch.allclose(together[number], sum(each[number] for each in alone), 1e-12)  # type: ignore[arg-type]
+    none = grads(module, x[:0], g[:0])
+    assert [*none[0].shape] == [0, 20, 32] and not none[2].any()
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_weight_gradients_may_wait(scaling: Scaling) -> None:
+    module, x, g = layer(scaling), torch.randn(2, 7, 48).double(), torch.randn(2, 7, 32).double()
+    at_once = grads(module, x, g)
+    work = WeightWork()
+    module.defer(work)
+    work.is_deferring = True
+    y = module(x)
+    y.backward(g)
+    assert module.weight.grad is None
+    jobs = dict(work.take())
+    assert torch.equal(jobs[module.weight](), at_once[2])
+    assert module.bias is not None and torch.equal(jobs[module.bias](), at_once[3])
+
+
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+def test_pytorchs_own_product(scaling: Scaling) -> None:
+    """The same factors, and a whole matrix of results: an older form of PyTorch gave a tuple,
+    whose first is now a row."""
+    plain, cores = (
+        layer(scaling, torch.bfloat16),
+        layer(scaling, torch.bfloat16, by_tensor_cores=True),
+    )
+    x, g = torch.randn(3, 32, 48).bfloat16(), torch.randn(3, 32, 32).bfloat16()
+    calls = 0
+    real = torch._scaled_mm
+
+    def counted(*args: object, **kwargs: object) -> Tensor:
+        nonlocal calls
+        calls += 1
+        made = real(*args, **kwargs)  # type: ignore[arg-type]
+        assert isinstance(made, Tensor)
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "_scaled_mm", counted)
+        found = grads(cores, x, g)
+    assert calls == 2 + 3, "forward, input gradients, weight gradients of each sample"
+    for ours, theirs in zip(found, grads(plain, x, g), strict=True):
+        assert ours.shape == theirs.shape
+        assert (ours - theirs).float().norm() < 1e-2 * theirs.float().norm()
+
+
+def test_sizes_that_tensor_cores_do_not_take() -> None:
+    left, right = (Scaled(torch.randn(n, 40).to(E4M3), torch.ones(1, 1)) for n in (3, 17))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(torch, "_scaled_mm")
+        made = product(left, right, torch.float32, by_tensor_cores=True)
+    assert torch.equal(made, left.exact(torch.float32) @ right.exact(torch.float32).T)

@@ -1,0 +1,1 @@
+"""Linear layers whose products are made in eight bits."""

@@ -1,0 +1,82 @@
+"""Let the linear layers of a block multiply in eight bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from weft.comm.comm import Comm
+from weft.config.errors import ConfigError
+from weft.parallel.apply import RUNTIMES
+from weft.parallel.fp8.linear import Factors, ScaledLinear
+from weft.parallel.params import LocalParam
+from weft.parallel.runtime import AxisGroup
+from weft.plan.box import Box
+from weft.plan.plan import RankPlan
+from weft.platform.registry import PLATFORMS
+from weft.precision.registry import PRECISIONS
+from weft.precision.roles import Products
+
+
+class EightBits:
+    """What makes layers of one rank's stages multiply so.
+
+    Args:
+        params: Of this rank; those of a layer tell what of it other ranks hold.
+    """
+
+    def __init__(
+        self, products: Products, params: Sequence[LocalParam], rank_plan: RankPlan, comm: Comm
+    ) -> None:
+        self._products = products
+        self._params = {id(param.param): param for param in params}
+        mesh = rank_plan.stage_plan.mesh
+        self._groups = [
+            AxisGroup(comm, rank_plan.group(name)) for name in RUNTIMES if mesh.size(name) > 1
+        ]
+        self._by_tensor_cores = PLATFORMS[rank_plan.stage_plan.device].multiplies_fp8()
+
+    def apply(self, module: nn.Module) -> nn.Module:
+        """Replace linear layers in ``module``, once what it holds of them is settled. Returns it; a
+        module that is itself a linear layer is left alone, and its replacement returned.
+
+        Raises:
+            ConfigError: a block of a weight would have to be in two ranks.
+        """
+        if type(module) is nn.Linear:  # a subclass may compute something else
+            return ScaledLinear(module, self._factors(module))
+        for name, child in module.named_children():
+            module.register_module(name, self.apply(child))
+        return module
+
+    def _factors(self, linear: nn.Linear) -> Factors:
+        found = self._params.get(id(linear.weight))
+        divided = (False, False)
+        if found is not None:
+            shape, boxes = found.spec.shape, found.stored.boxes
+            divided = found.stored.size[0] < shape[0], found.stored.size[1] < shape[1]
+            if self._products.scaling == "blockwise":
+                self._refuse_cut_blocks(found.spec.name, shape, boxes)
+        return Factors(
+            self._products,
+            divided=divided,
+            groups=tuple(self._groups),
+            by_tensor_cores=self._by_tensor_cores,
+        )
+
+    def _refuse_cut_blocks(self, name: str, shape: Sequence[int], boxes: Sequence[Box]) -> None:
+        block = self._products.block
+        for box in boxes:
+            for low, high, size in zip(box.offset, box.end, shape, strict=True):
+                if low % block or (high % block and high != size):
+                    hint = "Another size of the axis, or precision fp8-rowwise, cuts none."
+                    part = f"rows or columns {low} to {high - 1} of {size}"
+                    expected = f"parts of whole blocks of {block} with blockwise scales"
+                    raise ConfigError(f"plan: {name}", part, expected, hint)
+
+
+def eight_bits(params: Sequence[LocalParam], rank_plan: RankPlan, comm: Comm) -> EightBits | None:
+    """For the stages of a rank, which have one precision; None where that has more bits."""
+    products = PRECISIONS[rank_plan.stage_plan.precision].products
+    return None if products is None else EightBits(products, params, rank_plan, comm)

@@ -1,0 +1,181 @@
+"""A linear layer whose three products are of factors in eight bits (arXiv 2209.05433).
+
+What comes in, ``x`` ``[samples, tokens, d_in]``, and the gradient of what goes out, ``g``
+``[samples, tokens, d_out]``, are rounded with scales of their own for every sample; the weight
+``w`` ``[d_out, d_in]`` is one. So the numbers depend neither on how many samples are computed at
+once nor, as the largest is of all ranks that hold a part, on how weights are divided:
+
+    y = x w^T       dx = g w        dw = sum over samples of g^T x
+
+Sums are in the accumulator of the device, biases and results in the dtype of ``x``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from weft.parallel.fp8.rounding import Combine, Scaled, Spans, product, scaled
+from weft.parallel.pipeline.deferred import WeightWork, now_or_later
+from weft.parallel.runtime import AxisGroup
+from weft.precision.roles import Products
+
+TOKENS, FEATURES = 1, 2
+"""Dimensions of ``x`` and ``g``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """How one layer rounds what it multiplies."""
+
+    products: Products
+    divided: tuple[bool, bool] = (False, False)
+    """Other ranks hold other parts of ``d_out``, and of ``d_in``."""
+    groups: Sequence[AxisGroup] = ()
+    """Of those ranks."""
+    by_tensor_cores: bool = False
+
+    def stream(self, x: Tensor, over: int, *, is_gradient: bool) -> Scaled:
+        """``x``, or ``g``, for a sum over tokens or features."""
+        spans = {
+            "tensorwise": Spans(whole=(TOKENS, FEATURES)),
+            "rowwise": Spans(whole=(over,)),
+            "blockwise": Spans(blocks=(over,)),
+        }[self.products.scaling]
+        name = self.products.gradients if is_gradient else self.products.factors
+        is_divided = self.divided[0 if is_gradient else 1] and FEATURES in spans.whole
+        return self._scaled(x, name, spans, is_divided=is_divided)
+
+    def weight(self, w: Tensor, over: int) -> Scaled:
+        """For a sum over ``d_out`` (0) or ``d_in`` (1)."""
+        spans = {
+            "tensorwise": Spans(whole=(0, 1)),
+            "rowwise": Spans(whole=(over,)),
+            "blockwise": Spans(blocks=(0, 1)),
+        }[self.products.scaling]
+        is_divided = any(self.divided[dim] for dim in spans.whole)
+        return self._scaled(w, self.products.factors, spans, is_divided=is_divided)
+
+    def _scaled(self, x: Tensor, name: str, spans: Spans, *, is_divided: bool) -> Scaled:
+        combine: Combine | None = self._of_all if is_divided else None
+        dtype = vars(torch)[name]
+        return scaled(x, dtype, spans, block=self.products.block, combine=combine)
+
+    def _of_all(self, largest: Tensor) -> Tensor:
+        found = largest.float().contiguous()
+        for group in self.groups if found.numel() else ():
+            group.comm.all_reduce(found, name="fp8 scales", group=group.ranks, largest=True)
+        return found
+
+
+class ScaledLinear(nn.Module):
+    """Shares a linear layer's parameters, and multiplies in eight bits."""
+
+    def __init__(self, linear: nn.Linear, factors: Factors) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self._factors = factors
+        self._work: WeightWork | None = None
+
+    def defer(self, work: WeightWork) -> None:
+        """Give weight gradients to ``work`` while that is deferring."""
+        self._work = work
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[samples, .., d_in]`` to ``[samples, .., d_out]``."""
+        made: Tensor = _Multiply.apply(  # type: ignore[no-untyped-call]
+            x, self.weight, self.bias, self._factors, self._work
+        )
+        return made
+
+
+class _Multiply(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        factors: Factors,
+        work: WeightWork | None,
+    ) -> Tensor:
+        samples = _by_sample(x)
+        rounded = factors.stream(samples, FEATURES, is_gradient=False)
+        y = product(
+            rounded,
+            factors.weight(weight, 1),
+            x.dtype,
+            by_tensor_cores=factors.by_tensor_cores,
+        )
+        ctx.factors, ctx.work, ctx.shape = factors, work, x.shape
+        ctx.weight, ctx.bias = weight, bias
+        if factors.products.scaling == "tensorwise":  # the same for all sums, in half the bytes
+            ctx.save_for_backward(weight, rounded.values, rounded.scale)
+        else:
+            ctx.save_for_backward(weight, samples)
+        y = y.reshape(*x.shape[:-1], len(weight))
+        return y if bias is None else y + bias
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, *kept = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        factors: Factors = ctx.factors
+        samples = _by_sample(grad)
+        is_same = factors.products.scaling == "tensorwise"
+        d_x = None
+        left: Tensor | Scaled = samples
+        if needs_x or is_same:
+            rounded = factors.stream(samples, FEATURES, is_gradient=True)
+            d_x = _input_grad(factors, rounded, weight, grad.dtype).reshape(ctx.shape)
+            left = rounded if is_same else samples
+        right = Scaled(*kept) if is_same else kept[0]
+        weight_grad = partial(_weight_grad, factors, left, right, grad.dtype)
+        bias_grad = partial(torch.sum, grad.flatten(0, -2), 0)
+        d_weight = now_or_later(ctx.work, ctx.weight, weight_grad if needs_weight else None)
+        d_bias = now_or_later(ctx.work, ctx.bias, bias_grad if needs_bias else None)
+        return d_x if needs_x else None, d_weight, d_bias, None, None
+
+
+def _by_sample(x: Tensor) -> Tensor:
+    """``[samples, tokens, features]``; a sample without tokens has one."""
+    return x.reshape(len(x), prod(x.shape[1:-1]), x.shape[-1])
+
+
+def _input_grad(factors: Factors, grad: Scaled, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    turned = factors.weight(weight, 0)
+    turned = Scaled(turned.values.T, turned.scale.T)
+    return product(grad, turned, dtype, by_tensor_cores=factors.by_tensor_cores)
+
+
+def _weight_grad(
+    factors: Factors, grad: Tensor | Scaled, x: Tensor | Scaled, dtype: torch.dtype
+) -> Tensor:
+    """The sum over tokens, sample by sample: those of one sample have one scale."""
+    if isinstance(grad, Tensor):
+        grad = factors.stream(grad, TOKENS, is_gradient=True)
+    if isinstance(x, Tensor):
+        x = factors.stream(x, TOKENS, is_gradient=False)
+    if not factors.by_tensor_cores:
+        rows, columns = grad.exact(dtype).flatten(0, 1), x.exact(dtype).flatten(0, 1)
+        return rows.T @ columns
+    made: Tensor | None = None
+    for n in range(len(x.values)):
+        left = Scaled(grad.values[n].T, grad.scale[n].T)
+        right = Scaled(x.values[n].T, x.scale[n].T)
+        term = product(left, right, dtype, by_tensor_cores=True)
+        made = term if made is None else made + term
+    if made is None:
+        made = grad.values.new_zeros((grad.values.shape[2], x.values.shape[2]), dtype=dtype)
+    return made
