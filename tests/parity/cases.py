@@ -35,6 +35,8 @@ class Case:
     in_flight: tuple[int, ...] = ()
     """Of every pipeline, by position; as many as its schedule needs by default."""
     precision: str = "fp64"
+    lists: tuple[tuple[str, ...], ...] = ()
+    """Of each pipeline, by position; those of its schedule by default."""
     recompute: Recompute = "off"
     zero: ZeroLevel = 0
     zeros: tuple[ZeroLevel, ...] = ()
@@ -90,6 +92,7 @@ class Case:
                     microbatch=self.microbatch,
                     schedule=self.schedule,
                     in_flight=self.in_flight,
+                    lists=self.lists[number] if self.lists else (),
                 )
             )
         return Plan(num_layers=NUM_LAYERS, pipelines=tuple(pipelines), domains=self.domains)
@@ -134,6 +137,46 @@ ONE_BY_ONE = [
         dp=((1, 1, 1),),
         layers=((2, 1, 1),),
         in_flight=(5, 2, 2),
+    ),
+    Case(
+        "pp2-lists-tied",
+        shares=(6,),
+        microbatch=1,
+        dp=((1, 1),),
+        layers=((3, 1),),
+        lists=(("4F 2(B F) 4B", "2F 4(B F) 2B"),),
+        tied=True,
+    ),
+    Case(
+        "pp3-lists-halves",
+        shares=(6,),
+        microbatch=1,
+        dp=((1, 1, 1),),
+        layers=((2, 1, 1),),
+        schedule="zb-h1",
+        lists=(("5F I F 2I 2(W I) I 4W", "3F I F 2(I W F) 3I 4W", "2(F I) 4(F I W) 2W"),),
+    ),
+    Case(
+        "pp2-lists-v",
+        shares=(6,),
+        microbatch=1,
+        dp=((1, 1),),
+        layers=((1, 1, 1, 1),),
+        schedule="zb-v",
+        lists=(
+            (
+                "6F 2(F1 I1 W1) 2(I W) 4(F1 I1 W1 I W)",
+                "2(F F1) F 2(I1 I) F1 W1 F I1 I F1 2W1 I1 I F F1 W1 W F I1 I F1 W1 2W I1 I W1 3W",
+            ),
+        ),
+    ),
+    Case(
+        "pp4-lists-beside-pp2",
+        shares=(4, 2),
+        microbatch=1,
+        dp=((1, 1, 1, 1), (1, 1)),
+        layers=((1, 1, 1, 1), (1, 3)),
+        lists=(("4F 4B", "3F B F 3B", "3F B F 3B", "2(F B) 2F 2B"), ("2F 2B", "2(F B)")),
     ),
     Case("pp2-zb-h1", shares=(6,), dp=((1, 1),), layers=((3, 1),), schedule="zb-h1"),
     Case("pp2-zb-v", shares=(6,), dp=((1, 1),), layers=((1, 2, 0, 1),), schedule="zb-v"),

@@ -89,6 +89,7 @@ def _halved(plan: Plan) -> Plan:
 
     def half(pipeline: PipelinePlan) -> PipelinePlan:
         least = max(stage.mesh.sample_ways * stage.passes for stage in pipeline.stages)
-        return replace(pipeline, microbatch=max(pipeline.microbatch // 2, least))
+        # Lists are of so many microbatches as there were.
+        return replace(pipeline, microbatch=max(pipeline.microbatch // 2, least), lists=())
 
     return replace(plan, pipelines=tuple(half(pipeline) for pipeline in plan.pipelines))

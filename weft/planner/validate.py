@@ -22,7 +22,8 @@ from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, Recompute, StagePlan, ZeroLevel
 from weft.planner.domains import check_domains
 from weft.precision.registry import PRECISIONS
-from weft.schedules.registry import SCHEDULES, expected_positions
+from weft.schedules.registry import SCHEDULES, expected_positions, schedule_of
+from weft.schedules.validity import prove
 
 
 def validate_plan(plan: Plan, *, num_layers: int, global_batch: int) -> None:
@@ -92,6 +93,8 @@ def _check_values(plan: Plan) -> None:
         _refuse_unnamed(f"pipelines[{p}].schedule", pipeline.schedule, tuple(SCHEDULES))
         for held in pipeline.in_flight:
             _refuse_other(f"pipelines[{p}].in_flight", held, int)
+        for text in pipeline.lists:
+            _refuse_other(f"pipelines[{p}].lists", text, str)
     for p, s, stage in plan.stages():
         where = f"pipelines[{p}].stages[{s}]"
         for end in stage.layers:
@@ -147,6 +150,7 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
     _check_layers(where, pipeline, num_layers)
     _check_positions(where, pipeline)
     check_in_flight(f"{where}.in_flight", pipeline)
+    _check_lists(f"{where}.lists", pipeline)
     for s, stage in enumerate(pipeline.stages):
         for entry in ENTRIES:
             if entry.missing and stage.mesh.size(entry.name) > 1:
@@ -181,6 +185,36 @@ def check_in_flight(key: str, pipeline: PipelinePlan) -> None:
         expected = f"numbers of 1 to {many}, the micro-batches of a step, none less than the next"
         hint = "A mesh with fewer than the next one would wait for it for ever."
         raise ConfigError(key, said, expected, hint)
+
+
+def _check_lists(key: str, pipeline: PipelinePlan) -> None:
+    """Refuse lists that do not end, or do not do everything once."""
+    said, meshes = pipeline.lists, len(pipeline.positions())
+    if not said:
+        return
+    if pipeline.in_flight:
+        expected = "none beside in_flight"
+        raise ConfigError(key, said, expected, "Lists say what is in flight: leave one out.")
+    if len(said) != meshes or meshes == 1:
+        raise ConfigError(key, said, f"a list for each of {meshes} meshes", "One mesh has none.")
+    split = SCHEDULES[pipeline.schedule].splits_backward
+    kinds = ("F", "I", "W") if split else ("F", "B")
+    try:
+        schedule = schedule_of(pipeline)
+        others = {action.kind for each in schedule for action in each}.difference(kinds)
+        if not others:
+            prove(schedule, pipeline.positions(), pipeline.num_microbatches)
+    except ValueError as error:
+        expected = f"every action of {pipeline.num_microbatches} micro-batches, in a possible order"
+        why = str(error)
+        hint = f"{why[0].upper()}{why[1:]}. Leave lists out for those of {pipeline.schedule}."
+        raise ConfigError(key, said, expected, hint) from error
+    if others:
+        expected = f'{", ".join(kinds)} alone with the schedule "{pipeline.schedule}"'
+        names = [name for name, each in SCHEDULES.items() if each.splits_backward != split]
+        raise ConfigError(
+            key, said, expected, f"Others have {', '.join(sorted(others))}: {', '.join(names)}."
+        )
 
 
 def _check_pieces(key: str, stage: StagePlan) -> None:

@@ -159,4 +159,4 @@ def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
 def _with_least(pipeline: PipelinePlan) -> PipelinePlan:
     """One sample of a microbatch for each rank and pass."""
     least = max(stage.mesh.sample_ways * stage.passes for stage in pipeline.stages)
-    return replace(pipeline, microbatch=min(pipeline.microbatch, least))
+    return replace(pipeline, microbatch=min(pipeline.microbatch, least), lists=())

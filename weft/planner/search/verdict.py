@@ -118,8 +118,10 @@ def _line(pipeline: PipelinePlan, cluster: ClusterView) -> Line:
     counts = [stage.layers[1] - stage.layers[0] for stage in pipeline.stages]
     layers = tuple(sum(counts[stage] for stage in stages) for stages in positions)
     chunks = {len(stages) for stages in positions}
-    if pipeline.in_flight:
-        raise OutsideError("what is in flight is chosen for the best few plans alone")
+    if pipeline.in_flight or pipeline.lists:
+        raise OutsideError(
+            "what is in flight, and in which order, is chosen for the best few plans alone"
+        )
     expected = stage_layers(pipeline.schedule, layers)
     if chunks != {SCHEDULES[pipeline.schedule].chunks} or expected != tuple(counts):
         raise OutsideError("stages of one mesh are two at most there, and share its layers evenly")
