@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.config.errors import DivergedError
+from weft.config.errors import DivergedError, RunError
 from weft.config.sections import RecoveryConfig
 from weft.data.left_out import LeftOut
 from weft.report.events import EVENTS_FILE, EventLog, read_events
-from weft.train.history import History, history_of, note_rewind, read_rewinds
-from weft.train.loop import StepNumbers, StepRecord
+from weft.train.history import REWINDS_FILE, History, history_of, note_rewind, read_rewinds
+from weft.train.loop import Hook, StepNumbers, StepRecord
 from weft.train.spikes import Spikes
 from weft.train.watch import RewoundError, watch_losses
 
@@ -76,8 +76,8 @@ def test_what_stays_high_is_the_new_level() -> None:
     assert not spikes.is_high
 
 
-def watched(folder: Path, losses: list[float], told: list[str], **recovery: Any) -> History:
-    """What a run of these losses knows at its end; it knows two from before."""
+def hook_of(folder: Path, told: list[str], **recovery: Any) -> tuple[Hook, History]:
+    """Of a run that knows two losses from before."""
     config = RecoveryConfig(spike_window=4, **recovery)
     history = history_of({"losses": [2.0, 2.0]}, 0, read_rewinds(folder), config)
     run: Any = SimpleNamespace(
@@ -87,7 +87,12 @@ def watched(folder: Path, losses: list[float], told: list[str], **recovery: Any)
         is_main=True,
     )
     saver: Any = SimpleNamespace(settle=lambda: told.append("settled"))
-    hook = watch_losses(run, saver, folder / "checkpoints", folder, told.append)
+    return watch_losses(run, saver, folder / "checkpoints", folder, told.append), history
+
+
+def watched(folder: Path, losses: list[float], told: list[str], **recovery: Any) -> History:
+    """What a run of these losses knows at its end."""
+    hook, history = hook_of(folder, told, **recovery)
     for step, loss in enumerate(losses, start=1):
         hook(StepRecord(step=step, read=[numbers(step, loss)]))
     return history
@@ -117,6 +122,22 @@ def test_a_spike_ends_the_run_where_that_is_asked(tmp_path: Path) -> None:
     says = r"^training has diverged at step 3: loss 9\.0.* goes back by itself\. Nothing finite"
     with pytest.raises(DivergedError, match=says):
         watched(tmp_path, [2.0, 2.0, 9.0], [], when_spike="stop")
+
+
+def test_numbers_that_are_read_late_name_the_same_step(tmp_path: Path) -> None:
+    """As on an accelerator, where those of several steps are read at once."""
+    told: list[str] = []
+    read = [numbers(step, loss) for step, loss in enumerate([2.0, 2.0, 9.0, 2.0, 9.0], start=1)]
+    with pytest.raises(RewoundError):
+        hook_of(tmp_path, told, when_spike="rewind")[0](StepRecord(step=5, read=read))
+    assert told[-1] == f"{SPIKE} (recovery.spike_limit): going back, 1 of 3 times"
+    assert read_rewinds(tmp_path) == (2,)
+
+
+def test_a_note_that_is_none_says_how_to_mend_it(tmp_path: Path) -> None:
+    (tmp_path / REWINDS_FILE).write_text('{"batch": 7}')
+    with pytest.raises(RunError, match=r"rewinds\.json is no list of batches: .* as in \[7, 12\]"):
+        read_rewinds(tmp_path)
 
 
 def test_a_run_goes_back_so_often_and_no_more(tmp_path: Path) -> None:

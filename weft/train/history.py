@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from weft.checkpoint.entry import JSON
+from weft.config.errors import RunError
 from weft.config.sections import RecoveryConfig
 from weft.data.left_out import LeftOut
 from weft.train.run_folder import write_text
@@ -73,10 +73,19 @@ def history_of(
 
 
 def read_rewinds(out: Path) -> tuple[int, ...]:
-    """The batches at which a run went back, in the order in which it met them."""
-    with suppress(FileNotFoundError):
-        return tuple(int(each) for each in json.loads((out / REWINDS_FILE).read_text()))
-    return ()
+    """The batches at which a run went back, in the order in which it met them.
+
+    Raises:
+        RunError: the file holds something else.
+    """
+    file = out / REWINDS_FILE
+    try:
+        return tuple(int(each) for each in json.loads(file.read_text()))
+    except FileNotFoundError:
+        return ()
+    except (ValueError, TypeError) as error:
+        hint = "Write there the `batch` of each event of kind rewind in events.jsonl, as in [7, 12]"
+        raise RunError(f"{file} is no list of batches: {error}. {hint}") from error
 
 
 def note_rewind(out: Path, rewinds: tuple[int, ...]) -> None:
