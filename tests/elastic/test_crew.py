@@ -156,6 +156,33 @@ def test_time_in_which_a_launcher_stood_still_is_no_grace(
     assert found[1].is_gone
 
 
+@pytest.mark.parametrize("is_up", [False, True])
+def test_a_process_that_is_not_up_yet_is_not_lost_with_another(
+    two: Ranks, monkeypatch: pytest.MonkeyPatch, is_up: bool
+) -> None:
+    """On a busy machine that takes longer than an answer of one that is up and hears."""
+    two.begins()
+    two.crew._ranks[1].process.end()
+
+    def come() -> None:
+        two.rank.send(Heard(1))
+        two.rank.send(Failure(0, "peer", "the others are gone"))
+
+    begun = (lambda: two.rank.send("alive")) if is_up else list
+    moments = iter([(0.1, begun), *[(1.0, list)] * 10, (0.1, come)])
+
+    def wait(_: object, __: float) -> None:
+        seconds, what = next(moments)
+        two.now += seconds
+        what()
+
+    monkeypatch.setattr(crew, "wait", wait)
+    monkeypatch.setattr(crew, "LOOK_S", 1.0)
+    two.crew.watch(Asked())
+    lost = [failure.rank for failure in two.crew.failures() if failure.is_gone]
+    assert lost == ([0, 1] if is_up else [1])
+
+
 def test_a_rank_that_is_killed_when_it_has_come_is_lost(two: Ranks) -> None:
     """All left for another plan; the job goes on as after any loss."""
     two.begins()
@@ -204,6 +231,7 @@ def test_a_rank_that_cannot_end_its_epoch_ends_itself(
     monkeypatch.setattr(rank_process.os, "_exit", exits)
     launcher, pipe = multiprocessing.Pipe()
     control = rank_process._Control(pipe)
+    assert launcher.recv() == "alive"
     launcher.send(Begin(RankAddress(), (), tmp_path, epoch=7))
     began = control.orders.get()
     assert began is not None

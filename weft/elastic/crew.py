@@ -19,8 +19,9 @@ from weft.elastic.signals import Asked
 LOOK_S = 0.2
 """How soon a signal to this process is passed on to the ranks."""
 DOOR_S = 30.0
-"""How long a rank that heard that its epoch is over may take to come to the door: as long as a
-library may need to give up a call. Then another process takes its place."""
+"""How long a rank that heard that its epoch is over, or whose process is not up yet, may take to
+come to the door: as long as a library may need to give up a call. Then another process takes its
+place."""
 
 STILL_S = 5.0
 """Of a launcher that has not looked for so long: it stood still, as after Ctrl-Z or on a machine
@@ -73,7 +74,10 @@ class Crew:
             each.process.end()
         kept = [None if each is None else each.process for each in stay]
         settled = self._machines.settle(attempt, kept)
-        self._ranks = {rank: _Rank(process) for rank, (process, _) in enumerate(settled)}
+        self._ranks = {
+            rank: _Rank(process, starts=kept[rank] is None)
+            for rank, (process, _) in enumerate(settled)
+        }
         for rank, (_, address) in enumerate(settled):
             report = self._folder / f"{_REPORT}{attempt}-{rank}.json"
             begin = Begin(
@@ -172,7 +176,8 @@ class Crew:
 
     def _end_those_who_do_not_come(self, *, is_late: bool) -> None:
         for each in self._ranks.values():
-            if each.is_at_work and (is_late or not each.heard):
+            may_come = each.heard or each.starts  # who is not up cannot hear yet
+            if each.is_at_work and (is_late or not may_come):
                 each.give_up("did not answer and had to be ended")
 
     def _failed(self) -> Iterator[Failure]:
@@ -184,8 +189,10 @@ class Crew:
 class _Rank:
     """One process, and the rank that it is in this epoch."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, *, starts: bool) -> None:
         self.process = process
+        self.starts = starts
+        """It is not up yet, as far as is known."""
         self._begin: Begin | None = None
         self._word: Word | None = None
         self._given_up = ""
@@ -233,6 +240,7 @@ class _Rank:
 
     def _hear(self, word: Word) -> None:
         assert self._begin is not None, "it has been a rank"
+        self.starts = False
         match word:
             case "alive":
                 self._asked_at, self._answered_at = None, time.monotonic()

@@ -134,6 +134,7 @@ class _Control:
         self._lock = threading.Lock()
         self._epoch, self._abort = 0, Abort()
         """The one that began last, and what ends it."""
+        self.say("alive")  # from now on
         threading.Thread(target=self._listen, name="launcher", daemon=True).start()
 
     def say(self, word: Word) -> None:
