@@ -55,6 +55,23 @@ def test_one_timeline_has_every_event(run: Path) -> None:
     ]  # fmt: skip
 
 
+def test_what_numbers_and_times_showed_has_rows_of_its_own(run: Path) -> None:
+    odd = [
+        line("not_finite", 21, "loss nan", 31),
+        line("spike", 22, "a spike of 9 deviations", 32),
+        line("rewind", 22, "going back, 1 of 3 times", 32),
+        line("straggler", 24, "rank 1 is slow", 34),
+        line("drift", 25, "a step takes 1 s", 35),
+    ]
+    (run / "events.jsonl").write_text("\n".join([LINES[0], *odd]) + "\n")
+    found = [
+        (each.one("span").text, sum(" " in title.text for title in each.all("title")))
+        for each in section(read(run), "Time").all("div")
+        if each.attributes.get("class") == "row"
+    ]
+    assert found[2:] == [("odd numbers", 2), ("slow", 2), ("begun", 1)]
+
+
 def test_time_in_which_nobody_ran_it_is_left_out(run: Path) -> None:
     """At work for 56 s until the last step before the night, and from ten seconds before the last
     start to its last step, 60 s after it: 126 s, 60 of them in steps that count."""

@@ -23,7 +23,7 @@ from weft.elastic.pool import WorkerPool
 from weft.elastic.processes import run_ranks
 from weft.elastic.recovery import Restarts
 from weft.report.events import EVENTS_FILE, read_events
-from weft.report.goodput import goodput
+from weft.report.goodput import goodput, spans
 from weft.report.metrics import read_metrics
 from weft.train import watch
 from weft.train.engine import Engine, StepResult
@@ -123,6 +123,8 @@ def test_the_batches_that_led_to_a_spike_are_left_out_for_good(
         assert {("spike", 8), ("rewind", 8)} & {*told}
     events = read_events(whole / EVENTS_FILE)
     assert [e.step for e in events if e.kind == "start"] == [0, 6, 10]
-    spent = goodput(events, read_metrics(whole / "metrics.jsonl")[0])
+    done, _ = read_metrics(whole / "metrics.jsonl")
+    assert [span.is_restart for span in spans(events, done)] == [False, True, True]
+    spent = goodput(events, done)
     assert spent is not None
     assert spent.away_s == 0 < spent.lost_s
