@@ -1,4 +1,4 @@
-"""The shortest step of a small pipeline, by trying every order; shares no code with the package.
+"""The shortest step of a small pipeline, by trying every order; shares no code with the package's.
 
 One stage a position. Orders are tried in the order in which actions begin; of two beginnings that
 have done the same, one that is nowhere earlier is dropped.
@@ -7,6 +7,8 @@ have done the same, one that is nowhere earlier is dropped.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from weft.simulate.made.make import Making
 
 
 class Times(NamedTuple):
@@ -125,3 +127,17 @@ class Small:
             wires=tuple(wires),
             begun=start,
         )
+
+
+def small_of(making: Making) -> Small:
+    """What a list is made for, of whole numbers; one stage a position."""
+    return Small(
+        stages=[
+            Times(int(each.forward_s), int(each.input_grad_s), int(each.weight_grad_s))
+            for each in making.stages
+        ],
+        ways=[Way(int(each.transfer_s), int(each.latency_s)) for each in making.borders],
+        many=making.pipeline.num_microbatches,
+        room=making.room,
+        split="zb-h1" in making.names,
+    )

@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made.exhaustive import Small, Times, Way
+from made.exhaustive import small_of
 from made.instances import drawn
 from schedules.test_schedules import held, pipeline
 from simulate.test_simulate import Clock
@@ -62,16 +62,7 @@ def test_small_ones_are_nearly_as_good_as_the_best_of_all_orders() -> None:
         making = drawn(seed, positions=3, most=4, shapes=("1f1b",))
         if seed % 3 == 0:
             making = replace(making, names=("1f1b", "gpipe"))
-        small = Small(
-            stages=[
-                Times(int(each.forward_s), int(each.input_grad_s), int(each.weight_grad_s))
-                for each in making.stages
-            ],
-            ways=[Way(int(each.transfer_s), int(each.latency_s)) for each in making.borders],
-            many=making.pipeline.num_microbatches,
-            room=making.room,
-            split="zb-h1" in making.names,
-        )
+        small = small_of(making)
         found = making.seconds(make(making))
         least = small.shortest(int(found))
         distances.append(found / least - 1)

@@ -13,7 +13,7 @@ from weft.models.llama.sizes import SIZES
 from weft.planner.fit import shortages
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
-from weft.planner.search.in_flight import with_more_in_flight
+from weft.planner.search.orders import with_made_orders
 from weft.resolve.resolve import Resolved, resolve
 
 H100 = "H100-SXM5-80GB"
@@ -50,7 +50,7 @@ def test_the_planner_keeps_more_in_flight_before_a_slow_border() -> None:
     part = slow.options.memory_part
     tight = problem(gbit=10, memory_gib=(need + 1.5 * one_more) / part)
     candidate = replace(found, plan=usual, time=tight.time(usual), cluster=tight.cluster)
-    (kept,) = with_more_in_flight([candidate], tight)
+    (kept,) = with_made_orders([candidate], tight)
     assert kept.plan.pipelines[0].in_flight == (3, 1) and not shortages(kept.plan, tight)
 
     assert search(problem(gbit=100_000)).best.plan.pipelines[0].in_flight == ()

@@ -8,8 +8,10 @@ from planner.test_in_flight import problem, resolved
 from weft.config.errors import ConfigError
 from weft.plan.plan import Plan
 from weft.planner.fit import changes, shortages
+from weft.planner.problem import Options
 from weft.planner.search import search
 from weft.planner.validate import validate_plan
+from weft.schedules.known import Pattern, held_at_peak
 
 TWO = "plan.stages=[{layers: 1}, {}]"
 GOOD = ("4F 4(B F) 4B", "8(F B)")
@@ -62,6 +64,23 @@ def test_others_are_refused(lists: tuple[str, ...], schedule: str, message: str)
         check(plan)
     assert str(refused.value).startswith(f"pipelines[0].lists = {list(lists)!r}: expected")
     assert message in str(refused.value)
+
+
+def test_the_planner_makes_them_where_they_save() -> None:
+    """Two nodes behind a slow network: it takes less than any plan with a name, and fits."""
+    asked = problem(gbit=10)
+    free = replace(asked.options, schedules=Options().schedules)
+    asked = replace(asked, options=free)
+    named = search(replace(asked, options=replace(free, in_flight=False))).best
+    found = search(asked).best
+    (pipeline,) = found.plan.pipelines
+    assert pipeline.lists
+    assert found.time.step_s == asked.time(found.plan).step_s < named.time.step_s / 1.1
+    assert not shortages(found.plan, asked)
+    (room,) = asked.room(found.plan)
+    held = held_at_peak(Pattern.of(pipeline))
+    assert all(sum(each) <= most for each, most in zip(held, room, strict=True))
+    check(found.plan)
 
 
 def test_they_say_all_that_is_in_flight() -> None:

@@ -216,21 +216,69 @@ def memory_of_plan(
 
     ``overheads``: by device family, where they were measured.
     """
-    shape = shape_of(spec)
+    asked = _Asked(plan, shape_of(spec), seq_len, overheads, training, ways_of_domains(plan))
     result: dict[int, Memory] = {}
-    ways = ways_of_domains(plan)
     for p, pipeline in enumerate(plan.pipelines):
         counts = held_at_peak(Pattern.of(pipeline))
         for stages, held in zip(pipeline.positions(), counts, strict=True):
-            parts = []
-            for number, count in zip(stages, held, strict=True):
-                beside = len(plan.pipelines), training, ways[p, number]
-                choice = choice_of(pipeline, number, seq_len, *beside)
-                own = overheads.get(pipeline.stages[number].device)
-                parts.append(stage_memory(shape, choice, own).holding(count * choice.passes))
-            mesh = pipeline.stages[stages[0]].mesh
-            result |= dict.fromkeys(mesh.ranks, taking_turns(parts))
+            both = zip(asked.parts(p, stages), held, strict=True)
+            parts = [part.holding(count * passes) for (part, passes), count in both]
+            ranks = pipeline.stages[stages[0]].mesh.ranks
+            result |= dict.fromkeys(ranks, taking_turns(parts))
     return result
+
+
+def room_of_plan(
+    plan: Plan,
+    spec: ModelSpec,
+    seq_len: int,
+    limits: Sequence[float],
+    overheads: Mapping[str, Overheads] = MappingProxyType({}),
+    training: Training = ALL_BY_ADAMW,
+) -> list[tuple[int, ...]]:
+    """By pipeline and position, microbatches of its stages at most that fit, all of the stage that
+    keeps most of them. Never more than a step has.
+
+    ``limits``: bytes, by rank.
+    """
+    asked = _Asked(plan, shape_of(spec), seq_len, overheads, training, ways_of_domains(plan))
+    room = []
+    for p, pipeline in enumerate(plan.pipelines):
+        ranks = [pipeline.stages[stages[0]].mesh.ranks[0] for stages in pipeline.positions()]
+        parts = [asked.parts(p, stages) for stages in pipeline.positions()]
+        both = zip(parts, ranks, strict=True)
+        many = pipeline.num_microbatches
+        room.append(tuple(_room(each, limits[rank], many) for each, rank in both))
+    return room
+
+
+def _room(parts: Sequence[tuple[StageMemory, int]], limit: float, many: int) -> int:
+    left = limit - taking_turns([part.holding(0) for part, _ in parts]).total
+    most = max(part.each.total * passes for part, passes in parts)
+    enough = many * len(parts)
+    return enough if most * enough <= left else max(int(left // most), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A plan, and what its memory depends on besides."""
+
+    plan: Plan
+    shape: ModelShape
+    seq_len: int
+    overheads: Mapping[str, Overheads]
+    training: Training
+    ways: Mapping[tuple[int, int], int]
+
+    def parts(self, number: int, stages: Sequence[int]) -> list[tuple[StageMemory, int]]:
+        """Of a pipeline's stages that share ranks: the memory of each, and its passes."""
+        pipeline, found = self.plan.pipelines[number], []
+        beside = len(self.plan.pipelines), self.training
+        for stage in stages:
+            choice = choice_of(pipeline, stage, self.seq_len, *beside, self.ways[number, stage])
+            own = self.overheads.get(pipeline.stages[stage].device)
+            found.append((stage_memory(self.shape, choice, own), choice.passes))
+        return found
 
 
 def taking_turns(parts: Sequence[Memory]) -> Memory:

@@ -9,13 +9,14 @@ from math import inf, prod
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.cost.flops import train_flops_per_token
-from weft.cost.memory import Memory, memory_of_plan
+from weft.cost.memory import Memory, memory_of_plan, room_of_plan
 from weft.cost.sent import Way, sent_by_plan
+from weft.cost.times import BorderTimes, StageTimes
 from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, ScheduleName, ZeroLevel
 from weft.schedules.registry import by_preference
-from weft.simulate.step import Knowledge, StepTime, time_of_plan
+from weft.simulate.step import Knowledge, StepTime, time_of_plan, times_of_plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +67,8 @@ class Options:
     domains: bool = False
     """What several nodes, or pipelines, hold may be summed inside each, then between them."""
     in_flight: bool = False
-    """The best few plans may have more microbatches in flight than their schedule needs."""
+    """The best few plans may have an order made for their stages, borders and memory: more
+    microbatches in flight than their schedule needs, or lists."""
     max_stages: int | None = None
     """Most meshes of one pipeline."""
     max_ranks: int | None = None
@@ -130,6 +132,27 @@ class Problem:
             knowledge=self.knowledge,
             training=work.training,
         )
+
+    def times(self, plan: Plan) -> list[tuple[list[StageTimes], list[BorderTimes]]]:
+        """By pipeline, of its stages and borders."""
+        work = self.workload
+        times = times_of_plan(
+            plan,
+            work.spec,
+            self.cluster,
+            seq_len=work.seq_len,
+            knowledge=self.knowledge,
+            training=work.training,
+        )
+        return list(times)
+
+    def room(self, plan: Plan) -> list[tuple[int, ...]]:
+        """By pipeline and position, microbatches of its stages for which its chips have room."""
+        work, part = self.workload, self.options.memory_part * 2**30
+        ranks = range(plan.world_size)
+        limits = [part * self.cluster.pool_of(rank).chip.memory_gib for rank in ranks]
+        known = self.knowledge.overheads
+        return room_of_plan(plan, work.spec, work.seq_len, limits, known, work.training)
 
     def memory(self, plan: Plan) -> dict[int, Memory]:
         """Of every rank of a plan."""

@@ -6,7 +6,7 @@ Stages of the same kind are costed once, so a search may ask thousands of times 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log2
 
@@ -15,7 +15,7 @@ from weft.cost.choice import choice_of, ways_of_domains
 from weft.cost.memory import Overheads
 from weft.cost.rates import CostFunction, Roofline
 from weft.cost.sends import border_bytes, border_times
-from weft.cost.times import BorderTimes
+from weft.cost.times import BorderTimes, StageTimes
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
 from weft.cost.work import ALL_BY_ADAMW, Training
@@ -117,7 +117,31 @@ def time_of_plan(
     Raises:
         ConfigError: the plan needs a rank, or a rate, that is not known.
     """
-    known, shape = knowledge or Knowledge(), shape_of(spec)
+    known = knowledge or Knowledge()
+    timelines, once = [], []
+    times = times_of_plan(plan, spec, cluster, seq_len=seq_len, knowledge=known, training=training)
+    for pipeline, (stages, borders) in zip(plan.pipelines, times, strict=True):
+        timelines.append(simulate_plan(pipeline, stages, borders))
+        positions = pipeline.positions()
+        once.append(max(sum(stages[number].update_s for number in held) for held in positions))
+    return StepTime(tuple(timelines), tuple(once), known.stretch(plan.world_size))
+
+
+def times_of_plan(
+    plan: Plan,
+    spec: ModelSpec,
+    cluster: ClusterView,
+    *,
+    seq_len: int,
+    knowledge: Knowledge,
+    training: Training = ALL_BY_ADAMW,
+) -> Iterator[tuple[list[StageTimes], list[BorderTimes]]]:
+    """By pipeline, what its schedule is played with.
+
+    Raises:
+        ConfigError: the plan needs a rank, or a rate, that is not known.
+    """
+    shape = shape_of(spec)
 
     def border(pipeline: PipelinePlan, number: int, sides: Sequence[Hardware]) -> BorderTimes:
         """Between a stage and the next."""
@@ -131,17 +155,12 @@ def time_of_plan(
             inside=cluster.share_a_node((*stage.mesh.ranks, *after.mesh.ranks)),
         )
 
-    timelines, once = [], []
     ways = ways_of_domains(plan)
     for p, pipeline in enumerate(plan.pipelines):
         # A stage's ranks are of one kind of chip, so its first speaks for all.
         first = (stage.mesh.ranks[0] for stage in pipeline.stages)
-        hardware = [known.hardware_of(cluster.pool_of(rank)) for rank in first]
+        hardware = [knowledge.hardware_of(cluster.pool_of(rank)) for rank in first]
         numbers, beside = range(len(hardware)), (len(plan.pipelines), training)
         choices = [choice_of(pipeline, n, seq_len, *beside, ways[p, n]) for n in numbers]
         stages = [stage_times(shape, *both) for both in zip(choices, hardware, strict=True)]
-        borders = [border(pipeline, number, hardware) for number in numbers[:-1]]
-        timelines.append(simulate_plan(pipeline, stages, borders))
-        positions = pipeline.positions()
-        once.append(max(sum(stages[number].update_s for number in held) for held in positions))
-    return StepTime(tuple(timelines), tuple(once), known.stretch(plan.world_size))
+        yield stages, [border(pipeline, number, hardware) for number in numbers[:-1]]

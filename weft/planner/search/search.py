@@ -20,8 +20,8 @@ from weft.planner.search.costs import Costs
 from weft.planner.search.domains import searches_domains, with_best_domains
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned
 from weft.planner.search.group import Group, Kept, Ledger
-from weft.planner.search.in_flight import with_more_in_flight
 from weft.planner.search.no_plan import leanest, no_plan
+from weft.planner.search.orders import with_made_orders
 
 ALONE = 32
 """Times as much effort where all chips are alike: there is no other combination to look at."""
@@ -61,7 +61,7 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         more = replace(options, effort=LONGER * options.effort)
         return search(replace(problem, options=more), progress=progress)
     candidates = with_best_domains([run.candidate(lines) for lines in found], problem)
-    candidates = with_more_in_flight(candidates, problem)
+    candidates = with_made_orders(candidates, problem)
     return Found(
         best=candidates[0],
         others=tuple(candidates[1:]),

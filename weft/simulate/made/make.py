@@ -84,6 +84,10 @@ def make(making: Making) -> PipelinePlan:
     if len(making.room) == 1:
         return best
     seconds = making.seconds(best) if making.fits(best) else inf
+    splits = any(SCHEDULES[name].splits_backward for name in making.alike())
+    least, _ = Board(making.shop(making.room, split=splits).tables()).bound()
+    if seconds * (1 - WORTH) <= least:
+        return best
     for other in _orders(making):
         worth = WORTH if other.in_flight or other.lists else 0.0
         takes = making.seconds(other)

@@ -1,0 +1,65 @@
+"""Orders made for the best plans that a search found: more microbatches in flight, or lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from weft.planner.problem import Problem
+from weft.planner.search.domains import have_room
+from weft.planner.search.found import Candidate
+from weft.schedules.known import Pattern, held_at_peak
+from weft.simulate.made.make import WORTH, Making, make
+
+BEST_FEW = 3
+"""Plans for which it is tried."""
+BUDGET = 4_000
+"""Actions that each search for a list does: where a step has many, rules do almost as well."""
+
+
+def with_made_orders(candidates: Sequence[Candidate], problem: Problem) -> list[Candidate]:
+    """The candidates, fastest first; the best few with the order that saves most time in the room
+    that their chips have."""
+    if not problem.options.in_flight:
+        return list(candidates)
+    found = [
+        _ordered(candidate, problem.on(candidate.cluster)) if number < BEST_FEW else candidate
+        for number, candidate in enumerate(candidates)
+    ]
+    return sorted(found, key=lambda candidate: candidate.time.step_s)
+
+
+def _ordered(candidate: Candidate, problem: Problem) -> Candidate:
+    """With orders for its pipelines, the slowest first, as long as that saves time."""
+    best = candidate
+    for _ in candidate.plan.pipelines:
+        both = zip(best.time.timelines, best.time.once_s, strict=True)
+        ends = [timeline.step_s + once for timeline, once in both]
+        slowest = ends.index(max(ends))
+        pipeline = best.plan.pipelines[slowest]
+        made = make(_making(best, slowest, problem))
+        if made == pipeline:
+            return best
+        before, after = best.plan.pipelines[:slowest], best.plan.pipelines[slowest + 1 :]
+        plan = replace(best.plan, pipelines=(*before, made, *after))
+        time, memory = problem.time(plan), problem.memory(plan)
+        saves = time.step_s < (1 - WORTH) * best.time.step_s
+        if not saves or not have_room(plan, problem, memory):
+            return best
+        best = replace(best, plan=plan, time=time, memory=memory)
+    return best
+
+
+def _making(candidate: Candidate, number: int, problem: Problem) -> Making:
+    pipeline = candidate.plan.pipelines[number]
+    stages, borders = problem.times(candidate.plan)[number]
+    held = (sum(each) for each in held_at_peak(Pattern.of(pipeline)))
+    room = problem.room(candidate.plan)[number]
+    return Making(
+        pipeline=pipeline,
+        stages=stages,
+        borders=borders,
+        room=tuple(max(both) for both in zip(room, held, strict=True)),
+        names=problem.options.schedules,
+        budget=BUDGET,
+    )
