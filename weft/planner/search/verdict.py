@@ -44,12 +44,14 @@ def verdict(plan: Plan, problem: Problem, *, best_s: float) -> Reason:
             _refuse_outside(line, costs)
     except OutsideError as outside:
         return Reason("shape", f"the search does not look there: {outside}")
+    is_made = any(pipeline.in_flight or pipeline.lists for pipeline in plan.pipelines)
+    made = "with its schedule's usual order, " if is_made else ""
     routes = [Route(costs, line) for line in lines]
     bound = max(map(least_seconds, routes)) * problem.knowledge.stretch(plan.world_size)
     if bound >= best_s:
         words = "no plan of these meshes, order, schedule and shares takes less than"
-        return Reason("bound", f"ruled out by its bound: {words} {bound:.4g} s")
-    return Reason("slower", " and ".join(map(_best_split, routes)))
+        return Reason("bound", f"ruled out by its bound: {made}{words} {bound:.4g} s")
+    return Reason("slower", made + " and ".join(map(_best_split, routes)))
 
 
 def least_seconds(route: Route) -> float:
@@ -118,10 +120,6 @@ def _line(pipeline: PipelinePlan, cluster: ClusterView) -> Line:
     counts = [stage.layers[1] - stage.layers[0] for stage in pipeline.stages]
     layers = tuple(sum(counts[stage] for stage in stages) for stages in positions)
     chunks = {len(stages) for stages in positions}
-    if pipeline.in_flight or pipeline.lists:
-        raise OutsideError(
-            "what is in flight, and in which order, is chosen for the best few plans alone"
-        )
     expected = stage_layers(pipeline.schedule, layers)
     if chunks != {SCHEDULES[pipeline.schedule].chunks} or expected != tuple(counts):
         raise OutsideError("stages of one mesh are two at most there, and share its layers evenly")
