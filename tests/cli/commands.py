@@ -80,7 +80,7 @@ class Command:
     def ranks(self) -> dict[int, int]:
         """Process ids of both ranks."""
         other = self.rank(1)
-        served = [pid for pid in self.alive() if _parent(pid) == _parent(other)]
+        served = [pid for pid in self.alive() if parent(pid) == parent(other)]
         (main,) = set(served) - {other}
         return {0: main, 1: other}
 
@@ -194,7 +194,7 @@ def _session(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[3])
 
 
-def _parent(pid: int) -> int | None:
+def parent(pid: int) -> int | None:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:

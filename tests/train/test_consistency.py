@@ -14,6 +14,7 @@ from weft.config.load import load_config
 from weft.elastic.pool import WorkerPool
 from weft.resolve.resolve import resolve
 from weft.train import agreeing
+from weft.train import source as origin
 from weft.train.agreeing import differing_builds, refuse_unlike_ranks
 from weft.train.job import Job
 
@@ -39,7 +40,7 @@ def job(overrides: list[str], last_step: int = 30) -> Job:
 def told(address: RankAddress, jobs: list[Job], source: str) -> str:
     """What a rank says to its job; the last rank runs the Weft in ``source``, if any."""
     if source and address.rank == len(jobs) - 1:
-        agreeing._FOLDER = Path(source)
+        origin._FOLDER = Path(source)
     comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
     try:
         refuse_unlike_ranks(comm, jobs[address.rank])
@@ -47,7 +48,7 @@ def told(address: RankAddress, jobs: list[Job], source: str) -> str:
         return str(error)
     finally:
         comm.close()
-        agreeing._FOLDER = Path(agreeing.version.__file__).parent
+        origin._FOLDER = Path(agreeing.version.__file__).parent
     return ""
 
 

@@ -126,6 +126,49 @@ def resolved_among(
     return ResolvedRun(resolved=resolved(chosen.plan, chosen.notes), chosen=chosen, chips=chips)
 
 
+def resolved_on_nodes(
+    loaded: Loaded,
+    seats: Sequence[Mapping[str, Any]],
+    *,
+    ranks_here: int,
+    out: Path | None = None,
+) -> ResolvedRun:
+    """With ranks on the machines that these facts are of, one for each rank that may be there, in
+    order. A plan that somebody gave may leave the last ones to spare.
+
+    Raises:
+        ConfigErrors: something that cannot work, with the place where it was given.
+    """
+    from weft.resolve.planned import choose, resources_of_facts
+
+    cluster, config = detect(), loaded.config
+    asked, file = config.plan, read_plan_file(loaded)
+    plan = None if file is None else file.plan
+    if asked.auto is not None:
+        ranks = asked.auto.ranks or len(seats)
+    elif plan is None and asked.batch_shares is None:
+        ranks = len(seats)
+    else:
+        ranks = (plan or resolve(loaded, cluster, ranks_here=ranks_here).plan).world_size
+    if ranks > len(seats):
+        hint = "Start it on more machines, or with a larger --nproc-per-node."
+        expected = f"at most {len(seats)} ranks, as the machines that came have places for"
+        raise loaded.place(ConfigError("plan", {"ranks": ranks}, expected, hint))
+    here = min(ranks, ranks_here)
+    if asked.auto is None:
+        known = resolve(loaded, cluster, world_size=ranks, ranks_here=here, plan=plan)
+        return ResolvedRun(resolved=known)
+    try:
+        resources = resources_of_facts(config, seats[:ranks])
+        chosen = choose(config, resources, out)
+    except ConfigError as error:
+        raise loaded.place(error) from error
+    known = resolve(
+        loaded, cluster, world_size=ranks, ranks_here=here, plan=chosen.plan, why=chosen.notes
+    )
+    return ResolvedRun(resolved=known, chosen=chosen, chips=resources.chips)
+
+
 def _refuse_elsewhere(loaded: Loaded, file: PlanFile, address: RankAddress, node: Node) -> None:
     """What was planned is what is run: each rank on its host, and on its kind of chip.
 

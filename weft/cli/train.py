@@ -6,15 +6,16 @@ import json as json_format
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain, count
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +24,7 @@ from weft.checkpoint.store import is_free
 from weft.cli.options import spread
 from weft.cli.output import err, finish, out, print_json, warn
 from weft.cli.plan.text import folded, memory_table, show_plan
-from weft.cli.resolved import ResolvedRun, resolved_among, resolved_here
+from weft.cli.resolved import ResolvedRun, resolved_among, resolved_here, resolved_on_nodes
 from weft.cli.summary import print_profile, print_summary, print_traffic, profile_of
 from weft.cli.target import OVERRIDES, Json, Overrides, Target, load
 from weft.cluster.cluster import HOST
@@ -32,9 +33,9 @@ from weft.config.errors import STOPPED, ConfigError, ConfigErrors, DivergedError
 from weft.config.load import Loaded, explain, to_yaml
 from weft.elastic.failure import RanksFailedError
 from weft.elastic.on_ray import run_on_ray
-from weft.elastic.processes import run_rank, run_ranks, warm_context
+from weft.elastic.processes import run_on, run_rank, run_ranks, warm_context
 from weft.elastic.recovery import Restarts
-from weft.elastic.signals import interrupted_once
+from weft.elastic.signals import Asked, interrupted_once
 from weft.report.events import EventLog
 from weft.report.metrics import refuse_missing_packages
 from weft.report.progress import Preparing, choose_mode
@@ -54,6 +55,10 @@ from weft.train.run_folder import (
     saved_summary,
     summary_of,
 )
+
+if TYPE_CHECKING:
+    from weft.cli.on_nodes import OnNode
+    from weft.elastic.nodes.fleet import Fleet
 
 WORKER = "weft.train.worker:main"
 AGENT_S = 30.0
@@ -79,6 +84,13 @@ class TrainOptions:
     profile: Annotated[
         bool, typer.Option(help="Trace two steps of every rank, and say who waited for what.")
     ] = False
+    nproc_per_node: Annotated[
+        str | None,
+        typer.Option(
+            help="Started once on each machine, by srun, torchrun, mpirun or you: run so many "
+            "ranks there, or `auto`. Lost ranks and machines are replaced while others go on."
+        ),
+    ] = None
     launcher: Annotated[
         str | None,
         typer.Option(help='"ray": start the ranks on the Ray cluster that RAY_ADDRESS names.'),
@@ -104,6 +116,9 @@ def train(target: Target = "demo", overrides: Overrides = None, *, options: Trai
     if options.launcher is not None:
         finish(_on_ray(loaded, target, overrides or [], options))
         return
+    if options.nproc_per_node is not None:
+        finish(_on_nodes(loaded, options, options.nproc_per_node, began))
+        return
     address = RankAddress.from_environment()
     with ExitStack() as until_joined:
         if address is None:
@@ -111,37 +126,137 @@ def train(target: Target = "demo", overrides: Overrides = None, *, options: Trai
         else:
             _refuse_replan(loaded)
             asked = resolved_among(loaded, address, until_joined, out=options.out_dir)
-        refuse_without_effect(loaded)
-        try:
-            refuse_missing_packages(loaded.config.metrics)
-        except ConfigError as error:
-            raise loaded.place(error) from error
+        _refuse_idle(loaded)
         resolved = asked.resolved
         if address is None or address.local_rank == 0:
             warn(resolved.warnings)
         on_this_machine = _ranks_on_this_machine(resolved, address)
         _refuse_too_large(loaded, resolved, on_this_machine)
         refuse_few_queues(resolved.plan, os.environ)
-        stream = sys.stderr if options.json else sys.stdout
+        out = options.out_dir or _new_folder(resolved.config.name, address)
         prediction = _predict(asked, address)
-        every_step = resolved.config.train.steps
-        job = Job(
-            config=resolved.config,
-            plan=resolved.plan,
-            out=options.out_dir or _new_folder(resolved.config.name, address),
-            last_step=min(options.steps or every_step, every_step),
-            threads=resolved.threads,
-            console=choose_mode(stream, quiet=options.quiet),
-            json=options.json,
-            comm_report=options.comm_report,
-            profile=options.profile,
-            prediction=prediction,
-            peaks=peaks_here(resolved, on_this_machine),
-            files=_files(asked, prediction),
-            began=began,
-        )
+        job = _job(asked, options, out, on_this_machine, prediction, began)
         _refuse_unknown_place(loaded, job)
         finish(_start(job, loaded, resolved) if address is None else _join(address, job, resolved))
+
+
+def _job(
+    asked: ResolvedRun,
+    options: TrainOptions,
+    out: Path,
+    ranks: Sequence[int],
+    prediction: Prediction,
+    began: float,
+) -> Job:
+    """``ranks``: those that this machine runs."""
+    resolved = asked.resolved
+    stream = sys.stderr if options.json else sys.stdout
+    every_step = resolved.config.train.steps
+    return Job(
+        config=resolved.config,
+        plan=resolved.plan,
+        out=out,
+        last_step=min(options.steps or every_step, every_step),
+        threads=resolved.threads,
+        console=choose_mode(stream, quiet=options.quiet),
+        json=options.json,
+        comm_report=options.comm_report,
+        profile=options.profile,
+        prediction=prediction,
+        peaks=peaks_here(resolved, ranks),
+        files=_files(asked, prediction),
+        began=began,
+    )
+
+
+def _refuse_idle(loaded: Loaded) -> None:
+    """What would have no effect, or needs a package that is not there."""
+    refuse_without_effect(loaded)
+    try:
+        refuse_missing_packages(loaded.config.metrics)
+    except ConfigError as error:
+        raise loaded.place(error) from error
+
+
+def _on_nodes(loaded: Loaded, options: TrainOptions, seats: str, began: float) -> int:
+    """Guard the ranks of this machine; on node 0, guide those of all."""
+    from weft.cli.on_nodes import OnNode, guard_ranks
+
+    on_node = OnNode.asked(loaded, seats, options.out_dir, options.steps)
+    _refuse_idle(loaded)
+    if on_node.address.rank > 0:
+        return guard_ranks(on_node, partial(_refuse_too_large, loaded))
+    return _guide(loaded, options, on_node, began)
+
+
+def _guide(loaded: Loaded, options: TrainOptions, on_node: OnNode, began: float) -> int:
+    """The command of node 0."""
+    from weft.cli.on_nodes import fleet_of
+    from weft.elastic.nodes.fleet import first_places, ranks_of
+    from weft.elastic.nodes.head import Head
+
+    hello, out = on_node.hello(), on_node.out
+    with RunFolder(out) as folder, interrupted_once():
+        context = warm_context()
+        with Head(
+            out, on_node.address, hello, quiet_s=on_node.quiet_s, tell=lambda text: warn([text])
+        ) as head:
+            differing = changes(out, loaded.config)
+            try:
+                head.gather(on_node.arrival_s)
+            except KeyboardInterrupt:
+                err.print("stopped before training began")
+                head.code = STOPPED
+                return head.code
+            seats = [node.hello.machine for node in head.there for _ in range(node.hello.seats)]
+            asked = resolved_on_nodes(loaded, seats, ranks_here=hello.seats, out=out)
+            resolved = asked.resolved
+            warn(resolved.warnings)
+            places = first_places(head.there, resolved.plan)
+            here = [rank for rank, place in enumerate(places) if place.node == 0]
+            _refuse_too_large(loaded, resolved, here)
+            refuse_few_queues(resolved.plan, os.environ)
+            prediction = _predict(asked, None, ranks_here=len(here))
+            job = _job(asked, options, out, here, prediction, began)
+            _refuse_unknown_place(loaded, job)
+            if saved_step(out) >= job.last_step and saved_summary(out) is not None:
+                return _tell_end(job, already=True)
+            head.offer(job.plan.to_json(), ranks_of(places))
+            with fleet_of(head, on_node, places, context) as fleet:
+                run = partial(_run_on_nodes, loaded, resolved, job, fleet)
+                head.code = _work(job, folder, resolved, differing, run)
+            return head.code
+
+
+def _run_on_nodes(loaded: Loaded, resolved: Resolved, job: Job, fleet: Fleet) -> None:
+    """All ranks, to the end, on whatever machines are there."""
+    from weft.elastic.nodes.fleet import Replaced
+    from weft.elastic.nodes.plans import Arrivals, NodePlans
+
+    def tell(text: str) -> None:
+        warn([text])
+
+    recovery, asked = job.config.recovery, Asked()
+    plans = NodePlans(loaded, resolved, job, fleet) if recovery.when_lost == "replan" else None
+    arrivals = Arrivals(fleet, job, plans, tell)
+    replaced = Replaced(
+        fleet,
+        Restarts(job, tell, plans),
+        plan=arrivals.plan,
+        tell=tell,
+        asked=asked,
+        wait_s=job.config.train.timeout_s,
+    )
+    run_on(
+        fleet,
+        (job,),
+        job.plan.world_size,
+        folder=job.out,
+        recover=replaced if recovery.restarts > 0 else None,
+        heartbeat_s=recovery.heartbeat_s,
+        moves=arrivals,
+        asked=asked,
+    )
 
 
 def _on_ray(loaded: Loaded, target: str, overrides: Sequence[str], options: TrainOptions) -> int:
@@ -221,13 +336,15 @@ def _refuse_too_large(loaded: Loaded, resolved: Resolved, ranks: Sequence[int]) 
         raise
 
 
-def _predict(asked: ResolvedRun, address: RankAddress | None) -> Prediction:
+def _predict(
+    asked: ResolvedRun, address: RankAddress | None, *, ranks_here: int | None = None
+) -> Prediction:
     """Of the whole job. Only the rank that writes it down needs it."""
     if address is not None and address.rank > 0:
         return Prediction()
     from weft.resolve.prediction import predict_run
 
-    here = address.ranks_here if address is not None else None
+    here = address.ranks_here if address is not None else ranks_here
     return predict_run(asked.resolved, ranks_here=here, chips=asked.chips)
 
 
@@ -273,34 +390,46 @@ def _show_start(job: Job, resolved: Resolved, differing: Sequence[str]) -> None:
 
 def _start(job: Job, loaded: Loaded, resolved: Resolved) -> int:
     """Run every rank on this machine."""
-    from weft.data.prepare import prepare
-
     differing = changes(job.out, job.config)
     if saved_step(job.out) >= job.last_step and saved_summary(job.out) is not None:
         return _tell_end(job, already=True)
     with RunFolder(job.out) as folder, interrupted_once():
         context = warm_context()
-        _show_start(job, resolved, differing)
-        stream = sys.stderr if job.json else sys.stdout
-        try:
-            with Preparing(stream=stream, mode=job.console) as report:
-                prepare(job.config.data, job.config.seed, report=report)
-        except ConfigError as error:
-            error.where = resolved.origins.get(error.key, "")
-            raise ConfigErrors([error]) from error
-        except KeyboardInterrupt:
-            err.print("stopped before training began")
-            return STOPPED
-        step_before = saved_step(job.out)
-        try:
-            _run(job, context, loaded, resolved)
-        except RanksFailedError as error:
-            if error.first.cause == "config":
-                folder.drop_new_logs()
-            else:
-                _note_failure(job, error)
-            return _tell_failure(job, error, step_before)
-        return _tell_end(job)
+        run = partial(_run, job, context, loaded, resolved)
+        return _work(job, folder, resolved, differing, run)
+
+
+def _work(
+    job: Job,
+    folder: RunFolder,
+    resolved: Resolved,
+    differing: Sequence[str],
+    run: Callable[[], None],
+) -> int:
+    """Prepare the data and run all ranks; the exit code of the command."""
+    from weft.data.prepare import prepare
+
+    _show_start(job, resolved, differing)
+    stream = sys.stderr if job.json else sys.stdout
+    try:
+        with Preparing(stream=stream, mode=job.console) as report:
+            prepare(job.config.data, job.config.seed, report=report)
+    except ConfigError as error:
+        error.where = resolved.origins.get(error.key, "")
+        raise ConfigErrors([error]) from error
+    except KeyboardInterrupt:
+        err.print("stopped before training began")
+        return STOPPED
+    step_before = saved_step(job.out)
+    try:
+        run()
+    except RanksFailedError as error:
+        if error.first.cause == "config":
+            folder.drop_new_logs()
+        else:
+            _note_failure(job, error)
+        return _tell_failure(job, error, step_before)
+    return _tell_end(job)
 
 
 def _note_failure(job: Job, error: RanksFailedError) -> None:

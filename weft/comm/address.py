@@ -11,6 +11,8 @@ from pathlib import Path
 
 from weft.comm.launchers import as_torchrun
 
+ARRIVAL_S = 120.0
+"""How long ranks may come one after another."""
 _ANY_PORT = 9
 """Nothing is sent there."""
 
@@ -32,6 +34,11 @@ class RankAddress:
     """The number of this machine, where its launcher says it."""
     phase_file: Path | None = None
     """Where this rank notes which phase of its life it is in; None: nobody asks."""
+    card: int | None = None
+    """Which of its machine's devices of its family it has; None: they are given out in the order of
+    ranks."""
+    meeting: str = ""
+    """Of this epoch, where ranks of others met at ``master`` before, which is nobody's of them."""
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] = os.environ) -> RankAddress | None:

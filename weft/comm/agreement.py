@@ -10,7 +10,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from weft.comm.rendezvous import ARRIVAL_S, GRACE_S, Rendezvous, await_ranks, come
+from weft.comm.address import ARRIVAL_S
+from weft.comm.rendezvous import GRACE_S, Rendezvous, await_ranks, come
 from weft.config.errors import ConfigError, ConfigErrors, RunError
 
 DECISION_S = 600.0

@@ -8,11 +8,11 @@ from dataclasses import asdict
 
 import torch
 
-from weft.comm.address import RankAddress
+from weft.comm.address import ARRIVAL_S, RankAddress
 from weft.comm.comm import Comm
 from weft.comm.groups import Groups
 from weft.comm.members import Member
-from weft.comm.rendezvous import ARRIVAL_S, Rendezvous, await_ranks
+from weft.comm.rendezvous import Rendezvous, await_ranks
 from weft.platform.base import PointToPoint
 
 

@@ -17,11 +17,9 @@ from types import TracebackType
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from weft.comm.abort import Abort
-from weft.comm.address import RankAddress
+from weft.comm.address import ARRIVAL_S, RankAddress
 from weft.config.errors import ConfigError
 
-ARRIVAL_S = 120.0
-"""How long ranks may come one after another."""
 GRACE_S = 10.0
 """How long rank 0, which may host the store, stays for the others to read what it wrote."""
 LEAVE_S = 10.0
@@ -81,7 +79,7 @@ class Rendezvous:
         else:
             store, self._is_host = _tcp_store(self.address, min(self.timeout_s, ARRIVAL_S))
         # Without it the ranks of a restarted job would read the addresses of dead processes.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        attempt = self.address.meeting or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = PrefixStore(f"weft/{attempt}", store)
         number = store.add(f"opened/{self.address.rank}", 1)  # all ranks open it equally often
         return PrefixStore(str(number), store)
@@ -90,7 +88,7 @@ class Rendezvous:
 def _tcp_store(address: RankAddress, wait_s: float) -> tuple[Store, bool]:
     """The store at rank 0's address, and whether this process hosts it."""
     agent_hosts_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    is_host = address.rank == 0 and not agent_hosts_it
+    is_host = address.rank == 0 and not (agent_hosts_it or address.meeting)
     if is_host:
         _hold(2 * address.world_size)
     host, port = address.master

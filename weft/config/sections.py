@@ -334,8 +334,9 @@ class CheckpointConfig(Section):
 
 class RecoveryConfig(Section):
     """What happens when a rank is lost: its process was killed, or it answers no more. The others
-    keep their processes, and training goes on from the newest checkpoint. (Under another launcher,
-    such as torchrun, that decides.) And what happens where numbers are none or too high."""
+    keep their processes, and training goes on from the newest checkpoint. (A launcher that starts a
+    process for each rank, such as torchrun, decides that itself.) And what happens where numbers
+    are none or too high."""
 
     when_lost: Literal["replace", "replan"] = "replace"
     """"replace": a new process takes the place of a lost rank. "replan": the job goes on with the

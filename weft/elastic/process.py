@@ -138,7 +138,7 @@ class Machines(Protocol):
 
 
 _MEETING = ".meet-"
-_PHASE = ".phase-"
+PHASE = ".phase-"
 
 
 class ThisMachine:
@@ -160,13 +160,13 @@ class ThisMachine:
                     world_size=len(kept),
                     local_rank=rank,
                     store_file=self._folder / f"{_MEETING}{epoch}",
-                    phase_file=self._folder / f"{_PHASE}{epoch}-{rank}",
+                    phase_file=self._folder / f"{PHASE}{epoch}-{rank}",
                 ),
             )
             for rank, process in enumerate(kept)
         ]
 
     def remove_traces(self) -> None:
-        for pattern in (f"{_MEETING}*", f"{_PHASE}*"):
+        for pattern in (f"{_MEETING}*", f"{PHASE}*"):
             for path in self._folder.glob(pattern):
                 path.unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from weft.comm.flight_recorder import cause_of_hang, read_records
 from weft.config.errors import ConfigErrors
@@ -13,8 +13,24 @@ from weft.train.job import Job
 from weft.train.run_folder import LOGS
 from weft.train.run_list import last_step
 
-if TYPE_CHECKING:
-    from weft.elastic.replan import Replans
+
+class Plans(Protocol):
+    """A job whose plan may change while its processes stay."""
+
+    @property
+    def job(self) -> Job:
+        """Under the plan that it has now."""
+
+    @property
+    def seats(self) -> tuple[int, ...]:
+        """For each rank the one that its process was under the plan before, or ``ANEW``."""
+
+    def without(self, lost: Sequence[int]) -> str:
+        """Go on with the ranks that are left; from which plan to which, and why.
+
+        Raises:
+            ConfigErrors: there is no plan for those.
+        """
 
 
 class Restarts:
@@ -26,9 +42,7 @@ class Restarts:
         replans: Has the job under the plan of the moment, and plans for what is left.
     """
 
-    def __init__(
-        self, job: Job, tell: Callable[[str], None], replans: Replans | None = None
-    ) -> None:
+    def __init__(self, job: Job, tell: Callable[[str], None], replans: Plans | None = None) -> None:
         self._first = job
         self._tell = tell
         self._replans = replans

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from weft.cluster.cluster import Cluster
 from weft.config.errors import ConfigError
@@ -11,7 +12,7 @@ from weft.config.load import Loaded
 from weft.config.sections import Config
 from weft.plan.plan import Plan
 from weft.planner.search import NoPlan
-from weft.resolve.planned import choose, resources_of_ranks
+from weft.resolve.planned import Chosen, choose, resources_of_facts, resources_of_ranks
 from weft.resolve.resolve import Resolved, resolve
 
 
@@ -58,6 +59,29 @@ def plan_for_left(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
     return Left(resolved=resolved, seats=seats, why=chosen.notes[0])
 
 
+def plan_for_machines(loaded: Loaded, now: Plan, machines: Sequence[Mapping[str, Any]]) -> Chosen:
+    """As ``plan_for_left``, for ranks on several machines.
+
+    Args:
+        machines: For each rank, in order, the ``facts`` of its machine.
+
+    Raises:
+        NoPlan: nothing fits.
+        ConfigErrors: there are no rates of such chips, or stages compute in several precisions.
+    """
+    try:
+        config = _asked(loaded.config, now)
+        there = resources_of_facts(config, machines)
+        try:
+            return choose(config, there)
+        except NoPlan:
+            if len(there.chips.view.pools) > 1:
+                raise
+            return choose(config, replace(there, may_idle=True))
+    except ConfigError as error:
+        raise loaded.place(error) from error
+
+
 def cards_of(plan: Plan) -> tuple[int, ...]:
     """For each rank how many of its machine's devices of its family the ranks before it have."""
     devices = plan.devices
@@ -87,6 +111,8 @@ def _asked(config: Config, plan: Plan) -> Config:
         expected = "stages of one precision, to plan again for fewer ranks"
         raise ConfigError("compute.precision", precisions, expected)
     asked = config.model_dump(mode="json")
+    if config.plan.auto is not None:
+        asked["plan"]["auto"]["ranks"] = None
     asked["compute"] |= {"precision": precisions[0], "device": "auto"}
     if config.plan.auto is None:
         asked["plan"] = {"auto": {}}

@@ -41,19 +41,20 @@ class Peak:
 
 
 def peaks_here(
-    resolved: Resolved, ranks: range, *, environment: Mapping[str, str] = os.environ
+    resolved: Resolved, ranks: Sequence[int], *, environment: Mapping[str, str] = os.environ
 ) -> dict[int, Peak]:
     """Of the ranks of a plan that this machine runs."""
     plan, node = resolved.plan, resolved.cluster.nodes[0]
     try:
         if file := environment.get(CLUSTER_VARIABLE):
-            known, first = chips_of_file(Path(file), node, plan.world_size), 0
+            known, places = chips_of_file(Path(file), node, plan.world_size), ranks
         else:
             devices = [plan.devices[rank] for rank in ranks]
             profile = local_profile(node)
             machine = Machine(node=node, devices=devices, profile=profile, threads=resolved.threads)
-            known, first = chips_of_machines([machine]), ranks.start
-        chips = {rank: known.view.pool_of(rank - first).chip for rank in ranks}
+            known, places = chips_of_machines([machine]), range(len(ranks))
+        pairs = zip(ranks, places, strict=True)
+        chips = {rank: known.view.pool_of(place).chip for rank, place in pairs}
         return {
             rank: Peak(basis=UNMEASURED)
             if known.is_guess and chip.device == HOST

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,8 +34,8 @@ from weft.train.history import History, history_of, read_rewinds
 from weft.train.job import Job
 from weft.train.loading import LOAD, Loading, loading
 from weft.train.saving import other_writer
+from weft.train.source import source
 
-_FOLDER = Path(version.__file__).parent
 _MAY_DIFFER = ("seq_len", "dropout")
 """What the same weights can be trained with. (The length of a position table is a shape.)"""
 
@@ -169,7 +168,7 @@ def _facts(job: Job) -> Mapping[str, object]:
     facts: dict[str, object] = {
         "weft version": version.__version__,
         "torch version": release_of(torch.__version__),
-        "weft's source": _source(),
+        "weft's source": source(),
     }
     facts |= flat(job.config)
     facts["--steps"] = job.last_step
@@ -179,14 +178,6 @@ def _facts(job: Job) -> Mapping[str, object]:
         taken = {"samples": pipeline.samples, "microbatch": pipeline.microbatch}
         facts[f"pipelines[{p}]"] = str({**taken, "schedule": pipeline.schedule})
     return facts
-
-
-def _source() -> str:
-    """A few letters that another version of any file of Weft would change."""
-    digest = hashlib.sha256()
-    for path in sorted(_FOLDER.rglob("*.py")):
-        digest.update(str(path.relative_to(_FOLDER)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
 
 
 def _prepared(job: Job, comm: Comm, local_rank: int) -> Prepared:

@@ -28,10 +28,12 @@ def join_plan(
 def device_of(
     address: RankAddress, plan: Plan, cards: Sequence[int] = ()
 ) -> tuple[Platform, torch.device]:
-    """What a rank computes on: the one that ``cards`` gives it, else the next of its machine's
-    devices of the family it shall have."""
+    """What a rank computes on: the one that its address or ``cards`` gives it, else the next of its
+    machine's devices of the family it shall have."""
     provide_queues(plan, address.rank, os.environ)
     devices, rank = plan.devices, address.rank
     before = devices[rank - address.local_rank : rank].count(devices[rank])
     platform = platform_named(devices[rank])
+    if address.card is not None:
+        return platform, platform.device(address.card)
     return platform, platform.device(cards[rank] if cards else before)

@@ -1,0 +1,1 @@
+"""A job on several machines, each guarded by a command of its own."""

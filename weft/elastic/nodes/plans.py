@@ -1,0 +1,160 @@
+"""A job on several machines goes on under another plan: on what is left, or with who came back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from weft.config.errors import ConfigError, ConfigErrors
+from weft.config.load import Loaded
+from weft.elastic.failure import ANEW, Epoch
+from weft.elastic.nodes.fleet import Fleet, Place, ranks_of
+from weft.plan.plan import Plan
+from weft.report.events import EventLog
+from weft.resolve.left import plan_for_machines
+from weft.resolve.peaks import peaks_here
+from weft.resolve.planned import Chosen
+from weft.resolve.prediction import PREDICTION_FILE, predict_run
+from weft.resolve.resolve import Resolved, resolve
+from weft.train.job import Job
+from weft.train.run_list import last_step, plan_in_words
+
+HEAD = 0
+"""Index of its machine."""
+
+
+class NodePlans:
+    """A job whose plan may change while its machines stay.
+
+    Args:
+        resolved: With the plan that it begins with, which it goes back to as soon as it can.
+    """
+
+    def __init__(self, loaded: Loaded, resolved: Resolved, job: Job, fleet: Fleet) -> None:
+        self.job = job
+        """Under the plan that it has now."""
+        self.seats: tuple[int, ...] = ()
+        """For each rank the one that its process was under the plan before, or ``ANEW``."""
+        self._loaded = replace(loaded, config=resolved.config)
+        self._cluster = resolved.cluster
+        self._fleet = fleet
+        self._first = job
+
+    @property
+    def is_whole(self) -> bool:
+        """The plan is the one that the job began with."""
+        return self.job.plan == self._first.plan
+
+    def without(self, lost: Sequence[int]) -> str:
+        """Go on with the ranks that are left and with spare machines; from which plan to which.
+
+        Raises:
+            ConfigErrors: there is no plan for those.
+        """
+        self._fleet.give_up([self._fleet.places[rank] for rank in lost])
+        return self._taken([rank for rank in range(self.job.plan.world_size) if rank not in lost])
+
+    def with_all(self) -> str:
+        """Go on with all ranks, and with the machines that have come; from which plan to which.
+
+        Raises:
+            ConfigErrors: there is no plan for those.
+        """
+        return self._taken(range(self.job.plan.world_size))
+
+    def _taken(self, kept: Sequence[int]) -> str:
+        """Those ranks keep their places, and as many are added as a plan has work for."""
+        mine = [(self._fleet.places[rank], rank) for rank in kept]
+        spare = [(place, ANEW) for place in self._fleet.free()]
+        wanted = self._first.plan.world_size
+        seats = sorted((mine + spare)[:wanted], key=lambda seat: (seat[0].node, seat[0].card))
+        if seats[0][0].node != HEAD:
+            hint = "Its command guides the others, and rank 0 writes what is written beside it."
+            expected = "replace, where no rank is left on node 0"
+            raise ConfigErrors([ConfigError("recovery.when_lost", "replan", expected, hint)])
+        plan, why = self._first.plan, "as the job began"
+        chosen = None
+        if len(seats) < wanted:
+            chosen = self._chosen([place for place, _ in seats])
+            plan, why = chosen.plan, chosen.notes[0]
+        before = self.job.plan
+        self._take(plan, seats[: plan.world_size], chosen)
+        return f"{plan_in_words(plan)}, instead of {plan_in_words(before)}; {why}"
+
+    def _chosen(self, places: Sequence[Place]) -> Chosen:
+        nodes = self._fleet.head.nodes
+        machines = [nodes[place.node].hello.machine for place in places]
+        return plan_for_machines(self._loaded, self._first.plan, machines)
+
+    def _take(self, plan: Plan, seats: Sequence[tuple[Place, int]], chosen: Chosen | None) -> None:
+        """The plan becomes the job's."""
+        places = tuple(place for place, _ in seats)
+        here = ranks_of(places)[HEAD]
+        resolved = resolve(
+            self._loaded,
+            self._cluster,
+            world_size=plan.world_size,
+            ranks_here=len(here),
+            plan=plan,
+            why=() if chosen is None else chosen.notes,
+        )
+        prediction = self._first.prediction
+        if chosen is not None or prediction is None:
+            prediction = predict_run(resolved, ranks_here=len(here))
+        files = {"plan.json": plan.to_json(), PREDICTION_FILE: prediction.to_json()}
+        self._fleet.places = places
+        self.seats = tuple(rank for _, rank in seats)
+        self.job = replace(
+            self.job,
+            plan=plan,
+            threads=resolved.threads,
+            prediction=prediction,
+            peaks=peaks_here(resolved, here),
+            files={**self.job.files, **files},
+        )
+
+
+class Arrivals:
+    """Machines that come while the ranks are at work are spare, or what the job lacks.
+
+    Args:
+        plans: Takes them in at the next step; None: the plan stays, whoever comes.
+        tell: Says a line to the person who started the job.
+    """
+
+    def __init__(
+        self, fleet: Fleet, job: Job, plans: NodePlans | None, tell: Callable[[str], None]
+    ) -> None:
+        self._fleet, self._job, self._plans, self._tell = fleet, job, plans, tell
+        self._events = EventLog(job.out, began=job.began)
+        self._known = set[int]()
+        """Machines that no other plan has work for."""
+
+    def plan(self) -> str:
+        """The job's plan of the moment, as machines that come are told it."""
+        return (self._job if self._plans is None else self._plans.job).plan.to_json()
+
+    def wanted(self) -> bool:
+        """Ranks are to come to the door for a machine that has come. Asked again and again."""
+        late = self._fleet.head.look(self.plan())
+        if self._plans is None or self._plans.is_whole:
+            return False
+        free = {place.node for place in self._fleet.free()}
+        return any(node.index in free and id(node) not in self._known for node in late)
+
+    def epoch(self) -> Epoch:
+        """They have come: what they do next."""
+        assert self._plans is not None, "nobody was wanted"
+        late = [node for node in self._fleet.head.there if node.is_late]
+        step = int(last_step(self._job.out / "metrics.jsonl").get("step", 0))
+        names = " and ".join(node.words for node in late if id(node) not in self._known)
+        self._known |= {id(node) for node in late}
+        try:
+            words = f"the plan is now {self._plans.with_all()}, for {names} has come"
+            seats: tuple[int, ...] | None = self._plans.seats
+        except ConfigErrors as errors:
+            words = f"{names} stays spare, for there is no other plan: {errors.errors[0]}"
+            seats = None
+        self._events.write("replan", words, step=step)
+        self._tell(f"after step {step}: {words}")
+        return Epoch((self._plans.job,), self._plans.job.plan.world_size, seats)
