@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,8 +14,11 @@ import pytest
 import torch
 from checkpoint_cases import STATE, cut, rank_shards, save
 
+from weft.checkpoint.agent import agent
+from weft.checkpoint.agent.agent import Agent
 from weft.checkpoint.agent.client import SLOTS, AgentClient, start_agent
-from weft.checkpoint.agent.wire import Commit, Failed, Hello, Save, Saved
+from weft.checkpoint.agent.wire import Commit, Failed, Hello, Save, Saved, Wire
+from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.place import Place
 from weft.checkpoint.reader import open_checkpoint
 from weft.checkpoint.shard import Shard
@@ -255,6 +259,26 @@ def test_a_machine_that_is_lost(tmp_path: Path) -> None:
         assert isinstance(failed, Failed)
         assert failed.problem == "waited 0 s for rank-00001.safetensors of another machine"
     assert [path.name for path in sorted(root.iterdir())] == ["latest", "step-00000001"]
+
+
+def test_a_job_that_has_gone_on_waits_for_no_lost_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks were lost before they had copied, so its agent knows of no save."""
+    monkeypatch.setattr(agent, "GIVEN_UP_S", 0.0)
+    (tmp_path / "agent").touch()
+    one = Agent(socket.socket(), tmp_path / "agent", 0, root=0, keep_s=0.0)
+    wire = Wire(socket.socket())
+    for crew in ("first", "second"):
+        hello = Hello(rank=0, ranks_here=1, commits=True, crew=crew)
+        one._join(agent._Rank(wire), hello)
+    pending = agent._Pending(named(tmp_path, 2), one._crews["first"])
+    said = "ranks were lost before rank-00001.safetensors of another machine came"
+    with pytest.raises(CheckpointError, match=said):
+        one._from_others(pending.save.draft(), pending, [1])
+    assert not one._has_gone_on(one._crews["second"])
+    for each in (wire, one._done, one._tell, one._listener, one._select):
+        each.close()
 
 
 def test_a_first_rank_that_is_lost(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from cli.test_torchrun import free_port
 
 from weft.cli.main import run
 from weft.config.errors import STOPPED
-from weft.elastic.nodes.meeting import FILE
 from weft.report.events import EVENTS_FILE, read_events
+from weft.train.run_folder import NODES_FILE
 
 EXACT = 1e-10
 """In fp64: sums of other plans are added in another order."""
@@ -90,7 +90,7 @@ def ends(nodes: Sequence[Command]) -> list[tuple[int, str]]:
 
 def test_machines_come_and_go(here: Path, whole_run: Callable[..., Path]) -> None:
     """A rank is lost, then its machine, whose place a spare one takes, then that one: the first is
-    there again. Rank 0 is one process all the time, and a signal stops all."""
+    there again. Rank 0 is one process until the machine that guides all is lost."""
     with job(here, 3, *KEPT, "data.workers=0") as one:
         head, second, spare = one.nodes
         is_kept(head)
@@ -98,22 +98,23 @@ def test_machines_come_and_go(here: Path, whole_run: Callable[..., Path]) -> Non
         os.kill(second.rank(1), signal.SIGKILL)
         goes_on(head, 1)
         with frozen(stays):
-            stranger = one.start(3, "seed=5")
-            second.process.kill()
-            assert second.is_gone(), "ranks do not outlive the command of their machine"
+            refused = one.start(3, "seed=5").finish()
+        second.process.kill()
+        assert second.is_gone(), "ranks do not outlive the command of their machine"
         goes_on(head, 2)
         assert spare.rank(1)
         with frozen(stays):
-            refused = stranger.finish()
             again = one.start(1)
-            spare.process.kill()
+            again.wait_until(lambda: len(again.alive()) > 1)
+        spare.process.kill()
         goes_on(head, 3)
         assert again.rank(1)
         assert served(head) == stays
-        os.kill(head.process.pid, signal.SIGTERM)
+        head.process.kill()
         codes = ends([head, again])
         assert all(command.is_gone() for command in (head, second, spare, again))
-    assert [code for code, _ in codes] == [STOPPED] * 2, codes
+    assert codes[1][0] == 1
+    assert "error: node 0 (127.0.0.1), which guides this job, is gone: its command" in codes[1][1]
     why = "seed = 5: expected 1234, as on node 0"
     assert refused[0] == 2 and why in refused[2]
     assert "node 3" in codes[0][1] and why in codes[0][1]
@@ -126,15 +127,14 @@ def test_machines_come_and_go(here: Path, whole_run: Callable[..., Path]) -> Non
         (False, False, True),
     ]
     assert "memory" in [e.facts["source"] for e in events if e.kind == "restore"]
-    assert not (out / FILE).exists()
-    assert run(["train", "tiny.yaml", "--out", "mine", "--quiet"]) == 0
-    assert commands.numbers(out) == commands.numbers(whole_run("fp32"))
+    mine = commands.numbers(out)
+    assert mine == commands.numbers(whole_run("fp32"))[: len(mine)]
 
 
 def test_what_is_left_goes_on_until_a_machine_is_back(
     here: Path, whole_run: Callable[..., Path]
 ) -> None:
-    """Under a plan for one rank, and then under the first plan again."""
+    """Under a plan for one rank, then under the first plan again, until a signal stops all."""
     asked = ("compute.precision=fp64", "recovery.when_lost=replan", "data.workers=0")
     with job(here, 2, *KEPT, *asked) as one:
         head, second = one.nodes
@@ -153,6 +153,7 @@ def test_what_is_left_goes_on_until_a_machine_is_back(
         assert all(command.is_gone() for command in (head, second, again))
     assert [code for code, _ in codes] == [STOPPED] * 2, codes
     out = here / "mine"
+    assert not (out / NODES_FILE).exists()
     events = read_events(out / EVENTS_FILE)
     said = [event.message for event in events if event.kind == "replan"]
     assert [text.partition(";")[0] for text in said] == [

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from weft.checkpoint.remote.owner import Owner
 from weft.cli.output import err
 from weft.cluster.cluster import Cluster
 from weft.comm.address import ARRIVAL_S, RankAddress
@@ -128,6 +129,7 @@ def packed(begin: Begin, ranks: Sequence[int]) -> Mapping[str, Any]:
         "comm_report": job.comm_report,
         "profile": job.profile,
         "began": job.began,
+        "owner": asdict(job.owner),
         "ranks": list(ranks),
     }
     if begin.address.rank == 0:  # it writes them down
@@ -190,6 +192,7 @@ class _Here:
                 peaks=peaks_here(resolved, words["ranks"]),
                 files=words.get("files", {}),
                 began=words["began"],
+                owner=Owner(**words["owner"]),
             ),
         )
 

@@ -27,6 +27,9 @@ LOGS = "logs"
 SUMMARY_FILE = "summary.json"
 """In the run folder, written after the last step: what ``report`` and commands show."""
 CONFIG_FILE = "config.yaml"
+NODES_FILE = ".nodes.json"
+"""In the run folder, as long as a command there guides those of other machines; nobody but its
+owner may read it."""
 LAUNCHER_FILE = ".launcher"
 """In the run folder, while a process that can move its job works there."""
 
@@ -67,6 +70,7 @@ class RunFolder:
             raise ConfigError("--out", str(self.path), expected, f"{hint[:-1]}, or wait.")
         with suppress(OSError):  # of one that was killed
             (self.path / LAUNCHER_FILE).unlink(missing_ok=True)
+            (self.path / NODES_FILE).unlink(missing_ok=True)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -58,6 +58,9 @@ from weft.checkpoint.store import prune, step_name
 
 FIRST_RANK_S = 120.0
 """An agent that nobody speaks to ends after so long."""
+GIVEN_UP_S = 10.0
+"""How long a save waits for other machines once other ranks have taken the places of those who
+began it: whoever was lost there may never have copied, and nobody there would know of it."""
 WRITERS = 4
 """Files that are written at the same time."""
 
@@ -116,6 +119,8 @@ class Agent:
         self._ranks: list[_Rank] = []
         self._pending: dict[str, _Pending] = {}
         self._crews: dict[str, _Crew] = {}
+        self._came_at: dict[str, float] = {}
+        """When the first rank of each crew did."""
         self._memory = Memory()
         self._latest = ""
         self._asked: list[tuple[_Rank, Message]] = []
@@ -223,6 +228,7 @@ class Agent:
 
     def _join(self, rank: _Rank, hello: Hello) -> None:
         crew = self._crews.setdefault(hello.crew, _Crew(hello.crew, hello.ranks_here))
+        self._came_at.setdefault(hello.crew, time.monotonic())
         crew.here.add(hello.rank)
         crew.ranks.append(rank)
         crew.commits |= hello.commits
@@ -343,7 +349,7 @@ class Agent:
         save, order = pending.save, pending.order
         draft = save.draft(order.owner if order else None)
         if order is None:
-            _wait_for(draft, save)
+            self._wait_for(draft, pending)
             for number, facts in _written(pending, draft).items():
                 draft.leave(number, rank_file_json(facts))
             return
@@ -353,7 +359,7 @@ class Agent:
             assert pending.kept is not None, "written before it is whole"
             mine = _written(pending, draft)
             others = set(range(pending.kept.world_size)) - mine.keys()
-            files = [*mine.values(), *_from_others(order.save, draft, others)]
+            files = [*mine.values(), *self._from_others(draft, pending, others)]
             draft.commit(files, pending.kept.state)
             self._latest = step_name(save.step)
         except Exception:
@@ -375,10 +381,48 @@ class Agent:
         problem = f"a rank ended before it had copied step {save.step}"
         if not pending.crew.commits:  # otherwise nothing was opened
             draft = save.draft()
-            _wait_for(draft, save)
+            self._wait_for(draft, pending)
             for number in sorted(pending.crew.here):
                 draft.leave(number, {"problem": problem})
         raise CheckpointError(problem)
+
+    def _wait_for(self, draft: Draft, pending: _Pending) -> None:
+        """Return when whoever commits has begun."""
+        what = f"step {pending.save.step}"
+        self._until(lambda: draft.is_open() or None, what, pending, draft.look_s)
+
+    def _from_others(
+        self, draft: Draft, pending: _Pending, ranks: Collection[int]
+    ) -> list[RankFile]:
+        """What agents of other machines left, once all is there."""
+        found = []
+        for rank in sorted(ranks):
+            what = f"{rank_file_name(rank)} of another machine"
+            data = self._until(partial(draft.left, rank), what, pending, draft.look_s)
+            if "problem" in data:
+                raise CheckpointError(f"rank {rank}: {data['problem']}")
+            found.append(rank_file_from_json(data))
+        return found
+
+    def _until(
+        self, found: Callable[[], T | None], what: str, pending: _Pending, look_s: float
+    ) -> T:
+        """What ``found`` finds, once it does. Raises CheckpointError where that takes too long."""
+        timeout_s = (pending.order or pending).save.timeout_s
+        deadline = time.monotonic() + timeout_s
+        while (result := found()) is None:
+            if time.monotonic() > deadline:
+                raise CheckpointError(f"waited {timeout_s:.0f} s for {what}")
+            if self._has_gone_on(pending.crew):
+                raise CheckpointError(f"ranks were lost before {what} came")
+            time.sleep(look_s)
+        return result
+
+    def _has_gone_on(self, crew: _Crew) -> bool:
+        """The job has, without those ranks, for a while."""
+        newest_at = next(reversed(list(self._came_at.values())))
+        is_newest = self._came_at[crew.name] == newest_at
+        return not is_newest and time.monotonic() > newest_at + GIVEN_UP_S
 
     def _unname(self) -> None:
         """Leave no socket behind, unless another agent has put its own there."""
@@ -427,30 +471,3 @@ def _written(pending: _Pending, draft: Draft) -> dict[int, RankFile]:
         copies = pending.kept.copies.items()
         under_way = [pool.submit(write, rank, copy.image) for rank, copy in copies]
         return dict(future.result() for future in under_way)
-
-
-def _wait_for(draft: Draft, save: Save) -> None:
-    """Return when whoever commits has begun."""
-    _until(lambda: draft.is_open() or None, f"step {save.step}", save.timeout_s, draft.look_s)
-
-
-def _from_others(save: Save, draft: Draft, ranks: Collection[int]) -> list[RankFile]:
-    """What agents of other machines left, once all is there."""
-    found = []
-    for rank in sorted(ranks):
-        what = f"{rank_file_name(rank)} of another machine"
-        data = _until(partial(draft.left, rank), what, save.timeout_s, draft.look_s)
-        if "problem" in data:
-            raise CheckpointError(f"rank {rank}: {data['problem']}")
-        found.append(rank_file_from_json(data))
-    return found
-
-
-def _until(found: Callable[[], T | None], what: str, timeout_s: float, look_s: float) -> T:
-    """What ``found`` finds, once it does. Raises CheckpointError after ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
-    while (result := found()) is None:
-        if time.monotonic() > deadline:
-            raise CheckpointError(f"waited {timeout_s:.0f} s for {what}")
-        time.sleep(look_s)
-    return result

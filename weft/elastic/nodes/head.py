@@ -16,8 +16,9 @@ from weft.comm.address import RankAddress
 from weft.comm.proven import Listener, heard
 from weft.config.errors import ConfigError, ConfigErrors, RunError, show
 from weft.elastic.nodes.link import Link
-from weft.elastic.nodes.meeting import FILE, Where, bound_to
+from weft.elastic.nodes.meeting import Where, bound_to
 from weft.elastic.nodes.remote import Hello, Node
+from weft.train.run_folder import NODES_FILE
 
 LOOK_S = 0.2
 PLAN_S = 300.0
@@ -83,7 +84,7 @@ class Head:
                 node.link.drop("the job is over")
         if self._listener is not None:
             self._listener.close()
-        (self._folder / FILE).unlink(missing_ok=True)
+        (self._folder / NODES_FILE).unlink(missing_ok=True)
 
     @property
     def there(self) -> Sequence[Node]:

@@ -15,9 +15,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from weft.elastic.rank_process import end_with_parent
+from weft.train.run_folder import NODES_FILE
 
-FILE = ".nodes.json"
-"""In the run folder, as long as the command of node 0 works there; nobody else may read it."""
 STORE_S = 120.0
 """How long the process of a store may take to begin."""
 
@@ -30,18 +29,18 @@ class Where:
     secret: str
 
     def write(self, folder: Path) -> None:
-        draft = folder / f"{FILE}.{os.getpid()}"
+        draft = folder / f"{NODES_FILE}.{os.getpid()}"
         draft.unlink(missing_ok=True)
         handle = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(handle, "w") as file:
             file.write(json.dumps(asdict(self)))
-        draft.replace(folder / FILE)
+        draft.replace(folder / NODES_FILE)
 
     @staticmethod
     def read(folder: Path) -> Where | None:
         """None where no head works, or works no more."""
         with suppress(OSError, ValueError, TypeError):
-            return Where(**json.loads((folder / FILE).read_text()))
+            return Where(**json.loads((folder / NODES_FILE).read_text()))
         return None
 
 
