@@ -118,19 +118,8 @@ class Head:
         for node in others:
             _offer(node, plan, ranks.get(node.index, ()))
         deadline = time.monotonic() + PLAN_S
-        while waiting := [node for node in others if not (node.is_ready or node.refusal)]:
-            links = [
-                node.link.fileno() for node in waiting if node.link is not None and node.is_there
-            ]
-            wait(links, LOOK_S)
-            for node in waiting:
-                node.look()
-                if not node.is_there or time.monotonic() > deadline:
-                    why = node.link.lost if node.link is not None else ""
-                    raise RunError(f"{node.words} is gone: {why or 'it does not answer'}")
         for node in others:
-            if node.refusal:
-                raise ConfigError("", None, "", f"{node.words} refuses: {node.refusal}")
+            _await_answer(node, deadline)
 
     def look(self, plan: str) -> list[Node]:
         """Machines that have come since, and accepted the plan as a spare; they may be those that
@@ -183,6 +172,23 @@ class Head:
             self._came.put((Hello(**heard(end)), Link(end, self._quiet_s)))
             return
         end.close()
+
+
+def _await_answer(node: Node, deadline: float) -> None:
+    """Return when it accepts the plan.
+
+    Raises:
+        ConfigError: it does not.
+        RunError: it is gone.
+    """
+    assert node.link is not None, "the head asks no other"
+    while not (node.is_ready or node.refusal):
+        if not node.is_there or time.monotonic() > deadline:
+            raise RunError(f"{node.words} is gone: {node.link.lost or 'it does not answer'}")
+        wait([node.link.fileno()], LOOK_S)
+        node.look()
+    if node.refusal:
+        raise ConfigError("", None, "", f"{node.words} refuses: {node.refusal}")
 
 
 def _offer(node: Node, plan: str, ranks: Sequence[int]) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -41,19 +40,27 @@ def connected(
     while time.monotonic() < deadline:
         where = Where.read(folder)
         try:
-            if where is not None:
-                end = socket.create_connection((host, where.port), QUIET_S)
-                with suppress(ValueError):  # of another job, by chance
-                    prove(end, where.secret.encode(), is_server=False)
-                    say(end, asdict(hello))
-                    return Link(end, quiet_s)
-                end.close()
+            end = None if where is None else _proven(host, where)
+            if end is not None:
+                say(end, asdict(hello))
+                return Link(end, quiet_s)
         except OSError as error:
             problem = f"{host}:{where.port if where else 0} does not answer: {error}"
         time.sleep(TRY_S)
     expected = f"a run folder in which the command of node 0 works within {timeout_s:g} s"
     hint = f"{problem[0].upper()}{problem[1:]}. Start the same command on every machine."
     raise ConfigError("--out", str(folder), expected, hint)
+
+
+def _proven(host: str, where: Where) -> socket.socket | None:
+    """A connection to the head; None where somebody else listens there by now."""
+    end = socket.create_connection((host, where.port), QUIET_S)
+    try:
+        prove(end, where.secret.encode(), is_server=False)
+    except (ValueError, OSError):
+        end.close()
+        return None
+    return end
 
 
 class Member:
@@ -100,13 +107,16 @@ class Member:
                     return STOPPED
                 if asked.times and not passed_on:
                     passed_on = True
-                    for each in self._processes.values():
-                        each.terminate()
+                    self._terminate()
         finally:
             for each in self._processes.values():
                 each.end()
             self._link.drop("its command has ended")
         return self._code
+
+    def _terminate(self) -> None:
+        for each in self._processes.values():
+            each.terminate()
 
     def _look(self) -> None:
         sources = [source for each in self._processes.values() for source in each.sources]
