@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from weft.parallel.fp8.linear import Factors, ScaledLinear
 from weft.parallel.fp8.rounding import Scaled, Spans, product, scale_for, scaled
 from weft.parallel.pipeline.deferred import WeightWork
+from weft.parallel.runtime import AxisGroup
 from weft.precision.roles import Products, Scaling
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -156,3 +157,28 @@ def test_sizes_that_tensor_cores_do_not_take() -> None:
         patch.delattr(torch, "_scaled_mm")
         made = product(left, right, torch.float32, by_tensor_cores=True)
     assert torch.equal(made, left.exact(torch.float32) @ right.exact(torch.float32).T)
+
+
+class Alone:
+    """The other ranks of a group have zeros."""
+
+    calls = 0
+
+    def all_reduce(self, _: Tensor, *, largest: bool, **__: object) -> None:
+        assert largest
+        self.calls += 1
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_code_talks_each_time() -> None:
+    comm = Alone()
+    groups = (AxisGroup(comm, (0, 1)),)  # type: ignore[arg-type]
+    module = layer("tensorwise", divided=(True, False), groups=groups)
+    x, g = torch.randn(2, 7, 48).double(), torch.randn(2, 7, 32).double()
+    plain = grads(module, x, g)
+    assert comm.calls == 3, "the weight twice, and the gradient of what it gives"
+    compiled = torch.compile(nn.Sequential(module, nn.Identity()), backend="eager")
+    for times in (2, 3):
+        found = grads(compiled, x, g)  # type: ignore[arg-type]
+        assert comm.calls == 3 * times
+        assert all(map(torch.equal, found, plain))

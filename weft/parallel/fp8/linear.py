@@ -42,6 +42,11 @@ class Factors:
     """Of those ranks."""
     by_tensor_cores: bool = False
 
+    @property
+    def talks(self) -> bool:
+        """Some scales are of several ranks."""
+        return any(self.divided) and self.products.scaling != "blockwise"
+
     def stream(self, x: Tensor, over: int, *, is_gradient: bool) -> Scaled:
         """``x``, or ``g``, for a sum over tokens or features."""
         spans = {
@@ -93,13 +98,16 @@ class ScaledLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[samples, .., d_in]`` to ``[samples, .., d_out]``."""
-        made: Tensor = _Multiply.apply(  # type: ignore[no-untyped-call]
-            x, self.weight, self.bias, self._factors, self._work
-        )
+        multiply = Multiply.apply
+        if self._factors.talks and torch.compiler.is_compiling():
+            from weft.parallel.fp8.uncompiled import multiply
+        made: Tensor = multiply(x, self.weight, self.bias, self._factors, self._work)  # type: ignore[no-untyped-call]
         return made
 
 
-class _Multiply(torch.autograd.Function):
+class Multiply(torch.autograd.Function):
+    """The three products; that of the weight may wait."""
+
     @staticmethod
     def forward(
         ctx: Any,
