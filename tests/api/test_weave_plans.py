@@ -184,6 +184,7 @@ def test_a_plan_that_gathers_a_module_is_refused() -> None:
     ("change", "problem"),
     [
         ({"precision": "bf16"}, r"precision = 'bf16': expected that of the model .torch.float64"),
+        ({"precision": "fp8-fp64"}, r"precision = 'fp8-fp64': expected that of the model"),
         ({"device": "cuda"}, r"device = 'cuda': expected that of the model .cpu"),
         ({"zero": 1}, r"zero = 1: expected 0. No other rank"),
     ],

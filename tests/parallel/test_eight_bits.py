@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from weft.config.errors import ConfigError
+from weft.parallel.fp8.apply import EightBits
 from weft.parallel.fp8.linear import Factors, ScaledLinear
 from weft.parallel.fp8.rounding import Scaled, Spans, product, scale_for, scaled
 from weft.parallel.pipeline.deferred import WeightWork
@@ -151,12 +153,46 @@ def test_pytorchs_own_product(scaling: Scaling) -> None:
         assert (ours - theirs).float().norm() < 1e-2 * theirs.float().norm()
 
 
+def test_sums_over_samples_round_once() -> None:
+    """By tensor cores each sample's term is one of bf16; their sum is not, until its end."""
+    module = layer("tensorwise", torch.bfloat16, by_tensor_cores=True)
+    x, g = torch.randn(64, 16, 48).bfloat16(), torch.randn(64, 16, 32).bfloat16()
+    x8, g8 = (
+        module._factors.stream(part, 2, is_gradient=number > 0).exact(torch.float64)
+        for number, part in enumerate((x, g))
+    )
+    exact = g8.flatten(0, 1).T @ x8.flatten(0, 1)
+    found = grads(module, x, g)[2].double()
+    assert (found - exact).norm() < 3e-3 * exact.norm()
+
+
+def test_layers_that_are_more_than_a_product() -> None:
+    """One under two names is replaced in both; one with hooks or a computed weight is refused."""
+    eight = EightBits.__new__(EightBits)
+    eight._made, eight._params, eight._groups = {}, {}, []
+    eight._products, eight._by_tensor_cores = Products(scaling="tensorwise"), False
+    shared = nn.Linear(4, 4)
+    model = eight.apply(nn.Sequential(shared, nn.ReLU(), shared))
+    assert isinstance(model, nn.Sequential) and model[0] is model[2]
+    assert type(model[0]) is ScaledLinear and model[0].weight is shared.weight
+    assert [*model(torch.randn(4)).shape] == [4], "features alone, as a linear layer takes them"
+    hooked, computed = nn.Linear(4, 4), nn.Linear(4, 4)
+    hooked.register_forward_hook(lambda *_: None)
+    del computed.weight
+    computed.weight = torch.zeros(4, 4)  # type: ignore[assignment]
+    for layer_ in (hooked, computed):
+        with pytest.raises(ConfigError, match="no hooks with fp8"):
+            eight.apply(nn.Sequential(layer_))
+
+
 def test_sizes_that_tensor_cores_do_not_take() -> None:
     left, right = (Scaled(torch.randn(n, 40).to(E4M3), torch.ones(1, 1)) for n in (3, 17))
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(torch, "_scaled_mm")
-        made = product(left, right, torch.float32, by_tensor_cores=True)
-    assert torch.equal(made, left.exact(torch.float32) @ right.exact(torch.float32).T)
+        made = product(left, right, torch.bfloat16, by_tensor_cores=True)
+        like = Scaled(torch.randn(32, 32).to(E4M3), torch.ones(1, 1))
+        product(like, like, torch.float64, by_tensor_cores=True)  # no card gives such results
+    assert torch.equal(made, left.exact(torch.bfloat16) @ right.exact(torch.bfloat16).T)
 
 
 class Alone:

@@ -231,14 +231,17 @@ def _refuse_unlike(
     """A plan that says another device or precision than the model's would not be followed."""
     devices = sorted({param.device.type for param in params})
     dtypes = {param.dtype for param in params}
+    products = None
     if precision is not None:
         dtypes = {PRECISIONS[precision].compute.dtype}
+        products = PRECISIONS[precision].products
     for p, s, stage in plan.stages():
         where = f"plan.pipelines[{p}].stages[{s}]"
         if [stage.device] != devices:
             expected = f"that of the model ({', '.join(devices)})"
             raise ConfigError(f"{where}.device", stage.device, expected)
-        if {PRECISIONS[stage.precision].compute.dtype} != dtypes:
+        asked = PRECISIONS[stage.precision]
+        if {asked.compute.dtype} != dtypes or asked.products != products:
             hint = "Give weave the same precision as the plan."
             expected = f"that of the model ({', '.join(sorted(map(str, dtypes)))})"
             raise ConfigError(f"{where}.precision", stage.precision, expected, hint)

@@ -134,7 +134,7 @@ def by_layer(choice: StageChoice) -> list[StageChoice]:
 
 def dtype_of(precision: Precision) -> Dtype:
     """In which products are computed, of those that chips' rates are known for."""
-    if PRECISIONS[precision].products is not None:
+    if PRECISIONS[precision].has_fast_products:
         return "fp8"
     return "bf16" if width_of(precision) == 2 else "fp32"
 

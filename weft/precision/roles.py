@@ -97,6 +97,13 @@ class Roles:
     """How linear layers of blocks multiply; None: in the arithmetic of all else."""
 
     @property
+    def has_fast_products(self) -> bool:
+        """Chips' units for numbers of eight bits make its products, where they have any."""
+        if self.products is None or self.products.scaling == "blockwise":
+            return False
+        return self.compute.stored_as == "bfloat16"
+
+    @property
     def roundoff(self) -> float:
         """What one rounding puts between two ways of computing the same, relative to the result.
 

@@ -286,6 +286,9 @@ def _plan_facts(plan: Plan) -> Iterable[tuple[str, object]]:
         yield f"{where}: samples", pipeline.samples
         yield f"{where}: microbatch", pipeline.microbatch
         yield f"{where}: schedule", pipeline.schedule
+        for name, made in (("in flight", pipeline.in_flight), ("lists", pipeline.lists)):
+            if made:
+                yield f"{where}: {name}", list(made)
         for s, stage in enumerate(pipeline.stages):
             for name, value in asdict(stage).items():
                 yield f"{where}, stage {s}: {name}", value

@@ -176,7 +176,9 @@ def _facts(job: Job) -> Mapping[str, object]:
         facts[f"pipelines[{p}].stages[{s}]"] = str(asdict(stage))
     for p, pipeline in enumerate(job.plan.pipelines):
         taken = {"samples": pipeline.samples, "microbatch": pipeline.microbatch}
-        facts[f"pipelines[{p}]"] = str({**taken, "schedule": pipeline.schedule})
+        order = {"schedule": pipeline.schedule, "in_flight": pipeline.in_flight}
+        facts[f"pipelines[{p}]"] = str({**taken, **order, "lists": pipeline.lists})
+    facts["domains"] = str(job.plan.domains)
     return facts
 
 

@@ -30,6 +30,8 @@ class EightBits:
         self, products: Products, params: Sequence[LocalParam], rank_plan: RankPlan, comm: Comm
     ) -> None:
         self._products = products
+        self._made: dict[int, nn.Module] = {}
+        """By what they took the place of, and themselves."""
         self._params = {id(param.param): param for param in params}
         mesh = rank_plan.stage_plan.mesh
         self._groups = [
@@ -42,12 +44,20 @@ class EightBits:
         module that is itself a linear layer is left alone, and its replacement returned.
 
         Raises:
-            ConfigError: a block of a weight would have to be in two ranks.
+            ConfigError: a block of a weight would have to be in two ranks; a layer has hooks, or a
+                weight that is computed.
         """
+        if id(module) in self._made:
+            return self._made[id(module)]
         if type(module) is nn.Linear:  # a subclass may compute something else
-            return ScaledLinear(module, self._factors(module))
-        for name, child in module.named_children():
-            module.register_module(name, self.apply(child))
+            _refuse_more_than_a_product(module)
+            made = ScaledLinear(module, self._factors(module))
+            self._made |= {id(module): made, id(made): made}
+            return made
+        self._made[id(module)] = module
+        for name, child in list(module._modules.items()):  # one may have several names
+            if child is not None:
+                module.register_module(name, self.apply(child))
         return module
 
     def _factors(self, linear: nn.Linear) -> Factors:
@@ -80,3 +90,11 @@ def eight_bits(params: Sequence[LocalParam], rank_plan: RankPlan, comm: Comm) ->
     """For the stages of a rank, which have one precision; None where that has more bits."""
     products = PRECISIONS[rank_plan.stage_plan.precision].products
     return None if products is None else EightBits(products, params, rank_plan, comm)
+
+
+def _refuse_more_than_a_product(linear: nn.Linear) -> None:
+    hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks)
+    if any(hooks) or "weight" not in linear._parameters:
+        hint = "A layer whose class is a subclass of nn.Linear is left alone, and keeps its own."
+        expected = "linear layers with a weight of their own and no hooks with fp8"
+        raise ConfigError("precision", str(linear), expected, hint)

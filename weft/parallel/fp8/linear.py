@@ -131,7 +131,7 @@ class Multiply(torch.autograd.Function):
             ctx.save_for_backward(weight, rounded.values, rounded.scale)
         else:
             ctx.save_for_backward(weight, samples)
-        y = y.reshape(*x.shape[:-1], len(weight))
+        y = y.reshape(*x.shape[:-1], y.shape[-1])
         return y if bias is None else y + bias
 
     @staticmethod
@@ -157,7 +157,9 @@ class Multiply(torch.autograd.Function):
 
 
 def _by_sample(x: Tensor) -> Tensor:
-    """``[samples, tokens, features]``; a sample without tokens has one."""
+    """``[samples, tokens, features]``; a sample without tokens has one, and so have features that
+    are alone."""
+    x = x if x.dim() > 1 else x[None]
     return x.reshape(len(x), prod(x.shape[1:-1]), x.shape[-1])
 
 
@@ -175,15 +177,22 @@ def _weight_grad(
         grad = factors.stream(grad, TOKENS, is_gradient=True)
     if isinstance(x, Tensor):
         x = factors.stream(x, TOKENS, is_gradient=False)
-    if not factors.by_tensor_cores:
+    samples, tokens = x.values.shape[:2]
+    if not (factors.by_tensor_cores and samples and tokens % 16 == 0):
         rows, columns = grad.exact(dtype).flatten(0, 1), x.exact(dtype).flatten(0, 1)
         return rows.T @ columns
-    made: Tensor | None = None
-    for n in range(len(x.values)):
-        left = Scaled(grad.values[n].T, grad.scale[n].T)
-        right = Scaled(x.values[n].T, x.scale[n].T)
-        term = product(left, right, dtype, by_tensor_cores=True)
-        made = term if made is None else made + term
-    if made is None:
-        made = grad.values.new_zeros((grad.values.shape[2], x.values.shape[2]), dtype=dtype)
-    return made
+    terms = (
+        product(
+            Scaled(grad.values[n].T, grad.scale[n].T),
+            Scaled(x.values[n].T, x.scale[n].T),
+            dtype,
+            by_tensor_cores=True,
+        )
+        for n in range(samples)
+    )
+    if samples == 1:
+        return next(terms)
+    total = next(terms).float()  # in bf16 each sample would round the sum once more
+    for term in terms:
+        total += term
+    return total.to(dtype)

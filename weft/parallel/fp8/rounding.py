@@ -95,10 +95,10 @@ def product(left: Scaled, right: Scaled, dtype: torch.dtype, *, by_tensor_cores:
     """``[.., k]`` times ``[n, k]`` transposed, of what was rounded to, in ``dtype``.
 
     ``by_tensor_cores``: by PyTorch's product of numbers in eight bits where it can be, which are
-    sizes of whole 16 elements and scales that are the same along ``k``. The numbers are the same
-    but for the order of sums.
+    results in bf16, sizes of whole 16 elements and scales that are the same along ``k``. The
+    numbers are the same but for the order of sums.
     """
-    if by_tensor_cores and _can_multiply(left, right):
+    if by_tensor_cores and dtype == torch.bfloat16 and _can_multiply(left, right):
         return _by_tensor_cores(left, right, dtype)
     return left.exact(dtype) @ right.exact(dtype).T
 
