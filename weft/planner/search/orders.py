@@ -9,10 +9,13 @@ from weft.planner.problem import Problem
 from weft.planner.search.domains import have_room
 from weft.planner.search.found import Candidate
 from weft.schedules.known import Pattern, held_at_peak
-from weft.simulate.made.make import WORTH, Making, make
+from weft.simulate.made.make import Making, make
 
 BEST_FEW = 3
 """Plans for which it is tried."""
+ENOUGH = 0.02
+"""Part of a step that another order has to save: less no prediction can tell, and a backward in
+halves costs something that none has."""
 BUDGET = 4_000
 """Actions that each search for a list does: where a step has many, rules do almost as well."""
 
@@ -43,7 +46,7 @@ def _ordered(candidate: Candidate, problem: Problem) -> Candidate:
         before, after = best.plan.pipelines[:slowest], best.plan.pipelines[slowest + 1 :]
         plan = replace(best.plan, pipelines=(*before, made, *after))
         time, memory = problem.time(plan), problem.memory(plan)
-        saves = time.step_s < (1 - WORTH) * best.time.step_s
+        saves = time.step_s < (1 - ENOUGH) * best.time.step_s
         if not saves or not have_room(plan, problem, memory):
             return best
         best = replace(best, plan=plan, time=time, memory=memory)
