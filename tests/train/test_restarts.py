@@ -21,6 +21,7 @@ from weft.elastic.recovery import Restarts
 from weft.report.events import EVENTS_FILE, read_events
 from weft.report.goodput import goodput
 from weft.report.metrics import read_metrics
+from weft.train.history import note_rewind
 from weft.train.job import Job
 from weft.train.saver import Saver
 from weft.train.worker import RankLife, main
@@ -133,3 +134,19 @@ def test_restarts_without_a_new_step_between_them_are_counted(tmp_path: Path) ->
         f"{rank}, after step 3: restart 2 of 2 begins",
         f"{rank}, after step 4: restart 1 of 2 begins",
     ]
+
+
+def test_steps_after_a_rewind_are_new(tmp_path: Path) -> None:
+    recover = Restarts(job(["recovery.restarts=1", *ASKED], tmp_path, STEPS), lambda _: None)
+    lost = [Failure(1, "signal", "was ended by SIGKILL from outside", phase="run")]
+
+    def reach(step: int) -> None:
+        (tmp_path / "metrics.jsonl").write_text(f'{{"step": {step}, "loss": 1.0}}\n')
+
+    reach(95)
+    assert recover(lost) is not None
+    note_rewind(tmp_path, (95,))
+    for step in (60, 70):
+        reach(step)
+        assert recover(lost) is not None, step
+    assert recover(lost) is None

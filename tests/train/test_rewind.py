@@ -27,9 +27,9 @@ from weft.report.goodput import goodput, spans
 from weft.report.metrics import read_metrics
 from weft.train import watch
 from weft.train.engine import Engine, StepResult
-from weft.train.history import REWINDS_FILE
 from weft.train.job import Job
 from weft.train.loop import Run
+from weft.train.run_folder import REWINDS_FILE
 from weft.train.worker import main
 
 STEPS, BATCH = 12, 4

@@ -6,7 +6,7 @@ import math
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -16,10 +16,12 @@ from weft.config.errors import DivergedError, RunError
 from weft.config.sections import RecoveryConfig
 from weft.data.left_out import LeftOut
 from weft.report.events import EVENTS_FILE, EventLog, read_events
-from weft.train.history import REWINDS_FILE, History, history_of, note_rewind, read_rewinds
+from weft.train.history import History, history_of, note_rewind, read_rewinds
 from weft.train.loop import Hook, StepNumbers, StepRecord
+from weft.train.run_folder import REWINDS_FILE
 from weft.train.spikes import Spikes
 from weft.train.watch import RewoundError, watch_losses
+from weft.train.worker import _has_gone_back
 
 LOSSES = st.lists(st.floats(0.1, 20.0), min_size=1, max_size=40)
 
@@ -68,6 +70,12 @@ def test_a_spike_is_told_of_once_and_by_hand_computed_numbers() -> None:
     assert spikes.add(9.0) is not None, "the next one"
 
 
+def test_losses_of_nothing_are_no_measure() -> None:
+    spikes = Spikes(4, 5.0)
+    assert [spikes.add(loss) for loss in [0.0, 0.0, 0.0, 2.0, 2.0, 2.0, 2.0]] == [None] * 7
+    assert spikes.add(9.0) is not None
+
+
 def test_what_stays_high_is_the_new_level() -> None:
     spikes = Spikes(6, 5.0)
     found = [spikes.add(loss) for loss in [*[2.0] * 6, *[3.0] * 6]]
@@ -86,6 +94,8 @@ def hook_of(folder: Path, told: list[str], **recovery: Any) -> tuple[Hook, Histo
         events=EventLog(folder),
         is_main=True,
     )
+    gradients = SimpleNamespace(fence=lambda: told.append("fenced"))
+    run.built = SimpleNamespace(gradients=gradients)
     saver: Any = SimpleNamespace(settle=lambda: told.append("settled"))
     return watch_losses(run, saver, folder / "checkpoints", folder, told.append), history
 
@@ -98,10 +108,10 @@ def watched(folder: Path, losses: list[float], told: list[str], **recovery: Any)
     return history
 
 
-def numbers(step: int, loss: float) -> StepNumbers:
+def numbers(step: int, loss: float, **more: Any) -> StepNumbers:
     rest: dict[str, Any] = {"lr": 0.0, "stop": 0.0, "save": False, "move": False, "data": 0}
-    rest |= {"seconds": 1.0, "ended": 0.0, "skipped": False, "loss_scale": None}
-    return StepNumbers(step=step, loss=loss, grad_norm=1.0, **rest)
+    rest |= {"seconds": 1.0, "ended": 0.0, "skipped": False, "loss_scale": None, "grad_norm": 1.0}
+    return StepNumbers(step=step, loss=loss, **{**rest, **more})
 
 
 SPIKE = "step 3: loss 9.0000, 2.0000 ± 0.01 before: a spike of 700 deviations"
@@ -134,6 +144,36 @@ def test_numbers_that_are_read_late_name_the_same_step(tmp_path: Path) -> None:
     assert read_rewinds(tmp_path) == (2,)
 
 
+@pytest.mark.parametrize(
+    ("when_spike", "raised", "why"),
+    [
+        ("warn", RewoundError, r"^loss 9\.0, grad_norm inf: going back"),
+        ("rewind", RewoundError, r"a spike of 700 deviations .*: going back"),
+        ("stop", DivergedError, r"a spike of 700 deviations"),
+    ],
+)
+def test_a_spike_hides_no_numbers_that_are_none(
+    tmp_path: Path, when_spike: Any, raised: type[Exception], why: str
+) -> None:
+    hook, _ = hook_of(tmp_path, [], when_spike=when_spike, when_not_finite="rewind")
+    with pytest.raises(raised, match=why):
+        hook(StepRecord(step=1, read=[numbers(1, 9.0, grad_norm=math.inf)]))
+    assert read_rewinds(tmp_path) == ((0,) if raised is RewoundError else ())
+
+
+def test_a_run_that_is_to_stop_leaves_going_back_to_the_next_start(tmp_path: Path) -> None:
+    life: Any = SimpleNamespace()
+    for stop, goes_on in ((0.0, True), (1.0, False)):
+        hook, _ = hook_of(tmp_path / f"{stop}", [], when_spike="rewind")
+        (tmp_path / f"{stop}").mkdir()
+        record = StepRecord(step=1, read=[numbers(1, 9.0, stop=stop)])
+        life.epoch = lambda _, hook=hook, record=record: hook(record)
+        assert _has_gone_back(life, cast(Any, None)) == goes_on
+        assert read_rewinds(tmp_path / f"{stop}") == (0,)
+    (last,) = [e for e in read_events(tmp_path / "1.0" / EVENTS_FILE) if e.kind == "end"]
+    assert last.message == "stopped before step 1"
+
+
 def test_a_note_that_is_none_says_how_to_mend_it(tmp_path: Path) -> None:
     (tmp_path / REWINDS_FILE).write_text('{"batch": 7}')
     with pytest.raises(RunError, match=r"rewinds\.json is no list of batches: .* as in \[7, 12\]"):
@@ -149,9 +189,9 @@ def test_a_run_goes_back_so_often_and_no_more(tmp_path: Path) -> None:
             )
         assert read_rewinds(tmp_path) == ((2,), (2, 4))[number]
     assert told == [
-        "settled",
+        *("settled", "fenced"),
         f"{SPIKE} (recovery.spike_limit): going back, 1 of 2 times",
-        "settled",
+        *("settled", "fenced"),
         "step 2: loss nan, grad_norm 1.0: going back, 2 of 2 times",
     ]
     with pytest.raises(DivergedError, match=r"and the run went back 2 times \(recovery.rewinds\)"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from weft.comm.flight_recorder import cause_of_hang, read_records
@@ -10,7 +11,7 @@ from weft.config.errors import ConfigErrors
 from weft.elastic.failure import Epoch, Failure, RanksFailedError
 from weft.report.events import EventLog
 from weft.train.job import Job
-from weft.train.run_folder import LOGS
+from weft.train.run_folder import LOGS, REWINDS_FILE
 from weft.train.run_list import last_step
 
 
@@ -49,6 +50,8 @@ class Restarts:
         self._events = EventLog(job.out, began=job.began, watches=True)
         self._in_a_row = 0
         self._furthest = 0
+        self._rewinds = b""
+        """As the run's folder had them."""
 
     @property
     def _job(self) -> Job:
@@ -58,7 +61,10 @@ class Restarts:
         """What the ranks do next; None: there were too many restarts without a new step."""
         most = self._job.config.recovery.restarts
         step = int(last_step(self._job.out / "metrics.jsonl").get("step", 0))
-        if step > self._furthest:
+        rewinds = self._noted_rewinds()
+        if rewinds != self._rewinds:  # what follows are new steps, though their numbers are lower
+            self._rewinds, self._furthest, self._in_a_row = rewinds, 0, 0
+        elif step > self._furthest:
             self._furthest, self._in_a_row = step, 0
         error = RanksFailedError(failures, cause_of_hang(read_records(self._job.out / LOGS)))
         first = error.first
@@ -73,6 +79,11 @@ class Restarts:
         self._tell(f"{lost}, after step {step}: {said}")
         seats = self._planned_without([each.rank for each in failures if each.is_gone], step)
         return Epoch((self._job,), self._job.plan.world_size, seats)
+
+    def _noted_rewinds(self) -> bytes:
+        with suppress(OSError):
+            return (self._job.out / REWINDS_FILE).read_bytes()
+        return b""
 
     def _planned_without(self, lost: Sequence[int], step: int) -> tuple[int, ...] | None:
         """Plan for the ranks that are left; None where lost ones are replaced."""

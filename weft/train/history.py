@@ -17,11 +17,8 @@ from weft.checkpoint.entry import JSON
 from weft.config.errors import RunError
 from weft.config.sections import RecoveryConfig
 from weft.data.left_out import LeftOut
-from weft.train.run_folder import write_text
+from weft.train.run_folder import REWINDS_FILE, write_text
 from weft.train.spikes import Spikes
-
-REWINDS_FILE = "rewinds.json"
-"""In the run folder, once a run went back."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ class Pace:
     """Compares the times of ranks with each other, and those of steps with the prediction.
 
     ``count`` goes first among the hooks; ``skip`` last, and before training. What each rank has
-    ``taken`` travels with what ranks tell each other anyway, and rank 0 looks at it.
+    ``taken`` travels with what ranks tell each other anyway, and rank 0 looks at it. An alarm ends
+    with its epoch, at the latest: another plan or place is judged anew.
 
     Args:
         prediction: Of the run; None: nobody asked.

@@ -26,6 +26,8 @@ LOGS = "logs"
 """In the run folder: what ranks print."""
 SUMMARY_FILE = "summary.json"
 """In the run folder, written after the last step: what ``report`` and commands show."""
+REWINDS_FILE = "rewinds.json"
+"""In the run folder, once a run went back."""
 CONFIG_FILE = "config.yaml"
 NODES_FILE = ".nodes.json"
 """In the run folder, as long as a command there guides those of other machines; nobody but its

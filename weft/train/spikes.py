@@ -64,5 +64,7 @@ class Spikes:
         median = statistics.median(self.losses)
         deviation = statistics.median(abs(each - median) for each in self.losses)
         deviation = max(deviation, LEAST_PART * abs(median))
+        if deviation == 0:  # losses of nothing, such as of batches without weight, are no measure
+            return None
         found = Spike(loss, median, deviation)
         return found if loss > median + self._limit * deviation else None

@@ -15,9 +15,18 @@ from weft.train.saver import Saver
 REMEDIES = "A lower optim.lr, a longer warm-up or optim.max_grad_norm"
 
 
+STRENGTH = ("warn", "rewind", "stop")
+"""Of what is done about a step, the weakest first: what is odd in two ways meets the strongest."""
+
+
 class RewoundError(Exception):
     """The epoch is over on every rank alike: the next one goes on from before a step, without the
     batches that led to it."""
+
+    def __init__(self, said: str, *, stops: bool = False) -> None:
+        super().__init__(said)
+        self.stops = stops
+        """It belongs to a later start: ranks were asked to stop."""
 
 
 def watch_losses(
@@ -39,14 +48,18 @@ def watch_losses(
 
     def hook(record: StepRecord) -> None:
         for numbers in record.read:
+            odd: list[tuple[str, str]] = []
             spike = spikes.add(numbers.loss)
             if spike is not None:
                 run.events.write("spike", f"{spike}", step=numbers.step, facts=spike.facts)
-                act(recovery.when_spike, numbers, f"{spike} (recovery.spike_limit)")
-            elif recovery.when_not_finite == "rewind" and not numbers.is_finite:
-                act("rewind", numbers, f"loss {numbers.loss}, grad_norm {numbers.grad_norm}")
+                odd.append((recovery.when_spike, f"{spike} (recovery.spike_limit)"))
+            if recovery.when_not_finite == "rewind" and not numbers.is_finite:
+                odd.append(("rewind", f"loss {numbers.loss}, grad_norm {numbers.grad_norm}"))
+            if odd:
+                policy, why = max(odd, key=lambda each: STRENGTH.index(each[0]))
+                act(policy, numbers, why, stops=record.stops)
 
-    def act(policy: str, numbers: StepNumbers, why: str) -> None:
+    def act(policy: str, numbers: StepNumbers, why: str, *, stops: bool) -> None:
         if policy == "warn" and run.is_main:
             tell(f"step {numbers.step}: {why}")
         elif policy == "stop":
@@ -56,7 +69,8 @@ def watch_losses(
             end(f"{why}, and the run went back {times} already", numbers)
         elif policy == "rewind":
             saver.settle()
-            _go_back(run, out, numbers, why, tell)
+            run.built.gradients.fence()  # nothing is on its way when the epoch is closed
+            _go_back(run, out, numbers, why, tell, stops=stops)
 
     def end(why: str, numbers: StepNumbers) -> None:
         saver.settle()  # what was saved is known then
@@ -67,7 +81,13 @@ def watch_losses(
 
 
 def _go_back(
-    run: Run, out: Path, numbers: StepNumbers, why: str, tell: Callable[[str], None]
+    run: Run,
+    out: Path,
+    numbers: StepNumbers,
+    why: str,
+    tell: Callable[[str], None],
+    *,
+    stops: bool,
 ) -> None:
     history, step = run.history, numbers.step
     rewinds = (*history.rewinds, history.left_out.batch(step - 1))
@@ -76,7 +96,9 @@ def _go_back(
         note_rewind(out, rewinds)
         tell(f"step {step}: {said}")
     run.events.write("rewind", said, step=step, facts={"batch": rewinds[-1]})
-    raise RewoundError(said)
+    if stops:
+        run.events.write("end", f"stopped before step {step}", step=step)
+    raise RewoundError(said, stops=stops)
 
 
 def end_when_diverged(run: Run, saver: Saver, root: Place, out: Path) -> Hook:

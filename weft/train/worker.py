@@ -57,8 +57,8 @@ def _has_gone_back(life: RankLife, job: Job) -> bool:
     """Train; whether the next epoch is to go on from before some step."""
     try:
         life.epoch(job)
-    except RewoundError:
-        return True
+    except RewoundError as error:
+        return not error.stops
     return False
 
 
