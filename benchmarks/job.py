@@ -17,9 +17,10 @@ from weft.cost.memory import Memory, Overheads, stage_memory
 from weft.cost.times import StageTimes
 from weft.cost.timing import Hardware, stage_times
 from weft.cost.traffic import Fabric
-from weft.cost.work import BF16_STATE, Keep, StageWork, StateBytes, dividing
+from weft.cost.work import BF16_STATE, StageWork, StateBytes, dividing
 from weft.models.shape import ModelShape
 from weft.plan.plan import ZeroLevel
+from weft.recompute.asked import Slabs
 
 JobSchedule = Literal["1f1b", "zb-h1", "zb-h2"]
 
@@ -44,7 +45,7 @@ class Job:
     zero: ZeroLevel = 0
     shard_ways: int = 0
     """Ranks that share what ``zero`` names; 0 is all that hold the same."""
-    recompute: Keep = "off"
+    recompute: Slabs = ()
     sequence_parallel: bool = True
     dtype: Dtype = "bf16"
     fused_attention: bool = True

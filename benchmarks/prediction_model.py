@@ -210,7 +210,7 @@ def _kept_besides(run: Run, position: int) -> float:
     work = job.works()[position]
     rows = work.tokens / (job.tp if job.sequence_parallel else 1)
     outputs = rows * job.shape.d_model * (made.keeps_outputs and job.pp > 1)
-    again = {"full": 0.0, "half": 0.5}.get(job.recompute, 1.0)
+    again = 1 - sum(part for names, part in job.recompute if "full" in names)
     gate = made.keeps_gate and job.shape.gated
     gates = again * work.num_layers * work.tokens * job.shape.d_ff / job.tp * gate
     return job.held(position) * work.wide * (outputs + gates)

@@ -22,13 +22,13 @@ from benchmarks.published_chips import (
     read_records,
     shelf_of,
 )
-from benchmarks.software import Generation, generation_of
+from benchmarks.software import FULL, Generation, generation_of
 from weft.cluster.cluster import Chip, Dtype
 from weft.config.errors import ConfigError
 from weft.cost.rates import Roofline
-from weft.cost.work import Keep
 from weft.models.shape import ExpertShape, LatentAttention, ModelShape
 from weft.plan.plan import ZeroLevel
+from weft.recompute.asked import Slabs
 
 Record = Mapping[str, Any]
 Counted = Literal["driver", "reserved", "allocated"]
@@ -361,10 +361,10 @@ def _sharing(words: str) -> tuple[ZeroLevel, int]:
     return (1, near) if "distributed" in text or "scatter" in text else (0, 0)
 
 
-def _recompute(words: str, generation: Generation) -> Keep:
+def _recompute(words: str, generation: Generation) -> Slabs:
     if words.startswith("full"):
-        return "full"
-    return generation.selective if words.startswith("selective") else "off"
+        return FULL
+    return generation.selective_slabs if words.startswith("selective") else ()
 
 
 def _schedule(framework: str) -> JobSchedule:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
-from weft.cost.work import Keep
+from weft.recompute.asked import Slabs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +52,21 @@ class Generation:
     """Bytes of one parameter's gradients at rest."""
     optimizer: float = 12.0
     """Bytes of what ranks may share of one parameter's state."""
-    selective: Keep = "selective"
+    selective: Literal["core", "half"] = "core"
     """What it calls selective recomputation."""
     fp32_weights: bool = False
     """Parameters are kept in fp32 alone and cast where they are used."""
 
+    @property
+    def selective_slabs(self) -> Slabs:
+        """Every other layer, or the attention's core; fused attention has no scores to drop."""
+        if self.selective == "half":
+            return ((("full",), 0.5),)
+        return () if self.fused_attention else ((("core",), 1.0),)
 
+
+FULL: Slabs = ((("full",), 1.0),)
+"""Whole layers are computed again."""
 DEEPSPEED = 18.0
 """Bytes of one parameter's state: master copy, moments, its gradient in four bytes and in two."""
 GENERATIONS = (

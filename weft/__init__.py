@@ -33,6 +33,7 @@ _REGISTRIES = {
     "optimizers": "weft.optim.registry:OPTIMIZERS",
     "devices": "weft.platform.registry:PLATFORMS",
     "precisions": "weft.precision.registry:PRECISIONS",
+    "recompute": "weft.recompute.registry:MODES",
     "schedules": "weft.schedules.registry:SCHEDULES",
 }
 """Where the things are that a configuration names. They are imported when one is checked."""

@@ -7,6 +7,7 @@ import pytest
 from weft.cost.activations import layer_kept, layer_working, logits, stage_kept
 from weft.cost.work import StageWork
 from weft.models.shape import ExpertShape, ModelShape
+from weft.recompute.asked import slabs_of
 
 S, B, H, A, T = 2048, 4, 6144, 64, 8
 GPT = ModelShape(
@@ -37,8 +38,8 @@ ROWS = [
         {"axes": (("tp", T),), "sequence_parallel": True},
         34 / T + 5 * A * S / (H * T),
     ),
-    ("selective", {"axes": (("tp", T),), "recompute": "selective"}, 10 + 24 / T),
-    ("full", {"axes": (("tp", T),), "recompute": "full"}, 2),
+    ("selective", {"axes": (("tp", T),), "recompute": ((("core",), 1.0),)}, 10 + 24 / T),
+    ("full", {"axes": (("tp", T),), "recompute": slabs_of("full", 48)}, 2),
 ]
 
 
@@ -52,8 +53,8 @@ def test_published_formula(change, expected) -> None:
 
 def test_half_is_between() -> None:
     off, half, full = (
-        layer_kept(GPT, WORK._replace(recompute=keep), experts=False)
-        for keep in ("off", "half", "full")
+        layer_kept(GPT, WORK._replace(recompute=slabs_of(text, 48)), experts=False)
+        for text in ("off", "full:24", "full")
     )
     assert half == (off + full) / 2
 
@@ -85,7 +86,7 @@ def test_ends_of_a_pipeline_keep_more() -> None:
 
 
 def test_recomputed_layer_comes_back_to_work() -> None:
-    full, off = WORK._replace(recompute="full"), WORK
+    full, off = WORK._replace(recompute=slabs_of("full", 48)), WORK
     more = layer_working(GPT, full, experts=False) - layer_working(GPT, off, experts=False)
     kept = layer_kept(GPT, off, experts=False) - layer_kept(GPT, full, experts=False)
     assert more == pytest.approx(kept)

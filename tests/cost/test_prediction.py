@@ -11,7 +11,7 @@ from benchmarks.prediction import Scored, measure, read, show, spearman
 from benchmarks.prediction_fit import fit, models, problem, worth_having
 from benchmarks.prediction_model import constant, names_for, time_of
 from benchmarks.published import Run, read_memory, read_times
-from benchmarks.software import generation_of
+from benchmarks.software import FULL, generation_of
 from weft.cost.work import StageWork
 
 RECORD: dict[str, Any] = {
@@ -61,7 +61,7 @@ def test_a_record_becomes_a_job(tmp_path) -> None:
     run = only(read_times(write(tmp_path, RECORD)))
     job = run.job
     assert (job.dp, job.tp, job.pp, job.chunks, job.zero, job.dtype) == (4, 2, 2, 4, 1, "fp8")
-    assert (job.recompute, job.num_microbatches, run.measured) == ("full", 16, 3.0)
+    assert (job.recompute, job.num_microbatches, run.measured) == (FULL, 16, 3.0)
     assert job.works()[1] == StageWork(
         layers=(16, 32),
         embeds=False,
@@ -69,7 +69,7 @@ def test_a_record_becomes_a_job(tmp_path) -> None:
         samples=1,
         seq_len=4096,
         axes=(("tp", 2),),
-        recompute="full",
+        recompute=FULL,
         dtype="fp8",
     )
 

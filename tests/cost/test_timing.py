@@ -18,6 +18,7 @@ from weft.cost.work import StageWork, dividing
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import shape_of
 from weft.models.shape import ExpertShape, ModelShape
+from weft.recompute.asked import slabs_of
 
 FABRIC = Fabric(
     piece_bytes=0.0,
@@ -78,7 +79,9 @@ def test_odd_heads_are_slow_where_scores_are_written() -> None:
 
 def test_recomputation_adds_a_forward_to_backward() -> None:
     off, full = (
-        compute_seconds(SHAPE, WORK._replace(recompute=keep, predicts=False), roofline())
+        compute_seconds(
+            SHAPE, WORK._replace(recompute=slabs_of(keep, 32), predicts=False), roofline()
+        )
         for keep in ("off", "full")
     )
     assert full.input_grad_s == pytest.approx(off.input_grad_s + off.forward_s, rel=1e-3)
@@ -231,10 +234,13 @@ def test_chips_without_a_class_go_by_their_best_product() -> None:
 def test_recomputed_layers_talk_again() -> None:
     hardware = Hardware(chip=roofline(), fabric=FABRIC, software=Software())
     off, full = (
-        stage_times(SHAPE, on("tp 8", recompute=keep), hardware) for keep in ("off", "full")
+        stage_times(SHAPE, on("tp 8", recompute=slabs_of(keep, 32)), hardware)
+        for keep in ("off", "full")
     )
     waits = 32 * sent(SHAPE, on("tp 8").work)["sums"]
-    computed = compute_seconds(SHAPE, on("tp 8", recompute="full").work, hardware.chip)
+    computed = compute_seconds(
+        SHAPE, on("tp 8", recompute=slabs_of("full", 32)).work, hardware.chip
+    )
     assert full.input_grad_s == pytest.approx(computed.input_grad_s + 2 * waits)
     assert full.forward_s == off.forward_s
 

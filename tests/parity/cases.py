@@ -379,6 +379,10 @@ MORE = [
     Case("passes", shares=(6,), dp=((2,),), microbatch=5, passes=2),
     Case("passes-zb-h1-zero3", shares=(6,), dp=((2, 2),), layers=((2, 2),), microbatch=6,
          passes=3, schedule="zb-h1", zero=3),
+    Case("tp2-zb-h1-gpt2-attention", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((2, 2),),
+         schedule="zb-h1", family="gpt2", dropout=0.2, recompute="activation+attention:1"),
+    Case("tp2-zb-h1-gpt2-feed-forward", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((2, 2),),
+         schedule="zb-h1", family="gpt2", dropout=0.2, recompute="core+feed_forward"),
     Case("passes-gpt2-tp2", shares=(6,), dp=((1,),), tp=((2,),), microbatch=3, passes=2,
          family="gpt2", dropout=0.1, recompute="full"),
 ]  # fmt: skip

@@ -184,7 +184,17 @@ def differing(pipeline: PipelinePlan, **changes: str) -> PipelinePlan:
             {"precision": "fp8"},
             "precision = 'fp8': expected one of 'fp64', 'fp32', 'bf16', 'fp16'.",
         ),
-        ({"recompute": "yes"}, "recompute = 'yes': expected one of 'off', 'full'."),
+        (
+            {"recompute": "ful:2"},
+            "recompute = 'ful:2': expected one of off, activation, core, attention, "
+            "feed_forward, full; full:3 is for the first three layers, core+full:3 for both. "
+            "No mode 'ful'; did you mean full?",
+        ),
+        (
+            {"recompute": "core+full:9"},
+            "recompute = 'core+full:9': expected 4 layers at most, as the stage has. "
+            "Without a number all of them recompute.",
+        ),
         ({"zero": 7}, "zero = 7: expected one of 0, 1, 2, 3."),
         ({"zero": True}, "zero = true: expected one of 0, 1, 2, 3."),
         ({"compile": 1}, "compile = 1: expected a value of type bool."),

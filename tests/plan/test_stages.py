@@ -1,23 +1,22 @@
 """Stages that a configuration asks for -> a plan: layers, ranks, schedules, and what is refused."""
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.config import plan_sections
 from weft.config.batch import Batch
 from weft.config.errors import ConfigError
 from weft.config.plan_sections import PlanConfig, StageConfig
 from weft.config.schema import root
-from weft.plan import plan as plans
 from weft.plan.mesh import Mesh
 from weft.plan.plan import Plan, StagePlan
 from weft.planner.stages import check_order, pipelines_of, staged_plan
 from weft.planner.validate import validate_plan
 from weft.platform.registry import PLATFORMS
 from weft.precision.registry import PRECISIONS
+from weft.recompute.registry import MODES
 from weft.schedules.registry import SCHEDULES
 
 BATCH = Batch(samples=24, micro=4, accumulation=6, note="")
@@ -41,11 +40,11 @@ def ranks(plan: Plan) -> list[tuple[int, ...]]:
 
 
 def test_the_words_are_those_of_the_registries() -> None:
-    """Config knows none of what it names; the one closed list is spelled out in both places."""
+    """Config knows none of what it names."""
     assert root().at("plan.schedule").words == tuple(SCHEDULES)
     assert root().at("compute.precision").words == ("auto", *PRECISIONS)
     assert root().at("compute.device").words == ("auto", *PLATFORMS)
-    assert get_args(plan_sections.Recompute) == get_args(plans.Recompute)
+    assert root().at("compute.recompute").words == ("auto", *MODES)
 
 
 def test_ranks_follow_the_order_of_the_stages() -> None:

@@ -9,11 +9,14 @@ from torch import nn
 
 from weft.comm.comm import Comm
 from weft.config.sections import AdamWConfig
+from weft.cost.activations import stage_kept
+from weft.cost.choice import choice_of
 from weft.data.synthetic import SyntheticDataset
-from weft.models.registry import FAMILIES
+from weft.models.registry import FAMILIES, shape_of
 from weft.optim.groups import Settings, settings_of
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.recompute.registry import MODES
 from weft.train.assemble import Built, fill, initial
 from weft.train.family import assemble_model
 from weft.train.loop import cut
@@ -21,11 +24,14 @@ from weft.train.loop import cut
 SPEC = replace(FAMILIES["llama"].sizes["debug-1m"].reduced(), num_layers=2)
 
 
-def built_with(**settings: object) -> Built:
+def one_stage(**settings: object) -> Plan:
     stage = StagePlan(mesh=Mesh.of((0,), dp=1), layers=(0, 2), **settings)  # type: ignore[arg-type]
     pipeline = PipelinePlan(stages=(stage,), samples=4, microbatch=4)
-    plan = Plan(num_layers=2, pipelines=(pipeline,))
-    built = assemble_model(plan, SPEC, Comm(), optim=AdamWConfig(), seq_len=16)
+    return Plan(num_layers=2, pipelines=(pipeline,))
+
+
+def built_with(**settings: object) -> Built:
+    built = assemble_model(one_stage(**settings), SPEC, Comm(), optim=AdamWConfig(), seq_len=16)
     fill(built.gradients, initial(1))
     return built
 
@@ -41,19 +47,35 @@ def losses(built: Built, steps: int = 3) -> list[float]:
 
 
 def test_recompute_keeps_every_bit_and_fewer_activations() -> None:
-    assert losses(built_with(recompute="full")) == losses(built_with(recompute="off"))
-    kept = {}
-    for recompute in ("off", "full"):
-        built = built_with(recompute=recompute)
-        sizes: list[int] = []
-        batch = SyntheticDataset(vocab_size=97, seq_len=16, seed=2).batch(range(4))
-        (micro,) = cut(batch, [4], torch.device("cpu"))
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda t, sizes=sizes: (sizes.append(t.nbytes), t)[1], lambda t: t
-        ):
-            built.stages[0].compute(micro.tensors, micro.context)
-        kept[recompute] = sum(sizes)
-    assert kept["full"] < kept["off"] / 3, kept
+    """Each mode drops as many bytes of a forward as the cost model says, and changes no number."""
+    kept, told, expected = {}, {}, losses(built_with(recompute="off"))
+    for recompute in (*MODES, "full:1"):
+        assert losses(built_with(recompute=recompute)) == expected, recompute
+        kept[recompute] = kept_bytes(built_with(recompute=recompute))
+        work = choice_of(one_stage(recompute=recompute).pipelines[0], 0, 64).work
+        told[recompute] = stage_kept(shape_of(SPEC), work)
+    for mode in set(kept) - {"off"}:
+        dropped = kept["off"] - kept[mode]
+        assert dropped == pytest.approx(told["off"] - told[mode], rel=0.1), (mode, kept, told)
+        assert dropped > 0, mode
+
+
+def kept_bytes(built: Built) -> int:
+    """Of a forward, each storage once, parameters apart."""
+    (stage,) = built.stages.values()
+    own = {param.untyped_storage().data_ptr() for param in stage.module.parameters()}
+    found: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        found[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    batch = SyntheticDataset(vocab_size=97, seq_len=64, seed=2).batch(range(4))
+    (micro,) = cut(batch, [4], torch.device("cpu"))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = stage.compute(micro.tensors, micro.context)
+    assert output is not None
+    return sum(each.untyped_storage().nbytes() for at, each in found.items() if at not in own)
 
 
 @pytest.mark.filterwarnings("ignore")  # of PyTorch's own compiler

@@ -14,7 +14,7 @@ from weft.config.values import Count, Flag, Section, Text, Whole
 
 Device = Annotated[str, OneOf("devices", "auto")]
 Precision = Annotated[str, OneOf("precisions", "auto")]
-Recompute = Literal["off", "full"]
+Recompute = Annotated[str, OneOf("recompute")]
 Schedule = Annotated[str, OneOf("schedules")]
 Domains = Literal["nodes", "pipelines", "families"]
 
@@ -61,7 +61,7 @@ class StageConfig(_StageMesh):
     precision: Precision | None = None
     """Arithmetic of this stage."""
     recompute: Recompute | None = None
-    """What this stage computes again in backward (activation checkpointing)."""
+    """What this stage computes again in backward (activation checkpointing), as in `compute`."""
     compile: Flag | None = None
     """torch.compile each block of this stage."""
 

@@ -128,9 +128,11 @@ class ComputeConfig(Section):
     scale for each sample ("fp8-rowwise": for each row, "fp8-blockwise": for each 128); "fp64" is
     the reference mode, and "fp8-...-fp64" that of "fp8-..."; "auto" is bf16 where the chip is fast
     at it, fp16 where it is only at that, else fp32."""
-    recompute: Literal["auto", "off", "full"] = "auto"
+    recompute: Annotated[str, OneOf("recompute", "auto")] = "auto"
     """Activation checkpointing: "full" keeps only each block's input and computes the rest again in
-    backward; "auto" is "off", and with `plan.auto` whatever is fastest in the memory there is."""
+    backward, "attention" and "feed_forward" only what enters that half, "activation" only drops
+    what the feed-forward's last product reads, "core" only attention's scores; "auto" is "off",
+    and with `plan.auto` whatever is fastest in the memory there is."""
     compile: Flag | None = None
     """torch.compile each block: slower to start, faster steps; equal blocks are compiled once.
     Left out: on GPUs, and not on the CPU."""

@@ -8,10 +8,13 @@ the sequence is long: 256 Ki tokens of 1024 channels keep 10 GiB a layer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from weft.cost.work import StageWork, layers_by_kind
 from weft.models.shape import ModelShape
+from weft.recompute.mode import Item
+from weft.recompute.registry import MODES
 
 BLOCK_QUERIES = 64
 """Of attention on a processor, as in ``weft/nn/causal_attention.py``; likewise the next one."""
@@ -25,56 +28,70 @@ CHUNK_TOKENS = 256
 @lru_cache(maxsize=1 << 14)
 def layer_kept(shape: ModelShape, work: StageWork, *, experts: bool) -> float:
     """Bytes that one layer keeps of one microbatch on one rank."""
-    least = work.wide * work.rows * shape.d_model
-    if work.recompute == "full":
-        return least
-    whole = _whole_layer(shape, work, experts=experts, scores=work.recompute != "selective")
-    return (whole + least) / 2 if work.recompute == "half" else whole
+    items = layer_items(shape, work, experts=experts)
+    whole = sum(items.values())
+    if not work.recompute:
+        return whole
+    others = 1 - sum(part for _, part in work.recompute)
+    return others * whole + sum(part * _kept(items, names) for names, part in work.recompute)
 
 
 def layer_working(shape: ModelShape, work: StageWork, *, experts: bool) -> float:
     """Bytes that live while one layer computes: what recomputation brings back, and gradients."""
-    again = _whole_layer(shape, work, experts=experts, scores=True)
-    kept = layer_kept(shape, work, experts=experts)
+    items = layer_items(shape, work, experts=experts)
+    whole = sum(items.values())
+    again = max((whole - _kept(items, names) for names, _ in work.recompute), default=0.0)
     many = 3 if work.eager else 1
     gradients = work.wide * work.tokens * (shape.d_model + many * shape.d_ff / work.share("d_ff"))
-    return again - min(kept, again) + gradients
+    return again + gradients
 
 
-def _whole_layer(shape: ModelShape, work: StageWork, *, experts: bool, scores: bool) -> float:
+def _kept(items: Mapping[Item, float], names: Iterable[str]) -> float:
+    """Bytes that modes leave of one layer."""
+    dropped = {item for name in names for item in MODES[name].items}
+    return sum(size for item, size in items.items() if item not in dropped)
+
+
+def layer_items(shape: ModelShape, work: StageWork, *, experts: bool) -> dict[Item, float]:
+    """Bytes that one layer keeps where nothing is computed again, by what they are."""
     tokens, rows, wide = work.tokens, work.rows, work.wide * work.tokens
-    # Inputs, outputs; two masks. Gathered outputs are kept, where they are not gathered again.
+    # Gathered norms' results are kept, where they are not gathered again.
     outputs = tokens if work.eager else rows
-    each = work.wide * (rows + outputs) + shape.dropout * rows
-    norms = shape.branches * shape.d_model * each
+    entering, masks = work.wide * rows * shape.d_model, shape.dropout * rows * shape.d_model
+    read = work.wide * outputs * shape.d_model
+    items: dict[Item, float] = {"input": entering}
+    if shape.num_heads:
+        items = {**items, "attention masks": masks, "attention read": read, "ff input": entering}
+    items |= {"ff masks": masks, "ff read": read}
     heads = shape.num_heads / work.share("heads")
     least = 1.0 if shape.latent is None else 0.0
     kv_heads = max(shape.num_kv_heads / work.share("kv_heads"), least)
-    query_and_result = heads * (shape.key_width + shape.value_width)
-    keys_and_values = kv_heads * (shape.key_width + shape.value_width)
-    total = norms + wide * (query_and_result + keys_and_values)
+    items["heads"] = wide * (heads + kv_heads) * (shape.key_width + shape.value_width)
     if shape.latent is not None:
-        total += wide * (shape.latent.q_rank + shape.latent.kv_rank + shape.latent.d_rope)
+        low = shape.latent
+        items["latent"] = wide * (low.q_rank + low.kv_rank + low.d_rope)
     if work.eager:
         seen = (work.seq_len + BLOCK_QUERIES) / 2
-        total += wide * heads * seen * (work.seq_len <= KEPT_SEQ)
+        items["scores"] = wide * heads * seen * (work.seq_len <= KEPT_SEQ)
     elif work.fused_attention:
-        total += 4 * tokens * heads
-    elif scores:
-        total += tokens * work.seq_len * heads * (2 + 3 * shape.dropout)
-    return total + _feed_forward(shape, work, experts=experts)
+        items["scores"] = 4 * tokens * heads
+    else:
+        items["scores"] = tokens * work.seq_len * heads * (2 + 3 * shape.dropout)
+    return {**items, **_feed_forward(shape, work, experts=experts)}
 
 
-def _feed_forward(shape: ModelShape, work: StageWork, *, experts: bool) -> float:
-    wide = work.wide * work.tokens
+def _feed_forward(shape: ModelShape, work: StageWork, *, experts: bool) -> dict[Item, float]:
+    """What its activation reads, and what it makes; without a compiler a gate's too."""
+    wide, split = work.wide * work.tokens, work.share("d_ff")
+    first = shape.num_matrices - 1
     if not experts or shape.experts is None:
+        width = wide * shape.d_ff / split
         many = shape.num_matrices + (work.eager and shape.gated)
-        return wide * many * shape.d_ff / work.share("d_ff")
+        return {"gates": first * width, "hidden": (many - first) * width}
     mixture = shape.experts
-    split = work.share("d_ff")
-    visited = mixture.top_k * (shape.num_matrices * mixture.d_ff / split + 2 * shape.d_model)
-    shared = shape.num_matrices * mixture.shared_d_ff / split
-    return wide * (visited + shared)
+    width = wide * (mixture.top_k * mixture.d_ff + mixture.shared_d_ff) / split
+    copies = wide * mixture.top_k * 2 * shape.d_model
+    return {"gates": first * width + copies, "hidden": width}
 
 
 @lru_cache(maxsize=1 << 14)

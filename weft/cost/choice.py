@@ -31,6 +31,7 @@ from weft.cost.work import (
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Precision, ZeroLevel
 from weft.precision.registry import PRECISIONS
+from weft.recompute.asked import slabs_of
 
 ALL = float("inf")
 
@@ -164,7 +165,7 @@ def choice_of(
             samples=ceil(samples / stage.passes),
             seq_len=seq_len,
             axes=dividing(axes),
-            recompute=stage.recompute,
+            recompute=slabs_of(stage.recompute, stage.layers[1] - stage.layers[0]),
             dtype=dtype_of(stage.precision),
             eager=stage.device == "cpu",
         ),

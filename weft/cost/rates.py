@@ -22,6 +22,7 @@ from weft.cost.operators import PHASES, Op, Phase, stage_ops
 from weft.cost.times import StageTimes
 from weft.cost.work import StageWork
 from weft.models.shape import ModelShape
+from weft.recompute.registry import MODES
 
 
 class CostFunction(Protocol):
@@ -186,8 +187,8 @@ def compute_seconds(shape: ModelShape, work: StageWork, chip: CostFunction) -> S
         early = work.eager and work.share("vocab") == 1 and op.name in ("head", "loss")
         for phase in PHASES:
             total["forward" if early else phase] += number * chip.seconds(op, phase, work.dtype)
-        if _again(op, work):
-            part = 0.5 if work.recompute == "half" else 1.0
+        part = _again(op, work)
+        if part:
             again += part * number * chip.seconds(op, "forward", work.dtype)
     weights = 0.0 if work.frozen else total["weight_grad"]
     return StageTimes(
@@ -195,9 +196,9 @@ def compute_seconds(shape: ModelShape, work: StageWork, chip: CostFunction) -> S
     )
 
 
-def _again(op: Op, work: StageWork) -> bool:
-    """Backward computes the operation's forward a second time."""
+def _again(op: Op, work: StageWork) -> float:
+    """What part of the operation's forward backward computes a second time."""
     if op.name in ("embedding", "last norm", "head", "loss"):
-        return False
-    core = op.kind == "batched" or op.name == "softmax"
-    return work.recompute in ("half", "full") or (work.recompute == "selective" and core)
+        return 0.0
+    layers = ((part, name) for names, part in work.recompute for name in names)
+    return sum(part * MODES[name].repeats(op.name) for part, name in layers)

@@ -77,22 +77,22 @@ def _inside(
 ) -> Iterator[tuple[Purpose, str, float]]:
     """Of a stage's divided layers and ends, with the axis along which ranks talk.
 
-    A sum is scattered along the sequence, then gathered; backward sends as much. The second forward
-    of a recomputed layer ends before its last sum. Each end gathers once and scatters once.
+    A sum is scattered along the sequence, then gathered; backward sends as much. What is computed
+    again ends before its last sum. Each end gathers once and scatters once.
     """
     stage = pipeline.stages[number]
     work = choice_of(pipeline, number, seq_len).work._replace(samples=pipeline.samples)
     width = width_of(stage.precision)
-    again, ranks = stage.recompute == "full", prod(size for _, size in work.axes)
+    ranks = prod(size for _, size in work.axes)
     for experts, layers in layers_by_kind(shape, work.layers):
         for send in layer_sends(shape, work, experts=experts):
             groups = ranks // send.group.size
             once = layers * groups * (send.group.size - 1) * send.num_bytes * width / work.wide
-            forwards = (2 + again) * send.times
             if send.what == "sums":
-                yield "gather seq", send.axis, once * forwards
-                yield "scatter seq", send.axis, once * (forwards - again)
+                yield "gather seq", send.axis, once * (2 * send.times + work.gathers_again)
+                yield "scatter seq", send.axis, once * (2 * send.times + work.scatters_again)
             else:
+                forwards = (2 + work.forward_again) * send.times
                 yield send.what, send.axis, once * forwards * send.copies
     for axis, size in work.axes:
         if "vocab" in DIVISIONS[axis].inner:

@@ -91,13 +91,12 @@ def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> S
         layers = compute_seconds(shape, work._replace(embeds=False, predicts=False), hardware.chip)
         sent = message_seconds(shape, choice, hardware, layers.forward_s * slow)
         back = message_seconds(shape, choice, hardware, layers.input_grad_s * slow)
-    again = sent if work.recompute == "full" else 0.0
+    again = work.forward_again
     idle = software.layer_s * (work.num_layers + work.embeds + work.predicts)
-    twice = 2.0 if work.recompute == "full" else 1.0
     added = 0.0 if work.frozen else software.accumulate_bytes * sum(trained_params(shape, choice))
     times = StageTimes(
         forward_s=computed.forward_s * slow + sent + idle,
-        input_grad_s=computed.input_grad_s * slow + back + again + idle * twice,
+        input_grad_s=computed.input_grad_s * slow + back + again * sent + idle * (1 + again),
         weight_grad_s=computed.weight_grad_s * slow + idle + hardware.chip.moving_seconds(added),
     )
     holders = choice.holders(hardware.fabric.chips_per_node)

@@ -18,9 +18,9 @@ from weft.plan.layout import Dim, Form
 from weft.plan.model import UnitName
 from weft.plan.plan import Precision, ZeroLevel
 from weft.precision.registry import PRECISIONS
+from weft.recompute.asked import Slabs
+from weft.recompute.registry import MODES
 
-Keep = Literal["off", "selective", "half", "full"]
-"""What is computed again in backward: nothing, the attention's core, every other layer, or all."""
 DimName = Literal["samples", "seq", "heads", "kv_heads", "d_ff", "vocab", "experts"]
 """A logical dimension that costs depend on."""
 WIDTHS: frozenset[DimName] = frozenset({"heads", "kv_heads", "d_ff", "vocab"})
@@ -114,7 +114,8 @@ class StageWork(NamedTuple):
     """That divide more than samples."""
     sequence_parallel: bool = True
     """Between modules activations are divided as the axes say; else only inside them."""
-    recompute: Keep = "off"
+    recompute: Slabs = ()
+    """What backward computes again: modes, and in what part of the layers."""
     dtype: Dtype = "bf16"
     """Of the weights' matrix products."""
     fused_attention: bool = True
@@ -149,6 +150,21 @@ class StageWork(NamedTuple):
     @property
     def num_layers(self) -> int:
         return self.layers[1] - self.layers[0]
+
+    @property
+    def gathers_again(self) -> float:
+        """Gathers before divided products that backward does again, of a layer on average."""
+        return sum(part * MODES[name].gathers for names, part in self.recompute for name in names)
+
+    @property
+    def scatters_again(self) -> float:
+        """Likewise sums after them."""
+        return sum(part * MODES[name].scatters for names, part in self.recompute for name in names)
+
+    @property
+    def forward_again(self) -> float:
+        """Part of its launches and messages that backward does again."""
+        return sum(part * MODES[name].forward for names, part in self.recompute for name in names)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -8,6 +8,7 @@ from weft.nn.causal_attention import causal_attention
 from weft.nn.documents import Packed
 from weft.nn.norm import RMSNorm
 from weft.nn.rope import Rotation, rotate
+from weft.nn.stage import Part
 
 
 class Attention(nn.Module):
@@ -35,6 +36,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(num_heads * d_head, d_model, bias=out_bias)
         self.q_norm = None if qk_norm_eps is None else RMSNorm(d_head, qk_norm_eps)
         self.k_norm = None if qk_norm_eps is None else RMSNorm(d_head, qk_norm_eps)
+        self.core = Part(causal_attention)
 
     def forward(self, x: Tensor, turn: Rotation | None, packed: Packed | None) -> Tensor:
         """``x`` and result: ``[batch, seq, d_model]``.
@@ -49,5 +51,5 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if turn is not None:
             q, k = rotate(q, turn), rotate(k, turn)
-        result: Tensor = self.o(causal_attention(q, k, v, packed).flatten(2))
+        result: Tensor = self.o(self.core(q, k, v, packed).flatten(2))
         return result

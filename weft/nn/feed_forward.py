@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from weft.nn.stage import Part
+
 
 class SwiGLU(nn.Module):
     """``down(silu(gate(x)) * up(x))`` (arXiv 2002.05202)."""
@@ -14,10 +16,15 @@ class SwiGLU(nn.Module):
         self.gate = nn.Linear(d_model, d_ff, bias=False)
         self.up = nn.Linear(d_model, d_ff, bias=False)
         self.down = nn.Linear(d_ff, d_model, bias=False)
+        self.activation = Part(self._activate)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` and result: ``[batch, seq, d_model]``; hidden: ``[batch, seq, d_ff]``."""
-        hidden: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        result: Tensor = self.activation(self.gate(x), self.up(x))
+        return result
+
+    def _activate(self, gate: Tensor, up: Tensor) -> Tensor:
+        hidden: Tensor = self.down(F.silu(gate) * up)
         return hidden
 
 
@@ -28,8 +35,13 @@ class GeluMLP(nn.Module):
         super().__init__()
         self.up = nn.Linear(d_model, d_ff)
         self.down = nn.Linear(d_ff, d_model)
+        self.activation = Part(self._activate)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` and result: ``[batch, seq, d_model]``; hidden: ``[batch, seq, d_ff]``."""
-        hidden: Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
+        result: Tensor = self.activation(self.up(x))
+        return result
+
+    def _activate(self, up: Tensor) -> Tensor:
+        hidden: Tensor = self.down(F.gelu(up, approximate="tanh"))
         return hidden

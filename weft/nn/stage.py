@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from weft.nn.context import Context
 from weft.plan.model import UnitName
@@ -144,21 +143,23 @@ class Unit:
         self._call.compile()
 
 
-class Recomputed(nn.Module):
-    """A block that keeps its input instead of its activations, which backward computes again. The
-    same numbers, bit for bit.
+class Part:
+    """A part of a block that can be computed again by itself: the block calls it as a function.
 
-    ``draws``: it takes random numbers from PyTorch, whose state is then restored. Weft's own
-    dropout is a function of sample and position and needs none of that.
+    ``of`` calls modules as it finds them then, for others may take their places.
     """
 
-    def __init__(self, block: Callable[..., Any], *, draws: bool = False) -> None:
-        super().__init__()
-        self.block = block
-        self._draws = draws
+    def __init__(self, of: Call) -> None:
+        self.call = of
 
-    def forward(self, *args: Any) -> Any:
-        return checkpoint(self.block, *args, use_reentrant=False, preserve_rng_state=self._draws)
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
+
+
+def parts_of(block: nn.Module) -> dict[str, Part]:
+    """The parts that a block and the modules in it name as attributes, by that name."""
+    held = (vars(module).items() for module in block.modules())
+    return {name: value for each in held for name, value in each if isinstance(value, Part)}
 
 
 class Stage(Protocol):

@@ -13,7 +13,8 @@ from weft.plan.model import UnitName
 
 Precision = str
 """Name of an entry of ``weft.precision``."""
-Recompute = Literal["off", "full"]
+Recompute = str
+"""What backward computes again, as ``weft.recompute.asked`` reads it."""
 ZeroLevel = Literal[0, 1, 2, 3]
 ScheduleName = str
 """Name of a file of ``weft.schedules``."""

@@ -127,7 +127,7 @@ _SUMMED = Way("gradients", "across"), Way("parameters", "across")
 
 def _settings(pipeline: PipelinePlan) -> str:
     words = [pipeline.order] if pipeline.order else []
-    words += ["recompute"] * any(stage.recompute == "full" for stage in pipeline.stages)
+    words += ["recompute"] * any(stage.recompute != "off" for stage in pipeline.stages)
     words += [f"ZeRO {max(stage.zero for stage in pipeline.stages)}"]
     words += [f"{pipeline.num_microbatches} micro-batches of {pipeline.microbatch}"]
     return ", ".join(words)

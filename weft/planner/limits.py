@@ -104,7 +104,7 @@ class Limits:
             yield f"more samples a step, or fewer copies of the model: {words}"
         if "memory bandwidth" in large:
             yield "a wider hidden state, or larger micro-batches: small products wait for memory"
-        if any(stage.recompute == "full" for stage in stages):
+        if any(stage.recompute != "off" for stage in stages):
             words = f"layers are computed twice ({CHECKPOINTING})"
             yield f"more stages, a higher ZeRO level or larger chips: {words}"
         if "update" in large:

@@ -19,9 +19,10 @@ from weft.models.registry import layout_of
 from weft.plan.layout import SAMPLES, Dim
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
-from weft.plan.plan import PipelinePlan, Plan, Recompute, StagePlan, ZeroLevel
+from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.planner.domains import check_domains
 from weft.precision.registry import PRECISIONS
+from weft.recompute.asked import check_asked
 from weft.schedules.registry import SCHEDULES, expected_positions, schedule_of
 from weft.schedules.validity import prove
 
@@ -105,7 +106,7 @@ def _check_values(plan: Plan) -> None:
         _refuse_other(f"{where}.passes", stage.passes, int)
         _refuse_other(f"{where}.pieces", stage.pieces, int)
         _refuse_unnamed(f"{where}.precision", stage.precision, names_of("precisions"))
-        _refuse_unnamed(f"{where}.recompute", stage.recompute, get_args(Recompute))
+        check_asked(f"{where}.recompute", stage.recompute, stage.layers[1] - stage.layers[0])
         _refuse_unnamed(f"{where}.zero", stage.zero, get_args(ZeroLevel))
 
 

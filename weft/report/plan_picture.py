@@ -313,7 +313,7 @@ def _who(stage: StagePlan, *, folded: bool) -> str:
 def _settings(stage: StagePlan) -> list[str]:
     found = [f"{stage.passes} passes"] * (stage.passes > 1)
     found += [f"{stage.pieces} pieces"] * (stage.pieces > 1)
-    return found + ["recompute"] * (stage.recompute == "full") + ["compiled"] * stage.compile
+    return found + ["recompute"] * (stage.recompute != "off") + ["compiled"] * stage.compile
 
 
 def _details(stage: StagePlan, kind: Kind, *, folded: bool) -> Iterator[tuple[str, ...]]:

@@ -220,7 +220,7 @@ def _derived(
     notes.append(batch.note)
     pipelines = pipelines_of(config.plan, shares)
     devices = _devices(config, cluster, pipelines, ranks_here, notes)
-    recompute: Recompute = "full" if config.compute.recompute == "full" else "off"
+    recompute: Recompute = "off" if config.compute.recompute == "auto" else config.compute.recompute
 
     @cache
     def precision_on(device: str) -> Precision:

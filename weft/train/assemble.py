@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -18,7 +17,8 @@ from torch import Tensor
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.nn.init import initial_values
-from weft.nn.stage import Buffer, MicroBatch, Objective, Recomputed, Stage
+from weft.nn.recomputed import recompute
+from weft.nn.stage import Buffer, MicroBatch, Objective, Stage
 from weft.optim.optimizer import Optimizer
 from weft.parallel.apply import axis_groups
 from weft.parallel.buckets import BUCKET_BYTES
@@ -38,6 +38,8 @@ from weft.plan.plan import Plan, RankPlan, StagePlan
 from weft.plan.tiling import Stored, Tiling
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import Roles
+from weft.recompute.asked import modes_of_layer
+from weft.recompute.registry import MODES
 from weft.schedules.registry import SCHEDULES
 from weft.train.engine import Engine, Updates
 from weft.train.loss_scale import LossScale
@@ -249,15 +251,14 @@ def _apply(
 ) -> None:
     """Apply a stage's settings to its blocks, in one fixed order: products in eight bits, defer,
     recompute, compile."""
-    for unit in stage.units.values():
-        if unit.block is None:
-            continue
-        if eight is not None:
+    blocks = [unit for unit in stage.units.values() if unit.block is not None]
+    for number, unit in enumerate(blocks):
+        if eight is not None and unit.block is not None:
             unit.replace(eight.apply(unit.block))
-        if work is not None and unit.may_defer:
+        if work is not None and unit.may_defer and unit.block is not None:
             unit.replace(defer_linears(unit.block, work))
-        if asked.recompute == "full":
-            unit.wrap(partial(Recomputed, draws=unit.draws))
+        for mode in modes_of_layer(asked.recompute, number):
+            recompute(unit, MODES[mode])
         if asked.compile:
             unit.compile()
 

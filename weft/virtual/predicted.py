@@ -166,7 +166,7 @@ class VirtualCluster:
             for send in layer_sends(shape, each.work, experts=False):
                 links = links_among(self.link(next(stage.mesh.groups(send.axis))), send.group)
                 seconds += wider * choice.passes * each.work.num_layers * send.seconds(links)
-            again = seconds if stage.recompute == "full" else 0.0
+            again = seconds * choice.work.forward_again
             found.append(
                 StageTimes(forward_s=seconds, input_grad_s=seconds + again, weight_grad_s=0.0)
             )

@@ -63,7 +63,7 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
             share += f" ({pipeline.samples / plan.global_batch:.0%})"
         extras = [stage.device, stage.precision]
         if stage.layers[1] > stage.layers[0]:
-            extras += ["recompute"] if stage.recompute == "full" else []
+            extras += ["recompute"] if stage.recompute != "off" else []
             extras += ["compiled"] if stage.compile else []
         row = {
             "pipeline": str(p),

@@ -11,6 +11,7 @@ from weft.nn.context import Context
 from weft.nn.documents import Packed
 from weft.nn.dropout import Dropout
 from weft.nn.feed_forward import GeluMLP
+from weft.nn.stage import Part
 
 
 class GPT2Block(nn.Module):
@@ -31,14 +32,23 @@ class GPT2Block(nn.Module):
         self.ff_norm = nn.LayerNorm(spec.d_model, spec.norm_eps)
         self.ff = GeluMLP(spec.d_model, spec.d_ff)
         self.ff_dropout = Dropout(spec.dropout, site=2 * layer + 2)
+        self.attention, self.feed_forward = Part(self._attend), Part(self._feed)
 
     def forward(
         self, x: Tensor, packed: Packed | None, keys: Tensor | None, positions: Tensor
     ) -> Tensor:
         """``x`` and result: ``[batch, seq, d_model]``; the rest as in ``Context``."""
-        x = x + self.attn_dropout(self.attn(self.attn_norm(x), None, packed), keys, positions)
-        x = x + self.ff_dropout(self.ff(self.ff_norm(x)), keys, positions)
+        x = x + self.attn_dropout(self.attention(x, packed), keys, positions)
+        x = x + self.ff_dropout(self.feed_forward(x), keys, positions)
         return x
+
+    def _attend(self, x: Tensor, packed: Packed | None) -> Tensor:
+        result: Tensor = self.attn(self.attn_norm(x), None, packed)
+        return result
+
+    def _feed(self, x: Tensor) -> Tensor:
+        result: Tensor = self.ff(self.ff_norm(x))
+        return result
 
 
 class GPT2(Decoder):

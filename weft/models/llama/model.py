@@ -12,6 +12,7 @@ from weft.nn.documents import Packed
 from weft.nn.feed_forward import SwiGLU
 from weft.nn.norm import RMSNorm
 from weft.nn.rope import Rotation, rotation
+from weft.nn.stage import Part
 
 
 class LlamaBlock(nn.Module):
@@ -30,12 +31,21 @@ class LlamaBlock(nn.Module):
         )
         self.ff_norm = RMSNorm(spec.d_model, spec.norm_eps)
         self.ff = SwiGLU(spec.d_model, spec.d_ff)
+        self.attention, self.feed_forward = Part(self._attend), Part(self._feed)
 
     def forward(self, x: Tensor, turn: Rotation, packed: Packed | None) -> Tensor:
         """``x`` and result: ``[batch, seq, d_model]``."""
-        x = x + self.attn(self.attn_norm(x), turn, packed)
-        x = x + self.ff(self.ff_norm(x))
+        x = x + self.attention(x, turn, packed)
+        x = x + self.feed_forward(x)
         return x
+
+    def _attend(self, x: Tensor, turn: Rotation, packed: Packed | None) -> Tensor:
+        result: Tensor = self.attn(self.attn_norm(x), turn, packed)
+        return result
+
+    def _feed(self, x: Tensor) -> Tensor:
+        result: Tensor = self.ff(self.ff_norm(x))
+        return result
 
 
 class Llama(Decoder):

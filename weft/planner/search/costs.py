@@ -18,6 +18,7 @@ from weft.models.registry import shape_of
 from weft.plan.plan import ZeroLevel
 from weft.planner.problem import Problem
 from weft.planner.search.choice import Apart, Section, nodes_for, num_ranks
+from weft.recompute.asked import slabs_of
 
 
 class Held(NamedTuple):
@@ -106,7 +107,7 @@ class Costs:
                 samples=samples,
                 seq_len=self.workload.seq_len,
                 axes=dividing(axes),
-                recompute=section.recompute,
+                recompute=slabs_of(section.recompute, 0),
                 dtype=dtype_of(self.workload.precision),
                 eager=self._eager[section.pool],
             ),

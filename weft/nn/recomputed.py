@@ -1,0 +1,50 @@
+"""Blocks, and parts of them, whose activations backward computes again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from weft.config.errors import ConfigError
+from weft.nn.stage import Unit, parts_of
+from weft.recompute.mode import Mode
+
+
+def recompute(unit: Unit, mode: Mode) -> None:
+    """Let backward compute again what a mode says, in the unit's block.
+
+    Raises:
+        ConfigError: the block names no such part.
+    """
+    wrapped = partial(Recomputed, draws=unit.draws)
+    if not mode.part:
+        unit.wrap(wrapped)
+        return
+    assert unit.block is not None, "only blocks have parts"
+    parts = parts_of(unit.block)
+    if mode.part not in parts:
+        kind = type(unit.block).__name__
+        hint = f"{kind} has no part {mode.part!r} (weft.nn.stage.Part) of its own."
+        raise ConfigError("recompute", mode.name, "off or full for such a model", hint)
+    parts[mode.part].call = wrapped(parts[mode.part].call)
+
+
+class Recomputed(nn.Module):
+    """A block, or a part of one, that keeps its input instead of its activations, which backward
+    computes again. The same numbers, bit for bit.
+
+    ``draws``: it takes random numbers from PyTorch, whose state is then restored. Weft's own
+    dropout is a function of sample and position and needs none of that.
+    """
+
+    def __init__(self, block: Callable[..., Any], *, draws: bool = False) -> None:
+        super().__init__()
+        self.block = block
+        self._draws = draws
+
+    def forward(self, *args: Any) -> Any:
+        return checkpoint(self.block, *args, use_reentrant=False, preserve_rng_state=self._draws)

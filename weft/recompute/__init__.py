@@ -1,0 +1,1 @@
+"""What backward computes again instead of keeping it (arXiv 1604.06174): one file a mode."""

@@ -1,0 +1,100 @@
+"""What a stage recomputes, as plans write it: ``full``, ``full:3``, ``activation+attention:2``.
+
+A mode, in every layer or in the first few of the stage; several joined by ``+``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+from weft.config.errors import ConfigError
+from weft.config.names import nearest_name
+from weft.recompute.registry import MODES
+
+OFF = "off"
+Slabs = tuple[tuple[tuple[str, ...], float], ...]
+"""Modes of some layers, and what part of the layers they are; those of which nothing is said keep
+everything."""
+
+
+@lru_cache(maxsize=1 << 10)
+def asked(text: str) -> tuple[tuple[str, int | None], ...]:
+    """The modes that a text names and their first layers; None: all. Nothing for "off".
+
+    Raises:
+        ValueError: it is no such text, and why.
+    """
+    if text == OFF:
+        return ()
+    found: dict[str, int | None] = {}
+    for each in text.split("+"):
+        name, count = _one(each)
+        if name in found:
+            raise ValueError(f"{name} is named twice")
+        found[name] = count
+    return tuple(found.items())
+
+
+def _one(text: str) -> tuple[str, int | None]:
+    name, colon, count = text.partition(":")
+    known = [mode for mode in MODES if mode != OFF]
+    if name not in known:
+        near = nearest_name(name, known)
+        raise ValueError(f"no mode {name!r}" + (f"; did you mean {near}?" if near else ""))
+    if not colon:
+        return name, None
+    if not (count.isascii() and count.isdecimal() and int(count) > 0):
+        raise ValueError(f"{count!r} is no number of layers")
+    return name, int(count)
+
+
+def in_words() -> str:
+    """What may be asked for, for errors."""
+    first, *rest = (mode for mode in MODES if mode != OFF)
+    names = ", ".join([OFF, first, *rest])
+    return f"one of {names}; full:3 is for the first three layers, core+full:3 for both"
+
+
+def check_asked(key: str, text: object, num_layers: int | None = None) -> None:
+    """
+    Raises:
+        ConfigError: it is no such text, or names more layers than the stage has.
+    """
+    if not isinstance(text, str):
+        raise ConfigError(key, text, in_words())
+    try:
+        modes = asked(text)
+    except ValueError as error:
+        words = str(error)
+        words = f"{words[:1].upper()}{words[1:]}{'' if words.endswith('?') else '.'}"
+        raise ConfigError(key, text, in_words(), words) from None
+    most = max((count for _, count in modes if count is not None), default=0)
+    if num_layers is not None and most > num_layers:
+        expected = f"{num_layers} layers at most, as the stage has"
+        raise ConfigError(key, text, expected, "Without a number all of them recompute.")
+
+
+def reduced(names: Sequence[str]) -> tuple[str, ...]:
+    """Modes of one layer without those that others cover, in their order."""
+    covered = {other for name in names for other in MODES[name].covers}
+    return tuple(name for name in MODES if name in names and name not in covered)
+
+
+def modes_of_layer(text: str, number: int) -> tuple[str, ...]:
+    """Of the stage's layer with this number, from 0."""
+    return reduced([name for name, count in asked(text) if count is None or number < count])
+
+
+@lru_cache(maxsize=1 << 12)
+def slabs_of(text: str, num_layers: int) -> Slabs:
+    """Of a stage with so many layers."""
+    modes = asked(text)
+    if not num_layers:
+        return ((modes_of_layer(text, 0), 1.0),) if modes else ()
+    ends = {0, *(min(count or num_layers, num_layers) for _, count in modes)}
+    return tuple(
+        (modes_of_layer(text, first), (end - first) / num_layers)
+        for first, end in pairwise(sorted(ends))
+    )
