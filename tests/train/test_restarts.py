@@ -21,7 +21,7 @@ from weft.elastic.recovery import Restarts
 from weft.report.events import EVENTS_FILE, read_events
 from weft.report.goodput import goodput
 from weft.report.metrics import read_metrics
-from weft.train.history import note_rewind
+from weft.train.history import Rewind, note_rewinds
 from weft.train.job import Job
 from weft.train.saver import Saver
 from weft.train.worker import RankLife, main
@@ -145,7 +145,7 @@ def test_steps_after_a_rewind_are_new(tmp_path: Path) -> None:
 
     reach(95)
     assert recover(lost) is not None
-    note_rewind(tmp_path, (95,))
+    note_rewinds(tmp_path, [Rewind(95)])
     for step in (60, 70):
         reach(step)
         assert recover(lost) is not None, step

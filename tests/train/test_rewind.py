@@ -68,11 +68,11 @@ def bad_batches(rank: int, fault: str) -> Iterator[None]:
         if fault == "noted":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    noted = watch.note_rewind
+    noted = watch.note_rewinds
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "microbatches", cut)
         patch.setattr(Engine, "step", worse)
-        patch.setattr(watch, "note_rewind", note)
+        patch.setattr(watch, "note_rewinds", note)
         yield
 
 
@@ -113,7 +113,7 @@ def test_the_batches_that_led_to_a_spike_are_left_out_for_good(
         [row.get(name) for name in same] for row in found
     ], "bit for bit, though killed twice"
     for out in (whole, parts):
-        assert json.loads((out / REWINDS_FILE).read_text()) == [7, 12]
+        assert json.loads((out / REWINDS_FILE).read_text()) == [[6, 7], [12, 12]]
         (last,) = (out / "checkpoints").glob(f"step-*{STEPS}/index.json")
         history = json.loads(last.read_text())["state"]["history"]
         assert (history["left_out"], history["rewinds"]) == ([[6, 7], [12, 12]], [7, 12])

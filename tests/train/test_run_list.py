@@ -99,6 +99,19 @@ def test_a_run_that_skips_bad_steps_has_not_diverged_by_one(tmp_path: Path) -> N
         assert run_facts(run).state == run.name
 
 
+def test_a_run_that_may_go_back_has_not_diverged(tmp_path: Path) -> None:
+    """Nor while it does, for the last time."""
+    noted = {"never": None, "once": "[[1, 2]]", "on its way": "[[1, 2], 3]"}
+    for name, text in {**noted, "too often": "[[1, 2], [3, 3]]"}.items():
+        run = make(tmp_path, name, steps=2, loss=None)
+        (run / "config.yaml").write_text(
+            "train: {steps: 3}\nrecovery: {when_not_finite: rewind, rewinds: 2}\n"
+        )
+        if text:
+            (run / "rewinds.json").write_text(text)
+        assert run_facts(run).state == ("stopped" if name in noted else "diverged")
+
+
 def test_a_damaged_run_is_listed(tmp_path: Path) -> None:
     run = tmp_path / "odd"
     run.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.checkpoint.entry import CheckpointError
 from weft.config.errors import DivergedError, RunError
 from weft.config.sections import RecoveryConfig
 from weft.data.left_out import LeftOut
 from weft.report.events import EVENTS_FILE, EventLog, read_events
-from weft.train.history import History, history_of, note_rewind, read_rewinds
+from weft.train.agreeing import _found
+from weft.train.history import History, Rewind, history_of, note_rewinds, read_rewinds
 from weft.train.loop import Hook, StepNumbers, StepRecord
 from weft.train.run_folder import REWINDS_FILE
 from weft.train.spikes import Spikes
@@ -108,6 +111,10 @@ def watched(folder: Path, losses: list[float], told: list[str], **recovery: Any)
     return history
 
 
+def bads(history: History) -> tuple[int, ...]:
+    return tuple(each.bad for each in history.rewinds)
+
+
 def numbers(step: int, loss: float, **more: Any) -> StepNumbers:
     rest: dict[str, Any] = {"lr": 0.0, "stop": 0.0, "save": False, "move": False, "data": 0}
     rest |= {"seconds": 1.0, "ended": 0.0, "skipped": False, "loss_scale": None, "grad_norm": 1.0}
@@ -141,7 +148,7 @@ def test_numbers_that_are_read_late_name_the_same_step(tmp_path: Path) -> None:
     with pytest.raises(RewoundError):
         hook_of(tmp_path, told, when_spike="rewind")[0](StepRecord(step=5, read=read))
     assert told[-1] == f"{SPIKE} (recovery.spike_limit): going back, 1 of 3 times"
-    assert read_rewinds(tmp_path) == (2,)
+    assert read_rewinds(tmp_path) == (Rewind(2),)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +165,7 @@ def test_a_spike_hides_no_numbers_that_are_none(
     hook, _ = hook_of(tmp_path, [], when_spike=when_spike, when_not_finite="rewind")
     with pytest.raises(raised, match=why):
         hook(StepRecord(step=1, read=[numbers(1, 9.0, grad_norm=math.inf)]))
-    assert read_rewinds(tmp_path) == ((0,) if raised is RewoundError else ())
+    assert read_rewinds(tmp_path) == ((Rewind(0),) if raised is RewoundError else ())
 
 
 def test_a_run_that_is_to_stop_leaves_going_back_to_the_next_start(tmp_path: Path) -> None:
@@ -169,7 +176,7 @@ def test_a_run_that_is_to_stop_leaves_going_back_to_the_next_start(tmp_path: Pat
         record = StepRecord(step=1, read=[numbers(1, 9.0, stop=stop)])
         life.epoch = lambda _, hook=hook, record=record: hook(record)
         assert _has_gone_back(life, cast(Any, None)) == goes_on
-        assert read_rewinds(tmp_path / f"{stop}") == (0,)
+        assert read_rewinds(tmp_path / f"{stop}") == (Rewind(0),)
     (last,) = [e for e in read_events(tmp_path / "1.0" / EVENTS_FILE) if e.kind == "end"]
     assert last.message == "stopped before step 1"
 
@@ -178,6 +185,22 @@ def test_a_note_that_is_none_says_how_to_mend_it(tmp_path: Path) -> None:
     (tmp_path / REWINDS_FILE).write_text('{"batch": 7}')
     with pytest.raises(RunError, match=r"rewinds\.json is no list of batches: .* as in \[7, 12\]"):
         read_rewinds(tmp_path)
+    for text in ("[[7, 5]]", "[[1, 2, 3]]", "[null]", "[-1]", '[["a", 7]]'):
+        (tmp_path / REWINDS_FILE).write_text(text)
+        with pytest.raises(RunError, match="is no list of batches"):
+            read_rewinds(tmp_path)
+
+
+def test_to_begin_again_both_notes_and_checkpoints_go(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    (root / "step-00000003").mkdir(parents=True)
+    (root / "step-00000003/index.json").write_text("{")
+    (root / "latest").write_text("step-00000003\n")
+    for also in ("", f" and {tmp_path / REWINDS_FILE}"):
+        with pytest.raises(CheckpointError) as error:
+            _found(root, tmp_path / REWINDS_FILE)
+        assert f"Remove {root}{also} to begin the run again." in str(error.value)
+        note_rewinds(tmp_path, [Rewind(95)])
 
 
 def test_a_run_goes_back_so_often_and_no_more(tmp_path: Path) -> None:
@@ -187,7 +210,7 @@ def test_a_run_goes_back_so_often_and_no_more(tmp_path: Path) -> None:
             watched(
                 tmp_path, losses, told, when_spike="rewind", when_not_finite="rewind", rewinds=2
             )
-        assert read_rewinds(tmp_path) == ((2,), (2, 4))[number]
+        assert [each.bad for each in read_rewinds(tmp_path)] == [2, 4][: number + 1]
     assert told == [
         *("settled", "fenced"),
         f"{SPIKE} (recovery.spike_limit): going back, 1 of 2 times",
@@ -196,22 +219,38 @@ def test_a_run_goes_back_so_often_and_no_more(tmp_path: Path) -> None:
     ]
     with pytest.raises(DivergedError, match=r"and the run went back 2 times \(recovery.rewinds\)"):
         watched(tmp_path, [2.0, 9.0], told, when_spike="rewind", rewinds=2)
-    assert read_rewinds(tmp_path) == (2, 4)
+    assert [each.bad for each in read_rewinds(tmp_path)] == [2, 4]
     kinds = [event.kind for event in read_events(tmp_path / EVENTS_FILE)]
     assert kinds == ["spike", "rewind", "rewind", "spike"]
 
 
 def test_what_is_left_out_is_settled_by_where_the_run_goes_on(tmp_path: Path) -> None:
     config = RecoveryConfig()
-    note_rewind(tmp_path, (7,))
-    back = history_of({}, 5, read_rewinds(tmp_path), config)
+
+    def gone_on(state: Any, step: int) -> History:
+        """As a start that has agreed on where it begins."""
+        found = history_of(state, step, read_rewinds(tmp_path), config)
+        note_rewinds(tmp_path, found.rewinds)
+        return found
+
+    note_rewinds(tmp_path, [Rewind(7)])
+    back = gone_on({}, 5)
     assert back.left_out == LeftOut.of([(5, 7)])
     assert back.notes == ("left out, as the run went back: batches 5 to 7",)
-    later = history_of(back.state(), 6, read_rewinds(tmp_path), config)
-    assert (later.left_out, later.rewinds) == (back.left_out, (7,)), "once, however it goes on"
-    note_rewind(tmp_path, (7, 9))
-    again = history_of(later.state(), 6, read_rewinds(tmp_path), config)
+    assert json.loads((tmp_path / REWINDS_FILE).read_text()) == [[5, 7]]
+    later = gone_on(back.state(), 6)
+    assert (later.left_out, bads(later)) == (back.left_out, (7,)), "once, however it goes on"
+    note_rewinds(tmp_path, [*later.rewinds, Rewind(9)])
+    again = gone_on(later.state(), 6)
     assert again.left_out == LeftOut.of([(5, 7), (9, 9)]), "the step after 5 has read batch 8"
-    by_hand = history_of({}, 2, read_rewinds(tmp_path), config)
-    assert by_hand.left_out == LeftOut.of([(2, 9)]), "from an older checkpoint"
-    assert history_of(again.state(), 6, (), config).rewinds == (7, 9), "in another folder"
+    older = gone_on({}, 2)
+    assert older.left_out == again.left_out, "from an older checkpoint it reads what it did"
+    saved = history_of(older.state(), 3, read_rewinds(tmp_path), config)
+    assert (saved.left_out, saved.rewinds) == (again.left_out, again.rewinds)
+    elsewhere = history_of(again.state(), 6, (), config)
+    assert (elsewhere.left_out, bads(elsewhere)) == (again.left_out, (7, 9)), "in another folder"
+    early = history_of(older.state(), 3, elsewhere.rewinds, config)
+    assert early.left_out == again.left_out, "whose notes name what was left out"
+    note_rewinds(tmp_path, [*again.rewinds[:1], Rewind(9)])
+    by_hand = gone_on({}, 2)
+    assert by_hand.left_out == LeftOut.of([(2, 9)]), "with a rewind whose first one was taken out"

@@ -30,9 +30,10 @@ from weft.models.registry import FAMILIES, model_spec
 from weft.plan.model import ModelSpec
 from weft.train.first_opens import found_by_first, opened_by_first
 from weft.train.from_memory import newest_in_memory
-from weft.train.history import History, history_of, read_rewinds
+from weft.train.history import History, Rewind, history_of, read_rewinds
 from weft.train.job import Job
 from weft.train.loading import LOAD, Loading, loading
+from weft.train.run_folder import REWINDS_FILE
 from weft.train.saving import other_writer
 from weft.train.source import source
 
@@ -242,7 +243,7 @@ def _begin_with_weights(job: Job, comm: Comm) -> None:
 def _in_storage(job: Job, comm: Comm) -> Checkpoint | None:
     """What to go on from, as far as it was written; None for a new run. Collective."""
     root = job.checkpoints
-    found = found_by_first(comm, root, _found)
+    found = found_by_first(comm, root, partial(_found, rewinds=job.out / REWINDS_FILE))
     if found is None and root != job.out / FOLDER and _has_any(job.out / FOLDER):
         expected = f"storage that holds the checkpoints of {job.out}"
         hint = "Copy them there, leave the key out, or begin with another --out."
@@ -253,17 +254,19 @@ def _in_storage(job: Job, comm: Comm) -> Checkpoint | None:
 def _history(checkpoint: Checkpoint | None, job: Job, comm: Comm) -> History:
     """Of what is gone on from, and of what rank 0 reads in the run's folder. Collective."""
     noted = read_rewinds(job.out) if comm.rank == 0 else ()
-    rewinds = comm.gather_json(noted, name="rewinds")[0]
+    everyone = comm.gather_json([each.entry for each in noted], name="rewinds")
+    rewinds = [Rewind.of(entry) for entry in everyone[0]]
     state = {} if checkpoint is None else checkpoint.state.get("history", {})
     assert isinstance(state, Mapping), f"history = {state!r}"
     step = 0 if checkpoint is None else checkpoint.step
     return history_of(state, step, rewinds, job.config.recovery)
 
 
-def _found(root: Place) -> Checkpoint | None:
+def _found(root: Place, rewinds: Path) -> Checkpoint | None:
     if not _has_any(root):
         return None
-    with way_out(f"Remove {root} to begin the run again."):
+    also = f" and {rewinds}" if rewinds.exists() else ""
+    with way_out(f"Remove {root}{also} to begin the run again."):
         return open_checkpoint(root)
 
 

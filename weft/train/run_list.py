@@ -22,7 +22,14 @@ from weft.checkpoint.place import are_far
 from weft.config.errors import ConfigError
 from weft.plan.plan import Plan
 from weft.report.run_files import UNREADABLE, at, number
-from weft.train.run_folder import CONFIG_FILE, has_saved, saved_step, saved_summary, summary_of
+from weft.train.run_folder import (
+    CONFIG_FILE,
+    REWINDS_FILE,
+    has_saved,
+    saved_step,
+    saved_summary,
+    summary_of,
+)
 
 State = Literal["running", "finished", "stopped", "diverged", "failed", "empty"]
 STATES: Mapping[State, str] = {
@@ -138,13 +145,26 @@ def _state(
 
 def _has_diverged(folder: Path, config: Mapping[str, Any]) -> bool:
     """A run whose last step had no finite loss. Where such steps change nothing, a few are none the
-    worse: as many in a row as end training are."""
+    worse: as many in a row as end training are. Where it goes back, it has not once it may again,
+    nor while it is on its way."""
+    if at(config, "recovery", "when_not_finite") == "rewind":
+        may = number(config, "recovery", "rewinds")
+        return may is None or _settled_rewinds(folder) >= may
     if at(config, "recovery", "when_not_finite") != "skip":
         return True
     most = number(config, "train", "stop_after_non_finite")
     rows = steps_from_the_end(folder / "metrics.jsonl", math.inf)
     bad = sum(1 for _ in takewhile(lambda row: number(row, "loss") is None, rows))
     return most is None or 0 < most <= bad
+
+
+def _settled_rewinds(folder: Path) -> int:
+    """How often a run went back and has gone on."""
+    try:
+        noted = json.loads((folder / REWINDS_FILE).read_text("utf-8"))
+        return sum(isinstance(each, list) for each in noted)
+    except (*UNREADABLE, TypeError):
+        return 0
 
 
 def last_step(metrics: Path) -> dict[str, Any]:

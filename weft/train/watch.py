@@ -8,7 +8,7 @@ from pathlib import Path
 from weft.checkpoint.place import Place
 from weft.checkpoint.store import last_finite, read_latest
 from weft.config.errors import DivergedError
-from weft.train.history import note_rewind
+from weft.train.history import Rewind, note_rewinds
 from weft.train.loop import Hook, Run, StepNumbers, StepRecord
 from weft.train.saver import Saver
 
@@ -90,12 +90,12 @@ def _go_back(
     stops: bool,
 ) -> None:
     history, step = run.history, numbers.step
-    rewinds = (*history.rewinds, history.left_out.batch(step - 1))
+    rewinds = (*history.rewinds, Rewind(history.left_out.batch(step - 1)))
     said = f"{why}: going back, {len(rewinds)} of {run.config.recovery.rewinds} times"
     if run.is_main:
-        note_rewind(out, rewinds)
+        note_rewinds(out, rewinds)
         tell(f"step {step}: {said}")
-    run.events.write("rewind", said, step=step, facts={"batch": rewinds[-1]})
+    run.events.write("rewind", said, step=step, facts={"batch": rewinds[-1].bad})
     if stops:
         run.events.write("end", f"stopped before step {step}", step=step)
     raise RewoundError(said, stops=stops)

@@ -25,6 +25,7 @@ from weft.report.events import EventLog
 from weft.train.agreeing import agree, way_out
 from weft.train.assemble import Built, fill, initial
 from weft.train.family import assemble_model
+from weft.train.history import note_rewinds
 from weft.train.job import Job
 from weft.train.joining import device_of
 from weft.train.loop import Run
@@ -113,6 +114,8 @@ class RankLife:
             self._enter("run")
             if comm.rank == 0:
                 write_files(job, agreed.data)
+                if agreed.history.rewinds:  # what is left out is fixed from here on
+                    note_rewinds(job.out, agreed.history.rewinds)
             with ExitStack() as stack:
                 run = Run(
                     config=config,
