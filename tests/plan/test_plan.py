@@ -181,8 +181,8 @@ def differing(pipeline: PipelinePlan, **changes: str) -> PipelinePlan:
     ("change", "message"),
     [
         (
-            {"precision": "fp8"},
-            "precision = 'fp8': expected one of 'fp64', 'fp32', 'bf16', 'fp16'.",
+            {"precision": "fp4"},
+            "precision = 'fp4': expected one of 'fp64', 'fp32', 'bf16', 'fp16', 'fp8', ",
         ),
         (
             {"recompute": "ful:2"},
