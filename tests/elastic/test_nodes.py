@@ -1,5 +1,6 @@
 """What machines of a job say to one another, without ranks."""
 
+import gc
 import socket
 import stat
 from collections.abc import Iterator
@@ -11,17 +12,19 @@ from typing import Any
 import pytest
 
 from weft.comm.address import RankAddress
-from weft.comm.proven import say
-from weft.config.errors import ConfigError
+from weft.comm.proven import heard, say
+from weft.config.errors import STOPPED, ConfigError, RunError
 from weft.elastic.failure import Failure
 from weft.elastic.nodes import link as link_module
 from weft.elastic.nodes.fleet import Fleet, Place, first_places
 from weft.elastic.nodes.head import Head
 from weft.elastic.nodes.link import Link
 from weft.elastic.nodes.meeting import Where, bound_to
-from weft.elastic.nodes.member import connected
+from weft.elastic.nodes.member import Member, connected
+from weft.elastic.nodes.plans import Arrivals
 from weft.elastic.nodes.remote import Hello, Node, from_words, to_words
 from weft.elastic.rank_process import Heard, Word
+from weft.elastic.signals import Asked
 from weft.train.run_folder import NODES_FILE
 
 LIMIT_S = 60.0
@@ -157,26 +160,169 @@ def test_who_differs_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_nobody_takes_the_number_of_a_machine_at_work(tmp_path: Path) -> None:
+    """Only of one that is silent or gone, which is told so."""
+    address = RankAddress(rank=0, world_size=2, master=("127.0.0.1", 1))
+    told = list[str]()
+    head = Head(tmp_path, address, hello(0), quiet_s=0.0, tell=told.append)
+
+    ends = list[Link | socket.socket]()
+
+    def come() -> tuple[Node | None, Link, socket.socket]:
+        link, theirs = pair()
+        ends.extend((link, theirs))
+        head._came.put((hello(1), link))
+        return head._take(0.0), link, theirs
+
+    with clock() as now:
+        first, link, theirs = come()
+        assert first is not None
+        now.s += QUIET_S / 2 + 1
+        say(theirs, {"is": "ready"})
+        nobody, refused, newcomer = come()
+        assert nobody is None, "the first one has just spoken"
+        assert refused.lost
+        assert not link.lost
+        assert first.is_ready
+        bye = heard(newcomer)
+        assert bye["code"] == 2
+        assert "node 1 (host1) is at work in this job" in bye["text"]
+        assert "node 1 (host1) is at work in this job" in told[0]
+        now.s += QUIET_S / 2 + 1
+        second, _, other = come()
+        assert second is head.nodes[1] is not first
+        bye = heard(theirs)
+        assert bye["code"] == 1
+        assert "its command was started again" in bye["text"]
+        other.close()
+        third, *_ = come()
+        assert third is head.nodes[1] is not second
+    for end in ends:
+        end.drop("") if isinstance(end, Link) else end.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 75),
+        (ConfigError("a", 1, "b"), 2),
+        (RunError(), 1),
+        (ValueError(), 1),
+    ],
+)
+def test_what_all_commands_end_with(tmp_path: Path, error: BaseException, code: int) -> None:
+    address = RankAddress(rank=0, world_size=1, master=("127.0.0.1", 1))
+    head = Head(tmp_path, address, hello(0), quiet_s=0.0, tell=print)
+    with pytest.raises(type(error)), head:
+        raise error
+    assert head.code == code
+
+
+def test_a_machine_that_is_asked_to_stop(tmp_path: Path) -> None:
+    """Without processes it leaves; otherwise they are asked, and those that start later, too."""
+
+    def member() -> tuple[Member, socket.socket, list[str]]:
+        link, head = pair()
+        done = list[str]()
+
+        def start() -> Any:
+            return SimpleNamespace(
+                sources=(),
+                exitcode=None,
+                words=lambda: (),
+                terminate=lambda: done.append("asked"),
+                end=lambda: done.append("ended"),
+            )
+
+        def none(*_: object) -> Any:
+            return None
+
+        address = RankAddress(rank=1, world_size=2, master=("127.0.0.1", 1))
+        started = Member(link, address, start=start, accept=none, unpack=none, folder=tmp_path)
+        return started, head, done
+
+    asked = Asked()
+    asked.times = 1
+    spare, silent, _ = member()
+    assert spare.run(asked) == STOPPED
+    silent.close()
+    one, head, done = member()
+    say(head, {"do": "start", "id": 1})
+    say(head, {"do": "start", "id": 2})
+    until_has(one, 2)
+    say(head, {"do": "start", "id": 3})
+    say(head, {"do": "bye", "code": 0, "text": ""})
+    one._is_asked = True
+    assert one.run(asked) == 0
+    assert done == ["asked"] + ["ended"] * 3
+    head.close()
+
+
+def until_has(member: Member, processes: int) -> None:
+    while len(member._processes) < processes:
+        member._look()
+
+
+def test_machines_that_come_while_another_is_taken_in(tmp_path: Path) -> None:
+    """They are taken in next, also where one has the memory of one that is gone."""
+    nodes = {0: Node(hello(0))}
+    for index in (1, 2):
+        nodes[index] = Node(hello(index), is_late=True)
+    nodes[2].is_ready = False
+    there = list(nodes.values())
+    free = [Place(1, 0), Place(2, 0)]
+    head: Any = SimpleNamespace(
+        there=there, look=lambda _: [node for node in there[1:] if node.is_ready]
+    )
+    fleet: Any = SimpleNamespace(head=head, free=lambda: free)
+    job: Any = SimpleNamespace(
+        out=tmp_path, began=0.0, plan=SimpleNamespace(to_json=str, world_size=2)
+    )
+    plans: Any = SimpleNamespace(is_whole=False, job=job, seats=(0, 1), with_all=lambda: "larger")
+    told = list[str]()
+    arrivals = Arrivals(fleet, job, plans, told.append)
+    assert arrivals.wanted()
+    arrivals.epoch()
+    assert told == ["after step 0: the plan is now larger, for node 1 (host1) has come"]
+    assert not arrivals.wanted()
+    nodes[2].is_ready = True
+    assert arrivals.wanted()
+    arrivals.epoch()
+    assert not arrivals.wanted()
+    del there[1], nodes[1]
+    gc.collect()
+    assert len(arrivals._known) == 1
+
+
 def test_who_has_which_place() -> None:
     """A lost machine's ranks go to spare places; what was given up is nobody's."""
     nodes = {index: Node(hello(index)) for index in range(3)}
     there = list(nodes.values())
     head: Any = SimpleNamespace(nodes=nodes, there=there)
     none: Any = None
-    fleet = Fleet(head, "", none, folder=Path(), start=none, pack=none)
+    process: Any = SimpleNamespace()
+    store: Any = SimpleNamespace(port=lambda: 1)
+    fleet = Fleet(head, "", store, folder=Path(), start=none, pack=none)
     plan: Any = SimpleNamespace(world_size=3, devices=("cpu",) * 3)
     fleet.places = first_places(there, plan)
     assert fleet.places == (Place(0, 0), Place(0, 1), Place(1, 0))
     assert fleet.free() == [Place(1, 1), Place(2, 0), Place(2, 1)]
-    fleet.give_up([Place(2, 0)])
-    assert fleet.free() == [Place(1, 1), Place(2, 1)]
     del there[1]
     assert fleet.lacking() == [2]
     assert fleet.move_lost() == []
-    assert fleet.places[2] == Place(2, 1)
+    assert fleet.places[2] == Place(2, 0)
+    fleet.settle("1", [process] * 3)
+    fleet.give_up([2])
+    fleet.places = fleet.places[:2]
+    assert fleet.free() == [Place(2, 1)]
+    fleet.places += (Place(2, 1),)
+    fleet.settle("2", [process] * 3)
     del there[1]
     assert fleet.move_lost() == [2], "there is no place"
     nodes[2] = Node(hello(2))
     there.append(nodes[2])
+    fleet.give_up([2])
     assert fleet.move_lost() == []
     assert fleet.free() == [Place(2, 0)], "its command was started again"
+    fleet.places = fleet.places[:2]
+    assert fleet.free() == [Place(2, 0), Place(2, 1)], "what was lost there was another's"

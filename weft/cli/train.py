@@ -196,18 +196,14 @@ def _guide(loaded: Loaded, options: TrainOptions, on_node: OnNode, began: float)
     from weft.elastic.nodes.head import Head
 
     hello, out = on_node.hello(), on_node.out
-    with RunFolder(out) as folder, interrupted_once():
+    head = Head(
+        out, on_node.address, hello, quiet_s=on_node.quiet_s, tell=lambda text: warn([text])
+    )
+    with RunFolder(out) as folder, interrupted_once(), head:
         context = warm_context()
-        with Head(
-            out, on_node.address, hello, quiet_s=on_node.quiet_s, tell=lambda text: warn([text])
-        ) as head:
-            differing = changes(out, loaded.config)
-            try:
-                head.gather(on_node.arrival_s)
-            except KeyboardInterrupt:
-                err.print("stopped before training began")
-                head.code = STOPPED
-                return head.code
+        differing = changes(out, loaded.config)
+        try:
+            head.gather(on_node.arrival_s)
             seats = [node.hello.machine for node in head.there for _ in range(node.hello.seats)]
             asked = resolved_on_nodes(loaded, seats, ranks_here=hello.seats, out=out)
             resolved = asked.resolved
@@ -222,10 +218,14 @@ def _guide(loaded: Loaded, options: TrainOptions, on_node: OnNode, began: float)
             if saved_step(out) >= job.last_step and saved_summary(out) is not None:
                 return _tell_end(job, already=True)
             head.offer(job.plan.to_json(), ranks_of(places))
-            with fleet_of(head, on_node, places, context) as fleet:
-                run = partial(_run_on_nodes, loaded, resolved, job, fleet)
-                head.code = _work(job, folder, resolved, differing, run)
+        except KeyboardInterrupt:
+            err.print("stopped before training began")
+            head.code = STOPPED
             return head.code
+        with fleet_of(head, on_node, places, context) as fleet:
+            run = partial(_run_on_nodes, loaded, resolved, job, fleet)
+            head.code = _work(job, folder, resolved, differing, run)
+        return head.code
 
 
 def _run_on_nodes(loaded: Loaded, resolved: Resolved, job: Job, fleet: Fleet) -> None:

@@ -58,6 +58,8 @@ class Fleet:
         self.places: tuple[Place, ...] = ()
         """Of the ranks of the epoch that is, or that begins."""
         self._given_up = WeakKeyDictionary[Node, set[int]]()
+        self._began_on: Sequence[Node] = ()
+        """The machines of the ranks of the epoch that is."""
         self._host, self._store, self._folder = host, store, folder
         self._start, self._pack = start, pack
 
@@ -85,6 +87,7 @@ class Fleet:
             )
             before[node.index] += 1
             settled.append((process or self._started(node), address))
+        self._began_on = [self.head.nodes[place.node] for place in self.places]
         return settled
 
     def remove_traces(self) -> None:
@@ -108,11 +111,10 @@ class Fleet:
             found += [Place(node.index, next(unused)) for _ in range(spare)]
         return found
 
-    def give_up(self, places: Sequence[Place]) -> None:
-        """Nobody gets these, until the command of their machine is started again."""
-        for place in places:
-            node = self.head.nodes[place.node]
-            self._given_up.setdefault(node, set()).add(place.card)
+    def give_up(self, ranks: Sequence[int]) -> None:
+        """Nobody gets their places, until the command of their machine is started again."""
+        for rank in ranks:
+            self._given_up.setdefault(self._began_on[rank], set()).add(self.places[rank].card)
 
     def lacking(self) -> list[int]:
         """Ranks whose machine is not there."""

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from weft.comm.address import RankAddress
 from weft.comm.proven import Listener, heard
-from weft.config.errors import ConfigError, ConfigErrors, RunError, show
+from weft.config.errors import STOPPED, ConfigError, ConfigErrors, RunError, show
 from weft.elastic.nodes.link import Link
 from weft.elastic.nodes.meeting import Where, bound_to
 from weft.elastic.nodes.remote import Hello, Node
@@ -71,8 +71,7 @@ class Head:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if kind is not None:
-            refuses = issubclass(kind, ConfigError | ConfigErrors)
-            self.code = 2 if refuses else error.exit_code if isinstance(error, RunError) else 1
+            self.code = _code_of(error)
         until = time.monotonic() + LATE_S
         while not self._began and len(self.nodes) < self._address.world_size:
             with suppress(ConfigError):  # one problem is said already
@@ -138,6 +137,10 @@ class Head:
             return None
         hello, link = found
         before = self.nodes.get(hello.index)
+        if before is not None and before.link is not None:
+            before.look()
+            if before.link.is_alive:
+                return self._refused(hello, link, _at_work(before), timeout_s)
         try:
             self._refuse_unlike(hello)
             if before is not None and before.link is None:
@@ -147,15 +150,21 @@ class Head:
             if not self._began:
                 self.nodes[hello.index] = Node(hello, link)
                 raise
-            self._tell(f"node {hello.index} ({hello.name}) is not taken in: {error}")
-            link.say(do="bye", code=2, text=str(error))
-            link.drop("it was refused")
-            return self._take(timeout_s)
-        if before is not None and before.link is not None:
-            before.link.drop("its command was started again")
+            return self._refused(hello, link, error, timeout_s)
+        if before is not None:
+            before.dismiss("its command was started again")
         node = Node(hello, link, is_late=self._began)
         self.nodes[hello.index] = node
         return node
+
+    def _refused(
+        self, hello: Hello, link: Link, error: ConfigError, timeout_s: float
+    ) -> Node | None:
+        """The next one after a machine that the job does without."""
+        self._tell(f"node {hello.index} ({hello.name}) is not taken in: {error}")
+        link.say(do="bye", code=2, text=str(error))
+        link.drop("it was refused")
+        return self._take(timeout_s)
 
     def _refuse_unlike(self, hello: Hello) -> None:
         for what in {**self._own.alike, **hello.alike}:
@@ -172,6 +181,25 @@ class Head:
             self._came.put((Hello(**heard(end)), Link(end, self._quiet_s)))
             return
         end.close()
+
+
+def _code_of(error: BaseException | None) -> int:
+    """What commands end with for it."""
+    match error:
+        case ConfigError() | ConfigErrors():
+            return 2
+        case RunError():
+            return error.exit_code
+        case KeyboardInterrupt():
+            return STOPPED
+    return 1
+
+
+def _at_work(node: Node) -> ConfigError:
+    """Another command has the number of a machine that is there."""
+    hint = f"{node.words} is at work in this job. If it is to be replaced, end its command first; "
+    hint += "otherwise give each machine a number of its own."
+    return ConfigError("RANK", node.index, "a number that no machine has", hint)
 
 
 def _await_answer(node: Node, deadline: float) -> None:

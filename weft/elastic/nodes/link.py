@@ -43,13 +43,18 @@ class Link:
         self._quiet_s = quiet_s or math.inf
         self._sends = threading.Lock()
         self._unread = b""
-        self._heard_at = self._listened_at = time.monotonic()
+        self._heard_at = self._listened_at = self._came_at = time.monotonic()
         self._over = threading.Event()
         if quiet_s:
             threading.Thread(target=self._beat, args=(quiet_s / 4,), daemon=True).start()
 
     def fileno(self) -> int:
         return self._end.fileno()
+
+    @property
+    def is_alive(self) -> bool:
+        """The other end said something within two beats; judged by what was ``heard``."""
+        return not self.lost and time.monotonic() <= self._came_at + self._quiet_s / 2
 
     def say(self, **words: Any) -> None:
         """To one who is gone, nothing."""
@@ -102,6 +107,7 @@ class Link:
     def _judge(self, *, came: bool) -> None:
         now = time.monotonic()
         stood_still, self._listened_at = now > self._listened_at + STILL_S, now
+        self._came_at = now if came else self._came_at
         if came or stood_still:
             self._heard_at = now
         elif now > self._heard_at + self._quiet_s:

@@ -23,6 +23,8 @@ from weft.elastic.rank_process import Begin
 from weft.elastic.signals import Asked
 
 LOOK_S = 0.2
+REFUSED = 2
+"""Code of a goodbye to a command that has to be given other words."""
 TRY_S = 0.1
 """From one look for the head to the next."""
 
@@ -91,6 +93,8 @@ class Member:
         self._processes: dict[int, LocalProcess] = {}
         self._code: int | None = None
         """What the head ends with, once it has said so."""
+        self._is_asked = False
+        """To stop: so is whatever starts from then on."""
 
     def run(self, asked: Asked) -> int:
         """Until the head ends the job; the exit code of this command.
@@ -99,14 +103,14 @@ class Member:
             ConfigErrors: the plan cannot be run here.
             RunError: the head is gone, or nothing can be started here any more.
         """
-        passed_on = False
         try:
             while self._code is None:
                 self._look()
-                if asked.times > 1:
+                is_idle = not (self._is_asked or self._processes)
+                if asked.times > 1 or (asked.times and is_idle):
                     return STOPPED
-                if asked.times and not passed_on:
-                    passed_on = True
+                if asked.times and not self._is_asked:
+                    self._is_asked = True
                     self._terminate()
         finally:
             for each in self._processes.values():
@@ -135,6 +139,8 @@ class Member:
 
     def _obey(self, words: Words) -> None:
         match words["do"]:
+            case "bye" if words["text"] and words["code"] != REFUSED:
+                raise RunError(words["text"])
             case "bye" if words["text"]:
                 raise ConfigError("", None, "", words["text"])
             case "bye":
@@ -142,7 +148,7 @@ class Member:
             case "plan":
                 self._consider(words)
             case "start":
-                self._processes[words["id"]] = self._start()
+                self._started(words["id"])
             case _ if words["id"] not in self._processes:
                 pass  # it has ended, which the head is about to hear
             case "begin":
@@ -153,6 +159,11 @@ class Member:
                 self._processes[words["id"]].terminate()
             case "kill":
                 self._processes[words["id"]].end()
+
+    def _started(self, number: int) -> None:
+        self._processes[number] = self._start()
+        if self._is_asked:
+            self._processes[number].terminate()
 
     def _consider(self, words: Words) -> None:
         try:

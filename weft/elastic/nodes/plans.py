@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from weakref import WeakSet
 
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.load import Loaded
 from weft.elastic.failure import ANEW, Epoch
 from weft.elastic.nodes.fleet import Fleet, Place, ranks_of
+from weft.elastic.nodes.remote import Node
 from weft.plan.plan import Plan
 from weft.report.events import EventLog
 from weft.resolve.left import plan_for_machines
@@ -51,7 +53,7 @@ class NodePlans:
         Raises:
             ConfigErrors: there is no plan for those.
         """
-        self._fleet.give_up([self._fleet.places[rank] for rank in lost])
+        self._fleet.give_up(lost)
         return self._taken([rank for rank in range(self.job.plan.world_size) if rank not in lost])
 
     def with_all(self) -> str:
@@ -127,7 +129,7 @@ class Arrivals:
     ) -> None:
         self._fleet, self._job, self._plans, self._tell = fleet, job, plans, tell
         self._events = EventLog(job.out, began=job.began)
-        self._known = set[int]()
+        self._known = WeakSet[Node]()
         """Machines that no other plan has work for."""
 
     def plan(self) -> str:
@@ -140,15 +142,15 @@ class Arrivals:
         if self._plans is None or self._plans.is_whole:
             return False
         free = {place.node for place in self._fleet.free()}
-        return any(node.index in free and id(node) not in self._known for node in late)
+        return any(node.index in free and node not in self._known for node in late)
 
     def epoch(self) -> Epoch:
         """They have come: what they do next."""
         assert self._plans is not None, "nobody was wanted"
-        late = [node for node in self._fleet.head.there if node.is_late]
+        late = [node for node in self._fleet.head.there if node.is_late and node.is_ready]
         step = int(last_step(self._job.out / "metrics.jsonl").get("step", 0))
-        names = " and ".join(node.words for node in late if id(node) not in self._known)
-        self._known |= {id(node) for node in late}
+        names = " and ".join(node.words for node in late if node not in self._known)
+        self._known.update(late)
         try:
             words = f"the plan is now {self._plans.with_all()}, for {names} has come"
             seats: tuple[int, ...] | None = self._plans.seats

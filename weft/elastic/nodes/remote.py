@@ -73,6 +73,12 @@ class Node:
         self.processes[self._numbers] = process
         return process
 
+    def dismiss(self, why: str) -> None:
+        """It is lost to the job, and is told why."""
+        if self.link is not None:
+            self.link.say(do="bye", code=1, text=f"node 0 goes on without this machine: {why}")
+            self.link.drop(why)
+
     def look(self) -> None:
         """Hand on what it said, without waiting."""
         for words in self.link.heard() if self.link is not None else ():
@@ -176,7 +182,7 @@ class RemoteProcess:
         self._link.say(do="kill", id=self._number)
         self.join(END_S)
         if self.exitcode is None:
-            self._link.drop("it did not end a process")
+            self.node.dismiss("it did not end a process")
 
 
 def to_words(word: Word) -> Mapping[str, Any]:
