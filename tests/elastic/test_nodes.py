@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from weft.comm.address import RankAddress
-from weft.comm.proven import heard, say
+from weft.comm.proven import heard, say, server_at
 from weft.config.errors import STOPPED, ConfigError, RunError
 from weft.elastic.failure import Failure
 from weft.elastic.nodes import link as link_module
@@ -118,6 +118,13 @@ def test_the_secret_is_its_owners_alone(tmp_path: Path) -> None:
 
 def test_a_job_of_one_machine_listens_on_loopback() -> None:
     assert [bound_to(host) for host in ("127.0.0.1", "localhost")] == ["127.0.0.1"] * 2
+    assert bound_to("::1") == "::1"
+    with pytest.MonkeyPatch.context() as patch:  # a machine may have no such address
+        asked = list[Any]()
+        patch.setattr(socket, "create_server", lambda *_, family: asked.append(family))
+        server_at("::1")
+        server_at("")
+        assert asked == [socket.AF_INET6, socket.AF_INET]
     assert bound_to(socket.gethostname()) == "", "others may know it as another address"
 
 

@@ -37,7 +37,7 @@ class Listener:
         self._secret = secret.encode()
         self._serve = serve
         self._places = threading.Semaphore(UNPROVEN)
-        self._listener = socket.create_server((host, 0))
+        self._listener = server_at(host)
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._listen, name="machines", daemon=True).start()
 
@@ -66,6 +66,12 @@ class Listener:
             finally:
                 self._places.release()
             self._serve(end)
+
+
+def server_at(host: str) -> socket.socket:
+    """Listens at a port of an address of this machine; empty: of all its IPv4 ones."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family)
 
 
 def prove(end: socket.socket, secret: bytes, *, is_server: bool) -> None:

@@ -14,6 +14,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from weft.comm.proven import server_at
 from weft.elastic.rank_process import end_with_parent
 from weft.train.run_folder import NODES_FILE
 
@@ -51,7 +52,9 @@ def bound_to(host: str) -> str:
     is_here = all(ip_address(str(each).partition("%")[0]).is_loopback for each in found)
     is_name = host != "localhost" and not _is_address(host)
     # Debian's machines know their own name as a loopback address.
-    return "127.0.0.1" if is_here and not is_name else ""
+    if not is_here or is_name:
+        return ""
+    return "::1" if found == {"::1"} else "127.0.0.1"
 
 
 def _is_address(host: str) -> bool:
@@ -91,7 +94,7 @@ def host_store(host: str, pipe: Connection) -> None:
     end_with_parent()
     from torch._C._distributed_c10d import TCPStore
 
-    listener = socket.create_server((host, 0))
+    listener = server_at(host)
     port = int(listener.getsockname()[1])
     store = TCPStore(
         host or "127.0.0.1",
