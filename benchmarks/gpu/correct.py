@@ -18,7 +18,7 @@ from weft.comm.address import RankAddress
 from weft.config.errors import ConfigError
 from weft.config.sections import REHEARSAL_EPS, AdamWConfig
 from weft.diagnose.reference import by_reference, lacks_reference
-from weft.diagnose.verdict import TOLERANCE
+from weft.diagnose.verdict import tolerance_of
 from weft.diagnose.verify import Rehearsal, Trace, difference, one_process, rehearse, run_rank
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
@@ -126,7 +126,7 @@ class Table:
         if asked not in self._alone:
             self._alone[asked] = rehearse(self._pool.run, on_host(plan), asked)
         result = difference(self._alone[asked], rehearse(self._run, plan, asked))
-        limit = TOLERANCE[precision]
+        limit = tolerance_of(precision)
         self._found.measures(f"{name}, largest relative difference", result.largest)
         words = f"{name} in {precision} is as one processor within {limit:.0e}"
         self._found.proves(words, holds=result.largest < limit)
@@ -155,7 +155,7 @@ def _verify(precision: Precision) -> Callable[[Here, Found], None]:
                     alone = rehearse(pool.run, mesh_plan(here.device, precision), known)
                     gap = difference(by_reference(known, SAMPLES), alone).largest
                     words = f"{family} is the model written out, with PyTorch's optimizer"
-                    found.proves(words, holds=gap < TOLERANCE[precision])
+                    found.proves(words, holds=gap < tolerance_of(precision))
         words = "dropout throws the same bits as on the processor (else nothing would agree)"
         found.proves(words)
 

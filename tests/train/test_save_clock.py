@@ -9,6 +9,7 @@ import pytest
 import torch
 from train.test_saving import CONFIG, SPEC, plan_of
 
+from weft.checkpoint.remote.owner import Owner
 from weft.comm.address import RankAddress
 from weft.comm.join import join
 from weft.config.sections import CheckpointConfig, TrainConfig
@@ -38,7 +39,7 @@ class Noting(Saver):
     """Writes nothing but down which steps it was to save."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(run, Path("unused"), Path("unused"), fingerprint="same", tell=print)
+        super().__init__(run, Path("unused"), Path("unused"), owner=Owner(), fingerprint="same", tell=print)
         self.steps: list[int] = []
 
     def save(self, step: int, *, finite: bool) -> None:

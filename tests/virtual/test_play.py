@@ -23,6 +23,7 @@ from weft.models.registry import FAMILIES, shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
+from weft.recompute.asked import slabs_of
 from weft.virtual.play import virtual_job
 from weft.virtual.predicted import Prediction, VirtualCluster, core
 from weft.virtual.rank import run_steps
@@ -41,7 +42,7 @@ def sample_s(layers: int = SPEC.num_layers, *, again: bool = False) -> float:
         predicts=True,
         samples=1,
         seq_len=SEQ_LEN,
-        recompute="full" if again else "off",
+        recompute=slabs_of("full" if again else "off", layers),
         dtype="fp32",
     )
     return compute_seconds(shape_of(SPEC), work, core()).whole_s

@@ -26,6 +26,11 @@ times its rounding error for fp64, looser below. What Adam's division makes of n
 that are nearly zero counts apart from it (``enlarged_rounding``)."""
 
 
+def tolerance_of(precision: Precision) -> float:
+    """What of it rounding explains."""
+    return TOLERANCE[PRECISIONS[precision].compute.stored_as]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """A plan compared with one process, and that with the reference."""
@@ -42,7 +47,7 @@ class Verdict:
 
     @property
     def tolerance(self) -> float:
-        return TOLERANCE[PRECISIONS[self.dtype].compute.stored_as]
+        return tolerance_of(self.dtype)
 
     def accepts(self, found: Difference | None) -> bool:
         """Nothing was found outside the tolerance."""
