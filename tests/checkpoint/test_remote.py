@@ -21,7 +21,7 @@ from weft.checkpoint.reader import open_checkpoint
 from weft.checkpoint.remote import objects
 from weft.checkpoint.remote import owner as owner_of
 from weft.checkpoint.remote.files import Parts, open_files, split_address
-from weft.checkpoint.remote.owner import OWNER, Owner, take_turn
+from weft.checkpoint.remote.owner import OWNER, Owner, looked, take_turn
 from weft.checkpoint.remote.path import RemotePath
 from weft.checkpoint.shard import elements_of
 from weft.checkpoint.store import candidates, prune
@@ -250,6 +250,30 @@ def test_two_runs_with_one_address(s3: S3) -> None:
     theirs.commit(written, {**STATE, "seed": 22})
     assert (open_checkpoint(root).state["seed"], verify(root).ok) == (22, True)
     assert [each.step for each in list_checkpoints(root)] == [1, 2]
+
+
+def test_a_start_that_was_overtaken_takes_no_turn(s3: S3) -> None:
+    """It looked, and was thought to be dead: who began to save meanwhile goes on undisturbed."""
+    root = s3.place()
+    save_far(root, 1, seed=1, owner=Owner())
+    slow = looked(root, Owner())
+    assert slow.found == 1
+    working = looked(root, Owner())
+    theirs = draft(root, 2, "working", working)
+    theirs.begin()
+    written = [theirs.write(r, *elements_of(own)) for r, own in enumerate(rank_shards(2))]
+    names = s3.names()
+    assert looked(root, slow) == slow, "in its next epoch, too"
+    with pytest.raises(CheckpointError, match="writes there now"):
+        draft(root, 3, "slow", Owner(**asdict(slow))).begin()
+    assert s3.names() == names
+    theirs.commit(written, {**STATE, "seed": 2})
+    later = looked(root, Owner())
+    save_far(root, 3, seed=3, owner=later)
+    assert open_checkpoint(root).state["seed"] == 3
+    s3.refuses = lambda method, path: method == "GET"
+    unknown = Owner()
+    assert looked(root, unknown) == unknown
 
 
 def test_a_turn_lasts_as_long_as_a_command(s3: S3) -> None:

@@ -9,6 +9,7 @@ import pytest
 from checkpoint.servers import BUCKET, s3_server
 from cli import commands
 
+from weft.checkpoint.remote.owner import Owner, take_turn
 from weft.cli.main import run
 
 
@@ -51,9 +52,15 @@ def test_a_run_keeps_its_checkpoints_in_a_bucket(
         assert (code, "seed = 7: expected 1234" in errors) == (2, True)
         more = ("model.num_layers=2", f"checkpoint.load=s3://{BUCKET}/runs/mine", "--steps", "1")
         leave = "checkpoint.allow_missing=['layers.1.*']"
-        with commands.started(here, "more", *more, leave, environment=environment) as command:
+        # Another run takes the turn that this one was about to take.
+        s3.holds = lambda method, path: method == "GET" and "runs/mine/step-00000009/rank" in path
+        with commands.started(here, "more", to, *more, leave, environment=environment) as command:
+            command.wait_until(lambda: bool(s3.held))
+            take_turn(s3.place("runs/more"), Owner(host="elsewhere"))
+            s3.released.set()
             code, output, errors = command.finish()
-        assert code == 0, errors
+        assert code == 1, errors
+        assert f"s3://{BUCKET}/runs/more: a run that began on elsewhere at" in errors
         assert f"parameters of s3://{BUCKET}/runs/mine/step-00000009, step 9" in output
         assert "note: not stored, with initial values: layers.1." in output
         first = next(each for each in commands.steps(here / "more"))

@@ -19,6 +19,8 @@ from weft.checkpoint.entry import CheckpointError, told
 from weft.checkpoint.index import INDEX
 from weft.checkpoint.place import FOLDER, KEY, Place
 from weft.checkpoint.reader import Checkpoint, open_checkpoint
+from weft.checkpoint.remote.owner import Owner, looked
+from weft.checkpoint.remote.path import RemotePath
 from weft.checkpoint.store import LATEST, candidates
 from weft.comm.comm import Comm
 from weft.comm.heartbeat import with_heartbeat
@@ -57,6 +59,8 @@ class Agreed:
     """Of the steps before."""
     loading: Loading | None = None
     """What a new run begins with, where it was asked for."""
+    owner: Owner = field(default_factory=Owner)
+    """The command; the main rank's knows whose turn it was to write into storage far away."""
 
     @property
     def first_step(self) -> int:
@@ -85,6 +89,7 @@ def agree(
     data = _prepared(job, comm, local_rank)
     spec = model_spec(job.config.model, data.vocab_size, job.config.data.seq_len)
     _begin_with_weights(job, comm)
+    owner = _owner(job, comm)
     checkpoint, why = newest_in_memory(
         job.held, job.checkpoints, comm, before=job.last_step, lease=lease
     )
@@ -106,7 +111,14 @@ def agree(
         wanted = loading(job.config.checkpoint, params, opened)
         notes += () if wanted is None else tuple(wanted.report())
     agreed = Agreed(
-        data, spec, checkpoint, notes, is_in_memory=is_in_memory, history=history, loading=wanted
+        data,
+        spec,
+        checkpoint,
+        notes,
+        is_in_memory=is_in_memory,
+        history=history,
+        loading=wanted,
+        owner=owner,
     )
     here = f"step {agreed.first_step}"
     if not is_in_memory:
@@ -238,6 +250,18 @@ def _begin_with_weights(job: Job, comm: Comm) -> None:
             raise ConfigError("init", folder, "weights of the model that it describes", weights)
         if run:
             raise RunError(run)
+
+
+def _owner(job: Job, comm: Comm) -> Owner:
+    """The command, which looks on the main rank before anything else is read there. Collective."""
+    root, owner = job.checkpoints, job.owner
+    if not isinstance(root, RemotePath):
+        return owner
+
+    def found() -> Owner:
+        return owner if comm.rank else looked(root, owner)
+
+    return with_heartbeat(comm, found, name="turn to write")
 
 
 def _in_storage(job: Job, comm: Comm) -> Checkpoint | None:

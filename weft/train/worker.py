@@ -10,7 +10,7 @@ import functools
 import gc
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -136,7 +136,9 @@ class RankLife:
                     save_clock=SaveClock(config.checkpoint.minutes),
                     abort=self.rendezvous.abort or Abort(),
                 )
-                done = run_job(run, job, agreed.data, agreed.notes, stack)
+                done = run_job(
+                    run, replace(job, owner=agreed.owner), agreed.data, agreed.notes, stack
+                )
         except RewoundError:  # on all ranks, so nobody waits for this one
             comm.close()
             raise

@@ -4,18 +4,20 @@ last one.
     root/owner.json
 
 A start of a run takes the next turn with its first save, and has it for as long as it lives. One
-that finds a later turn there when it saves leaves everything as it is: so a run that was thought to
-be dead, and the first of two that save to one address, neither remove nor replace what is not
-theirs.
+that finds a later turn there when it saves leaves everything as it is, also when it saves first and
+another has begun since it looked: so a run that was thought to be dead, and one of two that save to
+one address, neither remove nor replace what is not theirs.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 import socket
 import time
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 
 from weft.checkpoint.entry import CheckpointError, told
 from weft.checkpoint.remote.path import RemotePath
@@ -34,6 +36,8 @@ class Owner:
     host: str = field(default_factory=socket.gethostname)
     since: float = field(default_factory=time.time)
     """Seconds since 1970; for people."""
+    found: int | None = None
+    """The turn that was there when it began, 0 for none; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,11 +48,25 @@ class _Turn:
     """Names of starts that had turns before, the last one first: theirs are over."""
 
 
+def looked(root: RemotePath, owner: Owner) -> Owner:
+    """This start, with the turn that it found when it first looked in this process. Where the
+    storage does not answer, it has found none."""
+    with suppress(CheckpointError):
+        return replace(owner, found=_found(root, owner.name))
+    return owner
+
+
+@functools.cache
+def _found(root: RemotePath, _: str) -> int:
+    turn = _read(root)
+    return 0 if turn is None else turn.turn
+
+
 def take_turn(root: RemotePath, owner: Owner) -> None:
     """Begin to write there. Nothing changes where it is this run's turn already.
 
-    Raises CheckpointError where it was this run's, and another has begun to write there since; or
-    where the storage does not answer.
+    Raises CheckpointError where another has begun to write there since it was this run's, or since
+    this run began; or where the storage does not answer.
     """
     found = _read(root)
     if found is None:
@@ -56,6 +74,8 @@ def take_turn(root: RemotePath, owner: Owner) -> None:
     elif owner.name in found.earlier:
         refuse_other(root, owner)
     elif found.owner.name != owner.name:
+        if owner.found is not None and found.turn > owner.found:
+            refuse_other(root, owner)
         earlier = (found.owner.name, *found.earlier)[:REMEMBERED]
         _write(root, _Turn(turn=found.turn + 1, owner=owner, earlier=earlier))
 
@@ -87,5 +107,6 @@ def _read(root: RemotePath) -> _Turn | None:
 def _write(root: RemotePath, turn: _Turn) -> None:
     path = root / OWNER
     data = {"turn": turn.turn, **asdict(turn.owner), "earlier": turn.earlier}
+    del data["found"]
     with told("written", path):
         path.write_bytes(json.dumps(data).encode())
