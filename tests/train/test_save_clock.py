@@ -39,7 +39,9 @@ class Noting(Saver):
     """Writes nothing but down which steps it was to save."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(run, Path("unused"), Path("unused"), owner=Owner(), fingerprint="same", tell=print)
+        super().__init__(
+            run, Path("unused"), Path("unused"), owner=Owner(), fingerprint="same", tell=print
+        )
         self.steps: list[int] = []
 
     def save(self, step: int, *, finite: bool) -> None:
