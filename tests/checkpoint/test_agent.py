@@ -14,11 +14,13 @@ import pytest
 import torch
 from checkpoint_cases import STATE, cut, rank_shards, save
 
-from weft.checkpoint.agent import agent
+from weft.checkpoint.agent import agent, holding
 from weft.checkpoint.agent.agent import Agent
 from weft.checkpoint.agent.client import SLOTS, AgentClient, start_agent
 from weft.checkpoint.agent.wire import Commit, Failed, Hello, Save, Saved, Wire
-from weft.checkpoint.entry import CheckpointError
+from weft.checkpoint.draft import LocalDraft
+from weft.checkpoint.entry import JSON, CheckpointError, RankFile
+from weft.checkpoint.index import rank_file_json
 from weft.checkpoint.place import Place
 from weft.checkpoint.reader import open_checkpoint
 from weft.checkpoint.shard import Shard
@@ -261,24 +263,111 @@ def test_a_machine_that_is_lost(tmp_path: Path) -> None:
     assert [path.name for path in sorted(root.iterdir())] == ["latest", "step-00000001"]
 
 
-def test_a_job_that_has_gone_on_waits_for_no_lost_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its ranks were lost before they had copied, so its agent knows of no save."""
-    monkeypatch.setattr(agent, "GIVEN_UP_S", 0.0)
+@contextmanager
+def gone_on(tmp_path: Path, *, commits: bool) -> Iterator[tuple[Agent, agent._Pending]]:
+    """An agent whose ranks others have replaced, and what it still has of theirs."""
     (tmp_path / "agent").touch()
     one = Agent(socket.socket(), tmp_path / "agent", 0, root=0, keep_s=0.0)
     wire = Wire(socket.socket())
     for crew in ("first", "second"):
-        hello = Hello(rank=0, ranks_here=1, commits=True, crew=crew)
+        hello = Hello(rank=0, ranks_here=1, commits=commits, crew=crew)
         one._join(agent._Rank(wire), hello)
-    pending = agent._Pending(named(tmp_path, 2), one._crews["first"])
-    said = "ranks were lost before rank-00001.safetensors of another machine came"
-    with pytest.raises(CheckpointError, match=said):
-        one._from_others(pending.save.draft(), pending, [1])
-    assert not one._has_gone_on(one._crews["second"])
+    assert one._others_since(one._crews["second"]) is None
+    yield one, agent._Pending(named(tmp_path, 2), one._crews["first"])
     for each in (wire, one._done, one._tell, one._listener, one._select):
         each.close()
+
+
+class Elsewhere(LocalDraft):
+    """What another machine does there meanwhile, one thing at each look."""
+
+    look_s = 0.0
+
+    def __init__(self, root: Path, step: int, *does: Callable[[LocalDraft], object]) -> None:
+        super().__init__(root, step, f"save{step}")
+        self._does = [*does]
+
+    def left(self, rank: int) -> dict[str, JSON] | None:
+        self._do()
+        return super().left(rank)
+
+    def is_open(self) -> bool:
+        self._do()
+        return super().is_open()
+
+    def _do(self) -> None:
+        if self._does:
+            self._does.pop(0)(LocalDraft(self._root, self._step, f"save{self._step}"))
+
+
+def nothing(_: LocalDraft) -> None: ...
+
+
+def test_a_job_that_has_gone_on_waits_for_no_lost_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks were lost before they had copied, so its agent knows of no save; or it was lost
+    while it wrote."""
+    monkeypatch.setattr(holding, "GIVEN_UP_S", 0.0)
+    said = "ranks were lost before rank-00001.safetensors of another machine came"
+    with gone_on(tmp_path, commits=True) as (one, pending):
+        draft = Elsewhere(tmp_path, 2)
+        draft.begin()
+        with pytest.raises(CheckpointError, match=said):
+            one._from_others(draft, pending, [1])
+        monkeypatch.setattr(holding, "SILENT_S", 0.0)
+        draft.hold(1, 7)
+        with pytest.raises(CheckpointError, match=said):
+            one._from_others(draft, pending, [1])
+        draft.abandon()
+    with gone_on(tmp_path, commits=False) as (one, pending):
+        one._before = LocalDraft(tmp_path, 1, "save1")
+        with pytest.raises(CheckpointError, match="ranks were lost before step 2 came"):
+            one._wait_for(pending.save.draft(), pending)
+
+
+def test_a_job_that_has_gone_on_completes_what_all_had_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long another machine takes for its part, or for the save before."""
+    monkeypatch.setattr(holding, "GIVEN_UP_S", 0.0)
+    facts = RankFile("rank-00001.safetensors", 0, "", ())
+    with gone_on(tmp_path, commits=True) as (one, pending):
+        draft = Elsewhere(
+            tmp_path,
+            2,
+            lambda theirs: theirs.hold(1, 0),
+            nothing,
+            lambda theirs: theirs.hold(1, 1),
+            lambda theirs: theirs.leave(1, rank_file_json(facts)),
+        )
+        draft.begin()
+        assert one._from_others(draft, pending, [1]) == [facts]
+        assert [path.name for path in (tmp_path / "step-00000002.tmp").iterdir()] == ["save-save2"]
+    with gone_on(tmp_path, commits=False) as (one, pending):
+        one._before = before = LocalDraft(tmp_path, 1, "save1")
+        before.begin()
+        one._wait_for(Elsewhere(tmp_path, 2, nothing, nothing, LocalDraft.begin), pending)
+
+
+def test_a_machine_says_what_it_has_and_what_it_cannot_write(tmp_path: Path) -> None:
+    """To whoever commits, who waits for it, and then need not."""
+    root = tmp_path / "checkpoints"
+    theirs, step = LocalDraft(root, 1, "save1"), root / "step-00000001.tmp"
+    with machine(tmp_path / "b", root, [1]) as second:
+        step.mkdir()
+        os.mkfifo(step / "rank-00001.safetensors")  # it cannot go on before somebody reads there
+        (step / "save-save1").touch()
+        second.copy(1, 1)
+        until(lambda: theirs.held(1) is not None)
+        assert theirs.left(1) is None
+        os.close(os.open(step / "rank-00001.safetensors", os.O_RDONLY))
+        until((step / "rank-00001.facts.json").exists)
+        second.wait()
+        left = theirs.left(1)
+    assert left is not None
+    assert "rank-00001.safetensors: cannot be written: " in str(left["problem"])
+    assert [path.name for path in step.iterdir()] == ["save-save1"]
 
 
 def test_a_first_rank_that_is_lost(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import errno
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from weft.checkpoint import store
 from weft.checkpoint.entry import JSON, Piece, RankFile, rank_file_name, told
@@ -38,6 +38,15 @@ class Draft(Protocol):
         self, rank: int, pieces: Sequence[Piece], data: Callable[[Piece], memoryview]
     ) -> RankFile:
         """Write the boxes that a rank owns; as ``write_pieces``."""
+
+    def hold(self, rank: int, beat: int) -> None:
+        """Tell whoever commits that what a rank's file is made of is there, and its agent at work.
+
+        ``beat``: another one each time. Nobody says so once it has left what became of it.
+        """
+
+    def held(self, rank: int) -> int | None:
+        """The last ``beat``; None where nobody has said so."""
 
     def leave(self, rank: int, facts: Mapping[str, JSON]) -> None:
         """Tell whoever commits what became of a rank's file."""
@@ -87,22 +96,21 @@ class LocalDraft:
     ) -> RankFile:
         return write_pieces(self._folder, rank, pieces, data)
 
+    def hold(self, rank: int, beat: int) -> None:
+        _put(self._held_by(rank), beat)
+
+    def held(self, rank: int) -> int | None:
+        beat: int | None = _got(self._held_by(rank))
+        return beat
+
     def leave(self, rank: int, facts: Mapping[str, JSON]) -> None:
-        path = self._facts_of(rank)
-        text = path.with_suffix(".tmp")
-        with told("written", path):
-            text.write_text(json.dumps(facts))
-            text.replace(path)
+        _put(self._facts_of(rank), facts)
 
     def left(self, rank: int) -> dict[str, JSON] | None:
-        path = self._facts_of(rank)
-        try:
-            data: dict[str, JSON] = json.loads(path.read_text())
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ESTALE):
-                raise
-            return None
-        path.unlink()
+        data: dict[str, JSON] | None = _got(self._facts_of(rank))
+        if data is not None:
+            self._facts_of(rank).unlink()
+            self._held_by(rank).unlink(missing_ok=True)
         return data
 
     def commit(self, rank_files: Sequence[RankFile], state: Mapping[str, JSON]) -> Path:
@@ -115,3 +123,24 @@ class LocalDraft:
 
     def _facts_of(self, rank: int) -> Path:
         return (self._folder / rank_file_name(rank)).with_suffix(".facts.json")
+
+    def _held_by(self, rank: int) -> Path:
+        return (self._folder / rank_file_name(rank)).with_suffix(".held.json")
+
+
+def _put(path: Path, data: JSON | Mapping[str, JSON]) -> None:
+    """Whole, or not at all."""
+    text = path.with_suffix(".tmp")
+    with told("written", path):
+        text.write_text(json.dumps(data))
+        text.replace(path)
+
+
+def _got(path: Path) -> Any:
+    """None where there is nothing yet."""
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
+        return None

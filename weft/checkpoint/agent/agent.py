@@ -2,8 +2,8 @@
 
 Ranks that are killed while it writes change nothing: what all of them copied becomes a checkpoint,
 what only some copied is discarded, and the checkpoint before it stays. Agents of several machines
-meet in the folder that they write into: the one beside the first rank opens it, the others put the
-facts of their files beside those, and it commits.
+meet in the folder that they write into: the one beside the first rank opens it, the others say that
+they have all copies, put the facts of their files beside those, and it commits.
 
 The newest state that all copied stays in memory, written or not, and whoever begins next may go on
 from it: for as long as anyone holds on to the agent, and a while after.
@@ -17,7 +17,7 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from weft.checkpoint.agent.holding import Holding, Patience, speaks
 from weft.checkpoint.agent.image import Image, opened_image
 from weft.checkpoint.agent.kept import Kept, KeptCopy, Memory
 from weft.checkpoint.agent.peers import PeerServer, put
@@ -52,15 +53,12 @@ from weft.checkpoint.agent.wire import (
 )
 from weft.checkpoint.agent.wire import Memory as NewMemory
 from weft.checkpoint.draft import Draft
-from weft.checkpoint.entry import CheckpointError, RankFile, rank_file_name
+from weft.checkpoint.entry import JSON, CheckpointError, RankFile, rank_file_name
 from weft.checkpoint.index import rank_file_from_json, rank_file_json
 from weft.checkpoint.store import prune, step_name
 
 FIRST_RANK_S = 120.0
 """An agent that nobody speaks to ends after so long."""
-GIVEN_UP_S = 10.0
-"""How long a save waits for other machines once other ranks have taken the places of those who
-began it: whoever was lost there may never have copied, and nobody there would know of it."""
 WRITERS = 4
 """Files that are written at the same time."""
 
@@ -102,6 +100,8 @@ class _Pending:
     order: Commit | None = None
     kept: Kept | None = None
     """All ranks of the crew have copied."""
+    holding: Holding | None = None
+    """Another machine's agent commits, and hears so."""
 
 
 class Agent:
@@ -128,6 +128,8 @@ class Agent:
         self._pushes = ThreadPoolExecutor(1, "push")
         self._server: PeerServer | None = None
         self._peer: Peer | None = None
+        self._before: Draft | None = None
+        """What this machine had its part in last, where another one's agent commits."""
         self._working = 0
         self._parent = parent
         self._root, self._is_locked = root, True
@@ -288,11 +290,7 @@ class Agent:
         """Keep what is complete, begin to write it, and give up what never will be."""
         crew, save = pending.crew, pending.save
         if pending.kept is None and len(pending.snapshots) == crew.size:
-            pending.kept = _kept(pending)
-            self._memory.add(pending.kept)
-            if self._peer is not None:
-                ranks = list(pending.snapshots)
-                self._work(partial(self._push, pending.kept, ranks, self._peer), self._pushes)
+            self._keep(pending, _kept(pending))
         is_complete = pending.kept is not None
         if not save.is_written:
             if is_complete or _is_lost(pending):
@@ -307,6 +305,16 @@ class Agent:
         del self._pending[save.name]
         self._begin(pending, partial(work, pending))
 
+    def _keep(self, pending: _Pending, kept: Kept) -> None:
+        """All ranks have copied."""
+        pending.kept = kept
+        self._memory.add(kept)
+        if self._peer is not None:
+            ranks = list(pending.snapshots)
+            self._work(partial(self._push, kept, ranks, self._peer), self._pushes)
+        if pending.save.is_written and not pending.crew.commits:
+            pending.holding = Holding(pending.save.draft, min(kept.copies))
+
     def _begin(self, pending: _Pending, work: Callable[[], None]) -> None:
         def job() -> None:
             try:
@@ -317,6 +325,8 @@ class Agent:
                 for rank in pending.snapshots:
                     rank.wire.send(Failed(step=pending.save.step, problem=str(error)))
             finally:
+                if pending.holding is not None:
+                    pending.holding.end()
                 for rank, snapshot in pending.snapshots.items():
                     rank.wire.send(Written(slot=snapshot.slot))
 
@@ -349,9 +359,7 @@ class Agent:
         save, order = pending.save, pending.order
         draft = save.draft(order.owner if order else None)
         if order is None:
-            self._wait_for(draft, pending)
-            for number, facts in _written(pending, draft).items():
-                draft.leave(number, rank_file_json(facts))
+            self._contribute(draft, pending)
             return
         began = time.monotonic()
         draft.begin()
@@ -375,6 +383,18 @@ class Agent:
         except CheckpointError as error:
             sys.stderr.write(f"step {save.step}: older checkpoints: {error}\n")
 
+    def _contribute(self, draft: Draft, pending: _Pending) -> None:
+        """Write the files of this machine, and let whoever commits know what became of them."""
+        assert pending.kept is not None, "written before it is whole"
+        self._wait_for(draft, pending)
+        try:
+            left = {rank: rank_file_json(f) for rank, f in _written(pending, draft).items()}
+        except Exception as error:
+            problem = {"problem": str(error)}
+            _leave(draft, pending, dict.fromkeys(pending.kept.copies, problem))
+            raise
+        _leave(draft, pending, left)
+
     def _decline(self, pending: _Pending) -> None:
         """Let whoever waits for the files of this machine know that they will not come."""
         save = pending.save
@@ -382,14 +402,20 @@ class Agent:
         if not pending.crew.commits:  # otherwise nothing was opened
             draft = save.draft()
             self._wait_for(draft, pending)
-            for number in sorted(pending.crew.here):
-                draft.leave(number, {"problem": problem})
+            ranks = sorted(pending.crew.here)
+            _leave(draft, pending, {rank: {"problem": problem} for rank in ranks})
         raise CheckpointError(problem)
 
     def _wait_for(self, draft: Draft, pending: _Pending) -> None:
         """Return when whoever commits has begun."""
-        what = f"step {pending.save.step}"
-        self._until(lambda: draft.is_open() or None, what, pending, draft.look_s)
+        before, self._before = self._before, draft
+
+        def is_at_work() -> bool:
+            """With the save before; otherwise it begins this one at once, or never."""
+            return before is not None and before.is_open()
+
+        what, patience = f"step {pending.save.step}", Patience(is_at_work)
+        self._until(lambda: draft.is_open() or None, what, pending, draft.look_s, patience)
 
     def _from_others(
         self, draft: Draft, pending: _Pending, ranks: Collection[int]
@@ -398,31 +424,38 @@ class Agent:
         found = []
         for rank in sorted(ranks):
             what = f"{rank_file_name(rank)} of another machine"
-            data = self._until(partial(draft.left, rank), what, pending, draft.look_s)
+            patience = Patience(speaks(draft, rank))
+            data = self._until(partial(draft.left, rank), what, pending, draft.look_s, patience)
             if "problem" in data:
                 raise CheckpointError(f"rank {rank}: {data['problem']}")
             found.append(rank_file_from_json(data))
         return found
 
     def _until(
-        self, found: Callable[[], T | None], what: str, pending: _Pending, look_s: float
+        self,
+        found: Callable[[], T | None],
+        what: str,
+        pending: _Pending,
+        look_s: float,
+        patience: Patience,
     ) -> T:
-        """What ``found`` finds, once it does. Raises CheckpointError where that takes too long."""
+        """What ``found`` finds, once it does. Raises CheckpointError where that takes too long, or
+        where the job has gone on without those ranks and nobody is seen to work on it."""
         timeout_s = (pending.order or pending).save.timeout_s
         deadline = time.monotonic() + timeout_s
         while (result := found()) is None:
             if time.monotonic() > deadline:
                 raise CheckpointError(f"waited {timeout_s:.0f} s for {what}")
-            if self._has_gone_on(pending.crew):
+            others_at = self._others_since(pending.crew)
+            if others_at is not None and patience.has_ended(others_at):
                 raise CheckpointError(f"ranks were lost before {what} came")
             time.sleep(look_s)
         return result
 
-    def _has_gone_on(self, crew: _Crew) -> bool:
-        """The job has, without those ranks, for a while."""
-        newest_at = next(reversed(list(self._came_at.values())))
-        is_newest = self._came_at[crew.name] == newest_at
-        return not is_newest and time.monotonic() > newest_at + GIVEN_UP_S
+    def _others_since(self, crew: _Crew) -> float | None:
+        """When the ranks came that took the places of those; None: nobody has."""
+        newest = next(reversed(list(self._came_at)))
+        return None if newest == crew.name else self._came_at[newest]
 
     def _unname(self) -> None:
         """Leave no socket behind, unless another agent has put its own there."""
@@ -458,6 +491,14 @@ def _kept(pending: _Pending) -> Kept:
 
 def _commits(rank: _Rank) -> bool:
     return rank.hello is not None and rank.hello.commits
+
+
+def _leave(draft: Draft, pending: _Pending, facts: Mapping[int, Mapping[str, JSON]]) -> None:
+    """``facts``: by rank, what whoever commits has to know."""
+    if pending.holding is not None:
+        pending.holding.end()
+    for rank, each in facts.items():
+        draft.leave(rank, each)
 
 
 def _written(pending: _Pending, draft: Draft) -> dict[int, RankFile]:

@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from weft.checkpoint import store
 from weft.checkpoint.entry import JSON, CheckpointError, Piece, RankFile, rank_file_name, told
@@ -56,18 +57,18 @@ class RemoteDraft:
     ) -> RankFile:
         return upload(self._folder / rank_file_name(rank, self._name), pieces, data)
 
+    def hold(self, rank: int, beat: int) -> None:
+        _put(self._held_by(rank), beat)
+
+    def held(self, rank: int) -> int | None:
+        beat: int | None = _got(self._held_by(rank))
+        return beat
+
     def leave(self, rank: int, facts: Mapping[str, JSON]) -> None:
-        path = self._facts_of(rank)
-        with told("written", path):
-            path.write_bytes(json.dumps(facts).encode())
+        _put(self._facts_of(rank), facts)
 
     def left(self, rank: int) -> dict[str, JSON] | None:
-        path = self._facts_of(rank)
-        with told("read", path):
-            try:
-                data: dict[str, JSON] = json.loads(path.read_bytes())
-            except FileNotFoundError:
-                return None
+        data: dict[str, JSON] | None = _got(self._facts_of(rank))
         return data
 
     def commit(self, rank_files: Sequence[RankFile], state: Mapping[str, JSON]) -> RemotePath:
@@ -101,6 +102,23 @@ class RemoteDraft:
 
     def _facts_of(self, rank: int) -> RemotePath:
         return self._folder / f"{rank_file_name(rank, self._name)}.facts.json"
+
+    def _held_by(self, rank: int) -> RemotePath:
+        return self._folder / f"{rank_file_name(rank, self._name)}.held.json"
+
+
+def _put(path: RemotePath, data: JSON | Mapping[str, JSON]) -> None:
+    with told("written", path):
+        path.write_bytes(json.dumps(data).encode())
+
+
+def _got(path: RemotePath) -> Any:
+    """None where there is nothing yet."""
+    with told("read", path):
+        try:
+            return json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
 
 
 def clean(root: RemotePath) -> None:
