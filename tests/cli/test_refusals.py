@@ -517,6 +517,26 @@ LAUNCHERS = [
         environment={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "1"},
     ),
     Case(
+        "launcher that would have to plan again where ranks are slow",
+        "train tiny.yaml recovery.alarm=replan --out run",
+        "recovery.alarm = 'replan': expected off or warn, under a launcher other than weft train "
+        "itself.\n      on the command line",
+        environment={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "1"},
+    ),
+    Case(
+        "a command a machine that would have to plan again where ranks are slow",
+        "train tiny.yaml recovery.alarm=replan --out run --nproc-per-node 2",
+        "recovery.alarm = 'replan': expected off or warn, under a launcher other than weft train "
+        "itself.\n      on the command line",
+        environment={"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "::1", "MASTER_PORT": "1"},
+    ),
+    Case(
+        "plans again without knowing how long a rank should take",
+        "train tiny.yaml recovery.alarm=replan --out run",
+        "recovery.alarm = 'replan': expected off or warn where no time is predicted. There is no "
+        "profile for this CPU; run `weft chips profile`.\n      on the command line",
+    ),
+    Case(
         "what another process says",
         "train tiny.yaml plan.shares=[2,1] --out run",
         "",

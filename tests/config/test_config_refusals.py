@@ -110,6 +110,12 @@ REFUSALS = [
         overrides=("recovery.restarts=0", "recovery.when_lost=replan"),
     ),
     Case(
+        "plans again where ranks are slow, and never begins again",
+        "recovery.restarts = 0: expected at least 1 with recovery.alarm=replan.\n"
+        "    on the command line",
+        overrides=("recovery.restarts=0", "recovery.alarm=replan"),
+    ),
+    Case(
         "not whole",
         "train.steps = 2.5: expected an integer >= 1.\n    on the command line",
         overrides=("train.steps=2.5",),

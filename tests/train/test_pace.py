@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,11 +25,12 @@ from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.report.events import EVENTS_FILE, EventLog, read_events
 from weft.resolve.prediction import Prediction, Quantities
-from weft.train.alarm import PATIENCE, Alarm, equals, slowness
+from weft.train.alarm import PATIENCE, Alarm, Paces, equals, slowness
 from weft.train.engine import Engine
 from weft.train.job import Job
 from weft.train.loop import StepRecord
 from weft.train.pace import Pace
+from weft.train.run_folder import PACES_FILE
 
 RATIOS = st.lists(st.sampled_from([0.5, 1.0, 1.2, 1.3, 1.5, 1.6, 3.0]), max_size=60)
 
@@ -99,14 +101,22 @@ def test_equal_work_is_a_stage_and_as_many_samples() -> None:
     assert [work.index(each) for each in work] == [0, 0, 2, 3, 3, 5]
 
 
-def looked(folder: Path, everyone: Sequence[Sequence[float]], **predicted: Any) -> list[str]:
+def looked(
+    folder: Path,
+    everyone: Sequence[Sequence[float]],
+    *,
+    recovery: RecoveryConfig | None = None,
+    busy_s: tuple[float, ...] = (),
+    **predicted: Any,
+) -> list[str]:
     """What is said where ranks 0 and 1 take so long in the steps that are logged."""
+    recovery = recovery or RecoveryConfig()
     told: list[str] = []
     pair = (stage((0,), (0, 2)), stage((1,), (0, 2)))
     pipelines = tuple(PipelinePlan(stages=(s,), samples=2, microbatch=1) for s in pair)
     members = [Member(node=f"host{rank}/0") for rank in range(2)]
     run: Any = SimpleNamespace(
-        config=SimpleNamespace(recovery=RecoveryConfig(), train=SimpleNamespace(log_every=10)),
+        config=SimpleNamespace(recovery=recovery, train=SimpleNamespace(log_every=10)),
         plan=Plan(num_layers=2, pipelines=pipelines),
         comm=SimpleNamespace(world_size=2, members=members, recorder=FlightRecorder(0)),
         events=EventLog(folder),
@@ -115,8 +125,8 @@ def looked(folder: Path, everyone: Sequence[Sequence[float]], **predicted: Any) 
         first_step=0,
         last_step=1000,
     )
-    prediction = Prediction(quantities=Quantities(**predicted))
-    pace = Pace(run, prediction, told.append)
+    prediction = Prediction(quantities=Quantities(**predicted), busy_s=busy_s)
+    pace = Pace(run, prediction, told.append, folder)
     for at, busy in enumerate(everyone, start=1):
         pace.look(10 * at, [(1.0, each) for each in busy])
     return told
@@ -193,3 +203,59 @@ def test_a_rank_that_makes_others_wait_is_found_in_a_run(tmp_path: Path, pool: W
     found = [e for e in read_events(tmp_path / EVENTS_FILE) if e.kind == "straggler"]
     assert [(event.rank, event.step, event.facts["is_over"]) for event in found] == [(1, 6, False)]
     assert found[0].facts["times"] > 1.5
+
+
+def told(limit: float, *looks: Sequence[float]) -> list[Sequence[float]]:
+    paces = Paces(limit)
+    return [paces.look(each) for each in looks]
+
+
+def test_paces_are_told_once_and_again_where_they_change() -> None:
+    well, slow, slower = (1.0, 1.0), (1.0, 2.0), (1.0, 4.0)
+    assert told(1.5, *[well] * 9) == [()] * 9
+    assert told(1.5, *[(2.0, 2.0)] * 9) == [()] * 9, "all take twice as long"
+    assert told(1.5, slow, slow, well, slow, slow) == [()] * 5
+    assert told(1.5, *[slow] * 9) == [(), (), slow, *[()] * 6]
+    found = told(1.5, *[slow] * 4, *[slower] * 4, *[well] * 5)
+    assert found == [(), (), slow, (), (), (), slower, (), (), (), well, (), ()]
+    assert told(1.5, slow, (1.0, 1.9), (1.0, 1.6))[-1] == (1.0, 1.9), "their median"
+
+
+def test_paces_that_jump_from_rank_to_rank_are_not_told() -> None:
+    jumps = [(1.0, 2.0, 1.0), (2.0, 1.0, 1.0), (1.0, 1.0, 2.0)]
+    assert told(1.5, *jumps * 4) == [()] * 12
+
+
+@given(
+    noise=st.lists(st.tuples(st.floats(0.9, 1.1), st.floats(0.9, 1.1)), min_size=1, max_size=40),
+    pace=st.floats(0.05, 20.0),
+)
+def test_noise_is_no_other_pace(noise: list[tuple[float, float]], pace: float) -> None:
+    """Nothing is told twice of a rank that is as slow as it is."""
+    looks = [(a, pace * b) for a, b in noise]
+    assert sum(map(bool, told(1.5, *looks))) <= 1
+
+
+def test_nothing_is_told_of_ranks_that_only_wait() -> None:
+    assert told(1.5, *[(0.0, 1.0)] * 4) == [()] * 4
+
+
+def test_new_paces_are_left_for_the_launcher(tmp_path: Path) -> None:
+    """Once; of what a rank takes without waiting, by what the plan says of it; where it is asked
+    for."""
+    slow, waits = [0.2, 0.6], [0.2, 0.1]
+    predicted: dict[str, Any] = {"step_time_s": 1.0, "busy_s": (0.2, 0.2)}
+    file = tmp_path / PACES_FILE
+    looked(tmp_path, [slow] * 5, **predicted)
+    assert not file.exists()
+    on = RecoveryConfig(alarm="replan")
+    looked(tmp_path, [waits, [0.2, 0.2]] * 3, recovery=on, **predicted)
+    assert not file.exists()
+    looked(tmp_path, [slow] * 3, recovery=on)
+    assert not file.exists(), "nobody knows how long they should take"
+    said = looked(tmp_path, [slow] * 3, recovery=on, **predicted)
+    assert json.loads(file.read_text()) == [30, [0.2, 0.2], pytest.approx([1.0, 3.0])]
+    assert len(said) == 1, "and it is said, as without"
+    file.unlink()
+    file.mkdir()
+    looked(tmp_path, [slow] * 3, recovery=on, **predicted)  # cannot be written, and ends nothing

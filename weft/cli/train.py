@@ -135,6 +135,8 @@ def train(target: Target = "demo", overrides: Overrides = None, *, options: Trai
         refuse_few_queues(resolved.plan, os.environ)
         out = options.out_dir or _new_folder(resolved.config.name, address)
         prediction = _predict(asked, address)
+        if resolved.config.recovery.alarm == "replan":
+            _refuse_unmeasured(loaded, resolved, prediction)
         job = _job(asked, options, out, on_this_machine, prediction, began)
         _refuse_unknown_place(loaded, job)
         finish(_start(job, loaded, resolved) if address is None else _join(address, job, resolved))
@@ -184,6 +186,7 @@ def _on_nodes(loaded: Loaded, options: TrainOptions, seats: str, began: float) -
 
     on_node = OnNode.asked(loaded, seats, options.out_dir, options.steps)
     _refuse_idle(loaded)
+    _refuse_moves(loaded)
     if on_node.address.rank > 0:
         return guard_ranks(on_node, partial(_refuse_too_large, loaded))
     return _guide(loaded, options, on_node, began)
@@ -293,6 +296,26 @@ def _refuse_replan(loaded: Loaded) -> None:
     if loaded.config.recovery.when_lost == "replan":
         expected = "replace, under a launcher other than weft train itself"
         raise loaded.place(ConfigError("recovery.when_lost", "replan", expected))
+    _refuse_moves(loaded)
+
+
+def _refuse_moves(loaded: Loaded) -> None:
+    """A job on several machines, or whose ranks another launcher started, keeps its plan."""
+    if loaded.config.recovery.alarm == "replan":
+        expected = "off or warn, under a launcher other than weft train itself"
+        raise loaded.place(ConfigError("recovery.alarm", "replan", expected))
+
+
+def _refuse_unmeasured(loaded: Loaded, resolved: Resolved, prediction: Prediction) -> None:
+    """Nothing could be planned again."""
+    from weft.resolve.paced import refuse_unknown
+    from weft.train.loop import waits_for_reads
+
+    waits = waits_for_reads(resolved.plan)
+    try:
+        refuse_unknown(resolved, prediction.busy_s, prediction.problem, reads_wait=waits)
+    except ConfigError as error:
+        raise loaded.place(error) from error
 
 
 def _refuse_unknown_place(loaded: Loaded, job: Job) -> None:
@@ -441,6 +464,7 @@ def _note_failure(job: Job, error: RanksFailedError) -> None:
 
 def _run(job: Job, context: ForkServerContext, loaded: Loaded, resolved: Resolved) -> None:
     """All ranks, to the end; what becomes of lost ones is up to ``recovery``."""
+    from weft.elastic.drift import Drift, FirstOf
     from weft.elastic.move import Moves
     from weft.elastic.replan import Replans
 
@@ -450,6 +474,11 @@ def _run(job: Job, context: ForkServerContext, loaded: Loaded, resolved: Resolve
     recovery, replans = job.config.recovery, Replans(loaded, resolved, job)
     with ExitStack() as stack:
         may_go_on = recovery.restarts > 0
+        moves: list[Moves | Drift] = []
+        if may_go_on:
+            moves.append(stack.enter_context(Moves(replans, tell)))
+        if recovery.alarm == "replan":
+            moves.append(stack.enter_context(Drift(replans, tell)))
         run_ranks(
             WORKER,
             (job,),
@@ -458,7 +487,7 @@ def _run(job: Job, context: ForkServerContext, loaded: Loaded, resolved: Resolve
             context=context,
             recover=Restarts(job, tell, replans) if may_go_on else None,
             heartbeat_s=recovery.heartbeat_s,
-            moves=stack.enter_context(Moves(replans, tell)) if may_go_on else None,
+            moves=FirstOf(moves) if moves else None,
         )
 
 

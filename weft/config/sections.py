@@ -369,11 +369,14 @@ class RecoveryConfig(Section):
     """Losses that a new one is compared with, once half as many are known."""
     rewinds: Count = 3
     """How often the run goes back, over all its starts; then training ends, with exit code 76."""
-    alarm: Literal["off", "warn"] = "warn"
+    alarm: Literal["off", "warn", "replan"] = "warn"
     """What happens where steps take longer than was predicted, or a rank computes longer than those
     with the same work (without such, than its plan says). "warn": it is said and recorded once, and
-    again when it is over. Between accelerators ranks are not compared: the host does not see when
-    one is done."""
+    again when it is over. "replan": besides, the planner is asked for the same batch on chips as
+    fast as ranks were measured, without the time in which they waited for others, and the job goes
+    on under its plan if that saves 5 % of what is left to do: in the same processes, with the same
+    numbers. The next start of the run has the plan that was asked for. Between accelerators ranks
+    are not compared: the host does not see when one is done."""
     alarm_limit: Annotated[Number, Field(gt=1)] = 1.5
     """How many times as long is too long, at three progress lines in a row (`train.log_every`)."""
 
@@ -384,9 +387,10 @@ class RecoveryConfig(Section):
 
     @model_validator(mode="after")
     def _restarts(self) -> Self:
-        if self.when_lost == "replan" and not self.restarts:
-            expected = "at least 1 with recovery.when_lost=replan"
-            raise ConfigError("recovery.restarts", 0, expected)
+        for name, value in {"when_lost": self.when_lost, "alarm": self.alarm}.items():
+            if value == "replan" and not self.restarts:
+                expected = f"at least 1 with recovery.{name}=replan"
+                raise ConfigError("recovery.restarts", 0, expected)
         return self
 
 

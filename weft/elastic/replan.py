@@ -19,6 +19,7 @@ from weft.plan.plan import Plan
 from weft.platform.registry import PLATFORMS
 from weft.resolve.left import cards_of, plan_for_left, with_chips
 from weft.resolve.memory_here import refuse_too_large
+from weft.resolve.paced import Better, better_plan
 from weft.resolve.peaks import peaks_here
 from weft.resolve.prediction import PREDICTION_FILE, Prediction, predict_run
 from weft.resolve.queues import queues_for, refuse_few_queues
@@ -47,8 +48,15 @@ class Replans:
         self._times = ""
         self._lease = Lease()
         """State in this machine's memory outlives the processes that have it, until others do."""
+        self.paces: tuple[float, ...] = ()
+        """How many times as long ranks compute as their chips' rates say, as far as the job's
+        prediction counts with it; empty: as long."""
         self._queues = tuple(queues_for(plan, rank) for rank in range(plan.world_size))
         """Of the device of each rank, which its process has for good."""
+
+    @property
+    def num_parameters(self) -> int:
+        return self._resolved.num_parameters
 
     def without(self, lost: Sequence[int]) -> str:
         """Go on with the ranks that are left; from which plan to which, and why.
@@ -70,6 +78,31 @@ class Replans:
         resolved = resolve(self._loaded, self._machine, plan=plan, why=["asked for"])
         refuse_move(self._loaded, resolved, self.job.plan)
         return f"{self._take(resolved, self._seats_for(plan))}{self._times}"
+
+    def better(self, paces: Sequence[float]) -> Better:
+        """The plan for ranks that compute so many times as long as the job's prediction says.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        before = self.paces or (1.0,) * len(paces)
+        both = zip(before, paces, strict=True)
+        return better_plan(self._loaded, self._resolved, [was * now for was, now in both])
+
+    def at_paces(self, better: Better) -> str:
+        """Go on with all ranks under the plan for what they were measured at; from which plan to
+        which.
+
+        Raises:
+            ConfigErrors: the plan does not fit this machine.
+        """
+        resolved = resolve(self._loaded, self._machine, plan=better.plan, why=["planned again"])
+        refuse_move(self._loaded, resolved, self.job.plan)
+        before = self.job.plan
+        words = self._take(resolved, better.seats, better)
+        if plan_in_words(before) == plan_in_words(better.plan):
+            words = f"{plan_in_words(before)}, {_differing(before, better.plan)}"
+        return f"{words}{_in_seconds(better.now_s, better.step_s)}"
 
     def check(self, plan: Plan) -> None:
         """Raises ConfigErrors: the job cannot go on under it."""
@@ -96,8 +129,9 @@ class Replans:
             taken.add((device, cards[-1]))
         return tuple(cards)
 
-    def _take(self, resolved: Resolved, seats: Sequence[int]) -> str:
-        """The plan becomes the job's; in words."""
+    def _take(self, resolved: Resolved, seats: Sequence[int], better: Better | None = None) -> str:
+        """The plan becomes the job's; in words. ``better``: ranks are not as fast as their chips'
+        rates say."""
         before, plan = self.job.plan, resolved.plan
         _refuse_few_queues(self._loaded, plan)
         cards = self._cards_for(plan, seats)
@@ -110,7 +144,8 @@ class Replans:
         self._queues, self._cards = tuple(max(pair) for pair in pairs), cards
         there = with_chips(self._machine, plan.devices, cards)
         self._resolved = resolved = replace(resolved, cluster=there)
-        prediction = predict_run(resolved)
+        self.paces = () if better is None else better.paces
+        prediction = predict_run(resolved, chips=None if better is None else better.chips)
         files = {
             "plan.json": plan.to_json(),
             "cluster.json": there.to_json(),
@@ -137,6 +172,23 @@ def _beside(before: Prediction | None, after: Prediction) -> str:
     now = after.quantities.step_time_s
     if was is None or now is None:
         return ""
+    return _in_seconds(was, now)
+
+
+def _differing(before: Plan, after: Plan) -> str:
+    """Of plans that are the same in few words."""
+    both = before, after
+    was, now = (" + ".join(f"{p.samples}" for p in plan.pipelines) for plan in both)
+    if was != now:
+        return f"with {now} samples instead of {was}"
+    was, now = (
+        " + ".join(f"{stage.layers[1] - stage.layers[0]}" for _, _, stage in plan.stages())
+        for plan in both
+    )
+    return f"with {now} layers instead of {was}" if was != now else "in another order"
+
+
+def _in_seconds(was: float, now: float) -> str:
     return f"; a step is predicted to take {now:.3g} s instead of {was:.3g} s"
 
 

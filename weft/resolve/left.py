@@ -44,7 +44,7 @@ def plan_for_left(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
     cluster = with_chips(now.cluster, devices, [cards[rank] for rank in left])
     (node,) = cluster.nodes
     try:
-        config = _asked(loaded.config, now.plan)
+        config = asked_again(loaded.config, now.plan)
         there = resources_of_ranks(config, node, devices)
         try:
             chosen = choose(config, there)
@@ -70,7 +70,7 @@ def plan_for_machines(loaded: Loaded, now: Plan, machines: Sequence[Mapping[str,
         ConfigErrors: there are no rates of such chips, or stages compute in several precisions.
     """
     try:
-        config = _asked(loaded.config, now)
+        config = asked_again(loaded.config, now)
         there = resources_of_facts(config, machines)
         try:
             return choose(config, there)
@@ -104,7 +104,7 @@ def with_chips(cluster: Cluster, devices: Sequence[str], cards: Sequence[int]) -
     return Cluster(nodes=(replace(node, chips=tuple(chips)),))
 
 
-def _asked(config: Config, plan: Plan) -> Config:
+def asked_again(config: Config, plan: Plan) -> Config:
     """For the planner: what a person asked it, or nothing but the batch beside another plan."""
     precisions = sorted({stage.precision for _, _, stage in plan.stages()})
     if len(precisions) > 1:

@@ -34,6 +34,36 @@ class Alarm:
         return "raised" if self.is_raised else "over"
 
 
+class Paces:
+    """How many times as long as predicted ranks are at work, told where that is new: apart from
+    what was told before, or from the prediction, by more than a limit, for as long as an alarm
+    needs. So what was told once is not told again, and what is over is told once."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._told: Sequence[float] = ()
+        self._looks: list[Sequence[float]] = []
+
+    def look(self, paces: Sequence[float]) -> Sequence[float]:
+        """What is new, by rank; else nothing."""
+        self._looks = [*self._looks, paces] if self._is_new(paces) else []
+        if len(self._looks) < PATIENCE:
+            return ()
+        found = tuple(median(each) for each in zip(*self._looks, strict=True))
+        del self._looks[0]
+        if not self._is_new(found):  # each look saw another rank
+            return ()
+        self._told, self._looks = found, []
+        return found
+
+    def _is_new(self, paces: Sequence[float]) -> bool:
+        if not paces or min(paces) <= 0:
+            return False
+        before = self._told or [1.0] * len(paces)
+        changes = [now / then for now, then in zip(paces, before, strict=True)]
+        return max(changes) > self._limit * min(changes)
+
+
 def equals(plan: Plan) -> list[Hashable]:
     """For each rank what it computes in a step: the same for ranks that have the same work."""
     found: list[Hashable] = []

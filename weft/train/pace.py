@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 
 from weft.resolve.prediction import Prediction
-from weft.train.alarm import PATIENCE, Alarm, equals, slowness
+from weft.train.alarm import PATIENCE, Alarm, Paces, equals, slowness
 from weft.train.loop import Run, StepRecord
+from weft.train.run_folder import PACES_FILE, write_text
 
 
 class Pace:
@@ -20,18 +24,26 @@ class Pace:
     Args:
         prediction: Of the run; None: nobody asked.
         tell: Says a line to the person who looks on.
+        out: The run's folder, where the launcher finds that another plan may be better; None: it
+            does not look.
     """
 
     def __init__(
-        self, run: Run, prediction: Prediction | None, tell: Callable[[str], None]
+        self,
+        run: Run,
+        prediction: Prediction | None,
+        tell: Callable[[str], None],
+        out: Path | None = None,
     ) -> None:
         recovery = run.config.recovery
         self._run = run
         self._tell = tell
         self._predicted = prediction or Prediction()
-        self._is_on = recovery.alarm == "warn"
+        self._is_on = recovery.alarm != "off"
         self._alarms = [Alarm(recovery.alarm_limit) for _ in range(run.comm.world_size)]
         self._drift = Alarm(recovery.alarm_limit)
+        self._paces = Paces(recovery.alarm_limit)
+        self._file = out / PACES_FILE if out and recovery.alarm == "replan" else None
         self._waited_s = 0.0
         """At the end of the step before."""
         self._steps, self._took_s, self._busy_s = 0, 0.0, 0.0
@@ -67,7 +79,10 @@ class Pace:
         if predicted_s:
             self._look_at_steps(step, everyone[0][0], predicted_s)
         if not self._run.waits_for_reads:  # there the host is done before its device
-            self._look_at_ranks(step, [max(busy_s, 0.0) for _, busy_s in everyone])
+            busy_s = [max(busy_s, 0.0) for _, busy_s in everyone]
+            self._look_at_ranks(step, busy_s)
+            if self._file is not None and self._predicted.busy_s:
+                self._look_at_paces(step, busy_s, self._file)
 
     def _look_at_steps(self, step: int, took_s: float, predicted_s: float) -> None:
         change = self._drift.look(took_s / predicted_s)
@@ -85,6 +100,14 @@ class Pace:
             change = alarm.look(times) if times is not None else ""
             if change:
                 self._say(step, rank, times or 0.0, busy_s[rank], is_over=change == "over")
+
+    def _look_at_paces(self, step: int, busy_s: Sequence[float], file: Path) -> None:
+        """Whether the launcher is to plan again."""
+        predicted_s = self._predicted.busy_s
+        new = self._paces.look([b / p for b, p in zip(busy_s, predicted_s, strict=True)])
+        if new:
+            with suppress(OSError):  # such as a full disk: the plan stays
+                write_text(file, json.dumps([step, predicted_s, new]))
 
     def _say(self, step: int, rank: int, times: float, busy_s: float, *, is_over: bool) -> None:
         member = self._run.comm.members[rank]

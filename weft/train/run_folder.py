@@ -34,6 +34,9 @@ NODES_FILE = ".nodes.json"
 owner may read it."""
 LAUNCHER_FILE = ".launcher"
 """In the run folder, while a process that can move its job works there."""
+PACES_FILE = ".paces.json"
+"""In the run folder: a step, how long each rank was to compute in one, and how many times as long
+it does, where that is new and the launcher is to plan again."""
 
 _FIXED = ("seed.", "model.", "data.", "batch.samples.")
 """What decides which numbers a run computes: the model, its start, and what each step reads."""

@@ -86,7 +86,7 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
     log_every = job.config.train.log_every
     with Progress(run.last_step, log_every=log_every, mode=mode, stream=stream) as progress:
         evaluated = evaluating(run, held_out, positions, writers, progress, written=written)
-        traffic, pace = Traffic(run), Pace(run, job.prediction, progress.warn)
+        traffic, pace = Traffic(run), Pace(run, job.prediction, progress.warn, job.out)
         predicted_s = job.prediction.quantities.step_time_s if job.prediction else None
         peak = reference_of_mfu(run, job)
         profile = Profile(run, job.out, asked=job.profile)
