@@ -73,7 +73,7 @@ class Command:
     def rank(self, number: int) -> int:
         """Process id of a rank above 0, which prints to a log of its own."""
         log = str((self.out / f"logs/rank{number}.log").resolve())
-        found = [pid for pid in self.alive() if _stdout(pid) == log]
+        found = [pid for pid in self.alive() if stdout(pid) == log]
         assert found, f"there is no rank {number}"
         return found[0]
 
@@ -87,7 +87,7 @@ class Command:
     def agents(self) -> list[int]:
         """Process ids of those that write its checkpoints, in sessions of their own."""
         logs = {str(path.resolve()) for path in self.out.glob("logs/agent*.log")}
-        return [pid for pid in _pids() if _stdout(pid) in logs and _session(pid) is not None]
+        return [pid for pid in _pids() if stdout(pid) in logs and _session(pid) is not None]
 
     def kill_ranks(self) -> None:
         """The command and all of its ranks, and nothing else."""
@@ -211,7 +211,7 @@ def _deaf(pid: int, number: int) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
-def _stdout(pid: int) -> str:
+def stdout(pid: int) -> str:
     try:
         return str(Path(f"/proc/{pid}/fd/1").readlink())
     except OSError:

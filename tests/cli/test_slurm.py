@@ -1,34 +1,34 @@
-"""The same command under Slurm: Debian's own, with two nodes on this machine."""
+"""The same commands under Debian's Slurm, with munge, on three machines."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from cli import commands
+from cli.machines import Machine, machines, wait_until, why_not
+from cli.test_per_node import EXACT, KEPT, goes_on
 
 from weft.cli.doctor import _launcher
 from weft.cli.main import run
+from weft.report.events import EVENTS_FILE, read_events
 
-PROGRAMS = ("slurmctld", "slurmd", "srun", "scancel", "sinfo")
-NODES = (socket.gethostname(), f"{socket.gethostname()}-b")
+PROGRAMS = ("slurmctld", "slurmd", "srun", "scancel", "sinfo", "munged")
+NODES = ("alpha", "beta", "gamma")
 CONFIG = """\
 ClusterName=weft
-SlurmctldHost={nodes[0]}(127.0.0.1)
-SlurmctldPort={ports[0]}
+SlurmctldHost={head.name}({head.address})
 SlurmUser=root
 SlurmdUser=root
-AuthType=auth/none
-CredType=cred/none
+AuthType=auth/munge
+AuthInfo=socket={folder}/local/munge
+CredType=cred/munge
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -38,117 +38,127 @@ SelectTypeParameters=CR_CPU
 ReturnToService=2
 SchedulerType=sched/builtin
 SlurmdParameters=config_overrides
+SlurmdTimeout=5
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-NodeName={nodes[0]} NodeHostname={nodes[0]} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2
-NodeName={nodes[1]} NodeHostname={nodes[0]} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2
+SlurmdSpoolDir={folder}/local/spool
+SlurmctldPidFile={folder}/local/slurmctld.pid
+SlurmdPidFile={folder}/local/slurmd.pid
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
+STEPS = 24
+ASKED = (f"train.steps={STEPS}", "train.eval_every=0", "data.workers=0", "compute.precision=fp64")
 
 
-def why_not() -> str:
-    """What this machine lacks for a Slurm of its own."""
-    missing = [program for program in PROGRAMS if shutil.which(program) is None]
-    if missing:
-        return f"no {', '.join(missing)}: apt install slurmctld slurmd slurm-client"
-    if os.getuid():
-        return "Slurm's daemons need root"
-    try:
-        here = socket.gethostbyname(NODES[0])
-    except OSError:
-        return f"the name {NODES[0]} leads nowhere"
-    return "" if here.startswith("127.") else f"{NODES[0]} is {here}, not on loopback"
+class Slurm:
+    """The first machine controls it; all are its nodes."""
+
+    def __init__(self, folder: Path, hosts: Sequence[Machine]) -> None:
+        self.hosts, self._folder, self._file = hosts, folder, folder / "slurm.conf"
+        nodes = [f"NodeName={host.name} NodeAddr={host.address} CPUs=2\n" for host in hosts]
+        config = CONFIG.format(folder=folder, head=hosts[0]) + "".join(nodes)
+        self._file.write_text(config)
+        (folder / "state").mkdir()
+        key = folder / "key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(64))
+        for host in hosts:
+            self._begin(host)
+
+    def _begin(self, host: Machine) -> None:
+        """Its daemons, each of which goes to the background once it answers."""
+        local = self._folder / "local"
+        kept = [f"--{what}-file={local}/munge.{what}" for what in ("pid", "log", "seed")]
+        key = (f"--key-file={self._folder}/key", f"--socket={local}/munge", "--force")
+        self.on(host, "munged", *key, *kept)
+        if host is self.hosts[0]:
+            self.on(host, "slurmctld", "-c", "-L", f"{local}/slurmctld.log")
+        self.on(host, "slurmd", "-L", f"{local}/slurmd.log")
+
+    def on(self, host: Machine, *words: str) -> str:
+        """What a program prints there."""
+        environment = {**commands.ENVIRONMENT, "SLURM_CONF": str(self._file)}
+        limit_s, words = commands.TIMEOUT_S, host.enter(*words)
+        return subprocess.check_output(words, env=environment, text=True, timeout=limit_s)
+
+    def wait_for_nodes(self) -> None:
+        """All answer."""
+
+        def are_idle() -> bool:
+            said = self.on(self.hosts[-1], "sinfo", "--noheader", "--format=%D %t")
+            return said.split() == [str(len(self.hosts)), "idle"]
+
+        def logs() -> str:
+            found = [log for host in self.hosts for log in host.folder.glob("*.log")]
+            return "\n".join(log.read_text()[-2000:] for log in found)
+
+        wait_until(are_idle, logs)
+
+    def train(
+        self, here: Path, srun: Sequence[str], *asked: str
+    ) -> AbstractContextManager[commands.Command]:
+        """``srun`` alone starts all: no torchrun, and no address given."""
+        program = self.hosts[0].enter("srun", *srun, sys.executable)
+        environment = {"SLURM_CONF": str(self._file), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        words = (*ASKED, "plan.shares=[1,1,1,1]", *asked)
+        return commands.started(here, "mine", *words, program=program, environment=environment)
 
 
 @pytest.fixture
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
-    """Runs a client of a Slurm whose nodes are idle, and says what it printed."""
-    if why_not():
-        pytest.skip(why_not())
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    if reason := why_not(*PROGRAMS):
+        pytest.skip(f"{reason}; apt install slurmctld slurmd slurm-client munge")
     folder = tmp_path_factory.mktemp("slurm")
-    (folder / "state").mkdir()
-    with ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(3)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        ports = [probe.getsockname()[1] for probe in probes]
-    file = folder / "slurm.conf"
-    file.write_text(CONFIG.format(folder=folder, nodes=NODES, ports=ports))
-    environment = {**commands.ENVIRONMENT, "SLURM_CONF": str(file)}
-
-    def client(*words: str) -> str:
-        limit_s = commands.TIMEOUT_S
-        return subprocess.check_output(words, env=environment, text=True, timeout=limit_s)
-
-    daemons = [("slurmctld", "-D", "-c"), *(("slurmd", "-D", "-N", node) for node in NODES)]
-    logs = [folder / f"daemon{number}.log" for number in range(len(daemons))]
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setenv("SLURM_CONF", str(file))
-        stack.callback(end_all, str(file))
-        for words, log in zip(daemons, logs, strict=True):
-            output = stack.enter_context(log.open("wb"))
-            daemon = subprocess.Popen(
-                words, env=environment, stdout=output, stderr=output, start_new_session=True
-            )
-            stack.callback(daemon.wait)
-            stack.callback(daemon.kill)
-        wait_for_nodes(client, logs)
-        yield client
+    with machines(folder, *NODES) as hosts:
+        slurm = Slurm(folder, hosts)
+        slurm.wait_for_nodes()
+        yield slurm
 
 
-def wait_for_nodes(client: Callable[..., str], logs: Sequence[Path]) -> None:
-    """Both answer."""
-    deadline = time.monotonic() + commands.TIMEOUT_S
-    while True:
-        with suppress(subprocess.CalledProcessError):  # the controller does not answer yet
-            if client("sinfo", "--noheader", "--format=%D %t").split() == ["2", "idle"]:
-                return
-        assert time.monotonic() < deadline, "\n".join(log.read_text()[-2000:] for log in logs)
-        time.sleep(0.2)
-
-
-def end_all(file: str) -> None:
-    """Whatever still runs of this Slurm and of its jobs, by process id."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-            continue
-        with suppress(OSError):
-            if f"SLURM_CONF={file}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                os.kill(int(entry.name), signal.SIGKILL)
-
-
-def test_srun_alone_starts_what_weft_computes(
-    here: Path, whole_run: Callable[..., Path], slurm: Callable[..., str]
-) -> None:
-    """No torchrun and no address given. The signal that comes before a time limit
-    (``--signal=USR1@90``) saves and stops it, and without Slurm it goes on from there."""
-    out = here / "mine"
-    srun = ("srun", "--nodes=2", "--ntasks=2", "--mpi=none", sys.executable)
-    with socket.socket() as probe:  # job 1 of every Slurm has one port, and tests run side by side
-        probe.bind(("", 0))
-        port = str(probe.getsockname()[1])
-    environment = {"SLURM_CONF": os.environ["SLURM_CONF"], "MASTER_PORT": port}
-    with commands.started(here, "mine", program=srun, environment=environment) as command:
-        command.wait_for_step(5)
-        slurm("scancel", "--signal=USR1", "1")
+def test_a_run_of_several_machines(here: Path, slurm: Slurm) -> None:
+    """Four ranks on two of them compute what one process does: a task each, until the signal that
+    comes before a time limit; then one command a machine, which replaces a rank that is killed, and
+    all those of a machine that is lost on the third one."""
+    out, (_, second, third) = here / "mine", slurm.hosts
+    with slurm.train(here, ("-N2", "--ntasks-per-node=2")) as command:
+        command.wait_for_step(2)
+        slurm.on(third, "scancel", "--signal=USR1", "1")
         code, output, errors = command.finish()
-    assert code == 75, errors
     done = commands.steps(out)[-1]["step"]
-    assert 5 <= done < 30
-    assert f"stopped before step 30; saved: step {done}; " in errors
+    assert code == 75, errors
+    assert 2 <= done < STEPS - 6
+    assert f"stopped before step {STEPS}; saved: step {done}; " in errors
     assert output.count("run folder: mine") == 1
     assert commands.complaints(out / "logs/rank1.log") == []
-    assert run(["train", "tiny.yaml", "--out", "mine", "--quiet"]) == 0
-    assert commands.numbers(out) == commands.numbers(whole_run("fp32"))
-    said = slurm(*srun, "-m", "weft", "doctor")
-    for rank in range(2):
-        assert f"Slurm's srun: `weft train` is rank {rank} of 2, which meet at {NODES[0]}:" in said
+
+    srun = ("-N3", "--ntasks-per-node=1", "--cpus-per-task=2", "--no-kill", "--kill-on-bad-exit=0")
+    with slurm.train(here, srun, "--nproc-per-node", "2", *KEPT) as command:
+        command.wait_for_step(done + 3)
+        os.kill(second.rank(out, 3), signal.SIGKILL)
+        goes_on(command, 2)
+        second.lose()
+        code, _, errors = command.finish()
+    assert code == 0, errors
+    events = read_events(out / EVENTS_FILE)
+    lost = [event.message for event in events if event.kind == "epoch_end"]
+    assert len(lost) == 2
+    assert "rank 3: was ended by SIGKILL" in lost[0]
+    assert "was lost with node 1 (beta): its command has ended" in lost[1]
+    assert "memory" in [each.facts["source"] for each in events if each.kind == "restore"]
+    one = ["train", "tiny.yaml", "--out", "one", "--quiet", *ASKED, "plan.shares=[1]"]
+    assert run([*one, "checkpoint.asynchronous=false"]) == 0
+    mine, whole = commands.steps(out), commands.steps(here / "one")
+    assert len(mine) == STEPS
+    for key in ("loss", "grad_norm"):
+        values = [row[key] for row in whole]
+        assert [row[key] for row in mine] == pytest.approx(values, rel=EXACT)
 
 
-def test_doctor_says_what_a_launcher_left_out() -> None:
+def test_doctor_says_which_launcher_and_what_it_left_out() -> None:
     assert list(_launcher({})) == []
+    slurm = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"}
+    (finding,) = _launcher({**slurm, "SLURM_STEP_NODELIST": "alpha,beta"})
+    said = "Slurm's srun: `weft train` is rank 1 of 2, which meet at alpha:20007"
+    assert finding.says == said
     (finding,) = _launcher({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"})
     assert finding.level == "hint"
     assert finding.says.startswith("Open MPI's mpirun: MASTER_ADDR = null: expected the address")
