@@ -24,6 +24,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -244,6 +245,7 @@ struct Event {
   c10::StreamId stream;
   int64_t number;
   Clock clock;
+  std::chrono::steady_clock::time_point at;
 };
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -313,7 +315,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       *event = new Event();
     }
     std::lock_guard<std::mutex> held(machine);
-    *static_cast<Event*>(*event) = {stream.id(), last_copy, order().at(stream.id())};
+    *static_cast<Event*>(*event) = {stream.id(), last_copy, order().at(stream.id()),
+                                         std::chrono::steady_clock::now()};
   }
   void synchronizeEvent(void* event) const override {
     if (event != nullptr) {
@@ -334,6 +337,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void* event) const override {
     synchronizeEvent(event);
     return true;
+  }
+  double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {
+    const auto passed = static_cast<Event*>(second)->at - static_cast<Event*>(first)->at;
+    return std::chrono::duration<double, std::milli>(passed).count();
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<Event*>(event);

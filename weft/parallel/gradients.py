@@ -231,6 +231,12 @@ class Gradients:
             if flat.bucket.level < 3:
                 flat.wait()
 
+    def settle(self) -> None:
+        """Wait until nothing more comes to the memory in which ``mains`` lie."""
+        for flat in self.sharded:
+            if flat.is_in_place:
+                flat.wait()
+
     def add(self, param: nn.Parameter, grad: Tensor) -> None:
         """A gradient that autograd did not make, of one backward pass."""
         if param in self._slots:

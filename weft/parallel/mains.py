@@ -82,9 +82,10 @@ class FlatParams:
         self._own = self.flat.view(len(self._near), -1)[self._near.index(comm.rank)]
         place = master.place(first.device)
         is_same = (self.flat.dtype, self.flat.device) == (master.dtype, place)
-        self._is_in_place = bucket.level < 3 and is_same
+        self.is_in_place = bucket.level < 3 and is_same
+        """What this rank updates is memory that others' segments are gathered beside."""
         self._share = self._own
-        if not self._is_in_place:
+        if not self.is_in_place:
             self._share = self._own.to(place, master.dtype, copy=True)
         views = bucket.kept_views(comm.rank, self._share)
         owned = comm.rank in bucket.domains[0]  # the others have the same
@@ -129,6 +130,6 @@ class FlatParams:
 
     def _gather(self) -> None:
         assert self._pending is None, f"{self._near}: a gather was not waited for"
-        if not self._is_in_place:
+        if not self.is_in_place:
             self._own.copy_(self._share)
         self._pending = self._comm.all_gather(self.flat, name="parameters", group=self._near)

@@ -7,7 +7,7 @@ run over the whole job before the one division, so no share, mask or microbatch 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from weft.comm.comm import Comm
 from weft.comm.spans import span
 from weft.parallel.gradients import Gradients
 from weft.train.loss_scale import LossScale
+from weft.train.still_read import StillRead
 
 M = TypeVar("M")
 
@@ -73,6 +74,8 @@ class Engine(Generic[M]):
     """By which ``passes`` scales gradients more."""
     settle: Callable[[Tensor], None] | None = None
     """Takes what ``passes`` gives beside its two sums, summed over the job."""
+    still_read: StillRead = field(default_factory=StillRead)
+    """Copies of the state that the next update must not overtake."""
 
     def step(self, batch: M, *, asked: int = 0, data: int = 0) -> StepResult:
         """Train on this rank's part of one global batch (possibly empty).
@@ -116,5 +119,6 @@ class Engine(Generic[M]):
     def update(self, factor: Tensor) -> None:
         """One optimizer update. A batch whose weights are all zero changes nothing."""
         with span("update"):
+            self.still_read.wait(self.comm.device)
             self.optimizer.update(factor)
             self.gradients.publish()

@@ -10,7 +10,9 @@ import secrets
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +23,7 @@ from weft.checkpoint.agent.client import (
     ask_agent,
     start_agent,
 )
+from weft.checkpoint.agent.download import Download, Downloads
 from weft.checkpoint.agent.lease import agent_address
 from weft.checkpoint.agent.memory import ANSWER_S, MemoryOfMachine
 from weft.checkpoint.agent.wire import (
@@ -38,6 +41,7 @@ from weft.checkpoint.entry import CheckpointError
 from weft.checkpoint.place import Place
 from weft.checkpoint.remote.owner import Owner
 from weft.checkpoint.shard import Shard
+from weft.cluster.cluster import HOST
 from weft.comm.address import host_for_others, own_host
 from weft.comm.heartbeat import with_heartbeat
 from weft.config.errors import DivergedError
@@ -53,6 +57,19 @@ LOST = "the process that writes checkpoints was ended from outside, and what it 
 _END_S = 10.0
 TOLD_S = 60.0
 """From one event that tells of copies to the next."""
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One that has begun on all ranks, and may end while they train."""
+
+    step: int
+    is_written: bool
+    stall_s: float
+    """For which training waited until it went on."""
+    download: Download | None
+    """What is under way of this rank's."""
+    is_told: bool = False
 
 
 class Saver:
@@ -93,6 +110,10 @@ class Saver:
         """Seconds of copies that no event tells of yet."""
         self._told = -inf
         """When one last did, by ``time.monotonic``."""
+        device = run.comm.device
+        self._downloads = None if device.type == HOST else Downloads(device)
+        self._copy: _Copy | None = None
+        """Only where some rank of the job computes on a device: training goes on beside it."""
         self._is_alone = False
         """Nobody but these ranks writes checkpoints."""
         nodes = [member.node for member in run.comm.members]
@@ -116,9 +137,11 @@ class Saver:
     def keep(self, step: int, *, finite: bool) -> bool:
         """Whether the state after a step is where the next epoch of the job finds it: in memory,
         or on the disk where no agent can be had."""
+        self._end_copy()
         if self._newest == step:
             return True
         if self._took(step, finite=finite, is_written=False):
+            self._end_copy()
             return self._newest == step
         try:
             self._save(step, finite=finite)
@@ -129,6 +152,7 @@ class Saver:
 
     def _took(self, step: int, *, finite: bool, is_written: bool) -> bool:
         """Whether agents care for this save; where they have no place for it, that is said."""
+        self._end_copy()
         started, shards = time.perf_counter(), shards_of(self._run.built)
         if not self._has_agent(shards):
             return False
@@ -139,9 +163,6 @@ class Saver:
             return True
         looked_at = shards if is_written else ()
         state = state_of(self._run, step, looked_at, fingerprint=self._fingerprint, finite=finite)
-        slot = self._copied(shards)
-        if slot is None:
-            return False
         save = Save(
             root=str(self._root),
             step=step,
@@ -150,13 +171,84 @@ class Saver:
             is_written=is_written,
         )
         said = state if comm.rank == self._here[0] else None
-        agent.hand_over(slot, save, world_size=comm.world_size, state=said)
-        self._newest = step
-        if self._run.is_main and is_written:
-            keep = self._run.config.checkpoint.keep
-            agent.commit(Commit(save=save, keep=keep, owner=self._owner))
-        self._note_copy(step, time.perf_counter() - started, is_written=is_written)
+
+        def hand_over(slot: int) -> None:
+            agent.hand_over(slot, save, world_size=comm.world_size, state=said)
+            if self._run.is_main and is_written:
+                keep = self._run.config.checkpoint.keep
+                agent.commit(Commit(save=save, keep=keep, owner=self._owner))
+
+        begun = self._begun(shards, hand_over)
+        if begun is None:
+            return False
+        if isinstance(begun, int):
+            hand_over(begun)
+        self._newest, stall_s = step, time.perf_counter() - started
+        if self._run.waits_for_reads:
+            download = None if isinstance(begun, int) else begun
+            self._copy = _Copy(step, is_written, stall_s, download)
+        else:
+            self._note_copy(step, stall_s, is_written=is_written)
         return True
+
+    def _begun(
+        self, shards: Sequence[Shard], hand_over: Callable[[int], None]
+    ) -> int | Download | None:
+        """Where the agent finds this rank's state; or what brings it there while training goes on,
+        and hands it over. None on all ranks where one could not copy."""
+        agent, downloads = self._agent, self._downloads
+        assert agent is not None, "all ranks have one"
+        begun: list[int | Download] = []
+
+        def begin() -> None:
+            try:
+                if downloads is None:
+                    begun.append(agent.copy(shards))
+                    return
+                self._run.built.gradients.settle()
+                download = agent.begin(shards, downloads, hand_over)
+                self._run.built.engine.still_read.until(download.has_read)
+                begun.append(download)
+            except OSError as error:
+                raise CheckpointError(f"no memory for a copy: {error}") from error
+
+        try:
+            together(self._run.comm, begin)
+        except CheckpointError as error:
+            futures.wait([each.arrives for each in begun if isinstance(each, Download)], _END_S)
+            self._give_up(str(error))
+            return None
+        return begun[0]
+
+    def _end_copy(self) -> None:
+        """Wait until all ranks have copied what they began to. Collective."""
+        copy = self._copy
+        if copy is None:
+            return
+        started = time.perf_counter()
+
+        def end() -> None:
+            try:
+                if copy.download is not None:
+                    copy.download.arrives.result()
+            except OSError as error:
+                raise CheckpointError(f"no memory for a copy: {error}") from error
+
+        try:
+            together(self._run.comm, end)
+        except CheckpointError as error:
+            self._newest = None
+            self._give_up(str(error))
+        copy.stall_s += time.perf_counter() - started
+        self._tell_copy(copy)
+        self._copy = None
+
+    def _tell_copy(self, copy: _Copy) -> None:
+        """With what training waited for it: this thread, and the device before its next update."""
+        if not copy.is_told:
+            copy.is_told = True
+            stall_s = copy.stall_s + self._run.built.engine.still_read.waited_s()
+            self._note_copy(copy.step, stall_s, is_written=copy.is_written)
 
     def _note_copy(self, step: int, stall_s: float, *, is_written: bool) -> None:
         """Every save is an event; copies alone are one a minute, for there may be one a step."""
@@ -174,6 +266,8 @@ class Saver:
 
     def _tell_rest(self) -> None:
         """Nothing is to come that would tell of copies."""
+        if self._copy is not None and self._has_arrived:
+            self._tell_copy(self._copy)
         if self._stalls and self._newest is not None:
             self._tell_copies("snapshot", self._newest)
 
@@ -233,8 +327,15 @@ class Saver:
         self._tell(text)
         self._run.events.write(kind, text, step=step)
 
+    @property
+    def _has_arrived(self) -> bool:
+        """What this rank copies."""
+        download = None if self._copy is None else self._copy.download
+        return download is None or download.arrives.done()
+
     def settle(self) -> None:
         """Wait until everything that was copied is written."""
+        self._end_copy()
         self._tell_rest()
         agents = self._run.comm.gather_json(self._agent is not None, name="agents")
         if any(agents):
@@ -246,6 +347,10 @@ class Saver:
 
     def look(self) -> None:
         """Say what came of saves, as far as this rank has heard. Not collective."""
+        if self._copy is not None and not self._copy.is_told:
+            if not (self._has_arrived and self._run.built.engine.still_read.is_known):
+                return
+            self._tell_copy(self._copy)
         for event in self._agent.events() if self._agent is not None else ():
             if isinstance(event, Failed):
                 said = f"no checkpoint at step {event.step}: {event.problem}"
@@ -263,6 +368,8 @@ class Saver:
         self._tell_rest()
         failed = kind is not None and not issubclass(kind, DivergedError)
         self.close(keeps=failed or self._run.abort.left)
+        if self._downloads is not None:
+            self._downloads.close()
 
     def close(self, *, keeps: bool = False) -> None:
         """Let go of the agent. What it has it still writes, however this process ends.
@@ -270,6 +377,8 @@ class Saver:
         ``keeps``: the newest copy stays in memory.
         """
         agent, self._agent, lease = self._agent, None, self._run.lease
+        if self._copy is not None and self._copy.download is not None:
+            futures.wait([self._copy.download.arrives], _END_S)  # a device may be stuck
         if not keeps:
             lease.let_go()
         if agent is None:
@@ -282,23 +391,6 @@ class Saver:
             with suppress(subprocess.TimeoutExpired):
                 lease.process.wait(_END_S)
                 lease.process = None
-
-    def _copied(self, shards: Sequence[Shard]) -> int | None:
-        """Where the agent finds this rank's state; None on all ranks where one could not copy."""
-        agent = self._agent
-        assert agent is not None, "all ranks have one"
-
-        def copy() -> int:
-            try:
-                return agent.copy(shards)
-            except OSError as error:
-                raise CheckpointError(f"no memory for a copy: {error}") from error
-
-        try:
-            return int(together(self._run.comm, copy)[self._run.comm.rank])
-        except CheckpointError as error:
-            self._give_up(str(error))
-        return None
 
     def _give_up(self, why: str) -> None:
         """All ranks go on without agents."""
@@ -330,7 +422,10 @@ class Saver:
     def _problem(self, shards: Sequence[Shard]) -> str:
         """Start an agent on every machine and speak to it; why some rank cannot, or nothing."""
         comm = self._run.comm
-        need = len(self._here) * self._slots * sum(shard.tensor.nbytes for shard in shards)
+        mine = sum(shard.tensor.nbytes for shard in shards)
+        need = len(self._here) * self._slots * mine
+        if self._downloads is not None:
+            need += len(self._here) * self._downloads.bytes_for(mine)
         problem, free = "", free_memory_bytes()
         if need > SHARE * free:  # new copies take the place of those that a start before left
             with MemoryOfMachine(self._held, node_of(comm)) as memory:

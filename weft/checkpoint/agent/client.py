@@ -7,12 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-
+from weft.checkpoint.agent.download import Download, Downloads
 from weft.checkpoint.agent.image import Image, new_image
 from weft.checkpoint.agent.lease import agent_address
 from weft.checkpoint.agent.wire import (
@@ -36,6 +35,7 @@ from weft.checkpoint.entry import CHUNK_BYTES, JSON
 from weft.checkpoint.shard import Shard, bytes_of
 from weft.checkpoint.store import hold
 from weft.checkpoint.threads import in_threads
+from weft.cluster.cluster import HOST
 
 AGENT = "weft.checkpoint.agent"
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -173,6 +173,23 @@ class AgentClient:
 
         Raises OSError where there is no memory of that kind.
         """
+        slot = self._taken(shards)
+        self._rooms[slot].copy(shards)
+        return slot
+
+    def begin(
+        self, shards: Sequence[Shard], downloads: Downloads, then: Callable[[int], None]
+    ) -> Download:
+        """The same beside what a device computes: ``then`` is called with the place's number when
+        all is copied, in a thread.
+
+        Raises OSError where there is no memory of that kind, and so does the result.
+        """
+        slot = self._taken(shards)
+        return self._rooms[slot].begin(shards, downloads, lambda: then(slot))
+
+    def _taken(self, shards: Sequence[Shard]) -> int:
+        """A place with memory for these, which nobody needs."""
         slot = self._free()
         assert slot is not None, "no place to copy to"
         room = self._rooms.get(slot)
@@ -181,8 +198,7 @@ class AgentClient:
             image = new_image([shard.piece for shard in shards])
             message = Memory(slot=slot, pieces_bytes=image.pieces_bytes)
             self._wire.send(message, files=[image.handle])
-            room = self._rooms[slot] = _Room(image)
-        room.copy(shards)
+            self._rooms[slot] = _Room(image)
         return slot
 
     def hand_over(
@@ -242,8 +258,7 @@ class AgentClient:
 class _Room:
     """Memory for one copy of a rank's state.
 
-    What lies in host memory is written into it as into a file, so that it does not count as this
-    process's own; a device's tensors are copied into a view of it.
+    It is written as a file is, so that it does not count as this process's own.
     """
 
     def __init__(self, image: Image) -> None:
@@ -252,24 +267,37 @@ class _Room:
     def fits(self, shards: Sequence[Shard]) -> bool:
         return {shard.piece for shard in shards} == set(self.image.pieces)
 
-    @torch.no_grad()
     def copy(self, shards: Sequence[Shard]) -> None:
+        """What lies in host memory."""
         parts: list[tuple[memoryview, int]] = []
         for shard in shards:
             place = self.image.place(shard.piece).start
-            if shard.tensor.device.type == "cpu" and not shard.tensor.is_contiguous():
+            if not shard.tensor.is_contiguous():
                 self._write(bytes_of(shard.tensor.detach()), place)  # one such copy at a time
-            elif shard.tensor.device.type == "cpu":
-                data = bytes_of(shard.tensor.detach())
-                starts = range(0, len(data), CHUNK_BYTES)
-                parts += [(data[low : low + CHUNK_BYTES], place + low) for low in starts]
-            elif shard.piece.nbytes:
-                flat = torch.frombuffer(self.image.data(shard.piece), dtype=torch.uint8)
-                view = flat.view(shard.tensor.dtype).view(shard.piece.box.size)
-                view.copy_(shard.tensor)
+            else:
+                parts += _cut(bytes_of(shard.tensor.detach()), place)
         in_threads(self._write, parts)
+
+    def begin(
+        self, shards: Sequence[Shard], downloads: Downloads, then: Callable[[], None]
+    ) -> Download:
+        """Also what lies on a device, in the order of the image; ``then``: all is here."""
+        apart = [shard for shard in shards if shard.tensor.device.type != HOST]
+        self.copy([shard for shard in shards if shard.tensor.device.type == HOST])
+        placed = [(shard.tensor, self.image.place(shard.piece).start) for shard in apart]
+        placed.sort(key=lambda each: each[1])
+        return downloads.begin(placed, self._write_cut, then)
+
+    def _write_cut(self, data: memoryview, place: int) -> None:
+        in_threads(self._write, _cut(data, place))
 
     def _write(self, data: memoryview, place: int) -> None:
         while data:
             written = os.pwrite(self.image.handle, data, place)
             data, place = data[written:], place + written
+
+
+def _cut(data: memoryview, place: int) -> list[tuple[memoryview, int]]:
+    """As much as one thread writes at a time."""
+    starts = range(0, len(data), CHUNK_BYTES)
+    return [(data[low : low + CHUNK_BYTES], place + low) for low in starts]
