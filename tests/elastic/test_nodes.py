@@ -5,22 +5,27 @@ import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from weft.cluster.cluster import HOST
 from weft.comm.address import RankAddress
 from weft.comm.proven import heard, say, server_at
 from weft.config.errors import STOPPED, ConfigError, RunError
-from weft.elastic.failure import Failure
+from weft.elastic.failure import ANEW, Failure
 from weft.elastic.nodes import link as link_module
-from weft.elastic.nodes.fleet import Fleet, Place, first_places
+from weft.elastic.nodes import places
+from weft.elastic.nodes.fleet import Fleet
 from weft.elastic.nodes.head import Head
 from weft.elastic.nodes.link import Link
 from weft.elastic.nodes.meeting import Where, bound_to
 from weft.elastic.nodes.member import Member, connected
+from weft.elastic.nodes.places import Kind, Place, first_places, refuse_unsuited
 from weft.elastic.nodes.plans import Arrivals
 from weft.elastic.nodes.remote import Hello, Node, from_words, to_words
 from weft.elastic.rank_process import Heard, Word
@@ -29,6 +34,15 @@ from weft.train.run_folder import NODES_FILE
 
 LIMIT_S = 60.0
 QUIET_S = 40.0
+CPU = Kind(HOST)
+ONE, TWO = "one", "two"
+"""Families of accelerators."""
+
+
+@pytest.fixture(autouse=True)
+def families(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine says how many it has of them."""
+    monkeypatch.setattr(places, "is_counted", lambda family: family in (ONE, TWO))
 
 
 def pair() -> tuple[Link, socket.socket]:
@@ -59,6 +73,10 @@ def listens(link: Link, now: SimpleNamespace, seconds: float) -> None:
 
 def hello(index: int, **more: Any) -> Hello:
     return Hello(index=index, seats=2, name=f"host{index}", machine={}, alike={"seed": 1} | more)
+
+
+def with_chips(index: int, chips: dict[str, list[str]]) -> Hello:
+    return replace(hello(index), chips=chips)
 
 
 def until_heard(link: Link) -> list[Any]:
@@ -160,11 +178,25 @@ def test_who_differs_is_refused(tmp_path: Path) -> None:
         while not told:
             assert second.look("plan") == []
         (bye,) = until_heard(late)
+        second.refuses = partial(refuse_unsuited, [Place(1, Kind(ONE, "a"), 0)] * 2)
+        without = come(3)
+        while len(told) < 2:
+            assert second.look("plan") == []
+        (last,) = until_heard(without)
+    assert (last["code"], "'none': expected 2 x a" in last["text"]) == (2, True)
     assert bye["code"] == 2
     assert "seed = 3: expected 1, as on node 0" in bye["text"]
     assert "node 2 (host2) is not taken in" in told[0]
     assert until_heard(ours)[-1] == {"do": "bye", "code": 0, "text": ""}
     assert not list(tmp_path.iterdir())
+    with head() as third:
+        third.refuses = second.refuses
+        others.append(come(1))
+        third.gather(LIMIT_S)
+        with pytest.raises(ConfigError, match="'none': expected 2 x a"):
+            third.offer("plan", {0: [0, 1]})
+    for link in (ours, late, without, *others):
+        link.drop("")
 
 
 def test_nobody_takes_the_number_of_a_machine_at_work(tmp_path: Path) -> None:
@@ -277,7 +309,7 @@ def test_machines_that_come_while_another_is_taken_in(tmp_path: Path) -> None:
         nodes[index] = Node(hello(index), is_late=True)
     nodes[2].is_ready = False
     there = list(nodes.values())
-    free = [Place(1, 0), Place(2, 0)]
+    free = [1, 2]
     head: Any = SimpleNamespace(
         there=there, look=lambda _: [node for node in there[1:] if node.is_ready]
     )
@@ -312,17 +344,17 @@ def test_who_has_which_place() -> None:
     fleet = Fleet(head, "", store, folder=Path(), start=none, pack=none)
     plan: Any = SimpleNamespace(world_size=3, devices=("cpu",) * 3)
     fleet.places = first_places(there, plan)
-    assert fleet.places == (Place(0, 0), Place(0, 1), Place(1, 0))
-    assert fleet.free() == [Place(1, 1), Place(2, 0), Place(2, 1)]
+    assert fleet.places == (Place(0, CPU, 0), Place(0, CPU, 1), Place(1, CPU, 0))
+    assert fleet.free() == [1, 2, 2]
     del there[1]
     assert fleet.lacking() == [2]
     assert fleet.move_lost() == []
-    assert fleet.places[2] == Place(2, 0)
+    assert fleet.places[2] == Place(2, CPU, 0)
     fleet.settle("1", [process] * 3)
     fleet.give_up([2])
     fleet.places = fleet.places[:2]
-    assert fleet.free() == [Place(2, 1)]
-    fleet.places += (Place(2, 1),)
+    assert fleet.free() == [2]
+    fleet.places += (Place(2, CPU, 1),)
     fleet.settle("2", [process] * 3)
     del there[1]
     assert fleet.move_lost() == [2], "there is no place"
@@ -330,6 +362,65 @@ def test_who_has_which_place() -> None:
     there.append(nodes[2])
     fleet.give_up([2])
     assert fleet.move_lost() == []
-    assert fleet.free() == [Place(2, 0)], "its command was started again"
+    assert fleet.free() == [2], "its command was started again"
     fleet.places = fleet.places[:2]
-    assert fleet.free() == [Place(2, 0), Place(2, 1)], "what was lost there was another's"
+    assert fleet.free() == [2, 2], "what was lost there was another's"
+
+
+def test_devices_of_two_families_have_the_same_numbers() -> None:
+    """No rank gets the other family's device, or one that a machine does not have."""
+    some, more = {ONE: ["a"], TWO: ["b"]}, {ONE: ["a", "z", "a"], TWO: ["z"]}
+    nodes = {i: Node(with_chips(i, has)) for i, has in enumerate((more, some, some, more))}
+    there = list(nodes.values())
+    head: Any = SimpleNamespace(nodes=nodes, there=there)
+    none: Any = None
+    process: Any = SimpleNamespace()
+    store: Any = SimpleNamespace(port=lambda: 1)
+    fleet = Fleet(head, "", store, folder=Path(), start=none, pack=none)
+    plan: Any = SimpleNamespace(world_size=4, devices=(ONE, ONE, ONE, TWO))
+    with pytest.raises(ConfigError) as lacks:
+        first_places(there[1:], plan)
+    said = "accelerators = '1 x a and 1 x b': expected 2 x "
+    assert str(lacks.value).startswith(f"{said}{ONE}, which node 1 (host1) needs for its 2 ranks")
+    fleet.places = first_places(there, plan)
+    a, b, z = Kind(ONE, "a"), Kind(TWO, "b"), Kind(ONE, "z")
+    before = (Place(0, a, 0), Place(0, z, 1), Place(1, a, 0), Place(1, b, 0))
+    assert fleet.places == before
+    del there[1]
+    assert fleet.move_lost() == []
+    assert fleet.places[2:] == (Place(2, a, 0), Place(2, b, 0))
+    fleet.settle("1", [process] * 4)
+    fleet.give_up([2])
+    nodes[2] = again = Node(with_chips(2, {ONE: ["a"], TWO: []}))
+    there[1:] = [again]
+    assert fleet.lacking() == [3], "it came back without"
+    there[1:] = [nodes[3]]
+    assert fleet.move_lost() == [3], "its like is nowhere"
+    assert fleet.places[2] == Place(3, a, 0)
+    fleet.settle("2", [process] * 4)
+    fleet.give_up([2])
+    nodes[1] = Node(with_chips(1, some))
+    there[1:1] = [nodes[1]]
+    assert fleet.move_lost() == []
+    assert fleet.places[2:] == (Place(3, a, 0), before[3])
+    kinds = [(place.kind.family, place.kind.chip) for place in before]
+    seats = [(0, 0), (0, 1), (3, ANEW), (1, 3)]
+    assert fleet.arranged(seats, kinds) == (*before[:2], Place(3, a, 2), before[3])
+    assert fleet.arranged(seats[::-1], kinds) is None
+    turned = fleet.arranged([(0, 1), (0, 0)], [(ONE, "a"), (ONE, None)])
+    assert turned == (Place(0, a, 2), Place(0, a, 0)), "a process stays where it can"
+
+
+def test_a_machine_without_its_accelerators_is_refused() -> None:
+    """One sentence says what it has, and what is needed."""
+    three = [Place(0, Kind(ONE, "a"), card) for card in range(3)]
+    refuse_unsuited(three, with_chips(1, {ONE: ["a"] * 2}))
+    refuse_unsuited([Place(0, CPU, 0)] * 2, hello(1))
+    refuse_unsuited([*three[:1], Place(0, CPU, 0)], with_chips(1, {ONE: ["a"]}))
+    for chips, has in (({}, "none"), ({ONE: ["a"]}, "1 x a"), ({ONE: ["z"] * 2}, "2 x z")):
+        with pytest.raises(ConfigError) as refused:
+            refuse_unsuited(three, with_chips(1, chips))
+        said = "expected 2 x a, which node 1 (host1) needs for its 2 ranks."
+        assert str(refused.value) == f"accelerators = '{has}': {said}"
+    with pytest.raises(ConfigError, match=f"'1 x b': expected 3 x a and 1 x {CPU}"):
+        refuse_unsuited([*three, Place(0, CPU, 0)], with_chips(1, {TWO: ["b"]}))

@@ -21,10 +21,11 @@ from weft.comm.address import ARRIVAL_S, RankAddress
 from weft.config.check import flat
 from weft.config.errors import STOPPED, ConfigError
 from weft.config.load import Loaded
-from weft.elastic.nodes.fleet import Fleet, Place
+from weft.elastic.nodes.fleet import Fleet
 from weft.elastic.nodes.head import Head
 from weft.elastic.nodes.meeting import Store, bound_to
 from weft.elastic.nodes.member import Member, connected
+from weft.elastic.nodes.places import Place
 from weft.elastic.nodes.remote import Hello
 from weft.elastic.process import LocalProcess
 from weft.elastic.processes import warm_context
@@ -98,12 +99,16 @@ class OnNode:
             **dict(flat(self.loaded.config)),
             "--steps": self.last_step,
         }
-        number, name = self.address.rank, socket.gethostname()
+        number, name, cluster = self.address.rank, socket.gethostname(), detect()
+        chips = dict[str, list[str]]()
+        for chip in cluster.nodes[0].chips:
+            chips.setdefault(chip.device, []).append(chip.name)
         return Hello(
             index=number,
             seats=self.seats,
             name=name,
-            machine=facts(detect(), f"{name}/{number}"),
+            machine=facts(cluster, f"{name}/{number}"),
+            chips=chips,
             alike=json.loads(json.dumps(alike, default=str)),
         )
 

@@ -195,8 +195,8 @@ def _on_nodes(loaded: Loaded, options: TrainOptions, seats: str, began: float) -
 def _guide(loaded: Loaded, options: TrainOptions, on_node: OnNode, began: float) -> int:
     """The command of node 0."""
     from weft.cli.on_nodes import fleet_of
-    from weft.elastic.nodes.fleet import first_places, ranks_of
     from weft.elastic.nodes.head import Head
+    from weft.elastic.nodes.places import first_places, ranks_of, refuse_unsuited
 
     hello, out = on_node.hello(), on_node.out
     head = Head(
@@ -212,6 +212,8 @@ def _guide(loaded: Loaded, options: TrainOptions, on_node: OnNode, began: float)
             resolved = asked.resolved
             warn(resolved.warnings)
             places = first_places(head.there, resolved.plan)
+            if resolved.config.recovery.when_lost == "replace":
+                head.refuses = partial(refuse_unsuited, places)
             here = [rank for rank, place in enumerate(places) if place.node == 0]
             _refuse_too_large(loaded, resolved, here)
             refuse_few_queues(resolved.plan, os.environ)

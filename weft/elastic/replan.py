@@ -16,14 +16,13 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.elastic.failure import ANEW
 from weft.plan.plan import Plan
-from weft.platform.registry import PLATFORMS
 from weft.resolve.left import cards_of, plan_for_left, with_chips
 from weft.resolve.memory_here import refuse_too_large
 from weft.resolve.paced import Better, better_plan
 from weft.resolve.peaks import peaks_here
 from weft.resolve.prediction import PREDICTION_FILE, Prediction, predict_run
 from weft.resolve.queues import queues_for, refuse_few_queues
-from weft.resolve.resolve import Resolved, resolve
+from weft.resolve.resolve import Resolved, is_counted, resolve
 from weft.train.job import Job
 from weft.train.run_list import plan_in_words
 
@@ -209,7 +208,7 @@ def refuse_move(loaded: Loaded, asked: Resolved, now: Plan) -> None:
             raise ConfigError("compute.precision", wanted, f"{was}, as the run computes")
         for device, number in Counter(plan.devices).items():
             chips = sum(chip.device == device for chip in node.chips)
-            if device in PLATFORMS and PLATFORMS[device].detects_chips and number > chips:
+            if is_counted(device) and number > chips:
                 raise ConfigError("plan", {"ranks": number}, f"at most {chips} on {device}")
     except ConfigError as error:
         raise loaded.place(error) from error

@@ -289,7 +289,7 @@ def _devices(
     ranks = _ranks_by_device(config, pipelines)
     here = ranks_here or ranks.total()
     devices = {device: device for device in ranks if device != "auto"}
-    lacking = (d for d in devices if _is_counted(d) and chips[d] < min(ranks[d], here))
+    lacking = (d for d in devices if is_counted(d) and chips[d] < min(ranks[d], here))
     for device in lacking:
         key = _first_on(device, config, pipelines)
         hint = f"Use fewer {'shares' if config.plan.shares else 'ranks'}, or {key}={HOST}."
@@ -329,7 +329,7 @@ def _ranks_by_device(config: Config, pipelines: Sequence[PipelineConfig]) -> Cou
     return ranks
 
 
-def _is_counted(device: str) -> bool:
+def is_counted(device: str) -> bool:
     """The machine says how many chips of this platform it has."""
     return device in PLATFORMS and PLATFORMS[device].detects_chips
 
@@ -416,7 +416,7 @@ def _check_devices(config: Config, plan: Plan, cluster: Cluster) -> None:
         return
     chips = Counter(chip.device for chip in cluster.nodes[0].chips)
     for device, wanted in Counter(plan.devices).items():
-        if _is_counted(device) and wanted > chips[device]:
+        if is_counted(device) and wanted > chips[device]:
             expected = f"a plan for what is here ({chips[device]} GPUs)"
             raise ConfigError("plan.file", config.plan.file, expected, f"It asks for {wanted}.")
 

@@ -5,33 +5,21 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from weft.comm.address import RankAddress
-from weft.elastic.failure import Epoch, Failure
+from weft.elastic.failure import ANEW, Epoch, Failure
 from weft.elastic.nodes.head import LOOK_S, Head
 from weft.elastic.nodes.meeting import Store
+from weft.elastic.nodes.places import Place, has, place_on
 from weft.elastic.nodes.remote import Node
 from weft.elastic.process import PHASE, LocalProcess, Process
 from weft.elastic.rank_process import Begin
 from weft.elastic.recovery import Restarts
 from weft.elastic.signals import Asked
-from weft.plan.plan import Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Of a rank."""
-
-    node: int
-    """Index of its machine."""
-    card: int
-    """Which of the machine's devices of its family."""
 
 
 class Fleet:
@@ -57,7 +45,7 @@ class Fleet:
         self.head = head
         self.places: tuple[Place, ...] = ()
         """Of the ranks of the epoch that is, or that begins."""
-        self._given_up = WeakKeyDictionary[Node, set[int]]()
+        self._given_up = WeakKeyDictionary[Node, set[tuple[int, str, int]]]()
         self._began_on: Sequence[Node] = ()
         """The machines of the ranks of the epoch that is."""
         self._host, self._store, self._folder = host, store, folder
@@ -100,61 +88,81 @@ class Fleet:
         node = self.places[rank].node
         return [each for each, place in enumerate(self.places) if place.node == node]
 
-    def free(self) -> list[Place]:
-        """Places that nobody has, on machines that are there."""
-        found = list[Place]()
+    def free(self) -> list[int]:
+        """For each place that nobody has, on machines that are there, the index of its machine."""
+        taken = {place.device for place in self.places} | self._nobodys()
+        found = list[int]()
         for node in self.head.there:
-            cards = {place.card for place in self.places if place.node == node.index}
-            cards |= self._given_up.get(node, set())
-            unused = (card for card in count() if card not in cards)
-            spare = node.hello.seats - len(cards) if node.is_ready else 0
-            found += [Place(node.index, next(unused)) for _ in range(spare)]
+            used = sum(device[0] == node.index for device in taken)
+            found += [node.index] * (node.hello.seats - used if node.is_ready else 0)
         return found
+
+    def arranged(
+        self, seats: Sequence[tuple[int, int]], kinds: Sequence[tuple[str, str | None]]
+    ) -> tuple[Place, ...] | None:
+        """Places for the ranks of another plan, whose processes stay on their devices where they
+        can; None: a machine has too few of a kind.
+
+        Args:
+            seats: For each rank the index of its machine, and the rank that its process was, or
+                ``ANEW``.
+            kinds: For each rank the family of its device, and its name, or None for any.
+        """
+        places = dict[int, Place]()
+        for rank, ((_, seat), (family, chip)) in enumerate(zip(seats, kinds, strict=True)):
+            stays = None if seat == ANEW else self.places[seat]
+            if stays and stays.kind.family == family and chip in (None, stays.kind.chip):
+                places[rank] = stays
+        for rank, ((index, _), (family, chip)) in enumerate(zip(seats, kinds, strict=True)):
+            if rank not in places:
+                taken = {place.device for place in places.values()} | self._nobodys()
+                place = place_on(self.head.nodes[index].hello, family, chip, taken)
+                if place is None:
+                    return None
+                places[rank] = place
+        return tuple(place for _, place in sorted(places.items()))
 
     def give_up(self, ranks: Sequence[int]) -> None:
         """Nobody gets their places, until the command of their machine is started again."""
         for rank in ranks:
-            self._given_up.setdefault(self._began_on[rank], set()).add(self.places[rank].card)
+            self._given_up.setdefault(self._began_on[rank], set()).add(self.places[rank].device)
 
     def lacking(self) -> list[int]:
-        """Ranks whose machine is not there."""
-        there = {node.index for node in self.head.there if node.is_ready}
-        return [rank for rank, place in enumerate(self.places) if place.node not in there]
+        """Ranks whose machine is not there, or came back without their device."""
+        there = {node.index: node.hello for node in self.head.there if node.is_ready}
+        seats = Counter({index: hello.seats for index, hello in there.items()})
+        found = list[int]()
+        for rank, place in enumerate(self.places):
+            hello = there.get(place.node)
+            if hello is None or seats[place.node] == 0 or not has(hello, place):
+                found.append(rank)
+            else:
+                seats[place.node] -= 1
+        return found
 
     def move_lost(self) -> list[int]:
         """Give ranks whose machine is lost a place elsewhere; those that still have none."""
-        places = list(self.places)
-        for rank, place in zip(self.lacking(), self.free(), strict=False):
-            places[rank] = place
-        self.places = tuple(places)
+        for rank in self.lacking():
+            kind = self.places[rank].kind
+            taken = {place.device for place in self.places} | self._nobodys()
+            nodes = map(self.head.nodes.__getitem__, dict.fromkeys(self.free()))
+            found = (place_on(node.hello, kind.family, kind.chip, taken) for node in nodes)
+            place = next(filter(None, found), None)
+            if place is not None:
+                self.places = (*self.places[:rank], place, *self.places[rank + 1 :])
         return self.lacking()
+
+    def _nobodys(self) -> set[tuple[int, str, int]]:
+        """Devices that were given up, of machines that are there."""
+        return {
+            device
+            for node, devices in self._given_up.items()
+            for device in devices
+            if self.head.nodes.get(node.index) is node
+        }
 
     def _started(self, node: Node) -> Process:
         return self._start() if node.link is None else node.start(self._pack)
-
-
-def ranks_of(places: Sequence[Place]) -> dict[int, list[int]]:
-    """The ranks of each machine, by its index."""
-    found = dict[int, list[int]]()
-    for rank, place in enumerate(places):
-        found.setdefault(place.node, []).append(rank)
-    return found
-
-
-def first_places(nodes: Sequence[Node], plan: Plan) -> tuple[Place, ...]:
-    """The ranks of a plan on machines, one after the other."""
-    seats = [node.index for node in nodes for _ in range(node.hello.seats)]
-    return placed(seats[: plan.world_size], plan)
-
-
-def placed(nodes: Sequence[int], plan: Plan) -> tuple[Place, ...]:
-    """``nodes``: for each rank the index of its machine, whose first devices they get."""
-    taken = Counter[tuple[int, str]]()
-    places = list[Place]()
-    for node, device in zip(nodes, plan.devices, strict=True):
-        places.append(Place(node, taken[node, device]))
-        taken[node, device] += 1
-    return tuple(places)
 
 
 class Replaced:

@@ -50,6 +50,8 @@ class Head:
         """Those that are there, and those that were, by their index."""
         self.code = 0
         """What all commands of the job end with."""
+        self.refuses: Callable[[Hello], None] = lambda _: None
+        """Raises ConfigError for a spare machine that the job has no use for."""
         self._folder, self._address, self._own = folder, address, own
         self._quiet_s, self._tell = quiet_s, tell
         self._came = queue.SimpleQueue[tuple[Hello, Link]]()
@@ -115,6 +117,8 @@ class Head:
         self._began = True
         others = [node for node in self.nodes.values() if node.link is not None]
         for node in others:
+            if node.index not in ranks:
+                self.refuses(node.hello)
             _offer(node, plan, ranks.get(node.index, ()))
         deadline = time.monotonic() + PLAN_S
         for node in others:
@@ -143,6 +147,8 @@ class Head:
                 return self._refused(hello, link, _at_work(before), timeout_s)
         try:
             self._refuse_unlike(hello)
+            if self._began:
+                self.refuses(hello)
             if before is not None and before.link is None:
                 hint = "Give each machine a number of its own."
                 raise ConfigError("RANK", hello.index, "a number above 0", hint)

@@ -9,7 +9,8 @@ from weakref import WeakSet
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.load import Loaded
 from weft.elastic.failure import ANEW, Epoch
-from weft.elastic.nodes.fleet import Fleet, Place, ranks_of
+from weft.elastic.nodes.fleet import Fleet
+from weft.elastic.nodes.places import Place, ranks_of
 from weft.elastic.nodes.remote import Node
 from weft.plan.plan import Plan
 from weft.report.events import EventLog
@@ -40,7 +41,7 @@ class NodePlans:
         self._loaded = replace(loaded, config=resolved.config)
         self._cluster = resolved.cluster
         self._fleet = fleet
-        self._first = job
+        self._first, self._first_places = job, fleet.places
 
     @property
     def is_whole(self) -> bool:
@@ -66,31 +67,41 @@ class NodePlans:
 
     def _taken(self, kept: Sequence[int]) -> str:
         """Those ranks keep their places, and as many are added as a plan has work for."""
-        mine = [(self._fleet.places[rank], rank) for rank in kept]
-        spare = [(place, ANEW) for place in self._fleet.free()]
+        mine = [(self._fleet.places[rank].node, rank) for rank in kept]
+        spare = [(node, ANEW) for node in self._fleet.free()]
         wanted = self._first.plan.world_size
-        seats = sorted((mine + spare)[:wanted], key=lambda seat: (seat[0].node, seat[0].card))
-        if seats[0][0].node != HEAD:
+        # On each machine those that stay come first.
+        seats = sorted(
+            (mine + spare)[:wanted], key=lambda seat: (seat[0], seat[1] == ANEW, seat[1])
+        )
+        if seats[0][0] != HEAD:
             hint = "Its command guides the others, and rank 0 writes what is written beside it."
             expected = "replace, where no rank is left on node 0"
             raise ConfigErrors([ConfigError("recovery.when_lost", "replan", expected, hint)])
-        plan, why = self._first.plan, "as the job began"
-        chosen = None
-        if len(seats) < wanted:
-            chosen = self._chosen([place for place, _ in seats])
+        plan, why, chosen, places = self._first.plan, "as the job began", None, None
+        if len(seats) == wanted:
+            kinds = [(place.kind.family, place.kind.chip) for place in self._first_places]
+            places = self._fleet.arranged(seats, kinds)
+        if places is None:
+            chosen = self._chosen([node for node, _ in seats])
             plan, why = chosen.plan, chosen.notes[0]
+            seats = seats[: plan.world_size]
+            places = self._fleet.arranged(seats, [(family, None) for family in plan.devices])
+        if places is None:
+            expected = "replace, where a machine has fewer accelerators than ranks are left on it"
+            raise ConfigErrors([ConfigError("recovery.when_lost", "replan", expected)])
         before = self.job.plan
-        self._take(plan, seats[: plan.world_size], chosen)
+        self._take(plan, places, [seat for _, seat in seats], chosen)
         return f"{plan_in_words(plan)}, instead of {plan_in_words(before)}; {why}"
 
-    def _chosen(self, places: Sequence[Place]) -> Chosen:
-        nodes = self._fleet.head.nodes
-        machines = [nodes[place.node].hello.machine for place in places]
+    def _chosen(self, nodes: Sequence[int]) -> Chosen:
+        machines = [self._fleet.head.nodes[index].hello.machine for index in nodes]
         return plan_for_machines(self._loaded, self._first.plan, machines)
 
-    def _take(self, plan: Plan, seats: Sequence[tuple[Place, int]], chosen: Chosen | None) -> None:
+    def _take(
+        self, plan: Plan, places: tuple[Place, ...], seats: Sequence[int], chosen: Chosen | None
+    ) -> None:
         """The plan becomes the job's."""
-        places = tuple(place for place, _ in seats)
         here = ranks_of(places)[HEAD]
         resolved = resolve(
             self._loaded,
@@ -105,7 +116,7 @@ class NodePlans:
             prediction = predict_run(resolved, ranks_here=len(here))
         files = {"plan.json": plan.to_json(), PREDICTION_FILE: prediction.to_json()}
         self._fleet.places = places
-        self.seats = tuple(rank for _, rank in seats)
+        self.seats = tuple(seats)
         self.job = replace(
             self.job,
             plan=plan,
@@ -141,7 +152,7 @@ class Arrivals:
         late = self._fleet.head.look(self.plan())
         if self._plans is None or self._plans.is_whole:
             return False
-        free = {place.node for place in self._fleet.free()}
+        free = set(self._fleet.free())
         return any(node.index in free and node not in self._known for node in late)
 
     def epoch(self) -> Epoch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -34,6 +34,8 @@ class Hello:
     name: str
     machine: Mapping[str, Any]
     """What it computes with, as the planner is told."""
+    chips: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names of its accelerators by family, each in the order of their numbers."""
     alike: Mapping[str, Any]
     """What must be the same as on the head, by the name that a message gives it."""
 
