@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median_low
 
 import pytest
 from resolve import profiles
@@ -129,6 +130,7 @@ def test_a_slow_rank_gets_less_once_and_its_part_back(
     assert settled(drift, told)
     assert shares(drift.epoch()) == [8, 8]
     assert len(told) == 2
+    assert "rank 1 0.333 times as long at work as the plan says" in told[1]
 
 
 def test_where_little_is_saved_the_plan_stays(
@@ -225,12 +227,13 @@ def test_a_planner_that_fails_ends_nothing(
 
 def test_who_is_off_in_words() -> None:
     def words(*paces: float) -> str:
-        return in_words(Measured(1, paces, paces))
+        return in_words(Measured(1, paces, paces, median_low(paces)))
 
     end = "as long at work as the plan says, beside the others"
     assert words(2.0, 2.1) == "no rank is slower than the others for its plan any more"
     assert words(2.0, 6.0) == f"rank 1 3 times {end}"
     assert words(0.5, 1.05, 3.0) == f"rank 0 0.476 times, rank 2 2.86 times {end}"
+    assert in_words(Measured(1, (), (1.0, 0.3))) == f"rank 1 0.3 times {end}"
     assert words(*[2.0] * 4, *[1.0] * 5, 0.1) == (
         f"rank 0 2 times, rank 1 2 times, rank 2 2 times, rank 9 0.1 times and 1 others {end}"
     )

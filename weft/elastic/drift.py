@@ -50,6 +50,8 @@ class Measured:
     """Of a step, by rank: what it was held to."""
     paces: tuple[float, ...]
     """How many times as long it takes."""
+    usual: float = 1.0
+    """What a rank is beside that keeps to the plan: a profile may be off for all alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,7 @@ def saving(better: Better, steps: int, move_s: float) -> float:
 
 def in_words(measured: Measured) -> str:
     """Who is off, as far as the others keep to the plan."""
-    usual = median_low(measured.paces)
-    paces = {rank: pace / usual for rank, pace in enumerate(measured.paces)}
+    paces = {rank: pace / measured.usual for rank, pace in enumerate(measured.paces)}
     off = {rank: pace for rank, pace in paces.items() if not 0.9 <= pace <= 1.1}
     if not off:
         return "no rank is slower than the others for its plan any more"
@@ -174,7 +175,9 @@ class Drift:
         self._file.unlink(missing_ok=True)
         try:
             step, predicted_s, paces = json.loads(text)
-            measured = Measured(int(step), tuple(map(float, predicted_s)), tuple(map(float, paces)))
+            predicted_s, paces = (tuple(map(float, each)) for each in (predicted_s, paces))
+            usual = 1.0 if self._replans.paces else median_low(paces)
+            measured = Measured(int(step), predicted_s, paces, usual)
         except (ValueError, TypeError):  # rank 0 did not write that
             return
         prediction = self._replans.job.prediction
