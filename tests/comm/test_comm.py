@@ -81,17 +81,17 @@ def test_an_exchange_follows_the_order_in_which_a_group_names_its_ranks(pool: Wo
 
 
 def segments(
-    address: RankAddress,
+    address: RankAddress, sizes: tuple[int, ...]
 ) -> tuple[list[float], list[float], tuple[int, float], tuple[int, float]]:
     comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
     flat = torch.arange(6.0) * (address.rank + 1)
-    own = torch.empty(2)
-    finish = comm.reduce_scatter(flat, own, name="scatter", group=comm.world)
+    own = torch.empty((sizes or (2, 2, 2))[address.rank])
+    finish = comm.reduce_scatter(flat, own, name="scatter", group=comm.world, sizes=sizes)
     finish()
     comm.open_gathering([comm.world])
     whole = torch.full((6,), -1.0)
-    whole[2 * address.rank : 2 * address.rank + 2] = own
-    comm.all_gather(whole, name="gather", group=comm.world)()
+    torch.split(whole, sizes or (2, 2, 2))[address.rank].copy_(own)
+    comm.all_gather(whole, name="gather", group=comm.world, sizes=sizes)()
     comm.close()
     scatter, gather = comm.counters["scatter"], comm.counters["gather"]
     return (
@@ -103,9 +103,16 @@ def segments(
 
 
 def test_segments_are_summed_and_gathered(pool: WorkerPool) -> None:
-    ranks = pool.run(segments, world_size=3)
+    ranks = pool.run(segments, (), world_size=3)
     total = [i * (1 + 2 + 3) for i in range(6)]
     for rank, (own, whole, scatter, gather) in enumerate(ranks):
         assert own == total[2 * rank : 2 * rank + 2]
         assert whole == total
         assert scatter == gather == (1, 2 / 3 * 24)
+    unlike = pool.run(segments, (0, 5, 1), world_size=3)
+    assert [own for own, *_ in unlike] == [[], total[:5], total[5:]]
+    assert [whole for _, whole, *_ in unlike] == [total] * 3
+    for place in (2, 3):
+        sent = [rank[place][1] for rank in unlike]
+        assert sum(sent) == 2 * 24, "no more in all than equal segments"
+    assert [rank[3] for rank in unlike] == [(1, 0), (1, 2 * 20), (1, 2 * 4)]

@@ -147,6 +147,13 @@ def collectives(comm: Comm, group: tuple[int, ...]) -> dict[str, list[Tensor]]:
     flat[4 * place : 4 * place + 4] = own
     comm.all_gather(flat, name="gather", group=group)()
     found["all_gather"] = [flat]
+    unlike = [3 * n for n in range(size)]  # the first has nothing
+    whole, own = numbers(rank, sum(unlike)), torch.empty(unlike[place])
+    comm.reduce_scatter(whole, own, name="scatter", group=group, sizes=unlike)()
+    flat = torch.zeros(sum(unlike))
+    torch.split(flat, unlike)[place].copy_(own)
+    comm.all_gather(flat, name="gather", group=group, sizes=unlike)()
+    found["unequal segments"] = [own, flat]
     copied = numbers(rank, 3)
     comm.broadcast(copied, src=group[-1], name="copy", group=group)
     found["broadcast"] = [copied]
@@ -215,7 +222,7 @@ def test_through_host_memory_every_collective_gives_the_same_bits(
     assert [kind for _, _, kind in staged] == _among(group, StagedGroup.__name__)
     for (expected, _, _), (found, _, _) in zip(native, staged, strict=True):
         assert found == expected
-    assert len(native[0][0]) == 11, "a collective is not compared"
+    assert len(native[0][0]) == 12, "a collective is not compared"
     why = "because gloo and none share no backend"
     groups = sorted({(0, 1, 2), group})
     words = ", ".join(map(in_words, groups))

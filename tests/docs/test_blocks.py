@@ -256,6 +256,8 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "zero",
         "passes",
         "pieces",
+        "sample_shares",
+        "state_shares",
     }
     eight = {
         f"fp8{scaling}{reference}"

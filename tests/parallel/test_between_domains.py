@@ -12,7 +12,7 @@ from weft.comm.join import join
 from weft.elastic.pool import WorkerPool
 from weft.parallel.between import INSIDE, NAME
 from weft.parallel.buckets import ALIGN
-from weft.parallel.crossing import cells, sent_by
+from weft.parallel.crossing import cells, segments_of, sent_by
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import Held, LocalParam
 from weft.plan.box import Box
@@ -71,7 +71,7 @@ def test_terms_are_added_in_the_order_of_domains(level: ZeroLevel, pool: WorkerP
         found = pool.run(sums, level, domains, unlike, world_size=5)
         assert [rank["values"] for rank in found] == [[total]] * 5
         assert sum(rank["owned"] for rank in found) == NUMEL, "counted and saved once"
-        every = list(cells(NUMEL, domains, ALIGN))
+        every = list(cells(NUMEL, domains, [segments_of(NUMEL, len(d), ALIGN) for d in domains]))
         for number, ranks in enumerate(domains):
             kept = [found[rank]["kept"] for rank in ranks]
             assert sum(kept) == NUMEL * (1 if level else len(ranks)), "a whole copy in each"

@@ -20,10 +20,11 @@ def held(
     ranks: tuple[int, ...],
     level: ZeroLevel,
     domains: tuple[tuple[int, ...], ...] = (),
+    shares: tuple[int, ...] = (),
 ) -> Held:
     part = int(name) // 3
     spec = ParamSpec(name=name, shape=shape, unit=part, init=Init("zeros"), decay=False)
-    return Held(spec, Box.whole(shape), ranks, level, domains=domains)
+    return Held(spec, Box.whole(shape), ranks, level, domains=domains, shares=shares)
 
 
 @st.composite
@@ -34,8 +35,12 @@ def pieces(draw: st.DrawFn) -> list[Held]:
     )
     levels: st.SearchStrategy[ZeroLevel] = st.sampled_from([0, 1, 2, 3])
     drawn = ((shape, draw(groups), draw(levels)) for shape in shapes)
+    unlike: dict[tuple[int, ...], tuple[int, ...]] = {
+        (0, 1): (1, 7), (0, 2, 5): (0, 3, 0), (1, 2, 3, 4): (5, 0, 2, 1)
+    }  # fmt: skip
+    some = unlike if draw(st.booleans()) else {}
     return [
-        held(str(n), shape, ranks, level, domains)
+        held(str(n), shape, ranks, level, domains, some.get(ranks, ()) if level else ())
         for n, (shape, (ranks, domains), level) in enumerate(drawn)
     ]
 
@@ -53,7 +58,7 @@ def test_every_element_is_kept_once(every: Sequence[Held], bucket_bytes: int) ->
             last = entry.stop
         assert last <= min(map(bucket.numel, bucket.ranks))
         for near in bucket.domains if bucket.level else ():
-            assert bucket.numel(near[0]) == bucket.segment(near[0]) * len(near)
+            assert bucket.numel(near[0]) == sum(map(bucket.segment, near))
             places = [
                 (stretch.start + i, stretch.held.spec.name)
                 for rank in near
@@ -75,9 +80,13 @@ def test_every_element_is_kept_once(every: Sequence[Held], bucket_bytes: int) ->
 def test_a_segment_is_at_most_its_share_and_some_padding(every: Sequence[Held]) -> None:
     for bucket in fill_buckets(every, 4):
         if bucket.level:
-            used = bucket.entries[-1].stop
+            used, whole = bucket.entries[-1].stop, bucket.entries[0].held
             for near in bucket.domains:
-                assert 0 <= bucket.segment(near[0]) - used / len(near) < ALIGN
+                shares = whole.shares_of(near) or (1,) * len(near)
+                for rank, share in zip(near, shares, strict=True):
+                    most = bucket.segment(rank) - used * share / sum(shares)
+                    assert abs(most) < 2 * ALIGN
+                    assert share or not bucket.segment(rank)
 
 
 def test_holders_agree_whatever_else_they_hold() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.parallel.crossing import GRAIN, cells, segment_of, sent_by
+from weft.parallel.crossing import GRAIN, Cell, cells, segments_of, sent_by
 
 SIZES = st.lists(st.integers(1, 9), min_size=2, max_size=4)
 
@@ -17,15 +17,25 @@ def domains_of(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     return [tuple(range(sum(sizes[:n]), sum(sizes[: n + 1]))) for n in range(len(sizes))]
 
 
-@given(st.integers(0, 700), SIZES, st.sampled_from([1, 64]))
-def test_every_element_by_all_pairs(numel: int, sizes: list[int], align: int) -> None:
+def cut(numel: int, domains: Sequence[Sequence[int]]) -> list[Cell]:
+    """With equal segments in each domain."""
+    return list(cells(numel, domains, [segments_of(numel, len(ranks)) for ranks in domains]))
+
+
+@given(st.integers(0, 700), SIZES, st.sampled_from([1, 64]), st.data())
+def test_every_element_by_all_pairs(
+    numel: int, sizes: list[int], align: int, data: st.DataObject
+) -> None:
     domains = domains_of(sizes)
+    weights = [st.lists(st.integers(0, 7), min_size=n, max_size=n).filter(any) for n in sizes]
+    shares = [data.draw(st.one_of(st.just([]), each)) for each in weights]
+    segments = [segments_of(numel, n, align, w) for n, w in zip(sizes, shares, strict=True)]
     owner = [
-        [ranks[place // segment_of(numel, len(ranks), align)] for place in range(numel)]
-        for ranks in domains
+        [rank for rank, size in zip(ranks, each, strict=True) for _ in range(size)]
+        for ranks, each in zip(domains, segments, strict=True)
     ]
     summed: Counter[int] = Counter()
-    for cell in cells(numel, domains, align):
+    for cell in cells(numel, domains, segments):
         assert [rank in ranks for rank, ranks in zip(cell.ranks, domains, strict=True)]
         for part in cell.parts:
             summed.update(part)
@@ -37,7 +47,7 @@ def test_every_element_by_all_pairs(numel: int, sizes: list[int], align: int) ->
 
 
 def test_eight_against_six_by_hand() -> None:
-    found = list(cells(48 * GRAIN, domains_of([8, 6])))
+    found = cut(48 * GRAIN, domains_of([8, 6]))
     assert [cell.ranks for cell in found] == [
         (0, 8), (1, 8), (1, 9), (2, 9), (2, 10), (3, 10),
         (4, 11), (5, 11), (5, 12), (6, 12), (6, 13), (7, 13),
@@ -49,7 +59,7 @@ def test_eight_against_six_by_hand() -> None:
 @pytest.mark.parametrize("sizes", [(8, 8), (8, 6), (2, 2, 2), (4, 1, 3)])
 def test_each_domain_sends_its_part_of_the_formula(sizes: tuple[int, ...]) -> None:
     numel, k = 5040 * GRAIN, len(sizes)
-    every = list(cells(numel, domains_of(sizes)))
+    every = cut(numel, domains_of(sizes))
     for domain in range(k):
         few = len(every) * k * GRAIN
         assert sent_by(domain, every) == pytest.approx(2 * (k - 1) / k * numel, abs=few)
@@ -60,7 +70,7 @@ def test_a_model_of_7b_on_8_and_8() -> None:
     """A ring over all 16 carries 2 x 15/16 of all gradients over each of its links, the slow ones
     too; between domains each element crosses once each way: a term, or its sum."""
     params = 6_738_415_616
-    every = list(cells(params, domains_of([8, 8])))
+    every = cut(params, domains_of([8, 8]))
     crossing = [sent_by(domain, every) for domain in range(2)]
     assert crossing == [params, params]
     assert 4 * crossing[0] / 1e9 == pytest.approx(27, abs=0.1)

@@ -1,5 +1,6 @@
 """ZeRO: what each rank keeps, when parameters are whole, and that nobody sees old ones."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -9,11 +10,12 @@ from torch import Tensor
 
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm, Finish
+from weft.cost.memory import memory_of_plan
 from weft.diagnose.verify import Rehearsal, difference, rehearse, shrink, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.models.registry import FAMILIES
 from weft.parallel.mains import FlatParams
-from weft.plan.plan import Plan, Precision
+from weft.plan.plan import Plan, Precision, ZeroLevel
 from weft.train.assemble import Built, fill, initial
 from weft.train.family import assemble_model
 from weft.train.joining import join_plan
@@ -70,16 +72,27 @@ def kept(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> dict[str, in
     }
 
 
+@pytest.mark.parametrize("shares", [(1, 1), (1, 7), (0, 8)])
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_each_level_keeps_its_share(level: int, pool: WorkerPool) -> None:
+def test_each_level_keeps_its_share(
+    level: ZeroLevel, shares: tuple[int, int], pool: WorkerPool
+) -> None:
     """Per parameter of P, over N ranks: 2P moments, P gradients, P parameters (in fp64 x 8)."""
-    case = replace(DP2, zero=level)
+    if not level and shares != (1, 1):
+        return
+    case = replace(DP2, zero=level, state_shares=(shares,) if shares != (1, 1) else ())
     plan, rehearsal = case.plan(), case.rehearsal()
     specs = FAMILIES[rehearsal.spec.family].param_specs(rehearsal.spec)
     whole = FP64 * sum(spec.numel for spec in specs)
     padding = 0.1 * whole  # tiny tensors at aligned places
-    for rank in pool.run(kept, plan, rehearsal, world_size=2):
-        share = whole / 2
+    ranks = pool.run(kept, plan, rehearsal, world_size=2)
+    predicted = memory_of_plan(plan, rehearsal.spec, rehearsal.seq_len)
+    for number, rank in enumerate(ranks):
+        share = whole * shares[number] / sum(shares)
+        if level:
+            modelled = predicted[number].optimizer / sum(m.optimizer for m in predicted.values())
+            assert rank["moments"] / (2 * whole) == pytest.approx(modelled, abs=0.1)
+            assert rank["moments"] or not shares[number]
         moments = 2 * (share if level >= 1 else whole)
         gradients = whole if level < 2 else share
         if level == 1:
@@ -98,9 +111,11 @@ def late(comm: Comm) -> None:
     """Let what is gathered arrive only when it is waited for: who forgets to wait reads old."""
     real = comm.all_gather
 
-    def all_gather(flat: Tensor, *, name: str, group: tuple[int, ...]) -> Finish:
+    def all_gather(
+        flat: Tensor, *, name: str, group: tuple[int, ...], sizes: Sequence[int] = ()
+    ) -> Finish:
         copy = flat.clone()
-        arrived = real(copy, name=name, group=group)
+        arrived = real(copy, name=name, group=group, sizes=sizes)
 
         def finish() -> None:
             arrived()

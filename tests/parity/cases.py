@@ -53,6 +53,9 @@ class Case:
     """Sets of ranks that fast links join; all in one by default."""
     num_kv_heads: int = 4
     """Of llama; of 8 heads in all."""
+    sample_shares: tuple[tuple[int, ...], ...] = ()
+    """Of every mesh of each pipeline; alike by default."""
+    state_shares: tuple[tuple[int, ...], ...] = ()
 
     def plan(self) -> Plan:
         pipelines, first = [], 0
@@ -82,6 +85,8 @@ class Case:
                     zero=self.zeros[s] if self.zeros else self.zero,
                     passes=self.passes,
                     pieces=self.pieces if mesh.size("tp") > 1 else 1,
+                    sample_shares=self.sample_shares[number] if self.sample_shares else (),
+                    state_shares=self.state_shares[number] if self.state_shares else (),
                 )
                 for s, mesh in enumerate(meshes)
             ]
@@ -402,6 +407,37 @@ PIECES = [
          pieces=3, num_kv_heads=2, passes=2, microbatch=3),
 ]  # fmt: skip
 
+UNEVEN = [
+    *(
+        Case(f"zero{level}-keeps-{one}-{other}", shares=(6,), dp=((2,),), microbatch=4, zero=level,
+             tied=level == 2, sample_shares=((3, 1),), state_shares=((one, other),))
+        for level in LEVELS if level
+        for one, other in ((1, 7), (0, 8))
+    ),
+    *(
+        Case(f"zero{level}-works-or-keeps", shares=(6,), dp=((3,),), microbatch=3, zero=level,
+             sample_shares=((2, 1, 0),), state_shares=((0, 1, 3),), recompute="full")
+        for level in LEVELS if level
+    ),
+    Case("samples-5-1", shares=(7,), dp=((2,),), microbatch=6, sample_shares=((5, 1),), passes=2),
+    Case("gpt2-dp2-tp2-zero3-uneven", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3, zero=3,
+         family="gpt2", dropout=0.2, sample_shares=((2, 1),), state_shares=((1, 0, 4, 3),)),
+    Case("pipelines-zero2-one-keeps-all", shares=(4, 2), dp=((1,), (1,)), zero=2,
+         state_shares=((0,), (1,))),
+    Case("unlike-pipelines-zero1-uneven", shares=(6, 2), dp=((1, 2), (1,)), tp=((2, 1), (3,)),
+         layers=((1, 3), (4,)), zero=1, tied=True, state_shares=((3, 1), (0, 2, 5))),
+    Case("pp2-zb-h1-zero3-uneven", shares=(7,), dp=((2, 2),), layers=((3, 1),), schedule="zb-h1",
+         microbatch=3, zero=3, sample_shares=((1, 2),), state_shares=((7, 1),)),
+    Case("pp2-zb-v-zero2-uneven-tied", shares=(7,), dp=((2, 2),), layers=((1, 1, 1, 1),),
+         schedule="zb-v", zero=2, tied=True, sample_shares=((0, 1),), state_shares=((5, 2),)),
+    *(
+        Case(f"domains-zero{level}-uneven", shares=(4, 2), dp=((3,), (2,)), microbatch=3,
+             zero=level, domains=((3, 4), (0, 1, 2)), sample_shares=((1, 2, 0), (1, 1)),
+             state_shares=((0, 3, 1), (1, 2)))
+        for level in LEVELS if level
+    ),
+]  # fmt: skip
+
 DOMAINS = [
     Case("domains-zero0-2-1", shares=(4, 2), dp=((2,), (1,)), microbatch=3,
          domains=((0, 1), (2,))),
@@ -446,4 +482,5 @@ PARITY = [
     *MORE,
     *PIECES,
     *DOMAINS,
+    *UNEVEN,
 ]

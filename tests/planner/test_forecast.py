@@ -60,7 +60,7 @@ def test_parts_add_up_to_the_step(two: Forecast) -> None:
 def test_chips_rows_and_ranks(two: Forecast) -> None:
     assert [p.chip.name for p in two.positions] == [H100.name, A100.name]
     assert len(two.memory_by_rank()) == 16
-    assert two.memory_by_rank()[0] is two.positions[0].memory
+    assert two.memory_by_rank()[0] == two.positions[0].memory
     assert two.slowest.chip == A100 and two.fullest.chip == H100
 
 

@@ -29,6 +29,7 @@ from weft.comm.members import (
     in_words,
     joined,
 )
+from weft.comm.parts import ascending_places, pieces_of, sizes_of
 from weft.comm.rendezvous import Rendezvous
 from weft.comm.spans import CALL, WAIT, span
 from weft.comm.transport import (
@@ -191,7 +192,7 @@ class Comm:
 
         ``sizes[i]`` is the shape of what comes from it. Shard -> Shard of another dimension.
         """
-        ascending = _ascending(group)
+        ascending = ascending_places(group)
         flat = torch.cat([parts[i].reshape(-1) for i in ascending])
         counts = [prod(sizes[i]) for i in ascending]
         result = torch.empty(sum(counts), dtype=flat.dtype, device=flat.device)
@@ -199,7 +200,7 @@ class Comm:
         begin = partial(self._group(group).all_to_all, result, flat, counts, given)
         messages, sent = self._sent(parts, group)
         self._start(name, group, sent, begin, messages=messages, sent=sent)()
-        return _pieces(result, counts, ascending, sizes)
+        return pieces_of(result, counts, ascending, sizes)
 
     def gather_parts(
         self, part: Tensor, sizes: Sequence[Sequence[int]], *, name: str, group: tuple[int, ...]
@@ -209,7 +210,7 @@ class Comm:
         Shard -> Replicate. ``sizes[i]`` is the shape of what comes from its ``i``-th rank; parts
         may be unequal. ``part`` must not change before the result was called.
         """
-        ascending = _ascending(group)
+        ascending = ascending_places(group)
         counts = [prod(sizes[i]) for i in ascending]
         flat = torch.empty(sum(counts), dtype=part.dtype, device=part.device)
         begin = partial(self._group(group).gather_parts, part, flat, counts)
@@ -218,7 +219,7 @@ class Comm:
 
         def result() -> list[Tensor]:
             finish()
-            return _pieces(flat, counts, ascending, sizes)
+            return pieces_of(flat, counts, ascending, sizes)
 
         return result
 
@@ -230,7 +231,7 @@ class Comm:
         Partial -> Shard. Parts may be unequal. Added in the group's order, where the backend
         leaves that to us.
         """
-        ascending = _ascending(group)
+        ascending = ascending_places(group)
         flat = torch.cat([parts[i].reshape(-1) for i in ascending])
         counts = [parts[i].numel() for i in ascending]
         order = [ascending.index(i) for i in range(len(group))]
@@ -247,35 +248,45 @@ class Comm:
         return result
 
     def reduce_scatter(
-        self, flat: Tensor, own: Tensor, *, name: str, group: tuple[int, ...]
+        self,
+        flat: Tensor,
+        own: Tensor,
+        *,
+        name: str,
+        group: tuple[int, ...],
+        sizes: Sequence[int] = (),
     ) -> Finish:
-        """Start to sum ``flat`` ``[ranks x n]`` over the group; each rank's segment goes to it.
+        """Start to sum ``flat`` over the group; each rank's segment goes to it.
 
-        Partial -> Shard. ``own`` ``[n]`` holds the sum when the result was called, with gloo in
-        the order of ranks; ``flat`` must not change before. The ranks are ascending in ``group``.
+        Partial -> Shard. ``own`` holds the sum when the result was called, with gloo in the order
+        of ranks; ``flat`` must not change before. The ranks are ascending in ``group``. ``sizes``:
+        elements of each segment, some of which may have none; equal ones by default.
         """
         if len(group) == 1:
             own.copy_(flat)
             return nothing
-        size = len(group)
-        assert flat.numel() == size * own.numel(), f"{flat.numel()} elements for {size} ranks"
-        begin = partial(self._group(group).reduce_scatter, flat, own, size)
-        sent = (size - 1) / size * flat.nbytes
-        return self._start(name, group, flat.nbytes, begin, messages=size - 1, sent=sent)
+        sizes = sizes_of(flat, group, sizes)
+        assert own.numel() == sizes[group.index(self.rank)], f"{own.numel()} elements of {sizes}"
+        begin = partial(self._group(group).reduce_scatter, flat, own, sizes)
+        sent, messages = flat.nbytes - own.nbytes, len(group) - 1
+        return self._start(name, group, flat.nbytes, begin, messages=messages, sent=sent)
 
-    def all_gather(self, flat: Tensor, *, name: str, group: tuple[int, ...]) -> Finish:
-        """Start to fill ``flat`` ``[ranks x n]``, in place, with every rank's own segment of it.
+    def all_gather(
+        self, flat: Tensor, *, name: str, group: tuple[int, ...], sizes: Sequence[int] = ()
+    ) -> Finish:
+        """Start to fill ``flat``, in place, with every rank's own segment of it.
 
         Shard -> Replicate. ``flat`` is valid when the result was called. The group names its ranks
-        in ascending order.
+        in ascending order. ``sizes``: as in ``reduce_scatter``.
         """
         if len(group) == 1:
             return nothing
-        size = len(group)
-        begin = partial(self._transports[group, "gathers"].all_gather, flat, group, self.rank)
-        sent = (size - 1) / size * flat.nbytes
+        sizes, messages = sizes_of(flat, group, sizes), len(group) - 1
+        transport = self._transports[group, "gathers"]
+        begin = partial(transport.all_gather, flat, group, self.rank, sizes)
+        sent = messages * sizes[group.index(self.rank)] * flat.itemsize
         return self._start(
-            name, group, flat.nbytes, begin, messages=size - 1, sent=sent, kind="gather"
+            name, group, flat.nbytes, begin, messages=messages, sent=sent, kind="gather"
         )
 
     def broadcast(
@@ -331,7 +342,8 @@ class Comm:
         peers = {rank for rank in group if rank != self.rank}
         sent = (size - 1) / size * flat.nbytes
         self.counters.add(name, self._link(group), Count(1, size - 1, sent, peers))
-        return partial(self._transports[group, "returns"].all_gather, flat, group, self.rank)
+        transport, sizes = self._transports[group, "returns"], sizes_of(flat, group, ())
+        return partial(transport.all_gather, flat, group, self.rank, sizes)
 
     def room(self, like: Tensor) -> Tensor:
         """Memory for what ``chain`` receives: free again when nobody refers to it."""
@@ -585,16 +597,3 @@ class Comm:
 def _waits_on_host(choice: Choice) -> bool:
     """Its calls end when the host has waited for them, not when a device has."""
     return choice.through_host or choice.backend == "gloo"
-
-
-def _ascending(group: Sequence[int]) -> list[int]:
-    """The group's positions by rank, ascending, as a backend numbers them."""
-    return sorted(range(len(group)), key=group.__getitem__)
-
-
-def _pieces(
-    flat: Tensor, counts: Sequence[int], ascending: Sequence[int], sizes: Sequence[Sequence[int]]
-) -> list[Tensor]:
-    """What came of each rank in ascending order, in the group's order and shaped."""
-    pieces = dict(zip(ascending, torch.split(flat, list(counts)), strict=True))
-    return [pieces[i].view(*size) for i, size in enumerate(sizes)]

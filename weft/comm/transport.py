@@ -62,23 +62,29 @@ class NativeGroup:
         handle, options = self._group.handle, AllToAllOptions()
         return _wait_for(handle.alltoall_base(result, flat, list(counts), list(given), options))
 
-    def reduce_scatter(self, flat: Tensor, own: Tensor, size: int) -> Finish:
+    def reduce_scatter(self, flat: Tensor, own: Tensor, sizes: Sequence[int]) -> Finish:
         """``own`` gets this rank's segment of the sum of ``flat``, added in rank order.
 
         Gloo's own takes almost twice the time of an exchange and a sum.
         """
-        parts = torch.empty_like(flat)
-        even = [own.numel()] * size
-        arrived = self.all_to_all(parts, flat, even, even)
-        return then(arrived, lambda: torch.sum(parts.view(size, -1), dim=0, out=own))
+        ranks, each = len(sizes), own.numel()
+        parts = flat.new_empty(ranks * each)
+        arrived = self.all_to_all(parts, flat, [each] * ranks, sizes)
+        return then(arrived, lambda: torch.sum(parts.view(ranks, each), dim=0, out=own))
 
-    def all_gather(self, flat: Tensor, ranks: Sequence[int], rank: int) -> Finish:  # noqa: ARG002
+    def all_gather(
+        self,
+        flat: Tensor,
+        ranks: Sequence[int],
+        rank: int,  # noqa: ARG002
+        sizes: Sequence[int],
+    ) -> Finish:
         """Fill ``flat`` with the segment of each of ``ranks``; ``rank`` is this one.
 
         One broadcast of each segment takes a quarter of the time of gloo's own, which copies.
         """
-        segments = flat.view(len(ranks), -1)
-        return _all([self.broadcast(each, src) for src, each in zip(ranks, segments, strict=True)])
+        segments = zip(ranks, torch.split(flat, list(sizes)), strict=True)
+        return _all([self.broadcast(each, src) for src, each in segments if each.numel()])
 
     def gather_parts(self, part: Tensor, flat: Tensor, counts: Sequence[int]) -> Finish:
         """Fill ``flat`` with every rank's part, ``counts[i]`` elements from the ``i``-th rank.
@@ -170,14 +176,19 @@ class NativeGroup:
 class DirectGroup(NativeGroup):
     """Where the library's own collectives on segments are the best: NCCL and its relatives."""
 
-    def reduce_scatter(self, flat: Tensor, own: Tensor, size: int) -> Finish:  # noqa: ARG002
+    def reduce_scatter(self, flat: Tensor, own: Tensor, sizes: Sequence[int]) -> Finish:
+        if len({*sizes}) > 1:
+            return super().reduce_scatter(flat, own, sizes)
         options = ReduceScatterOptions()
         options.reduceOp = ReduceOp(ReduceOp.SUM)
         return _wait_for(self._group.handle._reduce_scatter_base(own, flat, options))
 
-    def all_gather(self, flat: Tensor, ranks: Sequence[int], rank: int) -> Finish:
-        own = flat.view(len(ranks), -1)[list(ranks).index(rank)]
-        return self._all_gather(flat, own)
+    def all_gather(
+        self, flat: Tensor, ranks: Sequence[int], rank: int, sizes: Sequence[int]
+    ) -> Finish:
+        if len({*sizes}) > 1:
+            return super().all_gather(flat, ranks, rank, sizes)
+        return self._all_gather(flat, torch.split(flat, list(sizes))[list(ranks).index(rank)])
 
     def gather_parts(self, part: Tensor, flat: Tensor, counts: Sequence[int]) -> Finish:
         if len(set(counts)) > 1:
@@ -189,7 +200,7 @@ class DirectGroup(NativeGroup):
     ) -> Finish:
         if len(set(counts)) > 1:
             return super().scatter_sum(flat, own, counts, order)
-        return self.reduce_scatter(flat, own.view(-1), len(counts))
+        return self.reduce_scatter(flat, own.view(-1), counts)
 
     def _all_gather(self, flat: Tensor, own: Tensor) -> Finish:
         return _wait_for(self._group.handle._allgather_base(flat, own, AllgatherOptions()))

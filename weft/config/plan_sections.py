@@ -19,6 +19,9 @@ Schedule = Annotated[str, OneOf("schedules")]
 Domains = Literal["nodes", "pipelines", "families"]
 
 
+Shares = Annotated[tuple[Whole, ...], Field(min_length=1)]
+
+
 class _StageLayers(Section):
     """What a stage holds."""
 
@@ -56,6 +59,12 @@ class StageConfig(_StageMesh):
     pieces: Count = 1
     """Pieces of what `tp` ranks gather and sum inside layers, cut along the sequence: one is on its
     way while the products of another are computed."""
+    sample_shares: Shares | None = None
+    """What part of the samples of a micro-batch is computed at each place along `dp`, as weights:
+    [3, 1] gives the first three times as much, 0 nothing. null: alike."""
+    state_shares: Shares | None = None
+    """What part of what `zero` divides each process of the stage keeps, as weights in the order of
+    its ranks: [1, 7] where the second has more memory, 0 for nothing. null: alike."""
     device: Device | None = None
     """Chips of this stage."""
     precision: Precision | None = None

@@ -6,7 +6,7 @@ Its memory is ``stage_memory``, its time ``stage_times``, what its layers send `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import ceil, prod
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from weft.cost.work import (
     width_of,
 )
 from weft.plan.mesh import Mesh
-from weft.plan.plan import PipelinePlan, Plan, Precision, ZeroLevel
+from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan, ZeroLevel
 from weft.precision.registry import PRECISIONS
 from weft.recompute.asked import slabs_of
 
@@ -61,6 +61,8 @@ class StageChoice(NamedTuple):
     shard_ways: int = 0
     """Ranks, next to each other, that sum before they meet others, and share what ``zero`` names:
     those of one domain; 0 is all that hold the same."""
+    part: float | None = None
+    """Of what they share, the part that this rank keeps; None: as much as each of the others."""
     overlap: float = ALL
     """Microbatches whose computing may hide gradients and parameters on their way."""
 
@@ -84,6 +86,11 @@ class StageChoice(NamedTuple):
     def ways(self) -> int:
         """Of these, how many share what the level of ZeRO names."""
         return min(self.shard_ways or self.num_holders, self.num_holders) if self.zero else 1
+
+    @property
+    def kept(self) -> float:
+        """The part of what the level of ZeRO names that this rank keeps and updates."""
+        return 1 / self.ways if self.part is None else self.part
 
     def holders(self, chips_per_node: int) -> Group:
         """Ranks that hold the same parameters. Those of other pipelines are on other nodes."""
@@ -147,16 +154,24 @@ def choice_of(
     num_pipelines: int = 1,
     training: Training = ALL_BY_ADAMW,
     shard_ways: int = 0,
+    *,
+    rank: int | None = None,
+    part: float | None = None,
 ) -> StageChoice:
     """Of a planned stage.
 
     Args:
         num_pipelines: Of the whole plan.
         shard_ways: As ``ways_of_domains`` has them for the whole plan.
+        rank: Whose samples count; None: the rank's that has most.
+        part: As ``state_parts`` has it for that rank.
     """
     stage = pipeline.stages[number]
     axes = tuple((name, size) for name, size in stage.mesh.axes if size > 1)
     samples = ceil(pipeline.microbatch / share(axes, "samples"))
+    if stage.sample_shares:
+        split = stage.mesh.split_samples(pipeline.microbatch, stage.sample_shares)
+        samples = max(map(len, split.values())) if rank is None else len(split[rank])
     return StageChoice(
         work=StageWork(
             layers=stage.layers,
@@ -177,7 +192,48 @@ def choice_of(
         trained=training.parts(stage.layers),
         zero=stage.zero,
         shard_ways=shard_ways,
+        part=part,
     )
+
+
+def state_parts(plan: Plan) -> dict[tuple[int, int], dict[int, float]]:
+    """By pipeline and stage, where the plan says unlike shares: the part of what its level of ZeRO
+    names that each rank keeps, among those of its domain that hold the same."""
+    found: dict[tuple[int, int], dict[int, float]] = {}
+    if not any(stage.state_shares for _, _, stage in plan.stages()):
+        return found
+    for p, s, stage in plan.stages():
+        units = plan.pipelines[p].units(s)
+        same = [other for _, _, other in plan.stages_with(units & {stage.layers[0]} or units)]
+        if stage.zero and any(other.state_shares for other in same):
+            found[p, s] = {rank: _part_of(rank, stage, same, plan) for rank in stage.mesh.ranks}
+    return found
+
+
+def _part_of(rank: int, stage: StagePlan, same: Sequence[StagePlan], plan: Plan) -> float:
+    """Of one rank of a stage; ``same``: all stages that hold what it holds."""
+    near = next((domain for domain in plan.domains if rank in domain), range(plan.world_size))
+    total = own = 0.0
+    for mesh, shares in {each.mesh: each.state_shares for each in reversed(same)}.items():
+        weights = dict(zip(mesh.ranks, shares or (1,) * len(mesh.ranks), strict=True))
+        if mesh == stage.mesh:
+            own = weights[rank]
+            total += sum(weights[mate] for mate in _alike(mesh, rank) if mate in near)
+        else:  # who of another mesh has the same may lie between others: their mean
+            beside = sum(weights[mate] for mate in mesh.ranks if mate in near)
+            total += beside * mesh.sample_ways / len(mesh.ranks)
+    return own / total if total else 0.0
+
+
+def _alike(mesh: Mesh, rank: int) -> list[int]:
+    """Ranks that hold the same parameters as this one."""
+    here = mesh.coordinate(rank)
+    names = [name for name, _ in mesh.axes if not DIVISIONS[name].copies]
+    return [
+        mate
+        for mate in mesh.ranks
+        if all(mesh.coordinate(mate)[name] == here[name] for name in names)
+    ]
 
 
 def ways_of_domains(plan: Plan) -> dict[tuple[int, int], int]:

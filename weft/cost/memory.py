@@ -6,18 +6,18 @@ it thousands of times a second. ``memory_of_plan`` asks it for every position of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
 from weft.cost.activations import logits, stage_kept, stage_working
-from weft.cost.choice import StageChoice, choice_of, ways_of_domains
+from weft.cost.choice import StageChoice, choice_of, state_parts, ways_of_domains
 from weft.cost.work import ALL_BY_ADAMW, ALL_PARTS, SHARED_FROM, Axes, StageWork, Training, share
 from weft.models.registry import shape_of
 from weft.models.shape import ModelShape
 from weft.plan.model import ModelSpec
-from weft.plan.plan import Plan
+from weft.plan.plan import Plan, StagePlan
 from weft.schedules.known import Pattern, held_at_peak
 
 BUCKET_BYTES = 8 << 20
@@ -126,14 +126,15 @@ class StageMemory:
     whole: Memory
     """However many hold the same parameters, and with no microbatch held."""
     divided: Memory
-    """Parameters' state that ``ways`` ranks divide among them."""
-    ways: int
+    """Parameters' state that ranks divide among them."""
+    part: float
+    """What of it this rank keeps."""
     each: Memory
     """Of every microbatch whose forward results are kept."""
 
     def holding(self, microbatches: float) -> Memory:
         """At a peak of so many microbatches."""
-        return self.whole.plus(self.divided, 1 / self.ways).plus(self.each, microbatches)
+        return self.whole.plus(self.divided, self.part).plus(self.each, microbatches)
 
 
 def stage_memory(
@@ -161,7 +162,7 @@ def stage_memory(
             runtime=overheads.runtime_bytes,
         ),
         divided=divided,
-        ways=choice.ways,
+        part=choice.kept,
         each=Memory(activations=kept, fragments=fragments * kept),
     )
 
@@ -216,15 +217,16 @@ def memory_of_plan(
 
     ``overheads``: by device family, where they were measured.
     """
-    asked = _Asked(plan, shape_of(spec), seq_len, overheads, training, ways_of_domains(plan))
+    found_for = ways_of_domains(plan), state_parts(plan)
+    asked = _Asked(plan, shape_of(spec), seq_len, overheads, training, *found_for)
     result: dict[int, Memory] = {}
     for p, pipeline in enumerate(plan.pipelines):
         counts = held_at_peak(Pattern.of(pipeline))
         for stages, held in zip(pipeline.positions(), counts, strict=True):
-            both = zip(asked.parts(p, stages), held, strict=True)
-            parts = [part.holding(count * passes) for (part, passes), count in both]
-            ranks = pipeline.stages[stages[0]].mesh.ranks
-            result |= dict.fromkeys(ranks, taking_turns(parts))
+            for ranks in asked.alike(p, stages):
+                both = zip(asked.parts(p, stages, ranks[0]), held, strict=True)
+                parts = [part.holding(count * passes) for (part, passes), count in both]
+                result |= dict.fromkeys(ranks, taking_turns(parts))
     return result
 
 
@@ -236,19 +238,20 @@ def room_of_plan(
     overheads: Mapping[str, Overheads] = MappingProxyType({}),
     training: Training = ALL_BY_ADAMW,
 ) -> list[tuple[int, ...]]:
-    """By pipeline and position, microbatches of its stages at most that fit, all of the stage that
-    keeps most of them. Never more than a step has.
+    """By pipeline and position, microbatches of its stages at most that fit on each of its ranks,
+    all of the stage that keeps most of them. Never more than a step has.
 
     ``limits``: bytes, by rank.
     """
-    asked = _Asked(plan, shape_of(spec), seq_len, overheads, training, ways_of_domains(plan))
+    found_for = ways_of_domains(plan), state_parts(plan)
+    asked = _Asked(plan, shape_of(spec), seq_len, overheads, training, *found_for)
     room = []
     for p, pipeline in enumerate(plan.pipelines):
-        ranks = [pipeline.stages[stages[0]].mesh.ranks[0] for stages in pipeline.positions()]
-        parts = [asked.parts(p, stages) for stages in pipeline.positions()]
-        both = zip(parts, ranks, strict=True)
-        many = pipeline.num_microbatches
-        room.append(tuple(_room(each, limits[rank], many) for each, rank in both))
+        many, found = pipeline.num_microbatches, []
+        for stages in pipeline.positions():
+            parts = [(asked.parts(p, stages, a[0]), a[0]) for a in asked.alike(p, stages)]
+            found.append(min(_room(each, limits[rank], many) for each, rank in parts))
+        room.append(tuple(found))
     return room
 
 
@@ -269,16 +272,39 @@ class _Asked:
     overheads: Mapping[str, Overheads]
     training: Training
     ways: Mapping[tuple[int, int], int]
+    unlike: Mapping[tuple[int, int], Mapping[int, float]]
 
-    def parts(self, number: int, stages: Sequence[int]) -> list[tuple[StageMemory, int]]:
-        """Of a pipeline's stages that share ranks: the memory of each, and its passes."""
+    def alike(self, number: int, stages: Sequence[int]) -> list[tuple[int, ...]]:
+        """Ranks of a pipeline's stages that share them, together where they compute and keep as
+        much as one another."""
+        asked = [self.plan.pipelines[number].stages[stage] for stage in stages]
+        ranks = asked[0].mesh.ranks
+        said = any(stage.sample_shares for stage in asked)
+        if not said and not any((number, stage) in self.unlike for stage in stages):
+            return [ranks]
+        return [(rank,) for rank in ranks]
+
+    def parts(self, number: int, stages: Sequence[int], rank: int) -> list[tuple[StageMemory, int]]:
+        """Of a pipeline's stages that share ranks: the memory of each on one, and its passes."""
         pipeline, found = self.plan.pipelines[number], []
         beside = len(self.plan.pipelines), self.training
         for stage in stages:
-            choice = choice_of(pipeline, stage, self.seq_len, *beside, self.ways[number, stage])
+            place = number, stage
+            own_part = self.unlike.get(place, {}).get(rank)
+            choice = choice_of(
+                pipeline, stage, self.seq_len, *beside, self.ways[place], rank=rank, part=own_part
+            )
             own = self.overheads.get(pipeline.stages[stage].device)
             found.append((stage_memory(self.shape, choice, own), choice.passes))
         return found
+
+
+def fullest(stage: StagePlan, memory: Mapping[int, Memory], room: Callable[[int], float]) -> int:
+    """Of a stage's ranks the one whose memory takes the largest part of what it has ``room`` for;
+    the first of those alike."""
+    if not (stage.sample_shares or stage.state_shares):
+        return stage.mesh.ranks[0]
+    return max(stage.mesh.ranks, key=lambda rank: memory[rank].total / room(rank))
 
 
 def taking_turns(parts: Sequence[Memory]) -> Memory:

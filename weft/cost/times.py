@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.schedules.action import Kind
@@ -45,6 +46,18 @@ class StageTimes:
                 return self.input_grad_s
             case "W":
                 return self.weight_grad_s
+
+
+def longest(every: Sequence[StageTimes]) -> StageTimes:
+    """Of ranks that wait for one another: of each part the longest."""
+    if len(every) == 1:
+        return every[0]
+    return StageTimes(
+        forward_s=max(each.forward_s for each in every),
+        input_grad_s=max(each.input_grad_s for each in every),
+        weight_grad_s=max(each.weight_grad_s for each in every),
+        update_s=max(each.update_s for each in every),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -174,11 +174,12 @@ class _State:
         dense, experts = trained_params(self.shape, self.choice)
         shared = self.choice.work.share("experts")
         reduce, publish = self._exchange(dense, *self.choice.parts(self.holders))
-        ways = max(self.choice.ways // shared, 1)
+        kept, ways = self.choice.kept, max(self.choice.ways // shared, 1)
         if experts:
             more = self._exchange(experts, *self.choice.parts(self.holders, experts=shared))
             reduce, publish = reduce + more[0], publish + more[1]
-        updated = dense / self.choice.ways + experts / ways
+        of_experts = 1 / ways if self.choice.part is None else min(kept * shared, 1.0)
+        updated = dense * kept + experts * of_experts
         update = self.hardware.chip.moving_seconds(software.optimizer_bytes * updated)
         beside = reduce if software.publishes_alone else reduce + publish
         seen = reduce + publish - min(beside, beside_s) * software.data_hidden

@@ -138,7 +138,8 @@ class Accumulator:
             self._flat = None
         is_in_place = is_first and sent is flat
         own = self._own if is_in_place else torch.empty_like(self._own, dtype=sent.dtype)
-        arrived = self._comm.reduce_scatter(sent, own, name=INSIDE, group=self.near)
+        sizes = self.bucket.segments(self._comm.rank)
+        arrived = self._comm.reduce_scatter(sent, own, name=INSIDE, group=self.near, sizes=sizes)
 
         def finish() -> None:
             arrived()

@@ -1,9 +1,10 @@
 """Which pieces of parameters travel together, and which part of them each rank keeps: arithmetic.
 
 A bucket is a flat buffer: its pieces one behind the other, each at an aligned place, and as long as
-is needed to cut it into equal segments, one for each rank that holds the pieces, or that does so in
-one domain. With ZeRO (arXiv 1910.02054) each rank keeps the segment of its number: its gradients,
-its optimizer state, and at level 3 its parameters. A segment may begin and end inside a piece.
+is needed to cut it into segments, one for each rank that holds the pieces, or that does so in one
+domain: equal ones, or in proportion to what the plan lets each keep, be it nothing. With ZeRO
+(arXiv 1910.02054) each rank keeps the segment of its number: its gradients, its optimizer state,
+and at level 3 its parameters. A segment may begin and end inside a piece.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from weft.parallel.crossing import Cell, cells, segment_of
+from weft.parallel.crossing import Cell, cells, segments_of
 from weft.parallel.params import Held
 from weft.plan.box import Box
-from weft.plan.model import UnitName
 from weft.plan.plan import ZeroLevel
 
 ALIGN = 64
@@ -95,22 +95,29 @@ class Bucket:
         """The ranks that are in one domain with ``rank``, this one among them."""
         return self.entries[0].held.near(rank)
 
+    def segments(self, rank: int) -> tuple[int, ...]:
+        """Elements of the segment of each rank that is ``near``."""
+        held = self.entries[0].held
+        near = held.near(rank)
+        return segments_of(self.entries[-1].stop, len(near), ALIGN, held.shares_of(near))
+
     def segment(self, rank: int) -> int:
-        """Elements of each segment, in the domain of ``rank``."""
-        return segment_of(self.entries[-1].stop, len(self.near(rank)), ALIGN)
+        """Elements of that of ``rank``."""
+        return self.segments(rank)[self.near(rank).index(rank)]
 
     def numel(self, rank: int) -> int:
         """Elements in the domain of ``rank``, room behind the last one included."""
-        near = len(self.near(rank))
-        return self.segment(rank) * near if self.is_cut else self.entries[-1].stop
+        return sum(self.segments(rank)) if self.is_cut else self.entries[-1].stop
 
     def first(self, rank: int) -> int:
         """Where the segment of ``rank`` begins."""
-        return self.near(rank).index(rank) * self.segment(rank) if self.is_cut else 0
+        place = self.near(rank).index(rank)
+        return sum(self.segments(rank)[:place]) if self.is_cut else 0
 
     def cells(self) -> Iterator[Cell]:
         """Who sums what between domains."""
-        return cells(self.entries[-1].stop, self.domains, ALIGN)
+        segments = [self.segments(near[0]) for near in self.domains]
+        return cells(self.entries[-1].stop, self.domains, segments)
 
     def cells_of(self, rank: int) -> Iterator[Cell]:
         """Those that ``rank`` takes part in."""
@@ -146,9 +153,10 @@ def fill_buckets(
     Ranks that hold the same pieces make the same buckets of them, in the same order. A unit of
     level 3 is one bucket, for it is gathered as a whole.
     """
-    packed: dict[tuple[tuple[int, ...], int, UnitName | None], list[list[Stretch]]] = {}
+    packed: dict[tuple[object, ...], list[list[Stretch]]] = {}
     for held in reversed(list(pieces)):
-        key = (held.ranks, held.level, held.spec.unit if held.level == 3 else None)
+        unit = held.spec.unit if held.level == 3 else None
+        key = (held.ranks, held.level, unit, held.shares)
         groups = packed.setdefault(key, [[]])
         start = _aligned(groups[-1][-1].stop) if groups[-1] else 0
         if start and held.level < 3 and (start + held.box.numel) * itemsize > bucket_bytes:

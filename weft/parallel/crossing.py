@@ -7,11 +7,12 @@ sums its part of every cell, so that all send and receive alike.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
-from weft.plan.tiling import split_evenly
+from weft.plan.tiling import split_by_weight, split_evenly
 
 GRAIN = 8
 """Elements: parts begin where messages in two bytes are aligned to 16."""
@@ -32,17 +33,29 @@ def segment_of(numel: int, ranks: int, align: int = 1) -> int:
     return -(-numel // (ranks * align)) * align
 
 
-def cells(numel: int, domains: Sequence[Sequence[int]], align: int = 1) -> Iterator[Cell]:
+def segments_of(
+    numel: int, ranks: int, align: int = 1, shares: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Elements of each rank's segment of what together has room for ``numel``: equal ones, or with
+    ``shares`` in proportion to these weights, where 0 has none."""
+    if len({*shares}) < 2:
+        return (segment_of(numel, ranks, align),) * ranks
+    return tuple(each * align for each in split_by_weight(-(-numel // align), shares))
+
+
+def cells(
+    numel: int, domains: Sequence[Sequence[int]], segments: Sequence[Sequence[int]]
+) -> Iterator[Cell]:
     """The cells of a bucket in order; what lies behind its ``numel`` elements is in none.
 
-    ``domains``: the ranks of each, in the order of their segments; ``align``: of these.
+    ``domains``: the ranks of each, in the order of their ``segments``.
     """
-    segments = [segment_of(numel, len(ranks), align) for ranks in domains]
-    ends = {0, numel}
-    for segment, ranks in zip(segments, domains, strict=True):
-        ends.update(min(n * segment, numel) for n in range(1, len(ranks)))
+    starts = [[0, *accumulate(sizes)] for sizes in segments]
+    ends = {0, numel, *(min(start, numel) for each in starts for start in each)}
     for low, high in pairwise(sorted(ends)):
-        owners = [ranks[low // each] for each, ranks in zip(segments, domains, strict=True)]
+        owners = [
+            ranks[bisect_right(each, low) - 1] for each, ranks in zip(starts, domains, strict=True)
+        ]
         yield Cell(tuple(owners), tuple(_parts(low, high, len(domains))))
 
 

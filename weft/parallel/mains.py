@@ -78,8 +78,9 @@ class FlatParams:
                 local.param.data = view
             else:
                 self._copies.append((part, view))
-        self._near = bucket.near(comm.rank)
-        self._own = self.flat.view(len(self._near), -1)[self._near.index(comm.rank)]
+        self._near, self._segments = bucket.near(comm.rank), bucket.segments(comm.rank)
+        first_place = bucket.first(comm.rank)
+        self._own = self.flat[first_place : first_place + bucket.segment(comm.rank)]
         place = master.place(first.device)
         is_same = (self.flat.dtype, self.flat.device) == (master.dtype, place)
         self.is_in_place = bucket.level < 3 and is_same
@@ -132,4 +133,6 @@ class FlatParams:
         assert self._pending is None, f"{self._near}: a gather was not waited for"
         if not self.is_in_place:
             self._own.copy_(self._share)
-        self._pending = self._comm.all_gather(self.flat, name="parameters", group=self._near)
+        self._pending = self._comm.all_gather(
+            self.flat, name="parameters", group=self._near, sizes=self._segments
+        )

@@ -44,9 +44,17 @@ class Held:
     domains: tuple[tuple[int, ...], ...] = ()
     """The holders apart by domain, in the order of domains; empty: they are in one."""
 
+    shares: tuple[int, ...] = ()
+    """By rank, weight of what it keeps of what the level names; empty: alike."""
+
     @property
     def by_domain(self) -> tuple[tuple[int, ...], ...]:
         return self.domains or (self.ranks,)
+
+    def shares_of(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Those of some of its ranks."""
+        found = dict(zip(self.ranks, self.shares, strict=False))
+        return tuple(found[rank] for rank in ranks) if found else ()
 
     def near(self, rank: int) -> tuple[int, ...]:
         """The holders that are in one domain with ``rank``."""
@@ -92,10 +100,22 @@ def held_pieces(
                 in_one_stage=in_one_stage,
                 in_one_precision=len(precisions) == 1,
                 domains=domains if len(domains) > 1 else (),
+                shares=_shares(stages, ranks) if level else (),
             )
             for box, ranks, domains in cut
         ]
     return pieces
+
+
+def _shares(stages: Sequence[StagePlan], ranks: Sequence[int]) -> tuple[int, ...]:
+    """By rank; nothing where the stages say nothing. Of several stages of a rank the first."""
+    if not any(stage.state_shares for stage in stages):
+        return ()
+    found: dict[int, int] = {}
+    for stage in stages:
+        said = stage.state_shares or (1,) * len(stage.mesh.ranks)
+        found = {**dict(zip(stage.mesh.ranks, said, strict=True)), **found}
+    return tuple(found[rank] for rank in ranks)
 
 
 def _shared(

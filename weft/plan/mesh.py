@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise, starmap
 from math import prod
 
 from weft.config.axes import ENTRIES, SAMPLE_AXES
-from weft.plan.tiling import part_of
+from weft.plan.tiling import part_of, split_by_weight
 
 AXES = tuple(entry.name for entry in ENTRIES)
 """Outermost first by default; a mesh may name them in another order (placement only)."""
@@ -49,9 +50,23 @@ class Mesh:
         """Its axes along which ranks compute the same samples."""
         return tuple(axis for axis, size in self.axes if size > 1 and axis not in SAMPLE_AXES)
 
-    def split_samples(self, size: int) -> dict[int, range]:
-        """Which of ``size`` samples each rank computes: consecutive parts, as even as they go."""
-        return {rank: self.part(size, rank, SAMPLE_AXES) for rank in self.ranks}
+    def split_samples(self, size: int, shares: Sequence[int] = ()) -> dict[int, range]:
+        """Which of ``size`` samples each rank computes: consecutive parts.
+
+        ``shares``: their weights by place along the axes that divide samples, the last fastest;
+        none: as even as they go.
+        """
+        if not shares:
+            return {rank: self.part(size, rank, SAMPLE_AXES) for rank in self.ranks}
+        parts = list(starmap(range, pairwise(accumulate([0, *split_by_weight(size, shares)]))))
+        return {rank: parts[self.sample_place(rank)] for rank in self.ranks}
+
+    def sample_place(self, rank: int) -> int:
+        """Number of the part of the samples that a rank computes."""
+        position, place = self.coordinate(rank), 0
+        for axis in SAMPLE_AXES:
+            place = place * self.size(axis) + position[axis]
+        return place
 
     def part(self, size: int, rank: int, axes: Iterable[str]) -> range:
         """Which of ``size`` elements a rank has, where each axis cuts what the one before left."""

@@ -42,6 +42,12 @@ class StagePlan:
     pieces: int = 1
     """Pieces of what ranks along an axis gather and sum inside layers: one is on its way while
     products of another are made."""
+    sample_shares: tuple[int, ...] = ()
+    """Weight of the samples of a microbatch that are computed at each place along the axes that
+    divide samples; 0 computes none. Empty: alike."""
+    state_shares: tuple[int, ...] = ()
+    """By rank of the mesh: weight of its part of what ``zero`` names, among all ranks that hold the
+    same; 0 keeps none. Empty: 1 each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +109,8 @@ class PipelinePlan:
 
         Positions inside the microbatch; consecutive parts along the axes that divide samples.
         """
-        return self.stages[stage].mesh.split_samples(self.size_of(microbatch))
+        found = self.stages[stage]
+        return found.mesh.split_samples(self.size_of(microbatch), found.sample_shares)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,6 +199,9 @@ class Plan:
         for stage in chain.from_iterable(each["stages"] for each in data["pipelines"]):
             if stage["pieces"] == 1:
                 del stage["pieces"]
+            for key in ("sample_shares", "state_shares"):
+                if not stage[key]:
+                    del stage[key]
         return json.dumps(data, indent=2)
 
     @staticmethod
@@ -211,7 +221,10 @@ def _stage(data: dict[str, Any]) -> StagePlan:
     mesh = data.pop("mesh")
     axes = tuple((str(name), int(size)) for name, size in mesh["axes"])
     layers = (int(data["layers"][0]), int(data["layers"][1]))
-    return StagePlan(**{**data, "mesh": Mesh(tuple(mesh["ranks"]), axes), "layers": layers})
+    shares = {key: tuple(data.get(key, ())) for key in ("sample_shares", "state_shares")}
+    return StagePlan(
+        **{**data, **shares, "mesh": Mesh(tuple(mesh["ranks"]), axes), "layers": layers}
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

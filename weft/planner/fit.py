@@ -34,7 +34,7 @@ def shortages(plan: Plan, problem: Problem) -> list[Shortage]:
     found = []
     for p, pipeline in enumerate(plan.pipelines):
         for stages in pipeline.positions():
-            rank = pipeline.stages[stages[0]].mesh.ranks[0]
+            rank = problem.fullest(pipeline.stages[stages[0]], memory)
             chip, need = problem.cluster.pool_of(rank).chip, memory[rank].total
             room = problem.options.memory_part * chip.memory_gib
             if need > room * 2**30:

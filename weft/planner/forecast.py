@@ -183,7 +183,7 @@ class Forecast:
 
     def memory_by_rank(self) -> list[Memory]:
         """In the order of ranks."""
-        found = {rank: position.memory for position in self.positions for rank in position.ranks}
+        found = self.problem.memory(self.plan)
         return [found[rank] for rank in sorted(found)]
 
 
@@ -194,13 +194,14 @@ def memory_by_position(plan: Plan, problem: Problem) -> list[PositionMemory]:
         PositionMemory(
             pipeline=number,
             stages=stages,
-            chip=problem.cluster.pool_of(ranks[0]).chip,
-            ranks=ranks,
-            memory=memory[ranks[0]],
+            chip=problem.cluster.pool_of(first).chip,
+            ranks=stage.mesh.ranks,
+            memory=memory[first],
         )
         for number, pipeline in enumerate(plan.pipelines)
         for stages in pipeline.positions()
-        for ranks in [pipeline.stages[stages[0]].mesh.ranks]
+        for stage in [pipeline.stages[stages[0]]]
+        for first in [problem.fullest(stage, memory)]
     ]
 
 
@@ -221,7 +222,8 @@ def forecast(plan: Plan, problem: Problem, *, time: StepTime | None = None) -> F
         busy = zip(pipeline.positions(), played.busy_s, alone.busy_s, strict=True)
         for stages, busy_s, computing_s in busy:
             stage, once = pipeline.stages[stages[0]], time.once_s[number]
-            pool = problem.cluster.pool_of(stage.mesh.ranks[0])
+            first = problem.fullest(stage, memory)
+            pool = problem.cluster.pool_of(first)
             chip = problem.knowledge.hardware_of(pool).chip
             positions.append(
                 PositionForecast(
@@ -235,7 +237,7 @@ def forecast(plan: Plan, problem: Problem, *, time: StepTime | None = None) -> F
                     once_s=once,
                     waiting_s=max(time.step_s - busy_s - once, 0.0),
                     by_memory=_by_memory(pipeline, stages, problem.workload, chip),
-                    memory=memory[stage.mesh.ranks[0]],
+                    memory=memory[first],
                 )
             )
     return Forecast(

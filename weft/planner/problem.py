@@ -9,12 +9,12 @@ from math import inf, prod
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.cost.flops import train_flops_per_token
-from weft.cost.memory import Memory, memory_of_plan, room_of_plan
+from weft.cost.memory import Memory, fullest, memory_of_plan, room_of_plan
 from weft.cost.sent import Way, sent_by_plan
 from weft.cost.times import BorderTimes, StageTimes
 from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.plan.model import ModelSpec
-from weft.plan.plan import Plan, Precision, Recompute, ScheduleName, ZeroLevel
+from weft.plan.plan import Plan, Precision, Recompute, ScheduleName, StagePlan, ZeroLevel
 from weft.schedules.registry import by_preference
 from weft.simulate.step import Knowledge, StepTime, time_of_plan, times_of_plan
 
@@ -159,6 +159,10 @@ class Problem:
         work = self.workload
         known = self.knowledge.overheads
         return memory_of_plan(plan, work.spec, work.seq_len, known, work.training)
+
+    def fullest(self, stage: StagePlan, memory: Mapping[int, Memory]) -> int:
+        """The rank of a stage of a plan that has least room, by the memory of all."""
+        return fullest(stage, memory, lambda rank: self.cluster.pool_of(rank).chip.memory_gib)
 
     def sent(self, plan: Plan) -> Mapping[Way, float]:
         """Bytes that a step of a plan sends."""

@@ -135,6 +135,8 @@ def _stages(
             zero=_ZERO[stage.zero],
             passes=stage.passes,
             pieces=stage.pieces,
+            sample_shares=stage.sample_shares or (),
+            state_shares=stage.state_shares or (),
         )
 
 
@@ -181,7 +183,8 @@ def _refuse_without_effect(
     for m, stage in enumerate(stages):
         key = f"{where}stages[{m}]"
         check_order(dict(stage)["order"], stage.axes, f"{key}.order")
-        refuse_idle_work((key, f"{key}.passes"), stage.axes, stage.passes, micro)
+        shares = stage.sample_shares or ()
+        refuse_idle_work((key, f"{key}.passes"), stage.axes, stage.passes, micro, shares)
         held = sum(count for mesh, count in zip(layout.meshes, counts, strict=True) if mesh == m)
         for name in ("recompute", "compile"):
             value = dict(stage)[name]

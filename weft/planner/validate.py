@@ -20,6 +20,7 @@ from weft.plan.layout import SAMPLES, Dim
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
+from weft.plan.tiling import split_by_weight
 from weft.planner.domains import check_domains
 from weft.precision.registry import PRECISIONS
 from weft.recompute.asked import check_asked
@@ -44,6 +45,7 @@ def validate_plan(plan: Plan, *, num_layers: int, global_batch: int) -> None:
         for s in range(len(pipeline.stages)):
             _check_gathering(plan, p, s)
     _check_alike(plan)
+    _check_owners(plan)
     check_domains(plan)
     if plan.global_batch != global_batch:
         shares = [pipeline.samples for pipeline in plan.pipelines]
@@ -108,6 +110,10 @@ def _check_values(plan: Plan) -> None:
         _refuse_unnamed(f"{where}.precision", stage.precision, names_of("precisions"))
         check_asked(f"{where}.recompute", stage.recompute, stage.layers[1] - stage.layers[0])
         _refuse_unnamed(f"{where}.zero", stage.zero, get_args(ZeroLevel))
+        for share in stage.sample_shares:
+            _refuse_other(f"{where}.sample_shares", share, int)
+        for share in stage.state_shares:
+            _refuse_other(f"{where}.state_shares", share, int)
 
 
 def _refuse_other(key: str, value: object, kind: type) -> None:
@@ -142,6 +148,43 @@ def _check_alike(plan: Plan) -> None:
         raise ConfigError("stages.precision", precisions, "fp64 for all stages or for none", hint)
 
 
+def _check_owners(plan: Plan) -> None:
+    found = without_owner(plan)
+    if found is not None:
+        p, s, unit = found
+        where = f"pipelines[{p}].stages[{s}].state_shares"
+        value = list(plan.pipelines[p].stages[s].state_shares)
+        expected = "weights above 0 for some of the ranks that hold the same parameters"
+        hint = f"Nobody would keep the state of {unit_in_words(unit)}."
+        raise ConfigError(where, value, expected, hint)
+
+
+def without_owner(plan: Plan) -> tuple[int, int, UnitName] | None:
+    """Pipeline, stage and unit of which nobody would keep some part of the state, where ranks keep
+    unlike shares; None: somebody keeps each part."""
+    for p, s, stage in plan.stages():
+        domains = plan.by_domain(range(plan.world_size)) if stage.state_shares else ()
+        mine = [domain for domain in domains if {*domain} & {*stage.mesh.ranks}]
+        for unit in sorted(plan.pipelines[p].units(s), key=str) if mine else ():
+            beside = [other for _, _, other in plan.stages_with({unit})]
+            if not all(any(_keeps_all(each, domain) for each in beside) for domain in mine):
+                return p, s, unit
+    return None
+
+
+def _keeps_all(stage: StagePlan, domain: Collection[int]) -> bool:
+    """Ranks of a domain have weights above 0 in every part into which a stage cuts parameters."""
+    mesh, axes = stage.mesh, stage.mesh.model_axes
+    shares = dict(zip(mesh.ranks, stage.state_shares or (1,) * len(mesh.ranks), strict=True))
+    parts = {rank: tuple(mesh.coordinate(rank)[axis] for axis in axes) for rank in mesh.ranks}
+    return {*parts.values()} == {parts[r] for r in mesh.ranks if r in domain and shares[r]}
+
+
+def unit_in_words(unit: UnitName) -> str:
+    """As errors say it."""
+    return f"layer {unit}" if isinstance(unit, int) else f"the {unit}"
+
+
 def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None:
     if pipeline.samples < 1 or pipeline.microbatch < 1:
         value = {"samples": pipeline.samples, "microbatch": pipeline.microbatch}
@@ -162,8 +205,40 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
             raise ConfigError(f"{where}.stages[{s}].passes", stage.passes, "at least 1")
         micro = min(pipeline.microbatch, pipeline.samples)
         keys = f"{where}.stages[{s}].mesh", f"{where}.stages[{s}].passes"
-        refuse_idle_work(keys, dict(stage.mesh.axes), stage.passes, micro)
+        refuse_idle_work(keys, dict(stage.mesh.axes), stage.passes, micro, stage.sample_shares)
         _check_pieces(f"{where}.stages[{s}].pieces", stage)
+        check_shares(f"{where}.stages[{s}]", stage, micro)
+
+
+def check_shares(where: str, stage: StagePlan, micro: int) -> None:
+    """Refuse weights of samples or of state that do not say it of every rank, or have no effect.
+
+    Raises:
+        ConfigError: names the key, beside ``where``.
+    """
+    said = (
+        ("sample_shares", stage.sample_shares, stage.mesh.sample_ways, "part of the samples"),
+        ("state_shares", stage.state_shares, len(stage.mesh.ranks), "rank"),
+    )
+    for name, shares, many, each in said:
+        if shares and (len(shares) != many or min(shares) < 0):
+            expected = f"a number for each {each} of its mesh ({many}), 0 or more"
+            raise ConfigError(f"{where}.{name}", list(shares), expected)
+    if stage.sample_shares and not any(stage.sample_shares):
+        expected = "a number above 0 for somebody"
+        raise ConfigError(f"{where}.sample_shares", list(stage.sample_shares), expected)
+    if stage.state_shares and not stage.zero:
+        hint = "They are of what zero divides, and it divides nothing."
+        raise ConfigError(f"{where}.state_shares", list(stage.state_shares), "null", hint)
+    parts = stage.mesh.split_samples(micro, stage.sample_shares).values()
+    given = stage.sample_shares and sum(map(bool, stage.sample_shares))
+    ways = stage.mesh.sample_ways
+    if given and sum(map(bool, parts)) * ways < given * len(stage.mesh.ranks):
+        expected = (
+            f"weights with which each above 0 has one of the {micro} samples of a micro-batch"
+        )
+        hint = "Give it 0, or make micro-batches larger."
+        raise ConfigError(f"{where}.sample_shares", list(stage.sample_shares), expected, hint)
 
 
 def check_in_flight(key: str, pipeline: PipelinePlan) -> None:
@@ -254,15 +329,22 @@ def refuse_idle_pieces(plan: Plan, dims: Collection[Dim]) -> None:
 
 
 def refuse_idle_work(
-    keys: tuple[str, str], sizes: Mapping[str, int], passes: int, micro: int
+    keys: tuple[str, str],
+    sizes: Mapping[str, int],
+    passes: int,
+    micro: int,
+    shares: Sequence[int] = (),
 ) -> None:
-    """Every rank, and every pass, has samples of a full micro-batch.
+    """Every rank, and every pass, has samples of a full micro-batch; with ``shares``, as weights of
+    the ranks' samples, a pass of the rank that has most.
 
     Raises:
         ConfigError: one has none; ``keys`` say where the axes and ``passes`` were written.
     """
     least = most = micro
-    for axis in SAMPLE_AXES:
+    if any(shares):
+        most = max(split_by_weight(micro, shares))
+    for axis in () if shares else SAMPLE_AXES:
         ways = sizes.get(axis, 1)
         AXES[axis].check([replace(SAMPLES, size=least)], ways, f"{keys[0]}.{axis}")
         least, most = least // ways, -(-most // ways)

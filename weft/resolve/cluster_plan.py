@@ -138,8 +138,10 @@ def _given(
         where = f"pipelines[{p}].stages[{s}]"
         check_mesh(dims, stage.mesh, f"{where}.mesh")
         names = sorted({cluster.pool_of(rank).chip.name for rank in stage.mesh.ranks})
-        if len(names) > 1:
-            hint = "Cut stages where the cluster's kinds of chips meet."
+        devices_of = {cluster.pool_of(rank).chip.device for rank in stage.mesh.ranks}
+        if len(names) > 1 and not (stage.sample_shares and len(devices_of) == 1):
+            hint = "Cut stages where the cluster's kinds of chips meet, or say what part of the "
+            hint += "samples each takes (sample_shares) where one PyTorch device is all of them."
             raise ConfigError(f"{where}.mesh.ranks", names, "ranks on chips of one kind", hint)
     devices = plan.each(
         lambda stage: replace(stage, device=cluster.pool_of(stage.mesh.ranks[0]).chip.device)

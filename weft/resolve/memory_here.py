@@ -82,7 +82,7 @@ def positions_here(resolved: Resolved, ranks: Sequence[int]) -> list[PositionMem
             stages=stages,
             chip=chips.get(here[0], pool.chip),
             ranks=here,
-            memory=memory[here[0]],
+            memory=memory[max(here, key=lambda rank: memory[rank].total)],
         )
         for number, pipeline in enumerate(plan.pipelines)
         for stages in pipeline.positions()

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import log2
 
 from weft.cluster.view import ChipPool, ClusterView
-from weft.cost.choice import choice_of, ways_of_domains
+from weft.cost.choice import choice_of, state_parts, ways_of_domains
 from weft.cost.memory import Overheads
 from weft.cost.rates import CostFunction, Roofline
 from weft.cost.sends import border_bytes, border_times
-from weft.cost.times import BorderTimes, StageTimes
+from weft.cost.times import BorderTimes, StageTimes, longest
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
 from weft.cost.work import ALL_BY_ADAMW, Training
@@ -155,12 +156,28 @@ def times_of_plan(
             inside=cluster.share_a_node((*stage.mesh.ranks, *after.mesh.ranks)),
         )
 
-    ways = ways_of_domains(plan)
+    ways, unlike = ways_of_domains(plan), state_parts(plan)
+
+    def slowest(p: int, number: int) -> StageTimes:
+        """Of a stage's ranks: alike they are of one kind of chip, and the first speaks for all."""
+        pipeline = plan.pipelines[p]
+        stage, parts = pipeline.stages[number], unlike.get((p, number), {})
+        beside = len(plan.pipelines), training, ways[p, number]
+        said = stage.sample_shares or parts
+        ranks = stage.mesh.ranks if said else stage.mesh.ranks[:1]
+        each = (
+            choice_of(pipeline, number, seq_len, *beside, rank=rank, part=parts.get(rank))
+            for rank in ranks
+        )
+        both = zip(each, map(hardware, ranks), strict=True)
+        return longest([stage_times(shape, *pair) for pair in both])
+
+    @lru_cache
+    def hardware(rank: int) -> Hardware:
+        return knowledge.hardware_of(cluster.pool_of(rank))
+
     for p, pipeline in enumerate(plan.pipelines):
-        # A stage's ranks are of one kind of chip, so its first speaks for all.
-        first = (stage.mesh.ranks[0] for stage in pipeline.stages)
-        hardware = [knowledge.hardware_of(cluster.pool_of(rank)) for rank in first]
-        numbers, beside = range(len(hardware)), (len(plan.pipelines), training)
-        choices = [choice_of(pipeline, n, seq_len, *beside, ways[p, n]) for n in numbers]
-        stages = [stage_times(shape, *both) for both in zip(choices, hardware, strict=True)]
-        yield stages, [border(pipeline, number, hardware) for number in numbers[:-1]]
+        sides = [hardware(stage.mesh.ranks[0]) for stage in pipeline.stages]
+        numbers = range(len(sides))
+        stages = [slowest(p, number) for number in numbers]
+        yield stages, [border(pipeline, number, sides) for number in numbers[:-1]]

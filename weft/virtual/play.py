@@ -104,7 +104,8 @@ def _times(
     """Of one sample, by rank of a stage and by layer."""
     pipeline = virtual.plan.pipelines[number]
     mesh = pipeline.stages[stage].mesh
-    part = slower / ceil(pipeline.microbatch / mesh.sample_ways)
+    shares = pipeline.stages[stage].sample_shares
+    part = slower / max(map(len, mesh.split_samples(pipeline.microbatch, shares).values()))
     return {
         rank: [
             LayerTimes(computing.scaled(part), waiting.scaled(part))

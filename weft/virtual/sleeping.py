@@ -227,20 +227,30 @@ class VirtualComm(Comm):
             return super().all_reduce(tensor, name=name, group=group, wait=wait, largest=largest)
         self._stamp(tensor.view(1, -1), group)
         done = super().all_reduce(tensor, name=name, group=group, wait=False)
-        return self._carry(name, group, done, 2 * tensor.nbytes, tensor[: len(group)])
+        return self._carry(name, group, done, 2 * tensor.nbytes, [tensor[: len(group)]])
 
     def reduce_scatter(
-        self, flat: Tensor, own: Tensor, *, name: str, group: tuple[int, ...]
+        self,
+        flat: Tensor,
+        own: Tensor,
+        *,
+        name: str,
+        group: tuple[int, ...],
+        sizes: Sequence[int] = (),
     ) -> Finish:
-        self._stamp(flat.view(len(group), -1), group)
-        done = super().reduce_scatter(flat, own, name=name, group=group)
-        return self._carry(name, group, done, flat.nbytes, own[: len(group)])
+        for segment in _parted(flat, group, sizes):
+            if segment.numel():
+                self._stamp(segment.view(1, -1), group)
+        done = super().reduce_scatter(flat, own, name=name, group=group, sizes=sizes)
+        return self._carry(name, group, done, flat.nbytes, [own[: len(group)]])
 
-    def all_gather(self, flat: Tensor, *, name: str, group: tuple[int, ...]) -> Finish:
-        segments = flat.view(len(group), -1)
-        segments[group.index(self.rank), 0] = now()
-        done = super().all_gather(flat, name=name, group=group)
-        return self._carry(name, group, done, flat.nbytes, segments[:, 0])
+    def all_gather(
+        self, flat: Tensor, *, name: str, group: tuple[int, ...], sizes: Sequence[int] = ()
+    ) -> Finish:
+        segments = _parted(flat, group, sizes)
+        segments[group.index(self.rank)][:1] = now()
+        done = super().all_gather(flat, name=name, group=group, sizes=sizes)
+        return self._carry(name, group, done, flat.nbytes, [each[:1] for each in segments])
 
     def trading(
         self, sent: Parts, received: Parts, *, channel: Channel, name: str
@@ -299,11 +309,16 @@ class VirtualComm(Comm):
         segments[:, group.index(self.rank)] = now()
 
     def _carry(
-        self, name: str, group: tuple[int, ...], done: Finish, num_bytes: int, stamps: Tensor
+        self,
+        name: str,
+        group: tuple[int, ...],
+        done: Finish,
+        num_bytes: int,
+        stamps: Sequence[Tensor],
     ) -> Finish:
         """``done``, but not before the links have carried ``(p - 1) / p`` of the bytes.
 
-        ``stamps`` ``[ranks]``: when each of them called, as soon as it is done.
+        ``stamps``: when those called that have something of it, as soon as it is done.
         """
         seconds = self._ring_s(num_bytes, group)
         self.carried_s[name] += seconds
@@ -311,7 +326,8 @@ class VirtualComm(Comm):
         def finish() -> None:
             start = now()
             done()
-            self._carried_at = max(float(stamps.max()), self._carried_at) + seconds
+            called = [float(each.max()) for each in stamps if each.numel()]
+            self._carried_at = max([*called, self._carried_at]) + seconds
             sleep_until(self._carried_at)
             self.waited_s[name] += now() - start
 
@@ -321,3 +337,8 @@ class VirtualComm(Comm):
         """Until the links have carried ``(p - 1) / p`` of the bytes."""
         size = len(group)
         return self._modelled.seconds_per_byte(group) * num_bytes * (size - 1) / size
+
+
+def _parted(flat: Tensor, group: Sequence[int], sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Each rank's segment, equal ones where ``sizes`` does not say them."""
+    return torch.split(flat, [*sizes] or [flat.numel() // len(group)] * len(group))

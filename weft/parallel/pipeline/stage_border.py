@@ -7,7 +7,7 @@ each rank.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -20,7 +20,7 @@ from weft.comm.memory import ReusedMemory
 from weft.comm.transport import nothing
 from weft.nn.stage import Tree
 from weft.plan.box import Box
-from weft.plan.layout import SAMPLES, Border, BorderTensor, Dim
+from weft.plan.layout import Border, BorderTensor, Dim
 from weft.plan.plan import PipelinePlan, Plan
 from weft.plan.tiling import Move, Stored, Tiling, moves
 from weft.precision.registry import PRECISIONS
@@ -36,8 +36,15 @@ def activation_tiling(
     pipeline: PipelinePlan, stage: int, microbatch: int, dims: Sequence[Dim]
 ) -> Tiling:
     """Where a stage's input or output of one microbatch lies; ``dims`` follow the samples."""
-    samples = replace(SAMPLES, size=pipeline.size_of(microbatch))
-    return tiling([samples, *dims], "stream", pipeline.stages[stage].mesh)
+    samples = pipeline.split(stage, microbatch)
+    of_one = tiling(dims, "stream", pipeline.stages[stage].mesh)
+    boxes = {
+        rank: tuple(
+            Box((samples[rank].start, *box.offset), (len(samples[rank]), *box.size)) for box in held
+        )
+        for rank, held in of_one.boxes.items()
+    }
+    return Tiling((pipeline.size_of(microbatch), *of_one.shape), boxes)
 
 
 def channel(pipeline: PipelinePlan, stage: int, way: Way) -> Channel:

@@ -154,7 +154,7 @@ class Costs:
 
     def _bytes(self, pool: int, choice: StageChoice, held: Held) -> Bytes:
         parts = self.memory(pool, choice, held)
-        whole, divided = parts.whole, parts.divided.total / parts.ways
+        whole, divided = parts.whole, parts.divided.total * parts.part
         shared = whole.working + whole.buffers + whole.runtime
         return Bytes(
             state=whole.total - shared + divided,

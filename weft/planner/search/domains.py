@@ -116,8 +116,8 @@ def _priced(candidate: Candidate, problem: Problem) -> Iterator[Candidate]:
 def have_room(plan: Plan, problem: Problem, memory: Mapping[int, Memory]) -> bool:
     """The chips for what its ranks need."""
     part = problem.options.memory_part * 2**30
-    firsts = [stage.mesh.ranks[0] for _, _, stage in plan.stages()]
+    fullest = (problem.fullest(stage, memory) for _, _, stage in plan.stages())
     return all(
         memory[rank].total <= part * problem.cluster.pool_of(rank).chip.memory_gib
-        for rank in firsts
+        for rank in fullest
     )

@@ -288,7 +288,7 @@ class Space:
         """Bytes at rest: of the runtime, of each layer, and what ranks divide of each layer;
         ``apart``: those of a pipeline alone."""
         layer = self._layer(Section(pool, inner, 1, zero=zero, shard_ways=apart), 1)
-        return layer.whole.runtime, layer.whole.state, layer.divided.total / layer.ways
+        return layer.whole.runtime, layer.whole.state, layer.divided.total * layer.part
 
     def _layer(self, section: Section, b: int) -> StageMemory:
         """Memory of one layer in the middle of the model, on a mesh that divides no samples."""
