@@ -90,7 +90,7 @@ def segments(
     finish()
     comm.open_gathering([comm.world])
     whole = torch.full((6,), -1.0)
-    torch.split(whole, sizes or (2, 2, 2))[address.rank].copy_(own)
+    torch.split(whole, list(sizes or (2, 2, 2)))[address.rank].copy_(own)
     comm.all_gather(whole, name="gather", group=comm.world, sizes=sizes)()
     comm.close()
     scatter, gather = comm.counters["scatter"], comm.counters["gather"]
