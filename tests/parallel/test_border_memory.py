@@ -1,10 +1,14 @@
 """Memory on borders is made in the first step, and given again only when nobody keeps it."""
 
+import sys
+from typing import Any
+
 import pytest
 import torch
 from parity.cases import Case
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from weft.comm import transport
 from weft.comm.address import RankAddress
 from weft.comm.join import join
 from weft.comm.memory import ReusedMemory
@@ -105,6 +109,47 @@ def test_memory_of_the_host_is_made_before_training(pool: WorkerPool) -> None:
     for made in pool.run(through_host, plan, CASES[0].rehearsal(), world_size=plan.world_size):
         assert made[0] > 0
         assert made == made[:1] * 3
+
+
+def on_seams(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> list[tuple[int, int]]:
+    """Tensors of the host that its copies made, by each of six steps, and those that sums took
+    elsewhere."""
+    comm = join(address, backend="none", device=torch.device("cpu"), timeout_s=600)
+    built = assemble_model(
+        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+    )
+    fill(built.gradients, initial(rehearsal.seed))
+    copies, like = comm._host_copies, torch.empty_like
+    assert copies is not None
+    elsewhere, found = [], []
+
+    def counted(*given: Any, **settings: Any) -> torch.Tensor:
+        if sys._getframe(1).f_code is transport._new.__code__:
+            elsewhere.append(0)
+        return like(*given, **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty_like", counted)
+        before = copies.rooms.made + copies.calls.made
+        for number in range(6):
+            built.engine.step(synthetic_microbatches(comm, plan, rehearsal, number))
+            made = copies.rooms.made + copies.calls.made
+            found.append((made - before, len(elsewhere)))
+            before = made
+    comm.close()
+    return found
+
+
+def test_collectives_through_the_host_make_no_memory_after_two_steps(pool: WorkerPool) -> None:
+    """Sums and gathers inside layers, of gradients and of parameters. The library may be late to
+    let go of one, now and then."""
+    case = Case("seams", shares=(6,), dp=((2,),), tp=((2,),), zero=2, microbatch=1)
+    for found in pool.run(on_seams, case.plan(), case.rehearsal(), world_size=4):
+        made = [count for count, _ in found]
+        assert made[0] > 0
+        assert min(made[2:]) == 0, made
+        assert sum(made[2:]) <= 3, made
+        assert found[-1][1] == 0, "what sums receive is made for every call"
 
 
 CASES = [

@@ -39,9 +39,18 @@ class NativeGroup:
     ``src``, ``dst`` and peers are ranks of the job; a backend numbers them in the group.
     """
 
-    def __init__(self, group: Group, point_to_point: PointToPoint = "tagged") -> None:
+    def __init__(
+        self,
+        group: Group,
+        point_to_point: PointToPoint = "tagged",
+        *,
+        room: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """``room``: gives memory like a tensor's for what ``scatter_sum`` receives; None: it is
+        made for each call."""
         self._group = group
         self._point_to_point = point_to_point
+        self._room_like = room or _new
 
     def all_reduce(self, tensor: Tensor, *, largest: bool) -> Finish:
         """Sum, or take the largest, in place."""
@@ -108,7 +117,7 @@ class NativeGroup:
         me, ranks = self._group.handle.rank(), self._group.ranks
         parts = torch.split(flat, list(counts))
         others = [number for number in range(len(ranks)) if number != me]
-        arrived = {number: torch.empty_like(parts[me]) for number in others}
+        arrived = {number: self._room_like(parts[me]) for number in others}
         out = [(ranks[number], parts[number]) for number in others]
         into = [(ranks[number], room) for number, room in arrived.items()]
         terms = [{**arrived, me: parts[me]}[number] for number in order]
@@ -211,7 +220,7 @@ class StagedGroup(NativeGroup):
 
     def __init__(self, group: Group, copies: HostCopies) -> None:
         super().__init__(group)
-        self._host = NativeGroup(group)
+        self._host = NativeGroup(group, room=copies.read_room)
         self._copies = copies
 
     def all_reduce(self, tensor: Tensor, *, largest: bool) -> Finish:
@@ -309,6 +318,12 @@ class HostCopies:
         read = self._leaving.pop(room.data_ptr(), None)
         return room, nothing if read is None else read.synchronize
 
+    def read_room(self, like: Tensor) -> Tensor:
+        """One that may be written to: for the thread, which may wait."""
+        room, read = self.room(like)
+        read()
+        return room
+
     def _room(self, like: Tensor) -> Tensor:
         num_bytes = like.numel() * like.element_size()
         memory = self.calls.take((1 << (num_bytes - 1).bit_length(),), torch.uint8)
@@ -352,6 +367,10 @@ class HostCopies:
     def close(self, *, wait: bool) -> None:
         """End the thread; with ``wait`` return when it has ended."""
         self._thread.shutdown(wait=wait, cancel_futures=True)
+
+
+def _new(like: Tensor) -> Tensor:
+    return torch.empty_like(like)
 
 
 def _wait_for(work: Any) -> Finish:
