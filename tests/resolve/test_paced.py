@@ -14,7 +14,9 @@ from weft.cluster.cluster import Cluster, Node
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded, load_config
 from weft.plan.plan import Plan
+from weft.resolve import paced
 from weft.resolve.paced import ALIKE, MOST_PACES, at_paces, better_plan, few, refuse_unknown
+from weft.resolve.planned import Chosen
 from weft.resolve.prediction import chips_here, predict_run
 from weft.resolve.resolve import Resolved, resolve
 from weft.train.loop import waits_for_reads
@@ -102,6 +104,42 @@ def test_a_mesh_goes_at_the_pace_of_its_slowest(machine: Node) -> None:
     loaded, now = asked(machine, "plan.stages=[{dp: 2}]", "batch.micro=2")
     whole = better_plan(loaded, now, (3.0, 3.0)).now_s
     assert better_plan(loaded, now, (1.0, 3.0)).now_s == pytest.approx(whole)
+
+
+WIDE = [
+    *["model.num_layers=2", "model.d_model=256", "model.d_ff=1024", "model.d_head=64"],
+    *["model.num_heads=4", "model.num_kv_heads=4"],
+]
+
+
+def test_the_new_plan_fits_too(machine: Node) -> None:
+    """What would be faster with samples side by side is a pipeline where memory is short."""
+    stages = "plan.stages=[{layers: 1}, {}]"
+    found = []
+    for memory_gib in (0.4, 0.14):
+        small = replace(machine, memory_gib=memory_gib)
+        better = better_plan(*asked(small, stages, *WIDE), (1.0, 2.0))
+        found.append([len(pipeline.stages) for pipeline in better.plan.pipelines])
+        assert better.plan.global_batch == 16
+    assert found == [[1, 1], [2]]
+
+
+def test_where_no_border_pays_the_list_is_made_anew(
+    machine: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planner knows nothing better than the plan of now: it keeps all but its order."""
+    loaded, now = asked(machine, "plan.stages=[{layers: 1}, {}]", "plan.schedule=gpipe", *WIDE)
+
+    def same(*_: object) -> Chosen:
+        return Chosen(plan=now.plan, notes=(), asked={})
+
+    monkeypatch.setattr(paced, "choose", same)
+    better = better_plan(loaded, now, (2.0, 1.0))
+    (was,), (made,) = now.plan.pipelines, better.plan.pipelines
+    assert made.lists or made.in_flight or made.schedule != was.schedule
+    assert replace(made, schedule=was.schedule, in_flight=(), lists=()) == was
+    assert better.step_s < 0.98 * better.now_s
+    assert better.seats == (0, 1)
 
 
 def refused(now: Resolved, busy_s: tuple[float, ...] = (1.0, 1.0), problem: str = "") -> str:

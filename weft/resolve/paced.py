@@ -15,13 +15,16 @@ from weft.cluster.cluster import Dtype
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
+from weft.config.sections import Config
 from weft.cost.operators import Op, Phase
 from weft.cost.rates import CostFunction
 from weft.cost.timing import Hardware
 from weft.plan.plan import Plan
 from weft.planner.problem import Problem
+from weft.planner.search import Candidate
+from weft.planner.search.orders import with_made_orders
 from weft.resolve.left import asked_again, cards_of, with_chips
-from weft.resolve.planned import choose, resources_of_ranks
+from weft.resolve.planned import choose, options_asked, resources_of_ranks
 from weft.resolve.prediction import chips_here
 from weft.resolve.rank_chips import RankChips
 from weft.resolve.resolve import Resolved
@@ -30,6 +33,8 @@ ALIKE = 1.15
 """Paces that differ by less are one."""
 MOST_PACES = 3
 """Different ones that the planner is asked about."""
+WORTH_MOVING = 0.02
+"""Part of a step for which layers and samples stay where they are, and only the order is new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +96,45 @@ def better_plan(loaded: Loaded, now: Resolved, paces: Sequence[float]) -> Better
     there = replace(there, chips=at_paces(there.chips, at))
     chosen = choose(config, there)
     used = chosen.plan.world_size
+    here = at_paces(chips_here(now), held_back(plan, known))
+    now_s, step_s = _seconds(now, plan, here), _seconds(now, chosen.plan, there.chips)
+    made = _with_made_orders(config, now, here)
+    if made.time.step_s <= (1 + WORTH_MOVING) * step_s:
+        return Better(
+            plan=made.plan,
+            seats=tuple(range(plan.world_size)),
+            chips=here,
+            paces=held_back(plan, known),
+            now_s=now_s,
+            step_s=made.time.step_s,
+        )
     return Better(
         plan=chosen.plan,
         seats=tuple(seats[:used]),
         chips=there.chips,
         paces=at[:used],
-        now_s=_seconds(now, plan, at_paces(chips_here(now), held_back(plan, known))),
-        step_s=_seconds(now, chosen.plan, there.chips),
+        now_s=now_s,
+        step_s=step_s,
     )
 
 
-def _seconds(now: Resolved, plan: Plan, chips: RankChips) -> float:
+def _problem(now: Resolved, chips: RankChips) -> Problem:
     known = replace(chips.knowledge, tf32=now.config.compute.tf32)
-    return Problem(now.workload, chips.view, known).time(plan).step_s
+    return Problem(now.workload, chips.view, known)
+
+
+def _seconds(now: Resolved, plan: Plan, chips: RankChips) -> float:
+    return _problem(now, chips).time(plan).step_s
+
+
+def _with_made_orders(config: Config, now: Resolved, chips: RankChips) -> Candidate:
+    """The plan of now, each pipeline with the order that saves time at these paces."""
+    problem = replace(_problem(now, chips), options=options_asked(config))
+    plan = now.plan
+    time, memory = problem.time(plan), problem.memory(plan)
+    same = Candidate(name="", plan=plan, cluster=chips.view, time=time, memory=memory)
+    (made,) = with_made_orders([same], problem)
+    return made
 
 
 def few(paces: Sequence[float]) -> tuple[float, ...]:
