@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from cli import commands
@@ -13,9 +14,11 @@ from cli.test_torchrun import free_port
 
 from weft.cli.main import run
 from weft.config.errors import STOPPED
+from weft.elastic.move import REQUEST_FILE
 from weft.report.events import EVENTS_FILE, read_events
 from weft.train.run_folder import NODES_FILE
 
+MOVE = ("elastic", "move", "mine")
 EXACT = 1e-10
 """In fp64: sums of other plans are added in another order."""
 KEPT = ("checkpoint.snapshot_every=1", "checkpoint.peers=1", "checkpoint.memory_s=600")
@@ -134,7 +137,8 @@ def test_machines_come_and_go(here: Path, whole_run: Callable[..., Path]) -> Non
 def test_what_is_left_goes_on_until_a_machine_is_back(
     here: Path, whole_run: Callable[..., Path]
 ) -> None:
-    """Under a plan for one rank, then under the first plan again, until a signal stops all."""
+    """Under a plan for one rank, then under the first plan again, then under one that somebody asks
+    for, until a signal stops all."""
     asked = ("compute.precision=fp64", "recovery.when_lost=replan", "data.workers=0")
     with job(here, 2, *KEPT, *asked) as one:
         head, second = one.nodes
@@ -146,6 +150,16 @@ def test_what_is_left_goes_on_until_a_machine_is_back(
             again = one.start(1)
             again.wait_until(lambda: len(again.alive()) > 1)
         goes_on(head, 2)
+        assert again.rank(1)
+        assert served(head) == stays
+        moved = list[int]()
+        asks = Thread(target=lambda: moved.append(run([*MOVE, "plan.shares=[2,1]"])))
+        with frozen(stays):
+            assert run([*MOVE, "--ranks", "1"]) == 2
+            asks.start()
+            head.wait_until(lambda: bool(moved) or (head.out / REQUEST_FILE).exists())
+        asks.join()
+        assert moved == [0]
         assert again.rank(1)
         assert served(head) == stays
         os.kill(head.process.pid, signal.SIGTERM)
@@ -160,6 +174,9 @@ def test_what_is_left_goes_on_until_a_machine_is_back(
         "the plan is now 1 rank, instead of 2 ranks: 1 + 1",
         "the plan is now 2 ranks: 1 + 1, instead of 1 rank",
     ]
+    (said_of_move,) = [event.message for event in events if event.kind == "move"]
+    assert said_of_move.startswith("the plan is now 2 ranks")
+    assert [e.facts["source"] for e in events if e.kind == "restore"][1:] == ["memory"] * 2
     assert run(["train", "tiny.yaml", "--out", "mine", "--quiet", *asked]) == 0
     mine, whole = commands.steps(out), commands.steps(whole_run("fp64"))
     for key in ("loss", "grad_norm"):

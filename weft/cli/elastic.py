@@ -14,6 +14,8 @@ from weft.cli.target import OVERRIDES, Json, named
 from weft.config.errors import ConfigError, RunError
 from weft.config.load import load_config
 from weft.plan.plan import Plan
+from weft.platform.detect import detect
+from weft.resolve.resolve import read_plan, resolve
 from weft.train.run_folder import CONFIG_FILE
 
 app = typer.Typer(help="Change a job while it runs.")
@@ -56,7 +58,7 @@ def move(
     `weft elastic move runs/mine plan.stages=[{layers: 2},{}]`. The next start of the run has the
     plan that it is started with.
     """
-    from weft.elastic.move import ask, await_answer, is_there
+    from weft.elastic.move import ask, await_answer, has_machines, is_there
     from weft.elastic.replan import refuse_move
 
     if not is_there(run):
@@ -64,10 +66,15 @@ def move(
         expected = "a run that trains now and can take other plans"
         raise ConfigError("RUN", str(run), expected, hint)
     now = Plan.from_json((run / "plan.json").read_text("utf-8"))
-    loaded = load_config(str(run / CONFIG_FILE), _pairs(overrides, ranks, plan, now))
-    resolved = resolved_here(loaded).resolved
-    refuse_move(loaded, resolved, now)
-    moved = await_answer(run, ask(run, resolved.plan))
+    pairs = _pairs(overrides, ranks, plan, now)
+    if has_machines(run):
+        asked = _for_machines(run, pairs, ranks or plan, now)
+    else:
+        loaded = load_config(str(run / CONFIG_FILE), pairs)
+        resolved = resolved_here(loaded).resolved
+        refuse_move(loaded, resolved, now)
+        asked = resolved.plan
+    moved = await_answer(run, ask(run, asked))
     if moved.problem:
         raise RunError(f"{run} keeps its plan: {moved.problem}")
     if json:
@@ -77,6 +84,20 @@ def move(
         f"after step {moved.after_step} the plan became {moved.words}; step {moved.step} "
         f"was finished {moved.seconds:.1f} s after the request was seen"
     )
+
+
+def _for_machines(run: Path, pairs: list[str], choice: int | str | None, now: Plan) -> Plan:
+    """What is asked of a job on several machines, whose first command knows what they have."""
+    if choice is not None:
+        expected = "plan.KEY=VALUE, as the job runs on several machines"
+        raise ConfigError("--ranks" if isinstance(choice, int) else "--plan", choice, expected)
+    families = sorted(set(now.devices))
+    device = [f"compute.device={families[0]}"] if len(families) == 1 else []
+    loaded = load_config(str(run / CONFIG_FILE), [*device, *pairs])
+    file = read_plan(loaded)
+    size = None if file is None else file.world_size
+    resolved = resolve(loaded, detect(), world_size=size, ranks_here=1, plan=file)
+    return resolved.plan
 
 
 def _pairs(

@@ -235,14 +235,19 @@ def _guide(loaded: Loaded, options: TrainOptions, on_node: OnNode, began: float)
 
 def _run_on_nodes(loaded: Loaded, resolved: Resolved, job: Job, fleet: Fleet) -> None:
     """All ranks, to the end, on whatever machines are there."""
+    from weft.elastic.drift import FirstOf
+    from weft.elastic.move import Moves
     from weft.elastic.nodes.fleet import Replaced
+    from weft.elastic.nodes.places import refuse_unsuited
     from weft.elastic.nodes.plans import Arrivals, NodePlans
 
     def tell(text: str) -> None:
         warn([text])
 
     recovery, asked = job.config.recovery, Asked()
-    plans = NodePlans(loaded, resolved, job, fleet) if recovery.when_lost == "replan" else None
+    if recovery.when_lost == "replace":
+        fleet.head.refuses = lambda hello: refuse_unsuited(fleet.places, hello)
+    plans = NodePlans(loaded, resolved, job, fleet)
     arrivals = Arrivals(fleet, job, plans, tell)
     replaced = Replaced(
         fleet,
@@ -252,16 +257,20 @@ def _run_on_nodes(loaded: Loaded, resolved: Resolved, job: Job, fleet: Fleet) ->
         asked=asked,
         wait_s=job.config.train.timeout_s,
     )
-    run_on(
-        fleet,
-        (job,),
-        job.plan.world_size,
-        folder=job.out,
-        recover=replaced if recovery.restarts > 0 else None,
-        heartbeat_s=recovery.heartbeat_s,
-        moves=arrivals,
-        asked=asked,
-    )
+    with ExitStack() as stack:
+        moves: list[Moves | Arrivals] = [arrivals]
+        if recovery.restarts > 0:
+            moves.append(stack.enter_context(Moves(plans, tell)))
+        run_on(
+            fleet,
+            (job,),
+            job.plan.world_size,
+            folder=job.out,
+            recover=replaced if recovery.restarts > 0 else None,
+            heartbeat_s=recovery.heartbeat_s,
+            moves=FirstOf(moves),
+            asked=asked,
+        )
 
 
 def _on_ray(loaded: Loaded, target: str, overrides: Sequence[str], options: TrainOptions) -> int:

@@ -16,13 +16,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.elastic.failure import Epoch
-from weft.elastic.replan import Replans
 from weft.plan.plan import Plan
 from weft.report.events import EventLog
-from weft.train.run_folder import LAUNCHER_FILE, write_text
+from weft.train.job import Job
+from weft.train.run_folder import LAUNCHER_FILE, NODES_FILE, write_text
 from weft.train.run_list import is_alive, last_step, plan_in_words
 
 REQUEST_FILE = ".move.json"
@@ -75,6 +76,11 @@ def is_there(folder: Path) -> bool:
     return (folder / LAUNCHER_FILE).exists() and is_alive(folder)
 
 
+def has_machines(folder: Path) -> bool:
+    """It guides those of several."""
+    return (folder / NODES_FILE).exists()
+
+
 def await_answer(folder: Path, name: str) -> Moved:
     """What came of a request, as soon as it is known."""
     file = folder / ANSWER_FILE
@@ -93,6 +99,28 @@ def await_answer(folder: Path, name: str) -> Moved:
         time.sleep(LOOK_S)
 
 
+class CanMove(Protocol):
+    """A job that can go on under another plan."""
+
+    @property
+    def job(self) -> Job:
+        """Under the plan that it has now."""
+
+    @property
+    def seats(self) -> tuple[int, ...]:
+        """For each rank the one that its process was under the plan before, or ``ANEW``."""
+
+    def check(self, plan: Plan) -> None:
+        """Raises ConfigErrors: the job cannot go on under it."""
+
+    def under(self, plan: Plan) -> str:
+        """Go on under it; from which plan to which.
+
+        Raises:
+            ConfigErrors: what was there when it was checked is there no more.
+        """
+
+
 class Moves:
     """The launcher's side. A context manager: requests are looked for meanwhile.
 
@@ -100,7 +128,7 @@ class Moves:
         tell: Says a line to the person who started the job.
     """
 
-    def __init__(self, replans: Replans, tell: Callable[[str], None]) -> None:
+    def __init__(self, replans: CanMove, tell: Callable[[str], None]) -> None:
         self._replans = replans
         self._tell = tell
         self._out = replans.job.out

@@ -198,14 +198,8 @@ def refuse_move(loaded: Loaded, asked: Resolved, now: Plan) -> None:
         ConfigErrors: it would be another batch or arithmetic, or does not fit.
     """
     plan, (node,) = asked.plan, asked.cluster.nodes
-    precisions = [sorted({s.precision for _, _, s in each.stages()}) for each in (now, plan)]
     try:
-        if plan.global_batch != now.global_batch:
-            expected = f"{now.global_batch}, as the run has it"
-            raise ConfigError("batch.samples", plan.global_batch, expected)
-        if precisions[0] != precisions[1]:
-            was, wanted = (", ".join(each) for each in precisions)
-            raise ConfigError("compute.precision", wanted, f"{was}, as the run computes")
+        refuse_unlike(plan, now)
         for device, number in Counter(plan.devices).items():
             chips = sum(chip.device == device for chip in node.chips)
             if is_counted(device) and number > chips:
@@ -214,6 +208,17 @@ def refuse_move(loaded: Loaded, asked: Resolved, now: Plan) -> None:
         raise loaded.place(error) from error
     _refuse_few_queues(loaded, plan)
     refuse_too_large(loaded, asked, range(plan.world_size))
+
+
+def refuse_unlike(plan: Plan, now: Plan) -> None:
+    """Raises ConfigError: under it a job would have another batch or arithmetic."""
+    precisions = [sorted({s.precision for _, _, s in each.stages()}) for each in (now, plan)]
+    if plan.global_batch != now.global_batch:
+        expected = f"{now.global_batch}, as the run has it"
+        raise ConfigError("batch.samples", plan.global_batch, expected)
+    if precisions[0] != precisions[1]:
+        was, wanted = (", ".join(each) for each in precisions)
+        raise ConfigError("compute.precision", wanted, f"{was}, as the run computes")
 
 
 def _refuse_few_queues(loaded: Loaded, plan: Plan) -> None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from weakref import WeakSet
 
+from weft.cluster.cluster import Cluster
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.load import Loaded
 from weft.elastic.failure import ANEW, Epoch
 from weft.elastic.nodes.fleet import Fleet
 from weft.elastic.nodes.places import Place, ranks_of
 from weft.elastic.nodes.remote import Node
+from weft.elastic.replan import refuse_unlike
 from weft.plan.plan import Plan
 from weft.report.events import EventLog
 from weft.resolve.left import plan_for_machines
+from weft.resolve.memory_here import refuse_too_large
 from weft.resolve.peaks import peaks_here
 from weft.resolve.planned import Chosen
 from weft.resolve.prediction import PREDICTION_FILE, predict_run
+from weft.resolve.queues import queues_for
 from weft.resolve.resolve import Resolved, resolve
 from weft.train.job import Job
 from weft.train.run_list import last_step, plan_in_words
@@ -42,6 +47,8 @@ class NodePlans:
         self._cluster = resolved.cluster
         self._fleet = fleet
         self._first, self._first_places = job, fleet.places
+        self._queues = tuple(queues_for(job.plan, rank) for rank in range(job.plan.world_size))
+        """Of the device of each rank, which its process has for good."""
 
     @property
     def is_whole(self) -> bool:
@@ -65,15 +72,57 @@ class NodePlans:
         """
         return self._taken(range(self.job.plan.world_size))
 
-    def _taken(self, kept: Sequence[int]) -> str:
-        """Those ranks keep their places, and as many are added as a plan has work for."""
+    def check(self, plan: Plan) -> None:
+        """Raises ConfigErrors: the job cannot go on under it."""
+        self._asked(plan)
+
+    def under(self, plan: Plan) -> str:
+        """Go on with all ranks as far as the plan has work for them, and with spare machines where
+        it has more; from which plan to which. It is what the job goes back to from then on.
+
+        Raises:
+            ConfigErrors: the plan does not fit the model, the batch or the machines.
+        """
+        places, seats = self._asked(plan)
+        before = self.job.plan
+        self._take(plan, places, seats, ["asked for"])
+        self._first, self._first_places = self.job, places
+        return f"{plan_in_words(plan)}, instead of {plan_in_words(before)}"
+
+    def _asked(self, plan: Plan) -> tuple[tuple[Place, ...], Sequence[int]]:
+        """Places for the ranks of a plan, and the processes that they keep."""
+        seats = self._seats(range(self.job.plan.world_size), plan.world_size)
+        families = [(family, None) for family in plan.devices]
+        number = {"ranks": plan.world_size}
+        try:
+            refuse_unlike(plan, self.job.plan)
+            if len(seats) < plan.world_size:
+                expected = f"at most {len(seats)}, for so many places have the machines of the job"
+                raise ConfigError("plan", number, expected)
+            places = self._fleet.arranged(seats, families)
+            if places is None:
+                expected = "ranks for which the machines of the job have devices"
+                raise ConfigError("plan", number, expected)
+        except ConfigError as error:
+            raise self._loaded.place(error) from error
+        for index, ranks in ranks_of(places).items():
+            machine = self._fleet.head.nodes[index].hello.machine["cluster"]
+            cluster = Cluster.from_json(json.dumps(machine))
+            resolved = self._resolved(plan, cluster, len(ranks), ["asked for"])
+            refuse_too_large(self._loaded, resolved, ranks)
+        return places, [seat for _, seat in seats]
+
+    def _seats(self, kept: Sequence[int], wanted: int) -> list[tuple[int, int]]:
+        """So many at most: the machine of each, and the rank that is there, or ``ANEW``. On each
+        machine those that stay come first."""
         mine = [(self._fleet.places[rank].node, rank) for rank in kept]
         spare = [(node, ANEW) for node in self._fleet.free()]
+        return sorted((mine + spare)[:wanted], key=lambda seat: (seat[0], seat[1] == ANEW, seat[1]))
+
+    def _taken(self, kept: Sequence[int]) -> str:
+        """Those ranks keep their places, and as many are added as a plan has work for."""
         wanted = self._first.plan.world_size
-        # On each machine those that stay come first.
-        seats = sorted(
-            (mine + spare)[:wanted], key=lambda seat: (seat[0], seat[1] == ANEW, seat[1])
-        )
+        seats = self._seats(kept, wanted)
         if seats[0][0] != HEAD:
             hint = "Its command guides the others, and rank 0 writes what is written beside it."
             expected = "replace, where no rank is left on node 0"
@@ -91,32 +140,42 @@ class NodePlans:
             expected = "replace, where a machine has fewer accelerators than ranks are left on it"
             raise ConfigErrors([ConfigError("recovery.when_lost", "replan", expected)])
         before = self.job.plan
-        self._take(plan, places, [seat for _, seat in seats], chosen)
+        notes = () if chosen is None else chosen.notes
+        self._take(plan, places, [seat for _, seat in seats], notes)
         return f"{plan_in_words(plan)}, instead of {plan_in_words(before)}; {why}"
 
     def _chosen(self, nodes: Sequence[int]) -> Chosen:
         machines = [self._fleet.head.nodes[index].hello.machine for index in nodes]
         return plan_for_machines(self._loaded, self._first.plan, machines)
 
+    def _resolved(
+        self, plan: Plan, cluster: Cluster, ranks_here: int, why: Sequence[str]
+    ) -> Resolved:
+        return resolve(
+            self._loaded,
+            cluster,
+            world_size=plan.world_size,
+            ranks_here=ranks_here,
+            plan=plan,
+            why=why,
+        )
+
     def _take(
-        self, plan: Plan, places: tuple[Place, ...], seats: Sequence[int], chosen: Chosen | None
+        self, plan: Plan, places: tuple[Place, ...], seats: Sequence[int], why: Sequence[str]
     ) -> None:
         """The plan becomes the job's."""
         here = ranks_of(places)[HEAD]
-        resolved = resolve(
-            self._loaded,
-            self._cluster,
-            world_size=plan.world_size,
-            ranks_here=len(here),
-            plan=plan,
-            why=() if chosen is None else chosen.notes,
-        )
+        resolved = self._resolved(plan, self._cluster, len(here), why)
         prediction = self._first.prediction
-        if chosen is not None or prediction is None:
+        if plan != self._first.plan or prediction is None:
             prediction = predict_run(resolved, ranks_here=len(here))
+        needed = [queues_for(plan, rank) for rank in range(plan.world_size)]
+        has = [0 if seat == ANEW else self._queues[seat] for seat in seats]
+        pairs = list(zip(seats, needed, has, strict=True))
+        self.seats = tuple(ANEW if wants > got else seat for seat, wants, got in pairs)
+        self._queues = tuple(max(wants, got) for _, wants, got in pairs)
         files = {"plan.json": plan.to_json(), PREDICTION_FILE: prediction.to_json()}
         self._fleet.places = places
-        self.seats = tuple(seats)
         self.job = replace(
             self.job,
             plan=plan,
@@ -131,12 +190,12 @@ class Arrivals:
     """Machines that come while the ranks are at work are spare, or what the job lacks.
 
     Args:
-        plans: Takes them in at the next step; None: the plan stays, whoever comes.
+        plans: Takes them in at the next step, where the job has another plan than its own.
         tell: Says a line to the person who started the job.
     """
 
     def __init__(
-        self, fleet: Fleet, job: Job, plans: NodePlans | None, tell: Callable[[str], None]
+        self, fleet: Fleet, job: Job, plans: NodePlans, tell: Callable[[str], None]
     ) -> None:
         self._fleet, self._job, self._plans, self._tell = fleet, job, plans, tell
         self._events = EventLog(job.out, began=job.began)
@@ -145,19 +204,18 @@ class Arrivals:
 
     def plan(self) -> str:
         """The job's plan of the moment, as machines that come are told it."""
-        return (self._job if self._plans is None else self._plans.job).plan.to_json()
+        return self._plans.job.plan.to_json()
 
     def wanted(self) -> bool:
         """Ranks are to come to the door for a machine that has come. Asked again and again."""
         late = self._fleet.head.look(self.plan())
-        if self._plans is None or self._plans.is_whole:
+        if self._plans.is_whole:
             return False
         free = set(self._fleet.free())
         return any(node.index in free and node not in self._known for node in late)
 
     def epoch(self) -> Epoch:
         """They have come: what they do next."""
-        assert self._plans is not None, "nobody was wanted"
         late = [node for node in self._fleet.head.there if node.is_late and node.is_ready]
         step = int(last_step(self._job.out / "metrics.jsonl").get("step", 0))
         names = " and ".join(node.words for node in late if node not in self._known)
