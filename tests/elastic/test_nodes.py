@@ -4,6 +4,7 @@ import gc
 import socket
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,9 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
 
 from weft.cluster.cluster import HOST
-from weft.comm.address import RankAddress
+from weft.comm.address import RankAddress, own_host
 from weft.comm.proven import heard, say, server_at
 from weft.config.errors import STOPPED, ConfigError, RunError
 from weft.elastic.failure import ANEW, Failure
@@ -23,7 +25,7 @@ from weft.elastic.nodes import places
 from weft.elastic.nodes.fleet import Fleet
 from weft.elastic.nodes.head import Head
 from weft.elastic.nodes.link import Link
-from weft.elastic.nodes.meeting import Where, bound_to
+from weft.elastic.nodes.meeting import Where, bound_to, store_at
 from weft.elastic.nodes.member import Member, connected
 from weft.elastic.nodes.places import Kind, Place, first_places, refuse_unsuited
 from weft.elastic.nodes.plans import Arrivals
@@ -35,6 +37,7 @@ from weft.train.run_folder import NODES_FILE
 LIMIT_S = 60.0
 QUIET_S = 40.0
 CPU = Kind(HOST)
+LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
 ONE, TWO = "one", "two"
 """Families of accelerators."""
 
@@ -139,11 +142,53 @@ def test_a_job_of_one_machine_listens_on_loopback() -> None:
     assert bound_to("::1") == "::1"
     with pytest.MonkeyPatch.context() as patch:  # a machine may have no such address
         asked = list[Any]()
-        patch.setattr(socket, "create_server", lambda *_, family: asked.append(family))
+        patch.setattr(socket, "create_server", lambda *_, family, **more: asked.append(family))
+        patch.setattr(socket, "has_dualstack_ipv6", lambda: False)
         server_at("::1")
         server_at("")
         assert asked == [socket.AF_INET6, socket.AF_INET]
     assert bound_to(socket.gethostname()) == "", "others may know it as another address"
+
+
+def test_machines_meet_at_whatever_a_name_stands_for(tmp_path: Path) -> None:
+    """In order: where nobody listens, or somebody else, the next address is tried."""
+    address = RankAddress(rank=0, world_size=2, master=("127.0.0.1", 1))
+    known = socket.getaddrinfo
+    with (
+        Head(tmp_path, address, hello(0), quiet_s=0.0, tell=print) as head,
+        ThreadPoolExecutor() as pool,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        where = Where.read(tmp_path)
+        assert where is not None
+
+        def found(host: str, port: int | None, *more: Any, **named: Any) -> Any:
+            hosts = ("127.0.0.3", "127.0.0.2", "127.0.0.1") if host == "several" else (host,)
+            return [each for name in hosts for each in known(name, port, *more, **named)]
+
+        def other() -> None:
+            end, _ = stranger.accept()
+            end.close()
+
+        patch.setattr(socket, "getaddrinfo", found)
+        with socket.create_server(("127.0.0.2", where.port)) as stranger:
+            pool.submit(other)
+            mine = RankAddress(rank=1, world_size=2, master=("several", 1))
+            link = connected(tmp_path, mine, hello(1), quiet_s=0.0, timeout_s=LIMIT_S)
+        head.gather(LIMIT_S)
+        assert own_host({**LAUNCHED, "MASTER_ADDR": "several"}) == "127.0.0.1"
+        link.drop("")
+
+
+def test_all_addresses_are_listened_at() -> None:
+    """Of both kinds, where the machine has them."""
+    store = store_at("")
+    hosts = ["127.0.0.1", "::1"] if socket.has_dualstack_ipv6() else ["127.0.0.1"]
+    for host in hosts:
+        end = TCPStore(host, store.port, is_master=False, wait_for_workers=False)
+        end.set(host, "here")
+    assert [store.get(host) for host in hosts] == [b"here"] * len(hosts)
+    assert own_host({**LAUNCHED, "MASTER_ADDR": hosts[-1]}) == hosts[-1]
 
 
 def test_who_differs_is_refused(tmp_path: Path) -> None:

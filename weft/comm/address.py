@@ -84,8 +84,14 @@ def host_for_others(hosts: Iterable[str], environment: Mapping[str, str] = os.en
 
 
 def _toward(host: str, port: int) -> str:
-    """What this machine's address is for another one."""
-    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as end:
-        end.connect(place)  # sends nothing
-        return str(end.getsockname()[0])
+    """What this machine's address is for another one: for the first of its addresses that can be
+    reached from here."""
+    problem = OSError(f"{host} has no address")
+    for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        try:
+            with socket.socket(family, kind, protocol) as end:
+                end.connect(place)  # sends nothing
+                return str(end.getsockname()[0])
+        except OSError as error:
+            problem = error
+    raise problem

@@ -69,7 +69,10 @@ class Listener:
 
 
 def server_at(host: str) -> socket.socket:
-    """Listens at a port of an address of this machine; empty: of all its IPv4 ones."""
+    """Listens at a port of an address of this machine; empty: of all that it has."""
+    if not host and socket.has_dualstack_ipv6():
+        with suppress(OSError):  # the kernel knows IPv6, and is told not to use it
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, 0), family=family)
 

@@ -13,10 +13,14 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from weft.comm.proven import server_at
 from weft.elastic.rank_process import end_with_parent
 from weft.train.run_folder import NODES_FILE
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 STORE_S = 120.0
 """How long the process of a store may take to begin."""
@@ -92,17 +96,21 @@ class Store:
 def host_store(host: str, pipe: Connection) -> None:
     """Code of the process: serve as long as the launcher is there."""
     end_with_parent()
+    store = store_at(host)
+    pipe.send(store.port)
+    threading.Event().wait()
+    del store
+
+
+def store_at(host: str) -> TCPStore:
+    """It listens as ``bound_to`` says."""
     from torch._C._distributed_c10d import TCPStore
 
     listener = server_at(host)
-    port = int(listener.getsockname()[1])
-    store = TCPStore(
+    return TCPStore(
         host or "127.0.0.1",
-        port,
+        int(listener.getsockname()[1]),
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    pipe.send(port)
-    threading.Event().wait()
-    del store

@@ -55,14 +55,24 @@ def connected(
 
 
 def _proven(host: str, where: Where) -> socket.socket | None:
-    """A connection to the head; None where somebody else listens there by now."""
-    end = socket.create_connection((host, where.port), QUIET_S)
-    try:
-        prove(end, where.secret.encode(), is_server=False)
-    except (ValueError, OSError):
-        end.close()
-        return None
-    return end
+    """A connection to the head, at the first address of its name where it listens; None where
+    others listen there by now."""
+    problem: OSError | None = None
+    for *_, place in socket.getaddrinfo(host, where.port, type=socket.SOCK_STREAM):
+        try:
+            end = socket.create_connection((str(place[0]), where.port), QUIET_S)
+        except OSError as error:
+            problem = error
+            continue
+        try:
+            prove(end, where.secret.encode(), is_server=False)
+        except (ValueError, OSError):
+            end.close()
+        else:
+            return end
+    if problem is not None:
+        raise problem
+    return None
 
 
 class Member:
