@@ -26,17 +26,17 @@ from typing import Any
 import torch
 
 from benchmarks.devices import number_of
-from benchmarks.gpu import correct, environment, faults, memory, speed
+from benchmarks.gpu import beside, correct, eight_bits, environment, faults, memory, speed
 from benchmarks.gpu.part import Part
 from weft.config.errors import ConfigError
 from weft.platform.detect import detect_node
 
-THEMES = {part.name: part for module in (environment, correct, speed, memory, faults)
-          for part in module.PARTS}  # fmt: skip
+MODULES = (environment, correct, speed, eight_bits, memory, beside, faults)
+THEMES = {part.name: part for module in MODULES for part in module.PARTS}
 ORDER = (
-    "environment", "verify-fp64", "speed-1b", "verify-fp32", "memory", "speed-8b-slice",
+    "environment", "verify-fp64", "speed-1b", "verify-fp32", "memory", "speed-8b-slice", "fp8",
     "checkpoint", "shared", "mixed", "prediction", "attention", "head", "faults", "gradients",
-    "long-run", "sanitizer", "links", "company", "among-cards", "peers", "pieces",
+    "long-run", "sanitizer", "links", "company", "among-cards", "peers-8b", "peers", "pieces",
     "faults-many", "exposed",
 )  # fmt: skip
 """The most important first."""

@@ -97,10 +97,14 @@ def weft_step(here: Here, spec: ModelSpec, seq_len: int, samples: int, **stage: 
     return step
 
 
-def plain_step(here: Here, spec: ModelSpec) -> Step:
-    """A compiled loop as people write it: fp32 parameters, autocast, fused AdamW, clipping."""
+def plain_step(here: Here, spec: ModelSpec, *, change: Callable[[nn.Module], object] = id) -> Step:
+    """A compiled loop as people write it: fp32 parameters, autocast, fused AdamW, clipping.
+
+    ``change``: makes something of the model, in place.
+    """
     with here.platform.device(0):
         model = PlainLlama(spec)
+    change(model)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.02)
     optimizer = torch.optim.AdamW(model.parameters(), lr=OPTIM.lr, fused=True)
@@ -373,7 +377,9 @@ def divided(address: RankAddress, plan: Plan, spec: ModelSpec, seq_len: int) -> 
     return seconds[WARM_UP:]
 
 
-def _many(here: Here, found: Found) -> tuple[ModelSpec, int, tuple[int, ...], dict[str, Any]]:
+def model_over_all(
+    here: Here, found: Found
+) -> tuple[ModelSpec, int, tuple[int, ...], dict[str, Any]]:
     """An 8B model, or what of it the cards hold; its tokens, all ranks, and how they compute."""
     many = 2 if here.is_host else 2 ** (here.number.bit_length() - 1)
     spec, seq_len, _ = model_of(here, "8b")
@@ -401,7 +407,7 @@ def _measure(
 
 def pieces(here: Here, found: Found) -> None:
     """Tensor parallelism all at once, and in pieces beside products."""
-    spec, seq_len, ranks, settings = _many(here, found)
+    spec, seq_len, ranks, settings = model_over_all(here, found)
     mesh = Mesh.of(ranks[:8], tp=len(ranks[:8]))
     stages = {
         f"{n} pieces": (StagePlan(mesh=mesh, layers=(0, spec.num_layers), pieces=n, **settings),)
@@ -412,7 +418,7 @@ def pieces(here: Here, found: Found) -> None:
 
 def among_cards(here: Here, found: Found) -> None:
     """An 8B model over all cards in several ways."""
-    spec, seq_len, ranks, settings = _many(here, found)
+    spec, seq_len, ranks, settings = model_over_all(here, found)
     many, half = len(ranks), spec.num_layers // 2
     whole = {"layers": (0, spec.num_layers), **settings}
     ends = ((0, half), (half, spec.num_layers))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import beside
 from benchmarks.gpu.__main__ import ORDER, PARTS, THEMES, main, run
 from benchmarks.gpu.part import DisprovedError, Found, Part
 
@@ -44,6 +45,23 @@ def test_what_is_found_stays_when_a_part_is_killed(tmp_path: Path) -> None:
         found.proves("one is two", holds=False)
     kept = json.loads((tmp_path / "found.json").read_text())
     assert kept == {"proved": ["one is one"], "measured": {"time, ms": "3.142"}}
+
+
+def test_torchtitan_is_measured_by_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Found(tmp_path / "found.json")
+    monkeypatch.delenv(beside.TORCHTITAN, raising=False)
+    assert beside.torchtitan(found) is None
+    assert "names no command" in found.measured["torchtitan"]
+    lines = "".join(f"step: {n} memory: 2GiB \\033[34mtps: 1,{n}00\\033[0m\\n" for n in range(1, 6))
+    monkeypatch.setenv(beside.TORCHTITAN, f"printf '{lines}'")
+    run = beside.torchtitan(found)
+    assert run is not None and run() == 1450.0
+    monkeypatch.setenv(beside.TORCHTITAN, "ls /nowhere/at/all")
+    fails = beside.torchtitan(found)
+    with pytest.raises(ValueError, match="torchtitan: ended with 2 and said ls: "):
+        assert fails is not None and fails()
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

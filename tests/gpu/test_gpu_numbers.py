@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu import eight_bits
 from benchmarks.gpu.correct import Table, mesh_plan, rehearsal, sharing, side_by_side
 from benchmarks.gpu.memory import checkpoint
-from benchmarks.gpu.part import Found, Here
+from benchmarks.gpu.part import DisprovedError, Found, Here
 from weft.config.sections import AdamWConfig
 from weft.diagnose.verify import COARSE_EPS
 from weft.elastic.pool import WorkerPool
@@ -96,3 +97,26 @@ def test_checkpoints_go_there_and_back(device: str, found: Found, tmp_path: Path
     here = Here(device=device, folder=tmp_path, number=1)
     checkpoint(here, found)
     assert len(found.proved) == 2
+
+
+@on_each
+def test_products_in_eight_bits_are_what_is_emulated(
+    device: str, tmp_path: Path, found: Found
+) -> None:
+    """And the emulation multiplies what was rounded to, and nothing else."""
+    eight_bits.agrees(Here(device=device, folder=tmp_path, number=1), found)
+    assert found.proved[0] == "the emulation multiplies what was rounded to"
+
+
+def test_another_product_is_no_product_in_eight_bits(
+    tmp_path: Path, found: Found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not rounded, for one, or one row twice."""
+
+    def wrong(left: Any, right: Any, dtype: torch.dtype, **_: bool) -> torch.Tensor:
+        made: torch.Tensor = left.exact(dtype) @ right.exact(dtype).T
+        return made.roll(1, 0)
+
+    monkeypatch.setattr(eight_bits, "product", wrong)
+    with pytest.raises(DisprovedError, match="multiplies what was rounded to"):
+        eight_bits.agrees(Here(device="cpu", folder=tmp_path, number=1), found)
