@@ -15,7 +15,15 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded, load_config
 from weft.plan.plan import Plan
 from weft.resolve import paced
-from weft.resolve.paced import ALIKE, MOST_PACES, at_paces, better_plan, few, refuse_unknown
+from weft.resolve.paced import (
+    ALIKE,
+    MOST_PACES,
+    at_paces,
+    better_plan,
+    few,
+    held_back,
+    refuse_unknown,
+)
 from weft.resolve.planned import Chosen
 from weft.resolve.prediction import chips_here, predict_run
 from weft.resolve.resolve import Resolved, resolve
@@ -140,6 +148,13 @@ def test_where_no_border_pays_the_list_is_made_anew(
     assert replace(made, schedule=was.schedule, in_flight=(), lists=()) == was
     assert better.step_s < 0.98 * better.now_s
     assert better.seats == (0, 1)
+
+
+def test_ranks_with_samples_of_their_own_number_keep_their_pace(machine: Node) -> None:
+    _, now = asked(machine, "plan.stages=[{dp: 2}]", "batch.micro=4")
+    assert held_back(now.plan, (1.0, 3.0)) == (3.0, 3.0)
+    unlike = now.plan.each(lambda stage: replace(stage, sample_shares=(3, 1)))
+    assert held_back(unlike, (1.0, 3.0)) == (1.0, 3.0)
 
 
 def refused(now: Resolved, busy_s: tuple[float, ...] = (1.0, 1.0), problem: str = "") -> str:

@@ -154,11 +154,12 @@ def few(paces: Sequence[float]) -> tuple[float, ...]:
 
 
 def held_back(plan: Plan, paces: Sequence[float]) -> tuple[float, ...]:
-    """Ranks of one mesh do each thing together, at the pace of the slowest."""
+    """Ranks of one mesh do each thing together, at the pace of the slowest, unless each has samples
+    of its own number: those are timed one by one."""
     found = list(paces)
     for _, _, stage in plan.stages():
-        ranks = stage.mesh.ranks
-        slowest = max(found[rank] for rank in ranks)
+        ranks = () if stage.sample_shares else stage.mesh.ranks
+        slowest = max((found[rank] for rank in ranks), default=1.0)
         for rank in ranks:
             found[rank] = slowest
     return tuple(found)
