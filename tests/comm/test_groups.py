@@ -206,6 +206,28 @@ def test_an_abort_waits_for_no_call_that_is_stuck() -> None:
     within_some_limit(attempt, 4.0)
 
 
+def test_between_machines_an_abort_ends_a_call_that_is_stuck() -> None:
+    """A machine that is lost says nothing, not even that it is gone. What others have stays."""
+    with socket.create_server(("127.0.0.1", 0)) as server, nothing_left():
+        store = HashStore()
+
+        def rank_main(rank: int) -> Groups:
+            groups = Groups(store, rank, CPU, timeout_s=TIMEOUT_S)
+            groups.open((0, 1), "gloo", "calls")
+            return groups
+
+        stuck, silent = on_ranks(2, rank_main)
+        with socket.create_connection(server.getsockname()) as mine, server.accept()[0] as other:
+            call = stuck.open((0, 1), "gloo", "calls").handle.allreduce([torch.ones(1)])
+            stuck.abort()
+            with pytest.raises(RuntimeError, match="onnection"):
+                call.wait()
+            mine.sendall(b"!")
+            assert other.recv(1) == b"!"
+        silent.abort()
+        del call
+
+
 class Aborting:
     """Stands in for a process group."""
 

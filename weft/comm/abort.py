@@ -1,7 +1,8 @@
 """Ends one epoch of this process from another thread, for whoever knows that a rank was lost.
 
 What waits at a store looks here now and then; what waits in a library is aborted, where it can be.
-Gloo's calls cannot: they end by themselves as soon as the lost process is gone.
+Gloo's calls cannot: they end by themselves as soon as the lost process is gone, and as their
+connections are cut between machines, of which a lost one is only silent.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGl
 from weft.comm.abort import ENDED, Abort
 from weft.comm.errors import CommError
 from weft.comm.members import in_words
+from weft.comm.wires import Wires
 from weft.platform.base import group_of
 from weft.platform.registry import platform_named
 
@@ -93,6 +94,8 @@ class Groups:
         """Aborts them; None: nobody asked for that."""
         self._open: dict[str, Group] = {}
         self._gloo_devices: list[Any] = []
+        self._wires = Wires()
+        """Of gloo, which does not end a call while the peer is silent, as a lost machine is."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -145,16 +148,20 @@ class Groups:
     def abort(self) -> None:
         """Leave every group at once, whatever goes on there.
 
-        Calls on gloo that wait for a peer which neither answers nor is gone end at their limit:
-        the groups' threads and sockets stay until then, but nobody waits for it here. What ends at
-        once is waited for: a process that left meanwhile would be terminated by its own threads.
+        Between machines calls on gloo end as their connections are cut. On one machine those that
+        wait for a peer which neither answers nor is gone end at their limit: the groups' threads
+        and sockets stay until then, but nobody waits for it here. What ends at once is waited for:
+        a process that left meanwhile would be terminated by its own threads.
         So gloo's come last: what waits on a device for a peer that failed ends first.
         """
         with self._lock:
             if self._ending is None:
-                handles = self._released(sorted(self._open, key=lambda each: _BY_GLOO not in each))
+                by_gloo = [name for name in self._open if _BY_GLOO in name]
+                others = [name for name in self._open if _BY_GLOO not in name]
+                handles = self._released([*by_gloo, *others])
+                args = (handles, len(by_gloo), self._wires)
                 self._ending = threading.Thread(
-                    target=_end, args=(handles,), name="abort groups", daemon=True
+                    target=_end, args=args, name="abort groups", daemon=True
                 )
                 self._ending.start()
         self._ending.join(ABORT_S)
@@ -195,9 +202,10 @@ class Groups:
         if backend == "gloo":
             options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._timeout = self._timeout
-            options._devices = self._devices()
-            options._threads = 2 * len(options._devices)
-            gloo = ProcessGroupGloo(store, number, size, options)
+            with nullcontext() if self._is_local else self._wires.noted():
+                options._devices = self._devices()
+                options._threads = 2 * len(options._devices)
+                gloo = ProcessGroupGloo(store, number, size, options)
             return group_of(gloo, "gloo", store, self._device)
         platform = platform_named(self._device.type)
         make = platform.open_channel if sends else platform.open_group
@@ -216,8 +224,11 @@ class Groups:
         return self._gloo_devices
 
 
-def _end(handles: list[ProcessGroup]) -> None:
+def _end(handles: list[ProcessGroup], by_gloo: int, wires: Wires) -> None:
+    """The last first; ``by_gloo``: how many of the first ones the wires are of."""
     while handles:
+        if len(handles) == by_gloo:
+            wires.cut()
         with suppress(RuntimeError):  # a library may know no way to abort
             handles.pop().abort()
 
