@@ -43,10 +43,10 @@ PUBLISHED = [
 ]
 SPLITS = [
     Case("tp2", shares=(6,), dp=((1,),), tp=((2,),)),
-    Case("dp2-zero3", shares=(6,), dp=((2,),), zero=3),
+    Case("dp2-zero3-uneven", shares=(6,), dp=((2,),), zero=3, state_shares=((1, 5),)),
     Case("pp2-tied", shares=(6,), dp=((1, 1),), layers=((2, 2),), tied=True),
     Case("unlike-pipelines-zero2", shares=(4, 2), dp=((1, 2), (1,)), tp=((2, 1), (3,)),
-         layers=((1, 3), (4,)), zero=2),
+         layers=((1, 3), (4,)), zero=2, state_shares=((0, 2), (0, 1, 3))),
 ]  # fmt: skip
 
 
