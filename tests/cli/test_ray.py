@@ -1,4 +1,4 @@
-"""``--launcher ray``: a real Ray of two nodes on this machine."""
+"""``--launcher ray``: a real Ray of two nodes, each a machine of its own where there is root."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cli import commands
+from cli.machines import Machine, machines, why_not
 
 from weft.cli.main import run
 from weft.elastic.on_ray import Ended, NodeRanks, _came, _hang_up, environments, shares
@@ -106,17 +110,55 @@ def test_without_the_package(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert not (here / "mine").exists()
 
 
+@dataclass(frozen=True)
+class Ray:
+    """A cluster of two nodes with room for a rank each."""
+
+    address: str
+    program: Sequence[str]
+    """Runs Python where one of its nodes is."""
+
+
 @pytest.fixture
-def address() -> Iterator[str]:
-    """Of a Ray cluster of two nodes with room for a rank each."""
+def ray() -> Iterator[Ray]:
+    """On two machines where they can be had, else on this one."""
     pytest.importorskip("ray", reason="pip install ray")
+    with ExitStack() as stack:
+        if why_not():
+            yield stack.enter_context(here_alone())
+            return
+        # Sockets are in here, whose names may be 107 characters long.
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="weft-", dir="/tmp")))
+        yield on_machines(folder, stack.enter_context(machines(folder, "alpha", "beta")))
+
+
+def on_machines(folder: Path, nodes: Sequence[Machine]) -> Ray:
+    """All that is started there ends with them."""
+    head, address = nodes[0], f"{nodes[0].address}:6379"
+    begins = ("--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={folder}/local")
+    small = ("--num-cpus=1", f"--object-store-memory={80 * 2**20}", "--disable-usage-stats")
+    start = (sys.executable, "-m", "ray.scripts.scripts", "start")
+    for node in nodes:
+        how = begins if node is head else (f"--address={address}",)
+        words = node.enter(*start, *how, f"--node-ip-address={node.address}", *small)
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=commands.TIMEOUT_S, check=False
+        )
+        if "timed out during startup" in done.stderr:
+            pytest.skip("Ray gives a node 30 s to start, and this machine is busy")
+        assert done.returncode == 0, done.stdout + done.stderr
+    return Ray(address, head.enter(sys.executable))
+
+
+@contextmanager
+def here_alone() -> Iterator[Ray]:
     from ray.cluster_utils import Cluster
 
     small = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
     try:
         cluster.add_node(**small)
-        yield cluster.address
+        yield Ray(cluster.address, (sys.executable,))
     finally:
         cluster.shutdown()
 
@@ -138,12 +180,14 @@ def ranks_of(command: commands.Command) -> list[int]:
 
 
 def test_two_nodes_train_what_one_does(
-    here: Path, whole_run: Callable[..., Path], address: str
+    here: Path, whole_run: Callable[..., Path], ray: Ray
 ) -> None:
     """A rank that is killed is named, and without Ray the run goes on from what was saved."""
-    environment = {"RAY_ADDRESS": address}
-    ray = ("--launcher", "ray")
-    with commands.started(here, "mine", *ray, environment=environment) as command:
+    environment = {"RAY_ADDRESS": ray.address, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    words, program = ("--launcher", "ray"), ray.program
+    with commands.started(
+        here, "mine", *words, program=program, environment=environment
+    ) as command:
         try:
             command.wait_for_step(5)
             os.kill(ranks_of(command)[1], signal.SIGKILL)

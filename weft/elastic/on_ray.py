@@ -172,7 +172,7 @@ def run_on_ray(words: Sequence[str], world_size: int | None, *, gpus: bool) -> i
         expected = f"a plan for the {sum(rooms)} {resource}s of the Ray cluster"
         raise ConfigError("--launcher", "ray", expected, f"This one has {world_size} ranks.")
     bundles = [{resource: count} for count in counts]
-    group = ray.util.placement_group(bundles, strategy="PACK")
+    group = ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
     try:
         ray.get(group.ready(), timeout=PLACED_S)
         nodes = [_node(group, number, resource, count) for number, count in enumerate(counts)]
