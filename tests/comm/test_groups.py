@@ -1,6 +1,7 @@
 """Groups that their members open alone: several epochs in a process, and nothing left of them."""
 
 import gc
+import os
 import socket
 import threading
 import time
@@ -216,8 +217,14 @@ def test_between_machines_an_abort_ends_a_call_that_is_stuck() -> None:
             groups.open((0, 1), "gloo", "calls")
             return groups
 
-        stuck, silent = on_ranks(2, rank_main)
+        before = socket.getdefaulttimeout()
         with socket.create_connection(server.getsockname()) as mine, server.accept()[0] as other:
+            socket.setdefaulttimeout(TIMEOUT_S)
+            try:
+                stuck, silent = on_ranks(2, rank_main)
+            finally:
+                socket.setdefaulttimeout(before)
+            assert all(os.get_blocking(each.fileno()) for each in (server, mine, other))
             call = stuck.open((0, 1), "gloo", "calls").handle.allreduce([torch.ones(1)])
             stuck.abort()
             with pytest.raises(RuntimeError, match="onnection"):

@@ -1,6 +1,7 @@
 """When a job goes on under another plan because ranks are slower or faster than was predicted."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -131,6 +132,23 @@ def test_a_slow_rank_gets_less_once_and_its_part_back(
     assert shares(drift.epoch()) == [8, 8]
     assert len(told) == 2
     assert "rank 1 0.333 times as long at work as the plan says" in told[1]
+
+
+def test_what_was_measured_under_the_plan_before_is_forgotten(
+    tmp_path: Path, replans: Replans, drift: Drift, told: list[str]
+) -> None:
+    """It came while the planner thought about the measure before it."""
+    reach(tmp_path, 10)
+    measure(replans, 1.0, 3.0)
+    drift.wanted()
+    measure(replans, 1.0, 5.0)
+    assert settled(drift, told)
+    assert shares(drift.epoch()) == [12, 4]
+    assert not drift.wanted()
+    while any(thread.name == "planner" for thread in threading.enumerate()):
+        time.sleep(0.01)
+    assert not drift.wanted(), "nobody has measured this plan"
+    assert len(told) == 1
 
 
 def test_where_little_is_saved_the_plan_stays(

@@ -462,6 +462,8 @@ def test_a_machine_without_its_accelerators_is_refused() -> None:
     refuse_unsuited(three, with_chips(1, {ONE: ["a"] * 2}))
     refuse_unsuited([Place(0, CPU, 0)] * 2, hello(1))
     refuse_unsuited([*three[:1], Place(0, CPU, 0)], with_chips(1, {ONE: ["a"]}))
+    its = Place(1, Kind(TWO, "b"), 0)
+    refuse_unsuited([*three, its], with_chips(1, {TWO: ["b"]}))  # it came back: it had one rank
     for chips, has in (({}, "none"), ({ONE: ["a"]}, "1 x a"), ({ONE: ["z"] * 2}, "2 x z")):
         with pytest.raises(ConfigError) as refused:
             refuse_unsuited(three, with_chips(1, chips))

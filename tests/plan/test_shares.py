@@ -15,6 +15,8 @@ from weft.parallel.params import held_pieces, param_tilings
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.validate import validate_plan
+from weft.simulate.step import StepTime
+from weft.train.alarm import equals
 
 FAMILY = FAMILIES["llama"]
 SPEC = FAMILY.sizes["debug-1m"]
@@ -119,6 +121,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "state_shares = [1, 0, 1, 0]: expected weights above 0 for some of the ranks that hold "
         "the same parameters. Nobody would keep the state of layer 0.",
     ),
+    "samples that cancel out": (
+        {"dp": 2, "sample_shares": (1, -1)},
+        "sample_shares = [1, -1]: expected a number for each part of the samples of its mesh (2)",
+    ),
     "words": (
         {"dp": 2, "zero": 1, "state_shares": ("one", 1)},
         "state_shares = 'one': expected a value of type int.",
@@ -133,6 +139,27 @@ def test_what_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as refused:
         validate_plan(plan, num_layers=plan.num_layers, global_batch=plan.global_batch)
     assert f"pipelines[0].stages[0].{words}" in str(refused.value)
+
+
+def test_stages_of_one_mesh_share_samples_alike() -> None:
+    """A rank takes its samples by its first stage."""
+    meshes = [Mesh.of((0, 1), dp=2), Mesh.of((2, 3), dp=2)]
+    shares: list[tuple[int, ...]] = [(1, 1), (), (), (3, 1)]
+    stages = tuple(
+        StagePlan(mesh=meshes[m], layers=(n, n + 1), sample_shares=shares[n])
+        for n, m in enumerate((0, 1, 1, 0))
+    )
+    line = PipelinePlan(stages=stages, samples=4, microbatch=4, schedule="zb-v")
+    plan = Plan(num_layers=4, pipelines=(line,))
+    with pytest.raises(ConfigError, match="one sample_shares and state_shares for all stages"):
+        validate_plan(plan, num_layers=4, global_batch=4)
+
+
+def test_nobody_is_held_to_what_another_should_take() -> None:
+    """Ranks of unlike shares are not compared, and no time is predicted of each."""
+    plan = side_by_side({"dp": 3, "zero": 1, "sample_shares": (2, 1, 1), "state_shares": (1, 1, 5)})
+    assert len(set(equals(plan))) == 3
+    assert StepTime((), (), 1.0).busy_s(plan) == ()
 
 
 def test_state_that_no_domain_may_lack() -> None:

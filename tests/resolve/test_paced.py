@@ -175,6 +175,8 @@ def test_what_cannot_be_planned_again_is_refused(machine: Node) -> None:
     stages = "plan.stages=[{precision: fp32}, {precision: bf16}]"
     _, several = asked(machine, stages)
     assert refused(several).startswith(f"{head}where stages compute in bf16 and fp32.")
+    _, unlike = asked(machine, "batch.micro=4", "plan.stages=[{dp: 2, sample_shares: [3, 1]}]")
+    assert refused(unlike).startswith(f"{head}where ranks of a stage have unlike shares.")
     loaded = load_config("debug", ["batch.samples=15", "batch.micro=1", "plan.shares=[5,5,5]"])
     cards = resolve(loaded, Cluster(nodes=(MIXED,)))
     assert refused(cards).startswith(f"{head}where ranks compute on accelerators.")

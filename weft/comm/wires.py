@@ -5,75 +5,88 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
-_INTERNET = (socket.AF_INET, socket.AF_INET6)
+_LISTENS = "0A"
+"""In the kernel's tables of TCP."""
+
+
+class _Socket(NamedTuple):
+    port: int
+    """At this end."""
+    listens: bool
 
 
 class Wires:
-    """Those that appeared while ``noted`` ran; on Linux. Elsewhere there are none."""
+    """Those that appeared while ``noted`` ran; on Linux. Elsewhere there are none.
+
+    Nothing but what ``cut`` ends is touched: a copy of a socket, however short, would take its
+    timeouts from Python's default.
+    """
 
     def __init__(self) -> None:
         self._made = set[int]()
-        self._others: set[int] | None = None
-        """Ports at which this process listened before the library did."""
+        """By the kernel's numbers."""
+        self._ports = set[int]()
+        """At which the library listens."""
 
     @contextmanager
     def noted(self) -> Iterator[None]:
         """In it the library connects, and accepts."""
-        before = set[int]()
-        listened = set[int]()
-        for each in _sockets():
-            before.add(_number(each))
-            if _listens(each):
-                listened.add(_port(each))
-        if self._others is None:
-            self._others = listened
+        before = _sockets()
         yield
-        for each in _sockets():
-            is_other = _listens(each) or _port(each) in self._others
-            if _number(each) not in before and not is_other:
-                self._made.add(_number(each))
+        now = _sockets()
+        new = {number: each for number, each in now.items() if number not in before}
+        self._ports |= {each.port for each in new.values() if each.listens}
+        others = {each.port for each in now.values() if each.listens} - self._ports
+        self._made |= {
+            number
+            for number, each in new.items()
+            if not each.listens and each.port not in others  # somebody else's server accepted it
+        }
 
     def cut(self) -> None:
         """Whoever waits there, at either end, hears that nobody is there any more."""
-        for each in _sockets():
-            if _number(each) in self._made:
+        for handle, number in _handles():
+            if number in self._made:
                 with suppress(OSError):  # the other end was faster
-                    each.shutdown(socket.SHUT_RDWR)
+                    _shut(handle)
         self._made.clear()
 
 
-def _sockets() -> Iterator[socket.socket]:
-    """Each as a copy that is good for one turn."""
+def _sockets() -> dict[int, _Socket]:
+    """Those of TCP that this process has open, by the kernel's numbers."""
+    lines: list[str] = []
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError):
+            lines += Path("/proc/self/net", name).read_text().splitlines()[1:]
+    rows = [line.split() for line in lines]
+    open_here = {number for _, number in _handles()}
+    return {
+        int(row[9]): _Socket(int(row[1].rpartition(":")[2], 16), row[3] == _LISTENS)
+        for row in rows
+        if int(row[9]) in open_here
+    }
+
+
+def _handles() -> Iterator[tuple[int, int]]:
+    """Each open socket, and the kernel's number of it, which copies share."""
     folder = Path("/proc/self/fd")
     for entry in list(folder.iterdir()) if folder.exists() else ():
-        with suppress(OSError), ExitStack() as stack:  # another thread closed it, or it is none
-            if not str(entry.readlink()).startswith("socket:"):
-                continue
-            found = stack.enter_context(_copy(int(entry.name)))
-            if found.family in _INTERNET and found.type == socket.SOCK_STREAM:
-                yield found
+        with suppress(OSError):  # another thread closed it
+            kind, _, number = str(entry.readlink()).partition(":[")
+            if kind == "socket":
+                yield int(entry.name), int(number.rstrip("]"))
 
 
-def _copy(handle: int) -> socket.socket:
+def _shut(handle: int) -> None:
     copy = os.dup(handle)
     try:
-        return socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
-
-
-def _number(of: socket.socket) -> int:
-    """The kernel's, which a copy shares."""
-    return os.fstat(of.fileno()).st_ino
-
-
-def _listens(of: socket.socket) -> bool:
-    return bool(of.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-
-
-def _port(of: socket.socket) -> int:
-    return int(of.getsockname()[1])
+        with socket.socket(fileno=copy) as found:
+            copy = -1
+            found.shutdown(socket.SHUT_RDWR)
+    finally:
+        if copy >= 0:
+            os.close(copy)

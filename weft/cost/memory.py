@@ -157,7 +157,7 @@ def stage_memory(
             **whole,
             working=working,
             logits=last,
-            buffers=borders + _buckets(choice) + gathered,
+            buffers=borders + _buckets(choice) + _terms(shape, choice) + gathered,
             fragments=fragments * (working + last),
             runtime=overheads.runtime_bytes,
         ),
@@ -196,6 +196,16 @@ def _buckets(choice: StageChoice) -> float:
     """Two on their way; on a processor from level 2 on with what came, and one more."""
     many = 5 if choice.work.eager and choice.zero >= 2 else 2
     return many * BUCKET_BYTES * (choice.num_holders > 1)
+
+
+def _terms(shape: ModelShape, choice: StageChoice) -> float:
+    """Of an unlike segment, what came from each of those that share, until it is summed: at level 1
+    of all gradients at once, above of a few buckets."""
+    if choice.part is None:
+        return 0.0
+    grads = choice.state.grad * sum(trained_params(shape, choice))
+    on_their_way = grads if choice.zero == 1 or choice.pipelines > 1 else 3 * BUCKET_BYTES
+    return choice.ways * choice.part * min(grads, on_their_way)
 
 
 def gathered_layers(shape: ModelShape, choice: StageChoice, work: StageWork) -> float:

@@ -125,6 +125,8 @@ class Drift:
         """The ranks are to come to the door for a plan that saves time."""
         self._time_move()
         self._read()
+        if self._measured is not None and not self._is_of_now(self._measured):
+            self._measured = None
         if self._answer is not None:
             if self._is_stale(self._answer):
                 self._answer = None
@@ -180,9 +182,12 @@ class Drift:
             measured = Measured(int(step), predicted_s, paces, usual)
         except (ValueError, TypeError):  # rank 0 did not write that
             return
+        self._measured = measured
+
+    def _is_of_now(self, measured: Measured) -> bool:
+        """It is about the job as it is, not as it was before a move or a loss."""
         prediction = self._replans.job.prediction
-        if prediction is not None and prediction.busy_s == measured.predicted_s:
-            self._measured = measured
+        return prediction is not None and prediction.busy_s == measured.predicted_s
 
     def _may_ask(self) -> bool:
         """What is too much within an hour waits."""

@@ -134,6 +134,11 @@ class Plan:
         return len({rank for _, _, stage in self.stages() for rank in stage.mesh.ranks})
 
     @property
+    def has_unlike_shares(self) -> bool:
+        """Ranks of a mesh compute, or keep, unlike parts."""
+        return any(stage.sample_shares or stage.state_shares for _, _, stage in self.stages())
+
+    @property
     def devices(self) -> list[str]:
         """What each rank computes on, in their order."""
         found = {rank: stage.device for _, _, stage in self.stages() for rank in stage.mesh.ranks}

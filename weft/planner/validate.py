@@ -204,10 +204,10 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
         if stage.passes < 1:
             raise ConfigError(f"{where}.stages[{s}].passes", stage.passes, "at least 1")
         micro = min(pipeline.microbatch, pipeline.samples)
+        check_shares(f"{where}.stages[{s}]", stage, micro)
         keys = f"{where}.stages[{s}].mesh", f"{where}.stages[{s}].passes"
         refuse_idle_work(keys, dict(stage.mesh.axes), stage.passes, micro, stage.sample_shares)
         _check_pieces(f"{where}.stages[{s}].pieces", stage)
-        check_shares(f"{where}.stages[{s}]", stage, micro)
 
 
 def check_shares(where: str, stage: StagePlan, micro: int) -> None:
@@ -400,6 +400,10 @@ def _check_positions(where: str, pipeline: PipelinePlan) -> None:
         if len(settings) > 1:
             expected_words = "one device and precision for all stages of a mesh"
             raise ConfigError(f"{where}.stages", sorted(settings), expected_words)
+        shares = {(stage.sample_shares, stage.state_shares) for stage in stages}
+        if len(shares) > 1:
+            expected_words = "one sample_shares and state_shares for all stages of a mesh"
+            raise ConfigError(f"{where}.stages", sorted(shares), expected_words)
 
 
 def _check_layers(where: str, pipeline: PipelinePlan, num_layers: int) -> None:

@@ -158,5 +158,7 @@ def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 def _with_least(pipeline: PipelinePlan) -> PipelinePlan:
     """One sample of a microbatch for each rank and pass."""
+    if any(stage.sample_shares for stage in pipeline.stages):
+        return pipeline
     least = max(stage.mesh.sample_ways * stage.passes for stage in pipeline.stages)
     return replace(pipeline, microbatch=min(pipeline.microbatch, least), lists=())

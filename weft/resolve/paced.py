@@ -226,6 +226,10 @@ def refuse_unknown(
     elif len(precisions) > 1:
         expected = f"off or warn where stages compute in {' and '.join(precisions)}"
         hint = "The planner plans for one precision: give all stages the same."
+    elif plan.has_unlike_shares:
+        expected = "off or warn where ranks of a stage have unlike shares"
+        hint = "What each of them should take is not predicted: leave sample_shares and "
+        hint += "state_shares out."
     elif not busy_s:
         expected, hint = (
             "off or warn where no time is predicted",

@@ -93,7 +93,12 @@ class StepTime:
         return self.stretch * max(timeline.step_s + once for timeline, once in both)
 
     def busy_s(self, plan: Plan) -> tuple[float, ...]:
-        """How long each rank of the plan computes."""
+        """How long each rank of the plan computes.
+
+        Nothing where those of a mesh have unlike shares: times are of the one that takes longest.
+        """
+        if plan.has_unlike_shares:
+            return ()
         found: dict[int, float] = {}
         for pipeline, timeline, once in zip(
             plan.pipelines, self.timelines, self.once_s, strict=True

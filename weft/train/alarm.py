@@ -69,9 +69,10 @@ def equals(plan: Plan) -> list[Hashable]:
     found: list[Hashable] = []
     for rank in range(plan.world_size):
         mine = plan.rank_plan(rank)
-        stages = (mine.pipeline_plan.stages[number] for number in mine.stages)
+        stages = [mine.pipeline_plan.stages[number] for number in mine.stages]
         work = tuple((s.layers, s.device, s.precision, s.recompute, s.mesh.axes) for s in stages)
-        found.append((work, sum(map(len, mine.microbatches()))))
+        kept = [s.state_shares and s.state_shares[s.mesh.ranks.index(rank)] for s in stages]
+        found.append((work, sum(map(len, mine.microbatches())), tuple(kept)))
     return found
 
 

@@ -347,9 +347,9 @@ class Saver:
 
     def look(self) -> None:
         """Say what came of saves, as far as this rank has heard. Not collective."""
-        if self._copy is not None and not self._copy.is_told:
-            if not (self._has_arrived and self._run.built.engine.still_read.is_known):
-                return
+        if self._copy is not None and not self._copy.is_told and self._has_arrived:
+            if not self._run.built.engine.still_read.is_known:
+                return  # nobody hears of its end before it was told
             self._tell_copy(self._copy)
         for event in self._agent.events() if self._agent is not None else ():
             if isinstance(event, Failed):
@@ -423,9 +423,11 @@ class Saver:
         """Start an agent on every machine and speak to it; why some rank cannot, or nothing."""
         comm = self._run.comm
         mine = sum(shard.tensor.nbytes for shard in shards)
-        need = len(self._here) * self._slots * mine
+        of_ranks = comm.gather_json(mine, name="memory for copies")
+        here = [int(of_ranks[rank]) for rank in self._here]
+        need = self._slots * sum(here)
         if self._downloads is not None:
-            need += len(self._here) * self._downloads.bytes_for(mine)
+            need += sum(map(self._downloads.bytes_for, here))
         problem, free = "", free_memory_bytes()
         if need > SHARE * free:  # new copies take the place of those that a start before left
             with MemoryOfMachine(self._held, node_of(comm)) as memory:

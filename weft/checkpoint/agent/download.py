@@ -116,10 +116,20 @@ class Downloads:
         yield _Piece(room, spans, self._side.record_event(), sources)
 
     def _room(self) -> Tensor:
-        """One that is free: made where few are, else waited for."""
+        """One that is free: made where few are, else waited for.
+
+        Raises OSError where the host has no such memory at all.
+        """
         if self._free.empty() and (self.made + 1) * self._room_bytes <= self._most_bytes:
-            self.made += 1
-            return torch.empty(self._room_bytes, dtype=torch.uint8, pin_memory=True)
+            try:
+                room = torch.empty(self._room_bytes, dtype=torch.uint8, pin_memory=True)
+            except RuntimeError as error:
+                if not self.made:
+                    raise OSError(f"no page-locked memory: {error}") from error
+                self._most_bytes = self.made * self._room_bytes
+            else:
+                self.made += 1
+                return room
         return self._free.get()
 
     def _bring(

@@ -44,7 +44,9 @@ class Holding:
         draft, beat, wait_s = self._draft(), 0, 0.0
         while not self._over.wait(wait_s):
             wait_s = LOOK_S
-            with suppress(CheckpointError):  # whoever writes the files says what is wrong there
+            with suppress(
+                CheckpointError, OSError
+            ):  # whoever writes the files says what is wrong there
                 if draft.is_open():
                     draft.hold(self._rank, beat)
                     beat, wait_s = beat + 1, BEAT_S

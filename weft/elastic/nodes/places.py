@@ -100,10 +100,13 @@ def refuse_unsuited(places: Sequence[Place], hello: Hello) -> None:
     Raises:
         ConfigError: what it has, and what is needed.
     """
+    own = [place for place in places if place.node == hello.index]
+    if own and all(has(hello, place) for place in own):
+        return  # it came back, and had so many ranks
     needed = Counter(place.kind for place in places)
     seats = min(hello.seats, len(places))
-    has = _kinds(hello)
-    suits = sum(min(number, has[k]) if k.chip else number for k, number in needed.items())
+    its = _kinds(hello)
+    suits = sum(min(number, its[k]) if k.chip else number for k, number in needed.items())
     if suits < seats:
         words = _in_words(needed) if len(needed) > 1 else _in_words({next(iter(needed)): seats})
         raise _lacking(hello, words, seats)
