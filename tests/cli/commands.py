@@ -74,15 +74,23 @@ class Command:
         """Process id of a rank above 0, which prints to a log of its own."""
         log = str((self.out / f"logs/rank{number}.log").resolve())
         found = [pid for pid in self.alive() if stdout(pid) == log]
-        assert found, f"there is no rank {number}"
-        return found[0]
+        first = [pid for pid in found if parent(pid) not in found]  # not what it just started
+        assert first, f"there is no rank {number}"
+        return first[0]
 
     def ranks(self) -> dict[int, int]:
         """Process ids of both ranks."""
-        other = self.rank(1)
-        served = [pid for pid in self.alive() if parent(pid) == parent(other)]
-        (main,) = set(served) - {other}
-        return {0: main, 1: other}
+        found: dict[int, int] = {}
+
+        def are_both_there() -> bool:
+            other = self.rank(1)
+            served = {pid for pid in self.alive() if parent(pid) == parent(other)} - {other}
+            if len(served) == 1:
+                found.update({0: served.pop(), 1: other})
+            return bool(found)
+
+        self.wait_until(are_both_there)
+        return found
 
     def agents(self) -> list[int]:
         """Process ids of those that write its checkpoints, in sessions of their own."""
