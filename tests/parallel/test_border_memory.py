@@ -136,6 +136,7 @@ def on_seams(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> list[tup
             made = copies.rooms.made + copies.calls.made
             found.append((made - before, len(elsewhere)))
             before = made
+    built.gradients.fence()  # who leaves while parameters are on their way lets others wait
     comm.close()
     return found
 
