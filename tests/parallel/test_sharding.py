@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, Literal
 
 import pytest
-from parity.cases import NUM_LAYERS, Case
+from parity.cases import LEVELS, NUM_LAYERS, Case
 from torch import Tensor
 
 from weft.comm.address import RankAddress
@@ -72,14 +73,14 @@ def kept(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> dict[str, in
     }
 
 
-@pytest.mark.parametrize("shares", [(1, 1), (1, 7), (0, 8)])
-@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("level", "shares"),
+    [(0, (1, 1)), *product(LEVELS[1:], [(1, 1), (1, 7), (0, 8)])],
+)
 def test_each_level_keeps_its_share(
     level: ZeroLevel, shares: tuple[int, int], pool: WorkerPool
 ) -> None:
     """Per parameter of P, over N ranks: 2P moments, P gradients, P parameters (in fp64 x 8)."""
-    if not level and shares != (1, 1):
-        return
     case = replace(DP2, zero=level, state_shares=(shares,) if shares != (1, 1) else ())
     plan, rehearsal = case.plan(), case.rehearsal()
     specs = FAMILIES[rehearsal.spec.family].param_specs(rehearsal.spec)

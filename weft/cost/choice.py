@@ -218,22 +218,11 @@ def _part_of(rank: int, stage: StagePlan, same: Sequence[StagePlan], plan: Plan)
         weights = dict(zip(mesh.ranks, shares or (1,) * len(mesh.ranks), strict=True))
         if mesh == stage.mesh:
             own = weights[rank]
-            total += sum(weights[mate] for mate in _alike(mesh, rank) if mate in near)
+            total += sum(weights[mate] for mate in alike(mesh, rank) if mate in near)
         else:  # who of another mesh has the same may lie between others: their mean
             beside = sum(weights[mate] for mate in mesh.ranks if mate in near)
             total += beside * mesh.sample_ways / len(mesh.ranks)
     return own / total if total else 0.0
-
-
-def _alike(mesh: Mesh, rank: int) -> list[int]:
-    """Ranks that hold the same parameters as this one."""
-    here = mesh.coordinate(rank)
-    names = [name for name, _ in mesh.axes if not DIVISIONS[name].copies]
-    return [
-        mate
-        for mate in mesh.ranks
-        if all(mesh.coordinate(mate)[name] == here[name] for name in names)
-    ]
 
 
 def ways_of_domains(plan: Plan) -> dict[tuple[int, int], int]:
@@ -251,8 +240,10 @@ def ways_of_domains(plan: Plan) -> dict[tuple[int, int], int]:
     return found
 
 
-def alike(mesh: Mesh) -> Iterator[int]:
-    """The first group of ranks that hold the same parameters: it reaches as far as the others."""
+def alike(mesh: Mesh, rank: int | None = None) -> Iterator[int]:
+    """Ranks that hold the same parameters as ``rank``, or the first such group: it reaches as far
+    as the others."""
+    here = mesh.coordinate(mesh.ranks[0] if rank is None else rank)
     axes = [(name, range(size)) for name, size in mesh.axes if DIVISIONS[name].copies]
     for at in product(*(positions for _, positions in axes)):
-        yield mesh.rank_at(**{name: n for (name, _), n in zip(axes, at, strict=True)})
+        yield mesh.rank_at(**{**here, **{name: n for (name, _), n in zip(axes, at, strict=True)}})

@@ -66,6 +66,7 @@ class Accumulator:
         self.bucket = bucket
         self.near = bucket.near(comm.rank)
         """Those that hold it in this rank's domain."""
+        self._segments = bucket.segments(comm.rank)
         self._between = between
         self._arriving: list[_Once] = []
         """Of this step, one for each round, where sums go on between domains."""
@@ -138,8 +139,9 @@ class Accumulator:
             self._flat = None
         is_in_place = is_first and sent is flat
         own = self._own if is_in_place else torch.empty_like(self._own, dtype=sent.dtype)
-        sizes = self.bucket.segments(self._comm.rank)
-        arrived = self._comm.reduce_scatter(sent, own, name=INSIDE, group=self.near, sizes=sizes)
+        arrived = self._comm.reduce_scatter(
+            sent, own, name=INSIDE, group=self.near, sizes=self._segments
+        )
 
         def finish() -> None:
             arrived()

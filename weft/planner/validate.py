@@ -149,27 +149,18 @@ def _check_alike(plan: Plan) -> None:
 
 
 def _check_owners(plan: Plan) -> None:
-    found = without_owner(plan)
-    if found is not None:
-        p, s, unit = found
-        where = f"pipelines[{p}].stages[{s}].state_shares"
-        value = list(plan.pipelines[p].stages[s].state_shares)
-        expected = "weights above 0 for some of the ranks that hold the same parameters"
-        hint = f"Nobody would keep the state of {unit_in_words(unit)}."
-        raise ConfigError(where, value, expected, hint)
-
-
-def without_owner(plan: Plan) -> tuple[int, int, UnitName] | None:
-    """Pipeline, stage and unit of which nobody would keep some part of the state, where ranks keep
-    unlike shares; None: somebody keeps each part."""
+    """Where ranks keep unlike shares, somebody keeps each part of the state."""
     for p, s, stage in plan.stages():
         domains = plan.by_domain(range(plan.world_size)) if stage.state_shares else ()
         mine = [domain for domain in domains if {*domain} & {*stage.mesh.ranks}]
         for unit in sorted(plan.pipelines[p].units(s), key=str) if mine else ():
             beside = [other for _, _, other in plan.stages_with({unit})]
             if not all(any(_keeps_all(each, domain) for each in beside) for domain in mine):
-                return p, s, unit
-    return None
+                where = f"pipelines[{p}].stages[{s}].state_shares"
+                expected = "weights above 0 for some of the ranks that hold the same parameters"
+                words = f"layer {unit}" if isinstance(unit, int) else f"the {unit}"
+                hint = f"Nobody would keep the state of {words}."
+                raise ConfigError(where, list(stage.state_shares), expected, hint)
 
 
 def _keeps_all(stage: StagePlan, domain: Collection[int]) -> bool:
@@ -178,11 +169,6 @@ def _keeps_all(stage: StagePlan, domain: Collection[int]) -> bool:
     shares = dict(zip(mesh.ranks, stage.state_shares or (1,) * len(mesh.ranks), strict=True))
     parts = {rank: tuple(mesh.coordinate(rank)[axis] for axis in axes) for rank in mesh.ranks}
     return {*parts.values()} == {parts[r] for r in mesh.ranks if r in domain and shares[r]}
-
-
-def unit_in_words(unit: UnitName) -> str:
-    """As errors say it."""
-    return f"layer {unit}" if isinstance(unit, int) else f"the {unit}"
 
 
 def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None:
@@ -230,15 +216,17 @@ def check_shares(where: str, stage: StagePlan, micro: int) -> None:
     if stage.state_shares and not stage.zero:
         hint = "They are of what zero divides, and it divides nothing."
         raise ConfigError(f"{where}.state_shares", list(stage.state_shares), "null", hint)
-    parts = stage.mesh.split_samples(micro, stage.sample_shares).values()
-    given = stage.sample_shares and sum(map(bool, stage.sample_shares))
-    ways = stage.mesh.sample_ways
-    if given and sum(map(bool, parts)) * ways < given * len(stage.mesh.ranks):
+    _check_parts(f"{where}.sample_shares", stage.sample_shares, micro)
+
+
+def _check_parts(key: str, shares: Sequence[int], micro: int) -> None:
+    """Each part with a weight has samples."""
+    parts = split_by_weight(micro, shares) if shares else []
+    if any(share and not part for share, part in zip(shares, parts, strict=True)):
         expected = (
             f"weights with which each above 0 has one of the {micro} samples of a micro-batch"
         )
-        hint = "Give it 0, or make micro-batches larger."
-        raise ConfigError(f"{where}.sample_shares", list(stage.sample_shares), expected, hint)
+        raise ConfigError(key, list(shares), expected, "Give it 0, or make micro-batches larger.")
 
 
 def check_in_flight(key: str, pipeline: PipelinePlan) -> None:

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.comm.comm import Comm, Finish, Parts
 from weft.comm.members import Channel
+from weft.comm.parts import sizes_of
 from weft.cost.times import BorderTimes, StageTimes
 from weft.nn.context import Context
 from weft.nn.stage import STREAM, Output, Term, Terms, Tree, Unit
@@ -238,7 +239,7 @@ class VirtualComm(Comm):
         group: tuple[int, ...],
         sizes: Sequence[int] = (),
     ) -> Finish:
-        for segment in _parted(flat, group, sizes):
+        for segment in torch.split(flat, list(sizes_of(flat, group, sizes))):
             if segment.numel():
                 self._stamp(segment.view(1, -1), group)
         done = super().reduce_scatter(flat, own, name=name, group=group, sizes=sizes)
@@ -247,7 +248,7 @@ class VirtualComm(Comm):
     def all_gather(
         self, flat: Tensor, *, name: str, group: tuple[int, ...], sizes: Sequence[int] = ()
     ) -> Finish:
-        segments = _parted(flat, group, sizes)
+        segments = torch.split(flat, list(sizes_of(flat, group, sizes)))
         segments[group.index(self.rank)][:1] = now()
         done = super().all_gather(flat, name=name, group=group, sizes=sizes)
         return self._carry(name, group, done, flat.nbytes, [each[:1] for each in segments])
@@ -337,8 +338,3 @@ class VirtualComm(Comm):
         """Until the links have carried ``(p - 1) / p`` of the bytes."""
         size = len(group)
         return self._modelled.seconds_per_byte(group) * num_bytes * (size - 1) / size
-
-
-def _parted(flat: Tensor, group: Sequence[int], sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Each rank's segment, equal ones where ``sizes`` does not say them."""
-    return torch.split(flat, [*sizes] or [flat.numel() // len(group)] * len(group))
