@@ -317,7 +317,7 @@ SCHEDULES_BY_ZERO = [
 ]
 SEAMS = [
     Case(
-        f"border-{axis}{a}-{axis}{b}",
+        f"seam-{axis}{a}-{axis}{b}",
         shares=(6,),
         microbatch=4,
         dp=((a, b) if axis == "dp" else (1, 1),),
@@ -484,3 +484,6 @@ PARITY = [
     *DOMAINS,
     *UNEVEN,
 ]
+
+EVERY = [*PARITY, *EIGHT_BITS]
+"""Whatever compares plans with one process takes its rows from here."""

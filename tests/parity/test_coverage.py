@@ -5,7 +5,9 @@ from dataclasses import fields
 from itertools import product
 from typing import get_args
 
-from parity.cases import PARITY
+from parity import cases
+from parity.cases import EVERY, PARITY, Case
+from strict.plans import CASES
 
 from weft.config.axes import NAMES
 from weft.models.registry import FAMILIES
@@ -47,6 +49,16 @@ def test_every_setting_of_a_stage_occurs_with_more_than_one_value() -> None:
     for field in fields(StagePlan):
         values = {getattr(stage, field.name) for stage in STAGES}
         assert (len(values) > 1) == (field.name not in ELSEWHERE) or field.name == "mesh", field
+
+
+def test_every_row_is_compared_and_runs_on_the_strict_backend() -> None:
+    tables = [each for each in vars(cases).values() if isinstance(each, list)]
+    rows = {case for table in tables for case in table if isinstance(case, Case)}
+    names = [case.name for case in EVERY]
+    assert rows == set(EVERY)
+    assert len(set(names)) == len(names)
+    several = {case.name for case in rows if case.plan().world_size > 1}
+    assert set(CASES) == several
 
 
 def test_every_family_occurs() -> None:

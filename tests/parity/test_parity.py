@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from parity.cases import EIGHT_BITS, PARITY, Case
+from parity.cases import EVERY, PARITY, Case
 
 from weft.diagnose.verdict import TOLERANCE as BY_DTYPE
 from weft.diagnose.verify import Rehearsal, Trace, difference, one_process, rehearse
@@ -19,7 +19,7 @@ def alone(pool: WorkerPool) -> dict[tuple[Rehearsal, int, str], Trace]:
     return {}
 
 
-@pytest.mark.parametrize("case", [*PARITY, *EIGHT_BITS], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 def test_matches_one_process(
     case: Case, pool: WorkerPool, alone: dict[tuple[Rehearsal, int, str], Trace]
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from parity.cases import PARITY, Case
+from parity.cases import EVERY, Case
 from strict.group import on_processors
 from strict.rules import Rules
 from strict.server import Server
@@ -17,7 +17,7 @@ from weft.elastic.pool import WorkerPool
 from weft.plan.plan import Plan
 
 QUEUES = (1, 2, 4, 8)
-CASES = {case.name: case for case in PARITY if case.plan().world_size > 1}
+CASES = {case.name: case for case in EVERY if case.plan().world_size > 1}
 On = Callable[..., Any]
 """``on(address, where, job, *args)``: the job with ranks that talk through the strict server."""
 
@@ -43,7 +43,7 @@ class Strict:
         ``beside``: puts some ranks on other devices, which do not talk through the server."""
         self._pool, self._on, self._on_alone, self._device = pool, on, alone, device
         self._beside = beside
-        self._alone: dict[tuple[Rehearsal, int], Trace] = {}
+        self._alone: dict[tuple[Rehearsal, int, str], Trace] = {}
 
     def difference(self, case: Case, *, queues: int, seed: int) -> Difference:
         """From the same steps in one process.
@@ -52,7 +52,7 @@ class Strict:
             RanksFailedError: what the strict backend found.
         """
         rehearsal, plan = case.rehearsal(), case.plan()
-        key = (rehearsal, plan.global_batch)
+        key = (rehearsal, plan.global_batch, case.precision)
         if key not in self._alone:
             self._alone[key] = rehearse(self._run_alone, one_process(plan), rehearsal)
         with Server(Rules(queues, seed)) as server:
