@@ -62,6 +62,7 @@ ACROSS = (
 ACROSS += "{{stages: [{{tp: 2, zero: {0}}}]}}]"
 FEATURES = (
     Feature("stages of unequal layers", "{layers: 3}, {}"),
+    Feature("a border inside a layer", "{layers: 1.5}, {}"),
     Feature("data parallel, other sizes on either side", "{dp: 2}, {dp: 3}"),
     Feature("tensor and sequence parallel, other sizes on either side", "{tp: 2}, {tp: 4}"),
     Feature("both, axes in another order", "{dp: 2, tp: 2, order: [tp, dp]}, {dp: 4}"),
@@ -130,6 +131,7 @@ REFUSALS = (
         "there have to be as many processes as ranks",
         world_size=2,
     ),
+    Refusal(("plan.stages=[{layers: 1.3}, {}]",), "plan.stages[0].layers", "a layer has two parts"),
     Refusal(("plan.shares=[2,1]",), "plan.shares", "one process for each share", world_size=3),
     Refusal(
         ("plan.stages=[{}, {dp: 5}]",), "plan.stages[1].dp", "four samples do not reach five ranks"

@@ -31,6 +31,7 @@ COUNTED = {"activations", "gradients", "parameters", "gather seq", "scatter seq"
         ["plan.stages=[{dp: 2, zero: 3, layers: 2}, {tp: 2}]"],
         ["plan.stages=[{dp: 2, zero: 2, passes: 2}]", "batch.micro=4"],
         ["plan.stages=[{dp: 2, zero: 3, passes: 2}]", "batch.micro=4"],
+        ["plan.stages=[{tp: 2, layers: 1.5}, {dp: 2, zero: 3}]", "compute.recompute=full"],
         [
             "plan.pipelines=[{stages: [{tp: 2, zero: 1}]}, "
             "{stages: [{zero: 1, layers: 1}, {zero: 1}]}]"
@@ -40,7 +41,7 @@ COUNTED = {"activations", "gradients", "parameters", "gather seq", "scatter seq"
             'optim.groups=[{params: "layers.0.*", trainable: false}]',
         ],
     ],
-    ids=["tp", "unlike stages", "passes", "level 3", "unlike pipelines", "frozen"],
+    ids=["tp", "unlike stages", "passes", "level 3", "cut", "unlike pipelines", "frozen"],
 )
 def test_predicted_is_what_is_counted(plan: list[str], here: Path) -> None:
     arguments = ["train", "tiny.yaml", "--out", "mine", "--steps", "2", "--comm-report", "--quiet"]

@@ -29,8 +29,9 @@ class Case:
     """Tensor-parallel size likewise; 1 by default."""
     tp_outer: bool = False
     """Meshes name their tensor-parallel axis first, and their ranks downwards."""
-    layers: tuple[tuple[int, ...], ...] = ()
-    """Layers of each stage of each pipeline; all in one stage by default."""
+    layers: tuple[tuple[float, ...], ...] = ()
+    """Layers of each stage of each pipeline, halves where one is cut; all in one stage by
+    default."""
     schedule: ScheduleName = "1f1b"
     in_flight: tuple[int, ...] = ()
     """Of every pipeline, by position; as many as its schedule needs by default."""
@@ -473,6 +474,22 @@ EIGHT_BITS = [
          precision="fp8-blockwise-fp64"),
 ]  # fmt: skip
 
+CUT = [
+    Case("cut", shares=(6,), dp=((1, 1),), layers=((1.5, 2.5),), recompute="core+attention:2"),
+    Case("cut-tp2-tied-recompute", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((2.5, 1.5),),
+         tied=True, recompute="full", pieces=2),
+    Case("cut-feed-forward-alone-gpt2", shares=(6,), dp=((1, 1, 1),), layers=((1.5, 0.5, 2),),
+         schedule="zb-h1", family="gpt2", dropout=0.2),
+    Case("cut-zb-v-both-parts-on-one-rank", shares=(6,), dp=((1, 1),), layers=((1, 0.5, 1.5, 1),),
+         schedule="zb-v", tied=True, microbatch=1),
+    Case("cut-interleaved-zero3", shares=(6,), dp=((2, 2),), layers=((0.5, 1.5, 1, 1),),
+         schedule="interleaved", zero=3, recompute="full"),
+    Case("cut-beside-whole-zero1", shares=(6, 2), dp=((1, 2), (1,)), tp=((2, 1), (3,)),
+         layers=((1.5, 2.5), (4,)), zero=1, tied=True),
+    Case("cut-unlike-gpt2-zero2", shares=(4, 2), dp=((1, 1), (1, 1, 1)), microbatch=1, zero=2,
+         layers=((2.5, 1.5), (2, 0.5, 1.5)), family="gpt2", dropout=0.2),
+]  # fmt: skip
+
 PARITY = [
     *ONE_BY_ONE,
     *SCHEDULES_BY_LAYERS,
@@ -483,6 +500,7 @@ PARITY = [
     *PIECES,
     *DOMAINS,
     *UNEVEN,
+    *CUT,
 ]
 
 EVERY = [*PARITY, *EIGHT_BITS]

@@ -202,7 +202,10 @@ def differing(pipeline: PipelinePlan, **changes: str) -> PipelinePlan:
         ({"passes": 1.0}, "passes = 1.0: expected a value of type int."),
         ({"pieces": 2.0}, "pieces = 2.0: expected a value of type int."),
         ({"device": None}, "device = null: expected a value of type str."),
-        ({"layers": (0, 4.0)}, "layers = 4.0: expected a value of type int."),
+        (
+            {"layers": (0, 3.4)},
+            "layers = [0, 3.4]: expected numbers of layers, with a half where a layer is cut.",
+        ),
         ({"mesh": (0,)}, "mesh = [0]: expected a value of type Mesh."),
     ],
 )

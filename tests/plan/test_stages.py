@@ -81,6 +81,15 @@ def test_what_is_not_said_is_split_evenly() -> None:
     assert layers(planned(stages=[{"layers": 0}, {}])) == [(0, 0), (0, 4)]
 
 
+def test_a_stage_may_end_inside_a_layer() -> None:
+    assert layers(planned(stages=[{"layers": 1.5}, {}])) == [(0, 1.5), (1.5, 4)]
+    assert layers(planned(stages=[{}, {"layers": 0.5}, {}])) == [(0, 2), (2, 2.5), (2.5, 4)]
+    v = planned(stages=[{"layers": 2.5}, {}], schedule="zb-v")
+    assert layers(v) == [(0, 1), (1, 2), (2, 2.5), (2.5, 4)]
+    split = planned(stages=[{"split": [0.5, 1]}, {"split": [1.5, 1]}], schedule="zb-v")
+    assert layers(split) == [(0, 0.5), (0.5, 2), (2, 3), (3, 4)]
+
+
 def test_pipelines_by_hand() -> None:
     """Shares 3:1 of 24 samples; the second cuts its six into micro-batches of four and two."""
     plan = planned(

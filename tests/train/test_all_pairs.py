@@ -1,16 +1,19 @@
 """A checkpoint of any plan loads into any other: nine plans, all pairs, the next two losses."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from parity.cases import Case
 
+from weft.checkpoint.diff import differences
 from weft.checkpoint.reader import open_checkpoint
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.sections import BatchConfig, CheckpointConfig, Config, DataConfig
 from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
+from weft.models.registry import param_specs
 from weft.plan.plan import Plan
 from weft.platform.cpu import CpuPlatform
 from weft.train.assemble import Built, fill, initial
@@ -26,14 +29,14 @@ PLANS = [
     Case("dp2-zero3-uneven", shares=(6,), dp=((2,),), microbatch=3, zero=3,
          sample_shares=((2, 1),), state_shares=((0, 1),)),
     Case("tp3-uneven-heads", shares=(6,), dp=((1,),), tp=((3,),), microbatch=6),
-    Case("zb-v", shares=(6,), dp=((1, 1),), layers=((1, 2, 0, 1),), schedule="zb-v"),
+    Case("zb-v-cut", shares=(6,), dp=((1, 1),), layers=((1, 1.5, 0.5, 1),), schedule="zb-v"),
     Case("first-rank-keeps-nothing", shares=(6,), dp=((1, 1, 1),), layers=((1, 0, 3),),
          order=(1, 0, 2)),
     Case("dp2-tp2-pp2", shares=(6,), dp=((2, 2),), tp=((2, 2),), layers=((2, 2),), microbatch=3),
     Case("unlike-stages", shares=(6,), dp=((3, 1),), tp=((1, 4),), layers=((1, 3),), zero=2,
          microbatch=3),
     Case("unlike-pipelines", shares=(4, 2), dp=((1, 2), (1,)), tp=((2, 1), (3,)),
-         layers=((1, 3), (4,)), zero=2),
+         layers=((1.5, 2.5), (4,)), zero=2),
 ]  # fmt: skip
 CONFIG = Config(
     data=DataConfig(path="none", seq_len=16),
@@ -67,6 +70,13 @@ def save_and_go_on(
     fill(built.gradients, initial(rehearsal.seed))
     for step in range(SAVED_AFTER):
         built.engine.step(synthetic_microbatches(comm, plan, rehearsal, step))
+    save_built(built, comm, plan, rehearsal, root)
+    found = losses(built, comm, plan, rehearsal)
+    comm.close()
+    return found
+
+
+def save_built(built: Built, comm: Comm, plan: Plan, rehearsal: Rehearsal, root: Path) -> None:
     run = Run(
         config=CONFIG,
         plan=plan,
@@ -79,9 +89,18 @@ def save_and_go_on(
         last_step=SAVED_AFTER,
     )
     save(run, root, SAVED_AFTER, fingerprint="same")
-    found = losses(built, comm, plan, rehearsal)
+
+
+def load_and_save(
+    address: RankAddress, plan: Plan, rehearsal: Rehearsal, source: Path, root: Path
+) -> None:
+    comm, _ = join_plan(address, plan, timeout_s=600)
+    built = assemble_model(
+        plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+    )
+    restore(built, open_checkpoint(source))
+    save_built(built, comm, plan, rehearsal, root)
     comm.close()
-    return found
 
 
 def load_each(
@@ -118,3 +137,18 @@ def test_all_pairs(pool: WorkerPool, tmp_path: Path) -> None:
             assert found == pytest.approx(after[0], rel=1e-10), f"{source.name} -> {case.name}"
             if source is case:
                 assert found == after[PLANS.index(case)], f"{case.name}: not bit-equal"
+
+
+def test_a_layer_cut_between_its_parts_is_saved_like_a_whole_one(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    """To a plan that cuts none and back: the same names, the same bits."""
+    cut = next(case for case in PLANS if case.name == "zb-v-cut")
+    rehearsal, roots = cut.rehearsal(), [tmp_path / name for name in ("cut", "whole", "back")]
+    pool.run(save_and_go_on, cut.plan(), rehearsal, roots[0], world_size=2)
+    for case, (source, root) in zip((PLANS[0], cut), pairwise(roots), strict=True):
+        plan = case.plan()
+        pool.run(load_and_save, plan, rehearsal, source, root, world_size=plan.world_size)
+    first, whole, back = map(open_checkpoint, roots)
+    assert {*first.names()} == {spec.name for spec in param_specs(rehearsal.spec)}
+    assert not [*differences(first, whole), *differences(first, back)]

@@ -180,7 +180,7 @@ class _Part:
         """By the first number that uses them."""
 
     def _numbers(self, stage: int) -> range:
-        return range(*self._rank_plan.pipeline_plan.stages[stage].layers)
+        return self._rank_plan.pipeline_plan.stages[stage].blocks
 
     def _build(self, home: int, seed: int) -> nn.Module:
         dtype = self.roles.parameters.dtype
@@ -227,7 +227,9 @@ class _Part:
             inputs, targets = map(_probe, given)
             outputs, in_place = self.skeleton.outputs(inputs)
             stages = self._rank_plan.pipeline_plan.stages[:-1]
-            borders = {s: _border(outputs, stage.layers[1] - 1) for s, stage in enumerate(stages)}
+            borders = {
+                s: _border(outputs, int(stage.layers[1]) - 1) for s, stage in enumerate(stages)
+            }
             losses = _losses_a_sample(self._loss, outputs[-1], targets)
             self._found[key] = _Found(borders, in_place, losses)
         return self._found[key]

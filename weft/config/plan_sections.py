@@ -10,7 +10,7 @@ from pydantic import Field, create_model, model_validator
 from weft.config.axes import NAMES, ORDER_MANUAL, RUN_ENTRIES
 from weft.config.errors import ConfigError
 from weft.config.open_fields import OneOf
-from weft.config.values import Count, Flag, Section, Text, Whole
+from weft.config.values import Count, Flag, Layers, Section, Text, Whole
 
 Device = Annotated[str, OneOf("devices", "auto")]
 Precision = Annotated[str, OneOf("precisions", "auto")]
@@ -25,10 +25,11 @@ Shares = Annotated[tuple[Whole, ...], Field(min_length=1)]
 class _StageLayers(Section):
     """What a stage holds."""
 
-    layers: Whole | None = None
+    layers: Layers | None = None
     """Layers it holds; null takes an even part of what the other stages of the pipeline leave. The
-    first stage also has the embedding, the last the head; a stage without layers is allowed."""
-    split: tuple[Whole, ...] | None = None
+    first stage also has the embedding, the last the head; a stage without layers is allowed. 2.5
+    ends inside the third one, after its attention; the next stage begins with its feed-forward."""
+    split: tuple[Layers, ...] | None = None
     """Instead of `layers`, where the schedule gives each mesh several stages: the layers of each of
     them, in the order of the model. null splits `layers` evenly."""
 

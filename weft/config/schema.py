@@ -207,6 +207,7 @@ def _bounds(schema: Mapping[str, Any]) -> str:
         return f" from {schema['minimum']} to {schema['maximum']}"
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     limits = [f"{sign} {schema[name]}" for name, sign in signs.items() if name in schema]
+    limits += [f"in steps of {schema['multipleOf']}"] if "multipleOf" in schema else []
     return " " + " and ".join(limits) if limits else ""
 
 

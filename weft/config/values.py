@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
 
 # Strict: text and true/false are never numbers, and numbers never text.
 Whole = Annotated[int, Field(strict=True, ge=0)]
+Layers = Annotated[
+    float,
+    Field(strict=True, ge=0, multiple_of=0.5),
+    AfterValidator(lambda number: int(number) if number.is_integer() else number),
+    PlainSerializer(lambda number: number),  # else it writes whole ones as 2.0
+]
+"""Whole layers, and a half for part of one."""
 Count = Annotated[int, Field(strict=True, ge=1)]
 Number = Annotated[float, Field(strict=True, ge=0)]
 Positive = Annotated[float, Field(strict=True, gt=0)]

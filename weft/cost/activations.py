@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from weft.cost.work import StageWork, layers_by_kind
-from weft.models.shape import ModelShape
+from weft.models.shape import Branch, ModelShape
 from weft.recompute.mode import Item
 from weft.recompute.registry import MODES
 
@@ -23,12 +23,16 @@ KEPT_SEQ = 512
 CHUNK_LOGITS = 1 << 20
 """That live at once on a processor, as in ``weft/nn/losses.py``; likewise the next one."""
 CHUNK_TOKENS = 256
+_SECOND: tuple[Item, ...] = ("ff input", "ff masks", "ff read", "gates", "hidden")
+"""What the second part of a layer keeps; what enters it is its input where it is alone."""
 
 
 @lru_cache(maxsize=1 << 14)
-def layer_kept(shape: ModelShape, work: StageWork, *, experts: bool) -> float:
-    """Bytes that one layer keeps of one microbatch on one rank."""
-    items = layer_items(shape, work, experts=experts)
+def layer_kept(
+    shape: ModelShape, work: StageWork, *, experts: bool, branch: Branch | None = None
+) -> float:
+    """Bytes that one layer, or part of one, keeps of one microbatch on one rank."""
+    items = layer_items(shape, work, experts=experts, branch=branch)
     whole = sum(items.values())
     if not work.recompute:
         return whole
@@ -36,14 +40,18 @@ def layer_kept(shape: ModelShape, work: StageWork, *, experts: bool) -> float:
     return others * whole + sum(part * _kept(items, names) for names, part in work.recompute)
 
 
-def layer_working(shape: ModelShape, work: StageWork, *, experts: bool) -> float:
+def layer_working(
+    shape: ModelShape, work: StageWork, *, experts: bool, branch: Branch | None = None
+) -> float:
     """Bytes that live while one layer computes: what recomputation brings back, and gradients."""
-    items = layer_items(shape, work, experts=experts)
+    items = layer_items(shape, work, experts=experts, branch=branch)
     whole = sum(items.values())
     again = max((whole - _kept(items, names) for names, _ in work.recompute), default=0.0)
     many = 3 if work.eager else 1
-    gradients = work.wide * work.tokens * (shape.d_model + many * shape.d_ff / work.share("d_ff"))
-    return again + gradients
+    width = shape.d_ff / work.share("d_ff")
+    if branch == "attention":
+        width = shape.num_heads * shape.value_width / work.share("heads")
+    return again + work.wide * work.tokens * (shape.d_model + many * width)
 
 
 def _kept(items: Mapping[Item, float], names: Iterable[str]) -> float:
@@ -52,8 +60,17 @@ def _kept(items: Mapping[Item, float], names: Iterable[str]) -> float:
     return sum(size for item, size in items.items() if item not in dropped)
 
 
-def layer_items(shape: ModelShape, work: StageWork, *, experts: bool) -> dict[Item, float]:
-    """Bytes that one layer keeps where nothing is computed again, by what they are."""
+def layer_items(
+    shape: ModelShape, work: StageWork, *, experts: bool, branch: Branch | None = None
+) -> dict[Item, float]:
+    """Bytes that one layer, or part of one, keeps where nothing is computed again, by what they
+    are."""
+    if branch is not None:
+        whole = layer_items(shape, work, experts=experts)
+        second = {name: whole[name] for name in _SECOND}
+        if branch == "feed_forward":
+            return {"input": second.pop("ff input"), **second}
+        return {name: size for name, size in whole.items() if name not in _SECOND}
     tokens, rows, wide = work.tokens, work.rows, work.wide * work.tokens
     # Gathered norms' results are kept, where they are not gathered again.
     outputs = tokens if work.eager else rows
@@ -98,7 +115,10 @@ def _feed_forward(shape: ModelShape, work: StageWork, *, experts: bool) -> dict[
 def stage_kept(shape: ModelShape, work: StageWork) -> float:
     """Bytes that a whole stage keeps of one microbatch on one rank, logits apart."""
     kinds = layers_by_kind(shape, work.layers)
-    layers = sum(number * layer_kept(shape, work, experts=experts) for experts, number in kinds)
+    layers = sum(
+        number * layer_kept(shape, work, experts=experts, branch=branch)
+        for (experts, branch), number in kinds
+    )
     rows = work.rows
     embedding = (8 * work.tokens + shape.dropout * rows * shape.d_model) * work.embeds
     norm = 2 * work.wide * rows * shape.d_model * work.predicts
@@ -108,7 +128,7 @@ def stage_kept(shape: ModelShape, work: StageWork) -> float:
 def stage_working(shape: ModelShape, work: StageWork) -> float:
     """The most that lives while one layer, or the head, computes."""
     kinds = layers_by_kind(shape, work.layers)
-    layers = [layer_working(shape, work, experts=experts) for experts, _ in kinds]
+    layers = [layer_working(shape, work, **kind._asdict()) for kind, _ in kinds]
     return max([*layers, logits(shape, work)], default=0.0)
 
 

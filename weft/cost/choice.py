@@ -6,7 +6,7 @@ Its memory is ``stage_memory``, its time ``stage_times``, what its layers send `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import product
 from math import ceil, prod
 from typing import NamedTuple
@@ -28,6 +28,7 @@ from weft.cost.work import (
     stride,
     width_of,
 )
+from weft.plan.borders import Layers, Place, in_parts
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan, ZeroLevel
 from weft.precision.registry import PRECISIONS
@@ -66,7 +67,7 @@ class StageChoice(NamedTuple):
     overlap: float = ALL
     """Microbatches whose computing may hide gradients and parameters on their way."""
 
-    def holding(self, layers: tuple[int, int], *, embeds: bool, predicts: bool) -> StageChoice:
+    def holding(self, layers: Layers, *, embeds: bool, predicts: bool) -> StageChoice:
         """The same of a stage that holds other layers."""
         work = self.work._replace(layers=layers, embeds=embeds, predicts=predicts)
         return self._replace(work=work)
@@ -130,10 +131,14 @@ class StageChoice(NamedTuple):
         return self.zero == 2 and alone
 
 
-def by_layer(choice: StageChoice) -> list[StageChoice]:
-    """A stage in parts: the embedding where it has one, every layer, the head."""
+def by_layer(choice: StageChoice, cuts: Collection[Place] = ()) -> list[StageChoice]:
+    """A stage in parts: the embedding where it has one, what it has of every layer, the head.
+
+    ``cuts``: of other stages inside layers.
+    """
     layers = [
-        choice.holding((n, n + 1), embeds=False, predicts=False) for n in range(*choice.work.layers)
+        choice.holding(held, embeds=False, predicts=False)
+        for held in in_parts(choice.work.layers, cuts)
     ]
     first = [choice.holding((0, 0), embeds=True, predicts=False)] * choice.work.embeds
     last = [choice.holding((0, 0), embeds=False, predicts=True)] * choice.work.predicts
@@ -180,7 +185,7 @@ def choice_of(
             samples=ceil(samples / stage.passes),
             seq_len=seq_len,
             axes=dividing(axes),
-            recompute=slabs_of(stage.recompute, stage.layers[1] - stage.layers[0]),
+            recompute=slabs_of(stage.recompute, len(stage.blocks)),
             dtype=dtype_of(stage.precision),
             eager=stage.device == "cpu",
         ),
@@ -203,7 +208,7 @@ def state_parts(plan: Plan) -> dict[tuple[int, int], dict[int, float]]:
     if not any(stage.state_shares for _, _, stage in plan.stages()):
         return found
     for p, s, stage in plan.stages():
-        units = plan.pipelines[p].units(s)
+        units = plan.units(p, s)
         same = [other for _, _, other in plan.stages_with(units & {stage.layers[0]} or units)]
         if stage.zero and any(other.state_shares for other in same):
             found[p, s] = {rank: _part_of(rank, stage, same, plan) for rank in stage.mesh.ranks}
@@ -230,7 +235,7 @@ def ways_of_domains(plan: Plan) -> dict[tuple[int, int], int]:
     0 where no other domain holds it too."""
     found = {(p, s): 0 for p, s, _ in plan.stages()}
     for p, s, stage in plan.stages() if plan.domains else ():
-        units = plan.pipelines[p].units(s)
+        units = plan.units(p, s)
         some = units & {stage.layers[0]} or {*sorted(units, key=str)[:1]}
         same = [other.mesh for _, _, other in plan.stages_with(some)]
         parts = plan.by_domain([rank for mesh in same for rank in alike(mesh)])

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from math import floor
 from types import MappingProxyType
 
 from weft.cost.activations import logits, stage_kept, stage_working
 from weft.cost.choice import StageChoice, choice_of, state_parts, ways_of_domains
 from weft.cost.work import ALL_BY_ADAMW, ALL_PARTS, SHARED_FROM, Axes, StageWork, Training, share
 from weft.models.registry import shape_of
-from weft.models.shape import ModelShape
+from weft.models.shape import Branch, ModelShape
+from weft.plan.borders import Layers, in_parts
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, StagePlan
 from weft.schedules.known import Pattern, held_at_peak
@@ -86,13 +88,18 @@ ACCELERATOR = Overheads(runtime_bytes=1.5 * 2**30, fragments=0.05)
 
 @lru_cache(maxsize=1 << 14)
 def stage_params(
-    shape: ModelShape, layers: tuple[int, int], axes: Axes, *, embeds: bool, predicts: bool
+    shape: ModelShape, layers: Layers, axes: Axes, *, embeds: bool, predicts: bool
 ) -> tuple[float, float]:
     """Parameters of one rank of a stage: those that every token uses, and experts."""
     split, several = share(axes, "d_ff"), share(axes, "experts")
-    numbers = range(*layers)
-    dense = sum(shape.dense_params(layer) for layer in numbers) / split
-    experts = sum(shape.expert_params(layer) for layer in numbers) / (split * several)
+    dense = experts = 0.0
+    for first, end in in_parts(layers):
+        branch: Branch | None = None
+        if end - first < 1:
+            branch = "attention" if first % 1 == 0 else "feed_forward"
+        dense += shape.dense_params(floor(first), branch) / split
+        if branch != "attention":
+            experts += shape.expert_params(floor(first)) / (split * several)
     tables = shape.table_params / share(axes, "vocab")
     dense += (tables + shape.num_positions * shape.d_model) * embeds
     if predicts:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from weft.cost.work import StageWork, layers_by_kind
-from weft.models.shape import ModelShape
+from weft.models.shape import Branch, ModelShape
 
 Phase = Literal["forward", "input_grad", "weight_grad"]
 PHASES: tuple[Phase, ...] = ("forward", "input_grad", "weight_grad")
@@ -68,6 +68,18 @@ def layer_ops(shape: ModelShape, work: StageWork, *, experts: bool) -> tuple[Op,
     feed_forward = _expert_ops(shape, work) if experts else _feed_forward_ops(shape, work)
     attention = _attention_ops(shape, work) if shape.num_heads else ()
     return (*attention, *feed_forward, *_residual_ops(shape, work))
+
+
+@lru_cache(maxsize=1 << 12)
+def branch_ops(
+    shape: ModelShape, work: StageWork, branch: Branch, *, experts: bool
+) -> tuple[tuple[Op, float], ...]:
+    """Likewise one part of a layer, and what part of each operation: norms and additions count as
+    the layer's, one for each part."""
+    feed_forward = _expert_ops(shape, work) if experts else _feed_forward_ops(shape, work)
+    own = _attention_ops(shape, work) if branch == "attention" else feed_forward
+    shared = _residual_ops(shape, work)
+    return (*((op, 1.0) for op in own), *((op, 1 / shape.branches) for op in shared))
 
 
 def _attention_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
@@ -154,10 +166,13 @@ def head_ops(shape: ModelShape, work: StageWork) -> tuple[Op, ...]:
     )
 
 
-def stage_ops(shape: ModelShape, work: StageWork) -> Iterator[tuple[Op, int]]:
+def stage_ops(shape: ModelShape, work: StageWork) -> Iterator[tuple[Op, float]]:
     """Every operation of a stage's forward, and in how many layers it occurs."""
-    for experts, number in layers_by_kind(shape, work.layers):
-        yield from ((op, number) for op in layer_ops(shape, work, experts=experts))
+    for (experts, branch), number in layers_by_kind(shape, work.layers):
+        if branch is None:
+            yield from ((op, number) for op in layer_ops(shape, work, experts=experts))
+        else:
+            yield from branch_ops(shape, work, branch, experts=experts)
     if work.embeds:
         # Read rows, write them.
         yield Op("embedding", "elementwise", num_bytes=4 * work.tokens * shape.d_model), 1

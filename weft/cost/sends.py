@@ -13,7 +13,7 @@ from weft.cost.choice import Group
 from weft.cost.times import BorderTimes
 from weft.cost.traffic import Fabric
 from weft.cost.work import DIVISIONS, StageWork, stride, width_of
-from weft.models.shape import ModelShape
+from weft.models.shape import Branch, ModelShape
 from weft.plan.plan import Precision
 
 Inside = Literal["sums", "keys", "experts"]
@@ -47,21 +47,25 @@ class LayerSend(NamedTuple):
                 )
 
 
-def layer_sends(shape: ModelShape, work: StageWork, *, experts: bool) -> Iterator[LayerSend]:
-    """Of one layer and one microbatch on one rank; ``experts``: its feed-forward is a mixture.
+def layer_sends(
+    shape: ModelShape, work: StageWork, *, experts: bool, branch: Branch | None = None
+) -> Iterator[LayerSend]:
+    """Of one layer and one microbatch on one rank; ``experts``: its feed-forward is a mixture;
+    ``branch``: of one part of it.
 
     A sum over ranks that divide the sequence between modules is a reduce-scatter and a gather, of
     the same bytes as an all-reduce.
     """
     residual = work.wide * work.tokens * shape.d_model
-    mixture = shape.experts if experts else None
+    attends, feeds = shape.num_heads > 0 and branch != "feed_forward", branch != "attention"
+    mixture = shape.experts if experts and feeds else None
     for axis, size in work.axes:
         inner, group = DIVISIONS[axis].inner, Group(size, stride(work.axes, axis))
-        feeds = "d_ff" in inner and (mixture is None or mixture.shared_d_ff > 0)
-        sums = ("heads" in inner and shape.num_heads > 0) + feeds
+        dense = feeds * (mixture is None or mixture.shared_d_ff > 0)
+        sums = ("heads" in inner) * attends + ("d_ff" in inner) * dense
         if sums:
             yield LayerSend("sums", axis, group, residual, sums)
-        if "seq" in inner and shape.num_heads:
+        if "seq" in inner and attends:
             width = shape.num_kv_heads / work.share("kv_heads")
             kv = width * (shape.key_width + shape.value_width)
             yield LayerSend("keys", axis, group, work.wide * work.tokens * kv * size)

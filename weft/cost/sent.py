@@ -84,13 +84,15 @@ def _inside(
     work = choice_of(pipeline, number, seq_len).work._replace(samples=pipeline.samples)
     width = width_of(stage.precision)
     ranks = prod(size for _, size in work.axes)
-    for experts, layers in layers_by_kind(shape, work.layers):
-        for send in layer_sends(shape, work, experts=experts):
+    for (experts, branch), layers in layers_by_kind(shape, work.layers):
+        for send in layer_sends(shape, work, experts=experts, branch=branch):
             groups = ranks // send.group.size
             once = layers * groups * (send.group.size - 1) * send.num_bytes * width / work.wide
             if send.what == "sums":
-                yield "gather seq", send.axis, once * (2 * send.times + work.gathers_again)
-                yield "scatter seq", send.axis, once * (2 * send.times + work.scatters_again)
+                gathers = 2 * send.times + work.gathers_again(branch)
+                scatters = 2 * send.times + work.scatters_again(branch)
+                yield "gather seq", send.axis, once * gathers
+                yield "scatter seq", send.axis, once * scatters
             else:
                 forwards = (2 + work.forward_again) * send.times
                 yield send.what, send.axis, once * forwards * send.copies
@@ -163,14 +165,16 @@ class _Piece(NamedTuple):
 def _pieces(plan: Plan, spec: ModelSpec, training: Training) -> Iterator[_Piece]:
     """The ends of the model, and runs of layers that no pipeline cuts."""
     numels: defaultdict[frozenset[UnitName], float] = defaultdict(float)
+    cuts = plan.cuts
     for param in param_specs(spec):
         part = training.part(param.unit)
-        numels[frozenset({param.unit, *param.also})] += part * param.numel
-    last = plan.num_layers - 1
+        units = param.places if param.places & cuts else param.units
+        numels[frozenset(units)] += part * param.numel
+    last = plan.places[-1]
 
     def held(units: frozenset[UnitName]) -> tuple[str, list[tuple[int, int, StagePlan]]]:
-        ends = units - {*range(plan.num_layers)}
-        return min(map(str, ends), default=""), plan.stages_with(units)
+        ends = [unit for unit in units if isinstance(unit, str)]
+        return min(ends, default=""), plan.stages_with(units)
 
     for (end, stages), run in groupby(numels, key=held):
         runs = list(run)

@@ -116,8 +116,8 @@ def message_seconds(
     others what takes longer than computing as much.
     """
     total = 0.0
-    for experts, number in layers_by_kind(shape, choice.work.layers):
-        for send in layer_sends(shape, choice.work, experts=experts):
+    for (experts, branch), number in layers_by_kind(shape, choice.work.layers):
+        for send in layer_sends(shape, choice.work, experts=experts, branch=branch):
             pieces = choice.pieces if send.what == "sums" else 1
             piece = send._replace(num_bytes=send.num_bytes / pieces) if pieces > 1 else send
             piece_s = piece.seconds(hardware.fabric)

@@ -5,15 +5,17 @@ Operations ask into how many parts a logical dimension is cut, whichever axis cu
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import floor, prod
 from typing import Literal, NamedTuple, get_args
 
 from weft.axes.axis import Axis
 from weft.axes.registry import AXES
 from weft.cluster.cluster import Dtype
-from weft.models.shape import ModelShape
+from weft.models.shape import Branch, ModelShape
+from weft.plan.borders import Layers, blocks, in_parts
 from weft.plan.layout import Dim, Form
 from weft.plan.model import UnitName
 from weft.plan.plan import Precision, ZeroLevel
@@ -101,8 +103,8 @@ def stride(axes: Axes, name: str) -> int:
 class StageWork(NamedTuple):
     """Layers, and how one rank computes its part of them. A tuple, for it is asked about often."""
 
-    layers: tuple[int, int]
-    """Half-open range of decoder layers."""
+    layers: Layers
+    """Half-open range of decoder layers, in halves where one is cut."""
     embeds: bool
     """The stage looks tokens up."""
     predicts: bool
@@ -148,17 +150,24 @@ class StageWork(NamedTuple):
         return self.tokens / (share(self.axes, "seq", "stream") // share(self.axes, "seq"))
 
     @property
-    def num_layers(self) -> int:
+    def num_layers(self) -> float:
         return self.layers[1] - self.layers[0]
 
-    @property
-    def gathers_again(self) -> float:
-        """Gathers before divided products that backward does again, of a layer on average."""
-        return sum(part * MODES[name].gathers for names, part in self.recompute for name in names)
+    def gathers_again(self, branch: Branch | None) -> float:
+        """Gathers before divided products that backward does again, of a layer on average, or of
+        one part of one."""
+        every = (
+            (part, MODES[name])
+            for names, part in self.recompute
+            for name in names
+            if branch is None or MODES[name].part in ("", branch)
+        )
+        return sum(part * min(mode.gathers, 2 if branch is None else 1) for part, mode in every)
 
-    @property
-    def scatters_again(self) -> float:
-        """Likewise sums after them."""
+    def scatters_again(self, branch: Branch | None) -> float:
+        """Likewise sums after them: never the last one, and each part of a layer has one."""
+        if branch is not None:
+            return 0.0
         return sum(part * MODES[name].scatters for names, part in self.recompute for name in names)
 
     @property
@@ -167,13 +176,24 @@ class StageWork(NamedTuple):
         return sum(part * MODES[name].forward for names, part in self.recompute for name in names)
 
 
+class LayerKind(NamedTuple):
+    """What costs of a layer depend on beside its sizes."""
+
+    experts: bool
+    """Its feed-forward is a mixture of experts."""
+    branch: Branch | None = None
+    """The one part of it that there is; None: all of it."""
+
+
 @lru_cache(maxsize=1 << 12)
-def layers_by_kind(shape: ModelShape, layers: tuple[int, int]) -> tuple[tuple[bool, int], ...]:
-    """(layers are mixtures of experts, how many), where there are any."""
-    first, end = layers
-    mixed = sum(shape.has_experts(layer) for layer in range(first, end))
-    counts = (False, end - first - mixed), (True, mixed)
-    return tuple((experts, number) for experts, number in counts if number)
+def layers_by_kind(shape: ModelShape, layers: Layers) -> tuple[tuple[LayerKind, int], ...]:
+    """Kinds of layers, and how many of each."""
+    found: Counter[LayerKind] = Counter()
+    for first, end in in_parts(layers):
+        cut: Branch = "attention" if first % 1 == 0 else "feed_forward"
+        experts = shape.has_experts(floor(first))
+        found[LayerKind(experts, None if end - first == 1 else cut)] += 1
+    return tuple(found.items())
 
 
 class StateBytes(NamedTuple):
@@ -200,18 +220,20 @@ class Training:
     units: tuple[float, ...] = ()
     """Part of the embedding, of each layer and of the head that is trained; empty: all of each."""
 
-    def parts(self, layers: tuple[int, int]) -> Parts:
+    def parts(self, layers: Layers) -> Parts:
         """Of a stage with these layers: the mean of them."""
         if not self.units:
             return ALL_PARTS
-        inside = self.units[layers[0] + 1 : layers[1] + 1]
+        held = blocks(layers)
+        inside = self.units[held.start + 1 : held.stop + 1]
         return self.units[0], sum(inside) / max(len(inside), 1), self.units[-1]
 
     def part(self, unit: UnitName) -> float:
         """Of one unit of the model."""
         if not self.units:
             return 1.0
-        return self.units[{"embed": 0, "head": -1}[unit] if isinstance(unit, str) else unit + 1]
+        ends = {"embed": 0, "head": -1}
+        return self.units[ends[unit] if isinstance(unit, str) else floor(unit) + 1]
 
     def state(self, precision: Precision) -> StateBytes:
         """Of a stage in a precision."""

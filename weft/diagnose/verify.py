@@ -21,6 +21,7 @@ from weft.config.sections import REHEARSAL_EPS, Config, OptimConfig
 from weft.data.synthetic import SyntheticDataset
 from weft.nn.stage import MicroBatch
 from weft.optim.schedule import lr_at
+from weft.plan.borders import INSIDE, place
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
@@ -132,12 +133,12 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
 
 def shrink(plan: Plan, num_layers: int, precision: Precision) -> Plan:
     """The same plan for a model of fewer layers, in another precision."""
-    scale = num_layers / plan.num_layers
+    grain = INSIDE if plan.cuts else 1
+    scale = num_layers / plan.num_layers / grain
 
     def shrunk(stage: StagePlan) -> StagePlan:
-        first, end = stage.layers
-        layers = (round(first * scale), round(end * scale))
-        return replace(stage, layers=layers, precision=precision)
+        first, end = (place(grain * round(at * scale)) for at in stage.layers)
+        return replace(stage, layers=(first, end), precision=precision)
 
     return replace(plan.each(shrunk), num_layers=num_layers)
 

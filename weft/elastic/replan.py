@@ -181,7 +181,7 @@ def _differing(before: Plan, after: Plan) -> str:
     if was != now:
         return f"with {now} samples instead of {was}"
     was, now = (
-        " + ".join(f"{stage.layers[1] - stage.layers[0]}" for _, _, stage in plan.stages())
+        " + ".join(f"{stage.layers[1] - stage.layers[0]:g}" for _, _, stage in plan.stages())
         for plan in both
     )
     return f"with {now} layers instead of {was}" if was != now else "in another order"

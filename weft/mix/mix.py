@@ -215,7 +215,7 @@ def reasons(
             found.append(f"{kind.name} recomputes in the mix and not alone")
         elif recomputes(chosen) and not again:
             layers = sum(stage.layers[1] - stage.layers[0] for _, stage in here)
-            mixed = f"in the mix it holds {layers} of {best.num_layers} layers and does not"
+            mixed = f"in the mix it holds {layers:g} of {best.num_layers} layers and does not"
             need = _needed(kind, fastest, alone, limits[kind.name])
             found.append(f"{kind.name} alone recomputes{need}; {mixed}")
         if sizes != usual:

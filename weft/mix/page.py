@@ -49,7 +49,7 @@ class _Picture:
             layers = sum(end - first for first, end in held)
             yield (
                 f"rank{'s' * (len(here) > 1)} {', '.join(map(str, here))} {self.names[here[0]]}: "
-                f"{layers} of {self.rates.trial.plan.num_layers} layers, "
+                f"{layers:g} of {self.rates.trial.plan.num_layers} layers, "
                 f"{pipeline.samples} samples"
             )
 

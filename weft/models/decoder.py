@@ -16,6 +16,10 @@ from weft.nn.stage import STREAM, Buffer, Objective, Output, Stage, Term, Terms,
 from weft.plan.layout import Border, BorderTensor, Dim
 from weft.plan.model import UnitName
 
+Halves = tuple[bool, bool]
+"""Of a layer, which parts there are: attention, feed-forward."""
+WHOLE: Halves = (True, True)
+
 
 class Decoder(nn.Module, ABC):
     """Some consecutive layers, with or without the embedding before and the head after them.
@@ -34,7 +38,8 @@ class Decoder(nn.Module, ABC):
         *,
         embed: bool,
         head: bool,
-        block: Callable[[int], nn.Module],
+        cut: tuple[bool, bool],
+        block: Callable[[int, Halves], nn.Module],
         norm: Callable[[], nn.Module],
         **beside: nn.Module,
     ) -> None:
@@ -44,7 +49,8 @@ class Decoder(nn.Module, ABC):
             layers: Those held; None: all.
             embed: It has the embedding: its input is tokens.
             head: It has the final norm and the head.
-            block: Number of a layer -> the layer.
+            cut: Of the first of these layers it lacks the first part; of the last the second.
+            block: Number of a layer, and which parts of it -> these.
             norm: Makes the final norm.
             beside: What stands beside the vocabulary's table where tokens enter, by name.
         """
@@ -56,7 +62,12 @@ class Decoder(nn.Module, ABC):
         for name, part in beside.items():
             self.add_module(name, part)
         held = range(spec.num_layers) if layers is None else layers
-        self.layers = nn.ModuleDict({str(layer): block(layer) for layer in held})
+        self.layers = nn.ModuleDict(
+            {
+                str(n): block(n, (not cut[0] or n > held.start, not cut[1] or n < held.stop - 1))
+                for n in held
+            }
+        )
         self.norm = norm() if head else None
         own_head = head and not spec.tied
         self.head = nn.Linear(spec.d_model, spec.vocab_size, bias=False) if own_head else None

@@ -128,6 +128,7 @@ def decoder_family(
         config=DecoderConfig,
         model=EntryPoint(name, model, group="").load,
         task=_task,
+        parts=("attention", "feed-forward"),
         converter=converter,
         reference=EntryPoint(name, reference, group="").load,
     )
@@ -143,11 +144,13 @@ def _params(spec: DecoderSpec, layout: Mapping[str, Layout]) -> list[ParamSpec]:
     """Every parameter that the layout names."""
     params = []
     unit: UnitName = "embed"
+    inside = False
     for module, entry in layout.items():
         if module.startswith("layers."):
-            unit = int(module.split(".")[1])
+            _, number, *names = module.split(".")
+            unit, inside = int(number), any(name.startswith("ff") for name in names[:1])
         elif unit != "embed":
-            unit = "head"
+            unit, inside = "head", False
         for own, dims in entry.params.items():
             param = ParamSpec(
                 name=f"{module}.{own}",
@@ -156,6 +159,7 @@ def _params(spec: DecoderSpec, layout: Mapping[str, Layout]) -> list[ParamSpec]:
                 init=_start(spec, f"{module}.{own}", ends_branch=entry.gives is not None),
                 decay=len(dims) == 2 and unit != "embed",
                 also=("head",) if module == "embed" and spec.tied else (),
+                inside=inside,
             )
             params.append(param)
     return params
@@ -195,6 +199,7 @@ def _shape(spec: DecoderSpec, layout_of: _LayoutOf) -> ModelShape:
         tied=spec.tied,
         num_positions=embedded // spec.d_model - spec.vocab_size,
         num_vectors=sum(param.numel for param in vectors if param.unit == 0) / spec.d_model,
+        vectors_inside=sum(param.numel for param in vectors if param.inside) / spec.d_model,
         norm_bias=sum(param.unit == "head" for param in vectors) > 1,
         dropout=spec.dropout > 0,
     )

@@ -61,9 +61,14 @@ class Family(Generic[Spec]):
     """What a configuration may say besides family and size: fields of ``spec`` by their names, and
     null for the row's value. The text under a field is its manual."""
     model: Callable[[], Callable[..., Stage]]
-    """The class of a stage; called as ``model()(spec, layers, embed=..., head=...)``."""
+    """The class of a stage; called as ``model()(spec, layers, embed=..., head=...)``, and with
+    ``cut`` (see ``build_stage``) where the family has ``parts``."""
     task: Callable[[], Task]
     """What it is trained to do."""
+    parts: tuple[str, str] | None = None
+    """What the parts of a layer are called between which a stage may end: each adds to what goes
+    from layer to layer. Parameters of the second say so (``ParamSpec.inside``). None: layers stay
+    whole."""
     converter: Converter[Spec] | None = None
     """To and from Hugging Face; None where nothing there is like it."""
     reference: Callable[[], Reference] | None = None

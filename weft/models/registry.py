@@ -45,10 +45,19 @@ def build_model(
 
 
 def build_stage(
-    spec: ModelSpec, layers: range | None = None, *, embed: bool = True, head: bool = True
+    spec: ModelSpec,
+    layers: range | None = None,
+    *,
+    embed: bool = True,
+    head: bool = True,
+    cut: tuple[bool, bool] = (False, False),
 ) -> Stage:
-    """One stage of a model on the current default device; its values are not yet meaningful."""
-    return FAMILIES[spec.family].model()(spec, layers, embed=embed, head=head)
+    """One stage of a model on the current default device; its values are not yet meaningful.
+
+    ``cut``: it lacks the first part of the first of these layers; the second part of the last.
+    """
+    more = {"cut": cut} if any(cut) else {}
+    return FAMILIES[spec.family].model()(spec, layers, embed=embed, head=head, **more)
 
 
 def param_specs(spec: ModelSpec) -> list[ParamSpec]:

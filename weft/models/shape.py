@@ -8,6 +8,10 @@ models that others trained: mixtures of experts, latent attention, any biases.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Branch = Literal["attention", "feed_forward"]
+"""One of the parts of a layer between which a stage may end; of one that has both."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +70,9 @@ class ModelShape:
     experts: ExpertShape | None = None
     latent: LatentAttention | None = None
 
+    vectors_inside: float = 0.0
+    """Those of ``num_vectors`` that are in a layer's second part."""
+
     @property
     def attention_params(self) -> int:
         """Matrices of one layer's attention."""
@@ -102,8 +109,12 @@ class ModelShape:
         """The layer's feed-forward is a mixture of experts."""
         return self.experts is not None and layer >= self.experts.dense_layers
 
-    def dense_params(self, layer: int) -> float:
-        """Parameters of a layer that every token uses."""
+    def dense_params(self, layer: int, branch: Branch | None = None) -> float:
+        """Parameters of a layer, or of one part of it, that every token uses."""
+        if branch == "attention":
+            return self.attention_params + (self.num_vectors - self.vectors_inside) * self.d_model
+        if branch == "feed_forward":
+            return self.dense_params(layer) - self.dense_params(layer, "attention")
         d_ff: float = self.d_ff
         if self.experts is not None and self.has_experts(layer):
             d_ff = self.experts.shared_d_ff + self.experts.num_experts / self.num_matrices

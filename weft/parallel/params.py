@@ -77,7 +77,7 @@ def param_tilings(plan: Plan, spec: ModelSpec) -> dict[str, Tiling]:
 
 def stages_with(param: ParamSpec, plan: Plan) -> list[StagePlan]:
     """The stages, of every pipeline, that compute with a parameter."""
-    return [stage for _, _, stage in plan.stages_with(param.units)]
+    return [stage for _, _, stage in plan.stages_with(param.places)]
 
 
 def held_pieces(

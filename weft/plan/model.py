@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, Self
 
+from weft.plan.borders import INSIDE, Place
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeScaling:
@@ -57,8 +59,9 @@ class Init:
     std: float = 0.0
 
 
-UnitName = int | Literal["embed", "head"]
-"""A unit of a model: a layer's number, what comes before the layers, or what comes after them."""
+UnitName = Place | Literal["embed", "head"]
+"""A unit of a model: a layer's number, what comes before the layers, or what comes after them. The
+second part of a layer that a plan cuts is a unit of its own, called by its place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +80,8 @@ class ParamSpec:
     """Further units that use the same parameter (a tied head, a shared layer)."""
     trainable: bool = True
     """Updates change it; a frozen one has no gradient and no state."""
+    inside: bool = False
+    """It belongs to the second part of its layer."""
 
     @property
     def numel(self) -> int:
@@ -86,3 +91,10 @@ class ParamSpec:
     def units(self) -> set[UnitName]:
         """All that compute with it."""
         return {self.unit, *self.also}
+
+    @property
+    def places(self) -> set[UnitName]:
+        """Likewise, and if it is in the second part of a layer, where that begins."""
+        if not self.inside or isinstance(self.unit, str):
+            return self.units
+        return {self.unit + INSIDE, *self.also}

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
+from weft.plan.borders import Layers, Place, blocks, place
 from weft.plan.mesh import Mesh
 from weft.plan.model import UnitName
 
@@ -26,8 +27,9 @@ class StagePlan:
     """Consecutive layers on a mesh of ranks of one chip kind, and how they compute."""
 
     mesh: Mesh
-    layers: tuple[int, int]
-    """Half-open range of decoder layers; the first stage adds the embedding, the last the head."""
+    layers: Layers
+    """Half-open range of decoder layers; the first stage adds the embedding, the last the head.
+    2.5 is inside layer 2: the stage that ends there has its first part, the next one the rest."""
     device: str = "cpu"
     """Platform name: the family of chip that every rank of this stage runs on."""
     precision: Precision = "fp32"
@@ -48,6 +50,17 @@ class StagePlan:
     state_shares: tuple[int, ...] = ()
     """By rank of the mesh: weight of its part of what ``zero`` names, among all ranks that hold the
     same; 0 keeps none. Empty: 1 each."""
+
+    @property
+    def blocks(self) -> range:
+        """Numbers of the layers that it has, at least in part."""
+        return blocks(self.layers)
+
+    @property
+    def cut(self) -> tuple[bool, bool]:
+        """Of the first of these layers it lacks the first part; of the last the second."""
+        first, end = self.layers
+        return first % 1 > 0, end % 1 > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,14 +108,12 @@ class PipelinePlan:
             found.setdefault(stage.mesh.ranks, []).append(number)
         return [tuple(numbers) for numbers in found.values()]
 
-    def units(self, stage: int) -> set[UnitName]:
-        """Of the model, those that a stage computes with: its layers, and the ends that it has."""
-        found: set[UnitName] = set(range(*self.stages[stage].layers))
-        if stage == 0:
-            found.add("embed")
-        if stage == len(self.stages) - 1:
-            found.add("head")
-        return found
+    def computes(self, stage: int, unit: UnitName) -> bool:
+        """A stage has a unit of the model, or what begins at a place inside a layer."""
+        if isinstance(unit, str):
+            return stage == (0 if unit == "embed" else len(self.stages) - 1)
+        first, end = self.stages[stage].layers
+        return first <= unit < end
 
     def split(self, stage: int, microbatch: int) -> dict[int, range]:
         """Which samples of a microbatch each rank of a stage computes.
@@ -150,11 +161,29 @@ class Plan:
             for s, stage in enumerate(pipeline.stages):
                 yield p, s, stage
 
+    @property
+    def cuts(self) -> set[Place]:
+        """Places inside layers at which a stage begins."""
+        return {stage.layers[0] for _, _, stage in self.stages() if stage.layers[0] % 1}
+
+    @property
+    def places(self) -> list[Place]:
+        """Where units of layers begin: at every layer, and where a stage begins inside one."""
+        return sorted([*range(self.num_layers), *self.cuts])
+
+    def units(self, pipeline: int, stage: int) -> set[UnitName]:
+        """Of the model, those that a stage computes with: its layers, and the ends that it has. A
+        layer that some pipeline cuts is two, each called by the place where it begins."""
+        held, here = self.pipelines[pipeline], self.pipelines[pipeline].stages[stage]
+        every: list[UnitName] = ["embed", *here.blocks, *self.cuts, "head"]
+        return {unit for unit in every if held.computes(stage, unit)}
+
     def stages_with(self, units: Collection[UnitName]) -> list[tuple[int, int, StagePlan]]:
         """Of ``stages``, those that compute with one of these units of the model."""
-        wanted = set(units)
         return [
-            found for found in self.stages() if wanted & self.pipelines[found[0]].units(found[1])
+            (p, s, stage)
+            for p, s, stage in self.stages()
+            if any(self.pipelines[p].computes(s, unit) for unit in units)
         ]
 
     def by_domain(self, ranks: Collection[int]) -> tuple[tuple[int, ...], ...]:
@@ -202,6 +231,7 @@ class Plan:
                 if not pipeline[key]:
                     del pipeline[key]
         for stage in chain.from_iterable(each["stages"] for each in data["pipelines"]):
+            stage["layers"] = [*map(place, stage["layers"])]
             if stage["pieces"] == 1:
                 del stage["pieces"]
             for key in ("sample_shares", "state_shares"):
@@ -225,7 +255,7 @@ class Plan:
 def _stage(data: dict[str, Any]) -> StagePlan:
     mesh = data.pop("mesh")
     axes = tuple((str(name), int(size)) for name, size in mesh["axes"])
-    layers = (int(data["layers"][0]), int(data["layers"][1]))
+    layers = (place(data["layers"][0]), place(data["layers"][1]))
     shares = {key: tuple(data.get(key, ())) for key in ("sample_shares", "state_shares")}
     return StagePlan(
         **{**data, **shares, "mesh": Mesh(tuple(mesh["ranks"]), axes), "layers": layers}

@@ -21,7 +21,7 @@ def streams(plan: Plan, rank: int) -> dict[str, int]:
     )
     holders = set[tuple[int, ...]]()
     for stage in mine.stages:
-        for unit in pipeline.units(stage):
+        for unit in plan.units(mine.pipeline, stage):
             alike = plan.stages_with({unit})
             holders.add(tuple(sorted({each for _, _, s in alike for each in s.mesh.ranks})))
     # What an axis divides is held by fewer than what it does not; tied ends are held by both.

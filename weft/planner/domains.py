@@ -81,7 +81,7 @@ def idle_zero_notes(plan: Plan, *, tied: bool) -> Iterator[str]:
     ``tied``: the model's head multiplies by the embedding's weight.
     """
     for p, s, stage in plan.stages() if plan.domains else ():
-        units = sorted(plan.pipelines[p].units(s), key=str)[:1]
+        units = sorted(plan.units(p, s), key=str)[:1]
         every = [other.mesh for _, _, other in plan.stages_with(set(units))]
         parts = plan.by_domain([rank for mesh in every for rank in alike(mesh)])
         is_end = tied and s in (0, len(plan.pipelines[p].stages) - 1)
@@ -92,7 +92,7 @@ def idle_zero_notes(plan: Plan, *, tied: bool) -> Iterator[str]:
 
 def _holders(plan: Plan, tied: bool) -> Iterator[set[int]]:
     """Of each part of the model, the ranks that compute with it."""
-    units: list[set[UnitName]] = [{n} for n in range(plan.num_layers)]
+    units: list[set[UnitName]] = [{place} for place in plan.places]
     units += [{"embed", "head"}] if tied else [{"embed"}, {"head"}]
     for unit in units:
         yield {rank for _, _, stage in plan.stages_with(unit) for rank in stage.mesh.ranks}

@@ -69,6 +69,8 @@ class Options:
     in_flight: bool = False
     """The best few plans may have an order made for their stages, borders and memory: more
     microbatches in flight than their schedule needs, or lists."""
+    cuts_layers: bool = False
+    """Borders of the best few plans may be moved into layers, where the family lets them."""
     max_stages: int | None = None
     """Most meshes of one pipeline."""
     max_ranks: int | None = None

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from math import floor
 
 from weft.config.axes import NAMES
 from weft.config.batch import Batch
 from weft.config.errors import ConfigError
 from weft.config.plan_sections import PipelineConfig, PlanConfig, StageConfig
+from weft.plan.borders import Place, place
 from weft.plan.mesh import Mesh
 from weft.plan.plan import DEFAULT_SCHEDULE, PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.plan.tiling import split_evenly
@@ -118,7 +120,7 @@ def _chunks(plan: PlanConfig, asked: PipelineConfig, where: str, schedule: str) 
 
 
 def _stages(
-    asked: PipelineConfig, layout: _Layout, counts: Sequence[int], first_rank: int
+    asked: PipelineConfig, layout: _Layout, counts: Sequence[Place], first_rank: int
 ) -> Iterator[StagePlan]:
     """The stages in the order of the model, on consecutive ranks for each mesh."""
     meshes = []
@@ -127,7 +129,8 @@ def _stages(
         sizes = {axis: size for axis, size in stage.axes.items() if size > 1}
         meshes.append(Mesh.of(ranks, **(sizes or {NAMES[0]: 1})))
         first_rank = ranks.stop
-    for m, layers in zip(layout.meshes, pairwise(accumulate([0, *counts])), strict=True):
+    ends = map(place, accumulate([0, *counts]))
+    for m, layers in zip(layout.meshes, pairwise(ends), strict=True):
         stage = asked.stages[m]
         yield StagePlan(
             mesh=meshes[m],
@@ -142,7 +145,7 @@ def _stages(
 
 def _layer_counts(
     stages: Sequence[StageConfig], layout: _Layout, num_layers: int, where: str
-) -> list[int]:
+) -> list[Place]:
     """Layers of each stage in the order of the model."""
     given = [
         _given_layers(stage, f"{where}stages[{m}]", layout.chunks) for m, stage in enumerate(stages)
@@ -154,18 +157,23 @@ def _layer_counts(
         expected = f"layers that add up to the model's {num_layers}"
         hint = f"They add up to {said}; a stage whose layers are null takes what is left."
         raise ConfigError(f"{where}stages", {"layers": totals}, expected, hint)
-    rest = iter(split_evenly(num_layers - said, num_unsaid) if num_unsaid else ())
+    rest = iter(_evenly(num_layers - said, num_unsaid) if num_unsaid else ())
     by_mesh = [
-        iter(split_evenly(next(rest), layout.chunks) if layers is None else layers)
-        for layers in given
+        iter(_evenly(next(rest), layout.chunks) if layers is None else layers) for layers in given
     ]
     return [next(by_mesh[m]) for m in layout.meshes]
 
 
-def _given_layers(stage: StageConfig, key: str, chunks: int) -> Sequence[int] | None:
+def _evenly(layers: Place, ways: int) -> list[Place]:
+    """Whole layers as evenly as they can be; the last has a half more where one is cut."""
+    *others, last = split_evenly(floor(layers), ways)
+    return [*others, place(last + layers % 1)]
+
+
+def _given_layers(stage: StageConfig, key: str, chunks: int) -> Sequence[Place] | None:
     """Layers of each stage of one mesh, as far as they are said."""
     if stage.split is None:
-        return None if stage.layers is None else split_evenly(stage.layers, chunks)
+        return None if stage.layers is None else _evenly(stage.layers, chunks)
     if stage.layers is not None:
         raise ConfigError(f"{key}.layers", stage.layers, "null beside split", "split adds up.")
     if chunks == 1:
@@ -178,7 +186,7 @@ def _given_layers(stage: StageConfig, key: str, chunks: int) -> Sequence[int] | 
 
 
 def _refuse_without_effect(
-    stages: Sequence[StageConfig], layout: _Layout, counts: Sequence[int], micro: int, where: str
+    stages: Sequence[StageConfig], layout: _Layout, counts: Sequence[Place], micro: int, where: str
 ) -> None:
     for m, stage in enumerate(stages):
         key = f"{where}stages[{m}]"

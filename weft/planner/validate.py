@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
+from math import ceil, floor
 from typing import get_args
 
 from weft.axes.axis import Axis
@@ -16,6 +17,7 @@ from weft.config.axes import ENTRIES, MODEL_AXES, NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.config.names import names_of
 from weft.models.registry import layout_of
+from weft.plan.borders import Place, is_place
 from weft.plan.layout import SAMPLES, Dim
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
@@ -28,8 +30,12 @@ from weft.schedules.registry import SCHEDULES, expected_positions, schedule_of
 from weft.schedules.validity import prove
 
 
-def validate_plan(plan: Plan, *, num_layers: int, global_batch: int) -> None:
+def validate_plan(
+    plan: Plan, *, num_layers: int, global_batch: int, parts: tuple[str, str] | None = None
+) -> None:
     """Check a plan from any source against the job it is for.
+
+    ``parts``: those of a layer of the model, as its family has them.
 
     Raises:
         ConfigError: the first rule that the plan breaks.
@@ -42,6 +48,7 @@ def validate_plan(plan: Plan, *, num_layers: int, global_batch: int) -> None:
     _check_ranks(plan)
     for p, pipeline in enumerate(plan.pipelines):
         _check_pipeline(f"pipelines[{p}]", pipeline, num_layers)
+        _check_cuts(f"pipelines[{p}]", pipeline, parts)
         for s in range(len(pipeline.stages)):
             _check_gathering(plan, p, s)
     _check_alike(plan)
@@ -100,15 +107,16 @@ def _check_values(plan: Plan) -> None:
             _refuse_other(f"pipelines[{p}].lists", text, str)
     for p, s, stage in plan.stages():
         where = f"pipelines[{p}].stages[{s}]"
-        for end in stage.layers:
-            _refuse_other(f"{where}.layers", end, int)
+        if not all(map(is_place, stage.layers)):
+            expected = "numbers of layers, with a half where a layer is cut"
+            raise ConfigError(f"{where}.layers", [*stage.layers], expected)
         _refuse_other(f"{where}.mesh", stage.mesh, Mesh)
         _refuse_other(f"{where}.device", stage.device, str)
         _refuse_other(f"{where}.compile", stage.compile, bool)
         _refuse_other(f"{where}.passes", stage.passes, int)
         _refuse_other(f"{where}.pieces", stage.pieces, int)
         _refuse_unnamed(f"{where}.precision", stage.precision, names_of("precisions"))
-        check_asked(f"{where}.recompute", stage.recompute, stage.layers[1] - stage.layers[0])
+        check_asked(f"{where}.recompute", stage.recompute, len(stage.blocks))
         _refuse_unnamed(f"{where}.zero", stage.zero, get_args(ZeroLevel))
         for share in stage.sample_shares:
             _refuse_other(f"{where}.sample_shares", share, int)
@@ -153,12 +161,12 @@ def _check_owners(plan: Plan) -> None:
     for p, s, stage in plan.stages():
         domains = plan.by_domain(range(plan.world_size)) if stage.state_shares else ()
         mine = [domain for domain in domains if {*domain} & {*stage.mesh.ranks}]
-        for unit in sorted(plan.pipelines[p].units(s), key=str) if mine else ():
+        for unit in sorted(plan.units(p, s), key=str) if mine else ():
             beside = [other for _, _, other in plan.stages_with({unit})]
             if not all(any(_keeps_all(each, domain) for each in beside) for domain in mine):
                 where = f"pipelines[{p}].stages[{s}].state_shares"
                 expected = "weights above 0 for some of the ranks that hold the same parameters"
-                words = f"layer {unit}" if isinstance(unit, int) else f"the {unit}"
+                words = f"the {unit}" if isinstance(unit, str) else f"layer {unit:g}"
                 hint = f"Nobody would keep the state of {words}."
                 raise ConfigError(where, list(stage.state_shares), expected, hint)
 
@@ -363,7 +371,7 @@ def _gathers_apart(plan: Plan, p: int, s: int) -> bool:
     """In each domain one stage alone holds what this one holds."""
     return all(
         sum(bool({*domain} & {*stage.mesh.ranks}) for _, _, stage in plan.stages_with({unit})) <= 1
-        for unit in plan.pipelines[p].units(s)
+        for unit in plan.units(p, s)
         for domain in plan.domains or [range(plan.world_size)]
     )
 
@@ -394,13 +402,23 @@ def _check_positions(where: str, pipeline: PipelinePlan) -> None:
             raise ConfigError(f"{where}.stages", sorted(shares), expected_words)
 
 
+def _check_cuts(where: str, pipeline: PipelinePlan, parts: tuple[str, str] | None) -> None:
+    """A border lies inside a layer only where its family lets it."""
+    for s, stage in enumerate(pipeline.stages):
+        for end in stage.layers if parts is None else ():
+            if end % 1:
+                hint = f"Layers of this model cannot be cut: use {floor(end)} or {ceil(end)}."
+                key = f"{where}.stages[{s}].layers"
+                raise ConfigError(key, [*stage.layers], "whole numbers of layers", hint)
+
+
 def _check_layers(where: str, pipeline: PipelinePlan, num_layers: int) -> None:
-    expected = 0
+    expected: Place = 0
     for s, stage in enumerate(pipeline.stages):
         first, last = stage.layers
         if first != expected or last < first:
             key = f"{where}.stages[{s}].layers"
-            raise ConfigError(key, [first, last], f"a range that starts at layer {expected}")
+            raise ConfigError(key, [first, last], f"a range that starts at layer {expected:g}")
         expected = last
     if expected != num_layers:
         layers = [list(stage.layers) for stage in pipeline.stages]
@@ -420,7 +438,7 @@ def refuse_idle_zero(plan: Plan, *, tied: bool) -> None:
         pipeline = plan.pipelines[p]
         key = f"pipelines[{p}].stages[{s}].zero"
         mates = (t for t, other in enumerate(pipeline.stages) if other.mesh == stage.mesh)
-        held = set[UnitName]().union(*map(pipeline.units, mates))
+        held = set[UnitName]().union(*(plan.units(p, mate) for mate in mates))
         if not held or (len(plan.pipelines) == len(stage.mesh.ranks) == 1):
             if tied and _is_end(pipeline, s):
                 continue

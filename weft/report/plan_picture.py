@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import ceil, floor
 from typing import NamedTuple
 
 from markupsafe import Markup
 
 from weft.cluster.cluster import Chip, Cluster
 from weft.config.axes import NAMES
+from weft.plan.borders import Layers
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.report.svg import fill_legend
@@ -172,11 +174,23 @@ def ranges(numbers: Sequence[int], *, dash: str = _TO) -> str:
     return ", ".join(f"{r[0]}{dash}{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in runs)
 
 
+def layers_held(layers: Layers, *, dash: str = _TO) -> list[str]:
+    """``rest of 2``, ``3-5`` (with an en dash), ``part of 6`` for what is held from the middle of
+    layer 2 to that of layer 6."""
+    first, end = layers
+    whole = ranges(range(ceil(first), floor(end)), dash=dash)
+    before = [f"rest of {floor(first)}"] * (first % 1 > 0)
+    return [*before, *filter(None, [whole]), *[f"part of {floor(end)}"] * (end % 1 > 0)]
+
+
 def layers_in_words(stage: StagePlan, *, is_first: bool, is_last: bool) -> str:
     """``embedding, layers 0-5, head`` (with an en dash)."""
-    low, high = stage.layers
-    middle = f"layers {ranges(range(low, high))}" if high > low + 1 else f"layer {low}"
-    parts = ["embedding"] * is_first + [middle] * (high > low) + ["head"] * is_last
+    held = ", ".join(layers_held(stage.layers)) if stage.blocks else ""
+    if len(stage.blocks) > 1:
+        middle = f"layers {held}"
+    else:
+        middle = held.replace("of", "of layer") if any(stage.cut) else f"layer {held}"
+    parts = ["embedding"] * is_first + [middle] * bool(held) + ["head"] * is_last
     return ", ".join(parts) or "no layers"
 
 
@@ -196,9 +210,7 @@ class _Scale:
         self.width = WIDTH * min(max(1.0, _ROOM * whole / (WIDTH * narrowest)), _WIDEST)
         self._unit = self.width / whole
 
-    def span(
-        self, layers: tuple[int, int], *, is_first: bool, is_last: bool
-    ) -> tuple[float, float]:
+    def span(self, layers: Layers, *, is_first: bool, is_last: bool) -> tuple[float, float]:
         """Left edge and width of a stage."""
         left = 0.0 if is_first else (self._end + layers[0]) * self._unit
         right = self.width if is_last else (self._end + layers[1]) * self._unit
@@ -292,7 +304,7 @@ def _padding(width: float) -> float:
 def _headings(number: int, stage: StagePlan, *, is_first: bool, is_last: bool) -> tuple[str, ...]:
     """What a stage may be called, from the fullest form to the shortest."""
     words = layers_in_words(stage, is_first=is_first, is_last=is_last)
-    short = ranges(range(*stage.layers))
+    short = ", ".join(layers_held(stage.layers)) if stage.blocks else ""
     return f"stage {number}: {words}", words, f"layers {short}", short
 
 

@@ -129,10 +129,11 @@ def _given(
         expected = f"at most {cluster.world_size} ranks, one for each chip of the cluster"
         raise ConfigError("plan", {"ranks": plan.world_size}, expected)
     samples = loaded.config.batch.samples or plan.global_batch
-    num_layers = workload.spec.num_layers
-    validate_plan(plan, num_layers=num_layers, global_batch=samples)
-    refuse_unrun_axes(plan, workload.spec)
-    dims = dims_of_model(workload.spec)
+    spec = workload.spec
+    parts = FAMILIES[spec.family].parts
+    validate_plan(plan, num_layers=spec.num_layers, global_batch=samples, parts=parts)
+    refuse_unrun_axes(plan, spec)
+    dims = dims_of_model(spec)
     refuse_idle_pieces(plan, dims)
     for p, s, stage in plan.stages():
         where = f"pipelines[{p}].stages[{s}]"

@@ -259,6 +259,7 @@ def options_asked(config: Config) -> Options:
         max_stages=None if auto is None else auto.max_stages,
         domains=auto is None or auto.domains,
         in_flight=True,
+        cuts_layers=True,
     )
 
 

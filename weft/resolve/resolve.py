@@ -22,7 +22,7 @@ from weft.config.plan_sections import PipelineConfig, PlanConfig, StageConfig
 from weft.config.sections import Config
 from weft.config.tree import COMMAND_LINE
 from weft.cost.work import Training
-from weft.models.registry import dims_of_model, model_spec, param_specs
+from weft.models.registry import FAMILIES, dims_of_model, model_spec, param_specs
 from weft.optim.groups import refuse_idle_groups
 from weft.optim.registry import training_of
 from weft.plan.model import ModelSpec
@@ -266,7 +266,8 @@ def _usual_on(device: str, cluster: Cluster) -> Precision:
 def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     """A plan from wherever is for this model and this batch."""
     samples = config.batch.samples or plan.global_batch
-    validate_plan(plan, num_layers=spec.num_layers, global_batch=samples)
+    parts = FAMILIES[spec.family].parts
+    validate_plan(plan, num_layers=spec.num_layers, global_batch=samples, parts=parts)
     tied = any(param.also for param in param_specs(spec))
     refuse_idle_zero(plan, tied=tied)
     refuse_idle_domains(plan, tied=tied)

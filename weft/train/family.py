@@ -81,7 +81,9 @@ def _stage(spec: ModelSpec, buffers: Sequence[Buffer], number: int, share: Share
     stages = share.rank_plan.pipeline_plan.stages
     asked, last = stages[number], len(stages) - 1
     with only_shapes():
-        stage = build_stage(spec, range(*asked.layers), embed=number == 0, head=number == last)
+        stage = build_stage(
+            spec, asked.blocks, embed=number == 0, head=number == last, cut=asked.cut
+        )
     model = stage.module
     _fill_buffers(model, buffers, share.comm.device)
     role = PRECISIONS[asked.precision].parameters

@@ -16,6 +16,7 @@ from weft.cost.times import BorderTimes
 from weft.elastic.pool import ANSWER_S, WorkerPool
 from weft.parallel.buckets import BUCKET_BYTES
 from weft.parallel.pipeline.stage_border import channel
+from weft.plan.borders import in_parts
 from weft.virtual.predicted import Prediction, VirtualCluster, byte_s
 from weft.virtual.rank import Times, VirtualJob, run_steps
 from weft.virtual.sleeping import LEAST_NUMEL, LayerTimes, Links
@@ -72,7 +73,7 @@ def _sleeps(virtual: VirtualCluster, rank: int) -> int:
     """How often a rank sleeps in a step: forward and twice backward, each layer."""
     rank_plan = virtual.with_ends().rank_plan(rank)
     stages = [rank_plan.pipeline_plan.stages[number] for number in rank_plan.stages]
-    layers = sum(stage.layers[1] - stage.layers[0] for stage in stages)
+    layers = sum(len(in_parts(stage.layers, rank_plan.plan.cuts)) for stage in stages)
     return 3 * layers * rank_plan.pipeline_plan.num_microbatches
 
 

@@ -24,7 +24,7 @@ from weft.cost.sends import border_bytes, border_times, layer_sends
 from weft.cost.times import BorderTimes, StageTimes
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
-from weft.cost.work import StageWork, width_of
+from weft.cost.work import StageWork, layers_by_kind, width_of
 from weft.models.registry import param_specs, shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
@@ -146,14 +146,15 @@ class VirtualCluster:
     def layers(self, pipeline: PipelinePlan, number: int, rank: int) -> list[StageTimes]:
         """Of a full microbatch on one rank of a stage, that with the most samples, layer by layer.
 
-        The embedding is the first stage's first layer, the head the last one's last.
+        The embedding is the first stage's first layer, the head the last one's last; of a layer
+        that the plan cuts anywhere each part is one.
         """
         free = Hardware(
             chip=core(self.gflops * self._speed(rank)),
             fabric=links_among(LinkEntry(), Group(1)),
             software=Software(),
         )
-        each = by_layer(choice_of(pipeline, number, self.seq_len))
+        each = by_layer(choice_of(pipeline, number, self.seq_len), self.plan.cuts)
         return [stage_times(shape_of(self.spec), layer, free) for layer in each]
 
     def said(self, pipeline: PipelinePlan, number: int) -> list[StageTimes]:
@@ -161,11 +162,12 @@ class VirtualCluster:
         stage, choice = pipeline.stages[number], choice_of(pipeline, number, self.seq_len)
         shape, wider = shape_of(self.spec), width_of(stage.precision) / choice.work.wide
         found = []
-        for each in by_layer(choice):
+        for each in by_layer(choice, self.plan.cuts):
             seconds = 0.0
-            for send in layer_sends(shape, each.work, experts=False):
-                links = links_among(self.link(next(stage.mesh.groups(send.axis))), send.group)
-                seconds += wider * choice.passes * each.work.num_layers * send.seconds(links)
+            for (experts, branch), _ in layers_by_kind(shape, each.work.layers):
+                for send in layer_sends(shape, each.work, experts=experts, branch=branch):
+                    links = links_among(self.link(next(stage.mesh.groups(send.axis))), send.group)
+                    seconds += wider * choice.passes * send.seconds(links)
             again = seconds * choice.work.forward_again
             found.append(
                 StageTimes(forward_s=seconds, input_grad_s=seconds + again, weight_grad_s=0.0)
@@ -185,16 +187,18 @@ class VirtualCluster:
         )
 
     def gradient_bytes(self) -> list[int]:
-        """Of the embedding, every layer and the head, in the format in which they are summed."""
+        """Of the embedding, every layer or part of one, and the head, in the format in which they
+        are summed."""
         width = max(4, *(width_of(stage.precision) for _, _, stage in self.plan.stages()))
         return [width * unit.numel for unit in self._units()]
 
     def _units(self) -> Iterator[_Unit]:
-        """The embedding, every layer and the head."""
+        """The embedding, every layer, in its parts where the plan cuts it, and the head."""
         sizes: Counter[UnitName] = Counter()
+        units: list[UnitName] = ["embed", *self.plan.places, "head"]
         for param in param_specs(self.spec):
-            sizes[param.unit] += param.numel
-        units: list[UnitName] = ["embed", *range(self.spec.num_layers), "head"]
+            cut = param.places.intersection(self.plan.cuts)
+            sizes[next(iter(cut), param.unit)] += param.numel
         for unit in units:
             held = [stage for _, _, stage in self.plan.stages_with({unit})]
             yield _Unit(sizes[unit], held, sum(stage.mesh.sample_ways for stage in held))

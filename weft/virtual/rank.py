@@ -16,6 +16,7 @@ from weft.comm.join import join
 from weft.nn.stage import STREAM, MicroBatch
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import stages_with
+from weft.plan.borders import in_parts
 from weft.plan.box import Box
 from weft.plan.layout import BorderTensor, Dim
 from weft.plan.mesh import Mesh
@@ -31,6 +32,7 @@ from weft.virtual.sleeping import (
     VirtualComm,
     VirtualLayer,
     VirtualStage,
+    key_of,
     now,
     sleep_until,
     sum_of_output,
@@ -49,7 +51,8 @@ class VirtualJob:
     times: Mapping[tuple[int, int], Mapping[int, Sequence[LayerTimes]]]
     """Of one sample, by pipeline and stage, rank and layer of the stage."""
     numels: Sequence[int]
-    """Elements of each layer's parameter as they really travel."""
+    """Elements of each layer's parameter as they really travel; a layer that the plan cuts is two,
+    each with its own."""
     bucket_bytes: int
     links: Links
     update_s: Mapping[int, float] = field(default_factory=dict)
@@ -127,9 +130,13 @@ def _source(rank_plan: RankPlan, job: VirtualJob, chip: Chip) -> Source:
     """Layers that take time, each with one parameter; tensor-parallel ranks hold parts."""
     specs = [
         ParamSpec(
-            name=f"layers.{n}.weight", shape=(numel,), unit=n, init=Init("zeros"), decay=False
+            name=f"layers.{key_of(place)}.weight",
+            shape=(numel,),
+            unit=place,
+            init=Init("zeros"),
+            decay=False,
         )
-        for n, numel in enumerate(job.numels)
+        for place, numel in zip(rank_plan.plan.places, job.numels, strict=True)
     ]
     tilings = {}
     for spec in specs:
@@ -141,8 +148,12 @@ def _source(rank_plan: RankPlan, job: VirtualJob, chip: Chip) -> Source:
         stage = rank_plan.pipeline_plan.stages[number]
         times_of = job.times[rank_plan.pipeline, number][rank_plan.rank]
         layers = {
-            layer: VirtualLayer(times, prod(share.stored[f"layers.{layer}.weight"].size), chip)
-            for layer, times in zip(range(*stage.layers), times_of, strict=True)
+            place: VirtualLayer(
+                times, prod(share.stored[f"layers.{key_of(place)}.weight"].size), chip
+            )
+            for (place, _), times in zip(
+                in_parts(stage.layers, rank_plan.plan.cuts), times_of, strict=True
+            )
         }
         return VirtualStage(layers, _part(stage.mesh, rank_plan.rank, job.width).numel)
 

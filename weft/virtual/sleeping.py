@@ -24,6 +24,7 @@ from weft.cost.times import BorderTimes, StageTimes
 from weft.nn.context import Context
 from weft.nn.stage import STREAM, Output, Term, Terms, Tree, Unit
 from weft.parallel.pipeline.deferred import WeightWork
+from weft.plan.borders import Place
 from weft.plan.model import UnitName
 
 LEAST_NUMEL = 128
@@ -92,15 +93,20 @@ class VirtualLayer(nn.Module):
         return result
 
 
+def key_of(place: Place) -> str:
+    """What a layer, or a part of one, is called: ``3``, ``3_5``."""
+    return f"{place:g}".replace(".", "_")
+
+
 class VirtualStage(nn.Module):
     """A stage of layers that take time."""
 
     spans_samples = False
 
-    def __init__(self, layers: Mapping[int, VirtualLayer], width: int = 1) -> None:
+    def __init__(self, layers: Mapping[Place, VirtualLayer], width: int = 1) -> None:
         super().__init__()
         self._width = width
-        self.layers = nn.ModuleDict({str(number): layer for number, layer in layers.items()})
+        self.layers = nn.ModuleDict({key_of(place): layer for place, layer in layers.items()})
         self.units: dict[UnitName, Unit] = {n: Unit(x, block=x) for n, x in layers.items()}
 
     @property

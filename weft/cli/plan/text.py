@@ -12,7 +12,7 @@ from weft.plan.plan import Plan, StagePlan
 from weft.planner.explain import Comparison, pruned_in_words, settings
 from weft.planner.forecast import JOULES_PER_BYTE, WAITING, PositionForecast, PositionMemory
 from weft.planner.outlook import Outlook
-from weft.report.plan_picture import ranges
+from weft.report.plan_picture import layers_held, ranges
 from weft.report.units import count, seconds, sent
 from weft.resolve.resolve import Resolved
 from weft.simulate.picture import draw
@@ -88,7 +88,7 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
 
 def _layers_held(stage: StagePlan, number: int, num_stages: int) -> str:
     """``0-2``; with several stages also the embedding and the head, as ``3 + head``."""
-    layers = [ranges(range(*stage.layers), dash="-")] if stage.layers[1] > stage.layers[0] else []
+    layers = [", ".join(layers_held(stage.layers, dash="-"))] if stage.blocks else []
     if num_stages == 1:
         return layers[0]
     ends = ["embed"] * (number == 0), ["head"] * (number == num_stages - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from weft.models.decoder import Decoder
+from weft.models.decoder import WHOLE, Decoder, Halves
 from weft.models.decoder_spec import DecoderSpec
 from weft.nn.attention import Attention
 from weft.nn.context import Context
@@ -15,31 +15,37 @@ from weft.nn.stage import Part
 
 
 class GPT2Block(nn.Module):
-    """Pre-norm attention and feed-forward, each dropped and added to the residual stream."""
+    """Pre-norm attention and feed-forward, each dropped and added to the residual stream; or one
+    of them."""
 
-    def __init__(self, spec: DecoderSpec, layer: int) -> None:
+    def __init__(self, spec: DecoderSpec, layer: int, halves: Halves = WHOLE) -> None:
         super().__init__()
-        self.attn_norm = nn.LayerNorm(spec.d_model, spec.norm_eps)
-        self.attn = Attention(
-            spec.d_model,
-            spec.d_head,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            bias=True,
-            out_bias=True,
-        )
-        self.attn_dropout = Dropout(spec.dropout, site=2 * layer + 1)
-        self.ff_norm = nn.LayerNorm(spec.d_model, spec.norm_eps)
-        self.ff = GeluMLP(spec.d_model, spec.d_ff)
-        self.ff_dropout = Dropout(spec.dropout, site=2 * layer + 2)
+        self._attends, self._feeds = halves
+        if self._attends:
+            self.attn_norm = nn.LayerNorm(spec.d_model, spec.norm_eps)
+            self.attn = Attention(
+                spec.d_model,
+                spec.d_head,
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                bias=True,
+                out_bias=True,
+            )
+            self.attn_dropout = Dropout(spec.dropout, site=2 * layer + 1)
+        if self._feeds:
+            self.ff_norm = nn.LayerNorm(spec.d_model, spec.norm_eps)
+            self.ff = GeluMLP(spec.d_model, spec.d_ff)
+            self.ff_dropout = Dropout(spec.dropout, site=2 * layer + 2)
         self.attention, self.feed_forward = Part(self._attend), Part(self._feed)
 
     def forward(
         self, x: Tensor, packed: Packed | None, keys: Tensor | None, positions: Tensor
     ) -> Tensor:
         """``x`` and result: ``[batch, seq, d_model]``; the rest as in ``Context``."""
-        x = x + self.attn_dropout(self.attention(x, packed), keys, positions)
-        x = x + self.ff_dropout(self.feed_forward(x), keys, positions)
+        if self._attends:
+            x = x + self.attn_dropout(self.attention(x, packed), keys, positions)
+        if self._feeds:
+            x = x + self.ff_dropout(self.feed_forward(x), keys, positions)
         return x
 
     def _attend(self, x: Tensor, packed: Packed | None) -> Tensor:
@@ -64,6 +70,7 @@ class GPT2(Decoder):
         *,
         embed: bool = True,
         head: bool = True,
+        cut: tuple[bool, bool] = (False, False),
     ) -> None:
         positions = {"positions": nn.Embedding(spec.seq_len, spec.d_model)} if embed else {}
         super().__init__(
@@ -71,7 +78,8 @@ class GPT2(Decoder):
             layers,
             embed=embed,
             head=head,
-            block=lambda layer: GPT2Block(spec, layer),
+            cut=cut,
+            block=lambda layer, halves: GPT2Block(spec, layer, halves),
             norm=lambda: nn.LayerNorm(spec.d_model, spec.norm_eps),
             **positions,
             embed_dropout=Dropout(spec.dropout, site=0),

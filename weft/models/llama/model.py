@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from weft.models.decoder import Decoder
+from weft.models.decoder import WHOLE, Decoder, Halves
 from weft.models.decoder_spec import DecoderSpec
 from weft.nn.attention import Attention
 from weft.nn.context import Context
@@ -16,27 +16,32 @@ from weft.nn.stage import Part
 
 
 class LlamaBlock(nn.Module):
-    """Pre-norm attention and feed-forward, each added to the residual stream."""
+    """Pre-norm attention and feed-forward, each added to the residual stream; or one of them."""
 
-    def __init__(self, spec: DecoderSpec) -> None:
+    def __init__(self, spec: DecoderSpec, halves: Halves = WHOLE) -> None:
         super().__init__()
-        self.attn_norm = RMSNorm(spec.d_model, spec.norm_eps)
-        self.attn = Attention(
-            spec.d_model,
-            spec.d_head,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            bias=spec.qkv_bias,
-            qk_norm_eps=spec.norm_eps if spec.qk_norm else None,
-        )
-        self.ff_norm = RMSNorm(spec.d_model, spec.norm_eps)
-        self.ff = SwiGLU(spec.d_model, spec.d_ff)
+        self._attends, self._feeds = halves
+        if self._attends:
+            self.attn_norm = RMSNorm(spec.d_model, spec.norm_eps)
+            self.attn = Attention(
+                spec.d_model,
+                spec.d_head,
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                bias=spec.qkv_bias,
+                qk_norm_eps=spec.norm_eps if spec.qk_norm else None,
+            )
+        if self._feeds:
+            self.ff_norm = RMSNorm(spec.d_model, spec.norm_eps)
+            self.ff = SwiGLU(spec.d_model, spec.d_ff)
         self.attention, self.feed_forward = Part(self._attend), Part(self._feed)
 
     def forward(self, x: Tensor, turn: Rotation, packed: Packed | None) -> Tensor:
         """``x`` and result: ``[batch, seq, d_model]``."""
-        x = x + self.attention(x, turn, packed)
-        x = x + self.feed_forward(x)
+        if self._attends:
+            x = x + self.attention(x, turn, packed)
+        if self._feeds:
+            x = x + self.feed_forward(x)
         return x
 
     def _attend(self, x: Tensor, turn: Rotation, packed: Packed | None) -> Tensor:
@@ -58,13 +63,15 @@ class Llama(Decoder):
         *,
         embed: bool = True,
         head: bool = True,
+        cut: tuple[bool, bool] = (False, False),
     ) -> None:
         super().__init__(
             spec,
             layers,
             embed=embed,
             head=head,
-            block=lambda _: LlamaBlock(spec),
+            cut=cut,
+            block=lambda _, halves: LlamaBlock(spec, halves),
             norm=lambda: RMSNorm(spec.d_model, spec.norm_eps),
         )
 

@@ -18,6 +18,7 @@ from weft.planner.runnable import why_never_run
 from weft.planner.search.choice import Apart, Line, Timed, inner_of, plan_of, used_cluster
 from weft.planner.search.costs import Costs
 from weft.planner.search.domains import searches_domains, with_best_domains
+from weft.planner.search.finer import with_finer_borders
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned
 from weft.planner.search.group import Group, Kept, Ledger
 from weft.planner.search.no_plan import leanest, no_plan
@@ -61,7 +62,7 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         more = replace(options, effort=LONGER * options.effort)
         return search(replace(problem, options=more), progress=progress)
     candidates = with_best_domains([run.candidate(lines) for lines in found], problem)
-    candidates = with_made_orders(candidates, problem)
+    candidates = with_made_orders(with_finer_borders(candidates, problem), problem)
     return Found(
         best=candidates[0],
         others=tuple(candidates[1:]),

@@ -117,7 +117,9 @@ def _line(pipeline: PipelinePlan, cluster: ClusterView) -> Line:
     positions = pipeline.positions()
     meshes = [_section(pipeline.stages[stages[0]], cluster) for stages in positions]
     sections = tuple(first._replace(meshes=len(list(same))) for first, same in groupby(meshes))
-    counts = [stage.layers[1] - stage.layers[0] for stage in pipeline.stages]
+    if any(stage.layers[0] % 1 for stage in pipeline.stages):
+        raise OutsideError("it moves borders into layers only where a plan is among its best few")
+    counts = [len(stage.blocks) for stage in pipeline.stages]
     layers = tuple(sum(counts[stage] for stage in stages) for stages in positions)
     chunks = {len(stages) for stages in positions}
     expected = stage_layers(pipeline.schedule, layers)
