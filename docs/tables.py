@@ -123,7 +123,6 @@ def _section(title: str, section: Schema, whole: Schema, node: Node, within: str
             title = f"#### Each entry of `{key}`"
             text += "\n" + _section(title, below, whole, child.items, f"{key}[]")
         if _is_section(child):
-            (given,) = (o for o in (given, *given.get("anyOf", ())) if "$ref" in o)
             below = _definition(given, whole)
             text += "\n" + _section(f"#### `{key}`", below, whole, child, key)
         for kind, variant in child.variants.items():
@@ -142,7 +141,9 @@ def _is_section(node: Node) -> bool:
 
 
 def _definition(reference: Schema, whole: Schema) -> Schema:
-    found: Schema = whole["$defs"][reference["$ref"].rpartition("/")[2]]
+    """Of a section, or of one that may be null."""
+    (name,) = (o["$ref"] for o in (reference, *reference.get("anyOf", ())) if "$ref" in o)
+    found: Schema = whole["$defs"][name.rpartition("/")[2]]
     return found
 
 

@@ -256,7 +256,7 @@ def gradients(here: Here, found: Found) -> None:
         here.platform.synchronize()
         begun = time.perf_counter()
         built.gradients.squared_norm()
-        built.engine.update(factor)
+        built.engine.update(factor, factor)
         here.platform.synchronize()
         times.append(time.perf_counter() - begun)
         for main in built.gradients.mains:

@@ -114,7 +114,7 @@ class WovenEngine:
         engine = self._built.engine
         self.last, factor = engine.backward(mine)
         refuse_weight(self.last.weight)
-        engine.update(factor)
+        engine.update(factor, self.last.weight)
         self._built.gradients.fence()
         self._outside.note()
         return self.last.loss

@@ -25,6 +25,13 @@ from weft.train.agreeing import unlike
 Named = Mapping[str, Tensor]
 
 
+def refuse_sites(plan: Plan) -> None:
+    """Who calls the engine's steps sees each as one step of the whole job."""
+    if plan.sites:
+        hint = "weft train runs sites that meet now and then."
+        raise ConfigError("plan.sites", [list(site) for site in plan.sites], "none here", hint)
+
+
 def refuse_unfit(model: nn.Module) -> None:
     """A whole model must have parameters, and no engine yet."""
     if next(model.parameters(), None) is None:

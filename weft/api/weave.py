@@ -32,6 +32,7 @@ from weft.api.refusals import (
     refuse_batch_statistics,
     refuse_odd_gradients,
     refuse_optimizer,
+    refuse_sites,
     refuse_state,
     refuse_strangers,
     refuse_unfit,
@@ -207,6 +208,7 @@ def _check_plan(plan: Plan, world_size: int) -> None:
     validate_plan(plan, num_layers=plan.num_layers, global_batch=plan.global_batch)
     if plan.world_size != world_size:
         raise ConfigError("plan", f"{plan.world_size} ranks", f"{world_size} ranks")
+    refuse_sites(plan)
     for p, s, stage in plan.stages():
         if s or stage.mesh.model_axes:
             expected = f"one stage, without a {' or '.join(MODEL_AXES)} axis"

@@ -23,6 +23,7 @@ from weft.api.engine import (
 from weft.api.layer_list import PROBE, ElementLoss, Layer, Skeleton, in_words, refusing
 from weft.api.refusals import (
     refuse_optimizer,
+    refuse_sites,
     refuse_unlike,
     refuse_whole_rules,
     refuse_woven,
@@ -88,6 +89,7 @@ def check_layer_plan(plan: Plan, layers: Sequence[Layer]) -> None:
     if not isinstance(plan, Plan):
         raise ConfigError("plan", plan, "a weft.plan.plan.Plan, e.g. from weft.split")
     validate_plan(plan, num_layers=len(layers), global_batch=plan.global_batch)
+    refuse_sites(plan)
     for p, s, stage in plan.stages():
         where = f"plan.pipelines[{p}].stages[{s}]"
         if stage.mesh.model_axes:

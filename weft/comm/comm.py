@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from math import prod
 from types import TracebackType
@@ -104,6 +105,13 @@ class Comm:
     ) -> None:
         self.close(abort=kind is not None)
 
+    def within(self, ranks: tuple[int, ...]) -> Comm:
+        """The same epoch, as if ``ranks`` were all; ascending, this one among them."""
+        _ = self._aside(), self._copies()  # which both end with
+        part = copy(self)
+        part.world, part.world_size, part._tree = ranks, len(ranks), None
+        return part
+
     def open_groups(self, groups: Iterable[tuple[int, ...]]) -> None:
         """Create those of the groups that this rank is in, and what all ranks talk through: a tree
         over gloo, and where a library joins them all or they are few, a group."""
@@ -131,12 +139,11 @@ class Comm:
     ) -> None:
         """Create what this rank's channels need beside the groups of all ranks.
 
-        Where ``edges`` name a channel, nobody sends over it but along them: what no edge joins has
-        no communicator in common.
+        Where ``edges`` name a channel, nobody sends over it, or meets there, but along them.
         """
         for channel in channels:
             choice = self._choose(channel.ranks, sends=True)
-            if choice.backend == "gloo" and self.world_size <= FAN:
+            if choice.backend == "gloo" and self.world_size <= FAN and not channel.apart:
                 continue  # over the group of all ranks
             if choice.point_to_point == "ordered" or choice.backend == "gloo":
                 self._open_channel(channel, choice, edges.get(channel))
@@ -228,8 +235,7 @@ class Comm:
     ) -> Arriving[Tensor]:
         """Start to sum ``parts[i]`` over the group for its ``i``-th rank; the result is this one's.
 
-        Partial -> Shard. Parts may be unequal. Added in the group's order, where the backend
-        leaves that to us.
+        Partial -> Shard. Parts may be unequal. Added in the group's order, as far as we add.
         """
         ascending = ascending_places(group)
         flat = torch.cat([parts[i].reshape(-1) for i in ascending])
@@ -297,7 +303,7 @@ class Comm:
         if len(ranks) == 1:
             return
         if self._is_by_tree(ranks):
-            assert src == 0, f"broadcast of rank {src} to all {self.world_size} ranks"
+            assert src == self.world[0], f"broadcast of rank {src} to all {self.world_size} ranks"
             copy = partial(self._among_all().broadcast, tensor)
             self._through_tree(copy, name, tensor.nbytes)
             return
@@ -364,10 +370,9 @@ class Comm:
         ``first``, nor touches or lets go of the tensors that it and the steps use, until then. All
         ranks begin chains that they share in one order.
         """
-        choices = [self._choose(group, sends=sends) for sends in (False, True)]
+        on_host = any(self._choose(group, sends=sends).ends_on_host for sends in (False, True))
         call = self.recorder.begin(name, "group", group, 0)
-        begun = self._aside().chain(first, steps, on_host=any(map(_waits_on_host, choices)))
-        first_ended, ended = begun
+        first_ended, ended = self._aside().chain(first, steps, on_host=on_host)
         return self._awaited(call, first_ended), self._awaited(call, ended)
 
     def _aside(self) -> Aside:
@@ -386,8 +391,7 @@ class Comm:
             self._copies().reserve(staged)
 
     def gather_json(self, value: Any, *, name: str) -> list[Any]:
-        """Every rank's ``value``, in rank order, on every rank: equal ones may be one object. JSON
-        on the wire, never pickle."""
+        """Every rank's ``value``, in rank order, on every rank: equal ones may be one object."""
         text = json.dumps(value)
         if self.world_size == 1:
             return [json.loads(text)]
@@ -433,7 +437,7 @@ class Comm:
     def _among_all(self) -> Tree:
         """What joins all ranks: gloo, on tensors in host memory."""
         if self._tree is None:
-            self._tree = Tree(self.rank, self.world_size, self._host_group)
+            self._tree = Tree(self.rank, self.world, self._host_group)
         return self._tree
 
     def _count(self, parts: Parts, name: str) -> None:
@@ -496,14 +500,15 @@ class Comm:
     def _open_channel(
         self, channel: Channel, choice: Choice, edges: Collection[Edge] | None
     ) -> None:
-        """Open and connect what messages alone go over, if this rank has a part in that."""
+        """Open and connect what messages alone go over, if this rank has a part."""
         members = channel.ranks if edges is None else joined(self.rank, edges)
         purpose = f"channel {channel.number}"
         key = channel.ranks, purpose
         if self.rank not in channel.ranks or len(members) == 1 or key in self._transports:
             return
         if choice.backend == "gloo":
-            group = self._opened().open(members, "gloo", "messages")  # of all their channels
+            kind = ("messages", "apart")[channel.apart]  # of all their channels
+            group = self._opened().open(members, "gloo", kind)
             self._transports[key] = (
                 self._staged(group) if choice.through_host else NativeGroup(group)
             )
@@ -592,8 +597,3 @@ class Comm:
             text = str(error).splitlines()[0]
             message = f"rank {self.rank}: {call.name} with rank(s) {peers} failed: {text}"
             raise CommError(message) from error
-
-
-def _waits_on_host(choice: Choice) -> bool:
-    """Its calls end when the host has waited for them, not when a device has."""
-    return choice.through_host or choice.backend == "gloo"

@@ -54,6 +54,11 @@ class Choice:
     """Tensors go through host memory."""
     why: str = ""
 
+    @property
+    def ends_on_host(self) -> bool:
+        """Its calls end when the host has waited for them, not when a device has."""
+        return self.through_host or self.backend == "gloo"
+
     def __str__(self) -> str:
         if not self.through_host:
             return self.backend
@@ -94,6 +99,8 @@ class Channel(NamedTuple):
     """Who may use it, ascending."""
     number: int
     """Tells apart the channels between the same ranks."""
+    apart: bool = False
+    """Nothing else waits for what is under way there: it has connections of its own."""
 
 
 class Message(NamedTuple):

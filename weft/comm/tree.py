@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ FAN = 16
 PLAIN = 64
 """Characters of a text that are sent as they are, rather than a digest of them first."""
 Said = dict[str, list[list[int]]]
-"""Texts, and the first and the last of each run of ranks that said them."""
+"""Texts, and the numbers of the first and the last of each run of ranks that said them."""
 
 
 def blocks(rank: int, world_size: int) -> list[tuple[int, ...]]:
@@ -48,16 +48,21 @@ class Tree:
     """The groups of one rank, and what goes through them. Every method is collective.
 
     Args:
+        world: All ranks, ascending.
         open_group: Opens the group of some of the ranks, over tensors in host memory.
     """
 
     def __init__(
-        self, rank: int, world_size: int, open_group: Callable[[tuple[int, ...]], NativeGroup]
+        self,
+        rank: int,
+        world: Sequence[int],
+        open_group: Callable[[tuple[int, ...]], NativeGroup],
     ) -> None:
-        self._rank, self._world_size = rank, world_size
-        mine = blocks(rank, world_size)
-        self._levels = [(ranks, open_group(ranks)) for ranks in mine if len(ranks) > 1]
-        self._top = blocks(0, world_size)[-1]
+        self._rank, self._number, self._world_size = rank, world.index(rank), len(world)
+        mine, top = blocks(self._number, len(world)), blocks(0, len(world))[-1]
+        levels = [tuple(world[number] for number in block) for block in mine if len(block) > 1]
+        self._levels = [(ranks, open_group(ranks)) for ranks in levels]
+        self._top = tuple(world[number] for number in top)
         """Its ranks have heard of all ranks, and tell the others."""
         self._count = Count()
 
@@ -70,10 +75,10 @@ class Tree:
         tensor.copy_(host)
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Copy what rank 0 has into every rank's tensor."""
+        """Copy what the first rank has into every rank's tensor."""
         host = tensor.cpu()
         if self._levels[-1][0] == self._top:
-            self._levels[-1][1].broadcast(host, 0)()
+            self._levels[-1][1].broadcast(host, self._top[0])()
         self._down(host)
         tensor.copy_(host)
 
@@ -85,14 +90,14 @@ class Tree:
         long = [key for key in first if key.startswith("#")]
         texts = {key: key for key in first} | {key: text}
         if len(first) > 1 and long:
-            told = self.gather(text if first[key] == self._rank else "")
+            told = self.gather(text if first[key] == self._number else "")
             texts |= {key: told[first[key]] for key in long}
         values = {key: json.loads(text) for key, text in texts.items()}
         return [values[key] for key in keys]
 
     def gather(self, text: str) -> list[str]:
         """What every rank said, in rank order, on every rank."""
-        said: Said = {text: [[self._rank, self._rank]]}
+        said: Said = {text: [[self._number, self._number]]}
         for ranks, group in self._levels:
             said = _merged(map(_unpacked, self._gathered(ranks, group, _packed(said))))
         said = self._told(said)

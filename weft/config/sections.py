@@ -418,6 +418,49 @@ class SampleConfig(Section):
     """Draw from the likeliest tokens whose probabilities add up to this much."""
 
 
+class SitesConfig(Section):
+    """Pipelines apart in sites, which train for themselves and become one model every so many
+    steps, for links too slow for every step. Null by default: it is the only mode whose numbers
+    depend on the plan. `sites={}` takes what is below."""
+
+    every: Count = 100
+    """Steps from one meeting to the next."""
+    rate: Positive = 0.7
+    """Learning rate of the outer optimizer, SGD on how far sites have moved on average."""
+    momentum: Fraction = 0.9
+    """Nesterov momentum of the outer optimizer; 0 for none."""
+    fragments: Count = 1
+    """Parts of the model that meet one after the other, at even distances, so that the link between
+    sites carries a little all the time rather than everything at once."""
+    delay: Whole = 0
+    """Steps for which what sites tell each other travels while they train on; 0 waits for it."""
+    wire: Literal["fp64", "fp32", "bf16", "int8"] = "fp32"
+    """What it travels in; "int8" has a scale for each row of a matrix."""
+    pipelines: Annotated[tuple[tuple[Whole, ...], ...], Field(min_length=1)] | None = None
+    """Numbers of the pipelines of each site: [[0, 1], [2]]. null: each pipeline is a site, unless a
+    plan's file says what is."""
+
+    @model_validator(mode="after")
+    def _in_rounds(self) -> Self:
+        if self.delay >= self.every:
+            expected = f"less than sites.every ({self.every}): one meeting ends before the next"
+            raise ConfigError("sites.delay", self.delay, expected)
+        if self.fragments > self.every:
+            expected = f"at most sites.every ({self.every}): each begins after a step of its own"
+            raise ConfigError("sites.fragments", self.fragments, expected)
+        return self
+
+    @property
+    def in_words(self) -> str:
+        """How sites meet."""
+        parts = f", in {self.fragments} fragments" if self.fragments > 1 else ""
+        late = f", used {self.delay} steps later" if self.delay else ""
+        return (
+            f"sites meet every {self.every} steps{parts}: outer rate {self.rate:g}, momentum "
+            f"{self.momentum:g}, outer gradients in {self.wire}{late}"
+        )
+
+
 class Config(Section):
     """Everything that was asked for; what will happen is a `Plan`."""
 
@@ -435,6 +478,8 @@ class Config(Section):
     data: DataConfig
     batch: BatchConfig = BatchConfig()
     plan: PlanConfig = PlanConfig()
+    sites: SitesConfig | None = None
+    """Sites that train for themselves and meet now and then; null: each step is the whole job's."""
     compute: ComputeConfig = ComputeConfig()
     optim: Annotated[OptimConfig, SectionOf("optimizers", key="kind")] = Field(
         default_factory=lambda: section_of("optimizers", "kind", {})

@@ -228,7 +228,7 @@ def trace_rank(
             result, factor = built.engine.backward(batch)
             weight = float(result.weight)
             recorder.gradients(built, batch_weight / weight if weight else 0.0)
-            built.engine.update(factor)
+            built.engine.update(factor, result.weight)
             losses.append(float(result.loss))
     return RankRecords(recorder.records, losses)
 

@@ -17,6 +17,7 @@ import torch
 
 from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
+from weft.config.errors import ConfigError
 from weft.config.sections import REHEARSAL_EPS, Config, OptimConfig
 from weft.data.synthetic import SyntheticDataset
 from weft.nn.stage import MicroBatch
@@ -122,7 +123,13 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
     """A rehearsal with a small model of the same kind, and the plan for that.
 
     fp64 unless the configuration names a precision.
+
+    Raises:
+        ConfigError: sites train for themselves, which no one process does.
     """
+    if plan.sites:
+        hint = "What sites give depends on the plan. Without them its splitting can be checked."
+        raise ConfigError("sites", len(plan.sites), "null", hint)
     asked, little = config.compute.precision, spec.reduced()
     plan = shrink(plan, little.num_layers, "fp64" if asked == "auto" else asked)
     roundoff = PRECISIONS[plan.rank_plan(0).stage_plan.precision].roundoff
@@ -154,7 +161,7 @@ def run_rank(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> Trace:
             batch = synthetic_microbatches(comm, plan, rehearsal, step)
             result, factor = built.engine.backward(batch)
             grads = [_array(main.grad) * float(factor) for main in mains]
-            built.engine.update(factor)
+            built.engine.update(factor, result.weight)
             trace.losses.append(float(result.loss))
             trace.grad_norms.append(float(result.grad_norm))
         for main, grad in ((m, g) for m, g in zip(mains, grads, strict=True) if m.owned):

@@ -33,6 +33,8 @@ class MainParam:
     """This rank counts the box in norms and writes it to checkpoints."""
     target: Tensor | None = None
     """What a master copy is copied into after an update; None where something else does it."""
+    ranks: tuple[int, ...] = ()
+    """Those that update the same box, this one among them; empty: it alone does."""
     grad: Tensor | None = None
     """In the dtype of ``value``; valid between ``Gradients.finish`` and the next ``begin``."""
 
@@ -42,10 +44,10 @@ def whole_main(local: LocalParam, held: Held, master: Role, *, owned: bool) -> M
     place = master.place(local.param.device)
     is_same = (local.param.dtype, local.param.device) == (master.dtype, place)
     if local.stored.boxes == (held.box,) and is_same:
-        return MainParam(held.spec, held.box, local.param, local.param, owned)
+        return MainParam(held.spec, held.box, local.param, local.param, owned, ranks=held.ranks)
     target = local.param.detach()[local.stored.slices(held.box)]
     value = target.to(place, master.dtype, copy=True)
-    return MainParam(held.spec, held.box, value, local.param, owned, target)
+    return MainParam(held.spec, held.box, value, local.param, owned, target, ranks=held.ranks)
 
 
 class FlatParams:

@@ -134,6 +134,9 @@ class Plan:
     """Sets of ranks that fast links join, every rank in one of them; empty: all are one. What ranks
     of several domains hold in common is summed inside each, then between them part by part in the
     order of the domains; what ZeRO divides is divided inside each, and every domain has all."""
+    sites: tuple[tuple[int, ...], ...] = ()
+    """Sets of ranks, each of whole pipelines, that train for themselves and meet every so many
+    steps; empty: all are one. The only part of a plan that numbers depend on."""
 
     @property
     def global_batch(self) -> int:
@@ -142,7 +145,12 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        return len({rank for _, _, stage in self.stages() for rank in stage.mesh.ranks})
+        return len(self.ranks)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ascending."""
+        return tuple(sorted({rank for _, _, stage in self.stages() for rank in stage.mesh.ranks}))
 
     @property
     def has_unlike_shares(self) -> bool:
@@ -194,6 +202,19 @@ class Plan:
         parts = (tuple(sorted(wanted.intersection(domain))) for domain in self.domains)
         return tuple(filter(None, parts))
 
+    def site(self, rank: int) -> Plan:
+        """What the site of a rank does in a step: its pipelines, on ranks that keep their numbers.
+        All of the plan where there are no sites."""
+        if not self.sites:
+            return self
+        ranks = next({*site} for site in self.sites if rank in site)
+        kept = (p for p in self.pipelines if ranks & {*p.stages[0].mesh.ranks})
+        return replace(self, pipelines=tuple(kept), sites=())
+
+    def by_site(self) -> list[Plan]:
+        """What each site does in a step; of a plan without sites it alone."""
+        return [self.site(ranks[0]) for ranks in self.sites] or [self]
+
     def on_ranks(self, new: Sequence[int]) -> Plan:
         """The same with rank ``r`` called ``new[r]``."""
 
@@ -201,8 +222,12 @@ class Plan:
             ranks = tuple(new[rank] for rank in stage.mesh.ranks)
             return replace(stage, mesh=replace(stage.mesh, ranks=ranks))
 
-        domains = tuple(tuple(new[rank] for rank in domain) for domain in self.domains)
-        return replace(self.each(moved), domains=domains)
+        sets = (
+            tuple(tuple(new[rank] for rank in each) for each in sets)
+            for sets in (self.domains, self.sites)
+        )
+        domains, sites = sets
+        return replace(self.each(moved), domains=domains, sites=sites)
 
     def each(self, change: Callable[[StagePlan], StagePlan]) -> Plan:
         """The same with every stage changed."""
@@ -224,8 +249,9 @@ class Plan:
 
     def to_json(self) -> str:
         data = asdict(self)
-        if not self.domains:  # as plans are that never heard of them
-            del data["domains"]
+        for key in ("domains", "sites"):
+            if not data[key]:  # as plans are that never heard of them
+                del data[key]
         for pipeline in data["pipelines"]:
             for key in ("in_flight", "lists"):
                 if not pipeline[key]:
@@ -248,8 +274,8 @@ class Plan:
             stages = tuple(_stage(each) for each in entry.pop("stages"))
             counts, lists = (tuple(entry.pop(key, ())) for key in ("in_flight", "lists"))
             pipelines.append(PipelinePlan(stages=stages, in_flight=counts, lists=lists, **entry))
-        domains = tuple(tuple(domain) for domain in data.pop("domains", ()))
-        return Plan(pipelines=tuple(pipelines), domains=domains, **data)
+        domains, sites = (tuple(map(tuple, data.pop(key, ()))) for key in ("domains", "sites"))
+        return Plan(pipelines=tuple(pipelines), domains=domains, sites=sites, **data)
 
 
 def _stage(data: dict[str, Any]) -> StagePlan:

@@ -16,7 +16,7 @@ from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, ScheduleName, StagePlan, ZeroLevel
 from weft.schedules.registry import by_preference
-from weft.simulate.step import Knowledge, StepTime, time_of_plan, times_of_plan
+from weft.simulate.step import Knowledge, StepTime, time_in_sites, time_of_plan, times_of_plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,15 +124,18 @@ class Problem:
         return replace(self, cluster=cluster)
 
     def time(self, plan: Plan) -> StepTime:
-        """Of a step of a plan; see ``time_of_plan``."""
+        """Of a step of a plan, in which sites do not meet; see ``time_of_plan``."""
         work = self.workload
-        return time_of_plan(
+        return time_in_sites(
             plan,
-            work.spec,
-            self.cluster,
-            seq_len=work.seq_len,
-            knowledge=self.knowledge,
-            training=work.training,
+            lambda site: time_of_plan(
+                site,
+                work.spec,
+                self.cluster,
+                seq_len=work.seq_len,
+                knowledge=self.knowledge,
+                training=work.training,
+            ),
         )
 
     def times(self, plan: Plan) -> list[tuple[list[StageTimes], list[BorderTimes]]]:
@@ -159,19 +162,24 @@ class Problem:
     def memory(self, plan: Plan) -> dict[int, Memory]:
         """Of every rank of a plan."""
         work = self.workload
-        known = self.knowledge.overheads
-        return memory_of_plan(plan, work.spec, work.seq_len, known, work.training)
+        known, found = self.knowledge.overheads, dict[int, Memory]()
+        for site in plan.by_site():
+            found |= memory_of_plan(site, work.spec, work.seq_len, known, work.training)
+        return found
 
     def fullest(self, stage: StagePlan, memory: Mapping[int, Memory]) -> int:
         """The rank of a stage of a plan that has least room, by the memory of all."""
         return fullest(stage, memory, lambda rank: self.cluster.pool_of(rank).chip.memory_gib)
 
     def sent(self, plan: Plan) -> Mapping[Way, float]:
-        """Bytes that a step of a plan sends."""
-        work = self.workload
-        return sent_by_plan(
-            plan, work.spec, self.cluster, seq_len=work.seq_len, training=work.training
-        )
+        """Bytes that a step of a plan sends, in which sites do not meet."""
+        work, total = self.workload, dict[Way, float]()
+        for site in plan.by_site():
+            sent = sent_by_plan(
+                site, work.spec, self.cluster, seq_len=work.seq_len, training=work.training
+            )
+            total |= {way: total.get(way, 0.0) + num_bytes for way, num_bytes in sent.items()}
+        return total
 
     def with_memory(self, times: float) -> Problem:
         """The same chips with so many times the memory."""

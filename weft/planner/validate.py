@@ -24,6 +24,7 @@ from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.plan.tiling import split_by_weight
 from weft.planner.domains import check_domains
+from weft.planner.sites import check_sites
 from weft.precision.registry import PRECISIONS
 from weft.recompute.asked import check_asked
 from weft.schedules.registry import SCHEDULES, expected_positions, schedule_of
@@ -54,6 +55,7 @@ def validate_plan(
     _check_alike(plan)
     _check_owners(plan)
     check_domains(plan)
+    check_sites(plan)
     if plan.global_batch != global_batch:
         shares = [pipeline.samples for pipeline in plan.pipelines]
         raise ConfigError(
@@ -94,9 +96,10 @@ def why_not(spec: ModelSpec, axes: tuple[Axis, ...]) -> str:
 def _check_values(plan: Plan) -> None:
     """Every field holds what its type says: a plan may be written by hand or in Python."""
     _refuse_other("num_layers", plan.num_layers, int)
-    for number, domain in enumerate(plan.domains):
-        for rank in domain:
-            _refuse_other(f"domains[{number}]", rank, int)
+    for key, sets in (("domains", plan.domains), ("sites", plan.sites)):
+        for number, ranks in enumerate(sets):
+            for rank in ranks:
+                _refuse_other(f"{key}[{number}]", rank, int)
     for p, pipeline in enumerate(plan.pipelines):
         _refuse_other(f"pipelines[{p}].samples", pipeline.samples, int)
         _refuse_other(f"pipelines[{p}].microbatch", pipeline.microbatch, int)
@@ -159,10 +162,11 @@ def _check_alike(plan: Plan) -> None:
 def _check_owners(plan: Plan) -> None:
     """Where ranks keep unlike shares, somebody keeps each part of the state."""
     for p, s, stage in plan.stages():
-        domains = plan.by_domain(range(plan.world_size)) if stage.state_shares else ()
+        near = plan.site(stage.mesh.ranks[0])
+        domains = plan.by_domain(near.ranks) if stage.state_shares else ()
         mine = [domain for domain in domains if {*domain} & {*stage.mesh.ranks}]
         for unit in sorted(plan.units(p, s), key=str) if mine else ():
-            beside = [other for _, _, other in plan.stages_with({unit})]
+            beside = [other for _, _, other in near.stages_with({unit})]
             if not all(any(_keeps_all(each, domain) for each in beside) for domain in mine):
                 where = f"pipelines[{p}].stages[{s}].state_shares"
                 expected = "weights above 0 for some of the ranks that hold the same parameters"
@@ -356,7 +360,7 @@ def _check_gathering(plan: Plan, p: int, s: int) -> None:
     if stage.zero < 3:
         return
     where = f"pipelines[{p}].stages[{s}]"
-    if len(plan.pipelines) > 1 and not _gathers_apart(plan, p, s):
+    if len(plan.site(stage.mesh.ranks[0]).pipelines) > 1 and not _gathers_apart(plan, p, s):
         hint = "Level 3 gathers layers inside one stage, and other pipelines hold them too: "
         hint += "domains (plan.domains=pipelines) let each keep a whole copy."
         raise ConfigError(f"{where}.zero", 3, "2 at most beside other pipelines", hint)
@@ -372,7 +376,7 @@ def _gathers_apart(plan: Plan, p: int, s: int) -> bool:
     return all(
         sum(bool({*domain} & {*stage.mesh.ranks}) for _, _, stage in plan.stages_with({unit})) <= 1
         for unit in plan.units(p, s)
-        for domain in plan.domains or [range(plan.world_size)]
+        for domain in plan.domains or [plan.site(plan.pipelines[p].stages[s].mesh.ranks[0]).ranks]
     )
 
 
@@ -439,12 +443,13 @@ def refuse_idle_zero(plan: Plan, *, tied: bool) -> None:
         key = f"pipelines[{p}].stages[{s}].zero"
         mates = (t for t, other in enumerate(pipeline.stages) if other.mesh == stage.mesh)
         held = set[UnitName]().union(*(plan.units(p, mate) for mate in mates))
-        if not held or (len(plan.pipelines) == len(stage.mesh.ranks) == 1):
+        near = plan.site(stage.mesh.ranks[0])
+        if not held or (len(near.pipelines) == len(stage.mesh.ranks) == 1):
             if tied and _is_end(pipeline, s):
                 continue
             hint = "No other rank holds the parameters of this stage."
             raise ConfigError(key, stage.zero, "0", hint)
-        most = max(min(other.zero for _, _, other in plan.stages_with({unit})) for unit in held)
+        most = max(min(other.zero for _, _, other in near.stages_with({unit})) for unit in held)
         if most < stage.zero:
             hint = "Parameters are kept at the lowest level of the stages that hold them."
             expected = f"at most {most}, the level of the other pipelines' stages for these layers"

@@ -145,7 +145,8 @@ def _where(plan: Plan, cluster: Cluster | None) -> str:
     """``8 ranks on 2 machines``."""
     ranks, hosts = plan.world_size, [node.host for node in cluster.nodes] if cluster else []
     machines = f" on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} machines'}" if hosts else ""
-    return f"{ranks:,} rank{'s' * (ranks != 1)}{machines}"
+    sites = f" in {len(plan.sites)} sites" if plan.sites else ""
+    return f"{ranks:,} rank{'s' * (ranks != 1)}{machines}{sites}"
 
 
 def _status(run: RunFiles) -> tuple[bool, str]:

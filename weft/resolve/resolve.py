@@ -30,6 +30,7 @@ from weft.plan.plan import Plan, Precision, Recompute, StagePlan
 from weft.plan.plan_file import PlanFile
 from weft.planner.domains import idle_zero_notes, refuse_idle_domains, with_domains
 from weft.planner.problem import Workload
+from weft.planner.sites import refuse_idle_fragments, with_sites
 from weft.planner.stages import pipelines_of, staged_plan
 from weft.planner.validate import (
     refuse_idle_pieces,
@@ -130,6 +131,7 @@ def resolve(
             notes += why or [f"the plan is {config.plan.file}, as it is"]
             if world_size is None:
                 _check_devices(config, plan, cluster)
+        plan = with_sites(plan, config.sites)
         _check_fit(plan, spec, config)
         notes += idle_zero_notes(plan, tied=any(param.also for param in param_specs(spec)))
         _check_world_size(config, plan, world_size)
@@ -270,6 +272,7 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     validate_plan(plan, num_layers=spec.num_layers, global_batch=samples, parts=parts)
     tied = any(param.also for param in param_specs(spec))
     refuse_idle_zero(plan, tied=tied)
+    refuse_idle_fragments(config.sites, spec.num_layers + 2 - tied)
     refuse_idle_domains(plan, tied=tied)
     refuse_unrun_axes(plan, spec)
     dims = dims_of_model(spec)

@@ -6,7 +6,7 @@ Stages of the same kind are costed once, so a search may ask thousands of times 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import log2
@@ -107,6 +107,25 @@ class StepTime:
                 ranks = pipeline.stages[stages[0]].mesh.ranks
                 found |= dict.fromkeys(ranks, seconds + once)
         return tuple(found[rank] for rank in sorted(found))
+
+
+def time_in_sites(plan: Plan, time: Callable[[Plan], StepTime]) -> StepTime:
+    """Of a step in which sites do not meet. ``time``: of what one does."""
+    if not plan.sites:
+        return time(plan)
+    found: dict[int, tuple[Timeline, float]] = {}
+    stretch = 1.0
+    for site in plan.by_site():
+        of_site = time(site)
+        stretch = max(stretch, of_site.stretch)
+        parts = zip(site.pipelines, of_site.timelines, of_site.once_s, strict=True)
+        found |= {_first_rank(pipeline): (line, once) for pipeline, line, once in parts}
+    both = [found[_first_rank(pipeline)] for pipeline in plan.pipelines]
+    return StepTime(tuple(line for line, _ in both), tuple(once for _, once in both), stretch)
+
+
+def _first_rank(pipeline: PipelinePlan) -> int:
+    return pipeline.stages[0].mesh.ranks[0]
 
 
 def time_of_plan(

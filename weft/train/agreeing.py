@@ -36,6 +36,7 @@ from weft.train.history import History, Rewind, history_of, read_rewinds
 from weft.train.job import Job
 from weft.train.loading import LOAD, Loading, loading
 from weft.train.run_folder import REWINDS_FILE
+from weft.train.saved_sites import notes_of_sites
 from weft.train.saving import other_writer
 from weft.train.source import source
 
@@ -102,8 +103,9 @@ def agree(
     if checkpoint is not None:
         _accept(checkpoint, job, data, spec)
     found = () if checkpoint is None else checkpoint.notes
+    apart = [] if checkpoint is None else notes_of_sites(checkpoint, job.plan)
     history = _history(checkpoint, job, comm)
-    notes = (*differing_builds(comm, versions), *why, *found, *history.notes)
+    notes = (*differing_builds(comm, versions), *why, *found, *apart, *history.notes)
     wanted = None
     if checkpoint is None:
         opened = partial(opened_by_first, comm)
@@ -192,6 +194,7 @@ def _facts(job: Job) -> Mapping[str, object]:
         order = {"schedule": pipeline.schedule, "in_flight": pipeline.in_flight}
         facts[f"pipelines[{p}]"] = str({**taken, **order, "lists": pipeline.lists})
     facts["domains"] = str(job.plan.domains)
+    facts["sites of the plan"] = str(job.plan.sites)
     return facts
 
 

@@ -20,6 +20,7 @@ from weft.nn.init import initial_values
 from weft.nn.recomputed import recompute
 from weft.nn.stage import Buffer, MicroBatch, Objective, Stage
 from weft.optim.optimizer import Optimizer
+from weft.outer.meeting import Meeting
 from weft.parallel.apply import axis_groups
 from weft.parallel.buckets import BUCKET_BYTES
 from weft.parallel.fp8.apply import EightBits, eight_bits
@@ -110,6 +111,8 @@ class Assembled(Generic[Update]):
     optimizer: Update
     specs: Sequence[ParamSpec]
     """Every parameter of the unsplit model."""
+    meeting: Meeting | None = None
+    """Where the plan has sites: how they become one model now and then."""
 
     @property
     def gradients(self) -> Gradients:
@@ -193,7 +196,7 @@ def assemble(
 def _refuse_shared_buffers(plan: Plan, buffers: Sequence[Buffer]) -> None:
     """Ranks that compute the same samples in parts would each add a part, or each add all."""
     running = [buffer for buffer in buffers if buffer.rule != "constant"]
-    shares = any(not plan.rank_plan(rank).counts_samples for rank in range(plan.world_size))
+    shares = any(not plan.rank_plan(rank).counts_samples for rank in plan.ranks)
     if running and shares:
         expected = "constant in a plan whose ranks divide a sample's computation"
         raise ConfigError(f"model.{running[0].name}", running[0].rule, expected)

@@ -74,6 +74,9 @@ class Engine(Generic[M]):
     """By which ``passes`` scales gradients more."""
     settle: Callable[[Tensor], None] | None = None
     """Takes what ``passes`` gives beside its two sums, summed over the job."""
+    meet: Callable[[Tensor], None] | None = None
+    """Called after each update with the sum of weights: parameters may meet those of other sites,
+    and nothing else here knows of them."""
     still_read: StillRead = field(default_factory=StillRead)
     """Copies of the state that the next update must not overtake."""
 
@@ -83,7 +86,7 @@ class Engine(Generic[M]):
         ``data``: fingerprint of that part, 0 where another rank computes the same one.
         """
         result, factor = self.backward(batch, asked=asked, data=data)
-        self.update(factor)
+        self.update(factor, result.weight)
         return result
 
     def backward(self, batch: M, *, asked: int = 0, data: int = 0) -> tuple[StepResult, Tensor]:
@@ -116,9 +119,14 @@ class Engine(Generic[M]):
         scale = self.loss_scale.value.clone()
         return replace(result, skipped=skipped, loss_scale=scale), torch.where(finite, factor, 0.0)
 
-    def update(self, factor: Tensor) -> None:
-        """One optimizer update. A batch whose weights are all zero changes nothing."""
+    def update(self, factor: Tensor, weight: Tensor) -> None:
+        """One optimizer update. A batch whose weights are all zero changes nothing.
+
+        ``weight``: sum of the batch's weights.
+        """
         with span("update"):
             self.still_read.wait(self.comm.device)
             self.optimizer.update(factor)
             self.gradients.publish()
+            if self.meet is not None:
+                self.meet(weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,12 +11,13 @@ from torch import nn
 
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
-from weft.config.sections import OptimConfig
+from weft.config.sections import OptimConfig, SitesConfig
 from weft.models.registry import FAMILIES, build_stage, modules_of, param_specs
 from weft.nn.shapes import only_shapes
 from weft.nn.stage import Buffer, Stage
 from weft.optim.groups import marked
 from weft.optim.optimizer import Optimizer
+from weft.outer.meeting import Meeting
 from weft.parallel.apply import apply_layout, check_entries
 from weft.parallel.params import param_tilings
 from weft.plan.model import ModelSpec
@@ -33,11 +35,17 @@ def assemble_model(
     seq_len: int,
     skips_non_finite: bool = False,
     overlap: bool = True,
+    sites: SitesConfig | None = None,
 ) -> Built:
     """A rank of ``weft train``. Parameters have no values yet: see ``fill``. Collective.
 
     ``skips_non_finite``: a step without a finite loss and gradient norm changes nothing.
+    ``sites``: how those of a plan that has some meet.
     """
+    apart, whole = plan.sites, comm
+    if apart:
+        plan = plan.site(comm.rank)
+        comm = comm.within(plan.ranks)
     family, rank_plan = FAMILIES[spec.family], plan.rank_plan(comm.rank)
     task, layout = family.task(), family.layout(spec)
     check_entries(layout, modules_of(spec))
@@ -69,6 +77,11 @@ def assemble_model(
         skips_non_finite=skips_non_finite,
         overlap=overlap,
     )
+    if apart:
+        assert sites is not None, "a plan has sites, and nothing says how they meet"
+        meeting = Meeting(sites, apart, source.specs, built.gradients, comm=whole, inside=comm)
+        built.engine.meet = meeting.after_update
+        built = replace(built, meeting=meeting)
     for stage in built.stages.values():  # whoever reads all parameters waits for them
         stage.module.register_state_dict_pre_hook(  # type: ignore[no-untyped-call]
             lambda *_: built.gradients.fence()

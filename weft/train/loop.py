@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -200,8 +201,31 @@ def cut(
 
 
 def waits_for_reads(plan: Plan) -> bool:
-    """Some rank computes where its numbers do not lie in the host's memory. Known to all alike."""
-    return not all(name in PLATFORMS and PLATFORMS[name].is_host for name in set(plan.devices))
+    """Some rank computes where its numbers do not lie in the host's memory, or sites are far apart.
+    Known to all alike."""
+    return bool(plan.sites) or not all(
+        name in PLATFORMS and PLATFORMS[name].is_host for name in set(plan.devices)
+    )
+
+
+Row = list[float]
+"""Numbers of a step: loss, norm of gradients, weight of its samples, what was asked, its data."""
+
+
+def of_all_sites(run: Run, rows: list[Row]) -> list[Row]:
+    """From what the steps of this rank's site gave to what those of all sites did. Collective."""
+    everyone = run.comm.gather_json(rows, name="numbers of sites")
+    sites = [everyone[site[0]] for site in run.plan.sites]
+    return [_together(of_step) for of_step in zip(*sites, strict=True)]
+
+
+def _together(sites: Sequence[Row]) -> Row:
+    """Of one step: means of losses and of norms by weight, sums of the rest."""
+    total = sum(weight for _, _, weight, *_ in sites)
+    means = [
+        sum(row[place] * row[2] for row in sites) / total if total > 0 else 0.0 for place in (0, 1)
+    ]
+    return [*means, *(sum(numbers) for numbers in zip(*(row[2:] for row in sites), strict=True))]
 
 
 class Reader:
@@ -210,10 +234,20 @@ class Reader:
 
     Args:
         last_step: The run ends with it; its numbers, and the first step's, are always read.
-        waits: Reading waits for a device.
+        waits: Reading waits for a device, or for other sites.
+        of_all: What the rows of one site, a row a step, are of the whole job.
     """
 
-    def __init__(self, config: Config, first_step: int, last_step: int, *, waits: bool) -> None:
+    def __init__(
+        self,
+        config: Config,
+        first_step: int,
+        last_step: int,
+        *,
+        waits: bool,
+        of_all: Callable[[list[Row]], list[Row]] = list,
+    ) -> None:
+        self._of_all = of_all
         self._edges = (first_step + 1, last_step)
         saves = (config.checkpoint.every, config.checkpoint.snapshot_every)
         every = (config.train.log_every, config.train.eval_every, *saves)
@@ -229,14 +263,15 @@ class Reader:
 
     def add(self, step: int, lr: float, result: StepResult) -> list[StepNumbers]:
         """Numbers of this step and of all since the last that were read, or none for now."""
-        row = [result.loss, result.grad_norm, result.asked, result.data]
+        row = [result.loss, result.grad_norm, result.weight, result.asked, result.data]
         if result.skipped is not None and result.loss_scale is not None:
             row += [result.skipped.to(result.loss), result.loss_scale.to(result.loss)]
         self._results.append(torch.stack(row))
         self._steps.append((step, lr))
         if step not in self._edges and all(step % steps for steps in self._every):
             return []
-        rows = torch.stack(self._results).tolist()  # waits for the device: the time is the steps'
+        # Waits for the device: the time is the steps'.
+        rows = self._of_all(torch.stack(self._results).tolist())
         now = time.perf_counter()
         seconds = (now - self._began) / len(rows)
         found = [
@@ -254,7 +289,7 @@ class Reader:
                 seconds=seconds,
                 ended=now - (step - done) * seconds,
             )
-            for (done, rate), (loss, grad_norm, asked, data, *scaled) in zip(
+            for (done, rate), (loss, grad_norm, _, asked, data, *scaled) in zip(
                 self._steps, rows, strict=True
             )
         ]
@@ -271,7 +306,13 @@ def train(run: Run, hooks: Sequence[Hook]) -> int:
     """Train to the last step, or until some rank was asked to stop, or all are wanted elsewhere.
     Returns the steps done."""
     done = run.first_step
-    reader = Reader(run.config, run.first_step, run.last_step, waits=run.waits_for_reads)
+    reader = Reader(
+        run.config,
+        run.first_step,
+        run.last_step,
+        waits=run.waits_for_reads,
+        of_all=partial(of_all_sites, run) if run.plan.sites else list,
+    )
     inputs = Inputs(run.batches, run.microbatches, run.comm.device, last_step=run.last_step)
     for step in range(run.first_step, run.last_step):
         reader.begin()

@@ -33,6 +33,13 @@ from weft.plan.box import Box
 from weft.plan.model import ParamSpec
 from weft.train.assemble import Built, fill
 from weft.train.loop import Run
+from weft.train.saved_sites import (
+    kinds_here,
+    kinds_in,
+    met_shards,
+    restore_meeting,
+    state_of_sites,
+)
 
 
 def save(
@@ -126,20 +133,24 @@ def state_of(
     """
     takes_all = not run.config.train.stop_after_non_finite
 
-    def facts() -> tuple[int, bool]:
-        """The updates that this rank has done, none where it keeps no parameter; and whether it
-        holds numbers."""
+    def facts() -> tuple[int, bool, list[list[float]] | None]:
+        """The updates that this rank has done, none where it keeps no parameter; whether it holds
+        numbers; and where there are sites the weights of its own."""
         if run.built.executor.buffers.names:
             names = ", ".join(run.built.executor.buffers.names)
             raise CheckpointError(f"cannot hold buffers that change in training: {names}")
         is_finite = _is_finite(shards)
         if not (takes_all or is_finite):
             raise CheckpointError("parameters or the optimizer's state are not finite")
-        return run.built.optimizer.num_updates, is_finite
+        meeting = run.built.meeting
+        weights = None if meeting is None else meeting.weights.tolist()
+        return run.built.optimizer.num_updates, is_finite, weights
 
-    all_updates, all_finite = zip(*together(run.comm, facts), strict=True)
+    all_updates, all_finite, all_weights = zip(*together(run.comm, facts), strict=True)
     state = _state(run, step, max(all_updates), fingerprint)
     state["finite"] = finite and all(all_finite)
+    if run.built.meeting is not None:
+        state["sites"] = state_of_sites(run.built.meeting, all_weights)
     if run.built.engine.loss_scale is not None:
         state["loss_scale"] = dict(run.built.engine.loss_scale.state())
     return state
@@ -167,15 +178,17 @@ def together(comm: Comm, part: Callable[[], Any], *, may_be_slow: bool = False) 
 
 def shards_of(built: Built) -> list[Shard]:
     """What this rank owns: master values and what the optimizer keeps."""
-    shards = []
+    shards = [] if built.meeting is None else met_shards(built.meeting)
+    kinds = kinds_here(built)
     for main in built.gradients.mains:
         if main.owned:
-            shards.append(Shard(main.spec.name, "param", main.spec.shape, main.box, main.value))
+            kind = kinds("param")
+            shards.append(Shard(main.spec.name, kind, main.spec.shape, main.box, main.value))
         shapes = built.optimizer.kinds(main.spec)
         for kind, (box, tensor) in built.optimizer.owned(main).items():
-            shards.append(Shard(main.spec.name, kind, shapes[kind], box, tensor))
+            shards.append(Shard(main.spec.name, kinds(kind), shapes[kind], box, tensor))
     for frozen in built.gradients.frozen:
-        if frozen.owned:
+        if frozen.owned and (built.meeting is None or built.meeting.number == 0):
             value = frozen.value.to(built.gradients.precision.master.dtype)
             shards.append(Shard(frozen.spec.name, "param", frozen.spec.shape, frozen.box, value))
     return shards
@@ -213,19 +226,23 @@ def restore(built: Built, checkpoint: Checkpoint) -> None:
     """
     updates = checkpoint.state.get("updates", 0)
     assert isinstance(updates, int), f"updates = {updates!r} in {checkpoint.folder}"
-    shapes = _shapes(built)
+    kinds = kinds_in(checkpoint, built)
+    shapes = {kinds(kind): of_kind for kind, of_kind in _shapes(built).items()}
     missing = []
     for kind, of_kind in shapes.items():
-        may_lack = kind != "param" and not (checkpoint.step and updates)
+        may_lack = not kind.endswith("param") and not (checkpoint.step and updates)
         missing += checkpoint.require(of_kind, (kind,), allow_missing=(kind,) if may_lack else ())
 
     def param(out: Tensor, spec: ParamSpec, box: Box) -> None:
-        checkpoint.read_into(out, spec.name, "param", box)
-
-    def state(out: Tensor, spec: ParamSpec, kind: str, box: Box) -> None:
+        kind = kinds("param") if spec.trainable else "param"
         checkpoint.read_into(out, spec.name, kind, box)
 
+    def state(out: Tensor, spec: ParamSpec, kind: str, box: Box) -> None:
+        checkpoint.read_into(out, spec.name, kinds(kind), box)
+
     fill(built.gradients, param)
+    if built.meeting is not None:
+        restore_meeting(built.meeting, checkpoint)
     scale = checkpoint.state.get("loss_scale")
     if built.engine.loss_scale is not None and isinstance(scale, dict):
         built.engine.loss_scale.restore(**_numbers(scale, checkpoint.folder))
@@ -249,7 +266,8 @@ def _numbers(scale: dict[str, JSON], folder: object) -> dict[str, float]:
 
 def _shapes(built: Built) -> dict[str, dict[str, tuple[int, ...]]]:
     """Kind -> name -> shape of everything that a checkpoint of this job holds."""
-    shapes = {"param": {spec.name: spec.shape for spec in built.specs}}
+    trained = built.meeting is not None
+    shapes = {"param": {s.name: s.shape for s in built.specs if s.trainable or not trained}}
     for spec in built.specs:
         for kind, shape in built.optimizer.kinds(spec).items():
             shapes.setdefault(kind, {})[spec.name] = shape

@@ -102,6 +102,7 @@ class RankLife:
                 optim=config.optim,
                 seq_len=seq_len,
                 skips_non_finite=config.recovery.skips,
+                sites=config.sites,
             )
             self._enter("restore")
             events = EventLog(job.out if comm.rank == 0 else None, began=job.began)
@@ -109,6 +110,8 @@ class RankLife:
                 start = initial(config.seed)
                 wanted = agreed.loading
                 fill(built.gradients, start if wanted is None else wanted.values(start))
+                if built.meeting is not None:
+                    built.meeting.start(0)
             else:
                 go_on(built, checkpoint, events, in_memory=agreed.is_in_memory)
             self._enter("run")

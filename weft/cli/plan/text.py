@@ -34,6 +34,7 @@ def show_plan(resolved: Resolved) -> None:
         markup=True,
     )
     heading, *lines = plan_table(plan)
+    lines += [] if config.sites is None else [f"  {config.sites.in_words}"]
     print_plan(heading, [*lines, *(f"  {note}" for note in resolved.notes)])
 
 
@@ -52,6 +53,9 @@ def plan_table(plan: Plan) -> Iterator[str]:
     if plan.domains:
         sets = (f"ranks {ranges(domain, dash='-')}" for domain in plan.domains)
         yield f"domains: {' | '.join(sets)}; summed and divided inside each, then between them"
+    if plan.sites:
+        sets = (f"ranks {ranges(site, dash='-')}" for site in plan.sites)
+        yield f"sites: {' | '.join(sets)}; each trains for itself, so numbers depend on this plan"
 
 
 def _rows(plan: Plan) -> Iterator[dict[str, str]]:

@@ -1,0 +1,1 @@
+"""Sites far apart: each trains for itself, and now and then they become one model."""
