@@ -462,7 +462,7 @@ EIGHT_BITS = [
     Case("fp8-microbatch-1", shares=(6,), microbatch=1, precision="fp8-fp64"),
     Case("fp8-unlike-pipelines-tp", shares=(4, 2), dp=((2,), (1,)), tp=((1,), (3,)),
          precision="fp8-fp64", tied=True),
-    Case("fp8-tp2-zb-h1-recompute", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((3, 1),),
+    Case("fp8-tp2-zb-h1-recompute", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((2.5, 1.5),),
          schedule="zb-h1", recompute="full", precision="fp8-fp64"),
     Case("fp8-gpt2-tp2-zero3", shares=(6,), dp=((2,),), tp=((2,),), microbatch=3, zero=3,
          family="gpt2", dropout=0.2, precision="fp8-fp64"),

@@ -10,7 +10,9 @@ from benchmarks.every_plan import pool
 from weft.cluster.view import ClusterView
 from weft.models.llama.sizes import SIZES
 from weft.plan.plan import Plan
+from weft.planner.explain import what_cuts_save
 from weft.planner.fit import shortages
+from weft.planner.forecast import forecast
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
 from weft.planner.search.finer import with_finer_borders
@@ -63,6 +65,22 @@ def test_a_cut_saves_time(num_layers: int, speeds: tuple[float, ...], gain: floa
     assert best.time.step_s == there.time(best.plan).step_s < whole.time.step_s / gain
     possible = min(there.time(plan).step_s for plan in every_split(best.plan))
     assert best.time.step_s <= 1.01 * possible
+
+
+def test_the_forecast_says_what_a_cut_saves() -> None:
+    asked = problem(4, 1.0, 1.0)
+    cut, whole = (
+        search(replace(asked, options=replace(asked.options, cuts_layers=cuts))).best
+        for cuts in (True, False)
+    )
+    assert [stage.layers for _, _, stage in cut.plan.stages()] == [(0, 2.5), (2.5, 4)]
+    longer = whole.time.step_s / cut.time.step_s - 1
+    assert longer > 0.07
+    assert what_cuts_save(forecast(cut.plan, asked)) == (
+        "borders inside layers 2: with whole layers beside them a step would take "
+        f"{longer:.1%} longer"
+    )
+    assert what_cuts_save(forecast(whole.plan, asked)) == ""
 
 
 def test_a_cut_needs_room() -> None:

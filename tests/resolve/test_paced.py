@@ -127,7 +127,7 @@ def test_the_new_plan_fits_too(machine: Node) -> None:
     for memory_gib in (0.4, 0.14):
         small = replace(machine, memory_gib=memory_gib)
         better = better_plan(*asked(small, stages, *WIDE), (1.0, 2.0))
-        found.append([len(pipeline.stages) for pipeline in better.plan.pipelines])
+        found.append([len(pipeline.positions()) for pipeline in better.plan.pipelines])
         assert better.plan.global_batch == 16
     assert found == [[1, 1], [2]]
 

@@ -5,11 +5,13 @@ Other plans are those that the search found next, and one that a person asked ab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import product
+from math import ceil, floor
 
 from weft.cost.sent import Way
-from weft.plan.plan import PipelinePlan, Plan
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.fit import CHECKPOINTING, shortages, smallest_change, without_recompute
 from weft.planner.forecast import Forecast, forecast
 from weft.planner.naming import name_of
@@ -19,6 +21,8 @@ from weft.planner.search.domains import domains_of_kinds, has_slower_links
 from weft.planner.search.found import MEANING, Reason
 from weft.planner.search.verdict import verdict
 
+_FEW_CUTS = 5
+"""Up to which every way to move them out of layers is tried."""
 SEARCH_AGAIN_S = 2.0
 """A search that took longer is not repeated for every question; plans are forecast anew instead."""
 
@@ -99,6 +103,33 @@ def what_domains_save(cast: Forecast) -> str:
         f"domains: {far[0]:.3g} GB of gradients and parameters between nodes; all ranks as one "
         f"would send {far[1]:.3g} GB there and {'would not fit' if short else took}"
     )
+
+
+def what_cuts_save(cast: Forecast) -> str:
+    """Of a plan with borders inside layers, in a line; empty of others. Compared with the same at
+    the layers next to them, of few such borders whichever way is best."""
+    plan, problem = cast.plan, cast.problem
+    cuts = sorted(plan.cuts)
+    if not cuts:
+        return ""
+    rounded: tuple[Callable[[float], int], ...] = (
+        (floor, ceil) if len(cuts) <= _FEW_CUTS else (floor,)
+    )
+
+    def at_layers(ways: Iterable[Callable[[float], int]]) -> Plan:
+        moved = {cut: way(cut) for cut, way in zip(cuts, ways, strict=True)}
+
+        def whole(stage: StagePlan) -> StagePlan:
+            first, end = (moved.get(at, at) for at in stage.layers)
+            return replace(stage, layers=(first, end))
+
+        return plan.each(whole)
+
+    every = map(at_layers, product(rounded, repeat=len(cuts)))
+    longer = min(problem.time(each).step_s for each in every) / cast.step_s - 1
+    where = ", ".join(str(floor(cut)) for cut in cuts)
+    took = f"{abs(longer):.1%} {'less' if longer < 0 else 'longer'}"
+    return f"borders inside layers {where}: with whole layers beside them a step would take {took}"
 
 
 def why_no_domains(cast: Forecast) -> str:

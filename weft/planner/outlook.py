@@ -15,6 +15,7 @@ from weft.planner.explain import (
     Help,
     alternatives,
     reasons_as_json,
+    what_cuts_save,
     what_domains_save,
     what_would_help,
     why_no_domains,
@@ -59,6 +60,11 @@ class Outlook:
     def domains(self) -> str:
         """What its domains save, in words, or why it has none; may be empty."""
         return what_domains_save(self.forecast) or self.no_domains
+
+    @cached_property
+    def cuts(self) -> str:
+        """What its borders inside layers save, in words; may be empty."""
+        return what_cuts_save(self.forecast)
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -48,8 +48,8 @@ def validate_plan(
         raise ConfigError("num_layers", plan.num_layers, f"the model's ({num_layers})")
     _check_ranks(plan)
     for p, pipeline in enumerate(plan.pipelines):
-        _check_pipeline(f"pipelines[{p}]", pipeline, num_layers)
         _check_cuts(f"pipelines[{p}]", pipeline, parts)
+        _check_pipeline(f"pipelines[{p}]", pipeline, num_layers)
         for s in range(len(pipeline.stages)):
             _check_gathering(plan, p, s)
     _check_alike(plan)

@@ -113,8 +113,7 @@ def in_words(outlook: Outlook) -> Iterator[str]:
             for way, num_bytes in sorted(cast.sent.items(), key=lambda item: -item[1])
         ]
         yield f"sent in a step by all ranks: {', '.join(parts)}"
-    if outlook.domains:
-        yield outlook.domains
+    yield from filter(None, (outlook.domains, outlook.cuts))
     yield from _energy_and_price(outlook)
     yield "what limits it:"
     yield from (f"  {sentence}" for sentence in outlook.limits.sentences())
