@@ -4,10 +4,10 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from lab.lab_cases import hosts
@@ -15,12 +15,12 @@ from mix.mix_cases import MACHINE
 
 from weft.cli.main import run
 from weft.cluster.cluster_file import ClusterFile
-from weft.lab.rehearsal import Outcome, Rehearsal
+from weft.lab.leftovers import find_labs
 from weft.lab.steps import Moment
 from weft.lab.tools import why_not_here
 from weft.mix.job import load_job, micros_to_try, resolved_alone, target_of_trials, work_of
-from weft.mix.measure import Bench, Effort
-from weft.mix.mix import MixReport
+from weft.mix.measure import SURE, Bench
+from weft.mix.mix import MixReport, uncertainty
 from weft.models.registry import FAMILIES
 from weft.plan.plan import Plan
 from weft.planner.problem import Workload
@@ -48,38 +48,25 @@ class FakeLab:
 
     kills: str = ""
     """The recomputation setting under which the small chip alone runs out of memory."""
+    noise: float = 0.0
+    """A step of a mix is that part longer and shorter in turn."""
     runs: list[Plan] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+    """Numbers of the jobs that went on, one after another."""
 
-    def rehearse(self, asked: Rehearsal, say: Any) -> Outcome:
-        words = dict(word.split("=", 1) for word in asked.command if "=" in word)
+    def job(
+        self, cluster: ClusterFile, command: Sequence[str], out: Path, number: int
+    ) -> "FakeJob":
+        words = dict(word.split("=", 1) for word in command if "=" in word)
         plan = Plan.from_json(Path(words["plan.file"]).read_text())
         self.runs.append(plan)
-        speeds = [chip.speed for _, chip in asked.cluster.by_rank]
-        stages = [stage for _, _, stage in plan.stages()]
-        if speeds == [0.4] and {stage.recompute for stage in stages} == {self.kills}:
-            rank: Any = SimpleNamespace(
-                code=-9,
-                rank=0,
-                killed_for_memory=True,
-                in_words=lambda: "was ended by SIGKILL, out of memory",
-            )
-            return Outcome(record={}, exit_code=1, ranks=[rank], missed=())
+        speeds = [chip.speed for _, chip in cluster.by_rank]
         busy = self._busy_s(plan, speeds)
-        steps = int(asked.command[asked.command.index("--steps") + 1])
-        step_s = max(busy)
-        line = {
-            "step_time_s": step_s,
-            "tokens": plan.global_batch * SPEC.seq_len,
-            "loss": 1.0,
-            "memory_gib": 2.25,
-        }
-        lines = [json.dumps({"step": n, **line}) for n in range(1, steps + 1)]
-        (asked.out / "metrics.jsonl").write_text("\n".join(lines))
+        recompute = {stage.recompute for _, _, stage in plan.stages()}
+        is_short = speeds == [0.4] and recompute == {self.kills}
         used = [part * speed for part, speed in zip(busy, speeds, strict=True)]
-        moments = [
-            Moment(n, n * step_s, tuple(1 + n * each for each in used)) for n in range(steps + 1)
-        ]
-        return Outcome(record={}, exit_code=0, ranks=(), missed=(), moments=moments)
+        noise = self.noise if len(speeds) > 1 else 0.0
+        return FakeJob(self, number, out, plan.global_batch, used, max(busy), is_short, noise)
 
     @staticmethod
     def _busy_s(plan: Plan, speeds: list[float]) -> list[float]:
@@ -95,16 +82,75 @@ class FakeLab:
         return seconds
 
 
+@dataclass
+class FakeJob:
+    """What a lab's job is to a bench, by a clock of its own."""
+
+    lab: FakeLab
+    number: int
+    out: Path
+    samples: int
+    used_s: list[float]
+    """A step, by rank."""
+    step_s: float
+    is_short: bool
+    noise: float
+    now_s: float = 0.0
+    moments: list[Moment] = field(default_factory=list)
+    is_there: bool = False
+    failed: int | None = None
+
+    def __enter__(self) -> "FakeJob":
+        self.is_there = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_there = False
+
+    @property
+    def step(self) -> int:
+        return self.moments[-1].step
+
+    @property
+    def has_ended(self) -> bool:
+        return self.failed is not None
+
+    def in_words(self, rank: int) -> str:
+        return f"{rank} was ended by SIGKILL, out of memory".removeprefix("0 ")
+
+    def code(self, _rank: int) -> int:
+        return -9
+
+    def is_ready(self) -> bool:
+        self.moments = [Moment(0, 0.0, (1.0,) * len(self.used_s))]
+        return True
+
+    def run(self, seconds: float, step: int) -> bool:
+        assert self.is_there
+        self.lab.order.append(self.number)
+        self.now_s += seconds
+        done = self.step + 1
+        length_s = self.step_s * (1 + self.noise * (-1) ** done)
+        if self.is_short:
+            self.failed = 0
+        elif self.now_s >= self.moments[-1].now_s + length_s:
+            now_s = self.now_s = self.moments[-1].now_s + length_s
+            used = tuple(1 + done * each for each in self.used_s)
+            self.moments.append(Moment(done, now_s, used))
+            line = {"step": done, "step_time_s": length_s, "loss": 1.0, "memory_gib": 2.25}
+            (self.out / "metrics.jsonl").write_text(json.dumps({**line, "tokens": self.samples}))
+        return self.has_ended or self.step >= step
+
+
 def measured(
     out: Path,
     monkeypatch: pytest.MonkeyPatch,
     lab: FakeLab,
     workload: Workload = WORKLOAD,
-    **effort: int,
+    minutes: float = 5.0,
 ) -> tuple[MixReport, list[str]]:
-    monkeypatch.setattr("weft.mix.measure.rehearse", lab.rehearse)
+    monkeypatch.setattr("weft.mix.turns.HeldJob", lab.job)
     said: list[str] = []
-    asked = Effort(**{"steps": 2, "repeats": 2, "tune_steps": 1, **effort})
     bench = Bench(
         cluster=TWO_KINDS,
         machine=MACHINE,
@@ -112,7 +158,7 @@ def measured(
         micros=(4,),
         target=["demo"],
         out=out,
-        effort=asked,
+        minutes=minutes,
         say=said.append,
     )
     return bench.run(), said
@@ -120,7 +166,8 @@ def measured(
 
 def test_parts_and_mixes_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone 256 and 102.4 tokens a second. What the small chip loses in company can be shared."""
-    report, _ = measured(tmp_path, monkeypatch, FakeLab())
+    lab = FakeLab()
+    report, _ = measured(tmp_path, monkeypatch, lab)
     assert {name: rates.middle for name, rates in report.parts.items()} == pytest.approx(
         {"big": 256, "small": 102.4}
     )
@@ -131,12 +178,34 @@ def test_parts_and_mixes_are_measured(tmp_path: Path, monkeypatch: pytest.Monkey
     assert shares == [103, 37]
     assert report.best.middle == pytest.approx(140 * 256 / 103)
     assert report.best.busy == pytest.approx((1, 37 * 1.1 / 0.4 / 103))
-    assert report.efficiencies == pytest.approx([140 / 103 / 1.4] * 2)
+    assert report.efficiencies == pytest.approx([140 / 103 / 1.4] * 3)
     final = {rates.trial.generation: rates for rates in report.mixes if rates.is_final}
     assert set(final) == {"pooled", "1", "2"}
-    assert {len(rates.values) for rates in final.values()} == {2}
+    assert {len(rates.values) for rates in final.values()} == {3}, "it was sure at once"
     assert not report.reasons
     assert not any("recompute" in rates.trial.name for rates in report.mixes), "all ran without"
+    last_turns = groupby(lab.order[-3 * 8 * 5 :])  # of five plans, an eighth of a step each
+    assert max(len(list(same)) for _, same in last_turns) <= 2
+
+
+def test_what_is_too_slow_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.mix.measure.MAY_BE_BEST", 0.99)
+    report, _ = measured(tmp_path, monkeypatch, FakeLab())
+    assert {rates.trial.generation for rates in report.mixes if rates.is_final} == {"1"}
+    assert {rates.trial.generation for rates in report.mixes} == {"pooled", "1", "2"}
+
+
+@pytest.mark.parametrize("minutes", [0.0, 5.0])
+def test_turns_go_on_until_it_is_sure_or_late(
+    minutes: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 0.96 and 1.04 in turn: 95 % intervals of 4, 0.29 and so on, and 0.03 at the end."""
+    report, said = measured(tmp_path, monkeypatch, FakeLab(noise=0.04), minutes=minutes)
+    turns = len(report.efficiencies)
+    within = [uncertainty(report.efficiencies[:n]) or 9 for n in range(3, turns + 1)]
+    assert turns == 2 if minutes == 0 else [each <= SURE for each in within[-2:]] == [False, True]
+    assert sum("of each: efficiency" in line for line in said) == turns
+    assert ("again" in report.best.trial.name) == (minutes > 0)
 
 
 def test_a_chip_that_recomputes_alone_and_not_in_the_mix_is_named(
@@ -153,21 +222,6 @@ def test_a_chip_that_recomputes_alone_and_not_in_the_mix_is_named(
         "small alone recomputes, as without that 2304 MiB are needed and it has 2048; "
         "in the mix it holds 15 of 15 layers and does not"
     )
-
-
-def test_a_bench_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = FakeLab()
-    first, _ = measured(tmp_path, monkeypatch, lab)
-    number = len(lab.runs)
-    assert lab.runs.count(first.best.trial.plan) == 3, "tuned, and repeated twice"
-    (tmp_path / "run002" / "bench.json").unlink()  # as if it had been stopped there
-    again, said_again = measured(tmp_path, monkeypatch, lab)
-    assert again.to_json() == first.to_json()
-    assert len(lab.runs) == number + 1
-    assert lab.runs[-1] == lab.runs[2]
-    assert sum("(measured before)" in line for line in said_again) == len(said_again) - 1
-    measured(tmp_path, monkeypatch, lab, steps=3)
-    assert len(lab.runs) > number + 1
 
 
 CLUSTER = """\
@@ -198,29 +252,29 @@ def bench(tmp_path: Path, *more: str) -> subprocess.Popen[str]:
 
 
 @needs_lab
-def test_ctrl_c_ends_the_bench_and_not_one_trial(tmp_path: Path) -> None:
-    process = bench(tmp_path, "--steps", "3,2")
+def test_ctrl_c_ends_the_bench_and_all_trials(tmp_path: Path) -> None:
+    process = bench(tmp_path, "--minutes", "9")
     assert process.stderr is not None
-    first = process.stderr.readline()
-    while "tokens/s" not in first:
-        assert first, "it ended before it measured anything"
-        first = process.stderr.readline()
-    record = json.loads((tmp_path / "out" / "run000" / "bench.json").read_text())
-    assert record["result"]["busy"][0] == pytest.approx(1, abs=0.7)
+    line = process.stderr.readline()
+    while "tokens/s" not in line:
+        assert line, "it ended before it measured anything"
+        line = process.stderr.readline()
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=600)
     assert process.returncode == 1
     assert "mix:" not in said
+    assert [lab for lab in find_labs() if lab.identity.pid == process.pid] == []
 
 
 REFUSED = {
     "plan.shares=[1]": "plan.shares has no effect on a bench. A bench makes its own plans.",
     "plan=auto": "plan has no effect on a bench. A bench makes its own plans.",
     "--compute.threads 2": "compute.threads has no effect on a bench. Every chip has one.",
-    "train.steps=3": "train.steps has no effect on a bench. --steps says how many steps",
+    "train.steps=3": "train.steps has no effect on a bench. A bench takes as many as it has time",
     "batch.samples=1": "batch.samples = 1: expected at least 2, a sample for each chip",
     "model.num_layers=0": "model.num_layers = 0: expected an integer >= 1",
-    "--steps 0,2": "--steps = '0,2': expected two numbers above 0, such as 5,10.",
+    "--minutes -1": "--minutes",
+    "--out .": "--out = '.': expected a folder that is not there yet",
     "--html nowhere/x.html": "a file in a folder that exists",
 }
 
@@ -268,9 +322,7 @@ def test_any_batch_will_do_whatever_the_plan_of_the_recipe(tmp_path: Path) -> No
     assert work_of(loaded, resolved_alone(loaded, machine), 3).samples == 7
 
 
-def test_a_trial_may_be_longer_than_the_recipe_trains() -> None:
+def test_a_trial_trains_until_it_is_ended() -> None:
     pairs = ["batch.micro=8", "compute.precision=fp32", "optim.lr=1e-3"]
-    loaded = load_job("debug", pairs)
-    assert target_of_trials("debug", pairs, loaded.config, 30) == ["debug", "optim.lr=1e-3"]
-    longer = target_of_trials("debug", pairs, loaded.config, 31)
-    assert longer == ["debug", "optim.lr=1e-3", "train.steps=31"]
+    endless = ["debug", "optim.lr=1e-3", "train.steps=1000000"]
+    assert target_of_trials("debug", pairs) == endless

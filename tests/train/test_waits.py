@@ -93,7 +93,7 @@ def run_with(
             reads[record.step] += counted.pop("reads", 0)
             run.stop.asked = record.step == stop_at or run.stop.asked
 
-        log = log_metrics(run, [kept], progress, peak=Peak())
+        log = log_metrics(run, [kept], progress, started=0.0, peak=Peak())
         train(run, [note_step(run), log, note])
     return run, kept, reads
 

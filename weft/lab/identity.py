@@ -19,13 +19,15 @@ class Identity:
     pid: int
     started: int
     """Clock ticks from the start of the machine to that of the process."""
+    number: int = 0
+    """Of the lab, where a process has several."""
 
     @staticmethod
-    def own() -> Identity:
+    def own(number: int = 0) -> Identity:
         """This process."""
         started = _started(os.getpid())
         assert started is not None, "a process that runs has a start"
-        return Identity(os.getpid(), started)
+        return Identity(os.getpid(), started, number)
 
     @staticmethod
     def of_name(name: str) -> Identity | None:
@@ -36,7 +38,8 @@ class Identity:
     @property
     def name(self) -> str:
         """Begins the name of everything that the lab makes."""
-        return f"weft-lab-{self.pid}-{self.started}"
+        several = f"-{self.number}" if self.number else ""
+        return f"weft-lab-{self.pid}-{self.started}{several}"
 
     def is_alive(self) -> bool:
         """The lab still runs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from weft.lab.disk import SmallDisk
 from weft.lab.identity import Identity
 from weft.lab.network import Network
 from weft.lab.ranks import RankProcess, environment, start
-from weft.lab.steps import processor_s
+from weft.lab.steps import processor_s, stands_still
 from weft.resolve.rank_chips import CLUSTER_VARIABLE
 
 LOGS = "lab"
@@ -24,6 +25,8 @@ LOGS = "lab"
 CLUSTER = "cluster.json"
 """There: the cluster file that ranks are told of."""
 _ROUNDING = 1e-9
+_STOPS_S = 0.001
+"""In which a process notices that it is to stop."""
 
 
 def refuse_too_much(cluster: ClusterFile, machine: Node) -> None:
@@ -51,10 +54,11 @@ def refuse_too_much(cluster: ClusterFile, machine: Node) -> None:
 class Lab:
     """Hosts, links and limits."""
 
-    def __init__(self, cluster: ClusterFile, *, disk: Path | None) -> None:
-        """``disk``: a folder that has to have a file system of its own, to be made full."""
+    def __init__(self, cluster: ClusterFile, *, disk: Path | None = None, number: int = 0) -> None:
+        """``disk``: a folder that has to have a file system of its own, to be made full;
+        ``number``: of the lab, where this process has several."""
         self.cluster = cluster
-        identity = Identity.own()
+        identity = Identity.own(number)
         self.name = identity.name
         self.network = Network(identity, cluster)
         self.groups = control_groups(identity)
@@ -146,3 +150,16 @@ class Lab:
         if for_good:
             self.ranks[rank].why, self.ranks[rank].by_fault = for_good, True
         self.groups.signal(rank, signal.SIGSTOP)
+
+    def hold(self) -> None:
+        """No rank does anything until all may go on. One that waits for its turn on a core stops
+        when it has that."""
+        while going := [r for r in self.ranks if not stands_still(self.groups.processes(r.rank))]:
+            for rank in going:
+                self.groups.signal(rank.rank, signal.SIGSTOP)
+            time.sleep(_STOPS_S)
+
+    def go_on(self) -> None:
+        """Ranks that were held."""
+        for rank in self.ranks:
+            self.groups.signal(rank.rank, signal.SIGCONT)

@@ -25,6 +25,8 @@ class Steps:
         self._rest = b""
         self.last = 0
         """The largest step seen so far."""
+        self.elapsed_s = 0.0
+        """When that was done, by the run's own clock."""
 
     def look(self) -> int:
         """Read what is new; the largest step so far."""
@@ -37,7 +39,9 @@ class Steps:
                 text = self._rest + file.read()
                 self._read = file.tell()
             *lines, self._rest = text.split(b"\n")
-            self.last = max([self.last, *map(_step, lines)])
+            self.last, self.elapsed_s = max(
+                [(self.last, self.elapsed_s), *map(_step, lines)], key=lambda seen: seen[0]
+            )
         return self.last
 
     def _state(self) -> tuple[int, int]:
@@ -48,15 +52,15 @@ class Steps:
         return stat.st_ino, stat.st_size
 
 
-def _step(line: bytes) -> int:
-    """Of a line that reports a training step; 0 for any other."""
+def _step(line: bytes) -> tuple[int, float]:
+    """Of a line that reports a training step, and when it was done; (0, 0) for any other."""
     try:
         record = json.loads(line)
     except ValueError:
-        return 0
+        return 0, 0.0
     is_step = isinstance(record, dict) and "eval_loss" not in record
     step = record.get("step") if is_step else None
-    return step if isinstance(step, int) else 0
+    return (step, float(record.get("elapsed_s") or 0)) if isinstance(step, int) else (0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,11 @@ def processor_s(pids: Iterable[int]) -> float:
     """What processes that run have used so far."""
     each = (fields_of(pid) for pid in pids)
     return sum(int(f[_USER]) + int(f[_SYSTEM]) for f in each if f) / _TICKS_S
+
+
+def stands_still(pids: Iterable[int]) -> bool:
+    """All of them are stopped, or have ended."""
+    return all(fields_of(pid)[:1] in ([], ["T"], ["t"], ["Z"], ["X"]) for pid in pids)
 
 
 def busy(moments: Sequence[Moment], speeds: Sequence[float], after_step: int) -> tuple[float, ...]:

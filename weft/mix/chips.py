@@ -73,6 +73,13 @@ class Shown:
     memory_gib: Mapping[str, float] = field(default_factory=dict)
     """Of a chip, as memory is predicted: with more it was killed."""
 
+    @staticmethod
+    def all_of(several: Sequence[Shown]) -> Shown:
+        """What was shown of unlike chips."""
+        slower = {name: times for each in several for name, times in each.slower.items()}
+        gib = {name: gib for each in several for name, gib in each.memory_gib.items()}
+        return Shown(slower, gib)
+
 
 @dataclass(frozen=True)
 class Chips:

@@ -10,12 +10,16 @@ from weft.config.batch import derive_batch
 from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.load import Loaded, load_config
 from weft.config.plan_sections import PlanConfig
-from weft.config.sections import BatchConfig, Config
+from weft.config.sections import BatchConfig
 from weft.config.tree import COMMAND_LINE
 from weft.config.values import Section
 from weft.planner.problem import Workload
 from weft.resolve.resolve import DECIDED_BY_PLAN, Resolved, resolve
 
+ENDLESS = 1_000_000
+"""Steps: more than a bench takes."""
+QUICK_RECIPE, QUICK_VALUES = "debug", ("batch.samples=256",)
+"""A small model; where nothing else is asked for, in a batch in which compute is what counts."""
 _PLANS = "A bench makes its own plans."
 _DECIDED_HERE = {
     "batch.accumulation": _PLANS,
@@ -23,7 +27,7 @@ _DECIDED_HERE = {
     "compute.recompute": _PLANS,
     "compute.compile": _PLANS,
     "compute.threads": "Every chip has one.",
-    "train.steps": "--steps says how many steps a bench takes.",
+    "train.steps": "A bench takes as many as it has time for.",
 }
 """What a bench itself chooses or leaves out, and why it cannot be asked for."""
 
@@ -99,8 +103,7 @@ def micros_to_try(loaded: Loaded) -> tuple[int, ...]:
     return (micro,) if micro and loaded.origins["batch.micro"] == COMMAND_LINE else (2, 4)
 
 
-def target_of_trials(name: str, pairs: Sequence[str], config: Config, steps: int) -> list[str]:
-    """Recipe and overrides of ``weft train`` for a trial of so many steps, without its plan."""
+def target_of_trials(name: str, pairs: Sequence[str]) -> list[str]:
+    """Recipe and overrides of ``weft train`` for a trial that is ended, without its plan."""
     rest = [pair for pair in pairs if pair.partition("=")[0] not in DECIDED_BY_PLAN]
-    longer = [f"train.steps={steps}"] if config.train.steps < steps else []
-    return [name, *rest, *longer]
+    return [name, *rest, f"train.steps={ENDLESS}"]

@@ -2,56 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 from weft.cluster.cluster import Node
 from weft.cluster.cluster_file import ClusterFile
 from weft.config.errors import ConfigError, RunError
-from weft.lab.rehearsal import Rehearsal, rehearse
-from weft.lab.steps import busy
 from weft.mix.chips import Chips, Kind, Shown, after_run, after_shortage, kinds_of, only
-from weft.mix.mix import MixReport, Rates, reasons
+from weft.mix.mix import MixReport, Rates, reasons, uncertainty
 from weft.mix.questions import NAMES, Question, Trial, ask
+from weft.mix.turns import Entry, Say, Turns
 from weft.planner.fit import without_recompute
 from weft.planner.problem import MEMORY_PART, Workload
 from weft.planner.search import NoPlan
-from weft.report.metrics import read_metrics
-from weft.train.run_folder import write_text
 
-WARM_UP = 1
-"""First steps of a run, which are not counted."""
 LESS_MEMORY = (0.01, 0.1, 0.2, 0.4)
 """By which part less than a plan that ran out of memory the next one may need."""
-REFUSED = 2
-"""Exit code of a job whose configuration cannot work."""
-RESULT = "bench.json"
-"""In the folder of a run that has ended: what was asked, and what came of it."""
-QUICKLY = ("train.eval_samples=1", "metrics.report=false", "metrics.tensorboard=false")
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """How long is measured."""
-
-    steps: int
-    """Counted steps of a repeat."""
-    repeats: int
-    tune_steps: int
-    """Counted steps of a trial that is only compared with others."""
-
-    @property
-    def most(self) -> int:
-        """Steps of the longest run."""
-        return WARM_UP + max(self.steps, self.tune_steps)
+SURE = 0.03
+"""An efficiency that is known so well needs no more turns."""
+LEAST_TURNS, FEWEST_TURNS = 3, 2
+"""That are taken however sure it is, and however little time is left."""
+MAY_BE_BEST = 0.85
+"""Of the fastest plan in its tuning run: a slower one is not repeated."""
+ASKED_AGAIN = 0.6
+"""Part of the time after which the planner is not asked again with what was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,115 +44,84 @@ class Bench:
     target: Sequence[str]
     """Recipe and overrides of ``weft train``."""
     out: Path
-    """What was measured there before, of the same plans, is not measured again."""
-    effort: Effort
+    minutes: float
+    """All in all. At least two turns of each are taken, however long they are."""
     say: Say
 
     def run(self) -> MixReport:
-        """Tune each part, then the mix, then repeat the best of all in turn."""
+        """Tune each part, then the mix, then repeat the best of all in turns."""
         kinds = kinds_of(self.cluster)
-        shown, found = Shown(), dict[str, list[Rates]]()
-        final = []
-        for kind in kinds:
-            part = only(self.cluster, kind.name)
-            tuning = _Tuning(self, kind.name, part, shown)
-            tuning.try_all(Question("alone", micro) for micro in self.micros)
-            found[kind.name] = tuning.found
-            best = _best(tuning.found)
-            shown = tuning.learn_from(best)
-            final.append((kind.name, part, best))
-        parts = {name: best for name, _, best in final}
-        tuning = _Tuning(self, "mix", self.cluster, shown)
-        tuning.try_all(self._questions(kinds, parts))
-        mixes = tuning.found
-        _best(mixes)
-        report = MixReport(parts, mixes)
-        for rates in report.best_of_generations():
-            tuning.try_again(rates)
-        final += [("mix", self.cluster, rates) for rates in report.best_of_generations()]
-        for _, cluster, rates in final:
-            rates.values.clear()
-            rates.is_final = True
-            chips, plan = Chips.of(cluster, self.machine, shown), rates.trial.plan
-            rates.timelines = chips.time(plan, self.work).timelines
-            rates.kept_gib = max(chips.memory_gib(without_recompute(plan), self.work))
-        for repeat in range(1, self.effort.repeats + 1):
-            for name, cluster, rates in final:
-                where = f"{name}, repeat {repeat} of {self.effort.repeats}"
-                self.measure(where, cluster, rates, repeat)
+        parts = [_Tuning(self, kind.name, only(self.cluster, kind.name), Shown()) for kind in kinds]
+        with Turns(self.work, self.target, self.out, self.say) as turns:
+            _try_all(turns, {part: [Question("alone", m) for m in self.micros] for part in parts})
+            best = {part.name: part.best() for part in parts}
+            shown = Shown.all_of([part.learn_from(best[part.name].rates) for part in parts])
+            mix = self._tuned_mix(turns, best, shown)
+            for entry in [*best.values(), *mix.entries]:
+                self._predict(entry, shown)
+            report = self._repeated(turns, best, mix)
         limits = {chip.kind: chip.memory_gib for _, chip in self.cluster.by_rank}
-        said = reasons(report.best.trial.plan, found, limits, kinds)
-        return MixReport(parts, mixes, said)
+        tried = {part.name: [entry.rates for entry in part.entries] for part in parts}
+        return replace(report, reasons=reasons(report.best.trial.plan, tried, limits, kinds))
 
-    def _questions(self, kinds: Sequence[Kind], parts: Mapping[str, Rates]) -> Iterator[Question]:
-        """Every generation over the whole cluster."""
-        shapes = {name: own for best in parts.values() for name, own in best.trial.shapes.items()}
-        yield Question("pooled", max(self.micros), shapes)
-        for micro in self.micros:
-            yield Question("1", micro)
-            yield Question("2", micro)
-            if any(len(kind.ranks) > 1 for kind in kinds):
-                yield Question("3", micro)
+    def _tuned_mix(self, turns: Turns, parts: Mapping[str, Entry], shown: Shown) -> _Tuning:
+        """All generations, and where there is time those planned with what that has shown."""
+        mix = _Tuning(self, "mix", self.cluster, shown)
+        _try_all(turns, {mix: list(_questions(kinds_of(self.cluster), parts))})
+        mix.best()
+        if turns.used_s < ASKED_AGAIN * 60 * self.minutes:
+            _try(turns, [(mix, trial) for trial in mix.again()])
+        return mix
 
-    def measure(self, name: str, cluster: ClusterFile, rates: Rates, repeat: int) -> None:
-        """One run of a trial, or what such a run came to before. Repeat 0 is for tuning."""
-        steps = self.effort.steps if repeat else self.effort.tune_steps
-        asked = {
-            "target": list(self.target),
-            "samples": self.work.samples,
-            "cluster": cluster.model_dump(mode="json"),
-            "plan": json.loads(rates.trial.plan.to_json()),
-            "steps": [WARM_UP, steps],
-            "repeat": repeat,
-        }
-        key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-        files = sorted(self.out.glob(f"run*/{RESULT}"))
-        records = (json.loads(file.read_text("utf-8")) for file in files)
-        result = next((record["result"] for record in records if record["key"] == key), None)
-        again = "" if result is None else " (measured before)"
-        if result is None:
-            numbers = [int(run.name.removeprefix("run")) for run in self.out.glob("run[0-9]*")]
-            folder = self.out / f"run{max(numbers, default=-1) + 1:03}"
-            result = self._run(cluster, rates.trial, steps, folder)
-            record = {"key": key, "of": name, "name": rates.trial.name, **asked, "result": result}
-            write_text(folder / RESULT, json.dumps(record, indent=2))
-        if result["problem"]:
-            rates.problem, rates.short = result["problem"], result["short"]
-            self.say(f"{name}: {rates.trial.name}: failed, {rates.problem}{again}")
-            return
-        rates.step_s = result["step_s"]
-        rates.busy, rates.memory_gib = tuple(result["busy"]), result["memory_gib"]
-        rates.values.append(result["tokens"] / rates.step_s)
-        self.say(f"{name}: {rates.trial.name}: {rates.values[-1]:.0f} tokens/s{again}")
+    def _repeated(self, turns: Turns, parts: Mapping[str, Entry], mix: _Tuning) -> MixReport:
+        """The parts, and those of the mix that may be best."""
+        final = [*parts.values(), *mix.best_of_generations()]
+        turns.end(entry for entry in turns.entries if entry not in final)
+        alone = {name: entry.rates for name, entry in parts.items()}
+        report = MixReport(alone, [entry.rates for entry in mix.entries])
+        self._repeat(turns, final, report)
+        return report
 
-    def _run(self, cluster: ClusterFile, trial: Trial, steps: int, folder: Path) -> dict[str, Any]:
-        """What a run comes to, as its record keeps it."""
-        plan_file = folder / "asked-plan.json"
-        folder.mkdir(parents=True)
-        write_text(plan_file, trial.plan.to_json())
-        settings = [f"batch.samples={self.work.samples}", f"plan.file={plan_file}"]
-        command = [sys.executable, "-m", "weft", "train", *self.target, *QUICKLY, *settings]
-        command += ["compute.threads=1", "--out", str(folder), "--steps", str(WARM_UP + steps)]
-        asked = Rehearsal(cluster=cluster, command=(*command, "--quiet"), out=folder, quiet=True)
-        outcome = rehearse(asked, lambda _: None)  # a bench says itself what it does
-        if outcome.was_stopped:
-            raise KeyboardInterrupt
-        if outcome.exit_code == REFUSED:
-            raise RunError(f"the trial {trial.name!r} was refused: see above")
-        if outcome.exit_code:
-            failed = [rank for rank in outcome.ranks if rank.code != 0]
-            first = max(failed, key=lambda rank: rank.killed_for_memory)
-            short = first.rank if first.killed_for_memory else None
-            return {"problem": f"rank {first.rank} {first.in_words()}", "short": short}
-        records, _ = read_metrics(folder / "metrics.jsonl")
-        speeds = [chip.speed for _, chip in cluster.by_rank]
-        return {
-            "problem": "",
-            "step_s": median(record.step_time_s for record in records[WARM_UP:]),
-            "tokens": records[-1].tokens,
-            "memory_gib": records[-1].memory_gib,
-            "busy": busy(outcome.moments, speeds, after_step=WARM_UP),
-        }
+    def _predict(self, entry: Entry, shown: Shown) -> None:
+        """What a page draws of it, and what it would hold."""
+        rates, plan = entry.rates, entry.rates.trial.plan
+        chips = Chips.of(entry.cluster, self.machine, shown)
+        rates.timelines = chips.time(plan, self.work).timelines
+        rates.kept_gib = max(chips.memory_gib(without_recompute(plan), self.work))
+
+    def _repeat(self, turns: Turns, final: Sequence[Entry], report: MixReport) -> None:
+        """Until it is known well enough, or there is no time left. What they were in their tuning
+        runs does not count."""
+        for entry in final:
+            entry.rates.values.clear()
+            entry.rates.is_final = True
+        for number in count(1):
+            turns.turn([entry for entry in final if not entry.rates.problem])
+            for entry in final:
+                if entry.rates.problem:
+                    problem = f"{entry.rates.trial.name} failed: {entry.rates.problem}"
+                    raise RunError(f"{entry.name}: {problem}, although it had run before")
+            within = uncertainty(report.efficiencies)
+            sure = "" if within is None else f" +- {within:.3f}"
+            turns.say(f"turn {number} of each: efficiency {report.efficiency:.3f}{sure}")
+            is_late = turns.used_s > 60 * self.minutes
+            if number >= FEWEST_TURNS and is_late:
+                return
+            if number >= LEAST_TURNS and within is not None and within <= SURE:
+                return
+
+
+def _questions(kinds: Sequence[Kind], parts: Mapping[str, Entry]) -> Iterator[Question]:
+    """Every generation over the whole cluster, with microbatches that suit some part."""
+    trials = [entry.rates.trial for entry in parts.values()]
+    micros = sorted({trial.question.micro for trial in trials})
+    shapes = {name: own for trial in trials for name, own in trial.shapes.items()}
+    yield Question("pooled", max(micros), shapes)
+    for micro in micros:
+        yield Question("1", micro)
+        yield Question("2", micro)
+        if any(len(kind.ranks) > 1 for kind in kinds):
+            yield Question("3", micro)
 
 
 class _Tuning:
@@ -184,39 +129,33 @@ class _Tuning:
 
     def __init__(self, bench: Bench, name: str, cluster: ClusterFile, shown: Shown) -> None:
         self._bench = bench
-        self._name = name
-        self._cluster = cluster
+        self.name = name
+        self.cluster = cluster
         self._shown = shown
-        self.found: list[Rates] = []
+        self._refused: NoPlan | None = None
+        self.entries: list[Entry] = []
         """Of every plan that was tried."""
 
-    def try_all(self, questions: Iterable[Question]) -> None:
-        """Measure the planner's answers; what has none is named.
+    def answer(self, turns: Turns, question: Question) -> Trial | None:
+        """The planner's; None: there is none, which is said."""
+        try:
+            return ask(question, self._bench.work, self._chips)
+        except NoPlan as error:
+            self._refused = error
+            generation = NAMES.get(question.generation, "alone")
+            turns.say(f"{self.name}: {generation}: no plan. {error.hint}")
+            return None
 
-        Raises:
-            NoPlan: to any of them.
-        """
-        refused: NoPlan | None = None
-        for question in questions:
-            try:
-                self._try(question)
-            except NoPlan as error:
-                refused = error
-                generation = NAMES.get(question.generation, "alone")
-                self._bench.say(f"{self._name}: {generation}: no plan. {error.hint}")
-        if refused is not None and not self.found:
-            raise refused
-
-    def try_again(self, rates: Rates) -> None:
-        """Ask the same with how long each rank was busy, and measure what is answered anew.
-
-        What is pooled stays as its parts were alone.
-        """
-        if rates.trial.generation == "pooled" or not rates.busy or min(rates.busy) <= 0:
-            return
-        self.learn_from(rates)
-        trial = ask(rates.trial.question, self._bench.work, self._chips)
-        self._measure(replace(trial, name=f"{rates.trial.name}, again"))
+    def again(self) -> Iterator[Trial]:
+        """For the best of each generation the planner's answer to the same question with how long
+        each rank was busy. What is pooled stays as its parts were alone."""
+        for entry in self.best_of_generations():
+            rates = entry.rates
+            if rates.trial.generation == "pooled" or not rates.busy or min(rates.busy) <= 0:
+                continue
+            self.learn_from(rates)
+            trial = ask(rates.trial.question, self._bench.work, self._chips)
+            yield replace(trial, name=f"{rates.trial.name}, again")
 
     def learn_from(self, rates: Rates) -> Shown:
         """How fast the chips are, as a run has shown; of all that was shown before too."""
@@ -225,45 +164,81 @@ class _Tuning:
         self._shown = after_run(self._shown, self._chips, plan, work, seconds)
         return self._shown
 
-    @property
-    def _chips(self) -> Chips:
-        return Chips.of(self._cluster, self._bench.machine, self._shown)
+    def learn_of_shortage(self, rates: Rates, less: float) -> None:
+        """Its plan ran out of memory: the next one is to need less."""
+        assert rates.short is not None, "it did not"
+        chips = self._chips
+        need = chips.memory_gib(rates.trial.plan, self._bench.work)[rates.short]
+        gib = (1 - less) * need / MEMORY_PART
+        self._shown = after_shortage(self._shown, chips, rank=rates.short, gib=gib)
 
-    def _try(self, question: Question) -> None:
-        """The planner's answer; where that runs out of memory, its next one that needs less."""
-        work = self._bench.work
-        for less in LESS_MEMORY:
-            chips = self._chips
-            rates = self._measure(ask(question, work, chips))
-            if rates is None or rates.short is None:
-                return
-            gib = (1 - less) * chips.memory_gib(rates.trial.plan, work)[rates.short] / MEMORY_PART
-            self._shown = after_shortage(self._shown, chips, rank=rates.short, gib=gib)
+    def is_new(self, trial: Trial) -> bool:
+        """No plan like it was measured."""
+        same = [e.rates.trial for e in self.entries if e.rates.trial.generation == trial.generation]
+        return all(other.plan != trial.plan for other in same)
 
-    def _measure(self, trial: Trial) -> Rates | None:
-        """None where its plan was measured before."""
-        same = [rates for rates in self.found if rates.trial.generation == trial.generation]
-        if any(rates.trial.plan == trial.plan for rates in same):
-            return None
-        while twin := next((rates for rates in same if rates.trial.name == trial.name), None):
-            is_same = twin.trial.question == trial.question
+    def named(self, trial: Trial) -> Trial:
+        """With a name of its own."""
+        while twin := next((e for e in self.entries if e.rates.trial.name == trial.name), None):
+            is_same = twin.rates.trial.question == trial.question
             words = "less memory" if is_same else f"asked with micro {trial.question.micro}"
             trial = replace(trial, name=f"{trial.name}, {words}")
-        rates = Rates(trial)
-        self.found.append(rates)
-        self._bench.measure(self._name, self._cluster, rates, repeat=0)
-        return rates
+        return trial
+
+    def best(self) -> Entry:
+        """The fastest.
+
+        Raises:
+            NoPlan: to any question.
+            ConfigError: none runs.
+        """
+        if self._refused is not None and not self.entries:
+            raise self._refused
+        best = max(self.entries, key=lambda entry: entry.rates.middle)
+        if not best.rates.values:
+            rates = self.entries[-1].rates
+            hint = f"The last one: {rates.problem}."
+            expected = "chips on which some plan runs"
+            raise ConfigError("CLUSTER", rates.trial.name, expected, hint)
+        return best
+
+    def best_of_generations(self) -> list[Entry]:
+        """The fastest of each generation, of those that may be the best of all."""
+        found: dict[str, Entry] = {}
+        for entry in sorted(self.entries, key=lambda entry: entry.rates.middle):
+            if entry.rates.values:
+                found[entry.rates.trial.generation] = entry
+        fastest = max(entry.rates.middle for entry in found.values())
+        return [e for e in found.values() if e.rates.middle >= MAY_BE_BEST * fastest]
+
+    @property
+    def _chips(self) -> Chips:
+        return Chips.of(self.cluster, self._bench.machine, self._shown)
 
 
-def _best(trials: Sequence[Rates]) -> Rates:
-    """The fastest.
+def _try_all(turns: Turns, wanted: Mapping[_Tuning, Sequence[Question]]) -> None:
+    """Measure the planner's answers; where one runs out of memory, its next one that needs less."""
+    asked = [(tuning, question) for tuning, several in wanted.items() for question in several]
+    for less in LESS_MEMORY:
+        answers = [(tuning, tuning.answer(turns, question)) for tuning, question in asked]
+        new = _try(turns, [(tuning, trial) for tuning, trial in answers if trial is not None])
+        asked = []
+        for tuning, entry in new:
+            if entry.rates.short is not None:
+                tuning.learn_of_shortage(entry.rates, less)
+                asked.append((tuning, entry.rates.trial.question))
 
-    Raises:
-        ConfigError: none runs.
-    """
-    best = max(trials, key=lambda rates: rates.middle)
-    if not best.values:
-        hint = f"The last one: {trials[-1].problem}."
-        expected = "chips on which some plan runs"
-        raise ConfigError("CLUSTER", trials[-1].trial.name, expected, hint)
-    return best
+
+def _try(turns: Turns, trials: Iterable[tuple[_Tuning, Trial]]) -> list[tuple[_Tuning, Entry]]:
+    """Measure those whose plans were not."""
+    begun = []
+    for tuning, trial in trials:
+        if tuning.is_new(trial):
+            rates = Rates(tuning.named(trial))
+            entry = turns.entry(tuning.name, tuning.cluster, rates)
+            tuning.entries.append(entry)
+            begun.append((tuning, entry))
+    entries = [entry for _, entry in begun]
+    turns.begin(entries)
+    turns.try_once(entries)
+    return begun

@@ -96,14 +96,6 @@ class MixReport:
         of_it = [r for r in self.mixes if r.trial.generation == "pooled" and r.values]
         return max(of_it, key=lambda rates: (rates.is_final, rates.middle), default=None)
 
-    def best_of_generations(self) -> list[Rates]:
-        """The fastest trial of each generation that ran."""
-        found: dict[str, Rates] = {}
-        for rates in sorted(self.mixes, key=lambda rates: rates.middle):
-            if rates.values:
-                found[rates.trial.generation] = rates
-        return list(found.values())
-
     @property
     def efficiency(self) -> float:
         return self.best.middle / self.upper

@@ -103,7 +103,15 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
             note_events(run, tell),
             traffic.count,
             pace.count,
-            log_metrics(run, writers, progress, peak=peak, predicted_s=predicted_s, pace=pace),
+            log_metrics(
+                run,
+                writers,
+                progress,
+                started=started,
+                peak=peak,
+                predicted_s=predicted_s,
+                pace=pace,
+            ),
             watch_losses(run, saver, job.checkpoints, job.out, tell),
             # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
             evaluate_now_and_then(run, evaluated),
@@ -205,6 +213,7 @@ def log_metrics(
     writers: Sequence[Writer],
     progress: Progress,
     *,
+    started: float,
     peak: Peak,
     predicted_s: float | None = None,
     pace: Pace | None = None,
@@ -213,13 +222,12 @@ def log_metrics(
 
     Warns once when the numbers of the run have stopped being numbers, unless something is done
     about such steps.
-    ``peak``: of all chips together. ``predicted_s``: what a step was expected to take. ``pace``:
-    looks at what ranks have taken.
+    ``started``: by ``time.perf_counter``. ``peak``: of all chips together. ``predicted_s``: what a
+    step was expected to take. ``pace``: looks at what ranks have taken.
     """
     seq_len = run.config.data.seq_len
     tokens = run.plan.global_batch * seq_len
     flops = train_flops_per_token(run.spec, seq_len) * tokens
-    started = time.perf_counter()
     memory_gib, is_warned = 0.0, run.config.recovery.when_not_finite != "stop"
 
     def hook(record: StepRecord) -> None:

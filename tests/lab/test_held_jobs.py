@@ -1,0 +1,49 @@
+"""Jobs in a lab that take turns: one that is held stands still, and its clock with it."""
+
+import sys
+from pathlib import Path
+
+from lab.lab_cases import TWO, needs_root, own_labs
+
+from weft.lab.held import HeldJob, await_ready
+from weft.lab.steps import stands_still
+
+STEPS = """
+import itertools, json, os, pathlib, time
+out, began = pathlib.Path({out!r}), time.monotonic()
+if os.environ["RANK"] == "0":
+    event = dict(time="", elapsed_s=0.0, kind="start", step=0, rank=None, message="", facts={{}})
+    (out / "events.jsonl").write_text(json.dumps(event) + "\\n")
+for step in itertools.count(1):
+    while time.monotonic() < began + step / 100:
+        pass
+    if os.environ["RANK"] == "0":
+        with (out / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(dict(step=step, elapsed_s=time.monotonic() - began)) + "\\n")
+"""
+
+
+def job(out: Path, number: int) -> HeldJob:
+    out.mkdir()
+    return HeldJob(TWO, [sys.executable, "-S", "-c", STEPS.format(out=str(out))], out, number)
+
+
+@needs_root
+def test_held_jobs_take_turns(tmp_path: Path) -> None:
+    """Two labs of one process are there at once; what one does while it is held is nothing."""
+    with job(tmp_path / "a", 1) as one, job(tmp_path / "b", 2) as other:
+        await_ready([one, other], 60)
+        assert len(own_labs()) == 1, "of this process"
+        for goal in (3, 400, 800):
+            for running, held in ((one, other), (other, one)):
+                before = held.step
+                lines = (tmp_path / ("b" if held is other else "a") / "metrics.jsonl").exists()
+                assert running.run(60, goal)
+                assert running.step >= goal
+                ranks = [running, held]
+                assert all(stands_still(each._lab.groups.processes(0)) for each in ranks)
+                assert held.step == before
+                assert lines or not before
+        clocks = [moment.now_s for moment in one.moments]
+        assert clocks == sorted(clocks), "it never goes back"
+    assert own_labs() == []
