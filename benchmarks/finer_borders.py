@@ -3,19 +3,23 @@
     python -m benchmarks.finer_borders
 
 Pipelines through one chip of each speed, with a few layers of Llama 2 7B: planned with whole layers
-and with halves, all else alike. Processor time of the planner, both ways.
+and with halves, all else alike. Processor time of the planner, both ways. First two or three chips
+of drawn speeds under 1F1B: how far what the planner's moves find is from the best of all splits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
+from random import Random
 from statistics import geometric_mean
 from time import process_time
 
 from benchmarks.every_plan import pool
 from weft.cluster.view import ClusterView
 from weft.models.llama.sizes import SIZES
+from weft.plan.plan import Plan
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
 
@@ -35,11 +39,11 @@ class Planned:
     layers: str
 
 
-def cluster(speeds: Sequence[float]) -> ClusterView:
+def cluster(speeds: Sequence[float], gib: float = 80) -> ClusterView:
     """One node with one chip for each."""
     pools = []
     for number, speed in enumerate(speeds):
-        made = pool("H100-SXM5-80GB", 80, 1, gbit=400.0)
+        made = pool("H100-SXM5-80GB", gib, 1, gbit=400.0)
         rates = {dtype: speed * rate for dtype, rate in made.chip.peak_tflops.items()}
         chip = replace(made.chip, name=f"kind {number}", peak_tflops=rates)
         pools.append(replace(made, chip=chip))
@@ -59,8 +63,39 @@ def planned(num_layers: int, speeds: Sequence[float], *, cuts: bool) -> Planned:
     return Planned(best.time.step_s, seconds, f"{words} ({best.plan.pipelines[0].schedule})")
 
 
+def every_split(plan: Plan) -> Iterator[Plan]:
+    """All ways to cut the pipeline of a plan of one at layers and inside them."""
+    (pipeline,) = plan.pipelines
+    halves = [n / 2 for n in range(2 * plan.num_layers + 1)]
+    for inside in combinations(halves, len(pipeline.stages) - 1):
+        ends = pairwise((0, *inside, plan.num_layers))
+        both = zip(pipeline.stages, ends, strict=True)
+        stages = tuple(replace(stage, layers=layers) for stage, layers in both)
+        yield replace(plan, pipelines=(replace(pipeline, stages=stages),))
+
+
+def distance(asked: Problem) -> float:
+    """How many times as long the planner's plan takes as the best split of its pipeline."""
+    best = search(asked).best
+    there = asked.on(best.cluster)
+    return best.time.step_s / min(there.time(plan).step_s for plan in every_split(best.plan))
+
+
+def drawn(draws: Random) -> Problem:
+    """A small problem that is none like those above."""
+    many = draws.choice((2, 3))
+    speeds = [round(draws.uniform(0.25, 1), 2) for _ in range(many)]
+    spec = replace(SIZES["llama2-7b"], num_layers=draws.randint(many, 7))
+    workload = Workload(spec=spec, seq_len=4096, samples=16)
+    options = replace(OPTIONS, cuts_layers=True, in_flight=False, schedules=("1f1b",), micros=(1,))
+    return Problem(workload, cluster(speeds), options=options)
+
+
 def main() -> None:
     """Print a row for each case."""
+    draws = Random(1)
+    far = [distance(drawn(draws)) for _ in range(60)]
+    print(f"of the best of all splits: mean {geometric_mean(far):.4f}, at most {max(far):.4f}")
     gains, spent = [], [0.0, 0.0]
     for num_layers in LAYERS:
         for speeds in SPEEDS:

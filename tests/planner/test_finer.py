@@ -1,56 +1,25 @@
 """Borders that the planner moves into layers: where it pays, as far as memory goes, no further."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations, pairwise
 
 import pytest
 
-from benchmarks.every_plan import pool
-from weft.cluster.view import ClusterView
+from benchmarks.finer_borders import OPTIONS, cluster, distance
 from weft.models.llama.sizes import SIZES
-from weft.plan.plan import Plan
 from weft.planner.explain import what_cuts_save
 from weft.planner.fit import shortages
 from weft.planner.forecast import forecast
-from weft.planner.problem import Options, Problem, Workload
+from weft.planner.problem import Problem, Workload
 from weft.planner.search import search
 from weft.planner.search.finer import with_finer_borders
-
-H100 = "H100-SXM5-80GB"
 
 
 def problem(num_layers: int, *speeds: float, cuts: bool = True, gib: float = 80) -> Problem:
     """A pipeline through chips, one of each speed."""
-    pools = []
-    for number, speed in enumerate(speeds):
-        made = pool(H100, gib, 1)
-        rates = {dtype: speed * rate for dtype, rate in made.chip.peak_tflops.items()}
-        chip = replace(made.chip, name=f"kind {number}", peak_tflops=rates)
-        pools.append(replace(made, chip=chip, network_gbit_s=400.0))
-    options = Options(
-        leave_idle=False,
-        max_pipelines=1,
-        max_ranks=1,
-        schedules=("1f1b",),
-        micros=(1,),
-        recompute=("off",),
-        cuts_layers=cuts,
-    )
+    options = replace(OPTIONS, cuts_layers=cuts, in_flight=False, schedules=("1f1b",), micros=(1,))
     spec = replace(SIZES["llama2-7b"], num_layers=num_layers)
     workload = Workload(spec=spec, seq_len=4096, samples=16)
-    return Problem(workload, ClusterView(tuple(pools)), options=options)
-
-
-def every_split(plan: Plan) -> Iterator[Plan]:
-    """All ways to cut the plan's pipeline at layers and inside them."""
-    (pipeline,) = plan.pipelines
-    halves = [n / 2 for n in range(1, 2 * plan.num_layers)]
-    for inside in combinations(halves, len(pipeline.stages) - 1):
-        ends = pairwise((0, *inside, plan.num_layers))
-        both = zip(pipeline.stages, ends, strict=True)
-        stages = tuple(replace(stage, layers=layers) for stage, layers in both)
-        yield replace(plan, pipelines=(replace(pipeline, stages=stages),))
+    return Problem(workload, cluster(speeds, gib), options=options)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +32,7 @@ def test_a_cut_saves_time(num_layers: int, speeds: tuple[float, ...], gain: floa
     there = asked.on(best.cluster)
     assert best.plan.cuts and not whole.plan.cuts and not shortages(best.plan, there)
     assert best.time.step_s == there.time(best.plan).step_s < whole.time.step_s / gain
-    possible = min(there.time(plan).step_s for plan in every_split(best.plan))
-    assert best.time.step_s <= 1.01 * possible
+    assert distance(asked) <= 1.001
 
 
 def test_the_forecast_says_what_a_cut_saves() -> None:
