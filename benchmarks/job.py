@@ -22,6 +22,8 @@ from weft.models.shape import ModelShape
 from weft.plan.plan import ZeroLevel
 from weft.recompute.asked import Slabs
 
+BORDERS = 2
+"""Tensors of a border's size that other software holds: what comes, and what goes."""
 JobSchedule = Literal["1f1b", "zb-h1", "zb-h2"]
 
 
@@ -126,7 +128,7 @@ def memory_of_job(job: Job, state: StateBytes, overheads: Overheads) -> list[Mem
     for position, choice in enumerate(job.choices(state)):
         held, alike = job.held(position), job.alike(choice)
         if (alike, held) not in known:
-            known[alike, held] = stage_memory(job.shape, alike, overheads).holding(held)
+            known[alike, held] = stage_memory(job.shape, alike, overheads).holding(held, BORDERS)
         result.append(known[alike, held])
     return result
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import count
 
-from weft.parallel.pipeline.clocks import Clocks
-from weft.parallel.pipeline.releases import releases
 from weft.schedules.action import Action
+from weft.schedules.clocks import Clocks
+from weft.schedules.releases import releases
 
 COMPUTE = (-1, "")
 Lists = Sequence[Sequence[Action]]

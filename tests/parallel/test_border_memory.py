@@ -1,11 +1,13 @@
 """Memory on borders is made in the first step, and given again only when nobody keeps it."""
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from parity.cases import Case
+from parity.cases import PARITY, Case
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.comm import transport
@@ -14,7 +16,13 @@ from weft.comm.join import join
 from weft.comm.memory import ReusedMemory
 from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
+from weft.nn.stage import MicroBatch, Tree
+from weft.parallel.pipeline.executor import Executor
+from weft.parallel.pipeline.stage_border import StageBorder, Way
 from weft.plan.plan import Plan
+from weft.schedules.action import Action
+from weft.schedules.border_memory import borders_at_peak
+from weft.schedules.known import Pattern
 from weft.train.assemble import fill, initial
 from weft.train.family import assemble_model
 from weft.train.joining import join_plan
@@ -169,3 +177,66 @@ def test_a_step_makes_no_memory_on_borders_and_waits_for_no_number(
         assert made[0] > 0
         assert made[1:] == [made[1]] * 3
         assert waits == []
+
+
+def at_borders(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> int:
+    """The most tensors that were there at the borders in a third step while a rank kept most
+    microbatches, beside the inputs of those."""
+    seen: set[StorageWeakRef] = set()
+    moments: list[tuple[int, int]] = []
+    take, send, do = ReusedMemory.take, StageBorder.send, Executor._do
+
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        seen.add(StorageWeakRef(tensor.untyped_storage()))
+        return tensor
+
+    def sent(border: StageBorder, way: Way, number: int, tree: Tree) -> None:
+        tree = {name: noted(tensor) for name, tensor in tree.items()}
+        send(border, way, number, tree)
+
+    def done(executor: Executor, action: Action, batch: MicroBatch) -> None:
+        if action.kind == "F":
+            do(executor, action, batch)
+        kept, halves = executor._kept, executor._weight_jobs
+        there = {ref.cdata for ref in seen if not ref.expired()}
+        inputs = sum(stage > 0 for stage, _ in kept)
+        moments.append((len(kept) + sum(map(bool, halves.values())), len(there) - inputs))
+        if action.kind != "F":
+            do(executor, action, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReusedMemory, "take", lambda *given: noted(take(*given)))
+        patch.setattr(StageBorder, "send", sent)
+        patch.setattr(Executor, "_do", done)
+        comm, _ = join_plan(address, plan, timeout_s=600)
+        built = assemble_model(
+            plan, rehearsal.spec, comm, optim=rehearsal.optim, seq_len=rehearsal.seq_len
+        )
+        fill(built.gradients, initial(rehearsal.seed))
+        batch = synthetic_microbatches(comm, plan, rehearsal, 0)
+        for _ in range(3):
+            moments.clear()
+            built.engine.step(batch)
+        comm.close()
+    return max(moments)[1]
+
+
+LINE = ((1, 1, 1, 1),)
+COUNTED = [
+    Case("1f1b", shares=(9,), dp=LINE, layers=LINE, microbatch=1),
+    Case("deeper", shares=(9,), dp=((1, 1),), layers=((2, 2),), microbatch=1, in_flight=(5, 2)),
+    Case("gpipe", shares=(9,), dp=((1, 1),), layers=((2, 2),), microbatch=1, schedule="gpipe"),
+    Case("ring", shares=(6,), dp=((1, 1, 1),), layers=((1,) * 6,), microbatch=1,
+         schedule="interleaved"),
+    Case("zb-v", shares=(7,), dp=((1, 1),), layers=LINE, microbatch=1, schedule="zb-v"),
+    *(case for case in PARITY if case.name in ("pp3-lists-halves", "pp2-lists-v")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
+def test_as_much_is_at_borders_as_the_schedule_says(case: Case, pool: WorkerPool) -> None:
+    layers, rehearsal = sum(case.layers[0]), case.rehearsal()
+    plan = replace(case.plan(), num_layers=layers)
+    rehearsal = replace(rehearsal, spec=replace(rehearsal.spec, num_layers=layers))
+    found = pool.run(at_borders, plan, rehearsal, world_size=plan.world_size)
+    assert tuple(found) == borders_at_peak(Pattern.of(plan.pipelines[0]))

@@ -7,11 +7,11 @@ import pytest
 from parallel.hardware_queues import Job, always_early
 from parallel.test_releases import CASES, reachable, schedule
 
-from weft.parallel.pipeline.clocks import Clocks
-from weft.parallel.pipeline.receives import AHEAD, receives
 from weft.plan.plan import ScheduleName
 from weft.schedules.action import Action, Schedule
+from weft.schedules.clocks import Clocks
 from weft.schedules.one_forward_one_backward import one_forward_one_backward
+from weft.schedules.receives import AHEAD, receives
 from weft.schedules.registry import SCHEDULES
 
 QUEUES = (1, 2, 4, 8)

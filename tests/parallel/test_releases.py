@@ -4,13 +4,13 @@ from itertools import pairwise
 
 import pytest
 
-from weft.parallel.pipeline.clocks import Clocks
-from weft.parallel.pipeline.releases import releases
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, ScheduleName, StagePlan
 from weft.schedules.action import Action, Schedule, awaited
+from weft.schedules.clocks import Clocks
 from weft.schedules.one_forward_one_backward import one_forward_one_backward
 from weft.schedules.registry import schedule_of
+from weft.schedules.releases import releases
 
 NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v")
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from random import Random
 
@@ -15,7 +16,9 @@ from weft.planner.search.bounds import bounds_of
 from weft.planner.search.choice import plan_of
 from weft.planner.search.route import Route
 from weft.planner.search.splits import explore, has_place, splits
+from weft.schedules.border_memory import borders_at_peak
 from weft.schedules.known import Pattern, held_at_peak, schedule_of_pattern
+from weft.schedules.notation import write
 
 KINDS = {
     "bf16": {},
@@ -161,6 +164,15 @@ def test_more_microbatches_hold_no_more(pattern: Pattern) -> None:
             now[action.stage] += {"F": 1, "I": 0}.get(action.kind, -1)
             peak = max(peak, now.total())
         assert sum(counts) == peak
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_more_microbatches_have_no_more_at_borders(pattern: Pattern) -> None:
+    """Against all of the schedule, as lists; one more where an odd number of them takes it."""
+    lists = tuple(map(write, schedule_of_pattern(pattern)))
+    every = borders_at_peak(replace(pattern, lists=lists))
+    far = [many - real for many, real in zip(borders_at_peak(pattern), every, strict=True)]
+    assert far == [0] * len(far) or (pattern.name == "zb-v" and {*far} == {0, 1})
 
 
 def test_the_best_split_of_all_is_found() -> None:

@@ -20,6 +20,7 @@ from weft.models.shape import Branch, ModelShape
 from weft.plan.borders import Layers, in_parts
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, StagePlan
+from weft.schedules.border_memory import borders_at_peak
 from weft.schedules.known import Pattern, held_at_peak
 
 BUCKET_BYTES = 8 << 20
@@ -138,10 +139,13 @@ class StageMemory:
     """What of it this rank keeps."""
     each: Memory
     """Of every microbatch whose forward results are kept."""
+    border: Memory
+    """Of every tensor at a border."""
 
-    def holding(self, microbatches: float) -> Memory:
-        """At a peak of so many microbatches."""
-        return self.whole.plus(self.divided, self.part).plus(self.each, microbatches)
+    def holding(self, microbatches: float, borders: float = 0) -> Memory:
+        """At a peak of so many microbatches, beside so many tensors at borders."""
+        parts = self.whole.plus(self.divided, self.part).plus(self.each, microbatches)
+        return parts.plus(self.border, borders)
 
 
 def stage_memory(
@@ -155,7 +159,6 @@ def stage_memory(
     working = max(stage_working(shape, work) - last, 0.0)
     if work.eager:  # the head's gradients are there while the layers' backward computes
         working = stage_working(shape, work._replace(predicts=False))
-    borders = 2 * work.wide * work.rows * shape.d_model
     gathered = gathered_layers(shape, choice, work) if choice.zero == 3 else 0.0
     arriving = ARRIVING * (work.eager and (work.share("d_ff") > 1 or choice.zero == 3))
     fragments = overheads.fragments + arriving
@@ -164,13 +167,14 @@ def stage_memory(
             **whole,
             working=working,
             logits=last,
-            buffers=borders + _buckets(choice) + _terms(shape, choice) + gathered,
+            buffers=_buckets(choice) + _terms(shape, choice) + gathered,
             fragments=fragments * (working + last),
             runtime=overheads.runtime_bytes,
         ),
         divided=divided,
         part=choice.kept,
         each=Memory(activations=kept, fragments=fragments * kept),
+        border=Memory(buffers=work.wide * work.rows * shape.d_model),
     )
 
 
@@ -238,11 +242,12 @@ def memory_of_plan(
     asked = _Asked(plan, shape_of(spec), seq_len, overheads, training, *found_for)
     result: dict[int, Memory] = {}
     for p, pipeline in enumerate(plan.pipelines):
-        counts = held_at_peak(Pattern.of(pipeline))
-        for stages, held in zip(pipeline.positions(), counts, strict=True):
+        pattern = Pattern.of(pipeline)
+        counts = zip(held_at_peak(pattern), borders_at_peak(pattern), strict=True)
+        for stages, (held, borders) in zip(pipeline.positions(), counts, strict=True):
             for ranks in asked.alike(p, stages):
                 both = zip(asked.parts(p, stages, ranks[0]), held, strict=True)
-                parts = [part.holding(count * passes) for (part, passes), count in both]
+                parts = [part.holding(n * passes, borders * passes) for (part, passes), n in both]
                 result |= dict.fromkeys(ranks, taking_turns(parts))
     return result
 
@@ -264,17 +269,20 @@ def room_of_plan(
     asked = _Asked(plan, shape_of(spec), seq_len, overheads, training, *found_for)
     room = []
     for p, pipeline in enumerate(plan.pipelines):
-        many, found = pipeline.num_microbatches, []
-        for stages in pipeline.positions():
+        many, found, pattern = pipeline.num_microbatches, [], Pattern.of(pipeline)
+        counts = zip(held_at_peak(pattern), borders_at_peak(pattern), strict=True)
+        for stages, (held, borders) in zip(pipeline.positions(), counts, strict=True):
             parts = [(asked.parts(p, stages, a[0]), a[0]) for a in asked.alike(p, stages)]
-            found.append(min(_room(each, limits[rank], many) for each, rank in parts))
+            ahead = max(borders - sum(held), 0)
+            found.append(min(_room(each, limits[rank], many, ahead) for each, rank in parts))
         room.append(tuple(found))
     return room
 
 
-def _room(parts: Sequence[tuple[StageMemory, int]], limit: float, many: int) -> int:
-    left = limit - taking_turns([part.holding(0) for part, _ in parts]).total
-    most = max(part.each.total * passes for part, passes in parts)
+def _room(parts: Sequence[tuple[StageMemory, int]], limit: float, many: int, ahead: int) -> int:
+    """Each microbatch keeps its result too; ``ahead``: what else there is at borders."""
+    left = limit - taking_turns([part.holding(0, ahead * n) for part, n in parts]).total
+    most = max((part.each.total + part.border.total) * passes for part, passes in parts)
     enough = many * len(parts)
     return enough if most * enough <= left else max(int(left // most), 0)
 

@@ -58,6 +58,11 @@ def proven_order(pattern: Pattern) -> tuple[Action, ...]:
     return prove(schedule, pattern.positions, pattern.num_microbatches)
 
 
+def full_after(pattern: Pattern) -> int:
+    """Microbatches with which its pipeline is full, however many follow."""
+    return pattern.num_stages + 3 + max(pattern.in_flight, default=0)
+
+
 @lru_cache(maxsize=1 << 14)
 def held_at_peak(pattern: Pattern) -> tuple[tuple[int, ...], ...]:
     """For every position, how many microbatches each of its stages holds at the position's peak.
@@ -68,7 +73,7 @@ def held_at_peak(pattern: Pattern) -> tuple[tuple[int, ...], ...]:
     """
     if SCHEDULES[pattern.name].holds_every_microbatch and not pattern.lists:
         return ((pattern.num_microbatches,),) * pattern.num_positions
-    full = pattern.num_positions + pattern.num_stages + max(pattern.in_flight, default=0)
+    full = full_after(pattern)
     if pattern.num_microbatches > full and not pattern.lists:
         return held_at_peak(replace(pattern, num_microbatches=full))
     lists = zip(schedule_of_pattern(pattern), pattern.positions, strict=True)

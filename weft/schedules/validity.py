@@ -22,8 +22,7 @@ def prove(
     kinds: tuple[Kind, ...] = ("F", "I", "W") if split else ("F", "B")
     for number, (actions, held) in enumerate(zip(schedule, stages_of, strict=True)):
         _check_once(number, actions, set(product(kinds, held, range(num_microbatches))))
-    num_stages = sum(len(held) for held in stages_of)
-    return _in_order(schedule, num_stages)
+    return in_order(schedule)
 
 
 def _check_once(number: int, actions: Sequence[Action], wanted: set[Key]) -> None:
@@ -35,8 +34,13 @@ def _check_once(number: int, actions: Sequence[Action], wanted: set[Key]) -> Non
     raise ValueError(f"position {number}: {Action(*wrong[0])} is not done exactly once")
 
 
-def _in_order(schedule: Schedule, num_stages: int) -> tuple[Action, ...]:
-    """Do whatever can be done until all is done."""
+def in_order(schedule: Schedule) -> tuple[Action, ...]:
+    """One order in which its actions can be done: whatever can be done, until all is done.
+
+    Raises:
+        ValueError: an action waits for something that can never come.
+    """
+    num_stages = 1 + max(action.stage for actions in schedule for action in actions)
     done: dict[Action, None] = {}
     at = [0] * len(schedule)
     split = any(action.kind == "I" for actions in schedule for action in actions)

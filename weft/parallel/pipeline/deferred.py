@@ -87,7 +87,8 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         d_x: Tensor | None = grad @ weight if needs_x else None
-        rows, columns = grad.flatten(0, -2), x.flatten(0, -2)
+        # Views of what has a history keep it, and with it the stage's input until the work is done.
+        rows, columns = (tensor.detach().flatten(0, -2) for tensor in (grad, x))
 
         weight_grad = partial(torch.mm, rows.T, columns)
         bias_grad = partial(torch.sum, rows, 0)

@@ -17,10 +17,7 @@ from weft.comm.memory import ReusedMemory
 from weft.comm.spans import span
 from weft.nn.stage import MicroBatch, Objective, Stage, Terms, added, total_of
 from weft.parallel.gradients import Gradients
-from weft.parallel.pipeline.clocks import Clocks
 from weft.parallel.pipeline.deferred import Job, WeightWork
-from weft.parallel.pipeline.receives import receives
-from weft.parallel.pipeline.releases import releases
 from weft.parallel.pipeline.running import RunningBuffers
 from weft.parallel.pipeline.stage_border import StageBorder, Way
 from weft.parallel.sharding import Attendance
@@ -28,7 +25,10 @@ from weft.plan.layout import Border
 from weft.plan.plan import RankPlan
 from weft.precision.registry import PRECISIONS
 from weft.schedules.action import Action, Schedule
+from weft.schedules.clocks import Clocks
+from weft.schedules.receives import receives
 from weft.schedules.registry import schedule_of
+from weft.schedules.releases import releases
 
 
 @dataclass(slots=True)

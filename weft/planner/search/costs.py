@@ -54,6 +54,8 @@ class Bytes(NamedTuple):
     """By each microbatch that is held, fragments included."""
     working: float
     buffers: float
+    border: float
+    """By each tensor at a border."""
     runtime: float
 
 
@@ -161,6 +163,7 @@ class Costs:
             kept=parts.each.total,
             working=whole.working,
             buffers=whole.buffers,
+            border=parts.border.total,
             runtime=whole.runtime,
         )
 

@@ -12,6 +12,7 @@ from weft.cost.times import BorderTimes, StageTimes
 from weft.planner.search.bounds import Flow, bounds_of, least_once, mesh_times
 from weft.planner.search.choice import Line, Section, Timed, stage_layers, used_cluster
 from weft.planner.search.costs import Costs, Held, Rank
+from weft.schedules.border_memory import borders_at_peak
 from weft.schedules.known import Pattern, held_at_peak
 from weft.schedules.registry import SCHEDULES
 from weft.simulate.play import last_size
@@ -50,6 +51,12 @@ class Route:
     def positions(self) -> list[tuple[int, ...]]:
         """The stages of each mesh."""
         return SCHEDULES[self.line.schedule].placement(self.num_meshes, self.pattern.num_stages)
+
+    @cached_property
+    def peaks(self) -> list[tuple[tuple[int, ...], int]]:
+        """Of each mesh: microbatches of its stages, and tensors at its borders."""
+        pattern = self.pattern
+        return list(zip(held_at_peak(pattern), borders_at_peak(pattern), strict=True))
 
     @cached_property
     def ends(self) -> list[tuple[tuple[bool, bool], ...]]:
@@ -152,13 +159,14 @@ class Route:
     def bytes(self, mesh: int, layers: int) -> float:
         """Memory of one rank of a mesh that holds so many layers."""
         state = working = buffers = runtime = 0.0
-        held = held_at_peak(self.pattern)[mesh]
+        held, borders = self.peaks[mesh]
         rank, chunks = self.ranks[mesh], len(held)
         for number, (stage, count) in enumerate(zip(self.positions[mesh], held, strict=True)):
             share = (layers + chunks - 1 - number) // chunks
             part = self.costs.bytes(rank.pool, rank.choice, self._held(stage, share))
             state += part.state + count * part.kept
-            working, buffers = max(working, part.working), max(buffers, part.buffers)
+            at_borders = part.buffers + borders * part.border
+            working, buffers = max(working, part.working), max(buffers, at_borders)
             runtime = part.runtime
         return state + working + buffers + runtime
 
@@ -167,7 +175,7 @@ class Route:
         """The most layers that each mesh has memory for; -1 where not even none fit."""
         most, rooms = self.costs.num_layers, self.costs.rooms
         result = []
-        for mesh, peak in enumerate(held_at_peak(self.pattern)):
+        for mesh, peak in enumerate(self.peaks):
             rank = self.ranks[mesh]
             key = rank, peak, self.ends[mesh]
             if key not in rooms:

@@ -7,8 +7,8 @@ round, for an action of this position that is still to come could wait for itsel
 
 from __future__ import annotations
 
-from weft.parallel.pipeline.clocks import Clocks
 from weft.schedules.action import Action
+from weft.schedules.clocks import Clocks
 
 AHEAD = 2
 """Actions before its own that a receive starts at the earliest: at most as many more inputs are

@@ -6,8 +6,10 @@ depends, however far round, on the receiver's action cannot end before the recei
 
 from __future__ import annotations
 
-from weft.parallel.pipeline.clocks import Clocks
+from bisect import bisect_right
+
 from weft.schedules.action import Action
+from weft.schedules.clocks import Clocks
 
 
 def releases(clocks: Clocks, position: int) -> list[list[Action]]:
@@ -17,13 +19,15 @@ def releases(clocks: Clocks, position: int) -> list[list[Action]]:
     """
     own = clocks.schedule[position]
     result: list[list[Action]] = [[] for _ in own]
+    known: dict[int, list[int]] = {}
     for number, action in enumerate(own):
         taker = clocks.taker(action)
         if taker is None:
             continue
         holder, index = clocks.place(taker)
-        later = range(number + 1, len(own))
-        proof = next((i for i in later if clocks.ended(own[i], holder) > index), None)
-        if proof is not None:
+        if holder not in known:
+            known[holder] = [clocks.ended(each, holder) for each in own]
+        proof = bisect_right(known[holder], index, lo=number + 1)
+        if proof < len(own):
             result[proof].append(action)
     return result

@@ -1,0 +1,68 @@
+"""What a position holds at its borders beside what its microbatches keep, counted in its list.
+
+In tensors, each of what crosses with one microbatch one way. A microbatch's input counts as kept
+from its forward on. Beside that are held: inputs and gradients that are received ahead, gradients
+until the weights' are made from them, results until their own backward, and gradients that were
+handed on until they have arrived. Memory of what comes is used again and never given back, so that
+it is as much as was ever in use at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from weft.schedules.clocks import Clocks
+from weft.schedules.known import Pattern, full_after, schedule_of_pattern
+from weft.schedules.receives import receives
+from weft.schedules.registry import SCHEDULES
+from weft.schedules.releases import releases
+
+
+@lru_cache(maxsize=1 << 14)
+def borders_at_peak(pattern: Pattern) -> tuple[int, ...]:
+    """For every position, the tensors at its borders while it holds most microbatches.
+
+    Once the pipeline is full, further microbatches change nothing, but that ZB-V on two positions
+    has one more where they are odd; where a schedule holds them all, each adds as many as the one
+    before. Stages of unlike meshes count as if theirs were alike.
+    """
+    full = full_after(pattern)
+    more = 0 if pattern.lists else pattern.num_microbatches - full
+    if more > 0:
+        most = borders_at_peak(replace(pattern, num_microbatches=full))
+        if not SCHEDULES[pattern.name].holds_every_microbatch:
+            return most
+        less = borders_at_peak(replace(pattern, num_microbatches=full - 1))
+        return tuple(many + more * (many - few) for many, few in zip(most, less, strict=True))
+    if pattern.num_positions == 1:
+        return (0,)
+    clocks = Clocks(schedule_of_pattern(pattern))
+    return tuple(_peak(clocks, p, pattern.num_stages - 1) for p in range(pattern.num_positions))
+
+
+def _peak(clocks: Clocks, position: int, last: int) -> int:
+    """``last``: the last stage, whose results stay."""
+    both = receives(clocks, position), releases(clocks, position)
+    came: set[tuple[str, int, int]] = set()
+    most_came = kept = beside = 0
+    best = 0, 0
+    for action, coming, arrived in zip(clocks.schedule[position], *both, strict=True):
+        kind, stage, microbatch = action
+        takes, gives = stage > 0, stage < last
+        came.update(coming)
+        most_came = max(most_came, len(came))
+        if kind == "F":  # the input counts as kept now, the result comes
+            kept += 1
+            beside += gives - takes
+        best = max(best, (kept, beside))
+        if kind in ("B", "I"):  # the input and the result go, a gradient is handed on
+            came.discard(("F", stage, microbatch))
+            beside += 2 * takes - gives
+        if kind in ("B", "W"):  # what weight gradients read of the gradient that came goes too
+            gradient = ("B" if kind == "B" else "I", stage, microbatch)
+            kept -= 1
+            beside -= gives and gradient not in came
+            came.discard(gradient)
+        beside -= sum(sent.kind != "F" for sent in arrived)
+    return most_came + best[1]
