@@ -90,7 +90,8 @@ REFUSALS = [
     Case(
         "extends on the command line",
         "unknown key 'extends': the keys here are name, seed, init, model, data, batch, plan, "
-        "compute, optim, train, checkpoint, recovery, metrics, sample.\n    on the command line",
+        "sites, compute, optim, train, checkpoint, recovery, metrics, sample.\n"
+        "    on the command line",
         overrides=("extends=debug",),
     ),
     Case(
@@ -275,6 +276,39 @@ REFUSALS = [
         "batch.accumulation = 3: expected null with plan.auto. It follows from batch.micro, or "
         "from what the planner chooses for it.\n    at my.yaml:3",
         yaml="extends: debug\nplan: auto\nbatch: {accumulation: 3}\n",
+    ),
+    Case(
+        "sites that never train",
+        "sites.every = 0: expected an integer >= 1.\n    on the command line",
+        target="debug",
+        overrides=("sites.every=0",),
+    ),
+    Case(
+        "sites that meet before they have met",
+        "sites.delay = 5: expected less than sites.every (5): one meeting ends before the next.\n"
+        "    on the command line",
+        target="debug",
+        overrides=("sites={every: 5}", "sites.delay=5"),
+    ),
+    Case(
+        "more fragments than steps",
+        "sites.fragments = 6: expected at most sites.every (5): each begins after a step of its "
+        "own.\n    on the command line",
+        target="debug",
+        overrides=("sites={every: 5}", "sites.fragments=6"),
+    ),
+    Case(
+        "a wire that there is not",
+        "sites.wire = 'fp8': expected 'fp64', 'fp32', 'bf16' or 'int8'.\n    on the command line",
+        target="debug",
+        overrides=("sites.wire=fp8",),
+    ),
+    Case(
+        "sites planned again for their speed",
+        "recovery.alarm = 'replan': expected off or warn with sites. Numbers would depend on how "
+        "fast chips happen to be.\n    on the command line",
+        target="debug",
+        overrides=("sites={}", "recovery.alarm=replan"),
     ),
     Case(
         "a planner that is a number",

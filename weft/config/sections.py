@@ -491,6 +491,13 @@ class Config(Section):
     metrics: MetricsConfig = MetricsConfig()
     sample: SampleConfig = SampleConfig()
 
+    @model_validator(mode="after")
+    def _sites_stay(self) -> Self:
+        if self.sites is not None and self.recovery.alarm == "replan":
+            hint = "Numbers would depend on how fast chips happen to be."
+            raise ConfigError("recovery.alarm", "replan", "off or warn with sites", hint)
+        return self
+
     @field_validator("name")
     @classmethod
     def _fits_a_folder_name(cls, name: str) -> str:

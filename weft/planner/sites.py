@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain
 
 from weft.config.errors import ConfigError
 from weft.config.sections import SitesConfig
 from weft.plan.plan import Plan
+from weft.plan.tiling import split_by_weight
 from weft.precision.registry import PRECISIONS
 
 Sets = tuple[tuple[int, ...], ...]
@@ -80,6 +82,37 @@ def _check_sets(plan: Plan) -> None:
             raise ConfigError("sites", said, expected)
 
 
+def without_lost(plan: Plan, left: Collection[int]) -> tuple[Plan, tuple[int, ...]]:
+    """A plan with sites for the ranks that are left: its whole pipelines take all samples, in as
+    many sites as still have one. For each of its ranks the one that it was before.
+
+    Raises:
+        ConfigError: no pipeline is whole.
+    """
+    kept = [p for p in range(len(plan.pipelines)) if {*_ranks(plan, (p,))} <= {*left}]
+    if not kept:
+        expected = "a whole pipeline in some site"
+        raise ConfigError("sites", _lists(plan.sites), expected, "All have lost ranks.")
+    before = _ranks(plan, kept)
+    shares = split_by_weight(plan.global_batch, [plan.pipelines[p].samples for p in kept])
+    pipelines = tuple(
+        replace(plan.pipelines[p], samples=share, lists=())
+        for p, share in zip(kept, shares, strict=True)
+    )
+    apart = [tuple(rank for rank in site if rank in before) for site in plan.sites]
+    sites = tuple(filter(None, apart))
+    fewer = replace(plan, pipelines=pipelines, sites=sites if len(sites) > 1 else ())
+    new = [before.index(rank) if rank in before else 0 for rank in plan.ranks]
+    return fewer.on_ranks(new), before
+
+
+def sites_still(asked: SitesConfig | None, plan: Plan) -> SitesConfig | None:
+    """What is asked of the sites that a plan has, which may be fewer than a job began with."""
+    if asked is None or not plan.sites:
+        return None
+    return asked.model_copy(update={"pipelines": None})
+
+
 def refuse_idle_fragments(asked: SitesConfig | None, num_units: int) -> None:
     """Every fragment has a unit of the model.
 
@@ -95,6 +128,6 @@ def _lists(sets: Sets) -> list[list[int]]:
     return [list(each) for each in sets]
 
 
-def _ranks(plan: Plan, pipelines: tuple[int, ...]) -> tuple[int, ...]:
+def _ranks(plan: Plan, pipelines: Sequence[int]) -> tuple[int, ...]:
     stages = (stage for p in pipelines for stage in plan.pipelines[p].stages)
     return tuple(sorted({rank for stage in stages for rank in stage.mesh.ranks}))

@@ -12,6 +12,7 @@ from weft.config.load import Loaded
 from weft.config.sections import Config
 from weft.plan.plan import Plan
 from weft.planner.search import NoPlan
+from weft.planner.sites import sites_still, without_lost
 from weft.resolve.planned import Chosen, choose, resources_of_facts, resources_of_ranks
 from weft.resolve.resolve import Resolved, resolve
 
@@ -30,7 +31,8 @@ class Left:
 
 def plan_for_left(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
     """What ``plan: auto`` chooses for the chips of these ranks, in order: for the same batch, in
-    the same arithmetic. All of them have work, if any such plan fits.
+    the same arithmetic. All of them have work, if any such plan fits. Of a plan with sites what is
+    whole goes on as it is.
 
     Args:
         now: Its cluster has the chips of its ranks, in their order.
@@ -39,9 +41,10 @@ def plan_for_left(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
         NoPlan: nothing fits.
         ConfigErrors: there are no rates of such chips, or stages compute in several precisions.
     """
-    devices = [now.plan.devices[rank] for rank in left]
-    cards = cards_of(now.plan)
-    cluster = with_chips(now.cluster, devices, [cards[rank] for rank in left])
+    if now.plan.sites:
+        return _of_sites(loaded, now, left)
+    loaded = _asking_of(loaded, now.plan)
+    cluster, devices = _chips_of(now, left)
     (node,) = cluster.nodes
     try:
         config = asked_again(loaded.config, now.plan)
@@ -57,6 +60,30 @@ def plan_for_left(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
     resolved = resolve(loaded, cluster, plan=chosen.plan, why=chosen.notes)
     seats = tuple(left[: chosen.plan.world_size])
     return Left(resolved=resolved, seats=seats, why=chosen.notes[0])
+
+
+def _of_sites(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
+    try:
+        plan, seats = without_lost(now.plan, left)
+    except ConfigError as error:
+        raise loaded.place(error) from error
+    several = f"{len(plan.sites)} sites" if plan.sites else "one site, from where all last met,"
+    why = f"{several} of {len(now.plan.sites)} go on with all samples"
+    cluster, _ = _chips_of(now, seats)
+    resolved = resolve(_asking_of(loaded, plan), cluster, plan=plan, why=[why])
+    return Left(resolved=resolved, seats=seats, why=why)
+
+
+def _asking_of(loaded: Loaded, plan: Plan) -> Loaded:
+    """Of the sites that a plan has, which may be none any more."""
+    still = sites_still(loaded.config.sites, plan)
+    return replace(loaded, config=loaded.config.model_copy(update={"sites": still}))
+
+
+def _chips_of(now: Resolved, left: Sequence[int]) -> tuple[Cluster, list[str]]:
+    """The machine with the chips of these ranks alone, and what each computes on."""
+    devices, cards = [now.plan.devices[rank] for rank in left], cards_of(now.plan)
+    return with_chips(now.cluster, devices, [cards[rank] for rank in left]), devices
 
 
 def plan_for_machines(loaded: Loaded, now: Plan, machines: Sequence[Mapping[str, Any]]) -> Chosen:

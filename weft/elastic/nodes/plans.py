@@ -132,6 +132,10 @@ class NodePlans:
             kinds = [(place.kind.family, place.kind.chip) for place in self._first_places]
             places = self._fleet.arranged(seats, kinds)
         if places is None:
+            if plan.sites:
+                expected = "replace, with sites on several machines"
+                hint = "Or start the job again under the plan that is left, on the same folder."
+                raise ConfigErrors([ConfigError("recovery.when_lost", "replan", expected, hint)])
             chosen = self._chosen([node for node, _ in seats])
             plan, why = chosen.plan, chosen.notes[0]
             seats = seats[: plan.world_size]
