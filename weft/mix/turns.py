@@ -24,8 +24,6 @@ from weft.planner.problem import Workload
 from weft.report.metrics import read_metrics
 from weft.train.run_folder import write_text
 
-LONG_FIRST_S = 10.0
-"""A first step that takes longer counts: what else happens in it takes less than a second."""
 TURN_S = 1.0
 """A turn has as many steps as take so long, one at least."""
 SLICES = 8
@@ -133,12 +131,12 @@ class Turns:
             await_ready([entry.job for entry in now], READY_S)
 
     def try_once(self, entries: Sequence[Entry]) -> None:
-        """A turn of each, and another where the first was short, which then does not count."""
-        self.turn(entries)
-        short = [e for e in entries if not e.rates.problem and (e.step_s or 0.0) < LONG_FIRST_S]
-        for entry in short:
-            entry.rates.values.clear()
-        self.turn(short)
+        """Two turns of each, of which the second counts: in the first the slower ranks may still
+        be about to train."""
+        for _ in range(2):
+            for entry in entries:
+                entry.rates.values.clear()
+            self.turn([entry for entry in entries if not entry.rates.problem])
         for entry in entries:
             self.say(f"{entry.name}: {entry.rates.trial.name}: {_result(entry.rates)}")
 
