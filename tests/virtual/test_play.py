@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,31 @@ def test_played_steps_take_the_modelled_time(pool: WorkerPool) -> None:
         assert times.carried_s["gradients"] == pytest.approx(
             prediction.exchange_s * slower, rel=0.01
         )
+
+
+def test_a_layer_that_one_pipeline_cuts_is_two_for_all(pool: WorkerPool) -> None:
+    """Each part has gradients of its own, which travel between whoever holds that part."""
+    ends = ((0, 1.5, SPEC.num_layers), (0, SPEC.num_layers))
+    ranks, pipelines = iter(range(3)), []
+    for each in ends:
+        stages = (StagePlan(mesh=Mesh.of((next(ranks),)), layers=two) for two in pairwise(each))
+        pipelines.append(PipelinePlan(stages=tuple(stages), samples=4, microbatch=2))
+    plan = Plan(num_layers=SPEC.num_layers, pipelines=tuple(pipelines))
+    virtual = VirtualCluster(plan, SPEC, SEQ_LEN, cluster(1.0, 0.5, 1.0))
+    prediction, job = virtual.predict(), virtual_job(virtual, 1.0)
+    assert sum(virtual.gradient_bytes()) * 8 == GRADIENT_BITS
+    assert job.plan.places == [0, 1, 2, 2.5, 3, 4] and len(job.numels) == 6
+    uncut = VirtualCluster(shares(4, 4, micro=2), SPEC, SEQ_LEN, cluster(1.0, 1.0))
+    parts, whole = (
+        virtual.layers(plan.pipelines[1], 0, 2),
+        uncut.layers(uncut.plan.pipelines[0], 0, 0),
+    )
+    assert len(parts) == len(whole) + 1
+    assert sum(x.whole_s for x in parts) == pytest.approx(sum(x.whole_s for x in whole))
+    slower = 0.05 / prediction.compute_s
+    found = pool.run(run_steps, [virtual_job(virtual, slower)], 1, world_size=3)
+    for (times,), busy in zip((rank[0] for rank in found), prediction.busy, strict=True):
+        assert times.busy_s == pytest.approx(busy * prediction.least_s * slower)
 
 
 def test_played_peers_wait_without_computing(pool: WorkerPool) -> None:
