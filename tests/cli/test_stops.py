@@ -163,21 +163,32 @@ def test_a_reader_that_has_gone_stops_the_run(here: Path, whole_run: WholeRun) -
     same_as(whole_run("fp32"), here / "mine")
 
 
+def is_killed_at(here: Path, moment: Callable[[], bool]) -> bool:
+    """A start was, before it ended."""
+    with commands.started(here, "mine") as command:
+        while not (is_met := moment()) and command.process.poll() is None:
+            time.sleep(0.002)
+        command.kill_all()
+        assert command.is_gone()
+    return is_met
+
+
 def test_a_machine_that_goes_down_costs_nothing(here: Path, whole_run: WholeRun) -> None:
-    """SIGKILL to everything at once: during a save, and as soon as one is done."""
+    """SIGKILL to everything at once: during a save, and as soon as one is done. On a machine that is
+    busy with others that save may be left out, or met too late: then the run is begun again."""
     out = here / "mine"
     moments: list[Callable[[], bool]] = [
         (out / "checkpoints/step-00000006.tmp").exists,
         (out / "checkpoints/step-00000021/index.json").exists,
     ]
-    for moment in moments:
-        with commands.started(here, "mine") as command:
-            command.wait_until(moment)
-            command.kill_all()
-            assert command.is_gone()
+    for _ in range(20):
+        shutil.rmtree(out, ignore_errors=True)
+        if all(is_killed_at(here, moment) for moment in moments) and len(commands.steps(out)) < 30:
+            break
+    else:
+        raise AssertionError("never killed in time")
     reached = {record["step"] for record in commands.records(out) if "eval_loss" in record}
     assert 21 in reached, "an evaluation comes before the save of its step, or it may be lost"
-    assert len(commands.steps(out)) < 30, "killed too late to show anything"
     go_on()
     same_as(whole_run("fp32"), out)
     assert not list(out.glob(".*")), "left by the starts that were killed"
