@@ -63,6 +63,9 @@ class Options:
     schedules: tuple[ScheduleName, ...] = field(default_factory=by_preference)
     """For pipelines of several meshes. Of plans that take as long, the first here is chosen."""
     recompute: tuple[Recompute, ...] = ("off", "full")
+    mixed_recompute: bool = False
+    """The best few plans that recompute may do so only as far as their chips' memory asks: with
+    other modes, and in some layers."""
     zero: tuple[ZeroLevel, ...] = (0, 1, 2, 3)
     domains: bool = False
     """What several nodes, or pipelines, hold may be summed inside each, then between them."""

@@ -254,6 +254,7 @@ def options_asked(config: Config) -> Options:
     return replace(
         usual,
         recompute=usual.recompute if recompute == "auto" else (recompute,),
+        mixed_recompute=recompute == "auto",
         schedules=usual.schedules if schedule is None else (schedule,),
         micros=usual.micros if micro is None else (micro,),
         max_stages=None if auto is None else auto.max_stages,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise, product
@@ -15,6 +16,7 @@ from weft.planner.naming import name_of
 from weft.planner.problem import Options, Problem
 from weft.planner.renumber import ordered
 from weft.planner.runnable import why_never_run
+from weft.planner.search.again import MODES_APART, with_least_recompute
 from weft.planner.search.choice import Apart, Line, Timed, inner_of, plan_of, used_cluster
 from weft.planner.search.costs import Costs
 from weft.planner.search.domains import searches_domains, with_best_domains
@@ -46,14 +48,11 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         NoPlan: nothing fits.
         ConfigError: a rate is not known.
     """
-    begin, cluster, options = perf_counter(), problem.cluster, problem.options
+    begin, options = perf_counter(), problem.options
     run = SearchRun(problem)
-    for arrangement in arrangements(len(cluster.pools), options):
-        run.look_at(arrangement)
-        if progress is not None:
-            progress(run.ledger.considered, run.cutoff)
-    for other, first in cut_in_two(cluster):
-        run.look_at_cut(other, first)
+    run.look_everywhere(progress)
+    if options.mixed_recompute and "memory" in run.ledger.pruned.reasons and run.distinct():
+        run.look_again(replace(options, recompute=(*options.recompute, *MODES_APART)))
     found = run.distinct()
     if not found:
         if not fits(problem):
@@ -62,7 +61,8 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         more = replace(options, effort=LONGER * options.effort)
         return search(replace(problem, options=more), progress=progress)
     candidates = with_best_domains([run.candidate(lines) for lines in found], problem)
-    candidates = with_made_orders(with_finer_borders(candidates, problem), problem)
+    candidates = with_least_recompute(with_finer_borders(candidates, problem), problem)
+    candidates = with_made_orders(candidates, problem)
     return Found(
         best=candidates[0],
         others=tuple(candidates[1:]),
@@ -158,6 +158,12 @@ class Lines:
     cluster: ClusterView
     """Whose pools the lines number."""
 
+    @property
+    def arrangement(self) -> Arrangement:
+        """The pools of each."""
+        pools = (sorted({section.pool for section in line.sections}) for line in self.lines)
+        return tuple(map(tuple, pools))
+
 
 class SearchRun:
     """A search under way."""
@@ -177,6 +183,39 @@ class SearchRun:
         self._costs = cache(lambda number: Costs(self.problem, number))
         self._group = cache(lambda number, pools: Group(self._costs(number), pools, self.ledger))
         self._found: list[Lines] = []
+
+    def look_everywhere(self, progress: Progress | None = None) -> None:
+        """At all arrangements, and those of pools cut in two."""
+        for arrangement in arrangements(len(self.cluster.pools), self.options):
+            self.look_at(arrangement)
+            if progress is not None:
+                progress(self.ledger.considered, self.cutoff)
+        for cluster, first in cut_in_two(self.cluster):
+            self.look_at_cut(cluster, first)
+
+    def look_again(self, options: Options) -> None:
+        """At those arrangements again that are nearly the best, with other options: what is known
+        rules most of it out by its bound."""
+        near = [lines for lines in self._found if lines.seconds < WORTH_A_LOOK * self.cutoff]
+        seen: list[tuple[ClusterView, Arrangement]] = []
+        for lines in near:
+            where = lines.cluster, lines.arrangement
+            if where not in seen:
+                seen.append(where)
+                with self._beside(
+                    replace(self.problem.on(lines.cluster), options=options)
+                ) as other:
+                    other.look_at(lines.arrangement)
+
+    @contextmanager
+    def _beside(self, problem: Problem) -> Iterator[SearchRun]:
+        """A search of the same chips, otherwise asked, that goes on from what is known here; what
+        it finds is found here."""
+        other = SearchRun(problem)
+        other.ledger, other.cutoff = self.ledger, self.cutoff
+        yield other
+        self._found += other._found
+        self.cutoff = other.cutoff
 
     def look_at(self, arrangement: Arrangement) -> None:
         """Find the best of an arrangement, as far as it can be better than what is known."""
@@ -213,13 +252,10 @@ class SearchRun:
 
     def look_at_cut(self, cluster: ClusterView, first: int) -> None:
         """The same chips with a pool in two parts, ``first`` and the next, where both are used."""
-        other = SearchRun(self.problem.on(cluster))
-        other.ledger, other.cutoff = self.ledger, self.cutoff
-        for arrangement in arrangements(len(cluster.pools), self.options):
-            if {first, first + 1} <= {pool for group in arrangement for pool in group}:
-                other.look_at(arrangement)
-        self._found += other._found
-        self.cutoff = other.cutoff
+        with self._beside(self.problem.on(cluster)) as other:
+            for arrangement in arrangements(len(cluster.pools), self.options):
+                if {first, first + 1} <= {pool for group in arrangement for pool in group}:
+                    other.look_at(arrangement)
 
     def distinct(self) -> list[Lines]:
         """The best, and the next that are really different from all before them."""
@@ -324,6 +360,8 @@ def every_share(total: int, groups: int) -> Iterator[tuple[int, ...]]:
 MOST_ROUNDS = 3
 FEW_SHARES = 40
 """Ways to divide the samples among pipelines up to which all are tried."""
+WORTH_A_LOOK = 1.25
+"""Arrangements are looked at again whose best takes up to this many times the best of all."""
 WORTH_SHOWING = 1.25
 """Pipelines side by side are looked for up to this many times the best step."""
 

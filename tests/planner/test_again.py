@@ -1,0 +1,63 @@
+"""What the best plans recompute: no more than memory asks, and the fastest of all that fits."""
+
+from dataclasses import replace
+
+import pytest
+
+from weft.cluster.cluster import catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.models.llama.sizes import SIZES
+from weft.plan.plan import Plan
+from weft.planner.fit import shortages
+from weft.planner.problem import Options, Problem, Workload
+from weft.planner.search import search
+from weft.planner.search.again import with_least_recompute
+from weft.planner.search.found import Candidate
+
+BOX = ClusterView((ChipPool(chip=catalogue()["H100-SXM5-80GB"], num_nodes=1, chips_per_node=4),))
+
+
+def asked(options: Options, seq_len: int = 32768, samples: int = 16) -> Problem:
+    workload = Workload(spec=SIZES["llama3-8b"], seq_len=seq_len, samples=samples)
+    return Problem(workload, BOX, options=options)
+
+
+def recomputed(plan: Plan, text: str) -> Plan:
+    return plan.each(lambda stage: replace(stage, recompute=text))
+
+
+def test_more_ways_are_searched_where_memory_is_short() -> None:
+    """A mode that keeps more lets another layout fit, and be faster."""
+    usual = search(asked(Options())).best
+    problem = asked(Options(mixed_recompute=True))
+    best = search(problem).best
+    assert best.time.step_s < 0.9 * usual.time.step_s
+    assert {stage.recompute for _, _, stage in usual.plan.stages()} == {"full"}
+    assert shortages(best.plan, problem) == []
+    short = asked(Options(mixed_recompute=True), seq_len=512)
+    assert search(short).best.plan == search(replace(short, options=Options())).best.plan
+
+
+@pytest.mark.parametrize("part", [0.92, 0.75, 0.7])
+def test_no_other_way_that_fits_is_faster(part: float) -> None:
+    """Of two stages, each in every way to write it."""
+    options = Options(memory_part=part, max_split=1, schedules=("1f1b",), max_ranks=2)
+    whole = recomputed(search(asked(options, seq_len=1024)).best.plan, "full")
+    problem = asked(replace(options, mixed_recompute=True), seq_len=8192)
+    time, memory = problem.time(whole), problem.memory(whole)
+    given = Candidate(name="", plan=whole, cluster=BOX, time=time, memory=memory)
+    (found,) = with_least_recompute([given], problem)
+    assert found.time.step_s < time.step_s
+    assert shortages(found.plan, problem) == []
+    bases = ("", "activation", "feed_forward", "attention", "core", "attention+feed_forward")
+    (pipeline,) = found.plan.pipelines
+    for number, stage in enumerate(pipeline.stages):
+        counts = range(1, len(stage.blocks))
+        texts = [base or "off" for base in bases]
+        texts += [f"{base}+full:{count}".lstrip("+") for base in bases for count in counts]
+        for text in texts:
+            stages = list(pipeline.stages)
+            stages[number] = replace(stage, recompute=text)
+            other = replace(found.plan, pipelines=(replace(pipeline, stages=tuple(stages)),))
+            if not shortages(other, problem):
+                assert problem.time(other).step_s >= found.time.step_s * (1 - 1e-9), text

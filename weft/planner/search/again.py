@@ -1,0 +1,127 @@
+"""Recompute only what memory asks: what the best plans make again in backward, chosen by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from math import inf
+
+from weft.plan.plan import Plan, Recompute, StagePlan
+from weft.planner.problem import Problem
+from weft.planner.search.domains import have_room
+from weft.planner.search.found import Candidate
+from weft.recompute.asked import reduced
+from weft.recompute.registry import MODES
+
+MODES_APART: tuple[Recompute, ...] = ("activation", "feed_forward", "attention+feed_forward")
+"""What is searched beside nothing and whole layers, where some plan does not fit."""
+BEST_FEW = 3
+"""Plans for which it is tried."""
+ALL = "full"
+"""The mode that keeps least."""
+Where = tuple[int, int]
+"""A pipeline and a position of it."""
+Layers = Mapping[Where, int]
+"""By position, how many first layers of each of its stages are made again as a whole."""
+
+
+def with_least_recompute(candidates: Sequence[Candidate], problem: Problem) -> list[Candidate]:
+    """The candidates, fastest first; where the best few recompute, with the modes and in the layers
+    that take least time among those for which their chips have room."""
+    if not problem.options.mixed_recompute:
+        return list(candidates)
+    found = [
+        _lighter(candidate, problem.on(candidate.cluster)) if number < BEST_FEW else candidate
+        for number, candidate in enumerate(candidates)
+    ]
+    return sorted(found, key=lambda candidate: candidate.time.step_s)
+
+
+def _lighter(candidate: Candidate, problem: Problem) -> Candidate:
+    """What a position keeps changes no other's memory: each takes what is fastest for itself."""
+    plan = candidate.plan
+    if all(stage.recompute == "off" for _, _, stage in plan.stages()):
+        return candidate
+    fastest: dict[Where, tuple[float, str, int]] = {}
+    for base in _bases():
+        layers = _fewest(plan, base, problem)
+        seconds = _seconds(_mixed(plan, dict.fromkeys(layers, base), layers), problem)
+        for where, count in layers.items():
+            fastest[where] = min(fastest.get(where, (inf, "", 0)), (seconds[where], base, count))
+    chosen = {where: base for where, (_, base, _) in fastest.items()}
+    mixed = _mixed(plan, chosen, {where: count for where, (_, _, count) in fastest.items()})
+    time, memory = problem.time(mixed), problem.memory(mixed)
+    if time.step_s >= candidate.time.step_s or not have_room(mixed, problem, memory):
+        return candidate
+    return replace(candidate, plan=mixed, time=time, memory=memory)
+
+
+def _bases() -> tuple[Recompute, ...]:
+    """What layers may recompute that are not made again as a whole: nothing, or modes of which
+    none covers another."""
+    parts = [mode.name for mode in MODES.values() if mode.is_on and mode.name != ALL]
+    sets = (found for size in range(len(parts) + 1) for found in combinations(parts, size))
+    return tuple("+".join(found) for found in sets if reduced(found) == found)
+
+
+def _fewest(plan: Plan, base: Recompute, problem: Problem) -> Layers:
+    """By position, the fewest layers made again as a whole with which it fits; the number of its
+    longest stage where none does."""
+    low = dict.fromkeys(dict(_positions(plan)), 0)
+    high = {where: max(len(stage.blocks) for stage in stages) for where, stages in _positions(plan)}
+    while low != high:
+        middle = {where: (low[where] + high[where]) // 2 for where in low}
+        mixed = _mixed(plan, dict.fromkeys(low, base), middle)
+        memory = problem.memory(mixed)
+        part = problem.options.memory_part * 2**30
+        for where, (first, *_) in _positions(plan):
+            rank = problem.fullest(first, memory)
+            if memory[rank].total <= part * problem.cluster.pool_of(rank).chip.memory_gib:
+                high[where] = middle[where]
+            else:
+                low[where] = min(middle[where] + 1, high[where])
+    return high
+
+
+def _seconds(plan: Plan, problem: Problem) -> dict[Where, float]:
+    """Of a microbatch at each position."""
+    times = problem.times(plan)
+    return {
+        (p, position): sum(times[p][0][number].whole_s for number in numbers)
+        for p, pipeline in enumerate(plan.pipelines)
+        for position, numbers in enumerate(pipeline.positions())
+    }
+
+
+def _positions(plan: Plan) -> Iterator[tuple[Where, list[StagePlan]]]:
+    """Positions that recompute, and their stages."""
+    for p, pipeline in enumerate(plan.pipelines):
+        for position, numbers in enumerate(pipeline.positions()):
+            stages = [pipeline.stages[number] for number in numbers]
+            if all(stage.recompute != "off" for stage in stages):
+                yield (p, position), stages
+
+
+def _mixed(plan: Plan, bases: Mapping[Where, Recompute], layers: Layers) -> Plan:
+    """With a base in the layers of a position, and so many of each stage's made again whole."""
+    wanted = {
+        stage.mesh.ranks: (bases[where], layers[where])
+        for where, stages in _positions(plan)
+        for stage in stages
+    }
+
+    def mixed(stage: StagePlan) -> StagePlan:
+        if stage.mesh.ranks not in wanted:
+            return stage
+        base, count = wanted[stage.mesh.ranks]
+        return replace(stage, recompute=_text(base, count, len(stage.blocks)))
+
+    return plan.each(mixed)
+
+
+def _text(base: Recompute, count: int, num_layers: int) -> Recompute:
+    if count >= num_layers:
+        return ALL
+    parts = [base] * bool(base) + [f"{ALL}:{count}"] * bool(count)
+    return "+".join(parts) or "off"
