@@ -174,8 +174,8 @@ def is_killed_at(here: Path, moment: Callable[[], bool]) -> bool:
 
 
 def test_a_machine_that_goes_down_costs_nothing(here: Path, whole_run: WholeRun) -> None:
-    """SIGKILL to everything at once: during a save, and as soon as one is done. On a machine that is
-    busy with others that save may be left out, or met too late: then the run is begun again."""
+    """SIGKILL to everything at once: during a save, and as soon as one is done. On a busy machine
+    that save may be left out, or met too late: then the run is begun again."""
     out = here / "mine"
     moments: list[Callable[[], bool]] = [
         (out / "checkpoints/step-00000006.tmp").exists,
