@@ -87,12 +87,13 @@ class HeldJob:
         return self._lab.ranks[rank].code
 
     def is_ready(self) -> bool:
-        """It is about to train, and stands still; or it has ended."""
+        """It is about to train, or does, and stands still; or it has ended."""
         if self._look() or self.moments:
             return True
         if any(event.kind == "start" for event in read_events(self._out / EVENTS_FILE)):
-            self.moments.append(Moment(0, 0.0, self._lab.used_s()))
-            self._hold()
+            self._hold()  # it may have done steps before anybody looked
+            done = self._steps.look()
+            self.moments.append(Moment(done, self._steps.elapsed_s, self._lab.used_s()))
         return bool(self.moments)
 
     def run(self, seconds: float, step: int) -> bool:
