@@ -229,6 +229,8 @@ COUNTED = [
     Case("ring", shares=(6,), dp=((1, 1, 1),), layers=((1,) * 6,), microbatch=1,
          schedule="interleaved"),
     Case("zb-v", shares=(7,), dp=((1, 1),), layers=LINE, microbatch=1, schedule="zb-v"),
+    Case("zb-v in eight bits", shares=(7,), dp=((1, 1),), layers=LINE, microbatch=1,
+         schedule="zb-v", precision="fp8-rowwise-fp64"),
     *(case for case in PARITY if case.name in ("pp3-lists-halves", "pp2-lists-v")),
 ]  # fmt: skip
 

@@ -219,9 +219,9 @@ def test_copies_that_do_not_fit_are_refused_with_a_plan_that_does(
     assert run(asked) == 2
     heading, row, _, problem, where = capsys.readouterr().err.splitlines()
     assert heading.split()[:6] == ["pipeline", "stage", "ranks", "GiB", "of", "weights"]
-    assert row.split()[:7] == ["0-7", "0", "1", "x", "H100-SXM5-80GB", "136.8", "79.7"]
+    assert row.split()[:7] == ["0-7", "0", "1", "x", "H100-SXM5-80GB", "136.7", "79.7"]
     assert problem.startswith(
-        "  model.size = 'llama3-8b': expected a run that fits in memory: rank 0 needs 136.8 GiB, "
+        "  model.size = 'llama3-8b': expected a run that fits in memory: rank 0 needs 136.7 GiB, "
         "and H100-SXM5-80GB has 79.7 GiB. With plan=auto it fits: plan.auto chose dp 8 on 8 "
     )
     assert where == "      on the command line"

@@ -148,7 +148,7 @@ class Multiply(torch.autograd.Function):
             rounded = factors.stream(samples, FEATURES, is_gradient=True)
             d_x = _input_grad(factors, rounded, weight, grad.dtype).reshape(ctx.shape)
             left = rounded if is_same else samples
-        right = Scaled(*kept) if is_same else kept[0]
+        right = Scaled(*kept) if is_same else kept[0].detach()  # no history, as other layers
         weight_grad = partial(_weight_grad, factors, left, right, grad.dtype)
         bias_grad = partial(torch.sum, grad.flatten(0, -2), 0)
         d_weight = now_or_later(ctx.work, ctx.weight, weight_grad if needs_weight else None)
