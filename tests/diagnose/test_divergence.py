@@ -140,8 +140,8 @@ def stale_weight(built: Built, rank: int) -> None:
 
     update = built.engine.update
 
-    def update_and_keep(factor: Tensor) -> None:
-        update(factor)
+    def update_and_keep(factor: Tensor, weight: Tensor) -> None:
+        update(factor, weight)
         keep()
 
     built.engine.update = update_and_keep  # type: ignore[method-assign]
