@@ -5,12 +5,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from weft.elastic.pool import ANSWER_S, Job, WorkerPool
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so; commands under test must hear Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("patient", deadline=None)  # a busy machine is slower, not wrong
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session", autouse=True)

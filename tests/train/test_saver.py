@@ -29,7 +29,7 @@ def alone(root: Path, *overrides: str, to: RemotePath | None = None) -> Saver:
         config=load_config("debug", overrides).config,
         comm=Comm(timeout_s=0.1),
         is_main=True,
-        built=SimpleNamespace(gradients=SimpleNamespace(mains=[], frozen=[])),
+        built=SimpleNamespace(gradients=SimpleNamespace(mains=[], frozen=[]), meeting=None),
         lease=Lease(),
         events=EventLog(root),
         abort=Abort(),
