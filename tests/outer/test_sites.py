@@ -1,6 +1,8 @@
 """Sites that train for themselves and meet: exact where theory says so, under any plan of each."""
 
-from collections.abc import Mapping
+import os
+import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from weft.checkpoint.reader import open_checkpoint
+from weft.comm.abort import Abort
 from weft.comm.address import RankAddress
 from weft.comm.join import join
 from weft.config.sections import (
@@ -24,13 +27,16 @@ from weft.config.sections import (
     TrainConfig,
 )
 from weft.data.synthetic import SyntheticDataset
+from weft.elastic.failure import Failure, RanksFailedError
 from weft.elastic.pool import WorkerPool
+from weft.elastic.processes import run_ranks
 from weft.models.llama.sizes import SIZES
 from weft.outer.meeting import NAME
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.platform.cpu import CpuPlatform
 from weft.train.assemble import fill, initial
+from weft.train.engine import Engine
 from weft.train.family import assemble_model
 from weft.train.loop import Run, StepRecord, train
 from weft.train.saving import restore, save
@@ -55,6 +61,7 @@ class Part:
     root: Path | None = None
     start: Path | None = None
     """What it goes on from."""
+    log_every: int = 1
 
 
 def pipeline(
@@ -96,7 +103,7 @@ def run_part(address: RankAddress, part: Part) -> dict[str, Any]:
             data=DataConfig(path="none", seq_len=16),
             batch=BatchConfig(samples=6, micro=1),
             optim=part.optim,
-            train=TrainConfig(steps=LAST, log_every=1),
+            train=TrainConfig(steps=LAST, log_every=part.log_every),
             checkpoint=CheckpointConfig(keep=1),
         ),
         plan=plan,
@@ -213,3 +220,30 @@ def test_others_go_on_with_what_sites_left(pool: WorkerPool, tmp_path: Path) -> 
     for plan, sites in ((ONE, None), (three, ROUNDS)):
         same = trained(pool, Part(plan, sites, first=4, last=4, start=tmp_path))
         assert all(np.array_equal(site[name], met[name]) for site in same.sites for name in met)
+
+
+def is_killed(address: RankAddress, part: Part, *, abort: Abort | None = None) -> None:
+    """Rank 1, before a step that ends with a meeting: nothing else is said between sites."""
+    step, done = Engine.step, list[int]()
+
+    def counted(engine: Engine, *args: Any, **more: Any) -> Any:
+        done.append(1)
+        if address.rank == 1 and len(done) == ROUNDS.every:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(engine, *args, **more)
+
+    Engine.step = counted  # type: ignore[method-assign]
+    run_part(address, part)
+
+
+def test_a_site_lost_in_a_meeting_is_a_loss(tmp_path: Path) -> None:
+    """Which a job recovers from, and no error of the site that waits."""
+    asked: list[Sequence[Failure]] = []
+    sites = ROUNDS.model_copy(update={"fragments": 1, "delay": 0})
+    part = Part(TWO, sites, log_every=50)
+    with pytest.raises(RanksFailedError):
+        run_ranks(is_killed, (part,), 2, folder=tmp_path, recover=asked.append)
+    causes = {failure.rank: failure.cause for failure in asked[0]}
+    assert causes == {0: "peer", 1: "signal"}
+    waited = next(failure for failure in asked[0] if failure.rank == 0)
+    assert f"{NAME} with rank(s) 1 failed" in waited.message

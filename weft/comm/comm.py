@@ -342,6 +342,11 @@ class Comm:
             return lambda: nothing
         return partial(self._channel(channel).exchange, parts, rooms, channel.number)
 
+    def trade(self, sent: Parts, received: Parts, *, channel: Channel, name: str) -> Finish:
+        """Start what ``trading`` has. The tensors are free when the result was called."""
+        begin = self.trading(sent, received, channel=channel, name=name)
+        return self._between("trade", name, (*sent, *received), begin)
+
     def gathering(self, flat: Tensor, *, name: str, group: tuple[int, ...]) -> Callable[[], Finish]:
         """What starts ``all_gather`` over communicators for that alone; counted now."""
         size = len(group)
@@ -574,26 +579,14 @@ class Comm:
 
     def _recorded(self, call: Call, begin: Callable[[], Finish]) -> Finish:
         with span(f"{CALL}{call.name}"):
-            wait = self._named(call, begin)
+            wait = self.recorder.named(call, begin)
         return self._awaited(call, wait)
 
     def _awaited(self, call: Call, wait: Finish) -> Finish:
         def finish() -> None:
             self.recorder.wait(call)
             with span(f"{WAIT}{call.name}"):
-                self._named(call, wait)
+                self.recorder.named(call, wait)
             self.recorder.end(call)
 
         return finish
-
-    def _named(self, call: Call, part: Callable[[], T]) -> T:
-        """Run one part of a collective, and say in an error which one it was and with whom."""
-        try:
-            return part()
-        except RuntimeError as error:
-            self.recorder.wait(call)
-            self.recorder.write()
-            peers = ", ".join(str(r) for r in call.ranks if r != self.rank)
-            text = str(error).splitlines()[0]
-            message = f"rank {self.rank}: {call.name} with rank(s) {peers} failed: {text}"
-            raise CommError(message) from error

@@ -6,16 +6,19 @@ import json
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-Kind = Literal["group", "gather", "send", "receive"]
+from weft.comm.errors import CommError
+
+Kind = Literal["group", "gather", "send", "receive", "trade"]
 COLLECTIVE: tuple[Kind, ...] = ("group", "gather")
 """All ranks of the call take part in the same way. Gathers have communicators of their own."""
 KEPT_CALLS = 256
 """A few steps of a deep pipeline."""
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -25,7 +28,7 @@ class Call:
     name: str
     kind: Kind
     ranks: tuple[int, ...]
-    """All who take part; for a send or a receive the other ends."""
+    """All who take part; for a send, a receive or a trade the other ends."""
     number: int
     """Which call of these ranks it is, from 1: the same on every rank of a group."""
     bytes: int
@@ -72,6 +75,18 @@ class FlightRecorder:
         self._waits_in = None
         if call.waiting_since is not None and threading.get_ident() == self._thread:
             self.waited_s += max(call.ended - call.waiting_since, 0.0)
+
+    def named(self, call: Call, part: Callable[[], T]) -> T:
+        """Run one part of a call, and say in an error which one it was and with whom."""
+        try:
+            return part()
+        except RuntimeError as error:
+            self.wait(call)
+            self.write()
+            peers = ", ".join(str(r) for r in call.ranks if r != self._rank)
+            text = str(error).splitlines()[0]
+            message = f"rank {self._rank}: {call.name} with rank(s) {peers} failed: {text}"
+            raise CommError(message) from error
 
     def keep_in(self, folder: Path, *, patience_s: float) -> None:
         """From now on write the last calls to a file there when something goes wrong.

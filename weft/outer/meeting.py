@@ -211,7 +211,7 @@ class Meeting:
             (src, torch.empty(size_of(wire, parts), dtype=torch.uint8, device=weight.device))
             for src, parts in fragment.receives.items()
         ]
-        finish = self._comm.trading(sent, came, channel=self._channel, name=NAME)()
+        finish = self._comm.trade(sent, came, channel=self._channel, name=NAME)
         fragment.under_way = _UnderWay(finish, own, weight, sent, came)
 
     def _scales(self, fragment: _Fragment, deltas: Sequence[Tensor]) -> list[Tensor | None]:
