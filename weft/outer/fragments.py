@@ -7,7 +7,7 @@ distances within every round of steps, so that a slow link always has one to car
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.plan.model import ParamSpec, UnitName
@@ -45,7 +45,3 @@ class Rounds:
     def lands(self, step: int) -> list[int]:
         """Fragments that become one after this step."""
         return self.begins(step - self.delay)
-
-    def under_way(self, step: int) -> Iterable[int]:
-        """Fragments that have left and not landed when this step has ended."""
-        return (n for begun in range(step - self.delay + 1, step + 1) for n in self.begins(begun))

@@ -9,7 +9,7 @@ meets. Owners keep what is kept, so that it is divided as the optimizer's state 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -160,16 +160,13 @@ class Meeting:
         """Of all parameters that this rank owns."""
         return (met for fragment in self._fragments for met in fragment.mets)
 
-    def leaving(self) -> Iterator[ParamSpec]:
-        """Every parameter of the model whose outer gradient is under way."""
-        for number in self._rounds.under_way(self.step):
-            yield from self._fragments[number].specs
-
     @torch.no_grad()
-    def set_out_again(self) -> None:
-        """Send what was under way: ``sent`` and ``weights`` are what they were. Collective."""
-        for number in self._rounds.under_way(self.step):
-            self._send(number)
+    def set_out_again(self, names: Collection[str]) -> None:
+        """Send what was under way, of parameters of these names: ``sent`` and ``weights`` are what
+        they were. Collective."""
+        for number, fragment in enumerate(self._fragments):
+            if any(spec.name in names for spec in fragment.specs):
+                self._send(number)
 
     @torch.no_grad()
     def after_update(self, weight: Tensor) -> None:
@@ -184,9 +181,10 @@ class Meeting:
             for met in self._fragments[number].mets:
                 met.sent = met.main.value.detach().clone() if self.asked.delay else None
             self._send(number)
-        landed = self._rounds.lands(self.step)
-        for number in landed:
-            self._land(self._fragments[number])
+        ends = [self._fragments[number] for number in self._rounds.lands(self.step)]
+        landed = [fragment for fragment in ends if fragment.under_way is not None]
+        for fragment in landed:  # who began anew has none of what left before
+            self._land(fragment)
         if landed:
             self._gradients.publish()
 

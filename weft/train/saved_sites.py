@@ -65,7 +65,7 @@ def met_shards(meeting: Meeting) -> list[Shard]:
 def state_of_sites(meeting: Meeting, weights: Sequence[JSON]) -> dict[str, JSON]:
     """What a checkpoint says of sites besides tensors; ``weights``: of each rank."""
     return {
-        "asked": meeting.asked.model_dump(mode="json"),
+        "asked": _asked(meeting),
         "weights": [weights[site[0]] for site in meeting.sites],
     }
 
@@ -104,14 +104,19 @@ def restore_meeting(meeting: Meeting, checkpoint: Checkpoint) -> None:
         if met.momentum is not None and has_momentum:
             checkpoint.read_into(met.momentum, name, MOMENTUM, box)
     weights, said = _saved(checkpoint, meeting), checkpoint.state.get("sites")
-    alike = isinstance(said, dict) and said.get("asked") == meeting.asked.model_dump(mode="json")
+    alike = isinstance(said, dict) and said.get("asked") == _asked(meeting)
     if weights is None or not alike:
         return
     meeting.weights.copy_(torch.tensor(weights[meeting.number], dtype=torch.float64))
-    leaving = {spec.name for spec in meeting.leaving()}
     kind = f"site{meeting.number}.sent"
+    left = frozenset(checkpoint.names(kind))
     for met in meeting.kept():
-        if met.main.spec.name in leaving:
+        if met.main.spec.name in left:
             met.sent = torch.empty_like(met.value)
             checkpoint.read_into(met.sent, met.main.spec.name, kind, met.main.box)
-    meeting.set_out_again()
+    meeting.set_out_again(left)
+
+
+def _asked(meeting: Meeting) -> JSON:
+    """How sites meet, whichever pipelines they are."""
+    return meeting.asked.model_dump(mode="json", exclude={"pipelines"})
