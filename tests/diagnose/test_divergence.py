@@ -32,7 +32,7 @@ CASES = {case.name: case for case in PARITY}
 LAYER = 2
 
 EQUAL = (
-    "ragged-microbatch",
+    "cut",
     "pipelines-3-1-2",
     "gpt2-dropout",
     "recompute",

@@ -475,11 +475,12 @@ EIGHT_BITS = [
 ]  # fmt: skip
 
 CUT = [
-    Case("cut", shares=(6,), dp=((1, 1),), layers=((1.5, 2.5),), recompute="core+attention:2"),
+    Case("cut", shares=(6,), dp=((1, 1),), layers=((1.5, 2.5),),
+         recompute="activation+attention:2"),
     Case("cut-tp2-tied-recompute", shares=(6,), dp=((1, 1),), tp=((2, 2),), layers=((2.5, 1.5),),
          tied=True, recompute="full", pieces=2),
     Case("cut-feed-forward-alone-gpt2", shares=(6,), dp=((1, 1, 1),), layers=((1.5, 0.5, 2),),
-         schedule="zb-h1", family="gpt2", dropout=0.2),
+         schedule="zb-h1", family="gpt2", dropout=0.2, recompute="core"),
     Case("cut-zb-v-both-parts-on-one-rank", shares=(6,), dp=((1, 1),), layers=((1, 0.5, 1.5, 1),),
          schedule="zb-v", tied=True, microbatch=1),
     Case("cut-interleaved-zero3", shares=(6,), dp=((2, 2),), layers=((0.5, 1.5, 1, 1),),

@@ -93,8 +93,8 @@ def test_a_rehearsal_with_fewer_layers_keeps_the_cut() -> None:
         (
             of_layers((1.25, 4)),
             FAMILY.parts,
-            "pipelines[0].stages[0].layers = [0, 1.25]: expected numbers of layers, with a half "
-            "where a layer is cut.",
+            "pipelines[0].stages[0].layers = [0, 1.25]: expected layers from 0 to 4, with a "
+            "half where one is cut.",
         ),
         (
             of_layers((1.5, 3.5)),
@@ -109,6 +109,13 @@ def test_refusals(plan: Plan, parts: tuple[str, str] | None, message: str) -> No
     with pytest.raises(ConfigError) as caught:
         validate_plan(plan, num_layers=4, global_batch=2, parts=parts)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("written", ["1e30", "-0.5", "null", '"2"', "true", "NaN"])
+def test_a_file_may_say_anything_of_layers(written: str) -> None:
+    plan = Plan.from_json(of_layers((1.5, 4)).to_json().replace("1.5", written))
+    with pytest.raises(ConfigError, match=r"layers = \[0, .*\]: expected layers from 0 to 4, with"):
+        validate_plan(plan, num_layers=4, global_batch=2, parts=FAMILY.parts)
 
 
 def test_neighbours_that_do_not_agree_are_refused() -> None:

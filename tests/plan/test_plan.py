@@ -204,7 +204,7 @@ def differing(pipeline: PipelinePlan, **changes: str) -> PipelinePlan:
         ({"device": None}, "device = null: expected a value of type str."),
         (
             {"layers": (0, 3.4)},
-            "layers = [0, 3.4]: expected numbers of layers, with a half where a layer is cut.",
+            "layers = [0, 3.4]: expected layers from 0 to 4, with a half where one is cut.",
         ),
         ({"mesh": (0,)}, "mesh = [0]: expected a value of type Mesh."),
     ],

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, product
+from itertools import islice, pairwise, product
 from typing import Any, Literal
 
 import numpy as np
@@ -172,7 +172,9 @@ class Recorder:
             assert isinstance(model, Decoder), "only decoders are traced"
             model.register_forward_pre_hook(partial(self._enter, number))
             model.register_forward_hook(self._leave)
-            for name, block in model.layers.items():
+            is_cut = self._rank_plan.pipeline_plan.stages[number].cut[1]
+            whole = len(model.layers) - is_cut  # what a cut one gives is in the middle of a layer
+            for name, block in islice(model.layers.items(), whole):
                 block.register_forward_hook(partial(self._see_output, f"layers.{name}"))
             for name, module in _computing(model):
                 module.register_forward_hook(partial(self._see, name))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
-from weft.plan.borders import Layers, Place, blocks, place
+from weft.plan.borders import Layers, Place, blocks, is_place, place
 from weft.plan.mesh import Mesh
 from weft.plan.model import UnitName
 
@@ -281,10 +281,10 @@ class Plan:
 def _stage(data: dict[str, Any]) -> StagePlan:
     mesh = data.pop("mesh")
     axes = tuple((str(name), int(size)) for name, size in mesh["axes"])
-    layers = (place(data["layers"][0]), place(data["layers"][1]))
+    first, end = (place(each) if is_place(each) else each for each in data["layers"])
     shares = {key: tuple(data.get(key, ())) for key in ("sample_shares", "state_shares")}
     return StagePlan(
-        **{**data, **shares, "mesh": Mesh(tuple(mesh["ranks"]), axes), "layers": layers}
+        **{**data, **shares, "mesh": Mesh(tuple(mesh["ranks"]), axes), "layers": (first, end)}
     )
 
 

@@ -17,7 +17,7 @@ from weft.config.axes import ENTRIES, MODEL_AXES, NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.config.names import names_of
 from weft.models.registry import layout_of
-from weft.plan.borders import Place, is_place
+from weft.plan.borders import Layers, Place, is_place
 from weft.plan.layout import SAMPLES, Dim
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
@@ -41,11 +41,12 @@ def validate_plan(
     Raises:
         ConfigError: the first rule that the plan breaks.
     """
+    _refuse_other("num_layers", plan.num_layers, int)
+    if plan.num_layers != num_layers:
+        raise ConfigError("num_layers", plan.num_layers, f"the model's ({num_layers})")
     _check_values(plan)
     if not plan.pipelines:
         raise ConfigError("pipelines", [], "at least one pipeline")
-    if plan.num_layers != num_layers:
-        raise ConfigError("num_layers", plan.num_layers, f"the model's ({num_layers})")
     _check_ranks(plan)
     for p, pipeline in enumerate(plan.pipelines):
         _check_cuts(f"pipelines[{p}]", pipeline, parts)
@@ -95,7 +96,6 @@ def why_not(spec: ModelSpec, axes: tuple[Axis, ...]) -> str:
 
 def _check_values(plan: Plan) -> None:
     """Every field holds what its type says: a plan may be written by hand or in Python."""
-    _refuse_other("num_layers", plan.num_layers, int)
     for key, sets in (("domains", plan.domains), ("sites", plan.sites)):
         for number, ranks in enumerate(sets):
             for rank in ranks:
@@ -110,9 +110,7 @@ def _check_values(plan: Plan) -> None:
             _refuse_other(f"pipelines[{p}].lists", text, str)
     for p, s, stage in plan.stages():
         where = f"pipelines[{p}].stages[{s}]"
-        if not all(map(is_place, stage.layers)):
-            expected = "numbers of layers, with a half where a layer is cut"
-            raise ConfigError(f"{where}.layers", [*stage.layers], expected)
+        _refuse_outside(f"{where}.layers", stage.layers, plan.num_layers)
         _refuse_other(f"{where}.mesh", stage.mesh, Mesh)
         _refuse_other(f"{where}.device", stage.device, str)
         _refuse_other(f"{where}.compile", stage.compile, bool)
@@ -130,6 +128,12 @@ def _check_values(plan: Plan) -> None:
 def _refuse_other(key: str, value: object, kind: type) -> None:
     if type(value) is not kind:
         raise ConfigError(key, value, f"a value of type {kind.__name__}")
+
+
+def _refuse_outside(key: str, layers: Layers, num_layers: int) -> None:
+    if not all(is_place(each) and 0 <= each <= num_layers for each in layers):
+        expected = f"layers from 0 to {num_layers}, with a half where one is cut"
+        raise ConfigError(key, [*layers], expected)
 
 
 def _refuse_unnamed(key: str, value: object, names: Sequence[object]) -> None:

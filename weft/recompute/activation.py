@@ -10,6 +10,7 @@ MODE = Mode(
     keeps="what the feed-forward's activation reads",
     drops="what its last product reads",
     part="activation",
+    branch="feed_forward",
     items=frozenset({"hidden"}),
     again={"activation": 1.0, "plain activation": 1.0, "activation and permutation": 1.0},
     forward=0.1,

@@ -11,6 +11,7 @@ MODE = Mode(
     keeps="what enters attention's norm",
     drops="the norm's result, queries, keys, values, scores and attention's result",
     part="attention",
+    branch="attention",
     items=frozenset({"attention read", "heads", "latent", "scores"}),
     again={
         **CORE,

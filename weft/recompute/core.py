@@ -15,6 +15,7 @@ MODE = Mode(
     keeps="queries, keys and values",
     drops="attention's scores, where they are in memory",
     part="core",
+    branch="attention",
     items=frozenset({"scores"}),
     again=CORE,
     forward=0.1,

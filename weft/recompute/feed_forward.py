@@ -11,6 +11,7 @@ MODE = Mode(
     keeps="what enters the feed-forward's norm",
     drops="the norm's result and all that the feed-forward makes of it",
     part="feed_forward",
+    branch="feed_forward",
     items=frozenset({"ff read", "gates", "hidden"}),
     again={
         **ACTIVATION.again,

@@ -46,6 +46,8 @@ class Mode:
     """Likewise: what backward makes again."""
     part: str = ""
     """What it wraps: a part that blocks name (``weft.nn.stage.Part``); empty: the whole block."""
+    branch: Literal["", "attention", "feed_forward"] = ""
+    """Of a layer, where that part lies; empty: in both. It does nothing to a layer without it."""
     items: frozenset[Item] = frozenset()
     """What it drops."""
     again: Mapping[str, float] = field(default_factory=lambda: NOTHING)

@@ -255,13 +255,16 @@ def _apply(
     """Apply a stage's settings to its blocks, in one fixed order: products in eight bits, defer,
     recompute, compile."""
     blocks = [unit for unit in stage.units.values() if unit.block is not None]
+    lacking = zip(((0, "attention"), (len(blocks) - 1, "feed_forward")), asked.cut, strict=True)
+    absent = [where for where, is_cut in lacking if is_cut]
     for number, unit in enumerate(blocks):
         if eight is not None and unit.block is not None:
             unit.replace(eight.apply(unit.block))
         if work is not None and unit.may_defer and unit.block is not None:
             unit.replace(defer_linears(unit.block, work))
-        for mode in modes_of_layer(asked.recompute, number):
-            recompute(unit, MODES[mode])
+        for mode in map(MODES.__getitem__, modes_of_layer(asked.recompute, number)):
+            if (number, mode.branch) not in absent:
+                recompute(unit, mode)
         if asked.compile:
             unit.compile()
 
