@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from optim.toy_rules import SignConfig
 
 from weft.checkpoint.reader import open_checkpoint
 from weft.comm.abort import Abort
@@ -26,6 +27,7 @@ from weft.config.sections import (
     SitesConfig,
     TrainConfig,
 )
+from weft.data.batch import Batch
 from weft.data.synthetic import SyntheticDataset
 from weft.elastic.failure import Failure, RanksFailedError
 from weft.elastic.pool import WorkerPool
@@ -62,6 +64,8 @@ class Part:
     start: Path | None = None
     """What it goes on from."""
     log_every: int = 1
+    weightless: tuple[int, ...] = ()
+    """Steps in which samples of the second site weigh nothing."""
 
 
 def pipeline(
@@ -98,6 +102,12 @@ def run_part(address: RankAddress, part: Part) -> dict[str, Any]:
             built.meeting.start(0)
     data = SyntheticDataset(vocab_size=SPEC.vocab_size, seq_len=16, seed=3)
     mine = [i for part in plan.rank_plan(address.rank).microbatches() for i in part]
+
+    def batch(step: int) -> Batch:
+        made = data.batch([step * 6 + i for i in mine])
+        made.weights[:] *= not (step in part.weightless and address.rank in plan.sites[1])
+        return made
+
     run = Run(
         config=Config(
             data=DataConfig(path="none", seq_len=16),
@@ -111,7 +121,7 @@ def run_part(address: RankAddress, part: Part) -> dict[str, Any]:
         comm=comm,
         platform=CpuPlatform(),
         built=built,
-        batches=(data.batch([step * 6 + i for i in mine]) for step in range(part.first, 99)),
+        batches=map(batch, range(part.first, 99)),
         first_step=part.first,
         last_step=part.last,
     )
@@ -202,13 +212,19 @@ def test_numbers_do_not_depend_on_the_plan_of_a_site(pool: WorkerPool, wire: Any
     assert farthest(*alone.sites) > 1e-4, "sites differ between meetings"
 
 
-def test_a_job_goes_on_bit_for_bit_between_meetings(pool: WorkerPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("optim", "weightless"), [(ADAM, ()), (ADAM, (1,)), (SignConfig(lr=0.01), (0, 1, 2, 3))]
+)
+def test_a_job_goes_on_bit_for_bit_between_meetings(
+    pool: WorkerPool, tmp_path: Path, optim: OptimConfig, weightless: tuple[int, ...]
+) -> None:
     """Left after step 4, when outer gradients of both fragments are under way; which pipelines
-    are a site may be said otherwise."""
-    whole = trained(pool, Part(TWO, ROUNDS))
+    are a site may be said otherwise. A site without weight makes no update: its count is its own,
+    and before its first it may have no state."""
+    whole = trained(pool, Part(TWO, ROUNDS, optim, weightless=weightless))
     said = ROUNDS.model_copy(update={"pipelines": ((0,), (1,))})
-    left = trained(pool, Part(TWO, said, last=4, root=tmp_path))
-    found = trained(pool, Part(TWO, ROUNDS, first=4, start=tmp_path))
+    left = trained(pool, Part(TWO, said, optim, last=4, root=tmp_path, weightless=weightless))
+    found = trained(pool, Part(TWO, ROUNDS, optim, first=4, start=tmp_path))
     assert_same(whole, left, found)
 
 

@@ -10,6 +10,7 @@ met, with the first site's state. An outer gradient under way is what follows fr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,8 +34,12 @@ def kinds_here(built: Built) -> Kinds:
 
 def kinds_in(checkpoint: Checkpoint, built: Built) -> Kinds:
     """Those that this rank's site goes on with."""
-    same = built.meeting is not None and _saved(checkpoint, built.meeting) is not None
-    return kinds_here(built) if same else _plainly
+    return _plainly if _own(checkpoint, built.meeting) is None else kinds_here(built)
+
+
+def said_in(checkpoint: Checkpoint, built: Built) -> dict[str, JSON]:
+    """What a checkpoint says besides tensors, to this rank's site where sites differ."""
+    return {**checkpoint.state, **(_own(checkpoint, built.meeting) or {})}
 
 
 def _plainly(kind: str) -> str:
@@ -62,19 +67,33 @@ def met_shards(meeting: Meeting) -> list[Shard]:
     return found
 
 
-def state_of_sites(meeting: Meeting, weights: Sequence[JSON]) -> dict[str, JSON]:
-    """What a checkpoint says of sites besides tensors; ``weights``: of each rank."""
-    return {
-        "asked": _asked(meeting),
-        "weights": [weights[site[0]] for site in meeting.sites],
-    }
+def own_state(built: Built) -> dict[str, JSON]:
+    """What may differ from site to site besides tensors, as this rank knows it."""
+    scale = built.engine.loss_scale
+    own: dict[str, JSON] = {"updates": built.optimizer.num_updates}
+    if built.meeting is not None:
+        own["weights"] = built.meeting.weights.tolist()
+    if scale is not None:
+        own["loss_scale"] = dict(scale.state())
+    return own
+
+
+def state_of_sites(meeting: Meeting | None, own: Sequence[dict[str, Any]]) -> dict[str, JSON]:
+    """What a checkpoint says of ``own_state`` of all ranks: of the first site for all who go on
+    from where sites last met, and of each site. Ranks that keep no parameter do no update."""
+    sites = [range(len(own))] if meeting is None else meeting.sites
+    each = [own[site[0]] | {"updates": max(own[r]["updates"] for r in site)} for site in sites]
+    if meeting is None:
+        return each[0]
+    first = {key: value for key, value in each[0].items() if key != "weights"}
+    return first | {"sites": {"asked": _asked(meeting), "each": each}}
 
 
 def notes_of_sites(checkpoint: Checkpoint, plan: Plan) -> list[str]:
     """What is worth knowing where as many sites did not leave a checkpoint as go on with it."""
     said = checkpoint.state.get("sites")
-    weights = said.get("weights") if isinstance(said, dict) else None
-    before, now = len(weights) if isinstance(weights, list) else 1, max(1, len(plan.sites))
+    each = said.get("each") if isinstance(said, dict) else None
+    before, now = len(each) if isinstance(each, list) else 1, max(1, len(plan.sites))
     if before in (1, now):
         return []
     words = f"{now} sites go on" if now > 1 else "training goes on"
@@ -82,12 +101,15 @@ def notes_of_sites(checkpoint: Checkpoint, plan: Plan) -> list[str]:
     return [f"{where}, with the optimizer's state of the first"]
 
 
-def _saved(checkpoint: Checkpoint, meeting: Meeting) -> list[JSON] | None:
-    """The weights of each site, if there are as many as now."""
+def _own(checkpoint: Checkpoint, meeting: Meeting | None) -> dict[str, Any] | None:
+    """What a checkpoint says of this rank's site alone, if there were as many as now."""
     said = checkpoint.state.get("sites")
-    weights = said.get("weights") if isinstance(said, dict) else None
-    same = isinstance(weights, list) and len(weights) == len(meeting.sites)
-    return weights if same else None
+    each = said.get("each") if isinstance(said, dict) else None
+    if meeting is None or not isinstance(each, list) or len(each) != len(meeting.sites):
+        return None
+    own = each[meeting.number]
+    assert isinstance(own, dict), f"sites.each = {each!r} in {checkpoint.folder}"
+    return own
 
 
 @torch.no_grad()
@@ -103,11 +125,11 @@ def restore_meeting(meeting: Meeting, checkpoint: Checkpoint) -> None:
         checkpoint.read_into(met.value, name, "param", box)
         if met.momentum is not None and has_momentum:
             checkpoint.read_into(met.momentum, name, MOMENTUM, box)
-    weights, said = _saved(checkpoint, meeting), checkpoint.state.get("sites")
+    own, said = _own(checkpoint, meeting), checkpoint.state.get("sites")
     alike = isinstance(said, dict) and said.get("asked") == _asked(meeting)
-    if weights is None or not alike:
+    if own is None or not alike:
         return
-    meeting.weights.copy_(torch.tensor(weights[meeting.number], dtype=torch.float64))
+    meeting.weights.copy_(torch.tensor(own["weights"], dtype=torch.float64))
     kind = f"site{meeting.number}.sent"
     left = frozenset(checkpoint.names(kind))
     for met in meeting.kept():

@@ -37,7 +37,9 @@ from weft.train.saved_sites import (
     kinds_here,
     kinds_in,
     met_shards,
+    own_state,
     restore_meeting,
+    said_in,
     state_of_sites,
 )
 
@@ -133,26 +135,19 @@ def state_of(
     """
     takes_all = not run.config.train.stop_after_non_finite
 
-    def facts() -> tuple[int, bool, list[list[float]] | None]:
-        """The updates that this rank has done, none where it keeps no parameter; whether it holds
-        numbers; and where there are sites the weights of its own."""
+    def facts() -> tuple[bool, dict[str, JSON]]:
+        """Whether this rank holds numbers; and what is of its site."""
         if run.built.executor.buffers.names:
             names = ", ".join(run.built.executor.buffers.names)
             raise CheckpointError(f"cannot hold buffers that change in training: {names}")
         is_finite = _is_finite(shards)
         if not (takes_all or is_finite):
             raise CheckpointError("parameters or the optimizer's state are not finite")
-        meeting = run.built.meeting
-        weights = None if meeting is None else meeting.weights.tolist()
-        return run.built.optimizer.num_updates, is_finite, weights
+        return is_finite, own_state(run.built)
 
-    all_updates, all_finite, all_weights = zip(*together(run.comm, facts), strict=True)
-    state = _state(run, step, max(all_updates), fingerprint)
+    all_finite, all_own = zip(*together(run.comm, facts), strict=True)
+    state = _state(run, step, fingerprint) | state_of_sites(run.built.meeting, all_own)
     state["finite"] = finite and all(all_finite)
-    if run.built.meeting is not None:
-        state["sites"] = state_of_sites(run.built.meeting, all_weights)
-    if run.built.engine.loss_scale is not None:
-        state["loss_scale"] = dict(run.built.engine.loss_scale.state())
     return state
 
 
@@ -203,11 +198,10 @@ def _is_finite(shards: Sequence[Shard]) -> bool:
     return all(bool(torch.stack(each).all()) for each in by_device.values())  # few reads wait
 
 
-def _state(run: Run, step: int, updates: int, fingerprint: str) -> dict[str, JSON]:
+def _state(run: Run, step: int, fingerprint: str) -> dict[str, JSON]:
     return {
         "step": step,
         "samples": step * run.plan.global_batch,
-        "updates": updates,
         "seed": run.config.seed,
         "data": fingerprint,
         "model": asdict(run.spec),
@@ -224,7 +218,8 @@ def restore(built: Built, checkpoint: Checkpoint) -> None:
         CheckpointError: something is missing, or is of another shape. Only a checkpoint without
             updates (an imported model, say) may lack the optimizer's state: it starts at zero.
     """
-    updates = checkpoint.state.get("updates", 0)
+    said = said_in(checkpoint, built)
+    updates = said.get("updates", 0)
     assert isinstance(updates, int), f"updates = {updates!r} in {checkpoint.folder}"
     kinds = kinds_in(checkpoint, built)
     shapes = {kinds(kind): of_kind for kind, of_kind in _shapes(built).items()}
@@ -243,7 +238,7 @@ def restore(built: Built, checkpoint: Checkpoint) -> None:
     fill(built.gradients, param)
     if built.meeting is not None:
         restore_meeting(built.meeting, checkpoint)
-    scale = checkpoint.state.get("loss_scale")
+    scale = said.get("loss_scale")
     if built.engine.loss_scale is not None and isinstance(scale, dict):
         built.engine.loss_scale.restore(**_numbers(scale, checkpoint.folder))
     if missing:
