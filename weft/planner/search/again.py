@@ -16,8 +16,6 @@ from weft.recompute.registry import MODES
 
 MODES_APART: tuple[Recompute, ...] = ("activation", "feed_forward", "attention+feed_forward")
 """What is searched beside nothing and whole layers, where some plan does not fit."""
-BEST_FEW = 3
-"""Plans for which it is tried."""
 ALL = "full"
 """The mode that keeps least."""
 Where = tuple[int, int]
@@ -27,15 +25,11 @@ Layers = Mapping[Where, int]
 
 
 def with_least_recompute(candidates: Sequence[Candidate], problem: Problem) -> list[Candidate]:
-    """The candidates, fastest first; where the best few recompute, with the modes and in the layers
-    that take least time among those for which their chips have room."""
+    """The candidates; those that recompute do so with the modes and in the layers that take least
+    time among those for which their chips have room."""
     if not problem.options.mixed_recompute:
         return list(candidates)
-    found = [
-        _lighter(candidate, problem.on(candidate.cluster)) if number < BEST_FEW else candidate
-        for number, candidate in enumerate(candidates)
-    ]
-    return sorted(found, key=lambda candidate: candidate.time.step_s)
+    return [_lighter(candidate, problem.on(candidate.cluster)) for candidate in candidates]
 
 
 def _lighter(candidate: Candidate, problem: Problem) -> Candidate:

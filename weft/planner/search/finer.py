@@ -20,8 +20,6 @@ from weft.planner.problem import Problem
 from weft.planner.search.domains import have_room
 from weft.planner.search.found import Candidate
 
-BEST_FEW = 3
-"""Plans for which it is tried."""
 ENOUGH = 0.005
 """Part of a step that it has to save; less no prediction can tell."""
 MOST_STAGES = 32
@@ -34,16 +32,12 @@ equally slow ones each counts."""
 
 
 def with_finer_borders(candidates: Sequence[Candidate], problem: Problem) -> list[Candidate]:
-    """The candidates, fastest first; the best few with borders inside layers where that saves
-    time and their chips have room."""
+    """The candidates, with borders inside layers where that saves time and their chips have
+    room."""
     parts = FAMILIES[problem.workload.spec.family].parts
     if not problem.options.cuts_layers or parts is None:
         return list(candidates)
-    found = [
-        _refined(candidate, problem.on(candidate.cluster)) if number < BEST_FEW else candidate
-        for number, candidate in enumerate(candidates)
-    ]
-    return sorted(found, key=lambda candidate: candidate.time.step_s)
+    return [_refined(candidate, problem.on(candidate.cluster)) for candidate in candidates]
 
 
 def _refined(candidate: Candidate, problem: Problem) -> Candidate:

@@ -1,4 +1,4 @@
-"""Orders made for the best plans that a search found: more microbatches in flight, or lists."""
+"""Orders made for plans that a search found: more microbatches in flight, or lists."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from weft.planner.search.found import Candidate
 from weft.schedules.known import Pattern, held_at_peak
 from weft.simulate.made.make import Making, make
 
-BEST_FEW = 3
-"""Plans for which it is tried."""
 ENOUGH = 0.02
 """Part of a step that another order has to save: less no prediction can tell, and a backward in
 halves costs something that none has."""
@@ -21,15 +19,10 @@ BUDGET = 4_000
 
 
 def with_made_orders(candidates: Sequence[Candidate], problem: Problem) -> list[Candidate]:
-    """The candidates, fastest first; the best few with the order that saves most time in the room
-    that their chips have."""
+    """The candidates, with the order that saves most time in the room that their chips have."""
     if not problem.options.in_flight:
         return list(candidates)
-    found = [
-        _ordered(candidate, problem.on(candidate.cluster)) if number < BEST_FEW else candidate
-        for number, candidate in enumerate(candidates)
-    ]
-    return sorted(found, key=lambda candidate: candidate.time.step_s)
+    return [_ordered(candidate, problem.on(candidate.cluster)) for candidate in candidates]
 
 
 def _ordered(candidate: Candidate, problem: Problem) -> Candidate:

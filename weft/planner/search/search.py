@@ -16,15 +16,14 @@ from weft.planner.naming import name_of
 from weft.planner.problem import Options, Problem
 from weft.planner.renumber import ordered
 from weft.planner.runnable import why_never_run
-from weft.planner.search.again import MODES_APART, with_least_recompute
+from weft.planner.search.again import MODES_APART
 from weft.planner.search.choice import Apart, Line, Timed, inner_of, plan_of, used_cluster
 from weft.planner.search.costs import Costs
 from weft.planner.search.domains import searches_domains, with_best_domains
-from weft.planner.search.finer import with_finer_borders
 from weft.planner.search.found import Candidate, Found, NoPlan, Pruned
 from weft.planner.search.group import Group, Kept, Ledger
 from weft.planner.search.no_plan import leanest, no_plan
-from weft.planner.search.orders import with_made_orders
+from weft.planner.search.refined import refined
 
 ALONE = 32
 """Times as much effort where all chips are alike: there is no other combination to look at."""
@@ -51,18 +50,18 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
     begin, options = perf_counter(), problem.options
     run = SearchRun(problem)
     run.look_everywhere(progress)
-    if options.mixed_recompute and "memory" in run.ledger.pruned.reasons and run.distinct():
+    lists = [found := run.distinct()]
+    if found and options.mixed_recompute and "memory" in run.ledger.pruned.reasons:
         run.look_again(replace(options, recompute=(*options.recompute, *MODES_APART)))
-    found = run.distinct()
+        lists.append(run.distinct())
     if not found:
         if not fits(problem):
             raise _not_run(run) or no_plan(any_fit, problem)
         # Something fits, and the effort ended before it was looked at.
         more = replace(options, effort=LONGER * options.effort)
         return search(replace(problem, options=more), progress=progress)
-    candidates = with_best_domains([run.candidate(lines) for lines in found], problem)
-    candidates = with_least_recompute(with_finer_borders(candidates, problem), problem)
-    candidates = with_made_orders(candidates, problem)
+    every = [with_best_domains(list(map(run.candidate, found)), problem) for found in lists]
+    candidates = refined(every, problem)
     return Found(
         best=candidates[0],
         others=tuple(candidates[1:]),

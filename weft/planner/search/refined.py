@@ -1,0 +1,62 @@
+"""The best few plans of a search, each as fast as what it leaves open lets it be.
+
+Borders inside layers, what is computed again and more microbatches in flight all want the same
+memory. So each is tried alone and with the others, and what is fastest in the end is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from weft.planner.problem import Problem
+from weft.planner.search.again import with_least_recompute
+from weft.planner.search.finer import with_finer_borders
+from weft.planner.search.found import Candidate
+from weft.planner.search.orders import with_made_orders
+
+BEST_FEW = 3
+"""Plans of each list for which it is tried."""
+
+
+def refined(lists: Iterable[Sequence[Candidate]], problem: Problem) -> list[Candidate]:
+    """Of all lists together, each plan once, the fastest first."""
+    every = [candidate for found in lists for candidate in found]
+    best: dict[object, Candidate] = {}
+    for candidate in sorted([*every, *_variants(lists, problem)], key=_step_s):
+        best.setdefault(_likeness(candidate), candidate)
+    most = max(map(len, lists), default=0)
+    return list(best.values())[:most]
+
+
+def _variants(lists: Iterable[Sequence[Candidate]], problem: Problem) -> Iterator[Candidate]:
+    """Of the best few, with an order made for each that could be the fastest of all."""
+    few = [candidate for found in lists for candidate in found[:BEST_FEW]]
+    cut = with_finer_borders(few, problem)
+    lighter = with_least_recompute([*few, *cut], problem)
+    seen, least = list[object](), float("inf")
+    for candidate in sorted([*few, *cut, *lighter], key=_step_s):
+        if candidate.plan not in seen and _floor_s(candidate, problem) < least:
+            seen.append(candidate.plan)
+            (made,) = with_made_orders([candidate], problem)
+            least = min(least, made.time.step_s)
+            yield made
+
+
+def _floor_s(candidate: Candidate, problem: Problem) -> float:
+    """A step takes at least as long as its busiest mesh computes, in whatever order."""
+    plan = candidate.plan
+    times = problem.on(candidate.cluster).times(plan)
+    return candidate.time.stretch * max(
+        sum(stages[number].whole_s for number in numbers) * pipeline.samples / pipeline.microbatch
+        for pipeline, (stages, _) in zip(plan.pipelines, times, strict=True)
+        for numbers in pipeline.positions()
+    )
+
+
+def _likeness(candidate: Candidate) -> object:
+    """Equal for plans that a person would call the same."""
+    return candidate.name, tuple(pipeline.schedule for pipeline in candidate.plan.pipelines)
+
+
+def _step_s(candidate: Candidate) -> float:
+    return candidate.time.step_s
