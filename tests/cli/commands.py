@@ -72,21 +72,24 @@ class Command:
 
     def rank(self, number: int) -> int:
         """Process id of a rank above 0, which prints to a log of its own."""
-        log = str((self.out / f"logs/rank{number}.log").resolve())
-        found = [pid for pid in self.alive() if stdout(pid) == log]
-        first = [pid for pid in found if parent(pid) not in found]  # not what it just started
+        first = self._of_rank(number)
         assert first, f"there is no rank {number}"
         return first[0]
+
+    def _of_rank(self, number: int) -> list[int]:
+        log = str((self.out / f"logs/rank{number}.log").resolve())
+        found = [pid for pid in self.alive() if stdout(pid) == log]
+        return [pid for pid in found if parent(pid) not in found]  # not what it just started
 
     def ranks(self) -> dict[int, int]:
         """Process ids of both ranks."""
         found: dict[int, int] = {}
 
         def are_both_there() -> bool:
-            other = self.rank(1)
-            served = {pid for pid in self.alive() if parent(pid) == parent(other)} - {other}
-            if len(served) == 1:
-                found.update({0: served.pop(), 1: other})
+            for other in self._of_rank(1):
+                served = {pid for pid in self.alive() if parent(pid) == parent(other)} - {other}
+                if len(served) == 1:
+                    found.update({0: served.pop(), 1: other})
             return bool(found)
 
         self.wait_until(are_both_there)

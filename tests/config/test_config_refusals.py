@@ -298,6 +298,13 @@ REFUSALS = [
         overrides=("sites={every: 5}", "sites.fragments=6"),
     ),
     Case(
+        "sites that never meet",
+        "sites.every = 29: expected at most 28: train.steps - sites.delay. Some of the model would "
+        "never meet.\n    on the command line",
+        target="debug",
+        overrides=("sites={every: 29, delay: 2}",),
+    ),
+    Case(
         "a wire that there is not",
         "sites.wire = 'fp8': expected 'fp64', 'fp32', 'bf16' or 'int8'.\n    on the command line",
         target="debug",

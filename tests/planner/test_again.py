@@ -38,6 +38,18 @@ def test_more_ways_are_searched_where_memory_is_short() -> None:
     assert search(short).best.plan == search(replace(short, options=Options())).best.plan
 
 
+def test_what_orders_need_is_left_to_them() -> None:
+    """Behind a slow link more in flight saves more than less recomputed, and wants its memory."""
+    card = replace(catalogue()["RTX4090"], memory_gib=24)
+    pool = ChipPool(chip=card, num_nodes=2, chips_per_node=1, network_gbit_s=1)
+    spec = replace(SIZES["llama2-7b"], num_layers=7)
+    usual = Options(in_flight=True, max_ranks=1, max_pipelines=1, leave_idle=False)
+    workload = Workload(spec=spec, seq_len=16384, samples=16)
+    problem = Problem(workload, ClusterView((pool,)), options=usual)
+    mixed = replace(problem, options=replace(usual, mixed_recompute=True))
+    assert search(mixed).best.time.step_s <= search(problem).best.time.step_s
+
+
 @pytest.mark.parametrize("part", [0.92, 0.75, 0.7])
 def test_no_other_way_that_fits_is_faster(part: float) -> None:
     """Of two stages, each in every way to write it."""

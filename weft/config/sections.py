@@ -496,6 +496,10 @@ class Config(Section):
         if self.sites is not None and self.recovery.alarm == "replan":
             hint = "Numbers would depend on how fast chips happen to be."
             raise ConfigError("recovery.alarm", "replan", "off or warn with sites", hint)
+        if self.sites is not None and self.sites.every + self.sites.delay > self.train.steps:
+            expected = f"at most {self.train.steps - self.sites.delay}: train.steps - sites.delay"
+            hint = "Some of the model would never meet."
+            raise ConfigError("sites.every", self.sites.every, expected, hint)
         return self
 
     @field_validator("name")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor
@@ -51,17 +52,18 @@ def num_rows(size: tuple[int, ...]) -> int:
 
 def by_rows(scales: Tensor, size: tuple[int, ...]) -> Tensor:
     """One scale for each row of a box of this size, to go with its values."""
-    return scales.view(-1, *[1] * (len(size) - 1)) if len(size) > 1 else scales
+    return scales.view(-1 if len(size) > 1 else 1, *[1] * (len(size) - 1)) if size else scales[0]
 
 
 def peaks(values: Tensor) -> Tensor:
-    """``[rows]``: largest size of each row's values, fp32."""
+    """``[rows]``: largest size of each row's values, fp32; infinite where one is no number, which a
+    maximum over ranks may lose. Then none of the row comes out as one."""
     rows = values.reshape(num_rows(tuple(values.shape)), -1)
     if not rows.numel():
         return torch.zeros(len(rows), dtype=torch.float32, device=values.device)
-    return rows.abs().amax(dim=1).float()
+    return rows.abs().amax(dim=1).float().nan_to_num(nan=inf, posinf=inf)
 
 
 def scales_of(largest: Tensor) -> Tensor:
     """Of rows whose values are at most so large; a row of zeros has some scale."""
-    return torch.where(largest > 0, largest / MOST, 1.0)
+    return torch.where(largest == 0, 1.0, largest / MOST)

@@ -308,6 +308,8 @@ def compare(plan: Plan, best: Forecast, problem: Problem) -> Comparison:
         change = smallest_change(plan, problem)
         words = f"does not fit: {needs} of {worst.room_gib:.1f} that may be planned. {change}"
         reason = Reason("memory", words)
+    elif plan == best.plan:
+        reason = Reason("slower", "it is the plan that was found")
     else:
         reason = verdict(plan, problem, best_s=best.step_s)
     return Comparison(

@@ -23,7 +23,7 @@ from weft.config.sections import Config
 from weft.config.tree import COMMAND_LINE
 from weft.cost.work import Training
 from weft.models.registry import FAMILIES, dims_of_model, model_spec, param_specs
-from weft.optim.groups import refuse_idle_groups
+from weft.optim.groups import marked, refuse_idle_groups
 from weft.optim.registry import training_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, StagePlan
@@ -272,7 +272,8 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     validate_plan(plan, num_layers=spec.num_layers, global_batch=samples, parts=parts)
     tied = any(param.also for param in param_specs(spec))
     refuse_idle_zero(plan, tied=tied)
-    refuse_idle_fragments(config.sites, spec.num_layers + 2 - tied)
+    trained = (param for param in marked(config.optim, param_specs(spec)) if param.trainable)
+    refuse_idle_fragments(config.sites, len({param.unit for param in trained}))
     refuse_idle_domains(plan, tied=tied)
     refuse_unrun_axes(plan, spec)
     dims = dims_of_model(spec)

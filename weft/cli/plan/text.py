@@ -67,7 +67,8 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
             share += f" ({pipeline.samples / plan.global_batch:.0%})"
         extras = [stage.device, stage.precision]
         if stage.layers[1] > stage.layers[0]:
-            extras += ["recompute"] if stage.recompute != "off" else []
+            if stage.recompute != "off":
+                extras += [f"recompute {stage.recompute}".removesuffix(" full")]
             extras += ["compiled"] if stage.compile else []
         row = {
             "pipeline": str(p),

@@ -11,6 +11,7 @@ from weft.cluster.view import ClusterView
 from weft.cost.choice import ways_of_domains
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.problem import Problem
+from weft.planner.search.again import MODES_APART
 from weft.planner.search.choice import (
     INSIDE,
     Apart,
@@ -146,11 +147,13 @@ def _section(stage: StagePlan, cluster: ClusterView) -> Section:
 
 def _refuse_outside(line: Line, costs: Costs) -> None:
     options = costs.options
+    modes = options.recompute + MODES_APART * options.mixed_recompute
     if line.schedule not in options.schedules and line.num_meshes > 1:
         raise OutsideError(f"the schedule was kept to {', '.join(options.schedules)}")
     for section in line.sections:
-        if section.recompute not in options.recompute:
-            raise OutsideError(f"recomputation was kept to {', '.join(options.recompute)}")
+        if section.recompute not in modes:
+            more = "; mixes are tried where a plan is among its best few" * options.mixed_recompute
+            raise OutsideError(f"recomputation was kept to {', '.join(modes)}{more}")
         pool = costs.pools[section.pool]
         if used_part(pool, section.num_chips, section.together) is None:
             raise OutsideError(f"{section.num_chips} chips do not fill nodes evenly")
