@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from weft.cost.activations import stage_kept
-from weft.cost.choice import StageChoice
+from weft.cost.activations import stage_kept, stage_working
+from weft.cost.choice import StageChoice, by_layer
 from weft.cost.memory import stage_params
 from weft.cost.rates import Roofline
 from weft.cost.sends import layer_sends
@@ -13,7 +13,9 @@ from weft.cost.timing import Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
 from weft.cost.work import StageWork, layers_by_kind
 from weft.models.registry import FAMILIES, param_specs, shape_of
+from weft.plan.borders import Layers, in_parts
 from weft.plan.model import ModelSpec
+from weft.recompute.asked import modes_of_layer, slabs_of
 
 GPT2, LLAMA = (next(iter(FAMILIES[name].sizes.values())) for name in ("gpt2", "llama"))
 QWEN = replace(LLAMA, qkv_bias=True, dropout=0.1)
@@ -60,6 +62,33 @@ def test_parts_add_up_to_the_layer(spec: ModelSpec, recompute: object, dtype: st
         seconds = [getattr(each, name) for each in own]
         assert sum(seconds) == pytest.approx(getattr(all_of_it, name), rel=1e-12)
         assert 0 < seconds[0] != seconds[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [((0.5, 2), "full:1"), ((0.5, 3), "feed_forward+full:1"), ((0, 2.5), "activation:1+full:2"),
+     ((0.5, 3.5), "core+attention:1+feed_forward:3")],
+)  # fmt: skip
+def test_each_layer_makes_again_what_the_plan_says_of_it(layers: Layers, text: str) -> None:
+    """The first of a stage may be half of one, and is all that ``full:1`` is about."""
+    shape, held = shape_of(LLAMA), in_parts(layers)
+    axes = (("tp", 2),)
+    mixed = WORK._replace(layers=layers, recompute=slabs_of(text, len(held)), axes=axes)
+    alone = [
+        mixed._replace(layers=part, recompute=((modes_of_layer(text, number), 1.0),))
+        for number, part in enumerate(held)
+    ]
+    assert stage_kept(shape, mixed) == pytest.approx(sum(stage_kept(shape, e) for e in alone))
+    assert stage_working(shape, mixed) == max(stage_working(shape, each) for each in alone)
+    hardware = Hardware(chip=CHIP, fabric=FABRIC, software=Software(layer_s=1e-3))
+    whole, *parts = (
+        stage_times(shape, StageChoice(work=each, axes=axes), hardware) for each in (mixed, *alone)
+    )
+    assert whole.whole_s == pytest.approx(sum(each.whole_s for each in parts), rel=1e-12)
+    by_number = by_layer(StageChoice(work=mixed, axes=axes))
+    assert [stage_kept(shape, each.work) for each in by_number] == [
+        stage_kept(shape, each) for each in alone
+    ]
 
 
 def test_full_recompute_keeps_what_enters_each_part() -> None:

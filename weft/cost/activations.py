@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from weft.cost.work import StageWork, layers_by_kind
+from weft.cost.work import StageWork, layers_alike
 from weft.models.shape import Branch, ModelShape
 from weft.recompute.mode import Item
 from weft.recompute.registry import MODES
@@ -114,10 +114,9 @@ def _feed_forward(shape: ModelShape, work: StageWork, *, experts: bool) -> dict[
 @lru_cache(maxsize=1 << 14)
 def stage_kept(shape: ModelShape, work: StageWork) -> float:
     """Bytes that a whole stage keeps of one microbatch on one rank, logits apart."""
-    kinds = layers_by_kind(shape, work.layers)
     layers = sum(
-        number * layer_kept(shape, work, experts=experts, branch=branch)
-        for (experts, branch), number in kinds
+        number * layer_kept(shape, each, **kind._asdict())
+        for each, kind, number in layers_alike(shape, work)
     )
     rows = work.rows
     embedding = (8 * work.tokens + shape.dropout * rows * shape.d_model) * work.embeds
@@ -127,8 +126,9 @@ def stage_kept(shape: ModelShape, work: StageWork) -> float:
 
 def stage_working(shape: ModelShape, work: StageWork) -> float:
     """The most that lives while one layer, or the head, computes."""
-    kinds = layers_by_kind(shape, work.layers)
-    layers = [layer_working(shape, work, **kind._asdict()) for kind, _ in kinds]
+    layers = [
+        layer_working(shape, each, **kind._asdict()) for each, kind, _ in layers_alike(shape, work)
+    ]
     return max([*layers, logits(shape, work)], default=0.0)
 
 

@@ -137,8 +137,9 @@ def by_layer(choice: StageChoice, cuts: Collection[Place] = ()) -> list[StageCho
     ``cuts``: of other stages inside layers.
     """
     layers = [
-        choice.holding(held, embeds=False, predicts=False)
-        for held in in_parts(choice.work.layers, cuts)
+        choice._replace(work=part).holding(held, embeds=False, predicts=False)
+        for part in choice.work.in_turn()
+        for held in in_parts(part.layers, cuts)
     ]
     first = [choice.holding((0, 0), embeds=True, predicts=False)] * choice.work.embeds
     last = [choice.holding((0, 0), embeds=False, predicts=True)] * choice.work.predicts

@@ -182,12 +182,12 @@ def compute_seconds(shape: ModelShape, work: StageWork, chip: CostFunction) -> S
     """Computing alone, without what a stage says to others."""
     total = dict.fromkeys(PHASES, 0.0)
     again = 0.0
-    for op, number in stage_ops(shape, work):
+    for each, (op, number) in ((w, found) for w in work.in_turn() for found in stage_ops(shape, w)):
         # Gradients of a head that is not split come with its forward.
         early = work.eager and work.share("vocab") == 1 and op.name in ("head", "loss")
         for phase in PHASES:
             total["forward" if early else phase] += number * chip.seconds(op, phase, work.dtype)
-        part = _again(op, work)
+        part = _again(op, each)
         if part:
             again += part * number * chip.seconds(op, "forward", work.dtype)
     weights = 0.0 if work.frozen else total["weight_grad"]

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from weft.cluster.view import ClusterView
 from weft.cost.choice import alike, choice_of
 from weft.cost.sends import border_bytes, layer_sends
-from weft.cost.work import ALL_BY_ADAMW, DIVISIONS, StateBytes, Training, layers_by_kind, width_of
+from weft.cost.work import ALL_BY_ADAMW, DIVISIONS, StateBytes, Training, layers_alike, width_of
 from weft.models.registry import param_specs, shape_of
 from weft.models.shape import ModelShape
 from weft.plan.model import ModelSpec, UnitName
@@ -84,17 +84,17 @@ def _inside(
     work = choice_of(pipeline, number, seq_len).work._replace(samples=pipeline.samples)
     width = width_of(stage.precision)
     ranks = prod(size for _, size in work.axes)
-    for (experts, branch), layers in layers_by_kind(shape, work.layers):
-        for send in layer_sends(shape, work, experts=experts, branch=branch):
+    for each, (experts, branch), layers in layers_alike(shape, work):
+        for send in layer_sends(shape, each, experts=experts, branch=branch):
             groups = ranks // send.group.size
             once = layers * groups * (send.group.size - 1) * send.num_bytes * width / work.wide
             if send.what == "sums":
-                gathers = 2 * send.times + work.gathers_again(branch)
-                scatters = 2 * send.times + work.scatters_again(branch)
+                gathers = 2 * send.times + each.gathers_again(branch)
+                scatters = 2 * send.times + each.scatters_again(branch)
                 yield "gather seq", send.axis, once * gathers
                 yield "scatter seq", send.axis, once * scatters
             else:
-                forwards = (2 + work.forward_again) * send.times
+                forwards = (2 + each.forward_again) * send.times
                 yield send.what, send.axis, once * forwards * send.copies
     for axis, size in work.axes:
         if "vocab" in DIVISIONS[axis].inner:

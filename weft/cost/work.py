@@ -6,8 +6,10 @@ Operations ask into how many parts a logical dimension is cut, whichever axis cu
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from math import floor, prod
 from typing import Literal, NamedTuple, get_args
 
@@ -100,6 +102,18 @@ def stride(axes: Axes, name: str) -> int:
     return prod(size for axis, size in inside if not DIVISIONS[axis].borrowed)
 
 
+@lru_cache(maxsize=1 << 12)
+def _runs(recompute: Slabs, num_layers: int) -> tuple[tuple[tuple[str, ...], int, int], ...]:
+    """Of so many layers: modes, and the first and the end of those that they are for. Nothing where
+    that is inside a layer."""
+    done = accumulate(part * num_layers for _, part in recompute)
+    ends = [0, *(round(end, 6) for end in done), num_layers]
+    if any(end % 1 for end in ends):
+        return ()
+    every = zip((*(names for names, _ in recompute), ()), pairwise(ends), strict=True)
+    return tuple((names, int(first), int(end)) for names, (first, end) in every if first < end)
+
+
 class StageWork(NamedTuple):
     """Layers, and how one rank computes its part of them. A tuple, for it is asked about often."""
 
@@ -153,6 +167,22 @@ class StageWork(NamedTuple):
     def num_layers(self) -> float:
         return self.layers[1] - self.layers[0]
 
+    def in_turn(self) -> tuple[StageWork, ...]:
+        """The same as stages one after another that each make the same again in all their layers.
+        One that makes some again in parts of a layer, as an average may, stays as it is."""
+        if not self.recompute or self.recompute[0][1] == 1:
+            return (self,)
+        held, (first, last) = blocks(self.layers), self.layers
+        return tuple(
+            self._replace(
+                layers=(max(first, held.start + begin), min(last, held.start + end)),
+                embeds=self.embeds and begin == 0,
+                predicts=self.predicts and end == len(held),
+                recompute=((names, 1.0),),
+            )
+            for names, begin, end in _runs(self.recompute, len(held))
+        ) or (self,)
+
     def gathers_again(self, branch: Branch | None) -> float:
         """Gathers before divided products that backward does again, of a layer on average, or of
         one part of one."""
@@ -173,6 +203,10 @@ class StageWork(NamedTuple):
     @property
     def forward_again(self) -> float:
         """Part of its launches and messages that backward does again."""
+        parts = self.in_turn()
+        if len(parts) > 1:
+            again = sum(each.forward_again * each.num_layers for each in parts)
+            return again / self.num_layers
         return sum(part * MODES[name].forward for names, part in self.recompute for name in names)
 
 
@@ -194,6 +228,13 @@ def layers_by_kind(shape: ModelShape, layers: Layers) -> tuple[tuple[LayerKind, 
         experts = shape.has_experts(floor(first))
         found[LayerKind(experts, None if end - first == 1 else cut)] += 1
     return tuple(found.items())
+
+
+def layers_alike(shape: ModelShape, work: StageWork) -> Iterator[tuple[StageWork, LayerKind, int]]:
+    """Layers of a stage that cost the same: how they are computed, their kind, how many."""
+    for each in work.in_turn():
+        for kind, number in layers_by_kind(shape, each.layers):
+            yield each, kind, number
 
 
 class StateBytes(NamedTuple):

@@ -168,7 +168,7 @@ class VirtualCluster:
                 for send in layer_sends(shape, each.work, experts=experts, branch=branch):
                     links = links_among(self.link(next(stage.mesh.groups(send.axis))), send.group)
                     seconds += wider * choice.passes * send.seconds(links)
-            again = seconds * choice.work.forward_again
+            again = seconds * each.work.forward_again
             found.append(
                 StageTimes(forward_s=seconds, input_grad_s=seconds + again, weight_grad_s=0.0)
             )
