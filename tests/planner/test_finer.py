@@ -44,9 +44,18 @@ def test_the_forecast_says_what_a_cut_saves() -> None:
     assert [stage.layers for _, _, stage in cut.plan.stages()] == [(0, 2.5), (2.5, 4)]
     longer = whole.time.step_s / cut.time.step_s - 1
     assert longer > 0.07
-    assert what_cuts_save(forecast(cut.plan, asked)) == (
+    saved = what_cuts_save(forecast(cut.plan, asked))
+    assert saved == (
         "borders inside layers 2: with whole layers beside them a step would take "
         f"{longer:.1%} longer"
+    )
+    (pipeline,) = cut.plan.pipelines
+    early = replace(pipeline, lists=("16F 16B", "16(F B)"))
+    listed = replace(cut.plan, pipelines=(early,))
+    assert forecast(listed, asked).step_s < 0.96 * cut.time.step_s
+    assert what_cuts_save(forecast(listed, asked)) == saved
+    assert what_cuts_save(forecast(cut.plan, problem(4, 1.0, 1.0, gib=1))) == (
+        "borders inside layers 2: with whole layers beside them it would not fit"
     )
     assert what_cuts_save(forecast(whole.plan, asked)) == ""
 

@@ -107,8 +107,11 @@ def what_domains_save(cast: Forecast) -> str:
 
 def what_cuts_save(cast: Forecast) -> str:
     """Of a plan with borders inside layers, in a line; empty of others. Compared with the same at
-    the layers next to them, of few such borders whichever way is best."""
-    plan, problem = cast.plan, cast.problem
+    the layers next to them, of few such borders whichever way that fits is best; both in the order
+    of their schedule, for lists are made for one of them."""
+    problem = cast.problem
+    pipelines = tuple(replace(pipeline, lists=()) for pipeline in cast.plan.pipelines)
+    plan = replace(cast.plan, pipelines=pipelines)
     cuts = sorted(plan.cuts)
     if not cuts:
         return ""
@@ -126,10 +129,13 @@ def what_cuts_save(cast: Forecast) -> str:
         return plan.each(whole)
 
     every = map(at_layers, product(rounded, repeat=len(cuts)))
-    longer = min(problem.time(each).step_s for each in every) / cast.step_s - 1
-    where = ", ".join(str(floor(cut)) for cut in cuts)
+    steps = [problem.time(each).step_s for each in every if not shortages(each, problem)]
+    words = f"borders inside layers {', '.join(str(floor(cut)) for cut in cuts)}: with whole layers"
+    if not steps:
+        return f"{words} beside them it would not fit"
+    longer = min(steps) / problem.time(plan).step_s - 1
     took = f"{abs(longer):.1%} {'less' if longer < 0 else 'longer'}"
-    return f"borders inside layers {where}: with whole layers beside them a step would take {took}"
+    return f"{words} beside them a step would take {took}"
 
 
 def why_no_domains(cast: Forecast) -> str:
