@@ -29,6 +29,7 @@ from weft.config.sections import (
     ParamGroupConfig,
     SgdConfig,
 )
+from weft.cost.memory import stage_params
 from weft.cost.work import Training
 from weft.diagnose.verify import (
     Rehearsal,
@@ -39,7 +40,7 @@ from weft.diagnose.verify import (
 )
 from weft.elastic.pool import WorkerPool
 from weft.models.llama.sizes import SIZES
-from weft.models.registry import param_specs
+from weft.models.registry import param_specs, shape_of
 from weft.optim.optimizer import Optimizer
 from weft.optim.registry import rule_of, training_of
 from weft.plan.plan import Plan
@@ -234,6 +235,10 @@ def test_predictions_know_what_an_optimizer_keeps(optim: OptimConfig) -> None:
     frozen = ParamGroupConfig(params="layers.1.*", trainable=False)
     some = training_of(optim.model_copy(update={"groups": (frozen,)}), params)
     assert some.units[:4] == (1, 1, 0, 1) and some.parts((0, 4)) == (1, 0.75, 1)
+    shape = shape_of(SIZES["debug-1m"])
+    for layers in ((0, 1.5), (1.5, 3)):  # half of layer 1 beside one that is trained
+        held, _ = stage_params(shape, layers, (), embeds=False, predicts=False)
+        assert some.parts(layers)[1] * held == pytest.approx(shape.dense_params(0))
 
 
 STATES = {"sign": {"direction"}, "trust": {"direction", "trust"}, "sgd": {"momentum"}}

@@ -260,14 +260,19 @@ class Training:
     """Numbers that it keeps of a parameter: AdamW two."""
     units: tuple[float, ...] = ()
     """Part of the embedding, of each layer and of the head that is trained; empty: all of each."""
+    first: float = 0.5
+    """Of a layer's parameters, what its first part has."""
 
     def parts(self, layers: Layers) -> Parts:
-        """Of a stage with these layers: the mean of them."""
+        """Of a stage with these layers: the mean of them, by what it has of each."""
         if not self.units:
             return ALL_PARTS
-        held = blocks(layers)
-        inside = self.units[held.start + 1 : held.stop + 1]
-        return self.units[0], sum(inside) / max(len(inside), 1), self.units[-1]
+        held = {
+            begin: 1.0 if end - begin == 1 else 1 - self.first if begin % 1 else self.first
+            for begin, end in in_parts(layers)
+        }
+        inside = sum(has * self.part(begin) for begin, has in held.items())
+        return self.units[0], inside / (sum(held.values()) or 1), self.units[-1]
 
     def part(self, unit: UnitName) -> float:
         """Of one unit of the model."""

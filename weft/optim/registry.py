@@ -46,7 +46,10 @@ def training_of(optim: OptimConfig, params: Sequence[ParamSpec]) -> Training:
     parts = tuple(trained[unit] / max(whole[unit], 1) for unit in units)
     moments = OPTIMIZERS.named("optim.kind", optim.kind).moments
     kept = _kept(rule_of(optim), specs) if moments is None else moments(optim)
-    return Training(kept, () if trained == whole else parts)
+    if trained == whole:
+        return Training(kept)
+    second = sum(spec.numel for spec in specs if spec.inside)
+    return Training(kept, parts, 1 - second / max(sum(whole[unit] for unit in layers), 1))
 
 
 def _kept(rule: Rule, specs: Sequence[ParamSpec]) -> float:
