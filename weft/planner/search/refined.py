@@ -6,8 +6,10 @@ memory. So each is tried alone and with the others, and what is fastest in the e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from math import inf
 
+from weft.plan.plan import Plan
 from weft.planner.problem import Problem
 from weft.planner.search.again import with_least_recompute
 from weft.planner.search.finer import with_finer_borders
@@ -18,7 +20,7 @@ BEST_FEW = 3
 """Plans of each list for which it is tried."""
 
 
-def refined(lists: Iterable[Sequence[Candidate]], problem: Problem) -> list[Candidate]:
+def refined(lists: Sequence[Sequence[Candidate]], problem: Problem) -> list[Candidate]:
     """Of all lists together, each plan once, the fastest first."""
     every = [candidate for found in lists for candidate in found]
     best: dict[object, Candidate] = {}
@@ -28,12 +30,12 @@ def refined(lists: Iterable[Sequence[Candidate]], problem: Problem) -> list[Cand
     return list(best.values())[:most]
 
 
-def _variants(lists: Iterable[Sequence[Candidate]], problem: Problem) -> Iterator[Candidate]:
+def _variants(lists: Sequence[Sequence[Candidate]], problem: Problem) -> Iterator[Candidate]:
     """Of the best few, with an order made for each that could be the fastest of all."""
     few = [candidate for found in lists for candidate in found[:BEST_FEW]]
     cut = with_finer_borders(few, problem)
     lighter = with_least_recompute([*few, *cut], problem)
-    seen, least = list[object](), float("inf")
+    seen, least = list[Plan](), inf
     for candidate in sorted([*few, *cut, *lighter], key=_step_s):
         if candidate.plan not in seen and _floor_s(candidate, problem) < least:
             seen.append(candidate.plan)
