@@ -9,9 +9,11 @@ it is as much as was ever in use at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from weft.schedules.action import Action
 from weft.schedules.clocks import Clocks
 from weft.schedules.known import Pattern, full_after, schedule_of_pattern
 from weft.schedules.receives import receives
@@ -38,12 +40,13 @@ def borders_at_peak(pattern: Pattern) -> tuple[int, ...]:
     if pattern.num_positions == 1:
         return (0,)
     clocks = Clocks(schedule_of_pattern(pattern))
-    return tuple(_peak(clocks, p, pattern.num_stages - 1) for p in range(pattern.num_positions))
+    last, coming = pattern.num_stages - 1, receives(clocks)
+    return tuple(_peak(clocks, p, last, coming[p]) for p in range(pattern.num_positions))
 
 
-def _peak(clocks: Clocks, position: int, last: int) -> int:
+def _peak(clocks: Clocks, position: int, last: int, receives_at: Sequence[Sequence[Action]]) -> int:
     """``last``: the last stage, whose results stay."""
-    both = receives(clocks, position), releases(clocks, position)
+    both = receives_at, releases(clocks, position)
     came: set[tuple[str, int, int]] = set()
     most_came = kept = beside = 0
     best = 0, 0

@@ -1,32 +1,155 @@
-"""When a stage may start to receive: early, but never what cannot come before it goes on itself.
+"""When a stage may start to receive: early, but never what cannot come before it goes on itself,
+and never so late that its sender is kept from what the stage waits for.
 
-On a GPU a receive that was started is a kernel that waits, and where streams share a queue of the
-hardware it holds up what was asked for after it. So a receive whose sender waits, however far
-round, for an action of this position that is still to come could wait for itself.
+On a GPU a message is a kernel that waits for the other side. It holds up the next message of its
+channel, and with that what was asked for after it where streams share a queue of the hardware. So a
+receive could wait for itself where its sender awaits an action of this position that is still to
+come; and so could one that is asked for before another, of a message that leaves earlier.
 """
 
 from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
 
 from weft.schedules.action import Action
 from weft.schedules.clocks import Clocks
 
 AHEAD = 2
-"""Actions before its own that a receive starts at the earliest: at most as many more inputs are
-held."""
+"""Actions before its own that a receive starts at the earliest, where it need not be earlier: at
+most as many more inputs are held."""
 
 
-def receives(clocks: Clocks, position: int, ahead: int = AHEAD) -> list[list[Action]]:
-    """For every action of a position: those whose input is to be received from then on.
+def receives(clocks: Clocks, ahead: int = AHEAD) -> list[list[list[Action]]]:
+    """For every position, for every action of it: those whose input is received from then on.
 
     One is started before its own action at the latest, and at the earliest ``ahead`` actions
     before, once the schedule proves that its sender awaits none of this position's actions from
-    there on. In the order of the actions: messages of a channel are received as they are sent.
+    there on. That is played where all streams of a position share one queue; whenever nothing can
+    go on, a receive that holds up its position is started an action later, or else one that a
+    sender waits for at once. In the order of the actions, for messages of a channel are received as
+    they are sent.
     """
-    own = clocks.schedule[position]
-    result: list[list[Action]] = [[] for _ in own]
-    for number, action in enumerate(own):
-        giver = clocks.giver(action)
-        if giver is not None:
-            first = max(0, number - ahead, clocks.ended(giver, position))
-            result[first].append(action)
-    return result
+    play = _Play(clocks, ahead)
+    while play.goes_on() or play.is_helped():
+        pass
+    return [each.started for each in play.positions]
+
+
+@dataclass(slots=True)
+class _Channel:
+    """One way over a border. At both ends a message starts once the one before it has arrived."""
+
+    takers: list[Action] = field(default_factory=list)
+    """What works on its messages, in their order."""
+    sent: int = 0
+    received: int = 0
+    """How many have started there."""
+
+
+@dataclass(slots=True)
+class _Position:
+    """What one position has asked for so far."""
+
+    own: tuple[Action, ...]
+    planned: list[list[Action]]
+    """Before each action: the receives that are to start."""
+    started: list[list[Action]]
+    """And those that have."""
+    due: deque[Action]
+    """What is to start before its next action."""
+    at: int = 0
+    """Its next action."""
+
+
+class _Play:
+    """All positions, each as far as it comes."""
+
+    def __init__(self, clocks: Clocks, ahead: int) -> None:
+        self._clocks = clocks
+        self._channels = defaultdict[tuple[int, str], _Channel](_Channel)
+        self._over: dict[Action, tuple[_Channel, int]] = {}
+        """By action: how its input comes, and the number of the message."""
+        self._to: dict[Action, _Channel] = {}
+        """By action: where its result goes."""
+        self.positions = [self._begun(clocks, p, ahead) for p in range(len(clocks.schedule))]
+
+    def _begun(self, clocks: Clocks, number: int, ahead: int) -> _Position:
+        own = tuple(clocks.schedule[number])
+        planned: list[list[Action]] = [[] for _ in own]
+        for index, action in enumerate(own):
+            giver = clocks.giver(action)
+            if giver is not None:
+                planned[max(0, index - ahead, clocks.ended(giver, number))].append(action)
+                channel = self._channels[action.stage, action.kind]
+                self._over[action] = channel, len(channel.takers)
+                self._to[giver] = channel
+                channel.takers.append(action)
+        return _Position(own, planned, [[] for _ in own], deque(planned[0]))
+
+    def goes_on(self) -> bool:
+        """Every position does what it can; whether there was anything."""
+        return sum(map(self._advance, self.positions)) > 0
+
+    def _advance(self, position: _Position) -> bool:
+        before = position.at, len(position.due)
+        while self._has_received(position) and position.at < len(position.own):
+            action = position.own[position.at]
+            channel, number = self._over.get(action, (None, 0))
+            to = self._to.get(action)
+            if channel is not None and min(channel.sent, channel.received) <= number:
+                break
+            if to is not None:
+                if to.sent > to.received:
+                    break
+                to.sent += 1
+            position.at += 1
+            if position.at < len(position.own):
+                position.due.extend(position.planned[position.at])
+        return before != (position.at, len(position.due))
+
+    def _has_received(self, position: _Position) -> bool:
+        """All receives before its next action have started."""
+        while position.due and self._is_free(position.due[0]):
+            self._receive(position, position.due.popleft())
+        return not position.due
+
+    def _is_free(self, action: Action) -> bool:
+        """Its message is next in its channel, and nothing is under way there."""
+        channel, number = self._over[action]
+        return channel.received == number <= channel.sent
+
+    def _receive(self, position: _Position, action: Action) -> None:
+        position.started[position.at].append(action)
+        self._over[action][0].received += 1
+
+    def is_helped(self) -> bool:
+        """Nothing can go on: start one receive at another place. Whether there is one."""
+        held = [each for each in self.positions if each.due]
+        for position in held:
+            first = position.due[0]
+            same = [a for a in position.due if self._over[a][0] is self._over[first][0]]
+            assert position.own[position.at] not in same, f"{first} is received too late"
+            position.due = deque(action for action in position.due if action not in same)
+            position.planned[position.at + 1][:0] = same
+            return True
+        nearest = min(map(self._distance, self._busy()), default=None)
+        if nearest is None:
+            return False
+        _, number, action = nearest
+        position = self.positions[number]
+        for later in (position.due, *position.planned[position.at + 1 :]):
+            if action in later:
+                later.remove(action)
+        self._receive(position, action)
+        return True
+
+    def _busy(self) -> list[_Channel]:
+        """Where something waits to be received."""
+        return [channel for channel in self._channels.values() if channel.sent > channel.received]
+
+    def _distance(self, channel: _Channel) -> tuple[int, int, Action]:
+        """What a sender waits for: actions of its position before it, the position, and itself."""
+        action = channel.takers[channel.received]
+        position, index = self._clocks.place(action)
+        return index - self.positions[position].at, position, action

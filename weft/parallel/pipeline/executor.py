@@ -55,7 +55,7 @@ class _Work(NamedTuple):
 
 def _work_of(schedule: Schedule, position: int) -> _Work:
     clocks = Clocks(schedule)
-    return _Work(schedule[position], receives(clocks, position), releases(clocks, position))
+    return _Work(schedule[position], receives(clocks)[position], releases(clocks, position))
 
 
 def _most_under_way(work: _Work) -> dict[tuple[int, Way], tuple[int, int]]:
