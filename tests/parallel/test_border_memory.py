@@ -14,6 +14,7 @@ from weft.comm import transport
 from weft.comm.address import RankAddress
 from weft.comm.join import join
 from weft.comm.memory import ReusedMemory
+from weft.cost.sends import message_part
 from weft.diagnose.verify import Rehearsal, synthetic_microbatches
 from weft.elastic.pool import WorkerPool
 from weft.nn.stage import MicroBatch, Tree
@@ -179,15 +180,16 @@ def test_a_step_makes_no_memory_on_borders_and_waits_for_no_number(
         assert waits == []
 
 
-def at_borders(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> int:
+def at_borders(address: RankAddress, plan: Plan, rehearsal: Rehearsal, message: float) -> float:
     """The most tensors that were there at the borders in a third step while a rank kept most
-    microbatches, beside the inputs of those."""
-    seen: set[StorageWeakRef] = set()
-    moments: list[tuple[int, int]] = []
+    microbatches, beside the inputs of those; messages in bytes count as that part of one."""
+    seen: dict[StorageWeakRef, float] = {}
+    moments: list[tuple[int, float]] = []
     take, send, do = ReusedMemory.take, StageBorder.send, Executor._do
 
     def noted(tensor: torch.Tensor) -> torch.Tensor:
-        seen.add(StorageWeakRef(tensor.untyped_storage()))
+        counts = message if tensor.dtype == torch.uint8 else 1
+        seen[StorageWeakRef(tensor.untyped_storage())] = counts
         return tensor
 
     def sent(border: StageBorder, way: Way, number: int, tree: Tree) -> None:
@@ -198,9 +200,9 @@ def at_borders(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> int:
         if action.kind == "F":
             do(executor, action, batch)
         kept, halves = executor._kept, executor._weight_jobs
-        there = {ref.cdata for ref in seen if not ref.expired()}
+        there = {ref.cdata: counts for ref, counts in seen.items() if not ref.expired()}
         inputs = sum(stage > 0 for stage, _ in kept)
-        moments.append((len(kept) + sum(map(bool, halves.values())), len(there) - inputs))
+        moments.append((len(kept) + sum(map(bool, halves.values())), sum(there.values()) - inputs))
         if action.kind != "F":
             do(executor, action, batch)
 
@@ -232,6 +234,9 @@ COUNTED = [
     Case("zb-v in eight bits", shares=(7,), dp=((1, 1),), layers=LINE, microbatch=1,
          schedule="zb-v", precision="fp8-rowwise-fp64"),
     *(case for case in PARITY if case.name in ("pp3-lists-halves", "pp2-lists-v")),
+    Case("1f1b cast", shares=(9,), dp=LINE, layers=LINE, microbatch=1, border="fp8"),
+    Case("zb-v cast", shares=(7,), dp=((1, 1),), layers=LINE, microbatch=1, schedule="zb-v",
+         border="fp8"),
 ]  # fmt: skip
 
 
@@ -240,5 +245,6 @@ def test_as_much_is_at_borders_as_the_schedule_says(case: Case, pool: WorkerPool
     layers, rehearsal = sum(case.layers[0]), case.rehearsal()
     plan = replace(case.plan(), num_layers=layers)
     rehearsal = replace(rehearsal, spec=replace(rehearsal.spec, num_layers=layers))
-    found = pool.run(at_borders, plan, rehearsal, world_size=plan.world_size)
-    assert tuple(found) == borders_at_peak(Pattern.of(plan.pipelines[0]))
+    message = message_part(plan.pipelines[0], rehearsal.spec.d_model)
+    found = pool.run(at_borders, plan, rehearsal, message, world_size=plan.world_size)
+    assert found == pytest.approx(borders_at_peak(Pattern.of(plan.pipelines[0]), message))

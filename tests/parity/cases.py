@@ -57,6 +57,8 @@ class Case:
     sample_shares: tuple[tuple[int, ...], ...] = ()
     """Of every mesh of each pipeline; alike by default."""
     state_shares: tuple[tuple[int, ...], ...] = ()
+    border: str = ""
+    """What borders between meshes are cast to."""
 
     def plan(self) -> Plan:
         pipelines, first = [], 0
@@ -88,8 +90,11 @@ class Case:
                     pieces=self.pieces if mesh.size("tp") > 1 else 1,
                     sample_shares=self.sample_shares[number] if self.sample_shares else (),
                     state_shares=self.state_shares[number] if self.state_shares else (),
+                    border=self.border if mesh != after else "",
                 )
-                for s, mesh in enumerate(meshes)
+                for s, (mesh, after) in enumerate(
+                    zip(meshes, [*meshes[1:], meshes[-1]], strict=True)
+                )
             ]
             pipelines.append(
                 PipelinePlan(

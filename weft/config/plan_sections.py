@@ -17,6 +17,7 @@ Precision = Annotated[str, OneOf("precisions", "auto")]
 Recompute = Annotated[str, OneOf("recompute")]
 Schedule = Annotated[str, OneOf("schedules")]
 Domains = Literal["nodes", "pipelines", "families"]
+Between = Literal["nodes", "families"]
 
 
 Shares = Annotated[tuple[Whole, ...], Field(min_length=1)]
@@ -161,6 +162,13 @@ class PlanConfig(Section):
     """Sets of processes that fast links join: those of one node, of one pipeline, or on one family
     of chips. What several sets hold in common is summed inside each and then between them, so that
     slow links carry less; what `zero` divides is divided inside each. null: all are one set."""
+    border: Literal["bf16", "fp8"] | None = None
+    """What processes of one stage send to those of the next is cast to this, activations and their
+    gradients: fewer bytes, and rounded once more, so numbers depend on where stages end. null: it
+    travels as it was computed."""
+    border_between: Between | None = None
+    """Cast only where the two stages are on several nodes, or on unlike families of chips. null:
+    every border."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -173,13 +181,17 @@ class PlanConfig(Section):
         if self.auto is not None and self.chunks is not None:
             raise ConfigError("plan.chunks", self.chunks, "null with plan.auto", "It chooses them.")
         for way, hint in (("auto", "It chooses them."), ("file", "The file says them.")):
-            for key in ("domains", "in_flight"):
+            keys = ("domains", "in_flight") if way == "auto" else FILE_SAYS
+            for key in keys:
                 if dict(self)[key] is not None and dict(self)[way] is not None:
                     raise ConfigError(f"plan.{key}", dict(self)[key], f"null with plan.{way}", hint)
         return self
 
     @model_validator(mode="after")
-    def _in_flight_of_stages(self) -> Self:
+    def _not_alone(self) -> Self:
+        if self.border_between is not None and self.border is None:
+            expected = "null without plan.border"
+            raise ConfigError("plan.border_between", self.border_between, expected)
         if self.in_flight is not None and self.stages is None:
             hint = "Each of plan.pipelines has its own." if self.pipelines is not None else ""
             raise ConfigError("plan.in_flight", self.in_flight, "null without plan.stages", hint)
@@ -193,5 +205,6 @@ class PlanConfig(Section):
         return (1,) if self.stages is not None else self.shares
 
 
+FILE_SAYS = ("domains", "in_flight", "border")
 PLAN_WAYS = ("auto", "file", "shares", "stages", "pipelines")
 """Keys of `PlanConfig` that exclude each other."""

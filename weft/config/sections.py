@@ -420,8 +420,8 @@ class SampleConfig(Section):
 
 class SitesConfig(Section):
     """Pipelines apart in sites, which train for themselves and become one model every so many
-    steps, for links too slow for every step. Null by default: it is the only mode whose numbers
-    depend on the plan. `sites={}` takes what is below."""
+    steps, for links too slow for every step. Null by default: numbers then depend on which
+    pipelines are a site. `sites={}` takes what is below."""
 
     every: Count = 100
     """Steps from one meeting to the next."""

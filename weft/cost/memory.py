@@ -14,12 +14,13 @@ from types import MappingProxyType
 
 from weft.cost.activations import logits, stage_kept, stage_working
 from weft.cost.choice import StageChoice, choice_of, state_parts, ways_of_domains
+from weft.cost.sends import message_part
 from weft.cost.work import ALL_BY_ADAMW, ALL_PARTS, SHARED_FROM, Axes, StageWork, Training, share
 from weft.models.registry import shape_of
 from weft.models.shape import Branch, ModelShape
 from weft.plan.borders import Layers, in_parts
 from weft.plan.model import ModelSpec
-from weft.plan.plan import Plan, StagePlan
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.schedules.border_memory import borders_at_peak
 from weft.schedules.known import Pattern, held_at_peak
 
@@ -242,8 +243,7 @@ def memory_of_plan(
     asked = _Asked(plan, shape_of(spec), seq_len, overheads, training, *found_for)
     result: dict[int, Memory] = {}
     for p, pipeline in enumerate(plan.pipelines):
-        pattern = Pattern.of(pipeline)
-        counts = zip(held_at_peak(pattern), borders_at_peak(pattern), strict=True)
+        counts = zip(held_at_peak(Pattern.of(pipeline)), asked.at_borders(pipeline), strict=True)
         for stages, (held, borders) in zip(pipeline.positions(), counts, strict=True):
             for ranks in asked.alike(p, stages):
                 both = zip(asked.parts(p, stages, ranks[0]), held, strict=True)
@@ -269,8 +269,9 @@ def room_of_plan(
     asked = _Asked(plan, shape_of(spec), seq_len, overheads, training, *found_for)
     room = []
     for p, pipeline in enumerate(plan.pipelines):
-        many, found, pattern = pipeline.num_microbatches, [], Pattern.of(pipeline)
-        counts = zip(held_at_peak(pattern), borders_at_peak(pattern), strict=True)
+        many, found = pipeline.num_microbatches, []
+        held_by = held_at_peak(Pattern.of(pipeline))
+        counts = zip(held_by, asked.at_borders(pipeline), strict=True)
         for stages, (held, borders) in zip(pipeline.positions(), counts, strict=True):
             parts = [(asked.parts(p, stages, a[0]), a[0]) for a in asked.alike(p, stages)]
             ahead = max(borders - sum(held), 0)
@@ -279,7 +280,7 @@ def room_of_plan(
     return room
 
 
-def _room(parts: Sequence[tuple[StageMemory, int]], limit: float, many: int, ahead: int) -> int:
+def _room(parts: Sequence[tuple[StageMemory, int]], limit: float, many: int, ahead: float) -> int:
     """Each microbatch keeps its result too; ``ahead``: what else there is at borders."""
     left = limit - taking_turns([part.holding(0, ahead * n) for part, n in parts]).total
     most = max((part.each.total + part.border.total) * passes for part, passes in parts)
@@ -298,6 +299,10 @@ class _Asked:
     training: Training
     ways: Mapping[tuple[int, int], int]
     unlike: Mapping[tuple[int, int], Mapping[int, float]]
+
+    def at_borders(self, pipeline: PipelinePlan) -> tuple[float, ...]:
+        """Of each position."""
+        return borders_at_peak(Pattern.of(pipeline), message_part(pipeline, self.shape.d_model))
 
     def alike(self, number: int, stages: Sequence[int]) -> list[tuple[int, ...]]:
         """Ranks of a pipeline's stages that share them, together where they compute and keep as

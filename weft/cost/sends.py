@@ -7,6 +7,7 @@ a sum; where one divides the sequence there, attention wants the others' keys an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from weft.cost.choice import Group
@@ -14,7 +15,8 @@ from weft.cost.times import BorderTimes
 from weft.cost.traffic import Fabric
 from weft.cost.work import DIVISIONS, StageWork, stride, width_of
 from weft.models.shape import Branch, ModelShape
-from weft.plan.plan import Precision
+from weft.plan.plan import PipelinePlan, Precision
+from weft.precision.casts import CASTS
 
 Inside = Literal["sums", "keys", "experts"]
 """Partial results that are added up, keys and values, tokens on their way to experts and back."""
@@ -74,9 +76,27 @@ def layer_sends(
             yield LayerSend("experts", axis, group, tokens, 2, mixture.top_k, mixture.most_nodes)
 
 
-def border_bytes(precision: Precision, samples: float, seq_len: int, d_model: int) -> float:
-    """Of so many samples over a border between stages, one way: the residual."""
-    return width_of(precision) * samples * seq_len * d_model
+def border_bytes(
+    precision: Precision, samples: float, seq_len: int, d_model: int, *, cast: str = ""
+) -> float:
+    """Of so many samples over a border between stages, one way: the residual, or what it is
+    ``cast`` to."""
+    rows = samples * seq_len
+    if cast:
+        return CASTS[cast].num_bytes(rows * d_model, rows)
+    return width_of(precision) * rows * d_model
+
+
+def message_part(pipeline: PipelinePlan, d_model: int) -> float:
+    """Bytes of what is sent over its borders, beside those of the tensors; 1 where some border that
+    is sent over is not cast."""
+    parts = [
+        border_bytes(one.precision, 1, 1, d_model, cast=one.border)
+        / border_bytes(one.precision, 1, 1, d_model)
+        for one, other in pairwise(pipeline.stages)
+        if one.mesh.ranks != other.mesh.ranks
+    ]
+    return max(parts, default=1.0)
 
 
 def border_times(

@@ -64,7 +64,8 @@ def sent_by_plan(
                 add(name, next(stage.mesh.groups(axis)), num_bytes)
         for one, other in pairwise(pipeline.stages):
             if one.mesh.ranks != other.mesh.ranks:
-                residual = border_bytes(one.precision, pipeline.samples, seq_len, shape.d_model)
+                sizes = pipeline.samples, seq_len, shape.d_model
+                residual = border_bytes(one.precision, *sizes, cast=one.border)
                 add("activations", (*one.mesh.ranks, *other.mesh.ranks), 2 * residual)
     for piece in _pieces(plan, spec, training):
         for name, ranks, num_bytes in _once(plan, piece, training):

@@ -50,6 +50,10 @@ class StagePlan:
     state_shares: tuple[int, ...] = ()
     """By rank of the mesh: weight of its part of what ``zero`` names, among all ranks that hold the
     same; 0 keeps none. Empty: 1 each."""
+    border: str = ""
+    """What goes over the border to the next stage, and comes back, is cast to this, an entry of
+    ``weft.precision.casts``; empty: it travels as it is. Numbers then depend on where that border
+    is, and on nothing else of the plan."""
 
     @property
     def blocks(self) -> range:
@@ -136,7 +140,7 @@ class Plan:
     order of the domains; what ZeRO divides is divided inside each, and every domain has all."""
     sites: tuple[tuple[int, ...], ...] = ()
     """Sets of ranks, each of whole pipelines, that train for themselves and meet every so many
-    steps; empty: all are one. The only part of a plan that numbers depend on."""
+    steps; empty: all are one. Numbers depend on them, as on borders that are cast."""
 
     @property
     def global_batch(self) -> int:
@@ -151,6 +155,15 @@ class Plan:
     def ranks(self) -> tuple[int, ...]:
         """Ascending."""
         return tuple(sorted({rank for _, _, stage in self.stages() for rank in stage.mesh.ranks}))
+
+    @property
+    def casts(self) -> dict[str, list[tuple[int, int]]]:
+        """By what borders are cast to: pipeline and stage before each."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for p, s, stage in self.stages():
+            if stage.border:
+                found.setdefault(stage.border, []).append((p, s))
+        return found
 
     @property
     def has_unlike_shares(self) -> bool:
@@ -260,7 +273,7 @@ class Plan:
             stage["layers"] = [*map(place, stage["layers"])]
             if stage["pieces"] == 1:
                 del stage["pieces"]
-            for key in ("sample_shares", "state_shares"):
+            for key in ("sample_shares", "state_shares", "border"):
                 if not stage[key]:
                     del stage[key]
         return json.dumps(data, indent=2)

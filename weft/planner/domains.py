@@ -22,25 +22,38 @@ def with_domains(plan: Plan, asked: Domains, ranks_here: int | None) -> Plan:
     Raises:
         ConfigError: there is one set only, or nodes of unlike numbers of ranks.
     """
+    node_of = nodes_of(plan, ranks_here, asked, "domains")
     ways: dict[Domains, tuple[Callable[[int], object], str]] = {
-        "nodes": (lambda rank: rank // per_node, "nodes"),
+        "nodes": (node_of, "nodes"),
         "pipelines": (lambda rank: plan.rank_plan(rank).pipeline, "pipelines"),
         "families": (lambda rank: plan.devices[rank], "families of chips"),
     }
-    world = plan.world_size
-    per_node = ranks_here or world
-    if asked == "nodes" and world % per_node:
-        expected = f"null where nodes have unlike numbers of the {world} ranks"
-        hint = 'A plan.json may say it: "domains" lists the ranks of each node.'
-        raise ConfigError("plan.domains", asked, expected, hint)
     kind, words = ways[asked]
     found: dict[object, list[int]] = {}
-    for rank in range(world):
+    for rank in range(plan.world_size):
         found.setdefault(kind(rank), []).append(rank)
     if len(found) == 1:
         expected = f"null where all ranks are in one set: the plan has no several {words}"
         raise ConfigError("plan.domains", asked, expected)
     return replace(plan, domains=tuple(map(tuple, found.values())))
+
+
+def nodes_of(
+    plan: Plan, ranks_here: int | None, asked: str | None, key: str
+) -> Callable[[int], int]:
+    """From a rank to its node: consecutive ones, as many on each as here, or all on this one.
+
+    Raises:
+        ConfigError: nodes are ``asked`` for, and have unlike numbers of ranks; ``key``: of the
+            configuration, and of plans.
+    """
+    world = plan.world_size
+    per_node = ranks_here or world
+    if asked == "nodes" and world % per_node:
+        expected = f"null where nodes have unlike numbers of the {world} ranks"
+        hint = f'A plan.json may say it with "{key}" instead.'
+        raise ConfigError(f"plan.{key}", asked, expected, hint)
+    return lambda rank: rank // per_node
 
 
 def check_domains(plan: Plan) -> None:

@@ -8,6 +8,7 @@ from math import inf, prod
 
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
+from weft.config.plan_sections import Between
 from weft.cost.flops import train_flops_per_token
 from weft.cost.memory import Memory, fullest, memory_of_plan, room_of_plan
 from weft.cost.sent import Way, sent_by_plan
@@ -74,6 +75,10 @@ class Options:
     microbatches in flight than their schedule needs, or lists."""
     cuts_layers: bool = False
     """Borders of the best few plans may be moved into layers, where the family lets them."""
+    border: str = ""
+    """What borders between stages are cast to; empty: they are not."""
+    border_between: Between | None = None
+    """Only those between these; None: all."""
     max_stages: int | None = None
     """Most meshes of one pipeline."""
     max_ranks: int | None = None

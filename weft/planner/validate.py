@@ -23,6 +23,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.plan.tiling import split_by_weight
+from weft.planner.casts import check_casts
 from weft.planner.domains import check_domains
 from weft.planner.sites import check_sites
 from weft.precision.registry import PRECISIONS
@@ -57,6 +58,7 @@ def validate_plan(
     _check_owners(plan)
     check_domains(plan)
     check_sites(plan)
+    check_casts(plan)
     if plan.global_batch != global_batch:
         shares = [pipeline.samples for pipeline in plan.pipelines]
         raise ConfigError(

@@ -146,7 +146,8 @@ def _where(plan: Plan, cluster: Cluster | None) -> str:
     ranks, hosts = plan.world_size, [node.host for node in cluster.nodes] if cluster else []
     machines = f" on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} machines'}" if hosts else ""
     sites = f" in {len(plan.sites)} sites" if plan.sites else ""
-    return f"{ranks:,} rank{'s' * (ranks != 1)}{machines}{sites}"
+    casts = f", borders cast to {' and '.join(plan.casts)}" if plan.casts else ""
+    return f"{ranks:,} rank{'s' * (ranks != 1)}{machines}{sites}{casts}"
 
 
 def _status(run: RunFiles) -> tuple[bool, str]:

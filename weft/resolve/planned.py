@@ -224,7 +224,9 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
 def _asked(config: Config, resources: Resources) -> dict[str, Any]:
     """All that a plan depends on, as JSON has it; rates apart, which a profile may refine."""
     compute, batch = config.compute, config.batch
-    more = {"domains": False} if not options_asked(config).domains else {}
+    more: dict[str, Any] = {"domains": False} if not options_asked(config).domains else {}
+    if config.plan.border is not None:
+        more |= {"border": config.plan.border, "border_between": config.plan.border_between}
     return (more | {"tf32": True} if compute.tf32 else more) | {
         "chips": [_in_words(pool) for pool in resources.chips.view.pools],
         "may_idle": resources.may_idle,
@@ -259,6 +261,8 @@ def options_asked(config: Config) -> Options:
         micros=usual.micros if micro is None else (micro,),
         max_stages=None if auto is None else auto.max_stages,
         domains=auto is None or auto.domains,
+        border=config.plan.border or "",
+        border_between=config.plan.border_between,
         in_flight=True,
         cuts_layers=True,
     )

@@ -28,7 +28,8 @@ from weft.optim.registry import training_of
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, StagePlan
 from weft.plan.plan_file import PlanFile
-from weft.planner.domains import idle_zero_notes, refuse_idle_domains, with_domains
+from weft.planner.casts import refuse_idle_cast, with_casts
+from weft.planner.domains import idle_zero_notes, nodes_of, refuse_idle_domains, with_domains
 from weft.planner.problem import Workload
 from weft.planner.sites import refuse_idle_fragments, with_sites
 from weft.planner.stages import pipelines_of, staged_plan
@@ -243,7 +244,11 @@ def _derived(
         )
 
     plan = staged_plan(config.plan, pipelines, batch, num_layers, computes)
-    domains = config.plan.domains
+    domains, border = config.plan.domains, config.plan.border
+    if border is not None:
+        between = config.plan.border_between
+        plan = with_casts(plan, border, between, nodes_of(plan, ranks_here, between, "border"))
+        refuse_idle_cast(plan, border, between)
     return plan if domains is None else with_domains(plan, domains, ranks_here)
 
 

@@ -4,7 +4,8 @@ In tensors, each of what crosses with one microbatch one way. A microbatch's inp
 from its forward on. Beside that are held: inputs and gradients that are received ahead, gradients
 until the weights' are made from them, results until their own backward, and gradients that were
 handed on until they have arrived. Memory of what comes is used again and never given back, so that
-it is as much as was ever in use at once.
+it is as much as was ever in use at once. Where borders are cast, all that is on its way is a
+message of its own, and becomes a tensor when it is used.
 """
 
 from __future__ import annotations
@@ -20,10 +21,15 @@ from weft.schedules.receives import receives
 from weft.schedules.registry import SCHEDULES
 from weft.schedules.releases import releases
 
+_Moments = tuple[Sequence[Sequence[Action]], Sequence[Sequence[Action]]]
+"""For every action of a position: what is received from then on, and what has arrived after it."""
+
 
 @lru_cache(maxsize=1 << 14)
-def borders_at_peak(pattern: Pattern) -> tuple[int, ...]:
+def borders_at_peak(pattern: Pattern, message: float = 1.0) -> tuple[float, ...]:
     """For every position, the tensors at its borders while it holds most microbatches.
+
+    ``message``: what part of a tensor's bytes its message has; 1: the tensor itself is sent.
 
     Once the pipeline is full, further microbatches change nothing, but that ZB-V on two positions
     has one more where they are odd; where a schedule holds them all, each adds as many as the one
@@ -32,21 +38,51 @@ def borders_at_peak(pattern: Pattern) -> tuple[int, ...]:
     full = full_after(pattern)
     more = 0 if pattern.lists else pattern.num_microbatches - full
     if more > 0:
-        most = borders_at_peak(replace(pattern, num_microbatches=full))
+        most = borders_at_peak(replace(pattern, num_microbatches=full), message)
         if not SCHEDULES[pattern.name].holds_every_microbatch:
             return most
-        less = borders_at_peak(replace(pattern, num_microbatches=full - 1))
+        less = borders_at_peak(replace(pattern, num_microbatches=full - 1), message)
         return tuple(many + more * (many - few) for many, few in zip(most, less, strict=True))
     if pattern.num_positions == 1:
         return (0,)
     clocks = Clocks(schedule_of_pattern(pattern))
     last, coming = pattern.num_stages - 1, receives(clocks)
-    return tuple(_peak(clocks, p, last, coming[p]) for p in range(pattern.num_positions))
+    found = []
+    for position in range(pattern.num_positions):
+        both: _Moments = coming[position], releases(clocks, position)
+        if message == 1:
+            found.append(float(_peak(clocks, position, last, both)))
+            continue
+        messages = _messages(clocks, position, both)
+        both = _as_messages(clocks, position, both)
+        found.append(_peak(clocks, position, last, both) + message * messages)
+    return tuple(found)
 
 
-def _peak(clocks: Clocks, position: int, last: int, receives_at: Sequence[Sequence[Action]]) -> int:
+def _as_messages(clocks: Clocks, position: int, both: _Moments) -> _Moments:
+    """Where messages are others than tensors: these come when they are used, and go when their
+    messages are made."""
+    own, ahead = clocks.schedule[position], {each for coming in both[0] for each in coming}
+    used = [[action] if action in ahead else [] for action in own]
+    return used, [[action] if clocks.taker(action) is not None else [] for action in own]
+
+
+def _messages(clocks: Clocks, position: int, both: _Moments) -> int:
+    """Most that are there at once: received and not used yet, or sent and perhaps not arrived."""
+    waiting: set[Action] = set()
+    most = sent = 0
+    for action, coming, arrived in zip(clocks.schedule[position], *both, strict=True):
+        waiting.update(coming)
+        most = max(most, len(waiting) + sent)
+        waiting.discard(action)
+        sent += clocks.taker(action) is not None
+        most = max(most, len(waiting) + sent)
+        sent -= len(arrived)
+    return most
+
+
+def _peak(clocks: Clocks, position: int, last: int, both: _Moments) -> int:
     """``last``: the last stage, whose results stay."""
-    both = receives_at, releases(clocks, position)
     came: set[tuple[str, int, int]] = set()
     most_came = kept = beside = 0
     best = 0, 0

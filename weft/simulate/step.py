@@ -173,8 +173,9 @@ def times_of_plan(
         stage, after = pipeline.stages[number : number + 2]
         if stage.mesh.ranks == after.mesh.ranks:
             return BorderTimes()
+        sizes = pipeline.microbatch, seq_len, shape.d_model
         return border_times(
-            border_bytes(stage.precision, pipeline.microbatch, seq_len, shape.d_model),
+            border_bytes(stage.precision, *sizes, cast=stage.border),
             (len(stage.mesh.ranks), len(after.mesh.ranks)),
             [side.fabric for side in sides[number : number + 2]],
             inside=cluster.share_a_node((*stage.mesh.ranks, *after.mesh.ranks)),

@@ -179,8 +179,9 @@ class VirtualCluster:
         one, other = pipeline.stages[number], pipeline.stages[number + 1]
         link = self.link((one.mesh.ranks[-1], other.mesh.ranks[0]))
         fabric = links_among(link, Group(2))
+        sizes = pipeline.microbatch, self.seq_len, self.spec.d_model
         return border_times(
-            border_bytes(one.precision, pipeline.microbatch, self.seq_len, self.spec.d_model),
+            border_bytes(one.precision, *sizes, cast=one.border),
             (len(one.mesh.ranks), len(other.mesh.ranks)),
             (fabric, fabric),
             inside=True,

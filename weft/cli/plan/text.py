@@ -56,6 +56,10 @@ def plan_table(plan: Plan) -> Iterator[str]:
     if plan.sites:
         sets = (f"ranks {ranges(site, dash='-')}" for site in plan.sites)
         yield f"sites: {' | '.join(sets)}; each trains for itself, so numbers depend on this plan"
+    for cast, borders in plan.casts.items():
+        several = len(plan.pipelines) > 1
+        places = (f"pipeline {p} stage {s}" if several else f"stage {s}" for p, s in borders)
+        yield f"borders cast to {cast}: after {', '.join(places)}, so numbers depend on where"
 
 
 def _rows(plan: Plan) -> Iterator[dict[str, str]]:

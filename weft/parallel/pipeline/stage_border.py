@@ -14,15 +14,18 @@ import torch
 from torch import Tensor
 
 from weft.axes.held import tiling
+from weft.axes.registry import AXES
 from weft.comm.comm import Comm, Finish, Parts
 from weft.comm.members import Channel, Edge, Message
 from weft.comm.memory import ReusedMemory
 from weft.comm.transport import nothing
 from weft.nn.stage import Tree
+from weft.parallel.casts import Code
 from weft.plan.box import Box
 from weft.plan.layout import Border, BorderTensor, Dim
-from weft.plan.plan import PipelinePlan, Plan
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.plan.tiling import Move, Stored, Tiling, moves
+from weft.precision.casts import CASTS
 from weft.precision.registry import PRECISIONS
 
 Way = Literal["F", "B"]
@@ -103,6 +106,18 @@ def _moves(pipeline: PipelinePlan, stage: int, microbatch: int, tensor: BorderTe
     return moves(source, target)
 
 
+def _code(stage: StagePlan, tensor: BorderTensor, way: Way) -> Code:
+    """How a tensor travels from a stage to the next. Rows that some axis may cut are not cast."""
+    if tensor.role != "compute":
+        return Code(_DTYPES[tensor.role])
+    cuts = (axis.divides(tensor.dims[-1], "stream") for axis in AXES.values() if tensor.dims)
+    if not stage.border or not tensor.dims or any(cuts):
+        return Code(PRECISIONS[stage.precision].compute.dtype)
+    cast = CASTS[stage.border]
+    name = cast.factors if way == "F" else cast.gradients
+    return Code(vars(torch)[name], has_scales=cast.row_bytes > 0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Route:
     """One rank's part in carrying one tensor of a microbatch over the border, one way."""
@@ -119,7 +134,8 @@ class StageBorder:
 
     Activations go forward along the moves from one tiling to the other, gradients of those that
     have one back along the same moves. Stages on one rank pass tensors by hand: such moves send
-    nothing. Each way must be sent, and be expected, in the same order of microbatches.
+    nothing. Each way must be sent, and be expected, in the same order of microbatches. Where the
+    plan says so, what is sent is cast.
     """
 
     def __init__(
@@ -139,6 +155,11 @@ class StageBorder:
             "B": {name: tensor for name, tensor in border.items() if tensor.has_grad},
         }
         self._channels = {way: channel(pipeline, stage, way) for way in self._tensors}
+        self._codes = {
+            (way, name): _code(pipeline.stages[stage], tensor, way)
+            for way, tensors in self._tensors.items()
+            for name, tensor in tensors.items()
+        }
         self._routes: dict[tuple[Way, int], dict[str, _Route]] = {}
         self._sent: dict[tuple[Way, int], tuple[Finish, Parts]] = {}
         self._arriving: dict[tuple[Way, int], tuple[Finish, dict[tuple[str, Box], Tensor]]] = {}
@@ -163,8 +184,8 @@ class StageBorder:
             for name, route in self._routes_of(way, microbatch).items():
                 going = [move.box.size for move in route.going if move.dst != rank]
                 coming = [move.box.size for move in route.coming if move.src != rank]
-                boxes = going * of_each[0] + coming * of_each[1]
-                yield from (Message(over, size, self._dtype(way, name)) for size in boxes)
+                boxes, code = going * of_each[0] + coming * of_each[1], self._codes[way, name]
+                yield from (Message(over, code.size(size), code.dtype) for size in boxes)
 
     def send(self, way: Way, microbatch: int, tree: Tree) -> None:
         """Hand on this rank's part of an output of ``stage``, or of gradients of what it gave."""
@@ -177,7 +198,7 @@ class StageBorder:
                     kept = part.to(self._dtype(way, name))
                     self._kept[way, microbatch, name, move.box] = kept
                 else:
-                    parts.append((move.dst, self._sendable(part, self._dtype(way, name))))
+                    parts.append((move.dst, self._sendable(part, self._codes[way, name])))
         if parts:
             over = self._channels[way]
             finish = self._comm.send(parts, channel=over, name="activations")
@@ -190,7 +211,9 @@ class StageBorder:
         for name, route in self._routes_of(way, microbatch).items():
             for move in route.coming:
                 if move.src != self._comm.rank:
-                    memory[name, move.box] = self._empty(way, name, move.box.size)
+                    code = self._codes[way, name]
+                    room = self._memory.take(code.size(move.box.size), code.dtype)
+                    memory[name, move.box] = room
                     parts.append((move.src, memory[name, move.box]))
         wait: Finish = nothing
         if parts:
@@ -213,23 +236,22 @@ class StageBorder:
                 by_hand = src == self._comm.rank
                 key = (way, microbatch, name, box)
                 parts.append((box, self._kept.pop(key) if by_hand else memory[name, box]))
-            if len(parts) == 1:
+            dtype = self._dtype(way, name)
+            if len(parts) == 1 and parts[0][1].dtype == dtype:
                 result[name] = parts[0][1]
                 continue
-            result[name] = self._empty(way, name, route.wanted.size)
+            result[name] = self._memory.take(route.wanted.size, dtype)
             for box, part in parts:
-                result[name][route.wanted.slices(box)] = part
+                self._codes[way, name].decode(part, result[name][route.wanted.slices(box)])
         return result
 
-    def _sendable(self, part: Tensor, dtype: torch.dtype) -> Tensor:
-        """The part itself where it can be sent as it is, else a copy."""
-        if part.dtype == dtype and part.is_contiguous():
+    def _sendable(self, part: Tensor, code: Code) -> Tensor:
+        """The part itself where it can be sent as it is, else a copy, or what it is cast to."""
+        if part.dtype == code.dtype and part.is_contiguous():
             return part
-        copy = self._memory.take(tuple(part.shape), dtype)
-        return copy.copy_(part)
-
-    def _empty(self, way: Way, name: str, size: tuple[int, ...]) -> Tensor:
-        return self._memory.take(size, self._dtype(way, name))
+        message = self._memory.take(code.size(tuple(part.shape)), code.dtype)
+        code.encode(part, message)
+        return message
 
     def _dtype(self, way: Way, name: str) -> torch.dtype:
         precision = self._pipeline.stages[self._stage].precision

@@ -15,6 +15,7 @@ from weft.config.axes import SAMPLE_AXES
 from weft.cost.work import Axes, copies_in, share
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
+from weft.planner.casts import with_casts
 from weft.planner.problem import Problem
 from weft.schedules.registry import SCHEDULES
 
@@ -163,8 +164,12 @@ def plan_of(lines: Sequence[Line], problem: Problem) -> Plan:
     both = zip(lines, firsts, strict=False)
     pipelines = tuple(_pipeline(line, problem, first) for line, first in both)
     domains = domains_of(lines[0].apart, lines, problem.cluster)
-    num_layers = problem.workload.spec.num_layers
-    return Plan(num_layers=num_layers, pipelines=pipelines, domains=domains)
+    num_layers, options = problem.workload.spec.num_layers, problem.options
+    plan = Plan(num_layers=num_layers, pipelines=pipelines, domains=domains)
+    if not options.border:
+        return plan
+    node_of = used_cluster(lines, problem.cluster).node_of
+    return with_casts(plan, options.border, options.border_between, node_of)
 
 
 def domains_of(

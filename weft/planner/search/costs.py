@@ -16,6 +16,7 @@ from weft.cost.timing import Hardware, stage_times
 from weft.cost.work import StageWork, dividing
 from weft.models.registry import shape_of
 from weft.plan.plan import ZeroLevel
+from weft.planner.casts import saves_bytes
 from weft.planner.problem import Problem
 from weft.planner.search.choice import Apart, Section, nodes_for, num_ranks
 from weft.recompute.asked import slabs_of
@@ -176,6 +177,19 @@ class Costs:
         """Between stages on two meshes."""
         numbers = [each.choice.num_ranks for each in ranks]
         fabrics = [self.hardware(each.pool, each.per_node).fabric for each in ranks]
+        part = self.message_part(*ranks, inside=inside)
         workload = self.workload
-        sent = border_bytes(workload.precision, micro, workload.seq_len, self.shape.d_model)
-        return border_times(sent, numbers, fabrics, inside=inside)
+        whole = border_bytes(workload.precision, micro, workload.seq_len, self.shape.d_model)
+        return border_times(part * whole, numbers, fabrics, inside=inside)
+
+    def message_part(self, here: Rank, there: Rank, *, inside: bool) -> float:
+        """Bytes that go over a border, beside those of the tensor, as ``with_casts`` will say what
+        it is cast to."""
+        cast, precision = self.options.border, self.workload.precision
+        if not cast or not saves_bytes(cast, precision):
+            return 1.0
+        devices = {self.pools[each.pool].chip.device for each in (here, there)}
+        apart = {None: True, "nodes": not inside, "families": len(devices) > 1}
+        sizes = 1, 1, self.shape.d_model
+        whole, sent = (border_bytes(precision, *sizes, cast=each) for each in ("", cast))
+        return sent / whole if apart[self.options.border_between] else 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
@@ -53,10 +53,12 @@ class Route:
         return SCHEDULES[self.line.schedule].placement(self.num_meshes, self.pattern.num_stages)
 
     @cached_property
-    def peaks(self) -> list[tuple[tuple[int, ...], int]]:
+    def peaks(self) -> list[tuple[tuple[int, ...], float]]:
         """Of each mesh: microbatches of its stages, and tensors at its borders."""
         pattern = self.pattern
-        return list(zip(held_at_peak(pattern), borders_at_peak(pattern), strict=True))
+        parts = (self.costs.message_part(*both, inside=inside) for *both, inside in self._crossed)
+        borders = borders_at_peak(pattern, max(parts, default=1.0))
+        return list(zip(held_at_peak(pattern), borders, strict=True))
 
     @cached_property
     def ends(self) -> list[tuple[tuple[bool, bool], ...]]:
@@ -81,9 +83,19 @@ class Route:
             found += [Rank(section.pool, part.chips_per_node, choice)] * section.meshes
         return found
 
+    @property
+    def _crossed(self) -> Iterator[tuple[Rank, Rank, bool]]:
+        """Of each border between two meshes these, and whether both are on one node."""
+        return ((self.ranks[a], self.ranks[b], near) for a, b, near in self._sides if a != b)
+
     @cached_property
     def borders(self) -> list[BorderTimes]:
         """Between stages ``s`` and ``s + 1``."""
+        return [self._border(*sides) for sides in self._sides]
+
+    @cached_property
+    def _sides(self) -> list[tuple[int, int, bool]]:
+        """Of each border its meshes, and whether both are on one node."""
         used = self.used
         ends, first = [], 0
         for rank in self.ranks:
@@ -92,7 +104,7 @@ class Route:
             first = last
         mesh_of = {stage: mesh for mesh, held in enumerate(self.positions) for stage in held}
         borders = [(mesh_of[s], mesh_of[s + 1]) for s in range(len(mesh_of) - 1)]
-        return [self._border(a, b, len({*ends[a], *ends[b]}) == 1) for a, b in borders]
+        return [(a, b, len({*ends[a], *ends[b]}) == 1) for a, b in borders]
 
     def _border(self, here: int, there: int, inside: bool) -> BorderTimes:
         if here == there:

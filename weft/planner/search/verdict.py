@@ -40,6 +40,8 @@ def verdict(plan: Plan, problem: Problem, *, best_s: float) -> Reason:
     """Why a plan that fits is not the one that was found, of which a step takes ``best_s``."""
     costs = Costs(problem, len(plan.pipelines))
     try:
+        if bool(plan.casts) != bool(problem.options.border):
+            raise OutsideError("it casts borders as plan.border says")
         lines = lines_of(plan, problem.cluster)
         for line in lines:
             _refuse_outside(line, costs)

@@ -1,0 +1,52 @@
+"""Numbers as they travel: as they are, or rounded to fewer bits, each row with a scale of its own.
+
+A row is all along the last dimension, such as the features of one token, wherever the other
+dimensions are cut: so what is rounded to depends on no mesh, and on no microbatch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.parallel.fp8.rounding import Scaled, Spans, scaled
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """How tensors of one kind travel."""
+
+    values: torch.dtype
+    has_scales: bool = False
+    """A byte behind each row is the exponent of its scale."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of messages: bytes, where libraries of collectives know no numbers in eight bits."""
+        return torch.uint8 if self.has_scales else self.values
+
+    def size(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the message for a tensor of this size."""
+        return (*size[:-1], size[-1] + 1) if self.has_scales else size
+
+    def encode(self, values: Tensor, into: Tensor) -> None:
+        """Round ``values`` into a message. A row with infinity, or no number, becomes no numbers,
+        so that the loss says so."""
+        if not self.has_scales:
+            into.copy_(values)
+            return
+        wide = torch.promote_types(values.dtype, torch.bfloat16)  # fp16 has too few exponents
+        found = scaled(values.to(wide), self.values, Spans(whole=(-1,)))
+        into[..., :-1] = found.values.view(torch.uint8)
+        into[..., -1:] = found.scale.to(torch.float8_e8m0fnu).view(torch.uint8)
+
+    def decode(self, came: Tensor, into: Tensor) -> None:
+        """The numbers that were rounded to."""
+        if not self.has_scales:
+            into.copy_(came)
+            return
+        scale = came[..., -1:].view(torch.float8_e8m0fnu).float()
+        wide = torch.promote_types(into.dtype, torch.bfloat16)
+        into.copy_(Scaled(came[..., :-1].view(self.values), scale).exact(wide))
