@@ -133,6 +133,9 @@ class ComputeConfig(Section):
     backward, "attention" and "feed_forward" only what enters that half, "activation" only drops
     what the feed-forward's last product reads, "core" only attention's scores; "auto" is "off",
     and with `plan.auto` whatever is fastest in the memory there is."""
+    activations_gib: Positive | None = None
+    """Most that a rank may keep of its micro-batches, for `recompute: auto`: each stage computes
+    again what takes least time, in as many layers as that asks. Left out: all that fits."""
     compile: Flag | None = None
     """torch.compile each block: slower to start, faster steps; equal blocks are compiled once.
     Left out: on GPUs, and not on the CPU."""

@@ -26,6 +26,7 @@ from weft.plan.plan import Plan, Precision, StagePlan
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.renumber import renumbered
 from weft.planner.search import Found, search
+from weft.resolve.kept import ACTIVATIONS
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
 from weft.resolve.resolve import compiles, refuse_unusable, spec_asked
@@ -253,6 +254,9 @@ def options_asked(config: Config) -> Options:
     """What a configuration leaves to the planner."""
     usual, recompute, auto = Options(), config.compute.recompute, config.plan.auto
     schedule, micro = config.plan.schedule, config.batch.micro
+    if config.compute.activations_gib is not None:
+        expected = "null where the planner chooses, which keeps all that fits"
+        raise ConfigError(ACTIVATIONS, config.compute.activations_gib, expected)
     return replace(
         usual,
         recompute=usual.recompute if recompute == "auto" else (recompute,),

@@ -40,6 +40,7 @@ from weft.planner.validate import (
     validate_plan,
 )
 from weft.platform.registry import PLATFORMS
+from weft.resolve.kept import ACTIVATIONS, with_activations_in
 from weft.resolve.tf32 import tf32_note
 from weft.resolve.usual_precision import usual_precision
 
@@ -244,12 +245,39 @@ def _derived(
         )
 
     plan = staged_plan(config.plan, pipelines, batch, num_layers, computes)
+    plan = _with_activations(config, plan, pipelines, notes)
     domains, border = config.plan.domains, config.plan.border
     if border is not None:
         between = config.plan.border_between
         plan = with_casts(plan, border, between, nodes_of(plan, ranks_here, between, "border"))
         refuse_idle_cast(plan, border, between)
     return plan if domains is None else with_domains(plan, domains, ranks_here)
+
+
+def _with_activations(
+    config: Config, plan: Plan, pipelines: Sequence[PipelineConfig], notes: list[str]
+) -> Plan:
+    """The plan that keeps no more than is asked for, where stages do not say what they do."""
+    gib = config.compute.activations_gib
+    if gib is None:
+        return plan
+    if config.compute.recompute != "auto":
+        hint = "Leave one of the two out."
+        expected = f"'auto' beside {ACTIVATIONS}"
+        raise ConfigError("compute.recompute", config.compute.recompute, expected, hint)
+    places = [
+        (p, position)
+        for p, pipeline in enumerate(pipelines)
+        for position, stage in enumerate(pipeline.stages)
+        if stage.recompute is None
+    ]
+    spec = spec_asked(config)
+    training = training_of(config.optim, param_specs(spec))
+    seq_len = config.data.seq_len
+    found = with_activations_in(plan, gib, spec, seq_len, training=training, places=places)
+    texts = ", ".join(dict.fromkeys(stage.recompute for _, _, stage in found.stages()))
+    notes.append(f"compute.recompute = {texts}, for ranks keep at most {gib:g} GiB of activations")
+    return found
 
 
 def compiles(config: Config, device: str, notes: list[str]) -> bool:
@@ -385,6 +413,7 @@ DECIDED_BY_PLAN = (
     "compute.device",
     "compute.precision",
     "compute.recompute",
+    "compute.activations_gib",
     "compute.compile",
 )
 """What a plan says of every stage, so that a configuration beside it cannot."""

@@ -1,9 +1,10 @@
-"""Recompute only what memory asks: what the best plans make again in backward, chosen by stage."""
+"""Recompute only what memory asks: what plans make again in backward, chosen by stage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from math import inf
 
@@ -22,6 +23,10 @@ Where = tuple[int, int]
 """A pipeline and a position of it."""
 Layers = Mapping[Where, int]
 """By position, how many first layers of each of its stages are made again as a whole."""
+Fits = Callable[[Plan], Mapping[Where, bool]]
+"""Of a plan's positions: does what they keep fit?"""
+Seconds = Callable[[Plan], Mapping[Where, float]]
+"""Likewise: how long do they compute on a microbatch?"""
 
 
 def with_least_recompute(candidates: Sequence[Candidate], problem: Problem) -> list[Candidate]:
@@ -33,22 +38,36 @@ def with_least_recompute(candidates: Sequence[Candidate], problem: Problem) -> l
 
 
 def _lighter(candidate: Candidate, problem: Problem) -> Candidate:
-    """What a position keeps changes no other's memory: each takes what is fastest for itself."""
     plan = candidate.plan
-    if all(stage.recompute == "off" for _, _, stage in plan.stages()):
+    places = [
+        where
+        for where, stages in _positions(plan)
+        if all(stage.recompute != "off" for stage in stages)
+    ]
+    if not places:
         return candidate
-    fastest: dict[Where, tuple[float, str, int]] = {}
-    for base in _bases():
-        layers = _fewest(plan, base, problem)
-        seconds = _seconds(_mixed(plan, dict.fromkeys(layers, base), layers), problem)
-        for where, count in layers.items():
-            fastest[where] = min(fastest.get(where, (inf, "", 0)), (seconds[where], base, count))
-    chosen = {where: base for where, (_, base, _) in fastest.items()}
-    mixed = _mixed(plan, chosen, {where: count for where, (_, _, count) in fastest.items()})
+    both = partial(_fits, problem=problem), partial(_seconds, problem=problem)
+    mixed = lightest(plan, places, *both)
     time, memory = problem.time(mixed), problem.memory(mixed)
     if time.step_s >= candidate.time.step_s or not have_room(mixed, problem, memory):
         return candidate
     return replace(candidate, plan=mixed, time=time, memory=memory)
+
+
+def lightest(plan: Plan, places: Sequence[Where], fits: Fits, seconds: Seconds) -> Plan:
+    """The plan with the modes and the layers that take least time and fit, at each of these
+    positions; whole layers where nothing fits.
+
+    What a position keeps changes no other's memory: each takes what is fastest for itself.
+    """
+    fastest: dict[Where, tuple[float, str, int]] = {}
+    for base in _bases():
+        layers = _fewest(plan, places, base, fits)
+        taken = seconds(_mixed(plan, dict.fromkeys(places, base), layers))
+        for where, count in layers.items():
+            fastest[where] = min(fastest.get(where, (inf, "", 0)), (taken[where], base, count))
+    chosen = {where: base for where, (_, base, _) in fastest.items()}
+    return _mixed(plan, chosen, {where: count for where, (_, _, count) in fastest.items()})
 
 
 def _bases() -> tuple[Recompute, ...]:
@@ -59,27 +78,35 @@ def _bases() -> tuple[Recompute, ...]:
     return tuple("+".join(found) for found in sets if reduced(found) == found)
 
 
-def _fewest(plan: Plan, base: Recompute, problem: Problem) -> Layers:
+def _fewest(plan: Plan, places: Sequence[Where], base: Recompute, fits: Fits) -> Layers:
     """By position, the fewest layers made again as a whole with which it fits; the number of its
     longest stage where none does."""
-    low = dict.fromkeys(dict(_positions(plan)), 0)
-    high = {where: max(len(stage.blocks) for stage in stages) for where, stages in _positions(plan)}
+    low = dict.fromkeys(places, 0)
+    at = dict(_positions(plan))
+    high = {where: max(len(stage.blocks) for stage in at[where]) for where in places}
     while low != high:
         middle = {where: (low[where] + high[where]) // 2 for where in low}
-        mixed = _mixed(plan, dict.fromkeys(low, base), middle)
-        memory = problem.memory(mixed)
-        part = problem.options.memory_part * 2**30
-        for where, (first, *_) in _positions(plan):
-            rank = problem.fullest(first, memory)
-            if memory[rank].total <= part * problem.cluster.pool_of(rank).chip.memory_gib:
+        found = fits(_mixed(plan, dict.fromkeys(low, base), middle))
+        for where in low:
+            if found[where]:
                 high[where] = middle[where]
             else:
                 low[where] = min(middle[where] + 1, high[where])
     return high
 
 
+def _fits(plan: Plan, problem: Problem) -> dict[Where, bool]:
+    memory = problem.memory(plan)
+    part = problem.options.memory_part * 2**30
+    found = {}
+    for where, (first, *_) in _positions(plan):
+        rank = problem.fullest(first, memory)
+        room = part * problem.cluster.pool_of(rank).chip.memory_gib
+        found[where] = memory[rank].total <= room
+    return found
+
+
 def _seconds(plan: Plan, problem: Problem) -> dict[Where, float]:
-    """Of a microbatch at each position."""
     times = problem.times(plan)
     return {
         (p, position): sum(times[p][0][number].whole_s for number in numbers)
@@ -89,12 +116,10 @@ def _seconds(plan: Plan, problem: Problem) -> dict[Where, float]:
 
 
 def _positions(plan: Plan) -> Iterator[tuple[Where, list[StagePlan]]]:
-    """Positions that recompute, and their stages."""
+    """All of a plan, and their stages."""
     for p, pipeline in enumerate(plan.pipelines):
         for position, numbers in enumerate(pipeline.positions()):
-            stages = [pipeline.stages[number] for number in numbers]
-            if all(stage.recompute != "off" for stage in stages):
-                yield (p, position), stages
+            yield (p, position), [pipeline.stages[number] for number in numbers]
 
 
 def _mixed(plan: Plan, bases: Mapping[Where, Recompute], layers: Layers) -> Plan:
@@ -103,6 +128,7 @@ def _mixed(plan: Plan, bases: Mapping[Where, Recompute], layers: Layers) -> Plan
         stage.mesh.ranks: (bases[where], layers[where])
         for where, stages in _positions(plan)
         for stage in stages
+        if where in bases
     }
 
     def mixed(stage: StagePlan) -> StagePlan:
