@@ -45,8 +45,8 @@ def test_by_hand() -> None:
         ("2(F B", "a bracket is not closed"),
         ("F) B", "a bracket closes that was not opened"),
         ("F2 B", "F2 is of a stage that its mesh does not hold"),
-        ("999999999F", "it has more than 1048576 actions"),
-        ("9999(9999(F B))", "it has more than 1048576 actions"),
+        ("999999999F", "it has more than 131072 actions"),
+        ("9999(9999(F B))", "it has more than 131072 actions"),
     ],
 )
 def test_other_texts_are_refused(text: str, message: str) -> None:

@@ -19,6 +19,7 @@ from weft.plan.plan import Plan
 from weft.plan.plan_file import view_used
 from weft.planner.problem import Problem, Workload
 from weft.planner.validate import refuse_idle_pieces, refuse_unrun_axes, validate_plan
+from weft.planner.whole_blocks import refuse_cut_blocks
 from weft.resolve.planned import by_person, options_asked, says_a_plan
 from weft.resolve.resolve import read_plan_file, resolve, vocab_size_asked
 from weft.resolve.usual_precision import usual_precision
@@ -144,6 +145,7 @@ def _given(
             hint = "Cut stages where the cluster's kinds of chips meet, or say what part of the "
             hint += "samples each takes (sample_shares) where one PyTorch device is all of them."
             raise ConfigError(f"{where}.mesh.ranks", names, "ranks on chips of one kind", hint)
+    refuse_cut_blocks(plan, spec)
     devices = plan.each(
         lambda stage: replace(stage, device=cluster.pool_of(stage.mesh.ranks[0]).chip.device)
     )

@@ -39,6 +39,7 @@ from weft.planner.validate import (
     refuse_unrun_axes,
     validate_plan,
 )
+from weft.planner.whole_blocks import refuse_cut_blocks
 from weft.platform.registry import PLATFORMS
 from weft.resolve.kept import ACTIVATIONS, with_activations_in
 from weft.resolve.tf32 import tf32_note
@@ -312,6 +313,7 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     dims = dims_of_model(spec)
     for p, s, stage in plan.stages():
         check_mesh(dims, stage.mesh, f"pipelines[{p}].stages[{s}].mesh")
+    refuse_cut_blocks(plan, spec)
     refuse_idle_pieces(plan, dims)
 
 

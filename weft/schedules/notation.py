@@ -17,7 +17,7 @@ from weft.schedules.action import Action, Kind
 
 _TOKENS = re.compile(r"(\d*)([FBIW])(\d*)|(\d+)\(|(\))|\s+")
 _KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
-MOST_ACTIONS = 1 << 20
+MOST_ACTIONS = 1 << 17
 """Of one text, which may repeat repetitions."""
 _MOST_REPEATED = 64
 """Actions in a part that is written once and repeated."""

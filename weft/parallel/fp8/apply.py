@@ -12,7 +12,6 @@ from weft.parallel.apply import RUNTIMES
 from weft.parallel.fp8.linear import Factors, ScaledLinear
 from weft.parallel.params import LocalParam
 from weft.parallel.runtime import AxisGroup
-from weft.plan.box import Box
 from weft.plan.plan import RankPlan
 from weft.platform.registry import PLATFORMS
 from weft.precision.registry import PRECISIONS
@@ -44,8 +43,7 @@ class EightBits:
         module that is itself a linear layer is left alone, and its replacement returned.
 
         Raises:
-            ConfigError: a block of a weight would have to be in two ranks; a layer has hooks, or a
-                weight that is computed.
+            ConfigError: a layer has hooks, or a weight that is computed.
         """
         if id(module) in self._made:
             return self._made[id(module)]
@@ -64,26 +62,14 @@ class EightBits:
         found = self._params.get(id(linear.weight))
         divided = (False, False)
         if found is not None:
-            shape, boxes = found.spec.shape, found.stored.boxes
+            shape = found.spec.shape
             divided = found.stored.size[0] < shape[0], found.stored.size[1] < shape[1]
-            if self._products.scaling == "blockwise":
-                self._refuse_cut_blocks(found.spec.name, shape, boxes)
         return Factors(
             self._products,
             divided=divided,
             groups=tuple(self._groups),
             by_tensor_cores=self._by_tensor_cores,
         )
-
-    def _refuse_cut_blocks(self, name: str, shape: Sequence[int], boxes: Sequence[Box]) -> None:
-        block = self._products.block
-        for box in boxes:
-            for low, high, size in zip(box.offset, box.end, shape, strict=True):
-                if low % block or (high % block and high != size):
-                    hint = "Another size of the axis, or precision fp8-rowwise, cuts none."
-                    part = f"rows or columns {low} to {high - 1} of {size}"
-                    expected = f"parts of whole blocks of {block} with blockwise scales"
-                    raise ConfigError(f"plan: {name}", part, expected, hint)
 
 
 def eight_bits(params: Sequence[LocalParam], rank_plan: RankPlan, comm: Comm) -> EightBits | None:

@@ -25,6 +25,7 @@ from weft.planner.search.choice import INSIDE, Section, inner_of, mesh_axes, nod
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.search.found import ReasonKind
 from weft.planner.validate import why_not
+from weft.planner.whole_blocks import cut_block
 
 MOST_COMBINATIONS = 1600
 """Of sections of several kinds, for one microbatch."""
@@ -343,6 +344,8 @@ class Space:
         """Every axis has one to divide the model, beside those further inside."""
         spec = self.costs.workload.spec
         used = tuple(AXES[name] for name, size in inner if size > 1)
+        if cut_block(spec, inner, self.costs.workload.precision):
+            return False
         return not any(why_not(spec, used[number:]) for number in range(len(used)))
 
     def _allowed_inner(self, pool: int) -> Iterator[Axes]:

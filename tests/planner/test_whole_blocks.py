@@ -1,0 +1,50 @@
+"""Weights with a scale for each block: no plan that is asked for, or made, cuts a block."""
+
+from dataclasses import replace
+
+import pytest
+
+from weft.cluster.cluster import catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.config.errors import ConfigError
+from weft.models.llama.sizes import SIZES
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.planner.problem import Options, Problem, Workload
+from weft.planner.search import search
+from weft.planner.whole_blocks import refuse_cut_blocks
+
+LLAMA = replace(SIZES["llama3-8b"], num_layers=4)
+CASES = [  # heads of 128, 14336 = 112 x 128, 14208 = 111 x 128
+    ({}, 8, ""),
+    ({"d_ff": 14208}, 2, r"elements 0 to 7103 of 14208 of layers.0.ff.gate"),
+    ({"d_ff": 14208}, 3, ""),
+]
+
+
+def plan(tp: int, precision: str = "fp8-blockwise") -> Plan:
+    stage = StagePlan(mesh=Mesh.of(range(tp), tp=tp), layers=(0, 4), precision=precision)
+    pipeline = PipelinePlan(stages=(stage,), samples=1, microbatch=1)
+    return Plan(num_layers=4, pipelines=(pipeline,))
+
+
+@pytest.mark.parametrize(("sizes", "tp", "said"), CASES)
+def test_a_cut_block_is_refused(sizes: dict[str, int], tp: int, said: str) -> None:
+    spec = replace(LLAMA, **sizes)
+    refuse_cut_blocks(plan(tp, "fp8-rowwise"), spec)
+    if not said:
+        return refuse_cut_blocks(plan(tp), spec)
+    with pytest.raises(ConfigError, match=said):
+        refuse_cut_blocks(plan(tp), spec)
+    return None
+
+
+def test_the_planner_cuts_none() -> None:
+    """Where only two ranks together have the memory, one block too few means no such plan."""
+    pool = ChipPool(chip=catalogue()["H100-SXM5-80GB"], num_nodes=1, chips_per_node=2)
+    only = Options(zero=(0,), max_pipelines=1, max_stages=1)
+    for d_ff, found in ((14336, {2}), (14208, {1})):
+        spec = replace(LLAMA, d_ff=d_ff)
+        workload = Workload(spec=spec, seq_len=8192, samples=1, precision="fp8-blockwise")
+        best = search(Problem(workload, ClusterView((pool,)), options=only)).best
+        assert {stage.mesh.size("tp") for _, _, stage in best.plan.stages()} == found

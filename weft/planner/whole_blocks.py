@@ -1,0 +1,63 @@
+"""Weights whose blocks have one scale each are divided between blocks alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from math import prod
+
+from weft.axes.held import tiling
+from weft.config.errors import ConfigError
+from weft.models.registry import layout_of, param_specs
+from weft.plan.box import Box
+from weft.plan.layout import Dim
+from weft.plan.mesh import Mesh
+from weft.plan.model import ModelSpec
+from weft.plan.plan import Plan, Precision
+from weft.precision.registry import PRECISIONS
+
+
+def refuse_cut_blocks(plan: Plan, spec: ModelSpec) -> None:
+    """
+    Raises:
+        ConfigError: a block of a weight would have to be on two ranks.
+    """
+    for p, s, stage in plan.stages():
+        cut = cut_block(spec, stage.mesh.axes, stage.precision)
+        if cut:
+            axis = stage.mesh.model_axes[0]
+            hint = "Precision fp8-rowwise has no blocks."
+            expected = f"a size that cuts no block of precision {stage.precision}; not {cut}"
+            key = f"pipelines[{p}].stages[{s}].mesh.{axis}"
+            raise ConfigError(key, stage.mesh.size(axis), expected, hint)
+
+
+@lru_cache(maxsize=1 << 10)
+def cut_block(spec: ModelSpec, axes: tuple[tuple[str, int], ...], precision: Precision) -> str:
+    """A part of a layer's weight that begins or ends inside a block, in words; empty: none does."""
+    products = PRECISIONS[precision].products
+    if products is None or products.scaling != "blockwise":
+        return ""
+    mesh = Mesh(tuple(range(prod(size for _, size in axes))), axes)
+    for dims, name in _weights(spec).items():
+        boxes = {box for held in tiling(dims, "param", mesh).boxes.values() for box in held}
+        for low, high, dim in sorted(_ends(boxes, dims), key=lambda end: end[:2]):
+            if low % products.block or (high % products.block and high != dim.size):
+                return f"elements {low} to {high - 1} of {dim.size} of {name}"
+    return ""
+
+
+def _weights(spec: ModelSpec) -> dict[tuple[Dim, ...], str]:
+    """The dimensions of layers' weights, and the first that has them."""
+    layout = layout_of(spec)
+    found: dict[tuple[Dim, ...], str] = {}
+    for param in param_specs(spec):
+        if isinstance(param.unit, int) and len(param.shape) == 2:
+            module, _, leaf = param.name.rpartition(".")
+            found.setdefault(layout[module].params[leaf], param.name)
+    return found
+
+
+def _ends(boxes: Iterable[Box], dims: Sequence[Dim]) -> Iterator[tuple[int, int, Dim]]:
+    for box in boxes:
+        yield from zip(box.offset, box.end, dims, strict=True)
