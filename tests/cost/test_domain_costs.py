@@ -56,6 +56,8 @@ def test_bytes_between_domains(make, zero: ZeroLevel) -> None:
     apart = replace(make(zero), domains=HALVES)
     sent = sent_by_plan(apart, SPEC, NODES, seq_len=SEQ)
     assert sent[FAR] / 2 == 2 * (2 - 1) / 2 * 4 * PARAMS == pytest.approx(26.95e9, rel=1e-3)
+    eight = sent_by_plan(replace(apart, sums="fp8"), SPEC, NODES, seq_len=SEQ)
+    assert eight[FAR] == sent[FAR] / 4 * 129 / 128 and eight[NEAR] == sent[NEAR]
     times = 2 if zero == 0 else 1
     assert sent[NEAR] == 2 * 7 * times * 4 * PARAMS
     assert Way("parameters", "across") not in sent

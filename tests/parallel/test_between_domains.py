@@ -29,16 +29,23 @@ STEPS = 4
 
 
 def sums(
-    address: RankAddress, level: ZeroLevel, domains: tuple[tuple[int, ...], ...], given: list[float]
+    address: RankAddress,
+    level: ZeroLevel,
+    domains: tuple[tuple[int, ...], ...],
+    given: list[float],
+    cast: str = "",
 ) -> dict[str, Any]:
-    """Some steps in which each rank's gradient is a number; what came of it, and was sent."""
+    """Some steps in which each rank's gradient is a number, or drawn at random by it; what came of
+    it, and was sent."""
     comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
     weight = nn.Parameter(torch.zeros(NUMEL))
     spec = ParamSpec(name="w", shape=(NUMEL,), unit=0, init=Init("zeros"), decay=False)
     box = Box.whole((NUMEL,))
-    held = Held(spec, box, comm.world, level, domains=domains)
+    held = Held(spec, box, comm.world, level, domains=domains, cast=cast)
     local = LocalParam(spec, Stored((box,)), weight)
-    gradients = Gradients([local], {"w": [held]}, comm, precision=ROLES, rounds=2)
+    roles = Roles.of("fp32", 9, "float32", "float32") if cast else ROLES
+    gradients = Gradients([local], {"w": [held]}, comm, precision=roles, rounds=2)
+    mine = drawn(given[address.rank]) if cast else torch.full((NUMEL,), given[address.rank])
     made = []
     for _ in range(STEPS):
         gradients.fence()
@@ -46,18 +53,28 @@ def sums(
         for flat in gradients.sharded:
             flat.wait()
         for _ in range(2):
-            (weight * (given[address.rank] / 2)).sum().backward()
+            (weight * (mine / 2)).sum().backward()
         gradients.finish()
         gradients.publish()
         made.append(comm._aside().rooms.made)
-    grads = [main.grad for main in gradients.mains if main.grad is not None]
+    both = [(main.box, main.grad) for main in gradients.mains if main.grad is not None]
+    grads = [grad for _, grad in both]
+    pieces = [(box.offset[0], grad.flatten().tolist()) for box, grad in both]
     found = sorted({value for grad in grads for value in grad.tolist()})
     kept = sum(main.value.numel() for main in gradients.mains)
     owned = sum(main.value.numel() for main in gradients.mains if main.owned)
     sent = comm.counters[NAME].bytes, comm.counters[INSIDE].bytes
     gradients.close()
     comm.close()
-    return {"values": found, "kept": kept, "owned": owned, "sent": sent, "made": made}
+    facts = {"kept": kept, "owned": owned, "sent": sent, "made": made}
+    return facts | {"values": found, "pieces": pieces}
+
+
+def drawn(seed: float) -> torch.Tensor:
+    """Of unlike sizes from block to block."""
+    generator = torch.Generator().manual_seed(int(seed))
+    sizes = torch.arange(NUMEL).div(512, rounding_mode="floor").exp2()
+    return torch.randn(NUMEL, generator=generator) * sizes * 1e-3
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
@@ -80,3 +97,34 @@ def test_terms_are_added_in_the_order_of_domains(level: ZeroLevel, pool: WorkerP
             assert crossed == pytest.approx(2 * STEPS * 2 * 2 / 3 * NUMEL, rel=0.02)
         for rank in found:
             assert rank["made"][1] == rank["made"][-1], "rooms are used again"
+
+
+@pytest.mark.parametrize(("cast", "relative", "byte"), [("bf16", 2**-8, 2.0), ("fp8", 2**-4, 1.0)])
+def test_sums_that_are_cast(cast: str, relative: float, byte: float, pool: WorkerPool) -> None:
+    """Every domain has the same bits; each term and the sum are off by a rounding, in fewer
+    bytes."""
+    domains, seeds = ((0, 1), (2,), (3, 4)), [1.0, 2.0, 3.0, 4.0, 5.0]
+    terms = [sum(drawn(seeds[rank]) for rank in ranks) for ranks in domains]
+    exact = sum(terms)
+    size = sum(term.abs() for term in terms) + exact.abs()
+    largest = size.view(-1, 512).amax(1).repeat_interleave(512)
+    most = torch.maximum(size * relative * (1 + relative), 2 * largest * 2**-10 / 224)
+    results = []
+    for level in (0, 1, 2, 3):
+        found = pool.run(sums, level, domains, seeds, cast, world_size=5)
+        for number, ranks in enumerate(domains):
+            whole = torch.full((NUMEL,), torch.nan)
+            for rank in ranks:
+                for start, values in found[rank]["pieces"]:
+                    whole[start : start + len(values)] = torch.tensor(values)
+            results.append(whole)
+            assert torch.equal(whole, results[0]), "whatever the domain and the level"
+            crossed = sum(found[rank]["sent"][0] for rank in ranks)
+            every = list(
+                cells(NUMEL, domains, [segments_of(NUMEL, len(d), ALIGN) for d in domains])
+            )
+            assert crossed == pytest.approx(byte * STEPS * sent_by(number, every), rel=0.05)
+        for rank in found:
+            assert rank["made"][1] == rank["made"][-1], "rooms are used again"
+    off = (results[0] - exact).abs()
+    assert (off <= most).all() and off.max() > 0

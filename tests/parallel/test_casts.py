@@ -203,6 +203,7 @@ TWO = "plan.stages=[{layers: 1}, {}]"
             "plan.border = 'fp8': expected null. No border between nodes has numbers of more",
         ),
         ([TWO, "plan.border_between=nodes"], "expected null without plan.border"),
+        ([TWO, "plan.sums=fp8"], "plan.sums = 'fp8': expected null without plan.domains"),
         (["plan.file=a.json", "plan.border=fp8"], "expected null with plan.file. The file says"),
     ],
 )
@@ -242,6 +243,17 @@ def test_the_plan_says_it() -> None:
     assert "borders cast to fp8: after stage 0, so numbers depend on where" in [*plan_table(plan)]
     with pytest.raises(ConfigError, match="It rounds what one process does not"):
         in_small(plan, made.spec, made.config, 1)
+
+
+def test_sums_between_domains_say_it() -> None:
+    made = resolved("plan.shares=[1,1]", "plan.domains=pipelines", "plan.sums=fp8")
+    assert made.plan.sums == "fp8" and type(made.plan).from_json(made.plan.to_json()) == made.plan
+    words = "sums between domains cast to fp8, so numbers depend on domains"
+    assert words in [*plan_table(made.plan)]
+    with pytest.raises(ConfigError, match="sums = 'fp8': expected none without domains"):
+        validate_plan(replace(made.plan, domains=()), num_layers=3, global_batch=8)
+    with pytest.raises(ConfigError, match=r"plan\.sums"):
+        in_small(made.plan, made.spec, made.config, 1)
 
 
 def test_the_planner_knows_the_smaller_message() -> None:

@@ -18,6 +18,7 @@ Recompute = Annotated[str, OneOf("recompute")]
 Schedule = Annotated[str, OneOf("schedules")]
 Domains = Literal["nodes", "pipelines", "families"]
 Between = Literal["nodes", "families"]
+Cast = Literal["bf16", "fp8"]
 
 
 Shares = Annotated[tuple[Whole, ...], Field(min_length=1)]
@@ -162,7 +163,10 @@ class PlanConfig(Section):
     """Sets of processes that fast links join: those of one node, of one pipeline, or on one family
     of chips. What several sets hold in common is summed inside each and then between them, so that
     slow links carry less; what `zero` divides is divided inside each. null: all are one set."""
-    border: Literal["bf16", "fp8"] | None = None
+    sums: Cast | None = None
+    """What these sets send each other to sum gradients is cast to this: fewer bytes, and rounded,
+    so numbers depend on the sets. Added in the dtype as before. null: it travels as it is."""
+    border: Cast | None = None
     """What processes of one stage send to those of the next is cast to this, activations and their
     gradients: fewer bytes, and rounded once more, so numbers depend on where stages end. null: it
     travels as it was computed."""
@@ -192,6 +196,9 @@ class PlanConfig(Section):
         if self.border_between is not None and self.border is None:
             expected = "null without plan.border"
             raise ConfigError("plan.border_between", self.border_between, expected)
+        if self.sums is not None and self.domains is None:
+            hint = "It is what they send each other."
+            raise ConfigError("plan.sums", self.sums, "null without plan.domains", hint)
         if self.in_flight is not None and self.stages is None:
             hint = "Each of plan.pipelines has its own." if self.pipelines is not None else ""
             raise ConfigError("plan.in_flight", self.in_flight, "null without plan.stages", hint)

@@ -64,6 +64,8 @@ class StageChoice(NamedTuple):
     those of one domain; 0 is all that hold the same."""
     part: float | None = None
     """Of what they share, the part that this rank keeps; None: as much as each of the others."""
+    crossing: float = 1.0
+    """Part of the bytes of gradients that is sent between those who sum for themselves first."""
     overlap: float = ALL
     """Microbatches whose computing may hide gradients and parameters on their way."""
 

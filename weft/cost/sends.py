@@ -16,7 +16,7 @@ from weft.cost.traffic import Fabric
 from weft.cost.work import DIVISIONS, StageWork, stride, width_of
 from weft.models.shape import Branch, ModelShape
 from weft.plan.plan import PipelinePlan, Precision
-from weft.precision.casts import CASTS
+from weft.precision.casts import BLOCK, CASTS
 
 Inside = Literal["sums", "keys", "experts"]
 """Partial results that are added up, keys and values, tokens on their way to experts and back."""
@@ -97,6 +97,11 @@ def message_part(pipeline: PipelinePlan, d_model: int) -> float:
         if one.mesh.ranks != other.mesh.ranks
     ]
     return max(parts, default=1.0)
+
+
+def sums_part(cast: str, width: float) -> float:
+    """Bytes of gradients that go from domain to domain, beside those of ``width`` bytes each."""
+    return CASTS[cast].num_bytes(BLOCK, 1) / BLOCK / width if cast else 1.0
 
 
 def border_times(

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from weft.cluster.view import ClusterView
 from weft.cost.choice import alike, choice_of
-from weft.cost.sends import border_bytes, layer_sends
+from weft.cost.sends import border_bytes, layer_sends, sums_part
 from weft.cost.work import ALL_BY_ADAMW, DIVISIONS, StateBytes, Training, layers_alike, width_of
 from weft.models.registry import param_specs, shape_of
 from weft.models.shape import ModelShape
@@ -117,7 +117,8 @@ def _once(
         gradients, parameters = piece.within(domain).sent(state)
         yield "gradients", domain, (len(domain) - 1) * gradients
         yield "parameters", domain, (len(domain) - 1) * parameters
-    yield "gradients", ranks, 2 * (len(domains) - 1) * state.grad * piece.params
+    once = state.grad * sums_part(plan.sums, state.grad) * piece.params
+    yield "gradients", ranks, 2 * (len(domains) - 1) * once
 
 
 class _Piece(NamedTuple):

@@ -192,7 +192,8 @@ class _State:
         grads = software.grad_bytes * params
         weights = software.weight_bytes * params
         many = max(grads / software.bucket_bytes, 1.0)
-        reduce = fabric.seconds("all_reduce", grads / near.size, far, messages=many)
+        crossing = self.choice.crossing * grads / near.size
+        reduce = fabric.seconds("all_reduce", crossing, far, messages=many)
         if self.choice.zero == 3:
             return reduce, 0.0
         if self.choice.zero == 0:  # the sums go back to all of a domain, if there are domains

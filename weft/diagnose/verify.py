@@ -125,11 +125,12 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
     fp64 unless the configuration names a precision.
 
     Raises:
-        ConfigError: sites train for themselves, or borders are cast: no one process does so.
+        ConfigError: sites train for themselves, or what is sent is cast: no one process does so.
     """
-    if plan.casts:
-        hint = "It rounds what one process does not. Without it the splitting can be checked."
-        raise ConfigError("plan.border", next(iter(plan.casts)), "null", hint)
+    for key, cast in (("border", next(iter(plan.casts), "")), ("sums", plan.sums)):
+        if cast:
+            hint = "It rounds what one process does not. Without it the splitting can be checked."
+            raise ConfigError(f"plan.{key}", cast, "null", hint)
     if plan.sites:
         hint = "What sites give depends on the plan. Without them its splitting can be checked."
         raise ConfigError("sites", len(plan.sites), "null", hint)

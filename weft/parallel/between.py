@@ -2,7 +2,8 @@
 
 What each domain has summed inside goes in pieces to counterparts in the others. Whoever sums a
 piece adds its terms in the order of the domains, whatever came first, in the dtype in which they
-travel; so all domains end up with the same bits.
+travel; so all domains end up with the same bits. Where the plan casts sums, terms and sums are
+rounded on their way, and added as before; whoever adds goes on with what the others get.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from weft.comm.comm import Comm, Finish
 from weft.comm.members import Channel, Edge
+from weft.comm.transport import nothing
 from weft.parallel.buckets import Bucket
+from weft.parallel.casts import Code
 from weft.parallel.crossing import Cell
 from weft.parallel.params import Held, holders_of
+from weft.precision.casts import CASTS
 
 CHANNELS = 1 << 16
 """Number of the first channel between domains; those of stages are lower."""
@@ -74,6 +79,7 @@ class BetweenDomains:
         self._terms, self._sums = channels
         self._ranks, self._near = bucket.ranks, bucket.near(comm.rank)
         self._me = bucket.domains.index(self._near)
+        self._code = _code(bucket.entries[0].held.cast)
         self._low = bucket.first(comm.rank)
         self._cells = list(bucket.cells_of(comm.rank))
         self._met = [
@@ -108,26 +114,75 @@ class BetweenDomains:
         the one before has ended. What they will send is counted now."""
         views = [self._views(own, cell) for cell in self._cells]
         mine = [parts[self._me] for parts in views]
-        rooms = [self._comm.room(mine[met.cell]) for met in self._met]
-        theirs = [(met.rank, views[met.cell][met.domain]) for met in self._met]
+        theirs = [views[met.cell][met.domain] for met in self._met]
         ranks = [met.rank for met in self._met]
+        rooms = [self._room(mine[met.cell]) for met in self._met]
+        parts = (*theirs, *mine)
+        messages = [self._room(part) for part in parts] if self._code else []
+        travelling = messages or parts
+        going = list(zip(ranks, travelling, strict=False))
         came = list(zip(ranks, rooms, strict=True))
-        send_terms = self._comm.trading(theirs, came, channel=self._terms, name=NAME)
-        back = [(met.rank, mine[met.cell]) for met in self._met]
-        send_sums = self._comm.trading(back, theirs, channel=self._sums, name=NAME)
+        send_terms = self._comm.trading(going, came, channel=self._terms, name=NAME)
+        back = [(met.rank, travelling[len(theirs) + met.cell]) for met in self._met]
+        send_sums = self._comm.trading(back, going, channel=self._sums, name=NAME)
+        del travelling, going, came, back  # the steps alone keep memory
+
+        def encode_and_send() -> Finish:
+            self._encode(theirs, messages)
+            return send_terms()
 
         def add_and_send() -> Finish:
-            for number, part in enumerate(mine):
-                met = zip(self._met, rooms, strict=True)
-                _add(part, self._me, [room for each, room in met if each.cell == number])
+            self._add(mine, rooms)
             rooms.clear()
+            self._encode(mine, messages[len(theirs) :])
             return send_sums()
 
-        return [send_terms, add_and_send]
+        def decode() -> Finish:
+            for part, message in zip(parts, messages, strict=False):
+                part.copy_(self._decoded(message, part))
+            messages.clear()
+            return nothing
+
+        return [encode_and_send, add_and_send, decode] if messages else [send_terms, add_and_send]
+
+    def _room(self, part: Tensor) -> Tensor:
+        """For what a part travels as."""
+        if self._code is None:
+            return self._comm.room(part)
+        size = self._code.flat_size(len(part))
+        return self._comm.room(torch.empty(size, dtype=self._code.dtype, device="meta"))
+
+    def _encode(self, parts: Sequence[Tensor], messages: Sequence[Tensor]) -> None:
+        """The first so many; nothing where parts travel themselves."""
+        if self._code is not None:
+            for part, message in zip(parts, messages, strict=False):
+                self._code.encode_flat(part, message)
+
+    def _decoded(self, message: Tensor, part: Tensor) -> Tensor:
+        """What came, like ``part``."""
+        if self._code is None:
+            return message
+        came = torch.empty_like(part)
+        self._code.decode_flat(message, came)
+        return came
+
+    def _add(self, mine: Sequence[Tensor], rooms: Sequence[Tensor]) -> None:
+        """Of each cell the sum of its own part and of what came."""
+        for number, part in enumerate(mine):
+            met = zip(self._met, rooms, strict=True)
+            others = [self._decoded(room, part) for each, room in met if each.cell == number]
+            _add(part, self._me, others)
 
     def _views(self, own: Tensor, cell: Cell) -> list[Tensor]:
         low = self._low
         return [own[part.start - low : part.stop - low] for part in cell.parts]
+
+
+def _code(cast: str) -> Code | None:
+    """Of terms and sums. Rows are short, so that they need no more exponents than activations."""
+    if not cast:
+        return None
+    return Code(vars(torch)[CASTS[cast].factors], has_scales=CASTS[cast].row_bytes > 0)
 
 
 class _Met(NamedTuple):

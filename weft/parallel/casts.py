@@ -1,7 +1,8 @@
 """Numbers as they travel: as they are, or rounded to fewer bits, each row with a scale of its own.
 
 A row is all along the last dimension, such as the features of one token, wherever the other
-dimensions are cut: so what is rounded to depends on no mesh, and on no microbatch.
+dimensions are cut: so what is rounded to depends on no mesh, and on no microbatch. Of a flat tensor
+it is so many elements after one another.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from weft.parallel.fp8.rounding import Scaled, Spans, scaled
+from weft.precision.casts import BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +53,22 @@ class Code:
         scale = came[..., -1:].view(torch.float8_e8m0fnu).float()
         wide = torch.promote_types(into.dtype, torch.bfloat16)
         into.copy_(Scaled(came[..., :-1].view(self.values), scale).exact(wide))
+
+    def flat_size(self, numel: int) -> tuple[int, ...]:
+        """Of the message for so many elements."""
+        return self.size((-(-numel // BLOCK), BLOCK)) if self.has_scales else (numel,)
+
+    def encode_flat(self, values: Tensor, into: Tensor) -> None:
+        """Round a flat tensor into a message."""
+        if self.has_scales:
+            values = F.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
+        self.encode(values, into)
+
+    def decode_flat(self, came: Tensor, into: Tensor) -> None:
+        """The numbers that a flat tensor was rounded to."""
+        if not self.has_scales:
+            self.decode(came, into)
+            return
+        rows = torch.empty(len(came), BLOCK, dtype=into.dtype, device=into.device)
+        self.decode(came, rows)
+        into.copy_(rows.view(-1)[: len(into)])

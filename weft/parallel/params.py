@@ -46,6 +46,8 @@ class Held:
 
     shares: tuple[int, ...] = ()
     """By rank, weight of what it keeps of what the level names; empty: alike."""
+    cast: str = ""
+    """As the plan has ``sums``."""
 
     @property
     def by_domain(self) -> tuple[tuple[int, ...], ...]:
@@ -101,6 +103,7 @@ def held_pieces(
                 in_one_precision=len(precisions) == 1,
                 domains=domains if len(domains) > 1 else (),
                 shares=_shares(stages, ranks) if level else (),
+                cast=plan.sums if len(domains) > 1 else "",
             )
             for box, ranks, domains in cut
         ]

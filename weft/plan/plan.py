@@ -138,9 +138,12 @@ class Plan:
     """Sets of ranks that fast links join, every rank in one of them; empty: all are one. What ranks
     of several domains hold in common is summed inside each, then between them part by part in the
     order of the domains; what ZeRO divides is divided inside each, and every domain has all."""
+    sums: str = ""
+    """What domains send each other of gradients is cast to this, an entry of
+    ``weft.precision.casts``; empty: it travels as it is. Numbers then depend on the domains."""
     sites: tuple[tuple[int, ...], ...] = ()
     """Sets of ranks, each of whole pipelines, that train for themselves and meet every so many
-    steps; empty: all are one. Numbers depend on them, as on borders that are cast."""
+    steps; empty: all are one. Numbers depend on them, as on what is cast."""
 
     @property
     def global_batch(self) -> int:
@@ -262,7 +265,7 @@ class Plan:
 
     def to_json(self) -> str:
         data = asdict(self)
-        for key in ("domains", "sites"):
+        for key in ("domains", "sums", "sites"):
             if not data[key]:  # as plans are that never heard of them
                 del data[key]
         for pipeline in data["pipelines"]:

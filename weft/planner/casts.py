@@ -54,11 +54,15 @@ def refuse_idle_cast(plan: Plan, cast: str, between: Between | None) -> None:
 
 
 def check_casts(plan: Plan) -> None:
-    """Casts are of borders that something is sent over, in fewer bytes.
+    """Casts are of borders that something is sent over, in fewer bytes, and of sums of domains.
 
     Raises:
         ConfigError: one is not.
     """
+    if plan.sums not in ("", *CASTS):
+        raise ConfigError("sums", plan.sums, f"one of {', '.join(map(repr, CASTS))}, or none")
+    if plan.sums and not plan.domains:
+        raise ConfigError("sums", plan.sums, "none without domains", "They are what it is between.")
     for p, s, stage in plan.stages():
         key, after = f"pipelines[{p}].stages[{s}].border", plan.pipelines[p].stages[s + 1 : s + 2]
         if stage.border not in ("", *CASTS):

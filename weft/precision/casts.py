@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+BLOCK = 128
+"""Elements of a row of a flat tensor."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cast:

@@ -281,6 +281,7 @@ def _plan_facts(plan: Plan) -> Iterable[tuple[str, object]]:
     """What a plan says, stage by stage."""
     yield "ranks", plan.world_size
     yield "global batch", plan.global_batch
+    yield "sums between domains cast to", plan.sums or "nothing"
     for p, pipeline in enumerate(plan.pipelines):
         where = f"pipeline {p}"
         yield f"{where}: samples", pipeline.samples

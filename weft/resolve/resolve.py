@@ -247,12 +247,19 @@ def _derived(
 
     plan = staged_plan(config.plan, pipelines, batch, num_layers, computes)
     plan = _with_activations(config, plan, pipelines, notes)
-    domains, border = config.plan.domains, config.plan.border
-    if border is not None:
-        between = config.plan.border_between
-        plan = with_casts(plan, border, between, nodes_of(plan, ranks_here, between, "border"))
-        refuse_idle_cast(plan, border, between)
-    return plan if domains is None else with_domains(plan, domains, ranks_here)
+    return _apart(plan, config.plan, ranks_here)
+
+
+def _apart(plan: Plan, asked: PlanConfig, ranks_here: int | None) -> Plan:
+    """The plan with its domains, and with what is cast on slow ways."""
+    if asked.border is not None:
+        between = asked.border_between
+        node_of = nodes_of(plan, ranks_here, between, "border")
+        plan = with_casts(plan, asked.border, between, node_of)
+        refuse_idle_cast(plan, asked.border, between)
+    if asked.domains is None:
+        return plan
+    return replace(with_domains(plan, asked.domains, ranks_here), sums=asked.sums or "")
 
 
 def _with_activations(
@@ -399,8 +406,8 @@ def _stage_key(plan: PlanConfig, pipeline: int, stage: int) -> str:
 def _key_in_config(key: str, config: Config, plan: Plan) -> str:
     """A key of a plan that was derived -> the key of the configuration it comes from."""
     found = re.fullmatch(r"pipelines\[(\d+)\]\.stages\[(\d+)\]\.(?:mesh\.)?(\w+)", key)
-    if found is None and key == "domains":
-        return "plan.domains"
+    if found is None and key in ("domains", "sums"):
+        return f"plan.{key}"
     if found is None:
         return f"compute.{key[7:]}" if key in ("stages.device", "stages.precision") else key
     number, stage = int(found[1]), int(found[2])

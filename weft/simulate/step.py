@@ -15,7 +15,7 @@ from weft.cluster.view import ChipPool, ClusterView
 from weft.cost.choice import choice_of, state_parts, ways_of_domains
 from weft.cost.memory import Overheads
 from weft.cost.rates import CostFunction, Roofline
-from weft.cost.sends import border_bytes, border_times
+from weft.cost.sends import border_bytes, border_times, sums_part
 from weft.cost.times import BorderTimes, StageTimes, longest
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
@@ -194,7 +194,11 @@ def times_of_plan(
             choice_of(pipeline, number, seq_len, *beside, rank=rank, part=parts.get(rank))
             for rank in ranks
         )
-        both = zip(each, map(hardware, ranks), strict=True)
+        crossing = sums_part(plan.sums, training.state(stage.precision).grad)
+        both = (
+            (choice._replace(crossing=crossing), hardware(r))
+            for choice, r in zip(each, ranks, strict=True)
+        )
         return longest([stage_times(shape, *pair) for pair in both])
 
     @lru_cache

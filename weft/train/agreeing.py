@@ -194,6 +194,7 @@ def _facts(job: Job) -> Mapping[str, object]:
         order = {"schedule": pipeline.schedule, "in_flight": pipeline.in_flight}
         facts[f"pipelines[{p}]"] = str({**taken, **order, "lists": pipeline.lists})
     facts["domains"] = str(job.plan.domains)
+    facts["sums of the plan"] = job.plan.sums
     facts["sites of the plan"] = str(job.plan.sites)
     return facts
 

@@ -12,6 +12,7 @@ from math import ceil
 from statistics import median
 
 from weft.comm.members import Channel
+from weft.cost.sends import sums_part
 from weft.cost.times import BorderTimes
 from weft.elastic.pool import ANSWER_S, WorkerPool
 from weft.parallel.buckets import BUCKET_BYTES
@@ -132,4 +133,5 @@ def _links(virtual: VirtualCluster, slower: float, shrink: float) -> Links:
         pair: byte_s(virtual.link(pair)) * slower * shrink
         for pair in combinations(range(virtual.plan.world_size), 2)
     }
-    return Links(borders=borders, pairs=pairs)
+    sums = sums_part(virtual.plan.sums, virtual.gradient_width)
+    return Links(borders=borders, pairs=pairs, sums=sums)

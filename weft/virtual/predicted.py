@@ -20,7 +20,7 @@ from weft.cluster.cluster_file import ClusterFile, LinkEntry
 from weft.config.errors import ConfigError
 from weft.cost.choice import Group, by_layer, choice_of, dtype_of
 from weft.cost.rates import Roofline, compute_seconds
-from weft.cost.sends import border_bytes, border_times, layer_sends
+from weft.cost.sends import border_bytes, border_times, layer_sends, sums_part
 from weft.cost.times import BorderTimes, StageTimes
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
@@ -190,8 +190,12 @@ class VirtualCluster:
     def gradient_bytes(self) -> list[int]:
         """Of the embedding, every layer or part of one, and the head, in the format in which they
         are summed."""
-        width = max(4, *(width_of(stage.precision) for _, _, stage in self.plan.stages()))
-        return [width * unit.numel for unit in self._units()]
+        return [self.gradient_width * unit.numel for unit in self._units()]
+
+    @property
+    def gradient_width(self) -> int:
+        """Bytes of an element in which gradients are summed."""
+        return max(4, *(width_of(stage.precision) for _, _, stage in self.plan.stages()))
 
     def _units(self) -> Iterator[_Unit]:
         """The embedding, every layer, in its parts where the plan cuts it, and the head."""
@@ -282,13 +286,13 @@ class VirtualCluster:
     def _exchange_s(self) -> float:
         """Gradients of one layer after another, around a ring of all that hold the layer: of all
         in a domain, where each rank then has its part of the sums to exchange with the others."""
-        spent = [0.0] * self.plan.world_size
+        spent, width = [0.0] * self.plan.world_size, self.gradient_width
         for unit, num_bytes in zip(self._units(), self.gradient_bytes(), strict=True):
             split = min(_split(stage.mesh) for stage in unit.held)
             domains = self._domains(unit)
             many, link = len(domains), self._link_between([near for near, _ in domains])
             for near, ways in domains:
-                far_s = byte_s(link) * 2 * (many - 1) / many
+                far_s = sums_part(self.plan.sums, width) * byte_s(link) * 2 * (many - 1) / many
                 round_s = byte_s(self.link(near)) * 2 * (ways - 1) / ways
                 for rank in near:
                     spent[rank] += num_bytes / split * (round_s + far_s / ways)

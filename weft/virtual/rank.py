@@ -6,7 +6,7 @@ Only stages and links are not real (``weft/virtual/sleeping.py``): they take mod
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -87,7 +87,8 @@ class VirtualRank:
         self._chip = Chip()
         self._update_s = job.update_s.get(comm.rank, 0.0)
         source = _source(job.plan.rank_plan(comm.rank), job, self._chip)
-        built = assemble(job.plan, source, comm, _NoUpdate, bucket_bytes=job.bucket_bytes)
+        plain = replace(job.plan, sums="")  # what travels says when it was sent
+        built = assemble(plain, source, comm, _NoUpdate, bucket_bytes=job.bucket_bytes)
         self._gradients, self._executor = built.gradients, built.executor
         self._batch = [_samples(len(part)) for part in job.plan.rank_plan(comm.rank).microbatches()]
 

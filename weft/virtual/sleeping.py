@@ -168,6 +168,8 @@ class Links:
     """One message over a channel."""
     pairs: Mapping[tuple[int, int], float]
     """Seconds for a byte of a collective between two ranks, the lower one first."""
+    sums: float = 1.0
+    """Of what domains send each other, the part that is left where it is cast."""
 
     def seconds_per_byte(self, group: Sequence[int]) -> float:
         """A ring is as slow as its slowest link."""
@@ -288,7 +290,7 @@ class VirtualComm(Comm):
         pairs = self._modelled.pairs
         by_peer = ((min(self.rank, peer), max(self.rank, peer)) for peer, _ in parts)
         both = zip(by_peer, parts, strict=True)
-        return sum(pairs[pair] * part.nbytes for pair, (_, part) in both)
+        return self._modelled.sums * sum(pairs[pair] * part.nbytes for pair, (_, part) in both)
 
     def gathering(self, flat: Tensor, *, name: str, group: tuple[int, ...]) -> Callable[[], Finish]:
         """As ``all_gather``, begun by a thread of its own."""

@@ -53,6 +53,8 @@ def plan_table(plan: Plan) -> Iterator[str]:
     if plan.domains:
         sets = (f"ranks {ranges(domain, dash='-')}" for domain in plan.domains)
         yield f"domains: {' | '.join(sets)}; summed and divided inside each, then between them"
+    if plan.sums:
+        yield f"sums between domains cast to {plan.sums}, so numbers depend on domains"
     if plan.sites:
         sets = (f"ranks {ranges(site, dash='-')}" for site in plan.sites)
         yield f"sites: {' | '.join(sets)}; each trains for itself, so numbers depend on this plan"
