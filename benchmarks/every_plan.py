@@ -26,6 +26,7 @@ from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import search
+from weft.precision.roles import Tier
 from weft.simulate.step import Knowledge, time_of_plan
 
 SCHEDULES: tuple[ScheduleName, ...] = (
@@ -55,6 +56,9 @@ class Case:
     """Plans whose ranks are domains by node, or by pipeline, are listed too; of all plans
     those with one schedule whose layers are whole."""
 
+    tier: Tier = "device"
+    """Where what only updates need is kept."""
+
     @property
     def schedules(self) -> tuple[ScheduleName, ...]:
         return SCHEDULES[: 1 if self.domains else None]
@@ -62,7 +66,7 @@ class Case:
     @property
     def options(self) -> Options:
         """With which the search looks for the same."""
-        usual = Options(effort=WITHOUT_LIMIT)
+        usual = Options(effort=WITHOUT_LIMIT, tiers=(self.tier,))
         if not self.domains:
             return usual
         return replace(usual, domains=True, schedules=self.schedules, max_split=1)
@@ -104,6 +108,7 @@ CASES = {
     "short-pools": Case(
         pools=(pool(H, 20, 2), pool(H, 20, 2)), num_layers=2, seq_len=32768, domains=True
     ),
+    "on-disk": Case(pools=(pool(H, 5, 2), pool(A, 6, 1)), samples=2, tier="disk"),
     "six-chips": Case(pools=(pool(H, 16, 2), pool(A, 12, 1, 4)), samples=5),
 }
 """The last is listed by the benchmark alone."""
@@ -297,6 +302,7 @@ def _alone(case: Case, plan: Plan, used: ClusterView, beside: int, *, apart: boo
     spec, seq_len = case.workload.spec, case.seq_len
     other = _smallest(spec, used)
     whole, cluster = joined([(plan, used), *[other] * (beside - 1)], apart=apart)
+    whole = whole.each(lambda stage: replace(stage, state_tier=case.tier))
     if not fits(whole, spec, cluster, seq_len, ranks=used.world_size):
         return None
     time = time_of_plan(whole, spec, cluster, seq_len=seq_len)

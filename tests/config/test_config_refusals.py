@@ -331,7 +331,7 @@ REFUSALS = [
         "stages that are none",
         "plan.stages = []: expected a list of one or more sections with keys of layers, split, "
         f"{', '.join(NAMES)}, order, zero, passes, pieces, sample_shares, state_shares, device, "
-        "precision, recompute, compile, or null.\n    on the command line",
+        "precision, recompute, compile, state_tier, or null.\n    on the command line",
         target="debug",
         overrides=("plan.stages=[]",),
     ),

@@ -259,6 +259,7 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "sample_shares",
         "state_shares",
         "border",
+        "state_tier",
     }
     eight = {
         f"fp8{scaling}{reference}"

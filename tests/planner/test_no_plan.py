@@ -33,6 +33,23 @@ def test_what_is_short_and_what_would_do() -> None:
     )
 
 
+def test_state_goes_where_there_is_room_when_nothing_else_fits() -> None:
+    """Weights, gradients and what is kept of layers: the rest is 90 GiB of the node's memory."""
+    one = replace(CLUSTER.pools[0], chips_per_node=1)
+    workload = replace(LARGE, spec=SIZES["llama3-8b"], seq_len=4096, samples=16)
+    options = Options(tiers=("device", "host"))
+
+    def tiers(host_gib: float | None) -> set[str]:
+        cluster = ClusterView((replace(one, host_gib=host_gib),))
+        plan = search(Problem(workload, cluster, options=options)).best.plan
+        return {stage.state_tier for _, _, stage in plan.stages()}
+
+    assert tiers(128) == {"host"}
+    for too_little in (None, 64):
+        with pytest.raises(NoPlan, match=r"enough memory for the model"):
+            tiers(too_little)
+
+
 def test_the_changes_that_are_named_do() -> None:
     text = message(LARGE)
     nodes = int(re.search(r"\((\d+) x A100", text)[1])

@@ -7,7 +7,7 @@ import torch
 
 from weft.config.errors import ConfigError
 from weft.precision.registry import PRECISIONS
-from weft.precision.roles import Role, Roles
+from weft.precision.roles import Role
 
 WIDE = ("accumulation", "reduction", "master", "state")
 
@@ -31,8 +31,9 @@ def test_named_precisions(name: str, low: str, high: str) -> None:
 
 
 def test_another_tier_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"precision.bf16.state.tier = 'host': expected 'device'"):
-        replace(PRECISIONS["bf16"], state=Role("float32", tier="host"))
+    expected = r"precision.bf16.state.tier = 'tape': expected 'device' or 'host' or 'disk'"
+    with pytest.raises(ConfigError, match=expected):
+        replace(PRECISIONS["bf16"], state=Role("float32", tier="tape"))
 
 
 def test_parameters_are_what_the_arithmetic_takes() -> None:
@@ -40,6 +41,7 @@ def test_parameters_are_what_the_arithmetic_takes() -> None:
         replace(PRECISIONS["fp32"], parameters=Role("bfloat16"))
 
 
-def test_a_role_names_the_device_it_is_kept_on() -> None:
-    meta = torch.device("meta")
-    assert Roles.of("x", 9, "float32", "float64").master.place(meta) == meta
+def test_what_only_updates_need_goes_to_a_tier() -> None:
+    apart = PRECISIONS["bf16"].updating_in("disk", "/fast").by_role()
+    moved = {name for name, role in apart.items() if (role.tier, role.folder) == ("disk", "/fast")}
+    assert moved == {"master", "state"}

@@ -32,6 +32,19 @@ def refuse_sites(plan: Plan) -> None:
         raise ConfigError("plan.sites", [list(site) for site in plan.sites], "none here", hint)
 
 
+def refuse_state_elsewhere(plan: Plan) -> None:
+    """Optimizers that scripts bring keep their state where they want.
+
+    Raises:
+        ConfigError: the plan says another place than the device.
+    """
+    for p, s, stage in plan.stages():
+        if stage.state_tier != "device":
+            hint = "Weft does not know how this optimizer keeps its state."
+            key = f"plan.pipelines[{p}].stages[{s}].state_tier"
+            raise ConfigError(key, stage.state_tier, "device", hint)
+
+
 def refuse_unfit(model: nn.Module) -> None:
     """A whole model must have parameters, and no engine yet."""
     if next(model.parameters(), None) is None:

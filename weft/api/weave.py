@@ -34,6 +34,7 @@ from weft.api.refusals import (
     refuse_optimizer,
     refuse_sites,
     refuse_state,
+    refuse_state_elsewhere,
     refuse_strangers,
     refuse_unfit,
     refuse_whole_rules,
@@ -209,6 +210,7 @@ def _check_plan(plan: Plan, world_size: int) -> None:
     if plan.world_size != world_size:
         raise ConfigError("plan", f"{plan.world_size} ranks", f"{world_size} ranks")
     refuse_sites(plan)
+    refuse_state_elsewhere(plan)
     for p, s, stage in plan.stages():
         if s or stage.mesh.model_axes:
             expected = f"one stage, without a {' or '.join(MODEL_AXES)} axis"

@@ -24,6 +24,7 @@ from weft.api.layer_list import PROBE, ElementLoss, Layer, Skeleton, in_words, r
 from weft.api.refusals import (
     refuse_optimizer,
     refuse_sites,
+    refuse_state_elsewhere,
     refuse_unlike,
     refuse_whole_rules,
     refuse_woven,
@@ -90,6 +91,7 @@ def check_layer_plan(plan: Plan, layers: Sequence[Layer]) -> None:
         raise ConfigError("plan", plan, "a weft.plan.plan.Plan, e.g. from weft.split")
     validate_plan(plan, num_layers=len(layers), global_batch=plan.global_batch)
     refuse_sites(plan)
+    refuse_state_elsewhere(plan)
     for p, s, stage in plan.stages():
         where = f"plan.pipelines[{p}].stages[{s}]"
         if stage.mesh.model_axes:

@@ -40,6 +40,7 @@ from weft.report.events import EventLog
 from weft.report.metrics import refuse_missing_packages
 from weft.report.progress import Preparing, choose_mode
 from weft.report.run_files import number
+from weft.resolve.folder_here import speed_note
 from weft.resolve.memory_here import positions_here, refuse_too_large
 from weft.resolve.peaks import peaks_here
 from weft.resolve.prediction import AUTO_FILE, PREDICTION_FILE, Prediction
@@ -152,7 +153,6 @@ def _job(
 ) -> Job:
     """``ranks``: those that this machine runs."""
     resolved = asked.resolved
-    stream = sys.stderr if options.json else sys.stdout
     every_step = resolved.config.train.steps
     return Job(
         config=resolved.config,
@@ -160,7 +160,7 @@ def _job(
         out=out,
         last_step=min(options.steps or every_step, every_step),
         threads=resolved.threads,
-        console=choose_mode(stream, quiet=options.quiet),
+        console=choose_mode(sys.stderr if options.json else sys.stdout, quiet=options.quiet),
         json=options.json,
         comm_report=options.comm_report,
         profile=options.profile,
@@ -379,7 +379,9 @@ def _predict(
     from weft.resolve.prediction import predict_run
 
     here = address.ranks_here if address is not None else ranks_here
-    return predict_run(asked.resolved, ranks_here=here, chips=asked.chips)
+    found = predict_run(asked.resolved, ranks_here=here, chips=asked.chips)
+    warn(speed_note(asked.resolved, here, found.quantities.step_time_s))
+    return found
 
 
 def loaded(words: Sequence[str]) -> Loaded:
@@ -415,8 +417,7 @@ def _show_start(job: Job, resolved: Resolved, differing: Sequence[str]) -> None:
     if job.json or job.console == "quiet":
         return
     show_plan(resolved)
-    step, _ = _saved(job)
-    going_on = f", going on after step {step}" if step else ""
+    going_on = f", going on after step {step}" if (step := _saved(job)[0]) else ""
     out.print(f"run folder: {job.out}{going_on}")
     for change in differing:
         out.print(f"  changed since its last start: {change}")

@@ -76,6 +76,8 @@ class PoolEntry(Section):
     """How many nodes."""
     chips_per_node: Annotated[Count, Field(le=4096)]
     """Chips of each node: one rank a chip, or one for each device of a package."""
+    host_gib: Annotated[Positive, Field(le=1_000_000)] | None = None
+    """Main memory of each node that optimizer state may take; null is none."""
     network_gbit: Annotated[Positive, Field(ge=0.01, le=10_000)] | None = None
     """One chip's part of its node's network, 10^9 bits/s; null is the chip's usual adapter."""
     link_gb_s: Gigabytes | None = None
@@ -183,6 +185,7 @@ def _pool(pools: Sequence[PoolEntry], number: int, own: Sequence[OwnChip]) -> Ch
         network_latency_s=entry.latency_us / 1e6,
         node=entry.node or "",
         price_per_hour=entry.price_per_hour,
+        host_gib=entry.host_gib,
         hosts=_hosts(entry, f"{key}.hosts"),
     )
 

@@ -32,6 +32,8 @@ class ChipPool:
     """Part of a processor's core that each chip is, in a lab."""
     price_per_hour: float | None = None
     """Of one chip, in any currency."""
+    host_gib: float | None = None
+    """Main memory of each node that chips may use; None: not known, and nothing is kept there."""
     hosts: tuple[str, ...] = ()
     """Names of the nodes, in their order; empty where nobody said them."""
 

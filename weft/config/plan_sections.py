@@ -76,6 +76,8 @@ class StageConfig(_StageMesh):
     """What this stage computes again in backward (activation checkpointing), as in `compute`."""
     compile: Flag | None = None
     """torch.compile each block of this stage."""
+    state_tier: Literal["device", "host", "disk"] | None = None
+    """Where this stage keeps what only updates need; null is `optim.state_tier`."""
 
     @property
     def axes(self) -> dict[str, int]:

@@ -214,6 +214,14 @@ class OptimConfig(Section):
     groups: tuple[ParamGroupConfig, ...] = ()
     """Parameters by name with numbers of their own, or frozen; the first entry that matches a
     parameter counts."""
+    state_tier: Literal["auto", "device", "host", "disk"] = "auto"
+    """Where processes keep what only updates need, the optimizer's state and fp32 master weights:
+    "host" is the machine's memory, "disk" files in `state_folder`; updates then bring it to the
+    device piece by piece, with the same numbers. "auto" is "device", the memory of the chip that
+    computes, and with `plan.auto` another where nothing else fits."""
+    state_folder: Text | None = None
+    """Folder of every machine for what is kept on disk, which takes the room at once and leaves no
+    file behind; "disk" needs it."""
 
     def rehearsed(self, _eps: float, /) -> Self:
         """The same for a rehearsal at small size: rounding noise in a gradient that is exactly zero

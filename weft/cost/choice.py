@@ -28,10 +28,12 @@ from weft.cost.work import (
     stride,
     width_of,
 )
+from weft.memory.tiers import keeps_apart
 from weft.plan.borders import Layers, Place, in_parts
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan, ZeroLevel
 from weft.precision.registry import PRECISIONS
+from weft.precision.roles import Tier
 from weft.recompute.asked import slabs_of
 
 ALL = float("inf")
@@ -66,8 +68,17 @@ class StageChoice(NamedTuple):
     """Of what they share, the part that this rank keeps; None: as much as each of the others."""
     crossing: float = 1.0
     """Part of the bytes of gradients that is sent between those who sum for themselves first."""
+    tier: Tier = "device"
+    """Where what only updates need is kept."""
+    by_element: bool = True
+    """Updates may take parts of tensors in turn."""
     overlap: float = ALL
     """Microbatches whose computing may hide gradients and parameters on their way."""
+
+    @property
+    def keeps_apart(self) -> bool:
+        """What only updates need is not in the device's memory."""
+        return keeps_apart(self.tier, HOST if self.work.eager else "")
 
     def holding(self, layers: Layers, *, embeds: bool, predicts: bool) -> StageChoice:
         """The same of a stage that holds other layers."""
@@ -201,6 +212,8 @@ def choice_of(
         zero=stage.zero,
         shard_ways=shard_ways,
         part=part,
+        tier=stage.state_tier,
+        by_element=training.by_element,
     )
 
 

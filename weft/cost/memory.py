@@ -16,6 +16,7 @@ from weft.cost.activations import logits, stage_kept, stage_working
 from weft.cost.choice import StageChoice, choice_of, state_parts, ways_of_domains
 from weft.cost.sends import message_part
 from weft.cost.work import ALL_BY_ADAMW, ALL_PARTS, SHARED_FROM, Axes, StageWork, Training, share
+from weft.memory.tiers import NUM_ROOMS, PIECE_BYTES
 from weft.models.registry import shape_of
 from weft.models.shape import Branch, ModelShape
 from weft.plan.borders import Layers, in_parts
@@ -168,7 +169,7 @@ def stage_memory(
             **whole,
             working=working,
             logits=last,
-            buffers=_buckets(choice) + _terms(shape, choice) + gathered,
+            buffers=_buckets(choice) + _terms(shape, choice) + gathered + _rooms(shape, choice),
             fragments=fragments * (working + last),
             runtime=overheads.runtime_bytes,
         ),
@@ -193,6 +194,8 @@ def _state(shape: ModelShape, choice: StageChoice) -> tuple[dict[str, float], Me
         "grads": (choice.state.grad, "grad"),
         "optimizer": (choice.state.optimizer, "optimizer"),
     }
+    if choice.keeps_apart:
+        del state["optimizer"]
     whole, divided = {}, {}
     for name, (each, part) in state.items():
         divides = choice.zero >= SHARED_FROM[part]
@@ -208,6 +211,21 @@ def _buckets(choice: StageChoice) -> float:
     """Two on their way; on a processor from level 2 on with what came, and one more."""
     many = 5 if choice.work.eager and choice.zero >= 2 else 2
     return many * BUCKET_BYTES * (choice.num_holders > 1)
+
+
+def _rooms(shape: ModelShape, choice: StageChoice) -> float:
+    """Pieces of what only updates need, where that is kept apart: one computes, while the next one
+    arrives and the last one leaves."""
+    if not choice.keeps_apart:
+        return 0.0
+    params = sum(trained_params(shape, choice)) * choice.kept
+    piece = float(PIECE_BYTES)
+    if not choice.by_element:
+        work = choice.work
+        tables = shape.table_params / work.share("vocab") * (work.embeds or work.predicts)
+        matrix = shape.d_model * shape.d_ff / work.share("d_ff")
+        piece = max(piece, choice.state.optimizer * choice.kept * max(tables, matrix))
+    return min(NUM_ROOMS * piece, choice.state.optimizer * params)
 
 
 def _terms(shape: ModelShape, choice: StageChoice) -> float:

@@ -11,6 +11,7 @@ from weft.cost.sends import Inside, layer_sends
 from weft.cost.times import StageTimes
 from weft.cost.traffic import Fabric
 from weft.cost.work import layers_by_kind
+from weft.memory.tiers import BYTES_PER_S, PIECE_BYTES
 from weft.models.shape import ModelShape
 
 
@@ -181,9 +182,20 @@ class _State:
         of_experts = 1 / ways if self.choice.part is None else min(kept * shared, 1.0)
         updated = dense * kept + experts * of_experts
         update = self.hardware.chip.moving_seconds(software.optimizer_bytes * updated)
+        update = max(update, self._fetch_s(updated))
         beside = reduce if software.publishes_alone else reduce + publish
         seen = reduce + publish - min(beside, beside_s) * software.data_hidden
         return seen + update + software.step_s
+
+    def _fetch_s(self, updated: float) -> float:
+        """What only updates need on its way from where it is kept and back, with its update
+        behind all but the first piece."""
+        if not self.choice.keeps_apart:
+            return 0.0
+        num_bytes = self.choice.state.optimizer * updated
+        ways = 2 if self.choice.tier == "disk" else 1
+        first = min(PIECE_BYTES, num_bytes)
+        return (ways * num_bytes + first) / BYTES_PER_S[self.choice.tier]
 
     def _exchange(self, params: float, near: Group, far: Group) -> tuple[float, float]:
         """Seconds of gradients to those who update and of their sums between the groups that

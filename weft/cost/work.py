@@ -262,6 +262,8 @@ class Training:
     """Part of the embedding, of each layer and of the head that is trained; empty: all of each."""
     first: float = 0.5
     """Of a layer's parameters, what its first part has."""
+    by_element: bool = True
+    """Updates may take parts of tensors in turn."""
 
     def parts(self, layers: Layers) -> Parts:
         """Of a stage with these layers: the mean of them, by what it has of each."""

@@ -28,6 +28,9 @@ class Kind:
     moments: Callable[[Any], float] | None = None
     """From its section: numbers that it keeps of each parameter, for predictions. None: the rule
     is asked, which loads torch."""
+    by_element: bool = False
+    """Each element of a parameter is updated from itself, its gradient and its own elements of
+    states, which all have the parameter's shape: parts of tensors may be updated in turn."""
     reference: Callable[[Any, list[dict[str, Any]]], Optimizer] | None = None
     """From its section and PyTorch's groups of parameters, each with its ``weight_decay``, an
     optimizer that shares no code with the rule, for ``weft verify``; ``lr`` is set before every

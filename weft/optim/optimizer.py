@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from weft.config.sections import OptimConfig
+from weft.memory.kept import zeros
+from weft.memory.tiers import keeps_apart
 from weft.optim.groups import Settings, settings_of
-from weft.optim.registry import rule_of
+from weft.optim.pieces import PieceByPiece
+from weft.optim.registry import is_by_element, rule_of
 from weft.optim.rule import Dims, Group, Update
 from weft.parallel.gradients import Gradients
 from weft.parallel.mains import MainParam
@@ -38,6 +41,8 @@ class Optimizer:
         self.groups: list[Group] = []
         """What is updated with the same numbers; empty before the first update."""
         self._count = torch.zeros((), dtype=torch.float32, device=gradients.device)
+        self._apart: PieceByPiece | None = None
+        """Where what is updated is not kept on the device."""
 
     @torch.no_grad()
     def update(self, factor: Tensor) -> None:
@@ -54,13 +59,22 @@ class Optimizer:
         self._count += 1
         whole = self._gradients
         now = Update(self.groups, self.lr, self._count, skip, whole.norms, whole.wholes)
-        self._rule.update(now)
+        if self._apart is None:
+            self._rule.update(now)
+        else:
+            for part in self._apart.parts_of(now):
+                self._rule.update(part)
         self._count -= skip
 
     @property
     def num_updates(self) -> int:
         """Updates done: the steps whose batch had any weight. Waits for the device."""
         return int(self._count)
+
+    @property
+    def rooms(self) -> list[Tensor]:
+        """Memory of the device for what is kept apart from it, on its way."""
+        return [] if self._apart is None else self._apart.rooms
 
     def kinds(self, spec: ParamSpec) -> dict[str, tuple[int, ...]]:
         """What is kept for a parameter, by name, with the shape for the whole logical tensor."""
@@ -85,6 +99,7 @@ class Optimizer:
         """Begin anew: no update was done, and what is kept starts at zero."""
         self._states.clear()
         self.groups.clear()
+        self._apart = None
         self._count.zero_()
 
     def restore(self, num_updates: int, source: StateSource) -> None:
@@ -98,14 +113,13 @@ class Optimizer:
 
     def _allocate(self) -> None:
         """States at zero, and the groups, where there are none yet."""
-        if self._states or not self._gradients.mains:
+        if self._states:
             return
-        role = self._gradients.precision.state
+        role, device = self._gradients.precision.state, self._gradients.device
         by_settings: dict[tuple[Settings, tuple[str, ...]], list[MainParam]] = {}
         for main in self._gradients.mains:
-            place = role.place(main.value.device)
             self._states[main] = {
-                name: torch.zeros(_box(main, dims).size, dtype=role.dtype, device=place)
+                name: zeros(_box(main, dims).size, role, device)
                 for name, dims in self._rule.state(main.spec).items()
             }
             key = (settings_of(self._optim, main.spec), tuple(self._states[main]))
@@ -119,6 +133,9 @@ class Optimizer:
             )
             for (settings, names), mains in by_settings.items()
         ]
+        if keeps_apart(role.tier, device.type) and self._apart is None:
+            by_element = is_by_element(self._optim)
+            self._apart = PieceByPiece(self._gradients, self.groups, by_element=by_element)
 
 
 def _box(main: MainParam, dims: Dims) -> Box:

@@ -34,6 +34,11 @@ def rule_of(optim: OptimConfig) -> Rule:
     return made
 
 
+def is_by_element(optim: OptimConfig) -> bool:
+    """As ``Kind`` has it."""
+    return OPTIMIZERS.named("optim.kind", optim.kind).by_element
+
+
 def training_of(optim: OptimConfig, params: Sequence[ParamSpec]) -> Training:
     """What of a model with these parameters is trained, and how much is kept of it."""
     whole, trained = Counter[UnitName](), Counter[UnitName]()
@@ -44,12 +49,13 @@ def training_of(optim: OptimConfig, params: Sequence[ParamSpec]) -> Training:
     layers = sorted(unit for unit in whole if isinstance(unit, int))
     units: list[UnitName] = ["embed", *layers, "head"]
     parts = tuple(trained[unit] / max(whole[unit], 1) for unit in units)
-    moments = OPTIMIZERS.named("optim.kind", optim.kind).moments
-    kept = _kept(rule_of(optim), specs) if moments is None else moments(optim)
+    kind = OPTIMIZERS.named("optim.kind", optim.kind)
+    kept = _kept(rule_of(optim), specs) if kind.moments is None else kind.moments(optim)
     if trained == whole:
-        return Training(kept)
+        return Training(kept, by_element=kind.by_element)
     second = sum(spec.numel for spec in specs if spec.inside)
-    return Training(kept, parts, 1 - second / max(sum(whole[unit] for unit in layers), 1))
+    first = 1 - second / max(sum(whole[unit] for unit in layers), 1)
+    return Training(kept, parts, first, kind.by_element)
 
 
 def _kept(rule: Rule, specs: Sequence[ParamSpec]) -> float:

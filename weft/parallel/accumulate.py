@@ -75,7 +75,7 @@ class Accumulator:
         self.rounds = rounds if bucket.reduces_each_backward else 1
         self._comm = comm
         self._dtype = precision.accumulation.dtype
-        self._device = precision.accumulation.place(next(iter(params.values())).param.device)
+        self._device = next(iter(params.values())).param.device
         self._travel_dtype = precision.reduction.dtype
         self._flat: Tensor | None = None
         """Persistent up to level 1; above from the first gradient to the reduction."""

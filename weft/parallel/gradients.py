@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from weft.comm.comm import Comm, Finish
 from weft.config.errors import ConfigError
+from weft.memory.kept import forget, is_apart
 from weft.parallel.accumulate import Accumulator, Slot
 from weft.parallel.between import between_domains
 from weft.parallel.buckets import BUCKET_BYTES, Bucket, fill_buckets
@@ -162,11 +163,12 @@ class Gradients:
                 refuse_sparse(main.spec.name, main.grad)
         for sums, mains in zip(self._sums, self._mains_of, strict=True):
             for main, view in zip(mains, sums.sums, strict=True):
-                main.grad = view.to(main.value)
+                main.grad = view.to(main.value.dtype)
         if present is None:
             for main in self.mains:
                 if main.grad is None:
-                    main.grad = torch.zeros_like(main.value)
+                    shape, dtype = main.value.shape, main.value.dtype
+                    main.grad = torch.zeros(shape, dtype=dtype, device=self.device)
         else:
             self._forget_absent(present)
 
@@ -217,9 +219,13 @@ class Gradients:
     def publish(self) -> None:
         """Bring updated values to the parameters; those of other ranks arrive by ``fence``."""
         masters = [(m.target, m.value) for m in self.mains if m.target is not None]
-        if masters:
-            targets, values = zip(*masters, strict=True)
+        here = [pair for pair in masters if not is_apart(pair[1], self.device)]
+        if here:
+            targets, values = zip(*here, strict=True)
             torch._foreach_copy_(targets, values)
+        for target, value in masters if len(here) < len(masters) else ():
+            target.copy_(value)
+            forget(value)
         for flat in reversed(self.sharded):  # as forward meets them
             flat.publish()
         if not self._overlap:

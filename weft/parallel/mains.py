@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm.comm import Comm, Finish
+from weft.memory.kept import forget, is_apart, zeros
 from weft.parallel.buckets import Bucket
 from weft.parallel.params import Held, LocalParam
 from weft.plan.box import Box
@@ -41,13 +42,27 @@ class MainParam:
 
 def whole_main(local: LocalParam, held: Held, master: Role, *, owned: bool) -> MainParam:
     """A piece that each of its holders updates itself: the parameter, or a master of the piece."""
-    place = master.place(local.param.device)
-    is_same = (local.param.dtype, local.param.device) == (master.dtype, place)
+    is_same = local.param.dtype == master.dtype
     if local.stored.boxes == (held.box,) and is_same:
         return MainParam(held.spec, held.box, local.param, local.param, owned, ranks=held.ranks)
     target = local.param.detach()[local.stored.slices(held.box)]
-    value = target.to(place, master.dtype, copy=True)
+    value = _copy(target, master)
     return MainParam(held.spec, held.box, value, local.param, owned, target, ranks=held.ranks)
+
+
+def _copy(values: Tensor, master: Role) -> Tensor:
+    """For updates, where master copies are kept; of the same dtype it is no such copy."""
+    if values.dtype == master.dtype:
+        return values.clone()
+    copy = zeros(values.shape, master, values.device)
+    copy.copy_(values)
+    forget(copy)
+    return copy
+
+
+def _bring(values: Tensor, to: Tensor) -> None:
+    to.copy_(values)
+    forget(values)
 
 
 class FlatParams:
@@ -83,13 +98,15 @@ class FlatParams:
         self._near, self._segments = bucket.near(comm.rank), bucket.segments(comm.rank)
         first_place = bucket.first(comm.rank)
         self._own = self.flat[first_place : first_place + bucket.segment(comm.rank)]
-        place = master.place(first.device)
-        is_same = (self.flat.dtype, self.flat.device) == (master.dtype, place)
-        self.is_in_place = bucket.level < 3 and is_same
+        self.is_in_place = bucket.level < 3 and self.flat.dtype == master.dtype
         """What this rank updates is memory that others' segments are gathered beside."""
         self._share = self._own
         if not self.is_in_place:
-            self._share = self._own.to(place, master.dtype, copy=True)
+            self._share = _copy(self._own, master)
+        self._at_rest = self._share
+        """What others get of this rank, at level 3 time and again."""
+        if bucket.level == 3 and is_apart(self._share, first.device):
+            self._at_rest = self._own.clone()
         views = bucket.kept_views(comm.rank, self._share)
         owned = comm.rank in bucket.domains[0]  # the others have the same
         self.mains = [
@@ -107,6 +124,8 @@ class FlatParams:
             self._gather()
         else:
             self.free()
+            if self._at_rest is not self._share:
+                _bring(self._share, self._at_rest)
 
     def start(self) -> None:
         """Begin to gather what ``free`` let go of."""
@@ -134,7 +153,7 @@ class FlatParams:
     def _gather(self) -> None:
         assert self._pending is None, f"{self._near}: a gather was not waited for"
         if not self.is_in_place:
-            self._own.copy_(self._share)
+            _bring(self._at_rest, self._own)
         self._pending = self._comm.all_gather(
             self.flat, name="parameters", group=self._near, sizes=self._segments
         )

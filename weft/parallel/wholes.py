@@ -4,7 +4,8 @@ functions of a whole one. Exact, for every element counts once, where it is owne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from math import prod
 
 import torch
@@ -44,6 +45,19 @@ class WholeTensors:
         self._comm = comm
         self._computed, self._updated = computed, updated
         self._pieces = {n: held for n, held in pieces.items() if held and held[0].spec.trainable}
+        self._names: Collection[str] = self._pieces
+
+    @property
+    def specs(self) -> list[ParamSpec]:
+        """Of all these parameters."""
+        return [held[0].spec for held in self._pieces.values()]
+
+    def of(self, names: Collection[str]) -> WholeTensors:
+        """The same, where ``by_whole`` is asked about these alone, of the names of all. Sums still
+        have their places among those of all, so that not one bit of them differs."""
+        few = copy(self)
+        few._names = names
+        return few
 
     def squares_along(
         self, mains: Sequence[MainParam], tensors: Sequence[Tensor], kept: Kept
@@ -133,7 +147,7 @@ class WholeTensors:
         ranks: tuple[int, ...] = ()
         names: list[str] = []
         for name, held in self._pieces.items():
-            if not wanted(held[0].spec):
+            if name not in self._names or not wanted(held[0].spec):
                 continue
             if names and (ranks != _holders(held) or len(names) == min(len(ranks), MOST_AT_ONCE)):
                 yield ranks, names

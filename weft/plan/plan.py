@@ -11,6 +11,7 @@ from typing import Any, Literal
 from weft.plan.borders import Layers, Place, blocks, is_place, place
 from weft.plan.mesh import Mesh
 from weft.plan.model import UnitName
+from weft.precision.roles import Tier
 
 Precision = str
 """Name of an entry of ``weft.precision``."""
@@ -54,6 +55,8 @@ class StagePlan:
     """What goes over the border to the next stage, and comes back, is cast to this, an entry of
     ``weft.precision.casts``; empty: it travels as it is. Numbers then depend on where that border
     is, and on nothing else of the plan."""
+    state_tier: Tier = "device"
+    """Where ranks keep what only updates need: the optimizer's state, and master copies."""
 
     @property
     def blocks(self) -> range:
@@ -274,8 +277,9 @@ class Plan:
                     del pipeline[key]
         for stage in chain.from_iterable(each["stages"] for each in data["pipelines"]):
             stage["layers"] = [*map(place, stage["layers"])]
-            if stage["pieces"] == 1:
-                del stage["pieces"]
+            for key, usual in (("pieces", 1), ("state_tier", "device")):
+                if stage[key] == usual:
+                    del stage[key]
             for key in ("sample_shares", "state_shares", "border"):
                 if not stage[key]:
                     del stage[key]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from weft.config.axes import ENTRIES
+from weft.memory.tiers import BYTES_PER_S
 from weft.plan.plan import StagePlan
 from weft.planner.fit import CHECKPOINTING
 from weft.planner.forecast import Forecast, PositionForecast
@@ -70,11 +71,26 @@ class Limits:
         words = [f"{cause} {self.part(cause):.0%}" for cause in rest if self.part(cause) >= 0.01]
         if words:
             yield f"the rest of its step: {', '.join(words)}"
+        yield from self._apart()
         most = max(full.memory.by_category().items(), key=lambda item: item[1])
         yield (
             f"fullest memory: {full.words}; {full.memory.total / 2**30:.1f} of "
             f"{full.chip.memory_gib:g} GiB ({full.memory_part:.0%}), most of it {most[0]}"
         )
+
+    def _apart(self) -> Iterator[str]:
+        """What the slowest position's updates bring from elsewhere."""
+        cast, slow = self.forecast, self.slowest
+        plan, rank = cast.plan, slow.ranks[0]
+        tier = plan.pipelines[slow.pipeline].stages[slow.stages[0]].state_tier
+        if tier != "device":
+            here = plan.each(lambda stage: replace(stage, state_tier="device"))
+            kept = cast.problem.memory(here)[rank].optimizer
+            way = "there and back" if tier == "disk" else "each way"
+            yield (
+                f"optimizer state is on the {tier}: each update brings {kept / 1e9:.3g} GB to each "
+                f"chip and takes it back, at {BYTES_PER_S[tier] / 1e9:g} GB/s {way}"
+            )
 
     def as_json(self) -> dict[str, object]:
         """What ``--json`` prints."""
@@ -108,7 +124,13 @@ class Limits:
             words = f"layers are computed twice ({CHECKPOINTING})"
             yield f"more stages, a higher ZeRO level or larger chips: {words}"
         if "update" in large:
-            yield "ZeRO 1 or more samples a step: every copy updates all parameters by itself"
+            yield _against_updates(stages)
+
+
+def _against_updates(stages: Sequence[StagePlan]) -> str:
+    if {stage.state_tier for stage in stages} != {"device"}:
+        return "more samples a step, or more chips: updates wait for what is not on the device"
+    return "ZeRO 1 or more samples a step: every copy updates all parameters by itself"
 
 
 def _against_links(stages: Sequence[StagePlan]) -> list[str]:

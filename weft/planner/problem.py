@@ -16,6 +16,7 @@ from weft.cost.times import BorderTimes, StageTimes
 from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, Precision, Recompute, ScheduleName, StagePlan, ZeroLevel
+from weft.precision.roles import Tier
 from weft.schedules.registry import by_preference
 from weft.simulate.step import Knowledge, StepTime, time_in_sites, time_of_plan, times_of_plan
 
@@ -68,6 +69,8 @@ class Options:
     """The best few plans that recompute may do so only as far as their chips' memory asks: with
     other modes, and in some layers."""
     zero: tuple[ZeroLevel, ...] = (0, 1, 2, 3)
+    tiers: tuple[Tier, ...] = ("device",)
+    """Where what only updates need may be kept: the first with which something fits."""
     domains: bool = False
     """What several nodes, or pipelines, hold may be summed inside each, then between them."""
     in_flight: bool = False
@@ -99,7 +102,12 @@ class Options:
     promising plans first; what is left counts as pruned by this limit. Small clusters need less."""
 
     def __post_init__(self) -> None:
-        choices = {"schedules": self.schedules, "recompute": self.recompute, "zero": self.zero}
+        choices: dict[str, tuple[object, ...]] = {
+            "schedules": self.schedules,
+            "recompute": self.recompute,
+            "zero": self.zero,
+            "tiers": self.tiers,
+        }
         for name, choice in choices.items():
             if not choice:
                 raise ConfigError(f"options.{name}", [], "at least one choice")

@@ -13,6 +13,7 @@ from typing import get_args
 from weft.axes.axis import Axis
 from weft.axes.check import check_layout
 from weft.axes.registry import AXES
+from weft.cluster.cluster import HOST
 from weft.config.axes import ENTRIES, MODEL_AXES, NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.config.names import names_of
@@ -27,6 +28,7 @@ from weft.planner.casts import check_casts
 from weft.planner.domains import check_domains
 from weft.planner.sites import check_sites
 from weft.precision.registry import PRECISIONS
+from weft.precision.roles import TIERS
 from weft.recompute.asked import check_asked
 from weft.schedules.registry import SCHEDULES, expected_positions, schedule_of
 from weft.schedules.validity import prove
@@ -121,6 +123,10 @@ def _check_values(plan: Plan) -> None:
         _refuse_unnamed(f"{where}.precision", stage.precision, names_of("precisions"))
         check_asked(f"{where}.recompute", stage.recompute, len(stage.blocks))
         _refuse_unnamed(f"{where}.zero", stage.zero, get_args(ZeroLevel))
+        _refuse_unnamed(f"{where}.state_tier", stage.state_tier, TIERS)
+        if (stage.state_tier, stage.device) == ("host", HOST):
+            hint = "A processor's memory is the host's: nothing would be gained."
+            raise ConfigError(f"{where}.state_tier", "host", "device or disk", hint)
         for share in stage.sample_shares:
             _refuse_other(f"{where}.sample_shares", share, int)
         for share in stage.state_shares:
@@ -402,9 +408,9 @@ def _check_positions(where: str, pipeline: PipelinePlan) -> None:
         raise ConfigError(f"{where}.schedule", pipeline.schedule, f"stages placed {found}", hint)
     for position in found:
         stages = [pipeline.stages[s] for s in position]
-        settings = {(stage.device, stage.precision) for stage in stages}
+        settings = {(stage.device, stage.precision, stage.state_tier) for stage in stages}
         if len(settings) > 1:
-            expected_words = "one device and precision for all stages of a mesh"
+            expected_words = "one device, precision and state_tier for all stages of a mesh"
             raise ConfigError(f"{where}.stages", sorted(settings), expected_words)
         shares = {(stage.sample_shares, stage.state_shares) for stage in stages}
         if len(shares) > 1:

@@ -5,16 +5,17 @@ Precisions are looked up where plans are made, so torch is imported only when a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from weft.config.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-TIERS = ("device",)
+Tier = Literal["device", "host", "disk"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
 """Where tensors of a role may be kept."""
 
 Scaling = Literal["tensorwise", "rowwise", "blockwise"]
@@ -48,8 +49,10 @@ class Role:
 
     stored_as: str
     """Name of the dtype in torch."""
-    tier: str = "device"
+    tier: Tier = "device"
     """``device``: in the memory of the chip that computes."""
+    folder: str | None = None
+    """Where files of ``disk`` are; None: where the system has its temporary ones."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -58,10 +61,6 @@ class Role:
         found = vars(torch)[self.stored_as]
         assert isinstance(found, torch.dtype), f"{self.stored_as} is no dtype of torch"
         return found
-
-    def place(self, device: torch.device) -> torch.device:
-        """Where a rank that computes on ``device`` keeps tensors of this role."""
-        return device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +117,11 @@ class Roles:
     def sum_roundoff(self) -> float:
         """Of the format in which products are added up."""
         return min(ROUNDOFF[self.compute.stored_as], ROUNDOFF["float32"])
+
+    def updating_in(self, tier: Tier, folder: str | None) -> Roles:
+        """The same, where what only updates need is kept in a tier."""
+        master = replace(self.master, tier=tier, folder=folder)
+        return replace(self, master=master, state=replace(self.state, tier=tier, folder=folder))
 
     def by_role(self) -> dict[str, Role]:
         """Role -> how its numbers are stored."""

@@ -307,6 +307,7 @@ def _stages(plan: Plan) -> Rows:
             ends = {"is_first": at == 0, "is_last": at == len(pipeline.stages) - 1}
             extras = [f"recompute {stage.recompute}"] * (stage.recompute != "off")
             extras += ["compiled"] * stage.compile
+            extras += [f"state on {stage.state_tier}"] * (stage.state_tier != "device")
             rows.append(
                 (
                     f"{group.name}, stage {at}",

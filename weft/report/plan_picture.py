@@ -325,6 +325,7 @@ def _who(stage: StagePlan, *, folded: bool) -> str:
 def _settings(stage: StagePlan) -> list[str]:
     found = [f"{stage.passes} passes"] * (stage.passes > 1)
     found += [f"{stage.pieces} pieces"] * (stage.pieces > 1)
+    found += [f"state on {stage.state_tier}"] * (stage.state_tier != "device")
     for words, shares in (("samples", stage.sample_shares), ("state", stage.state_shares)):
         found += [f"{words} {':'.join(map(str, shares))}"] * bool(shares)
     return found + ["recompute"] * (stage.recompute != "off") + ["compiled"] * stage.compile

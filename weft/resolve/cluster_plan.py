@@ -7,6 +7,7 @@ vocabulary of a published size is its own, for no tokenizer has to exist yet.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from weft.axes.held import check_mesh
 from weft.cluster.cluster import Cluster, Node
@@ -15,13 +16,14 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.models.registry import FAMILIES, dims_of_model, model_spec, param_specs
 from weft.optim.registry import training_of
-from weft.plan.plan import Plan
+from weft.plan.plan import Plan, StagePlan
 from weft.plan.plan_file import view_used
 from weft.planner.problem import Problem, Workload
 from weft.planner.validate import refuse_idle_pieces, refuse_unrun_axes, validate_plan
 from weft.planner.whole_blocks import refuse_cut_blocks
 from weft.resolve.planned import by_person, options_asked, says_a_plan
 from weft.resolve.resolve import read_plan_file, resolve, vocab_size_asked
+from weft.resolve.tiers import usual_tier
 from weft.resolve.usual_precision import usual_precision
 from weft.simulate.step import Knowledge
 
@@ -124,7 +126,9 @@ def _given(
         bf16 = workload.precision == "bf16"
         machine = Node(host="", cpu="", cores=1, memory_gib=1.0, cpu_bf16=bf16)
         compute = loaded.config.compute.model_copy(update={"tf32": False})  # of the cluster's chips
-        config = loaded.config.model_copy(update={"compute": compute})
+        optim = loaded.config.optim
+        here = optim.model_copy(update={"state_tier": "auto", "state_folder": None})
+        config = loaded.config.model_copy(update={"compute": compute, "optim": here})
         plan = resolve(replace(loaded, config=config), Cluster(nodes=(machine,))).plan
     if plan.world_size > cluster.world_size:
         expected = f"at most {cluster.world_size} ranks, one for each chip of the cluster"
@@ -146,7 +150,13 @@ def _given(
             hint += "samples each takes (sample_shares) where one PyTorch device is all of them."
             raise ConfigError(f"{where}.mesh.ranks", names, "ranks on chips of one kind", hint)
     refuse_cut_blocks(plan, spec)
-    devices = plan.each(
-        lambda stage: replace(stage, device=cluster.pool_of(stage.mesh.ranks[0]).chip.device)
-    )
-    return devices, cluster
+    return plan.each(partial(_on_its_chips, loaded, cluster)), cluster
+
+
+def _on_its_chips(loaded: Loaded, cluster: ClusterView, stage: StagePlan) -> StagePlan:
+    """With what the configuration says of such a device."""
+    device = cluster.pool_of(stage.mesh.ranks[0]).chip.device
+    tier = stage.state_tier
+    if tier == "device" and loaded.config.plan.file is None:
+        tier = usual_tier(loaded.config.optim, device)
+    return replace(stage, device=device, state_tier=tier)

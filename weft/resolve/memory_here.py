@@ -13,9 +13,10 @@ from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import Config
 from weft.cost.memory import memory_of_plan
-from weft.plan.plan import PipelinePlan, Plan
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.fit import CHECKPOINTING, changes
 from weft.planner.forecast import PositionMemory
+from weft.resolve.folder_here import bytes_apart, free_bytes
 from weft.resolve.planned import choose, resources_here
 from weft.resolve.resolve import Resolved
 from weft.simulate.known import knowledge_of_local, local_profile, local_view
@@ -53,10 +54,15 @@ def needs_here(resolved: Resolved, plan: Plan, ranks: Sequence[int]) -> list[Nee
     taken = {rank: memory[rank].total / 2**30 for rank in ranks}
     needs = []
     on_host = [rank for rank in ranks if plan.devices[rank] == HOST]
-    if on_host:
-        total = sum(taken[rank] for rank in on_host)
-        room = node.memory_gib
+    kept = bytes_apart(resolved, plan, ranks, "host") / 2**30
+    if on_host or kept:
+        total = sum(taken[rank] for rank in on_host) + kept
+        room, on_host = node.memory_gib, on_host if not kept else list(ranks)
         needs.append(Need(ranks=on_host, need_gib=total, room_gib=room, where="this machine"))
+    folder, on_disk = resolved.config.optim.state_folder, bytes_apart(resolved, plan, ranks, "disk")
+    if folder is not None and on_disk:
+        room, need = free_bytes(folder) / 2**30, on_disk / 2**30
+        needs.append(Need(ranks=ranks, need_gib=need, room_gib=room, where=f"the disk of {folder}"))
     for rank, chip in _cards(node, plan.devices, ranks):
         room = chip.memory_gib
         if not room:  # its tool did not say
@@ -151,9 +157,17 @@ def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     small = replace(plan, pipelines=tuple(map(_with_least, plan.pipelines)))
     again = small.each(lambda stage: replace(stage, recompute="full"))
     words = "Take the least micro-batches (batch.micro)"
+    more = f"{words} and compute layers again in backward ({CHECKPOINTING}, recompute: full)"
     yield words, small
-    more = f"compute layers again in backward ({CHECKPOINTING}, recompute: full)"
-    yield f"{words} and {more}", again
+    yield more, again
+    elsewhere = "keep optimizer state in the host's memory (optim.state_tier=host)"
+    yield f"K{elsewhere[1:]}", plan.each(_on_host)
+    yield f"{words} and {elsewhere}", small.each(_on_host)
+    yield f"{more}, and {elsewhere}", again.each(_on_host)
+
+
+def _on_host(stage: StagePlan) -> StagePlan:
+    return stage if stage.device == HOST else replace(stage, state_tier="host")
 
 
 def _with_least(pipeline: PipelinePlan) -> PipelinePlan:

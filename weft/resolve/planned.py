@@ -30,6 +30,7 @@ from weft.resolve.kept import ACTIVATIONS
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
 from weft.resolve.resolve import compiles, refuse_unusable, spec_asked
+from weft.resolve.tiers import tiers_asked
 from weft.resolve.usual_precision import usual_precision
 from weft.simulate.known import local_profile
 
@@ -228,6 +229,8 @@ def _asked(config: Config, resources: Resources) -> dict[str, Any]:
     more: dict[str, Any] = {"domains": False} if not options_asked(config).domains else {}
     if config.plan.border is not None:
         more |= {"border": config.plan.border, "border_between": config.plan.border_between}
+    if (tiers := options_asked(config).tiers) != ("device", "host"):
+        more |= {"tiers": list(tiers)}
     return (more | {"tf32": True} if compute.tf32 else more) | {
         "chips": [_in_words(pool) for pool in resources.chips.view.pools],
         "may_idle": resources.may_idle,
@@ -259,6 +262,7 @@ def options_asked(config: Config) -> Options:
         raise ConfigError(ACTIVATIONS, config.compute.activations_gib, expected)
     return replace(
         usual,
+        tiers=tiers_asked(config.optim),
         recompute=usual.recompute if recompute == "auto" else (recompute,),
         mixed_recompute=recompute == "auto",
         schedules=usual.schedules if schedule is None else (schedule,),

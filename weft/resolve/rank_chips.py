@@ -200,7 +200,8 @@ def _cards(machine: Machine, device: str, chips: Sequence[Chip], count: int) -> 
         seen = len(machine.node.chips)
         raise ConfigError("compute.device", device, f"a GPU for each rank ({seen} seen)")
     for chip, same in groupby(chips):
-        yield ChipPool(chip=chip, num_nodes=1, chips_per_node=len(list(same)))
+        many, host_gib = len(list(same)), machine.node.memory_gib
+        yield ChipPool(chip=chip, num_nodes=1, chips_per_node=many, host_gib=host_gib)
 
 
 def _merged(pools: Sequence[ChipPool]) -> Iterator[ChipPool]:

@@ -43,6 +43,7 @@ from weft.planner.whole_blocks import refuse_cut_blocks
 from weft.platform.registry import PLATFORMS
 from weft.resolve.kept import ACTIVATIONS, with_activations_in
 from weft.resolve.tf32 import tf32_note
+from weft.resolve.tiers import refuse_tiers, usual_tier
 from weft.resolve.usual_precision import usual_precision
 
 BYTES_VOCAB = 257
@@ -243,6 +244,7 @@ def _derived(
             precision=precision_on(device) if precision == "auto" else precision,
             recompute=asked.recompute or recompute,
             compile=compiles(config, device, notes) if asked.compile is None else asked.compile,
+            state_tier=asked.state_tier or usual_tier(config.optim, device),
         )
 
     plan = staged_plan(config.plan, pipelines, batch, num_layers, computes)
@@ -316,6 +318,7 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     trained = (param for param in marked(config.optim, param_specs(spec)) if param.trainable)
     refuse_idle_fragments(config.sites, len({param.unit for param in trained}))
     refuse_idle_domains(plan, tied=tied)
+    refuse_tiers(plan, config)
     refuse_unrun_axes(plan, spec)
     dims = dims_of_model(spec)
     for p, s, stage in plan.stages():
@@ -424,6 +427,7 @@ DECIDED_BY_PLAN = (
     "compute.recompute",
     "compute.activations_gib",
     "compute.compile",
+    "optim.state_tier",
 )
 """What a plan says of every stage, so that a configuration beside it cannot."""
 
@@ -454,8 +458,9 @@ def _every_stage_says_a_device(config: Config) -> bool:
 
 def _said_by_every_stage(plan: PlanConfig) -> list[str]:
     stages = [dict(stage) for p in pipelines_of(plan, (1,)) for stage in p.stages]
-    names = ("device", "precision", "recompute", "compile")
-    return [f"compute.{name}" for name in names if all(stage[name] is not None for stage in stages)]
+    names = ("device", "precision", "recompute", "compile", "state_tier")
+    said = [name for name in names if all(stage[name] is not None for stage in stages)]
+    return [f"{'optim' if name == 'state_tier' else 'compute'}.{name}" for name in said]
 
 
 def _check_devices(config: Config, plan: Plan, cluster: Cluster) -> None:

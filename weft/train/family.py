@@ -60,7 +60,9 @@ def assemble_model(
     source = Source(
         specs=marked(optim, param_specs(spec)),
         tilings=param_tilings(plan, spec),
-        precision=PRECISIONS[rank_plan.stage_plan.precision],
+        precision=PRECISIONS[rank_plan.stage_plan.precision].updating_in(
+            rank_plan.stage_plan.state_tier, optim.state_folder
+        ),
         stage=partial(_stage, spec, buffers),
         split=split,
         objective=task.objective,
@@ -102,8 +104,8 @@ def _stage(spec: ModelSpec, buffers: Sequence[Buffer], number: int, share: Share
     role = PRECISIONS[asked.precision].parameters
     for name, _ in list(model.named_parameters()):
         owner, _, leaf = name.rpartition(".")
-        size, place = share.stored[name].size, role.place(share.comm.device)
-        empty = torch.empty(size, dtype=role.dtype, device=place)
+        size = share.stored[name].size
+        empty = torch.empty(size, dtype=role.dtype, device=share.comm.device)
         if name in share.hollow:
             empty.untyped_storage().resize_(0)
         model.get_submodule(owner).register_parameter(leaf, nn.Parameter(empty))

@@ -11,9 +11,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.comm.spans import span, switch
+from weft.memory.kept import is_apart
 from weft.train.job import PROFILE_FOLDER
 from weft.train.loop import Run, StepRecord
 from weft.train.run_folder import write_text
@@ -121,16 +123,17 @@ def storages(run: Run) -> dict[str, dict[int, int]]:
         "parameters": chain(params, buffers),
         "masters": (main.value for main in mains),
         "gradients": chain((p.grad for p in params), (main.grad for main in mains)),
-        "optimizer": chain.from_iterable(states),
+        "optimizer": chain(chain.from_iterable(states), built.optimizer.rooms),
     }
-    return {name: _new(tensors, run.platform.name, seen) for name, tensors in kept.items()}
+    device = built.gradients.device
+    return {name: _new(tensors, device, seen) for name, tensors in kept.items()}
 
 
-def _new(tensors: Iterable[Tensor | None], device: str, seen: set[int]) -> dict[int, int]:
-    """The storages of a kind of device that were not seen before."""
+def _new(tensors: Iterable[Tensor | None], device: torch.device, seen: set[int]) -> dict[int, int]:
+    """The storages in the memory of a device that were not seen before."""
     found = {}
     for tensor in tensors:
-        if tensor is not None and tensor.device.type == device:
+        if tensor is not None and not is_apart(tensor, device):
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())

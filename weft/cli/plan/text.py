@@ -76,6 +76,7 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
             if stage.recompute != "off":
                 extras += [f"recompute {stage.recompute}".removesuffix(" full")]
             extras += ["compiled"] if stage.compile else []
+        extras += [f"state on {stage.state_tier}"] * (stage.state_tier != "device")
         row = {
             "pipeline": str(p),
             "stage": str(s),

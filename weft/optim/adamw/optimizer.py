@@ -26,5 +26,11 @@ def reference(config: AdamWConfig, groups: list[dict[str, Any]]) -> Optimizer:
 RULE = "weft.optim.adamw.rule:AdamW"
 
 OPTIMIZER = Kind(
-    name="adamw", order=0, config=AdamWConfig, rule=RULE, moments=moments, reference=reference
+    name="adamw",
+    order=0,
+    config=AdamWConfig,
+    rule=RULE,
+    moments=moments,
+    by_element=True,
+    reference=reference,
 )

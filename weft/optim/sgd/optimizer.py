@@ -26,5 +26,11 @@ def reference(config: SgdConfig, groups: list[dict[str, Any]]) -> Optimizer:
 RULE = "weft.optim.sgd.rule:Sgd"
 
 OPTIMIZER = Kind(
-    name="sgd", order=1, config=SgdConfig, rule=RULE, moments=moments, reference=reference
+    name="sgd",
+    order=1,
+    config=SgdConfig,
+    rule=RULE,
+    moments=moments,
+    by_element=True,
+    reference=reference,
 )

@@ -10,6 +10,7 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from weft.axes.registry import AXES
+from weft.cluster.cluster import HOST
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.axes import SAMPLE_AXES
 from weft.cost.work import Axes, copies_in, share
@@ -17,6 +18,7 @@ from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
 from weft.planner.casts import with_casts
 from weft.planner.problem import Problem
+from weft.precision.roles import Tier
 from weft.schedules.registry import SCHEDULES
 
 SAMPLES = SAMPLE_AXES[0]
@@ -187,6 +189,13 @@ def domains_of(
     return tuple(tuple(range(*both)) for both in pairwise(ends))
 
 
+def _tier(problem: Problem, pool: int) -> Tier:
+    """A processor keeps nothing in the memory of its host that is not its own."""
+    tier = problem.options.tiers[0]
+    on_host = problem.cluster.pools[pool].chip.device == HOST
+    return "device" if tier == "host" and on_host else tier
+
+
 def _pipeline(line: Line, problem: Problem, first: int) -> PipelinePlan:
     places = [section for section in line.sections for _ in range(section.meshes)]
     meshes = []
@@ -209,6 +218,7 @@ def _pipeline(line: Line, problem: Problem, first: int) -> PipelinePlan:
                 precision=problem.workload.precision,
                 recompute=place.recompute,
                 zero=place.zero,
+                state_tier=_tier(problem, place.pool),
             )
         )
     return PipelinePlan(

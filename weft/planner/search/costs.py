@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from math import inf
 from typing import NamedTuple
 
 from weft.cluster.cluster import HOST
@@ -120,6 +121,8 @@ class Costs:
             trained=self._trained,
             zero=section.zero,
             shard_ways=section.shard_ways,
+            tier=self.options.tiers[0],
+            by_element=self.workload.training.by_element,
         )
 
     def _apart(self, sections: tuple[Section, ...]) -> dict[Apart, tuple[Section, ...]]:
@@ -157,6 +160,13 @@ class Costs:
 
     def _bytes(self, pool: int, choice: StageChoice, held: Held) -> Bytes:
         parts = self.memory(pool, choice, held)
+        if choice.tier == "host" and choice.keeps_apart:
+            node = self.pools[pool]
+            usual = self.memory(pool, choice._replace(tier="device"), held)
+            kept = usual.whole.optimizer + usual.divided.optimizer * usual.part
+            room = self.options.memory_part * (node.host_gib or 0) * 2**30 / node.chips_per_node
+            if kept > room:
+                parts = replace(parts, whole=replace(parts.whole, weights=inf))
         whole, divided = parts.whole, parts.divided.total * parts.part
         shared = whole.working + whole.buffers + whole.runtime
         return Bytes(

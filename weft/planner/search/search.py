@@ -56,6 +56,8 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         lists.append(run.distinct())
     if not found:
         if not fits(problem):
+            if elsewhere := _elsewhere(problem):
+                return search(elsewhere, progress=progress)
             raise _not_run(run) or no_plan(any_fit, problem)
         # Something fits, and the effort ended before it was looked at.
         more = replace(options, effort=LONGER * options.effort)
@@ -70,6 +72,13 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         pruned=run.ledger.pruned,
         seconds=perf_counter() - begin,
     )
+
+
+def _elsewhere(problem: Problem) -> Problem | None:
+    """With what only updates need in the first other tier with which something fits."""
+    every = (replace(problem.options, tiers=(tier,)) for tier in problem.options.tiers[1:])
+    tried = (replace(problem, options=options) for options in every)
+    return next(filter(fits, tried), None)
 
 
 def _not_run(run: SearchRun) -> NoPlan | None:

@@ -43,6 +43,10 @@ def verdict(plan: Plan, problem: Problem, *, best_s: float) -> Reason:
         if bool(plan.casts) != bool(problem.options.border):
             raise OutsideError("it casts borders as plan.border says")
         lines = lines_of(plan, problem.cluster)
+        tiers = {*problem.options.tiers[:1], "device"}
+        if not {stage.state_tier for _, _, stage in plan.stages()} <= tiers:
+            words = f"what only updates need was kept on the {problem.options.tiers[0]}"
+            raise OutsideError(words)
         for line in lines:
             _refuse_outside(line, costs)
     except OutsideError as outside:

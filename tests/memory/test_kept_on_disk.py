@@ -1,0 +1,81 @@
+"""Files of optimizer state: without a name, of the size they need, and refused in words."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from weft.cluster.cluster import Cluster, Node
+from weft.config.errors import ConfigError, ConfigErrors, RunError
+from weft.config.load import load_config
+from weft.memory.kept import forget, is_apart, zeros
+from weft.precision.roles import Role
+from weft.resolve import folder_here
+from weft.resolve.folder_here import speed_note
+from weft.resolve.memory_here import refuse_too_large
+from weft.resolve.resolve import resolve
+
+CPU = torch.device("cpu")
+NODE = Node(host="", cpu="some", cores=2, memory_gib=16, cpu_bf16=True)
+ON_DISK = ["compute.precision=bf16", "optim.state_tier=disk"]
+
+
+def test_files_have_no_name_and_keep_what_was_forgotten(tmp_path: Path) -> None:
+    kept = zeros((3, 1000), Role("float32", tier="disk", folder=str(tmp_path)), CPU)
+    kept[1:].fill_(2.0)
+    forget(kept)
+    assert is_apart(kept[1], CPU) and not is_apart(torch.zeros(2), CPU)
+    assert kept.sum() == 4000
+    assert list(tmp_path.iterdir()) == []  # however a process ends, nothing is left
+
+
+def test_no_room_on_disk(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=f"{tmp_path}: .* bytes of optimizer state cannot be kept"):
+        zeros((1 << 44,), Role("float32", tier="disk", folder=str(tmp_path)), CPU)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (["optim.state_tier=host"], "optim.state_tier = 'host': expected device or disk on proc"),
+        (ON_DISK, "optim.state_folder = null: expected a folder for what is kept on disk"),
+        (["optim.state_folder=/x"], "optim.state_folder = '/x': expected null where nothing is"),
+        (
+            ["plan.stages=[{layers: 1, state_tier: host}, {}]"],
+            "plan.stages[0].state_tier = 'host': expected device or disk. A processor's memory",
+        ),
+        (
+            [
+                *("optim={kind: muon}", "optim.state_folder=/x", "batch.micro=4"),
+                "plan.stages=[{layers: 1, state_tier: disk}, {}]",
+            ],
+            "expected on the device in all stages or in none. muon takes the same parameters",
+        ),
+    ],
+)
+def test_refused_before_anything_starts(given: list[str], problem: str) -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        resolve(load_config("debug", given), Cluster(nodes=(NODE,)))
+    assert problem in str(caught.value).replace("None", "null")
+
+
+def test_the_folder_is_looked_at_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checked(folder: Path) -> object:
+        given = [*ON_DISK, f"optim.state_folder={folder}"]
+        loaded = load_config("debug", given)
+        resolved = resolve(loaded, Cluster(nodes=(NODE,)))
+        refuse_too_large(loaded, resolved, range(resolved.plan.world_size))
+        return resolved
+
+    with pytest.raises(ConfigError, match="expected a folder that is there"):
+        checked(tmp_path / "absent")
+    (said,) = speed_note(checked(tmp_path), None, 1e-9)  # type: ignore[arg-type]
+    assert "0.0392 GB that each update reads and writes take" in said
+    assert said.endswith("longer than the 1e-09 s predicted of a whole step")
+    full = SimpleNamespace(f_bavail=1, f_frsize=4096)
+    monkeypatch.setattr(folder_here.os, "statvfs", lambda _: full)
+    with pytest.raises(ConfigErrors, match=f"0.0 GiB, and the disk of {tmp_path} has 0.0 GiB"):
+        checked(tmp_path)
