@@ -29,6 +29,7 @@ from weft.elastic.pool import WorkerPool
 from weft.models.registry import param_specs
 from weft.nn.init import initial_values
 from weft.optim.groups import Settings, marked, refuse_idle_groups, settings_of
+from weft.optim.registry import training_of
 from weft.plan.box import Box
 from weft.plan.plan import Plan
 from weft.train.assemble import fill, initial
@@ -73,6 +74,44 @@ def test_every_split_is_exact(case: Case, pool: WorkerPool) -> None:
     assert alone.grads.keys() == trained
     found = difference(alone, rehearse(pool.run, plan, rehearsal))
     assert found.largest < TOLERANCE, found
+
+
+WIDE = [
+    Case("fp8-tp2-dp2", shares=(6,), dp=((2,),), tp=((2,),), zero=1, precision="fp8-fp64"),
+    Case("fp8-pp2-recompute", shares=(6,), dp=((1, 1),), recompute="full", precision="fp8-fp64"),
+]
+
+
+def products(*groups: ParamGroupConfig) -> Rehearsal:
+    return replace(WIDE[0].rehearsal(), optim=OPTIM.model_copy(update={"groups": groups}))
+
+
+@pytest.mark.parametrize("case", WIDE, ids=lambda case: case.name)
+def test_products_with_some_weights_keep_their_bits(case: Case, pool: WorkerPool) -> None:
+    """Under every plan, those that are named or narrow alone: keys and values are, by half."""
+    every = products()
+    narrow = min(s.shape[0] for s in param_specs(every.spec) if s.name == "layers.0.attn.k.weight")
+    some = products(
+        Group(params="layers.*", narrower_than=narrow + 1, fp8=False),
+        Group(params="layers.[01].ff.*", fp8=False),
+    )
+    alone = rehearse(pool.run, one_process(case.plan()), some)
+    assert difference(alone, rehearse(pool.run, case.plan(), some)).largest < TOLERANCE
+    none = products(Group(params="layers.*", fp8=False))
+    exact = rehearse(_here, one_process(replace(case, precision="fp64").plan()), every)
+    assert difference(exact, rehearse(_here, one_process(case.plan()), none)).largest == 0
+    assert difference(alone, exact).loss > 1e-7
+    assert difference(alone, rehearse(_here, one_process(case.plan()), every)).loss > 1e-7
+
+
+def test_sizes_say_which() -> None:
+    groups = (Group(params="layers.*", narrower_than=32, fp8=False),)
+    optim, specs = OPTIM.model_copy(update={"groups": groups}), param_specs(products().spec)
+    matrices = [s for s in marked(optim, specs) if "layers." in s.name and len(s.shape) == 2]
+    wide = [spec for spec in matrices if not spec.fp8]
+    assert {spec.name.split(".")[3] for spec in wide} == {"k", "v"}
+    part = training_of(optim, specs).wide_products
+    assert part == sum(spec.numel for spec in wide) / sum(spec.numel for spec in matrices)
 
 
 def test_first_match_wins() -> None:

@@ -180,16 +180,21 @@ class CosineSchedule(Section):
 
 
 class ParamGroupConfig(Section):
-    """Parameters that are updated otherwise than the rest, or not at all."""
+    """Parameters that are treated otherwise than the rest: updated so, or not at all, or multiplied
+    with."""
 
     params: Text
     """Pattern of parameter names; `*` is any text, dots too: "layers.*.attn.*", "embed.weight"."""
+    narrower_than: Count | None = None
+    """Only matrices whose shorter side, in the unsplit model, is less; null is all of the name."""
     lr_scale: Positive = 1.0
     """Their learning rate, as a multiple of `optim.lr`."""
     weight_decay: Number | None = None
     """Their weight decay, norms and biases included; null is as for the rest."""
     trainable: Flag = True
     """false leaves them as they are: without gradient, optimizer state or master weights."""
+    fp8: Flag = True
+    """false: where `precision` is one of fp8, products with them have 16 bits all the same."""
 
     @model_validator(mode="after")
     def _frozen_ones_need_no_numbers(self) -> Self:

@@ -202,6 +202,7 @@ def choice_of(
             recompute=slabs_of(stage.recompute, len(stage.blocks)),
             dtype=dtype_of(stage.precision),
             eager=stage.device == "cpu",
+            wide_products=training.wide_products,
         ),
         axes=axes,
         passes=stage.passes,

@@ -149,10 +149,13 @@ def _residual_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
     yield Op(
         "norms and residuals", "elementwise", num_bytes=per_channel * work.rows * shape.d_model
     )
-    if work.dtype == "fp8":  # operands are read in two bytes and written in one, for four products
+    narrow = 1 - work.wide_products
+    if (
+        work.dtype == "fp8" and narrow
+    ):  # operands are read in two bytes and written in one, for four products
         values = shape.num_heads * shape.value_width / work.share("heads")
         width = shape.d_model * 2 + shape.d_ff / work.share("d_ff") + values
-        yield Op("casts", "elementwise", num_bytes=3 * work.tokens * width)
+        yield Op("casts", "elementwise", num_bytes=3 * narrow * work.tokens * width)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -186,14 +186,21 @@ def compute_seconds(shape: ModelShape, work: StageWork, chip: CostFunction) -> S
         # Gradients of a head that is not split come with its forward.
         early = work.eager and work.share("vocab") == 1 and op.name in ("head", "loss")
         for phase in PHASES:
-            total["forward" if early else phase] += number * chip.seconds(op, phase, work.dtype)
+            total["forward" if early else phase] += number * _op_seconds(op, phase, work, chip)
         part = _again(op, each)
         if part:
-            again += part * number * chip.seconds(op, "forward", work.dtype)
+            again += part * number * _op_seconds(op, "forward", work, chip)
     weights = 0.0 if work.frozen else total["weight_grad"]
     return StageTimes(
         forward_s=total["forward"], input_grad_s=total["input_grad"] + again, weight_grad_s=weights
     )
+
+
+def _op_seconds(op: Op, phase: Phase, work: StageWork, chip: CostFunction) -> float:
+    narrow = chip.seconds(op, phase, work.dtype)
+    if work.dtype != "fp8" or not work.wide_products:
+        return narrow
+    return narrow + work.wide_products * (chip.seconds(op, phase, "bf16") - narrow)
 
 
 def _again(op: Op, work: StageWork) -> float:

@@ -141,6 +141,8 @@ class StageWork(NamedTuple):
     eager: bool = False
     """On a processor: attention in blocks of queries, the gate kept before and after its
     activation, and logits in chunks (``weft/nn``)."""
+    wide_products: float = 0.0
+    """Part of the layers' products with weights that have 16 bits where ``dtype`` has eight."""
 
     def share(self, dim: DimName) -> int:
         """Into how many parts a dimension is cut, as modules compute with it."""
@@ -264,6 +266,8 @@ class Training:
     """Of a layer's parameters, what its first part has."""
     by_element: bool = True
     """Updates may take parts of tensors in turn."""
+    wide_products: float = 0.0
+    """Of layers' weights, the part whose products have 16 bits though the precision has eight."""
 
     def parts(self, layers: Layers) -> Parts:
         """Of a stage with these layers: the mean of them, by what it has of each."""

@@ -1,4 +1,4 @@
-"""Which parameters are trained, and with which numbers: patterns on logical names."""
+"""Which parameters are trained, and with which numbers: patterns on logical names, and sizes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,21 @@ class Settings:
     weight_decay: float
 
 
-def group_of(optim: OptimConfig, name: str) -> ParamGroupConfig | None:
-    """The first group that names a parameter."""
-    return next((group for group in optim.groups if fnmatchcase(name, group.params)), None)
+def group_of(optim: OptimConfig, spec: ParamSpec) -> ParamGroupConfig | None:
+    """The first group that a parameter is in."""
+    return next((group for group in optim.groups if _is_in(spec, group)), None)
+
+
+def _is_in(spec: ParamSpec, group: ParamGroupConfig) -> bool:
+    if not fnmatchcase(spec.name, group.params):
+        return False
+    limit = group.narrower_than
+    return limit is None or (len(spec.shape) == 2 and min(spec.shape) < limit)
 
 
 def settings_of(optim: OptimConfig, spec: ParamSpec) -> Settings:
     """Decay as its group says, else of what decays at all."""
-    group = group_of(optim, spec.name)
+    group = group_of(optim, spec)
     decay = optim.weight_decay if spec.decay else 0.0
     if group is None:
         return Settings(1.0, decay)
@@ -34,15 +41,18 @@ def settings_of(optim: OptimConfig, spec: ParamSpec) -> Settings:
 
 
 def marked(optim: OptimConfig, specs: Sequence[ParamSpec]) -> list[ParamSpec]:
-    """The parameters of a model, each with whether it is trained.
+    """The parameters of a model, each with whether it is trained, and multiplies in eight bits.
 
     Raises:
         ConfigError: none is.
     """
     found = []
     for spec in specs:
-        group = group_of(optim, spec.name)
-        found.append(replace(spec, trainable=group is None or group.trainable))
+        group = group_of(optim, spec)
+        if group is None:
+            found.append(spec)
+        else:
+            found.append(replace(spec, trainable=group.trainable, fp8=group.fp8))
     if found and not any(spec.trainable for spec in found):
         raise ConfigError("optim.groups", "all frozen", "at least one parameter that is trained")
     return found
@@ -56,15 +66,17 @@ def refuse_idle_groups(optim: OptimConfig, specs: Sequence[ParamSpec]) -> None:
             parameters are frozen.
     """
     marked(optim, specs)
-    names = [spec.name for spec in specs]
-    effective = [group_of(optim, name) for name in names]
+    effective = [group_of(optim, spec) for spec in specs]
     for number, group in enumerate(optim.groups):
         if any(group is each for each in effective):
             continue
         key = f"optim.groups[{number}].params"
-        if any(fnmatchcase(name, group.params) for name in names):
+        if any(_is_in(spec, group) for spec in specs):
             hint = "The first group that matches counts: put this one before it."
             expected = "a parameter that no group before it matches"
             raise ConfigError(key, group.params, expected, hint)
-        hint = f"Names are like {', '.join(names[:3])}."
-        raise ConfigError(key, group.params, "a pattern that matches a parameter's name", hint)
+        hint = f"Names are like {', '.join(spec.name for spec in specs[:3])}."
+        limit = group.narrower_than
+        whose = f"matrix's name, narrower than {limit}" if limit else "parameter's name"
+        expected = f"a pattern that matches a {whose}"
+        raise ConfigError(key, group.params, expected, hint)

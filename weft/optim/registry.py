@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING
@@ -51,11 +52,19 @@ def training_of(optim: OptimConfig, params: Sequence[ParamSpec]) -> Training:
     parts = tuple(trained[unit] / max(whole[unit], 1) for unit in units)
     kind = OPTIMIZERS.named("optim.kind", optim.kind)
     kept = _kept(rule_of(optim), specs) if kind.moments is None else kind.moments(optim)
+    every = Training(kept, by_element=kind.by_element, wide_products=_wide(specs))
     if trained == whole:
-        return Training(kept, by_element=kind.by_element)
+        return every
     second = sum(spec.numel for spec in specs if spec.inside)
     first = 1 - second / max(sum(whole[unit] for unit in layers), 1)
-    return Training(kept, parts, first, kind.by_element)
+    return replace(every, units=parts, first=first)
+
+
+def _wide(specs: Sequence[ParamSpec]) -> float:
+    """Of layers' matrices, the part whose products never have eight bits."""
+    matrices = [s for s in specs if isinstance(s.unit, int) and len(s.shape) == 2]
+    wide = sum(spec.numel for spec in matrices if not spec.fp8)
+    return wide / sum(spec.numel for spec in matrices) if wide else 0.0
 
 
 def _kept(rule: Rule, specs: Sequence[ParamSpec]) -> float:

@@ -80,6 +80,8 @@ class ParamSpec:
     """Further units that use the same parameter (a tied head, a shared layer)."""
     trainable: bool = True
     """Updates change it; a frozen one has no gradient and no state."""
+    fp8: bool = True
+    """A linear layer with it multiplies in eight bits, where the precision has products that do."""
     inside: bool = False
     """It belongs to the second part of its layer."""
 

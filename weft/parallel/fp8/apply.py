@@ -47,7 +47,7 @@ class EightBits:
         """
         if id(module) in self._made:
             return self._made[id(module)]
-        if type(module) is nn.Linear:  # a subclass may compute something else
+        if type(module) is nn.Linear and self._is_asked(module):  # subclasses may do more than that
             _refuse_more_than_a_product(module)
             made = ScaledLinear(module, self._factors(module))
             self._made |= {id(module): made, id(made): made}
@@ -57,6 +57,10 @@ class EightBits:
             if child is not None:
                 module.register_module(name, self.apply(child))
         return module
+
+    def _is_asked(self, linear: nn.Linear) -> bool:
+        found = self._params.get(id(linear.weight))
+        return found is None or found.spec.fp8
 
     def _factors(self, linear: nn.Linear) -> Factors:
         found = self._params.get(id(linear.weight))

@@ -114,6 +114,7 @@ class Costs:
                 recompute=slabs_of(section.recompute, 0),
                 dtype=dtype_of(self.workload.precision),
                 eager=self._eager[section.pool],
+                wide_products=self.workload.training.wide_products,
             ),
             axes=axes,
             pipelines=self.num_pipelines,
