@@ -7,7 +7,7 @@ import pytest
 from benchmarks.job import Job, memory_of_job
 from weft.cost.activations import logits, stage_kept
 from weft.cost.choice import choice_of
-from weft.cost.memory import ACCELERATOR, Overheads, memory_of_plan
+from weft.cost.memory import ACCELERATOR, Memory, Overheads, memory_of_plan
 from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.models.llama.sizes import SIZES
 from weft.models.registry import shape_of
@@ -23,6 +23,15 @@ SEQ = 64
 def plan(*stages: StagePlan, **pipeline: object) -> Plan:
     options = {"samples": 16, "microbatch": 2, **pipeline}
     return Plan(num_layers=4, pipelines=(PipelinePlan(stages=stages, **options),))
+
+
+def test_every_part_is_added() -> None:
+    """They are spelled out, for speed."""
+    one, none = (dict.fromkeys(Memory().by_category(), n) for n in (1.0, 0.0))
+    parts = {name: Memory(**{**none, name: 2.0}) for name in one}
+    assert {name: part.total for name, part in parts.items()} == dict.fromkeys(one, 2.0)
+    for name, part in parts.items():
+        assert Memory(**one).plus(part, 3.0).by_category() == {**one, name: 7.0}
 
 
 def test_one_rank_holds_everything() -> None:
