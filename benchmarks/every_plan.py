@@ -18,7 +18,7 @@ from time import process_time
 from typing import NamedTuple
 
 from weft.cluster.cluster import catalogue
-from weft.cluster.view import ChipPool, ClusterView
+from weft.cluster.view import ChipPool, ClusterView, Site
 from weft.cost.memory import memory_of_plan
 from weft.models.llama.sizes import SIZES
 from weft.plan.mesh import Mesh
@@ -42,6 +42,14 @@ def pool(chip: str, gib: float, chips: int, nodes: int = 1, gbit: float | None =
     """Nodes of a catalogue's chip with less memory than it has."""
     small = replace(KINDS[chip], memory_gib=gib)
     return ChipPool(chip=small, num_nodes=nodes, chips_per_node=chips, network_gbit_s=gbit)
+
+
+def at_sites(gbit: float, *pools: ChipPool) -> tuple[ChipPool, ...]:
+    """Each at a site of its own, 1 ms apart."""
+    return tuple(
+        replace(pool, site=Site(f"site {number}", pool.num_chips, gbit, 1e-3))
+        for number, pool in enumerate(pools)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +117,12 @@ CASES = {
         pools=(pool(H, 20, 2), pool(H, 20, 2)), num_layers=2, seq_len=32768, domains=True
     ),
     "on-disk": Case(pools=(pool(H, 5, 2), pool(A, 6, 1)), samples=2, tier="disk"),
+    "two-sites": Case(
+        pools=at_sites(100, pool(H, 24, 1, 2, gbit=400), pool(H, 24, 1)), num_layers=2, samples=3
+    ),
+    "long-at-two-sites": Case(
+        pools=at_sites(20, pool(H, 40, 1), pool(H, 40, 1)), num_layers=1, seq_len=32768
+    ),
     "six-chips": Case(pools=(pool(H, 16, 2), pool(A, 12, 1, 4)), samples=5),
 }
 """The last is listed by the benchmark alone."""
@@ -177,7 +191,7 @@ def _side_by_side(case: Case, groups: Sequence[Sequence[int]], best: Best) -> No
     """Every share of the samples, every pipeline of each group beside every one of the others."""
     for shares in _shares(case.samples, len(groups)):
         found = [
-            list(_pipelines(case, group, share, len(groups), best))
+            list(_pipelines(case, group, share, [g for g in groups if g is not group], best))
             for group, share in zip(groups, shares, strict=True)
         ]
         best.plans += _count(found)
@@ -254,12 +268,13 @@ def _moved(pipeline: PipelinePlan, first: int) -> PipelinePlan:
 
 
 def _pipelines(
-    case: Case, group: Sequence[int], share: int, beside: int, best: Best
+    case: Case, group: Sequence[int], share: int, others: Sequence[Sequence[int]], best: Best
 ) -> Iterator[Timed]:
-    """Those of some pools that fit, timed as one of ``beside``."""
+    """Those of some pools that fit, timed beside one on each group of others."""
     pools = [case.pools[number] for number in group]
     spec = case.workload.spec
-    shared = beside > 1
+    beside = [case.pools[other[0]] for other in others]
+    shared = bool(beside)
     for apart in (False, True) if case.domains and shared else (False,):
         every = every_pipeline(
             pools,
@@ -297,11 +312,13 @@ def with_nodes(
             yield replace(plan, domains=tuple(map(tuple, nodes.values()))), used
 
 
-def _alone(case: Case, plan: Plan, used: ClusterView, beside: int, *, apart: bool) -> float | None:
+def _alone(
+    case: Case, plan: Plan, used: ClusterView, beside: Sequence[ChipPool], *, apart: bool
+) -> float | None:
     """Seconds of a pipeline, with the smallest pipelines there are beside it; None: no room."""
     spec, seq_len = case.workload.spec, case.seq_len
-    other = _smallest(spec, used)
-    whole, cluster = joined([(plan, used), *[other] * (beside - 1)], apart=apart)
+    others = [_smallest(spec, part) for part in beside]
+    whole, cluster = joined([(plan, used), *others], apart=apart)
     whole = whole.each(lambda stage: replace(stage, state_tier=case.tier))
     if not fits(whole, spec, cluster, seq_len, ranks=used.world_size):
         return None
@@ -309,9 +326,9 @@ def _alone(case: Case, plan: Plan, used: ClusterView, beside: int, *, apart: boo
     return time.timelines[0].step_s + time.once_s[0]
 
 
-def _smallest(spec: ModelSpec, used: ClusterView) -> tuple[Plan, ClusterView]:
+def _smallest(spec: ModelSpec, part: ChipPool) -> tuple[Plan, ClusterView]:
     """One chip, one sample."""
-    one = replace(used.pools[0], num_nodes=1, chips_per_node=1, node="")
+    one = replace(part, num_nodes=1, chips_per_node=1, node="")
     stage = StagePlan(
         mesh=Mesh.of(range(1), dp=1),
         layers=(0, spec.num_layers),

@@ -241,7 +241,7 @@ def test_what_does_not_fit_is_said_in_json_too(
         ),
         (
             [*BOX, "--need", "1PF", "batch.micro=4", *GIVEN],
-            "--need = '1PF': expected no plan beside it. The planner makes one.",
+            "--need = '1PF': expected no plan beside it. The planner makes a plan.",
         ),
         (
             ["model.size=llama3-70b", *BOX, "batch.micro=4", *GIVEN],

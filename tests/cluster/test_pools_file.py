@@ -227,9 +227,36 @@ def test_hosts_of_a_lab_become_pools(tmp_path: Path) -> None:
         (
             "[1, 2]\n",
             "CLUSTER = 'c.yaml': expected a section with keys of hosts, links (a lab), "
-            "or of pools, chips (to plan for). It is a list.\n      at c.yaml:1",
+            "or of pools, chips, sites (to plan for). It is a list.\n      at c.yaml:1",
         ),
-        ("H100\n", "chips (to plan for). It is one value.\n      at c.yaml:1"),
+        ("H100\n", "sites (to plan for). It is one value.\n      at c.yaml:1"),
+        (
+            POOL.replace("8}", "8, site: a}"),
+            "pools[0].site = 'a': expected null where the file has no sites.",
+        ),
+        (
+            POOL + "sites: [{name: a, gbit: 1}, {name: b, gbit: 1}]\n",
+            "pools[0].site = null: expected one of a, b.",
+        ),
+        (
+            POOL.replace("8}", "8, site: a}") + "sites: [{name: a, gbit: 1}]\n",
+            "sites = ['a']: expected two names or more, each once, or no sites.",
+        ),
+        (
+            POOL.replace("8}", "8, site: a}") + "sites: [{name: a, gbit: 1}, {name: b, gbit: 1}]\n",
+            "sites[1].name = 'b': expected a site that some pool is at (pools[].site).",
+        ),
+        (
+            POOL.replace("8}", "4, site: a, node: n}")
+            + "  - {chip: L40S, chips_per_node: 4, site: b, node: n}\n"
+            + "sites: [{name: a, gbit: 1}, {name: b, gbit: 1}]\n",
+            "pools[1].site = 'b': expected a, where node n is.",
+        ),
+        (
+            "hosts:\n  - {name: h1, chips: [{kind: a}]}\nsites: [{name: a, gbit: 1}]\n",
+            "sites = '1 sites': expected no sites beside hosts. "
+            "Hosts of one node are a site: links.between joins nodes.",
+        ),
         ("pools: []\n", "pools = []: expected a list of one or more sections with keys of chip, "),
     ],
 )
@@ -250,7 +277,7 @@ def test_what_cannot_be_meant_is_refused(
         ("no.yaml", None, "expected a YAML file that describes a cluster. No such file"),
         (".", None, "expected a YAML file that describes a cluster. Is a directory"),
         ("c.yaml", b"\xff\xfe\x00\x81", "expected a YAML file. It is not UTF-8 text."),
-        ("c.yaml", b"", "or of pools, chips (to plan for). It is empty."),
+        ("c.yaml", b"", "or of pools, chips, sites (to plan for). It is empty."),
     ],
 )
 def test_what_is_no_cluster_file(

@@ -13,7 +13,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from weft.cluster.cluster import Chip
-from weft.cluster.pool_entries import OwnChip, PoolEntry, view_of
+from weft.cluster.pool_entries import OwnChip, PoolEntry, SiteEntry, view_of
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.check import check_file
 from weft.config.errors import ConfigError, ConfigErrors
@@ -74,6 +74,8 @@ class ClusterFile(Section):
     """Nodes by kind of chip, in the order in which ranks are numbered; instead of hosts."""
     chips: tuple[OwnChip, ...] = ()
     """Chips in pools that the catalogue lacks."""
+    sites: tuple[SiteEntry, ...] = ()
+    """Where pools are, if that is far apart."""
 
     @model_validator(mode="after")
     def _one_kind_of_cluster(self) -> Self:
@@ -88,7 +90,10 @@ class ClusterFile(Section):
         if self.hosts and self.chips:
             hint = "Hosts say speed and memory_gib of each chip."
             raise ConfigError("chips", f"{len(self.chips)} chips", "no chips beside hosts", hint)
-        view_of(self.pools, self.chips)
+        if self.hosts and self.sites:
+            hint = "Hosts of one node are a site: links.between joins nodes."
+            raise ConfigError("sites", f"{len(self.sites)} sites", "no sites beside hosts", hint)
+        view_of(self.pools, self.chips, self.sites)
         return self
 
     @model_validator(mode="after")
@@ -153,7 +158,7 @@ def read_view(path: Path, *, core: Core | None = None) -> ClusterView:
     """
     cluster = read_file(path)
     if cluster.pools:
-        return view_of(cluster.pools, cluster.chips)
+        return view_of(cluster.pools, cluster.chips, cluster.sites)
     return lab_view(cluster, core or Core())
 
 
@@ -220,7 +225,7 @@ _LOOPBACK_S = 50e-6
 """Of a message between two processes of one machine."""
 
 
-KEYS = "a section with keys of hosts, links (a lab), or of pools, chips (to plan for)"
+KEYS = "a section with keys of hosts, links (a lab), or of pools, chips, sites (to plan for)"
 
 
 def read_file(path: Path) -> ClusterFile:

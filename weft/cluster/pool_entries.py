@@ -6,6 +6,7 @@ TB/s for GB/s) is refused here, for every prediction after it would be nonsense.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated
@@ -14,7 +15,7 @@ from pydantic import Field
 
 from weft.cluster.cluster import Chip, catalogue, packages
 from weft.cluster.host_names import host_names
-from weft.cluster.view import ChipPool, ClusterView
+from weft.cluster.view import ChipPool, ClusterView, Site
 from weft.config.errors import ConfigError
 from weft.config.names import nearest_name
 from weft.config.values import Count, Number, Positive, Section, Text
@@ -92,21 +93,76 @@ class PoolEntry(Section):
     """Of one chip, in any currency."""
     hosts: tuple[Text, ...] = ()
     """Names of the nodes, for the commands of `weft plan --launch`; `gpu[01-16]` names sixteen."""
+    site: Text | None = None
+    """Name of the site in `sites` where its nodes are; null where all pools are in one place."""
 
 
-def view_of(pools: Sequence[PoolEntry], own: Sequence[OwnChip]) -> ClusterView:
+class SiteEntry(Section):
+    """Nodes near each other, far from those of other sites."""
+
+    name: Text
+    """What pools call it."""
+    gbit: Annotated[Positive, Field(ge=0.001, le=100_000)]
+    """Of its way to all other sites, each way, 10^9 bits/s; all its chips share it."""
+    latency_ms: Annotated[Number, Field(le=10_000)] = 0.0
+    """Of a message to another site, 10^-3 s."""
+
+
+def view_of(
+    pools: Sequence[PoolEntry], own: Sequence[OwnChip], sites: Sequence[SiteEntry] = ()
+) -> ClusterView:
     """The pools of a file.
 
     Raises:
-        ConfigError: a chip or a rate that is not known, or cannot be meant.
+        ConfigError: a chip, a rate or a site that is not known, or cannot be meant.
     """
     for number, chip in enumerate(own):
         _refuse_own(chip, f"chips[{number}]", own[:number])
-    view = ClusterView(tuple(_pool(pools, number, own) for number in range(len(pools))))
+    _refuse_sites(pools, sites)
+    view = _at_sites([_pool(pools, number, own) for number in range(len(pools))], pools, sites)
     _refuse_shared_hosts(view)
     if view.world_size > MOST_CHIPS:
         raise ConfigError("pools", f"{view.world_size:,} chips", f"at most {MOST_CHIPS:,} chips")
     return view
+
+
+def _refuse_sites(pools: Sequence[PoolEntry], sites: Sequence[SiteEntry]) -> None:
+    """Each pool is at one of two sites or more, and each site has pools; or there are none."""
+    names = [site.name for site in sites]
+    if len(names) == 1 or len({*names}) < len(names):
+        raise ConfigError("sites", names, "two names or more, each once, or no sites")
+    for number, pool in enumerate(pools):
+        _refuse_site(pool, pools, names, f"pools[{number}].site")
+    for number, name in enumerate(names):
+        if name not in [pool.site for pool in pools]:
+            expected = "a site that some pool is at (pools[].site)"
+            raise ConfigError(f"sites[{number}].name", name, expected)
+
+
+def _refuse_site(
+    pool: PoolEntry, pools: Sequence[PoolEntry], names: Sequence[str], key: str
+) -> None:
+    if pool.site not in names and (names or pool.site is not None):
+        expected = f"one of {', '.join(names)}" if names else "null where the file has no sites"
+        raise ConfigError(key, pool.site, expected)
+    together = next(other for other in pools if other.node == pool.node)
+    if pool.node and together.site != pool.site:
+        raise ConfigError(key, pool.site, f"{together.site}, where node {pool.node} is")
+
+
+def _at_sites(
+    chips: Sequence[ChipPool], pools: Sequence[PoolEntry], sites: Sequence[SiteEntry]
+) -> ClusterView:
+    """Each pool where its entry says."""
+    many: Counter[str | None] = Counter()
+    for pool, entry in zip(chips, pools, strict=True):
+        many[entry.site] += pool.num_chips
+    known: dict[str | None, Site] = {
+        site.name: Site(site.name, many[site.name], site.gbit, site.latency_ms / 1e3)
+        for site in sites
+    }
+    both = zip(chips, pools, strict=True)
+    return ClusterView(tuple(replace(pool, site=known.get(entry.site)) for pool, entry in both))
 
 
 def _refuse_shared_hosts(view: ClusterView) -> None:
@@ -170,8 +226,7 @@ def _pool(pools: Sequence[PoolEntry], number: int, own: Sequence[OwnChip]) -> Ch
     memory_gb_s = chip.memory_gb_s and parts * chip.memory_gb_s
     _refuse_fast_link(asked.link_gb_s, memory_gb_s, f"{key}.link_gb_s")
     entry = _by_device(asked, parts)
-    one_machine = len({(p.node, "" if p.node else n) for n, p in enumerate(pools)}) == 1
-    _refuse_gaps(entry, chip, key, alone=one_machine and entry.nodes == 1)
+    _refuse_gaps(entry, chip, key, alone=_one_machine(pools, asked) and entry.nodes == 1)
     if entry.node is not None and entry.nodes > 1:
         raise ConfigError(f"{key}.nodes", entry.nodes, "1 beside node, which names one machine")
     if entry.link_gb_s is not None:
@@ -188,6 +243,12 @@ def _pool(pools: Sequence[PoolEntry], number: int, own: Sequence[OwnChip]) -> Ch
         host_gib=entry.host_gib,
         hosts=_hosts(entry, f"{key}.hosts"),
     )
+
+
+def _one_machine(pools: Sequence[PoolEntry], asked: PoolEntry) -> bool:
+    """All pools that are at the site of one are in its machine."""
+    near = ((pool.node, number) for number, pool in enumerate(pools) if pool.site == asked.site)
+    return len({(node, "" if node else number) for node, number in near}) == 1
 
 
 def _hosts(entry: PoolEntry, key: str) -> tuple[str, ...]:

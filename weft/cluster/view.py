@@ -6,10 +6,33 @@ Ten thousand chips of three kinds are three pools, so questions about a rank are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Literal
 
 from weft.cluster.cluster import Chip
 from weft.config.errors import ConfigError
+
+Reach = Literal["node", "across", "sites"]
+"""How far a message goes: inside a node, to another node of the site, or to another site."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Nodes near each other, and their one way to the nodes of other sites."""
+
+    name: str
+    num_chips: int
+    """That share the way out, used or not."""
+    gbit_s: float
+    """Of the way out, each way."""
+    latency_s: float
+    """Of a message to another site."""
+
+    def faster(self, times: float) -> Site:
+        """With so many times the rate; infinity is for links that take no time."""
+        late_s = 0.0 if times == inf else self.latency_s
+        return replace(self, gbit_s=self.gbit_s * times, latency_s=late_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +59,8 @@ class ChipPool:
     """Main memory of each node that chips may use; None: not known, and nothing is kept there."""
     hosts: tuple[str, ...] = ()
     """Names of the nodes, in their order; empty where nobody said them."""
+    site: Site | None = None
+    """Where its nodes are; None where all are in one place."""
 
     def __post_init__(self) -> None:
         counts = {"num_nodes": self.num_nodes, "chips_per_node": self.chips_per_node}
@@ -107,6 +132,27 @@ class ClusterView:
             before += pool.num_chips
             nodes += pool.num_nodes if first == nodes else 0
         raise ConfigError("rank", rank, f"a rank below {self.world_size}")
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Where its nodes are, in the order of pools; empty where all are in one place."""
+        return tuple(dict.fromkeys(pool.site for pool in self.pools if pool.site is not None))
+
+    def at_site(self, site: Site | None) -> ClusterView:
+        """The chips there."""
+        return ClusterView(tuple(pool for pool in self.pools if pool.site == site))
+
+    def site_of(self, rank: int) -> Site | None:
+        """Where a rank is."""
+        return self.pool_of(rank).site
+
+    def reach(self, ranks: Sequence[int]) -> Reach:
+        """As far as any two of the ranks are apart."""
+        if self.share_a_node(ranks):
+            return "node"
+        if not self.sites or len({*map(self.site_of, ranks)}) == 1:
+            return "across"
+        return "sites"
 
     def share_a_node(self, ranks: Sequence[int]) -> bool:
         """No message among the ranks needs a network."""

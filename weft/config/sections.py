@@ -467,6 +467,11 @@ class SitesConfig(Section):
         return self
 
     @property
+    def value_bytes(self) -> int:
+        """Of a value on its way."""
+        return {"fp64": 8, "fp32": 4, "bf16": 2, "int8": 1}[self.wire]
+
+    @property
     def in_words(self) -> str:
         """How sites meet."""
         parts = f", in {self.fragments} fragments" if self.fragments > 1 else ""

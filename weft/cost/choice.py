@@ -12,6 +12,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from weft.cluster.cluster import HOST, Dtype
+from weft.cluster.view import ClusterView
 from weft.cost.work import (
     ALL_BY_ADAMW,
     ALL_PARTS,
@@ -44,6 +45,8 @@ class Group(NamedTuple):
 
     size: int
     stride: int = 1
+    sites: int = 1
+    """Where its ranks are, as many at each."""
 
 
 class StageChoice(NamedTuple):
@@ -58,6 +61,8 @@ class StageChoice(NamedTuple):
     """Of sums inside layers, where links work beside the chip."""
     pipelines: int = 1
     """Side by side, which hold the same parameters, this one counted."""
+    sites: int = 1
+    """Far apart, at which these are."""
     state: StateBytes = BF16_STATE
     trained: Parts = ALL_PARTS
     zero: ZeroLevel = 0
@@ -109,9 +114,9 @@ class StageChoice(NamedTuple):
     def holders(self, chips_per_node: int) -> Group:
         """Ranks that hold the same parameters. Those of other pipelines are on other nodes."""
         near = self._stride
-        if self.num_holders > self.copies:
-            near = max(near, chips_per_node)
-        return Group(self.num_holders, near)
+        if self.num_holders == self.copies:
+            return Group(self.num_holders, near)
+        return Group(self.num_holders, max(near, chips_per_node), self.sites)
 
     @property
     def _stride(self) -> int:
@@ -129,7 +134,12 @@ class StageChoice(NamedTuple):
         ways = min(self.shard_ways or size * (self.zero > 0), size) or 1
         beside = self.shard_ways > self.copies or not self.shard_ways
         near = (holders.stride if beside else self._stride) * experts
-        return Group(ways, near), Group(size // ways, max(near * ways, holders.stride * experts))
+        apart, sites = size // ways, holders.sites
+        inside = ways * sites <= size  # a domain is at one site
+        return (
+            Group(ways, near, 1 if inside else sites),
+            Group(apart, max(near * ways, holders.stride * experts), sites if apart > 1 else 1),
+        )
 
     @property
     def num_ranks(self) -> int:
@@ -252,14 +262,29 @@ def ways_of_domains(plan: Plan) -> dict[tuple[int, int], int]:
     0 where no other domain holds it too."""
     found = {(p, s): 0 for p, s, _ in plan.stages()}
     for p, s, stage in plan.stages() if plan.domains else ():
-        units = plan.units(p, s)
-        some = units & {stage.layers[0]} or {*sorted(units, key=str)[:1]}
-        same = [other.mesh for _, _, other in plan.stages_with(some)]
+        same = _holding_the_same(plan, p, s)
         parts = plan.by_domain([rank for mesh in same for rank in alike(mesh)])
         own = {*alike(stage.mesh)}
-        if some and len(parts) > 1:
+        if same and len(parts) > 1:
             found[p, s] = min(len(part) for part in parts if own & {*part})
     return found
+
+
+def num_sites(plan: Plan, cluster: ClusterView) -> dict[tuple[int, int], int]:
+    """By pipeline and stage, at how many sites of a cluster there are holders of what it holds."""
+    if not cluster.sites:
+        return {}
+    return {
+        (p, s): len({cluster.site_of(mesh.ranks[0]) for mesh in _holding_the_same(plan, p, s)})
+        for p, s, _ in plan.stages()
+    }
+
+
+def _holding_the_same(plan: Plan, p: int, s: int) -> list[Mesh]:
+    """The meshes of all stages that hold the first unit that a stage holds."""
+    units, stage = plan.units(p, s), plan.pipelines[p].stages[s]
+    some = units & {stage.layers[0]} or {*sorted(units, key=str)[:1]}
+    return [other.mesh for _, _, other in plan.stages_with(some)]
 
 
 def alike(mesh: Mesh, rank: int | None = None) -> Iterator[int]:

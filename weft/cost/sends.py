@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from weft.cluster.view import Reach
 from weft.cost.choice import Group
 from weft.cost.times import BorderTimes
 from weft.cost.traffic import Fabric
@@ -104,15 +105,31 @@ def sums_part(cast: str, width: float) -> float:
     return CASTS[cast].num_bytes(BLOCK, 1) / BLOCK / width if cast else 1.0
 
 
+def borders_between(places: Sequence[object], number: int) -> int:
+    """Borders of a pipeline that join the same two places as one does; by stage, where it is."""
+    joined = [{*both} for both in pairwise(places)]
+    return joined.count(joined[number])
+
+
 def border_times(
-    num_bytes: float, num_ranks: Sequence[int], fabrics: Sequence[Fabric], *, inside: bool
+    num_bytes: float,
+    num_ranks: Sequence[int],
+    fabrics: Sequence[Fabric],
+    *,
+    reach: Reach,
+    shared_by: int = 1,
 ) -> BorderTimes:
     """Of a microbatch of so many bytes from the first side to the second, or back.
 
-    Every rank of the smaller side carries its part. ``inside``: both are on one node.
+    Every rank of the smaller side carries its part. Between sites all goes one way, which
+    so many borders are ``shared_by``.
     """
     carried, here = num_bytes / min(num_ranks), fabrics[0]
-    if inside:
+    if reach == "sites":
+        rate = min(side.site_bytes_s * side.site_chips for side in fabrics)
+        latency_s = max(side.site_latency_s for side in fabrics)
+        return BorderTimes(transfer_s=num_bytes * shared_by / rate, latency_s=latency_s)
+    if reach == "node":
         rate, latency_s = min(side.inside_bytes_s for side in fabrics), here.inside_latency_s
     else:
         rate, latency_s = min(side.across_bytes_s for side in fabrics), here.across_latency_s

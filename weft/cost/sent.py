@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 from math import prod
 from typing import Literal, NamedTuple
 
-from weft.cluster.view import ClusterView
+from weft.cluster.view import ClusterView, Reach
 from weft.cost.choice import alike, choice_of
 from weft.cost.sends import border_bytes, layer_sends, sums_part
 from weft.cost.work import ALL_BY_ADAMW, DIVISIONS, StateBytes, Training, layers_alike, width_of
@@ -21,7 +21,6 @@ from weft.models.shape import ModelShape
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
-Reach = Literal["node", "across"]
 Purpose = Literal[
     "gather seq",
     "scatter seq",
@@ -55,8 +54,7 @@ def sent_by_plan(
     total: defaultdict[Way, float] = defaultdict(float)
 
     def add(name: Purpose, ranks: Sequence[int], num_bytes: float) -> None:
-        reach: Reach = "node" if cluster.share_a_node(ranks) else "across"
-        total[Way(name, reach)] += num_bytes
+        total[Way(name, cluster.reach(ranks))] += num_bytes
 
     for pipeline in plan.pipelines:
         for number, stage in enumerate(pipeline.stages):

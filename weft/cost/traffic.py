@@ -27,6 +27,11 @@ class Fabric:
     """One chip's part of its node's way out."""
     inside_latency_s: float = 3e-6
     across_latency_s: float = 10e-6
+    site_chips: int = 1
+    """That share a site's way out, where there are several sites."""
+    site_bytes_s: float = inf
+    """One chip's part of that."""
+    site_latency_s: float = 0.0
     exchange_bytes_s: float | None = None
     """Of ranks that swap parts of a tensor, where that was measured; None: they
     go round as all do."""
@@ -51,7 +56,7 @@ class Fabric:
 
     def stays_inside(self, group: Group) -> bool:
         """No message of the group leaves its node."""
-        return (group.size - 1) * group.stride < self.chips_per_node
+        return group.sites == 1 and (group.size - 1) * group.stride < self.chips_per_node
 
     def seconds(
         self, kind: Collective, num_bytes: float, group: Group, *, messages: float = 1.0
@@ -70,10 +75,14 @@ class Fabric:
         piece = min(self.piece_bytes, num_bytes / messages / group.size)
         waiting = 0.0 if inside else messages * hops * piece / self.across_bytes_s
         around = hops * latency + messages * (group.size - hops) * self.inside_latency_s + waiting
+        far = messages * self.site_latency_s
+        if group.sites > 1:
+            around += group.sites * (far + messages * piece / self.site_bytes_s)
         ring = part * sent + around
         if kind != "all_reduce":
             return ring
-        return 2 * min(ring, sent + ceil(log2(group.size)) * latency)
+        up = ceil(log2(group.size)) * latency + ceil(log2(group.sites)) * far
+        return 2 * min(ring, sent + up)
 
     def sum_seconds(self, num_bytes: float, group: Group) -> float:
         """Of summing partial results over tensor-parallel ranks: a swap of parts there and back."""
@@ -83,10 +92,14 @@ class Fabric:
         return 2 * (sent / self.exchange_bytes_s + self.exchange_latency_s)
 
     def _ring_rate(self, group: Group, *, inside: bool) -> float:
-        """Rings of a group that leaves the node use the ways out of all its members there."""
+        """Rings of a group that leaves the node, or the site, use the ways out of all its members
+        there."""
         if inside:
             return self.inside_bytes_s
-        return min(self.inside_bytes_s, self.across_bytes_s * self.members_on_node(group))
+        rate = min(self.inside_bytes_s, self.across_bytes_s * self.members_on_node(group))
+        if group.sites == 1:
+            return rate
+        return min(rate, self.site_bytes_s * group.size / group.sites)
 
     def dispatch_seconds(
         self, num_bytes: float, copies: int, group: Group, *, most_nodes: int = 0

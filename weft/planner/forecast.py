@@ -12,13 +12,14 @@ from functools import cached_property
 from math import inf, sqrt
 
 from weft.cluster.cluster import Chip, Dtype
+from weft.cluster.view import Reach
 from weft.config.errors import ConfigError
 from weft.cost.choice import choice_of
 from weft.cost.flops import train_flops_per_token
 from weft.cost.memory import Memory
 from weft.cost.operators import PHASES, stage_ops
 from weft.cost.rates import CostFunction
-from weft.cost.sent import Reach, Way
+from weft.cost.sent import Way
 from weft.cost.work import width_of
 from weft.models.registry import shape_of
 from weft.plan.plan import PipelinePlan, Plan, Precision
@@ -29,11 +30,15 @@ WAITING = 0.35
 """Part of a chip's power while it waits for others. Assumed: its clocks and its memory stay up.
 While it computes, a chip takes the power of its data sheet."""
 
-JOULES_PER_BYTE: Mapping[Reach, float] = {"node": 80e-12, "across": 800e-12}
+JOULES_PER_BYTE: Mapping[Reach, float] = {
+    "node": 80e-12,
+    "across": 800e-12,
+    "sites": 800e-12,
+}
 """Of a byte on its way, orders of magnitude from data sheets of links, not measured; hosts, cooling
 and storage are left out. Inside a node 10 pJ a bit: serial links on a board, switch included.
 Between nodes 100 pJ a bit: two adapters of 25 W and four optical ends of 12 W at 400 Gbit/s, and a
-switch."""
+switch; between sites no more, for what lies between them is left out."""
 
 
 def traffic_joules(sent: Mapping[Way, float]) -> float:

@@ -22,6 +22,7 @@ from weft.planner.explain import (
 )
 from weft.planner.fit import shortages, smallest_change
 from weft.planner.forecast import Forecast, forecast
+from weft.planner.in_sites import Apart
 from weft.planner.limits import Limits
 from weft.planner.naming import name_of
 from weft.planner.problem import Problem
@@ -38,6 +39,8 @@ class Outlook:
     """None: the plan was given."""
     alternatives: tuple[Alternative, ...] = ()
     helps: tuple[Help, ...] = ()
+    apart: Apart | None = None
+    """What its sites reach, or those of its cluster would, that train for themselves."""
     no_domains: str = ""
     """Why it has none, in words, where somebody wants explanations."""
 
@@ -127,6 +130,7 @@ class Outlook:
                 "reasons": reasons_as_json(found),
             },
         }
+        result |= {} if self.apart is None else {"sites": self.apart.as_json()}
         return result | ({"would_help": [h.as_json() for h in self.helps]} if self.helps else {})
 
 

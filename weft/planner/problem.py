@@ -206,7 +206,7 @@ class Problem:
         return self.on(ClusterView(tuple(pools)))
 
     def with_links(self, inside: float, across: float) -> Problem:
-        """The same chips with links of so many times the rate, inside nodes and between them; free
+        """The same chips with links of so many times the rate, inside nodes and beyond them; free
         ones for infinity."""
         pools = [
             replace(
@@ -216,6 +216,7 @@ class Problem:
                 oversubscription=1.0,
                 link_latency_s=0.0 if inside == inf else pool.link_latency_s,
                 network_latency_s=0.0 if across == inf else pool.network_latency_s,
+                site=pool.site and pool.site.faster(across),
             )
             for pool in self.cluster.pools
         ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from weft.cluster.view import ClusterView
+from weft.cluster.view import ClusterView, Site
 from weft.plan.plan import Plan
 
 
@@ -33,9 +33,9 @@ def ordered(plan: Plan, used: ClusterView, order: Sequence[int]) -> tuple[Plan, 
 
 @dataclass(slots=True)
 class _Node:
-    """Ranks of one node that are not taken yet, and the kind of their chips."""
+    """Ranks of one node that are not taken yet, and the kind of their chips and their site."""
 
-    kind: tuple[str, float]
+    kind: tuple[str, float, Site | None]
     free: list[int]
 
 
@@ -44,7 +44,7 @@ def _nodes(cluster: ClusterView) -> Iterator[_Node]:
     for pool in cluster.pools:
         for _ in range(pool.num_nodes):
             ranks = range(first, first + pool.chips_per_node)
-            yield _Node((pool.chip.name, pool.speed), list(ranks))
+            yield _Node((pool.chip.name, pool.speed, pool.site), list(ranks))
             first = ranks.stop
 
 

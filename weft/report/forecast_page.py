@@ -198,7 +198,7 @@ def _numbers(outlook: Outlook, alike: Sequence[tuple[str, PositionForecast]]) ->
     headers = ("GiB", *shown)
     yield Table(caption="Memory of a rank", headers=headers, rows=sizes, numeric=True)
     if cast.sent:
-        places = {"across": "across nodes", "node": "inside nodes"}
+        places = {"sites": "across sites", "across": "across nodes", "node": "inside nodes"}
         rows = [(way.name, places[way.reach], sent(b)) for way, b in cast.sent.items()]
         headers = ("What", "Where", "Bytes")
         caption = "Sent in one step by all ranks"

@@ -23,6 +23,7 @@ from weft.cost.profile_file import from_data, to_json
 from weft.models.registry import param_specs
 from weft.optim.registry import training_of
 from weft.plan.plan import Plan, Precision, StagePlan
+from weft.planner.in_sites import search_in_sites
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.renumber import renumbered
 from weft.planner.search import Found, search
@@ -207,7 +208,9 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
     chips = resources.chips
     options = replace(options_asked(config), leave_idle=resources.may_idle)
     known = replace(chips.knowledge, tf32=config.compute.tf32)
-    found = search(Problem(workload, chips.view, known, options))
+    problem = Problem(workload, chips.view, known, options)
+    apart = config.sites if chips.view.sites else None
+    found = search(problem) if apart is None else search_in_sites(problem, apart)
     plan = found.best.plan
     if not resources.may_idle:
         idle = chips.view.world_size - plan.world_size
@@ -229,6 +232,7 @@ def _asked(config: Config, resources: Resources) -> dict[str, Any]:
     more: dict[str, Any] = {"domains": False} if not options_asked(config).domains else {}
     if config.plan.border is not None:
         more |= {"border": config.plan.border, "border_between": config.plan.border_between}
+    more |= {"sites": True} if config.sites and resources.chips.view.sites else {}
     if (tiers := options_asked(config).tiers) != ("device", "host"):
         more |= {"tiers": list(tiers)}
     return (more | {"tf32": True} if compute.tf32 else more) | {

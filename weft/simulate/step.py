@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import log2
 
-from weft.cluster.view import ChipPool, ClusterView
-from weft.cost.choice import choice_of, state_parts, ways_of_domains
+from weft.cluster.view import ChipPool, ClusterView, Site
+from weft.cost.choice import choice_of, num_sites, state_parts, ways_of_domains
 from weft.cost.memory import Overheads
 from weft.cost.rates import CostFunction, Roofline
-from weft.cost.sends import border_bytes, border_times, sums_part
+from weft.cost.sends import border_bytes, border_times, borders_between, sums_part
 from weft.cost.times import BorderTimes, StageTimes, longest
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
@@ -57,9 +57,8 @@ class Knowledge:
         """
         if pool.chip.name in self.hardware:
             hardware = self.hardware[pool.chip.name]
-            return replace(
-                hardware, fabric=replace(hardware.fabric, chips_per_node=pool.chips_per_node)
-            )
+            fabric = replace(hardware.fabric, chips_per_node=pool.chips_per_node)
+            return replace(hardware, fabric=_at_site(fabric, pool.site))
         chip = self.chips.get(pool.chip.name)
         fabric = Fabric(
             chips_per_node=pool.chips_per_node,
@@ -70,9 +69,19 @@ class Knowledge:
         )
         return Hardware(
             chip=chip or Roofline.of(pool.chip, tf32=self.tf32),
-            fabric=fabric,
+            fabric=_at_site(fabric, pool.site),
             software=self.software,
         )
+
+
+def _at_site(fabric: Fabric, site: Site | None) -> Fabric:
+    """With the site's way out."""
+    if site is None:
+        return fabric
+    rate = site.gbit_s / 8 * 1e9 * NETWORK_REACHED / site.num_chips
+    return replace(
+        fabric, site_chips=site.num_chips, site_bytes_s=rate, site_latency_s=site.latency_s
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +161,13 @@ def time_of_plan(
     return StepTime(tuple(timelines), tuple(once), known.stretch(plan.world_size))
 
 
+def _sharing(plan: Plan, pipeline: PipelinePlan, number: int, cluster: ClusterView) -> int:
+    """Borders that share the way between the sites of one, itself counted: each other pipeline is
+    taken to have as many."""
+    places = [cluster.site_of(stage.mesh.ranks[0]) for stage in pipeline.stages]
+    return borders_between(places, number) * len(plan.pipelines)
+
+
 def times_of_plan(
     plan: Plan,
     spec: ModelSpec,
@@ -178,10 +194,11 @@ def times_of_plan(
             border_bytes(stage.precision, *sizes, cast=stage.border),
             (len(stage.mesh.ranks), len(after.mesh.ranks)),
             [side.fabric for side in sides[number : number + 2]],
-            inside=cluster.share_a_node((*stage.mesh.ranks, *after.mesh.ranks)),
+            reach=cluster.reach((*stage.mesh.ranks, *after.mesh.ranks)),
+            shared_by=_sharing(plan, pipeline, number, cluster),
         )
 
-    ways, unlike = ways_of_domains(plan), state_parts(plan)
+    ways, unlike, sites = ways_of_domains(plan), state_parts(plan), num_sites(plan, cluster)
 
     def slowest(p: int, number: int) -> StageTimes:
         """Of a stage's ranks: alike they are of one kind of chip, and the first speaks for all."""
@@ -195,8 +212,9 @@ def times_of_plan(
             for rank in ranks
         )
         crossing = sums_part(plan.sums, training.state(stage.precision).grad)
+        far = sites.get((p, number), 1)
         both = (
-            (choice._replace(crossing=crossing), hardware(r))
+            (choice._replace(crossing=crossing, sites=far), hardware(r))
             for choice, r in zip(each, ranks, strict=True)
         )
         return longest([stage_times(shape, *pair) for pair in both])

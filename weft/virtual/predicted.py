@@ -184,7 +184,7 @@ class VirtualCluster:
             border_bytes(one.precision, *sizes, cast=one.border),
             (len(one.mesh.ranks), len(other.mesh.ranks)),
             (fabric, fabric),
-            inside=True,
+            reach="node",
         )
 
     def gradient_bytes(self) -> list[int]:

@@ -28,11 +28,13 @@ from weft.cluster.cluster_file import read_view
 from weft.cluster.host_names import is_host
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded, recipe_names
+from weft.config.sections import SitesConfig
 from weft.models.registry import shape_of
 from weft.plan.plan_file import NodesUsed, PlanFile, nodes_used
 from weft.planner.enough import enough
 from weft.planner.explain import Comparison, compare
 from weft.planner.forecast import forecast, memory_by_position
+from weft.planner.in_sites import Apart, apart, long_enough, search_in_sites
 from weft.planner.need import Mix, in_units, parse_need
 from weft.planner.outlook import Outlook, outlook_of_plan, outlook_of_search
 from weft.planner.problem import Problem
@@ -197,12 +199,14 @@ def answer(
     asked = plan_request(loaded, chips.view, chips.knowledge)
     options = replace(asked.problem.options, only_runnable=only_runnable)
     problem, mix, compared = replace(asked.problem, options=options), None, None
+    sites = loaded.config.sites
+    if asked.plan is not None or sites is not None:
+        _refuse_beside("sites" if asked.plan is None else "plan", need, why)
     if asked.plan is not None:
-        if need is not None:
-            raise ConfigError("--need", need, "no plan beside it", "The planner makes one.")
-        if why is not None:
-            raise ConfigError("--why", "a plan", "no other plan beside it", "One is to be found.")
         outlook = outlook_of_plan(asked.plan, problem)
+    elif sites is not None:
+        found = search_in_sites(problem, sites, progress=_progress())
+        outlook = outlook_of_search(found, problem, explain=False)
     else:
         if need is None:
             found = search(problem, progress=_progress())
@@ -213,6 +217,8 @@ def answer(
         if why is not None:
             other = plan_request(why, problem.cluster, problem.knowledge)
             compared = _compared(other, outlook)
+    if need is None:
+        outlook = replace(outlook, apart=_apart(outlook, problem, sites))
     model = loaded.config.model
     num_parameters = int(shape_of(problem.workload.spec).params)
     facts = {
@@ -235,6 +241,30 @@ def answer(
         file=PlanFile(plan=plan, chips=used),
         vocabulary=() if said else (f"data.vocab_size={tokens}",),
     )
+
+
+def _refuse_beside(given: str, need: str | None, why: Loaded | None) -> None:
+    """What is asked of a plan that is to be found among all that are exact."""
+    if need is not None:
+        raise ConfigError("--need", need, f"no {given} beside it", "The planner makes a plan.")
+    if why is not None:
+        raise ConfigError("--why", "a plan", f"no {given} beside it", "One is to be found.")
+
+
+def _apart(outlook: Outlook, problem: Problem, asked: SitesConfig | None) -> Apart | None:
+    """What sites reach by themselves: those of the plan, or beside an exact plan the cluster's."""
+    plan, here = outlook.forecast.plan, outlook.forecast.problem
+    if plan.sites:
+        return apart(plan, here, asked or SitesConfig()) if here.cluster.sites else None
+    if outlook.found is None or len(problem.cluster.sites) < 2:
+        return None
+    try:
+        best = search_in_sites(problem, SitesConfig(), progress=_progress()).best
+    except ConfigError:  # some site cannot train by itself, so exact training is all there is
+        return None
+    there = problem.on(best.cluster)
+    usual = long_enough(best.plan, there)
+    return apart(best.plan, there, usual, exact_s=outlook.forecast.step_s)
 
 
 def _show_plan_there(

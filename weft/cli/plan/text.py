@@ -18,7 +18,7 @@ from weft.resolve.resolve import Resolved
 from weft.simulate.picture import draw
 
 MOST_ROWS = 24
-_REACH = {"node": "inside nodes", "across": "between nodes"}
+_REACH = {"node": "inside nodes", "across": "between nodes", "sites": "between sites"}
 _CATEGORIES = ("weights", "grads", "optimizer", "activations", "working", "logits")
 _ALWAYS = ("pipeline", "stage", "ranks", "layers", "samples", "micro-batches", "computes")
 
@@ -121,7 +121,8 @@ def in_words(outlook: Outlook) -> Iterator[str]:
             for way, num_bytes in sorted(cast.sent.items(), key=lambda item: -item[1])
         ]
         yield f"sent in a step by all ranks: {', '.join(parts)}"
-    yield from filter(None, (outlook.domains, outlook.cuts))
+    apart = "" if outlook.apart is None else outlook.apart.words
+    yield from filter(None, (apart, outlook.domains, outlook.cuts))
     yield from _energy_and_price(outlook)
     yield "what limits it:"
     yield from (f"  {sentence}" for sentence in outlook.limits.sentences())
@@ -157,7 +158,10 @@ def why_in_words(outlook: Outlook) -> Iterator[str]:
     if outlook.found is None:
         yield "a plan that was given has no alternatives; leave the plan to the planner for those"
         return
-    yield "the next best plans:" if outlook.alternatives else "no other plan fits"
+    if outlook.forecast.plan.sites:
+        yield "each site was planned by itself"
+    else:
+        yield "the next best plans:" if outlook.alternatives else "no other plan fits"
     for number, other in enumerate(outlook.alternatives, 1):
         made = other.candidate
         yield f"  {number}. {other.slower:+.1%}: {made.name} ({settings(made.plan)})"
@@ -175,11 +179,14 @@ def why_in_words(outlook: Outlook) -> Iterator[str]:
 
 
 def cluster_in_words(cluster: ClusterView) -> str:
-    """``500 x 8 H100-SXM5-80GB, 2 x 8 A100-SXM4-80GB``."""
-    pools: Counter[tuple[str, int]] = Counter()
+    """``500 x 8 H100-SXM5-80GB, 2 x 8 A100-SXM4-80GB``, with sites, where they are."""
+    pools: Counter[tuple[str, int, str]] = Counter()
     for pool in cluster.pools:
-        pools[pool.chip.name, pool.chips_per_node] += pool.num_nodes
-    return ", ".join(f"{nodes} x {chips} {name}" for (name, chips), nodes in pools.items())
+        place = f" at {pool.site.name}" if pool.site else ""
+        pools[pool.chip.name, pool.chips_per_node, place] += pool.num_nodes
+    return ", ".join(
+        f"{nodes} x {chips} {name}{place}" for (name, chips, place), nodes in pools.items()
+    )
 
 
 def memory_table(positions: Sequence[PositionMemory | PositionForecast]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from weft.cluster.cluster import HOST
+from weft.cluster.view import Reach
 from weft.cost.choice import StageChoice, dtype_of
 from weft.cost.memory import StageMemory, stage_memory
 from weft.cost.sends import border_bytes, border_times
@@ -62,13 +63,13 @@ class Bytes(NamedTuple):
 
 
 class Costs:
-    """Costs of a problem's stages, in so many pipelines side by side."""
+    """Costs of a problem's stages, in so many pipelines side by side, at so many sites."""
 
-    def __init__(self, problem: Problem, num_pipelines: int) -> None:
+    def __init__(self, problem: Problem, num_pipelines: int, num_sites: int = 1) -> None:
         workload, pools = problem.workload, problem.cluster.pools
         self.problem, self.workload, self.options = problem, workload, problem.options
         self.pools, self.num_layers = pools, workload.spec.num_layers
-        self.num_pipelines = num_pipelines
+        self.num_pipelines, self.num_sites = num_pipelines, num_sites
         self.shape = shape_of(workload.spec)
         part = problem.options.memory_part
         self.budgets = [pool.chip.memory_gib * 2**30 * part for pool in pools]
@@ -118,6 +119,7 @@ class Costs:
             ),
             axes=axes,
             pipelines=self.num_pipelines,
+            sites=self.num_sites,
             state=self._state,
             trained=self._trained,
             zero=section.zero,
@@ -184,14 +186,18 @@ class Costs:
         overheads = self.problem.knowledge.overheads.get(self.pools[pool].chip.device)
         return stage_memory(self.shape, held.of(choice), overheads)
 
-    def border(self, ranks: tuple[Rank, Rank], micro: int, *, inside: bool) -> BorderTimes:
-        """Between stages on two meshes."""
+    def border(
+        self, ranks: tuple[Rank, Rank], micro: int, *, reach: Reach, crossing: int
+    ) -> BorderTimes:
+        """Between stages on two meshes; ``crossing``: of the pipeline, between the same sites."""
         numbers = [each.choice.num_ranks for each in ranks]
         fabrics = [self.hardware(each.pool, each.per_node).fabric for each in ranks]
-        part = self.message_part(*ranks, inside=inside)
+        part = self.message_part(*ranks, inside=reach == "node")
         workload = self.workload
         whole = border_bytes(workload.precision, micro, workload.seq_len, self.shape.d_model)
-        return border_times(part * whole, numbers, fabrics, inside=inside)
+        return border_times(
+            part * whole, numbers, fabrics, reach=reach, shared_by=crossing * self.num_pipelines
+        )
 
     def message_part(self, here: Rank, there: Rank, *, inside: bool) -> float:
         """Bytes that go over a border, beside those of the tensor, as ``with_casts`` will say what

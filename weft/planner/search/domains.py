@@ -47,6 +47,7 @@ def has_slower_links(problem: Problem) -> bool:
         fabric = problem.knowledge.hardware_of(pool).fabric
         rates |= {fabric.across_bytes_s}
         rates |= {fabric.inside_bytes_s} if pool.chips_per_node > 1 else set()
+        rates |= {fabric.site_bytes_s} if len(problem.cluster.sites) > 1 else set()
     return len(rates) > 1
 
 
@@ -58,6 +59,7 @@ def domains_of_kinds(plan: Plan, cluster: ClusterView) -> Iterator[Apart]:
         "pipeline": pipeline_of.__getitem__,
         "kind of chip": lambda rank: cluster.pool_of(rank).chip.name,
         "node": cluster.node_of,
+        "site": cluster.site_of,
     }
     seen: set[tuple[tuple[int, ...], ...]] = {()}
     for kind, key in keys.items():

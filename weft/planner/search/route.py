@@ -6,8 +6,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from itertools import pairwise
 
-from weft.cluster.view import ClusterView
+from weft.cluster.view import ClusterView, Reach
+from weft.cost.sends import borders_between
 from weft.cost.times import BorderTimes, StageTimes
 from weft.planner.search.bounds import Flow, bounds_of, least_once, mesh_times
 from weft.planner.search.choice import Line, Section, Timed, stage_layers, used_cluster
@@ -86,7 +88,9 @@ class Route:
     @property
     def _crossed(self) -> Iterator[tuple[Rank, Rank, bool]]:
         """Of each border between two meshes these, and whether both are on one node."""
-        return ((self.ranks[a], self.ranks[b], near) for a, b, near in self._sides if a != b)
+        for here, there, reach, _ in self._sides:
+            if here != there:
+                yield self.ranks[here], self.ranks[there], reach == "node"
 
     @cached_property
     def borders(self) -> list[BorderTimes]:
@@ -94,24 +98,28 @@ class Route:
         return [self._border(*sides) for sides in self._sides]
 
     @cached_property
-    def _sides(self) -> list[tuple[int, int, bool]]:
-        """Of each border its meshes, and whether both are on one node."""
+    def _sides(self) -> list[tuple[int, int, Reach, int]]:
+        """Of each border its meshes, how far these are apart, and how many borders of the pipeline
+        are between the same sites."""
         used = self.used
         ends, first = [], 0
         for rank in self.ranks:
             last = first + rank.choice.num_ranks
-            ends.append((used.node_of(first), used.node_of(last - 1)))
+            ends.append((first, last - 1))
             first = last
         mesh_of = {stage: mesh for mesh, held in enumerate(self.positions) for stage in held}
-        borders = [(mesh_of[s], mesh_of[s + 1]) for s in range(len(mesh_of) - 1)]
-        return [(a, b, len({*ends[a], *ends[b]}) == 1) for a, b in borders]
+        meshes = [mesh_of[s] for s in range(len(mesh_of))]
+        places = [used.site_of(ends[mesh][0]) for mesh in meshes]
+        return [
+            (here, there, used.reach((*ends[here], *ends[there])), borders_between(places, s))
+            for s, (here, there) in enumerate(pairwise(meshes))
+        ]
 
-    def _border(self, here: int, there: int, inside: bool) -> BorderTimes:
+    def _border(self, here: int, there: int, reach: Reach, crossing: int) -> BorderTimes:
         if here == there:
             return _NOTHING
-        return self.costs.border(
-            (self.ranks[here], self.ranks[there]), self.line.micro, inside=inside
-        )
+        ranks = self.ranks[here], self.ranks[there]
+        return self.costs.border(ranks, self.line.micro, reach=reach, crossing=crossing)
 
     def timed(self, layers: tuple[int, ...]) -> Timed:
         """The pipeline with these layers on its meshes."""

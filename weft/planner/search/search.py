@@ -188,8 +188,8 @@ class SearchRun:
         self.ledger = Ledger(Pruned())
         self.cutoff = inf
         # Costs serve all arrangements of as many pipelines; a group stands beside several others.
-        self._costs = cache(lambda number: Costs(self.problem, number))
-        self._group = cache(lambda number, pools: Group(self._costs(number), pools, self.ledger))
+        self._costs = cache(lambda *many: Costs(self.problem, *many))
+        self._group = cache(lambda pools, *many: Group(self._costs(*many), pools, self.ledger))
         self._found: list[Lines] = []
 
     def look_everywhere(self, progress: Progress | None = None) -> None:
@@ -233,7 +233,8 @@ class SearchRun:
             self.ledger.considered += 1
             self.ledger.pruned.add("unrun", why)
             return
-        groups = [self._group(len(arrangement), pools) for pools in arrangement]
+        many = len(arrangement), self._num_sites(arrangement)
+        groups = [self._group(pools, *many) for pools in arrangement]
         if len(groups) == 1:
             groups[0].best(self.samples, self.cutoff)
             for timed in groups[0].found:
@@ -242,6 +243,11 @@ class SearchRun:
         for kept in self._every_kept():
             if all(group.may_keep(kept) for group in groups):
                 self._side_by_side(groups, kept)
+
+    def _num_sites(self, arrangement: Arrangement) -> int:
+        """At which those may be that hold the same: of one pipeline, each is at one."""
+        sites = {self.cluster.pools[pool].site for pools in arrangement for pool in pools}
+        return len(sites) if len(arrangement) > 1 else 1
 
     def _every_kept(self) -> Iterator[Kept]:
         """Ways in which pipelines side by side keep what they hold."""

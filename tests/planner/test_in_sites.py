@@ -1,0 +1,115 @@
+"""Clusters with sites: what links between them cost, and plans in which sites train apart."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from weft.cli.plan.forecasts import Answer, answer, load_for_cluster
+from weft.cluster.cluster_file import read_view
+from weft.cluster.view import ClusterView
+from weft.config.errors import ConfigError
+from weft.config.sections import SitesConfig
+from weft.cost.choice import Group, StageChoice
+from weft.cost.sends import border_times
+from weft.cost.work import StageWork
+from weft.models.llama.sizes import SIZES
+from weft.planner.in_sites import apart, search_in_sites
+from weft.planner.problem import Options, Problem, Workload
+from weft.planner.search import search
+from weft.simulate.step import NETWORK_REACHED, Knowledge
+
+TWO_SITES = Path(__file__).parents[2] / "examples/clusters/two-sites.yaml"
+FAR = read_view(TWO_SITES)
+RATE = 1e9 / 8 * NETWORK_REACHED
+"""Bytes a second of a site's way out."""
+WORK = Workload(spec=replace(SIZES["llama3-8b"], num_layers=8), seq_len=4096, samples=512)
+OPTIONS = Options(domains=True, schedules=("1f1b",), recompute=("off",))
+MODEL = ("model.size=llama3-8b", "data.seq_len=4096", "batch.samples=512", "model.num_layers=8")
+
+
+def test_links_between_sites() -> None:
+    """All that leaves a site goes one way, once for each element in each direction."""
+    assert [site.name for site in FAR.sites] == ["north", "south"]
+    assert [FAR.reach(ranks) for ranks in ((0, 7), (7, 8), (31, 32))] == ["node", "across", "sites"]
+    fabric = Knowledge().hardware_of(FAR.pools[0]).fabric
+    far, near = Group(64, 1, 2), Group(64)
+    took = replace(fabric, piece_bytes=0).seconds("reduce_scatter", 1e9, far)
+    assert took == pytest.approx(1e9 / RATE * 63 / 64, rel=0.01) and took > 2 * 10e-3
+    assert fabric.seconds("reduce_scatter", 1e9, near) < took / 1000
+    border = border_times(1e9, (8, 8), (fabric, fabric), reach="sites", shared_by=3)
+    assert (border.transfer_s, border.latency_s) == (pytest.approx(3e9 / RATE), 10e-3)
+
+
+def test_who_holds_the_same_at_two_sites() -> None:
+    work = StageWork(layers=(0, 1), embeds=False, predicts=False, samples=1, seq_len=1)
+    choice = StageChoice(work=work, axes=(("dp", 32),), pipelines=2, sites=2)
+    assert choice.holders(8).sites == 2
+    by_site = choice._replace(shard_ways=32)
+    assert by_site.parts(by_site.holders(8)) == (Group(32, 1), Group(2, 32, 2))
+    assert choice._replace(pipelines=1).holders(8).sites == 1
+
+
+def test_no_slower_than_when_each_site_is_written_as_a_node() -> None:
+    """There is a level above the node, and below the link between sites."""
+    problem = Problem(WORK, FAR, options=OPTIONS)
+    as_nodes = ClusterView(
+        tuple(
+            replace(pool, num_nodes=1, chips_per_node=32, network_gbit_s=1 / 32, site=None)
+            for pool in FAR.pools
+        )
+    )
+    found, other = search(problem).best, search(problem.on(as_nodes)).best
+    assert found.time.step_s <= problem.time(other.plan).step_s * (1 + 1e-9)
+    flat = ClusterView((replace(FAR.pools[0], num_nodes=8, network_gbit_s=1 / 8, site=None),))
+    assert search(problem.on(flat)).best.time.step_s > 6 * found.time.step_s
+
+
+def test_sites_apart_share_samples_by_speed() -> None:
+    north, south = FAR.pools
+    slower = replace(south, num_nodes=2)
+    problem = Problem(WORK, ClusterView((north, slower)), options=OPTIONS)
+    asked = SitesConfig(every=50, wire="bf16", fragments=2)
+    best = search_in_sites(problem, asked).best
+    assert best.plan.sites == (tuple(range(32)), tuple(range(32, 48)))
+    first, second = best.plan.pipelines
+    assert first.samples == pytest.approx(2 * second.samples, rel=0.1)
+    reached = apart(best.plan, problem.on(best.cluster), asked)
+    params = 8 * 218_112_000 + 2 * 128256 * 4096 + 4096
+    assert reached.meeting_s == pytest.approx(2 * params / RATE + 2 * 10e-3, rel=1e-6)
+    late = apart(best.plan, problem.on(best.cluster), asked.model_copy(update={"delay": 49}))
+    assert late.meeting_s == 0
+    assert late.tokens_per_s == pytest.approx(512 * 4096 / best.time.step_s)
+
+
+def test_weft_plan_says_both_and_takes_the_exact_one() -> None:
+    def plan(*more: str) -> Answer:
+        loaded = load_for_cluster("demo", [*MODEL, "plan.schedule=1f1b", *more])
+        return answer(loaded, TWO_SITES, None, explain=False)
+
+    exact, asked = plan(), plan("sites={every: 100, delay: 99}")
+    assert exact.outlook is not None and exact.outlook.apart is not None
+    assert not exact.file.plan.sites
+    assert "sites.every=500 asks for it" in exact.outlook.apart.words
+    assert exact.outlook.apart.gain is not None and 1.5 < exact.outlook.apart.gain < 2
+    assert exact.as_json()["sites"]["exact_step_time_s"] == exact.outlook.forecast.step_s
+    assert len(asked.file.plan.sites) == 2
+    assert [used.pool for used in asked.file.chips] == [0, 1]
+    assert asked.as_json()["sites"]["gain"] is None
+    assert asked.as_json()["predicted"]["step_time_s"] == exact.outlook.apart.step_s
+
+
+@pytest.mark.parametrize(
+    ("cluster", "asked", "samples", "key"),
+    [
+        (FAR, SitesConfig(pipelines=((0,), (1,))), 8, "sites.pipelines"),
+        (FAR.at_site(FAR.sites[0]), SitesConfig(), 8, "sites"),
+        (FAR, SitesConfig(), 1, "batch.samples"),
+    ],
+)
+def test_sites_that_cannot_be(
+    cluster: ClusterView, asked: SitesConfig, samples: int, key: str
+) -> None:
+    with pytest.raises(ConfigError) as found:
+        search_in_sites(Problem(replace(WORK, samples=samples), cluster), asked)
+    assert found.value.key == key

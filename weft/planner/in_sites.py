@@ -1,0 +1,231 @@
+"""Sites that train for themselves: the best plan of each, and what that gains over exact training.
+
+Between two meetings nothing crosses, so each site's plan is a search of its own, and the samples of
+a step are divided as fast as sites are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate, pairwise
+from math import ceil
+from time import perf_counter
+from typing import Any
+
+from weft.cluster.view import ChipPool, ClusterView
+from weft.config.errors import ConfigError
+from weft.config.sections import SitesConfig
+from weft.models.registry import param_specs
+from weft.plan.plan import PipelinePlan, Plan
+from weft.plan.tiling import split_by_weight
+from weft.planner.naming import name_of
+from weft.planner.problem import Problem
+from weft.planner.search import Candidate, Found, Progress, search
+from weft.planner.search.found import Pruned
+from weft.planner.sites import check_sites
+
+MOST_ROUNDS = 3
+"""Of dividing the samples anew by what sites took."""
+USUAL_ROUNDS = (100, 200, 500)
+"""Steps from one meeting to the next, as DiLoCo was measured with."""
+SMALL_PART = 0.1
+FINE = 1 << 20
+"""Speeds of sites are told in so many parts of the sum."""
+
+
+def search_in_sites(
+    problem: Problem, asked: SitesConfig, *, progress: Progress | None = None
+) -> Found:
+    """The fastest plan whose sites are those of the cluster.
+
+    Raises:
+        NoPlan: some site cannot hold the model.
+        ConfigError: the cluster has no sites, or a step not a sample for each.
+    """
+    begin, places = perf_counter(), problem.cluster.sites
+    if asked.pipelines is not None:
+        hint = "The planner makes each site of the cluster's file one, with pipelines of its own."
+        raise ConfigError("sites.pipelines", asked.pipelines, "null beside a search", hint)
+    if len(places) < 2:
+        hint = "Or give a plan, of which each pipeline is a site."
+        raise ConfigError("sites", "a section", "sites in the cluster's file (pools[].site)", hint)
+    samples = problem.workload.samples
+    if samples < len(places):
+        raise ConfigError("batch.samples", samples, f"at least {len(places)}, one for each site")
+    parts = [problem.cluster.at_site(place) for place in places]
+
+    @cache
+    def of_site(number: int, share: int) -> Found:
+        return search(_of_site(problem, parts[number], share), progress=progress)
+
+    speeds = [_peak(part) for part in parts]
+    best: list[Found] = []
+    for _ in range(MOST_ROUNDS):
+        shares = _shares(samples, speeds)
+        found = [of_site(number, share) for number, share in enumerate(shares)]
+        if best and _longest(found) >= _longest(best):
+            break
+        best = found
+        speeds = [n / each.best.time.step_s for n, each in zip(shares, best, strict=True)]
+    return _together(best, problem, perf_counter() - begin)
+
+
+def _of_site(problem: Problem, part: ClusterView, samples: int) -> Problem:
+    return replace(
+        problem,
+        cluster=part,
+        workload=replace(problem.workload, samples=samples),
+        options=replace(problem.options, domains=False),
+    )
+
+
+def _peak(part: ClusterView) -> float:
+    """Of all chips of a site, to begin with."""
+    return sum(pool.num_chips * (pool.chip.peak_tflops.get("bf16") or 1.0) for pool in part.pools)
+
+
+def _shares(samples: int, speeds: Sequence[float]) -> list[int]:
+    """By speed, one at least."""
+    weights = [round(speed / sum(speeds) * FINE) for speed in speeds]
+    shares = [max(1, share) for share in split_by_weight(samples, weights)]
+    shares[shares.index(max(shares))] -= sum(shares) - samples
+    return shares
+
+
+def _longest(found: Sequence[Found]) -> float:
+    return max(each.best.time.step_s for each in found)
+
+
+def _together(found: Sequence[Found], problem: Problem, seconds: float) -> Found:
+    """One plan of those of all sites."""
+    pipelines: list[PipelinePlan] = []
+    pools: list[ChipPool] = []
+    sizes: list[int] = []
+    for best in (each.best for each in found):
+        first, size = sum(sizes), best.cluster.world_size
+        moved = best.plan.on_ranks(range(first, first + size))
+        pipelines += moved.pipelines
+        pools += best.cluster.pools
+        sizes.append(size)
+    ends = list(accumulate(sizes, initial=0))
+    plan = Plan(
+        num_layers=problem.workload.spec.num_layers,
+        pipelines=tuple(pipelines),
+        sites=tuple(tuple(range(*both)) for both in pairwise(ends)),
+    )
+    check_sites(plan)
+    there = problem.on(ClusterView(tuple(pools)))
+    pruned = Pruned()
+    for each in found:
+        for kind, out in each.pruned.reasons.items():
+            pruned.add(kind, out.examples[0], out.count, *(out.bounds or ()))
+    return Found(
+        best=Candidate(
+            name=name_of(plan, there.cluster),
+            plan=plan,
+            cluster=there.cluster,
+            time=there.time(plan),
+            memory=there.memory(plan),
+        ),
+        others=(),
+        considered=sum(each.considered for each in found),
+        simulated=sum(each.simulated for each in found),
+        pruned=pruned,
+        seconds=seconds,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Apart:
+    """What sites reach that train for themselves and meet now and then."""
+
+    asked: SitesConfig
+    step_s: float
+    """Of a step in which they do not meet."""
+    meeting_s: float
+    """Of a round of ``asked.every`` steps, what they wait for each other's outer gradients."""
+    tokens: int
+    """Of a step."""
+    exact_s: float | None = None
+    """A step of exact training, where that was planned too."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Meetings counted."""
+        return self.tokens / (self.step_s + self.meeting_s / self.asked.every)
+
+    @property
+    def gain(self) -> float | None:
+        """Tokens a second against exact training's."""
+        return None if self.exact_s is None else self.tokens_per_s * self.exact_s / self.tokens
+
+    @property
+    def words(self) -> str:
+        """What exact training costs and this gains; of a plan with sites what meetings cost."""
+        every, reached = self.asked.every, f"{self.tokens_per_s:,.0f} tokens/s"
+        waits = f"wait {self.meeting_s:.3g} s of a round for each other"
+        if self.exact_s is None or self.gain is None:
+            return f"{self.asked.in_words}; they {waits} and so reach {reached}"
+        late = ceil(self.meeting_s / self.step_s)
+        hidden = f" (sites.delay={late} hides it)" if late < every else ""
+        return (
+            f"sites: exact training, planned here, takes {self.exact_s:.4g} s a step, "
+            f"{self.tokens / self.exact_s:,.0f} tokens/s. Sites that train for themselves and meet "
+            f"every {every} steps {waits}{hidden} and so reach {reached}, {self.gain:.3g} times as "
+            f"many, but numbers then depend on the plan: sites.every={every} asks for it"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return {
+            "every": self.asked.every,
+            "step_time_s": self.step_s,
+            "meeting_s": self.meeting_s,
+            "tokens_per_s": self.tokens_per_s,
+            "exact_step_time_s": self.exact_s,
+            "gain": self.gain,
+        }
+
+
+def meeting(plan: Plan, problem: Problem, asked: SitesConfig, step_s: float) -> float:
+    """Seconds of a round in which sites wait: each sends its part to every other one.
+
+    ``step_s``: of a step, which go on while outer gradients travel, where ``asked`` says so.
+    """
+    training = problem.workload.training
+    specs = param_specs(problem.workload.spec)
+    trained = sum(training.part(spec.unit) * spec.numel for spec in specs)
+    fabrics = [problem.knowledge.hardware_of(pool).fabric for pool in problem.cluster.pools]
+    slowest = min(fabric.site_bytes_s * fabric.site_chips for fabric in fabrics)
+    latency_s = max(fabric.site_latency_s for fabric in fabrics)
+    sent = (len(plan.sites) - 1) * trained * asked.value_bytes / asked.fragments
+    each = sent / slowest + latency_s
+    return asked.fragments * max(each - asked.delay * step_s, 0.0)
+
+
+def long_enough(plan: Plan, problem: Problem) -> SitesConfig:
+    """The shortest usual round of which sites wait for each other a small part, or the longest."""
+    step_s = problem.time(plan).step_s
+    every = [SitesConfig(every=steps) for steps in USUAL_ROUNDS]
+    small = (
+        asked
+        for asked in every
+        if meeting(plan, problem, asked, step_s) <= SMALL_PART * asked.every * step_s
+    )
+    return next(small, every[-1])
+
+
+def apart(
+    plan: Plan, problem: Problem, asked: SitesConfig, *, exact_s: float | None = None
+) -> Apart:
+    """What a plan with sites reaches on the chips of a problem."""
+    step_s = problem.time(plan).step_s
+    return Apart(
+        asked=asked,
+        step_s=step_s,
+        meeting_s=meeting(plan, problem, asked, step_s),
+        tokens=plan.global_batch * problem.workload.seq_len,
+        exact_s=exact_s,
+    )
