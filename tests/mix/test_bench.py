@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,8 @@ class FakeLab:
     """The recomputation setting under which the small chip alone runs out of memory."""
     noise: float = 0.0
     """A step of a mix is that part longer and shorter in turn."""
+    hangs: bool = False
+    """Every plan of several pipelines does, at once."""
     runs: list[Plan] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
     """Numbers of the jobs that went on, one after another."""
@@ -66,7 +69,8 @@ class FakeLab:
         is_short = speeds == [0.4] and recompute == {self.kills}
         used = [part * speed for part, speed in zip(busy, speeds, strict=True)]
         noise = self.noise if len(speeds) > 1 else 0.0
-        return FakeJob(self, number, out, plan.global_batch, used, max(busy), is_short, noise)
+        slowest = inf if self.hangs and len(plan.pipelines) > 1 else max(busy)
+        return FakeJob(self, number, out, plan.global_batch, used, slowest, is_short, noise)
 
     @staticmethod
     def _busy_s(plan: Plan, speeds: list[float]) -> list[float]:
@@ -186,6 +190,14 @@ def test_parts_and_mixes_are_measured(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not any("recompute" in rates.trial.name for rates in report.mixes), "all ran without"
     last_turns = groupby(lab.order[-3 * 8 * 5 :])  # of five plans, an eighth of a step each
     assert max(len(list(same)) for _, same in last_turns) <= 2
+
+
+def test_a_trial_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report, said = measured(tmp_path, monkeypatch, FakeLab(hangs=True))
+    hung = {r.trial.name for r in report.mixes if r.problem == "no step in 1800 s"}
+    assert hung and hung == {r.trial.name for r in report.mixes if len(r.trial.plan.pipelines) > 1}
+    assert any("failed, no step in 1800 s" in line for line in said)
+    assert report.best.trial.plan.pipelines[0].stages[1:], "a pipeline goes on"
 
 
 def test_what_is_too_slow_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

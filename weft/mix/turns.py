@@ -33,6 +33,8 @@ RANKS_AT_ONCE = 16
 """That start at the same time: a process of PyTorch has some 300 MB."""
 READY_S = 300.0
 """In which a job has to begin to train."""
+STUCK_S = 1800.0
+"""Of its own time without a step: it will not do one."""
 FIRST_OF_ALL = -20
 """How nice the bench is to other processes; ranks have limits of their own."""
 REFUSED = 2
@@ -77,6 +79,9 @@ class Entry:
                 raise RunError(f"the trial {rates.trial.name!r} was refused: see above")
             rates.problem = f"rank {failed} {self.job.in_words(failed)}"
             rates.short = failed if self.job.is_short else None
+            return
+        if last.step == since.step:
+            rates.problem = f"no step in {STUCK_S:g} s"
             return
         rates.step_s = (last.now_s - since.now_s) / (last.step - since.step)
         rates.values.append(tokens / rates.step_s)
@@ -144,11 +149,13 @@ class Turns:
         """Each does a step or more, in slices, and notes how fast that was."""
         since = {e: e.job.moments[-1] for e in entries if not e.job.has_ended}
         goals = {e: begun.step + ceil(TURN_S / (e.step_s or TURN_S)) for e, begun in since.items()}
-        waiting = list(since)
+        waiting, idle_s = list(since), dict.fromkeys(since, 0.0)
         while waiting:
             for entry in tuple(waiting):
-                seconds = max(LEAST_SLICE_S, (entry.step_s or 0.0) / SLICES)
-                if entry.job.run(seconds, goals[entry]):
+                seconds, before = max(LEAST_SLICE_S, (entry.step_s or 0.0) / SLICES), entry.job.step
+                is_done = entry.job.run(seconds, goals[entry])
+                idle_s[entry] = 0.0 if entry.job.step > before else idle_s[entry] + seconds
+                if is_done or idle_s[entry] >= STUCK_S:
                     waiting.remove(entry)
         nothing = Moment(0, 0.0, ())
         for entry in entries:
