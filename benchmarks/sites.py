@@ -82,7 +82,7 @@ def speeds(folder: Path, gbit: float, steps: int, repeats: int) -> Iterator[dict
         for name, (file, more) in ways.items():
             out = folder / f"{name}-{repeat}"
             settings = [*SETTINGS, *more, f"train.log_every={LOG_EVERY}", f"train.steps={steps}"]
-            _run(("lab", str(file), "--", "weft", *_train(settings, out)))
+            run_weft(("lab", str(file), "--", "weft", *_train(settings, out)))
             found[name].append(tokens_per_s(out))
     sums = [one + other for one, other in zip(found["a"], found["b"], strict=True)]
     for peer, theirs in (("sum of each alone", sums), ("exact", found["exact"])):
@@ -107,7 +107,7 @@ def losses(folder: Path, steps: int) -> Iterator[dict[str, Any]]:
     found: dict[str, float] = {}
     for name, more in ways.items():
         out = folder / name.replace(" ", "-").replace(",", "")
-        _run(_train([*SETTINGS[:-1], *LOSS, *more, f"train.steps={steps}"], out))
+        run_weft(_train([*SETTINGS[:-1], *LOSS, *more, f"train.steps={steps}"], out))
         found[name] = read_metrics(out / "metrics.jsonl")[1][-1].eval_loss
     ours = found.pop("sites")
     yield {
@@ -120,10 +120,10 @@ def losses(folder: Path, steps: int) -> Iterator[dict[str, Any]]:
     }
 
 
-def tokens_per_s(out: Path) -> float:
+def tokens_per_s(out: Path, after: int = LOG_EVERY) -> float:
     """Of a run after its first line, what is exchanged between sites included."""
     steps, _ = read_metrics(out / "metrics.jsonl")
-    rest = [step for step in steps if step.step > LOG_EVERY]
+    rest = [step for step in steps if step.step > after]
     return sum(step.tokens for step in rest) / sum(step.step_time_s for step in rest)
 
 
@@ -131,7 +131,8 @@ def _train(settings: Sequence[str], out: Path) -> tuple[str, ...]:
     return ("train", "debug", *settings, "checkpoint.every=0", "--out", str(out), "--quiet")
 
 
-def _run(words: Sequence[str]) -> None:
+def run_weft(words: Sequence[str]) -> None:
+    """A command in a process of its own, which must succeed."""
     command = [sys.executable, "-m", "weft", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
