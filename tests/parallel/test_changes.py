@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm.comm import Comm
+from weft.parallel.division import Division
 from weft.parallel.runtime import AxisGroup, Lying
-from weft.parallel.tp.changes import Division
 from weft.plan.layout import Shard
 
 
