@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.nn import causal_attention as module
 from weft.nn.causal_attention import causal_attention
-from weft.nn.documents import Documents
+from weft.nn.documents import Documents, Packed
 from weft.nn.varlen import has_kernel
 
 CASES = {
@@ -89,6 +89,42 @@ def test_documents_match_the_formula(name: str, keep: int, monkeypatch: pytest.M
     case, segments = DOCUMENTS[name]
     inputs = _inputs((len(segments), *CASES[case][1:]), torch.float64)
     _compare(inputs, segments, 1e-12)
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTS, "one"])
+def test_the_last_queries_of_more_keys_see_what_they_see_among_all(name: str) -> None:
+    case, segments = DOCUMENTS.get(name, ("uneven blocks", np.zeros((1, 2), dtype=np.int64)))
+    inputs = _inputs((len(segments), *CASES[case][1:]), torch.float64)
+    packed = None if name == "one" else Documents.of(segments, "cpu").packed
+    whole = causal_attention(*inputs, packed)
+    q, k, v = inputs
+    places = [range(2), range(2, 6), range(6, q.shape[1])]
+    parts = [
+        causal_attention(
+            q[:, part.start : part.stop],
+            k[:, : part.stop],
+            v[:, : part.stop],
+            None if packed is None else packed.ending(part),
+        )
+        for part in places
+    ]
+    grad = torch.randn(whole.shape, generator=torch.Generator().manual_seed(1)).double()
+    for mine, other in zip(
+        (torch.cat(parts, 1), *torch.autograd.grad(torch.cat(parts, 1), inputs, grad)),
+        (whole, *torch.autograd.grad(whole, inputs, grad)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+
+
+def test_borders_of_the_last_queries_and_of_their_keys() -> None:
+    """Two samples of seven; of the first, places 2 to 5 are one query of the second document and
+    three of the third; of the second sample all are of its only document that reaches there."""
+    borders = torch.tensor([0, 2, 3, 7, 13, 14], dtype=torch.int32)
+    part = Packed(torch.zeros(2, 7, dtype=torch.int32), borders).ending(range(2, 6))
+    assert part.borders is not None and part.key_borders is not None
+    assert part.borders.tolist() == [0, 0, 1, 4, 8, 8]
+    assert part.key_borders.tolist() == [0, 2, 3, 6, 12, 12]
 
 
 def test_documents_do_not_see_each_other() -> None:

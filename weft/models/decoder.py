@@ -52,7 +52,7 @@ class Decoder(nn.Module, ABC):
             cut: Of the first of these layers it lacks the first part; of the last the second.
             block: Number of a layer, and which parts of it -> these.
             norm: Makes the final norm.
-            beside: What stands beside the vocabulary's table where tokens enter, by name.
+            beside: What else it has, by name.
         """
         super().__init__()
         self.spec = spec

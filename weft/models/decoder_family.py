@@ -71,20 +71,25 @@ class DecoderDims:
         as they travel."""
         return Edge((SAMPLES, self.seq), "batch", "stream")
 
+    @property
+    def tokens(self) -> Edge:
+        """``[samples, seq]``: tokens, or their places, for a module that takes them as attention
+        takes hidden states."""
+        return Edge((SAMPLES, self.seq), "batch", "inner")
+
     def whole(
         self, spec: DecoderSpec, block: Mapping[str, Layout], norm: Layout, **beside: Layout
     ) -> dict[str, Layout]:
         """A decoder of such blocks, in the order of the forward pass, with such a norm at the end.
 
-        ``beside``: what stands beside the vocabulary's table where tokens enter.
+        ``beside``: what else stands before the layers.
         """
         table = {"weight": (self.vocab, self.d_model)}
-        tokens = Edge((SAMPLES, self.seq), "batch", "inner")
         embed = Layout(
             kind="Embedding",
             params=table,
             sums=self.vocab,
-            takes={0: tokens},
+            takes={0: self.tokens},
             gives=self.leaves,
         )
         result = {"": Layout(), "embed": embed, **beside}

@@ -31,8 +31,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> 
     """``softmax(q k^T / sqrt(d_head)) v`` over the keys that each query may see.
 
     ``q`` and the result ``[batch, seq, heads, d_head]``; ``k`` and ``v``
-    ``[batch, seq, kv_heads, d_head]``, each shared by ``heads / kv_heads`` queries. A query sees
-    its own token and the earlier ones of its document; ``packed`` None: of its sample.
+    ``[batch, keys, kv_heads, d_head]``, each shared by ``heads / kv_heads`` queries. A query sees
+    its own token and the earlier ones of its document; ``packed`` None: of its sample. Where there
+    are more keys, queries are of the last tokens, and ``packed`` is ``Packed.ending``'s.
     """
     if packed is not None and has_kernel(q, packed):
         return packed_attention(q, k, v, packed)
@@ -40,21 +41,30 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> 
         first = None if packed is None else packed.first
         result: Tensor = _BlockedAttention.apply(q, k, v, first)  # type: ignore[no-untyped-call]
         return result
+    same = q.shape[1] == k.shape[1]
     mixed = F.scaled_dot_product_attention(
         q.transpose(1, 2),  # [batch, heads, seq, d_head]
         k.transpose(1, 2),
         v.transpose(1, 2),
-        is_causal=True,
+        attn_mask=None if same else _of_the_last(q.shape[1], k.shape[1]),
+        is_causal=same,
         enable_gqa=q.shape[2] != k.shape[2],
     )
     return mixed.transpose(1, 2)
+
+
+def _of_the_last(queries: int, keys: int) -> Tensor:
+    """The causal mask of the last queries of so many, which no kernel makes."""
+    from torch.nn.attention.bias import causal_lower_right  # imports PyTorch's compiler
+
+    return causal_lower_right(queries, keys)
 
 
 class _BlockedAttention(torch.autograd.Function):
     """With ``p = softmax(s)``: ``ds = p (dp - sum(p dp))``, then the products' own rules.
 
     Inside, the queries that share a key head are rows of one product: ``[n, group, seq, d_head]``
-    against keys ``[n, seq, d_head]``, where ``n = batch * kv_heads``.
+    against keys ``[n, keys, d_head]``, where ``n = batch * kv_heads``.
     """
 
     @staticmethod
@@ -63,12 +73,12 @@ class _BlockedAttention(torch.autograd.Function):
         queries, keys, values = _by_key_head(q, kv_heads), _by_head(k), _by_head(v)
         result = torch.empty_like(queries)
         kept = []
-        ctx.blocks, later = _blocks(q.shape[1], first), _later(q)
+        ctx.blocks, later = _blocks(q.shape[1], k.shape[1], first), _later(q)
         for block in ctx.blocks:
             p = _probabilities(queries, keys, block, later, first)
             mixed = torch.bmm(p, values[:, block.keys])
             result[:, :, block.queries] = mixed.view_as(result[:, :, block.queries])
-            if q.shape[1] <= KEEP_SEQ:
+            if k.shape[1] <= KEEP_SEQ:
                 kept.append(p)
         ctx.save_for_backward(queries, keys, values, first, *kept)
         ctx.batch = batch
@@ -107,17 +117,18 @@ class _Block(NamedTuple):
     """Every query sees all of these keys up to its own."""
 
 
-def _blocks(seq: int, first: Tensor | None) -> list[_Block]:
+def _blocks(seq: int, num_keys: int, first: Tensor | None) -> list[_Block]:
     """The blocks of a sample; of packed ones those keys that all samples' queries need."""
+    before = num_keys - seq
     ends = [(low, min(low + BLOCK_QUERIES, seq)) for low in range(0, seq, BLOCK_QUERIES)]
     if first is None:
-        return [_Block(slice(*each), slice(0, each[1]), is_causal=True) for each in ends]
+        return [_Block(slice(*each), slice(0, before + each[1]), is_causal=True) for each in ends]
     if first.device.type != "cpu" or torch.compiler.is_compiling():  # asking would wait
-        return [_Block(slice(*each), slice(0, each[1]), is_causal=False) for each in ends]
+        return [_Block(slice(*each), slice(0, before + each[1]), is_causal=False) for each in ends]
     least = first[:, ::BLOCK_QUERIES].amin(0).tolist()  # places never go back
     most = first[:, [high - 1 for _, high in ends]].amax(0).tolist()
     return [
-        _Block(slice(*each), slice(begin, each[1]), is_causal=begin == last)
+        _Block(slice(*each), slice(begin, before + each[1]), is_causal=begin == last)
         for each, begin, last in zip(ends, least, most, strict=True)
     ]
 

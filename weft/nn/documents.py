@@ -22,6 +22,21 @@ class Packed(NamedTuple):
     borders: Tensor | None
     """``[documents + 1]`` int32: where documents begin in the samples one after the other, and the
     end. None where no kernel wants it."""
+    key_borders: Tensor | None = None
+    """Likewise of the keys, where there are more of them than queries."""
+
+    def ending(self, places: range) -> Packed:
+        """What the queries in these places of each sample see, of the keys up to the last of them.
+
+        A document without such queries is still there, with none.
+        """
+        seq = self.first.shape[1]
+        first = self.first[:, places.start : places.stop]
+        if self.borders is None:
+            return Packed(first, None)
+        sample, place = self.borders // seq, self.borders % seq
+        queries = sample * len(places) + place.clamp(places.start, places.stop) - places.start
+        return Packed(first, queries, sample * places.stop + place.clamp(max=places.stop))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.plan.model import RopeScaling
 
@@ -29,6 +29,19 @@ def rotation(
     angle = (positions.to(exact)[..., None] * frequency)[:, :, None]  # [batch, seq, 1, d_head / 2]
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+class Rotary(nn.Module):
+    """``rotation`` as a module, so that a layout can say of which positions."""
+
+    def __init__(self, d_head: int, *, theta: float, scaling: RopeScaling | None) -> None:
+        super().__init__()
+        self._d_head, self._theta, self._scaling = d_head, theta, scaling
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        """As the function."""
+        theta, scaling = self._theta, self._scaling
+        return rotation(positions, self._d_head, theta=theta, scaling=scaling, dtype=dtype)
 
 
 def _stretched(frequency: Tensor, scaling: RopeScaling) -> Tensor:

@@ -37,4 +37,4 @@ def layout(spec: DecoderSpec) -> dict[str, Layout]:
         "ff.up": Layout(params={"weight": (d_ff, d_model)}),
         "ff.down": row(d_ff),
     }
-    return dims.whole(spec, block, norm)
+    return dims.whole(spec, block, norm, rotary=Layout(takes={0: dims.tokens}))

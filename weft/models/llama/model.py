@@ -11,7 +11,7 @@ from weft.nn.context import Context
 from weft.nn.documents import Packed
 from weft.nn.feed_forward import SwiGLU
 from weft.nn.norm import RMSNorm
-from weft.nn.rope import Rotation, rotation
+from weft.nn.rope import Rotary, Rotation
 from weft.nn.stage import Part
 
 
@@ -56,6 +56,8 @@ class LlamaBlock(nn.Module):
 class Llama(Decoder):
     """The whole model, or the part of it that one pipeline stage holds."""
 
+    rotary: Rotary
+
     def __init__(
         self,
         spec: DecoderSpec,
@@ -73,19 +75,13 @@ class Llama(Decoder):
             cut=cut,
             block=lambda _, halves: LlamaBlock(spec, halves),
             norm=lambda: RMSNorm(spec.d_model, spec.norm_eps),
+            rotary=Rotary(spec.d_head, theta=spec.rope_theta, scaling=spec.rope_scaling),
         )
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if self.takes_tokens:
             x = self.units["embed"](x, context)  # [batch, seq, d_model]
-        spec = self.spec
-        turn = rotation(
-            context.positions_of(x),
-            spec.d_head,
-            theta=spec.rope_theta,
-            scaling=spec.rope_scaling,
-            dtype=x.dtype,
-        )
+        turn = self.rotary(context.positions_of(x), x.dtype)
         packed = None if context.documents is None else context.documents.packed
         for name in self.layers:
             x = self.units[int(name)](x, turn, packed)
