@@ -65,6 +65,7 @@ FEATURES = (
     Feature("a border inside a layer", "{layers: 1.5}, {}"),
     Feature("data parallel, other sizes on either side", "{dp: 2}, {dp: 3}"),
     Feature("tensor and sequence parallel, other sizes on either side", "{tp: 2}, {tp: 4}"),
+    Feature("context parallel, other sizes on either side", "{cp: 2}, {cp: 4, tp: 2}"),
     Feature("both, axes in another order", "{dp: 2, tp: 2, order: [tp, dp]}, {dp: 4}"),
     Feature("unlike pipelines side by side", UNLIKE),
     Feature("tied embedding", "{}, {}", ("model.family=gpt2", "model.num_layers=3")),
@@ -119,6 +120,14 @@ REFUSALS = (
     ),
     Refusal(
         ("plan.stages=[{tp: 3}, {}]",), "plan.stages[0].tp", "three ranks cannot share 4 heads"
+    ),
+    Refusal(
+        ("plan.stages=[{cp: 3}]",), "plan.stages[0].cp", "six parts of 128 tokens are not equal"
+    ),
+    Refusal(
+        ("plan.stages=[{cp: 2, precision: fp8}]",),
+        "plan.stages[0].precision",
+        "what has one scale would be in several ranks",
     ),
     Refusal(
         ("plan.pipelines=[{share: 4, stages: [{}]}, {stages: [{}, {}]}]",),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from weft.axes.check import change_along
+from weft.axes.cp.axis import ContextParallel
 from weft.axes.dp.axis import DataParallel
 from weft.axes.held import check_mesh, placement, tiling
 from weft.axes.registry import AXES
@@ -28,7 +29,7 @@ SPEC = replace(
     vocab_size=11,
 )
 DIMS = DecoderDims.of(SPEC)
-TP, DP = TensorParallel(), DataParallel()
+TP, DP, CP = TensorParallel(), DataParallel(), ContextParallel()
 
 
 def rows(dim: Dim, tp: int) -> list[tuple[int, int]]:
@@ -144,11 +145,30 @@ def test_activations_lie_as_their_form_says() -> None:
     assert placement((SAMPLES, DIMS.seq, DIMS.d_ff), "inner", TP) == Shard(2)
 
 
+def test_a_rank_of_cp_has_a_part_from_either_end() -> None:
+    tokens = Dim(name="seq", size=24)
+    parts = [CP.part(tokens, 3, place) for place in range(3)]
+    assert parts == [
+        (range(4), range(20, 24)),
+        (range(4, 8), range(16, 20)),
+        (range(8, 16),),
+    ]
+    ahead = [sum(sum(part) for part in held) for held in parts]  # keys that queries see
+    assert len({*ahead}) == 1
+    CP.check([tokens], 3, "cp")
+    with pytest.raises(ConfigError) as refused:
+        check_mesh([tokens], Mesh.of(range(5), cp=5), "plan.stages[0]")
+    assert str(refused.value) == (
+        "plan.stages[0].cp = 5: expected one of 1, 2, 3, 4, 6. Each rank has two parts of a sample "
+        "of 24 tokens, and all parts are equal."
+    )
+
+
 def test_the_table_for_people_and_the_axes_agree() -> None:
     assert tuple(AXES) == NAMES == tuple(axis.name for axis in AXES.values())
     dividing = [name for name, axis in AXES.items() if axis.divides(SAMPLES, "stream")]
     assert tuple(dividing) == SAMPLE_AXES
-    assert all(entry.manual or entry.missing for entry in ENTRIES)
+    assert all(entry.manual for entry in ENTRIES)
 
 
 def test_tp_is_refused_where_no_parameter_has_what_it_divides() -> None:

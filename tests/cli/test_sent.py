@@ -21,7 +21,15 @@ from weft.plan.plan import Plan
 PADDING = 0.01
 """Pieces of a bucket lie at aligned places; sums of norms over ``tp`` are left out."""
 SHAPE = ["model.d_model=128", "model.d_ff=256", "model.d_head=32", "model.num_heads=4"]
-COUNTED = {"activations", "gradients", "parameters", "gather seq", "scatter seq", "vocab sums"}
+COUNTED = {
+    "activations",
+    "gradients",
+    "parameters",
+    "gather seq",
+    "scatter seq",
+    "vocab sums",
+    "keys",
+}
 
 
 @pytest.mark.parametrize(
@@ -29,6 +37,7 @@ COUNTED = {"activations", "gradients", "parameters", "gather seq", "scatter seq"
     [
         ["plan.stages=[{tp: 2}]", "compute.recompute=full"],
         ["plan.stages=[{dp: 2, zero: 3, layers: 2}, {tp: 2}]"],
+        ["plan.stages=[{cp: 2, tp: 2, zero: 3, layers: 2}, {cp: 4}]"],
         ["plan.stages=[{dp: 2, zero: 2, passes: 2}]", "batch.micro=4"],
         ["plan.stages=[{dp: 2, zero: 3, passes: 2}]", "batch.micro=4"],
         ["plan.stages=[{tp: 2, layers: 1.5}, {dp: 2, zero: 3}]", "compute.recompute=full"],
@@ -41,7 +50,7 @@ COUNTED = {"activations", "gradients", "parameters", "gather seq", "scatter seq"
             'optim.groups=[{params: "layers.0.*", trainable: false}]',
         ],
     ],
-    ids=["tp", "unlike stages", "passes", "level 3", "cut", "unlike pipelines", "frozen"],
+    ids=["tp", "unlike stages", "cp", "passes", "level 3", "cut", "unlike pipelines", "frozen"],
 )
 def test_predicted_is_what_is_counted(plan: list[str], here: Path) -> None:
     arguments = ["train", "tiny.yaml", "--out", "mine", "--steps", "2", "--comm-report", "--quiet"]

@@ -27,6 +27,8 @@ class Case:
     """Data-parallel size of each mesh of each pipeline; one mesh of one rank by default."""
     tp: tuple[tuple[int, ...], ...] = ()
     """Tensor-parallel size likewise; 1 by default."""
+    cp: tuple[tuple[int, ...], ...] = ()
+    """Context-parallel size likewise; 1 by default."""
     tp_outer: bool = False
     """Meshes name their tensor-parallel axis first, and their ranks downwards."""
     layers: tuple[tuple[float, ...], ...] = ()
@@ -67,13 +69,16 @@ class Case:
             layers = self.layers[number] if self.layers else (NUM_LAYERS,)
             meshes = []
             tp = self.tp[number] if self.tp else (1,) * len(dp)
-            for dp_size, tp_size in zip(dp, tp, strict=True):
-                places = range(first, first + dp_size * tp_size)
+            cp = self.cp[number] if self.cp else (1,) * len(dp)
+            for dp_size, cp_size, tp_size in zip(dp, cp, tp, strict=True):
+                places = range(first, first + dp_size * cp_size * tp_size)
                 ranks = tuple(self.order[n] if self.order else n for n in places)
                 if self.tp_outer:
-                    meshes.append(Mesh.of(tuple(reversed(ranks)), tp=tp_size, dp=dp_size))
+                    meshes.append(
+                        Mesh.of(tuple(reversed(ranks)), tp=tp_size, cp=cp_size, dp=dp_size)
+                    )
                 else:
-                    meshes.append(Mesh.of(ranks, dp=dp_size, tp=tp_size))
+                    meshes.append(Mesh.of(ranks, dp=dp_size, cp=cp_size, tp=tp_size))
                 first = places.stop
             if self.schedule in ("zb-v", "dualpipe-v"):
                 meshes += meshes[::-1]
@@ -496,6 +501,24 @@ CUT = [
          layers=((2.5, 1.5), (2, 0.5, 1.5)), family="gpt2", dropout=0.2),
 ]  # fmt: skip
 
+POSITIONS = [
+    Case("cp2", shares=(6,), dp=((1,),), cp=((2,),)),
+    Case("cp4-dp2-zero3-recompute", shares=(6,), dp=((2,),), cp=((4,),), microbatch=3, zero=3,
+         recompute="full"),
+    Case("cp2-tp2-tied-zero1", shares=(6,), dp=((1,),), cp=((2,),), tp=((2,),), tied=True, zero=1,
+         passes=2),
+    Case("cp2-tp2-outer-gpt2", shares=(6,), dp=((1,),), cp=((2,),), tp=((2,),), tp_outer=True,
+         family="gpt2", dropout=0.2, recompute="core"),
+    Case("border-cp1-cp4-tp2", shares=(6,), dp=((1, 1),), cp=((1, 4),), tp=((1, 2),),
+         layers=((1.5, 2.5),), num_kv_heads=2, zero=1),
+    Case("border-cp4-dp2-cp2-zb-h1", shares=(6,), dp=((1, 2),), cp=((4, 2),), layers=((2, 2),),
+         schedule="zb-h1", microbatch=3, zero=2),
+    Case("cp2-zb-v-tied", shares=(6,), dp=((1, 1),), cp=((2, 2),), tp=((1, 2),),
+         layers=((1, 1, 1, 1),), schedule="zb-v", tied=True, recompute="attention"),
+    Case("unlike-pipelines-cp", shares=(4, 2), dp=((1, 2), (1,)), cp=((2, 1), (2,)),
+         tp=((1, 1), (2,)), layers=((1, 3), (4,)), zero=2, tied=True),
+]  # fmt: skip
+
 PARITY = [
     *ONE_BY_ONE,
     *SCHEDULES_BY_LAYERS,
@@ -507,6 +530,7 @@ PARITY = [
     *DOMAINS,
     *UNEVEN,
     *CUT,
+    *POSITIONS,
 ]
 
 EVERY = [*PARITY, *EIGHT_BITS]

@@ -18,8 +18,8 @@ class AxisEntry:
     """What its size means, in the words of a manual."""
     divides_samples: bool = False
     """Ranks along it compute different samples; along the others they share the same ones."""
-    missing: str = ""
-    """Why this version refuses sizes above 1; empty where it runs them."""
+    searched: bool = True
+    """The planner tries sizes of it; else it has those that a person writes."""
     slow_links: str = ""
     """What helps where ranks along it wait for links; empty where they send nothing in layers."""
 
@@ -30,7 +30,13 @@ ENTRIES = (
         manual="Ways to divide the samples of a micro-batch; every rank computes its part.",
         divides_samples=True,
     ),
-    AxisEntry(name="cp", manual="", missing="Context parallelism is not run by this version."),
+    AxisEntry(
+        name="cp",
+        manual="Ways to divide the tokens of each sample: every rank has its part in all of the "
+        "model, and in attention sees the keys and values of the others. For long samples.",
+        searched=False,
+        slow_links="less context parallelism: keys and values inside layers wait for links",
+    ),
     AxisEntry(
         name="tp",
         manual="Ways to split each matrix product; keep these ranks inside one machine.",
@@ -39,10 +45,9 @@ ENTRIES = (
 )
 """Outermost first by default."""
 
-RUN_ENTRIES = tuple(entry for entry in ENTRIES if not entry.missing)
-"""The axes that this version runs."""
+NAMES = tuple(entry.name for entry in ENTRIES)
 
-NAMES = tuple(entry.name for entry in RUN_ENTRIES)
+SEARCHED = tuple(entry.name for entry in ENTRIES if entry.searched)
 
 SAMPLE_AXES = tuple(entry.name for entry in ENTRIES if entry.divides_samples)
 

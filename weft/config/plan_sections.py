@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, create_model, model_validator
 
-from weft.config.axes import NAMES, ORDER_MANUAL, RUN_ENTRIES
+from weft.config.axes import ENTRIES, NAMES, ORDER_MANUAL
 from weft.config.errors import ConfigError
 from weft.config.open_fields import OneOf
 from weft.config.values import Count, Flag, Layers, Section, Text, Whole
@@ -42,7 +42,7 @@ else:  # a key for each axis of the table, and one for their order
     _StageMesh = create_model(
         "_StageMesh",
         __base__=_StageLayers,
-        **{entry.name: (Count, Field(1, description=entry.manual)) for entry in RUN_ENTRIES},
+        **{entry.name: (Count, Field(1, description=entry.manual)) for entry in ENTRIES},
         order=(
             Annotated[tuple[Literal[NAMES], ...], Field(min_length=1)] | None,
             Field(None, description=ORDER_MANUAL),

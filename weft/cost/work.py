@@ -65,10 +65,9 @@ class Division:
         return self.inner == {"samples"}
 
 
-_SEQ, _EXPERTS = frozenset({"seq"}), frozenset({"experts"})
+_EXPERTS = frozenset({"experts"})
 DIVISIONS: dict[str, Division] = {
     # Of runs that others published; an axis that this version runs says it itself.
-    "cp": Division(_SEQ, _SEQ, frozenset()),
     "ep": Division(frozenset(), _EXPERTS, _EXPERTS, borrowed=True),
     **{name: Division.of(axis) for name, axis in AXES.items()},
 }

@@ -143,6 +143,7 @@ def bisect_sides(
     (plan_a, first), (plan_b, second) = (
         in_small(side.plan, side.spec, side.config, steps) for side in sides
     )
+    first = replace(first, seq_len=max(first.seq_len, second.seq_len))
     if full:
         plan_a, plan_b = a.plan, b.plan
         spec = a.spec if start is None else _saved(start)

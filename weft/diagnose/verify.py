@@ -19,6 +19,7 @@ from weft.comm.address import RankAddress
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.config.sections import REHEARSAL_EPS, Config, OptimConfig
+from weft.cost.work import share
 from weft.data.synthetic import SyntheticDataset
 from weft.nn.stage import MicroBatch
 from weft.optim.schedule import lr_at
@@ -139,7 +140,9 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
     roundoff = PRECISIONS[plan.rank_plan(0).stage_plan.precision].roundoff
     noise = COARSE_EPS if roundoff > PRECISIONS["fp32"].roundoff else REHEARSAL_EPS
     optim = config.optim.rehearsed(noise)
-    return plan, Rehearsal(spec=little, optim=optim, seq_len=16, seed=config.seed, steps=steps)
+    parts = max(share(stage.mesh.axes, "seq", "stream") for _, _, stage in plan.stages())
+    length = max(16, 2 * parts)
+    return plan, Rehearsal(spec=little, optim=optim, seq_len=length, seed=config.seed, steps=steps)
 
 
 def shrink(plan: Plan, num_layers: int, precision: Precision) -> Plan:

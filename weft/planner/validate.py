@@ -14,7 +14,7 @@ from weft.axes.axis import Axis
 from weft.axes.check import check_layout
 from weft.axes.registry import AXES
 from weft.cluster.cluster import HOST
-from weft.config.axes import ENTRIES, MODEL_AXES, NAMES, SAMPLE_AXES
+from weft.config.axes import MODEL_AXES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.config.names import names_of
 from weft.models.registry import layout_of
@@ -206,11 +206,6 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
     check_in_flight(f"{where}.in_flight", pipeline)
     _check_lists(f"{where}.lists", pipeline)
     for s, stage in enumerate(pipeline.stages):
-        for entry in ENTRIES:
-            if entry.missing and stage.mesh.size(entry.name) > 1:
-                expected = f"axes {' and '.join(NAMES)} alone"
-                value = dict(stage.mesh.axes)
-                raise ConfigError(f"{where}.stages[{s}].mesh", value, expected, entry.missing)
         if stage.passes < 1:
             raise ConfigError(f"{where}.stages[{s}].passes", stage.passes, "at least 1")
         micro = min(pipeline.microbatch, pipeline.samples)
@@ -218,6 +213,7 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
         keys = f"{where}.stages[{s}].mesh", f"{where}.stages[{s}].passes"
         refuse_idle_work(keys, dict(stage.mesh.axes), stage.passes, micro, stage.sample_shares)
         _check_pieces(f"{where}.stages[{s}].pieces", stage)
+        _check_scales(f"{where}.stages[{s}].precision", stage)
 
 
 def check_shares(where: str, stage: StagePlan, micro: int) -> None:
@@ -317,6 +313,22 @@ def _check_pieces(key: str, stage: StagePlan) -> None:
     if stage.pieces > 1 and PRECISIONS[stage.precision].products is not None:
         hint = "A sample has one scale, and a piece is a part of a sample."
         raise ConfigError(key, stage.pieces, f"1 with the precision {stage.precision}", hint)
+
+
+def _check_scales(key: str, stage: StagePlan) -> None:
+    """What has one scale in eight bits has it whole."""
+    used = [
+        name
+        for name in MODEL_AXES
+        if stage.mesh.size(name) > 1 and AXES[name].divides(_SEQ, "inner")
+    ]
+    if used and PRECISIONS[stage.precision].products is not None:
+        expected = f"one without eight bits where {' or '.join(used)} is above 1"
+        hint = "Scales are of all tokens of a sample, and each rank has some of them."
+        raise ConfigError(key, stage.precision, expected, hint)
+
+
+_SEQ = Dim(name="seq", size=0)
 
 
 def refuse_idle_pieces(plan: Plan, dims: Collection[Dim]) -> None:

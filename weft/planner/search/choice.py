@@ -9,10 +9,9 @@ from itertools import accumulate, pairwise
 from math import prod
 from typing import Literal, NamedTuple
 
-from weft.axes.registry import AXES
 from weft.cluster.cluster import HOST
 from weft.cluster.view import ChipPool, ClusterView
-from weft.config.axes import SAMPLE_AXES
+from weft.config.axes import SAMPLE_AXES, SEARCHED
 from weft.cost.work import Axes, copies_in, share
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
@@ -23,10 +22,10 @@ from weft.schedules.registry import SCHEDULES
 
 SAMPLES = SAMPLE_AXES[0]
 """The axis whose ranks compute different samples with the same parameters."""
-INSIDE = tuple(name for name in AXES if name not in SAMPLE_AXES)
-"""Axes that divide layers, inside a node; outermost first. Every axis that this version runs is
-here by itself: which sizes a model allows, the axis says, and what a size costs and saves follows
-from the logical dimensions that it divides (``weft.cost.work``)."""
+INSIDE = tuple(name for name in SEARCHED if name not in SAMPLE_AXES)
+"""Axes that divide layers, inside a node; outermost first. Every axis whose entry does not say
+otherwise is here by itself: which sizes a model allows, the axis says, and what a size costs and
+saves follows from the logical dimensions that it divides (``weft.cost.work``)."""
 
 
 def mesh_axes(ways: int, inner: Axes) -> Axes:

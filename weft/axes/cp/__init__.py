@@ -1,0 +1,1 @@
+"""Context parallelism: ranks that compute different places of the same samples."""

@@ -1,0 +1,96 @@
+"""Modules whose positions are divided among ranks: the same results as with all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.nn.attention import Attention
+from weft.nn.causal_attention import causal_attention
+from weft.nn.documents import Packed
+from weft.nn.losses import LinearCrossEntropy
+from weft.parallel.division import Division
+from weft.parallel.pair import Pair
+from weft.parallel.runtime import Lying, SplitForm, Sum
+from weft.parallel.tp.modules import VocabCrossEntropy
+from weft.plan.layout import Shard
+
+KEYS = ("keys", "keys")
+"""What messages are called."""
+
+
+class OwnQueries(nn.Module):
+    """Attention of this rank's queries to the keys and values of all ranks."""
+
+    def __init__(self, attention: nn.Module, total: Sum) -> None:
+        super().__init__()
+        assert isinstance(attention, Attention), f"{attention} has no core"
+        attention.core.call = _Gathered(total)
+        self.attention = attention
+
+    def forward(self, *args: Any) -> Tensor:
+        """As the module's, of this rank's positions; documents are of whole samples."""
+        result: Tensor = self.attention(*args)
+        return result
+
+
+class _Gathered:
+    """``causal_attention`` of this rank's queries, to keys and values that are gathered."""
+
+    def __init__(self, total: Sum) -> None:
+        self._held = total.held
+        self._keys = Division(total.group, Lying(Shard(1), total.parts), KEYS)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
+        """``q`` and the result ``[batch, own seq, heads, d_head]``, ``k`` and ``v`` likewise."""
+        whole = self._keys.gather(torch.cat((k, v), dim=2))  # [batch, seq, 2 kv_heads, d_head]
+        keys, values = whole.chunk(2, dim=2)
+        parts = torch.split(q, [len(part) for part in self._held], dim=1)
+        return torch.cat(
+            [
+                causal_attention(
+                    mine,
+                    keys[:, : part.stop],
+                    values[:, : part.stop],
+                    None if packed is None else packed.ending(part),
+                )
+                for part, mine in zip(self._held, parts, strict=True)
+            ],
+            dim=1,
+        )
+
+
+class OwnTargets(nn.Module):
+    """A loss of this rank's positions, summed over ranks: all have the sum, and each the gradient
+    of its own term."""
+
+    def __init__(self, loss: nn.Module, total: Sum) -> None:
+        super().__init__()
+        self.loss = loss
+        self._own = Division(total.group, Lying(Shard(1), total.parts)).taken
+        self._group = total.group
+
+    def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """``hidden`` is of own positions, ``targets`` and ``weights`` ``[batch, seq]`` of all."""
+        term = self.loss(hidden, weight, self._own(targets), self._own(weights))
+        total: Tensor = Pair.apply(term, self._added, _same)  # type: ignore[no-untyped-call]
+        return total
+
+    def _added(self, term: Tensor) -> Tensor:
+        total = term.clone()
+        self._group.comm.all_reduce(total, name="losses", group=self._group.ranks)
+        return total
+
+
+def _same(grad: Tensor) -> Tensor:
+    return grad
+
+
+SPLIT_FORMS: Mapping[type[nn.Module], SplitForm] = {
+    Attention: OwnQueries,
+    LinearCrossEntropy: OwnTargets,
+    VocabCrossEntropy: OwnTargets,
+}
