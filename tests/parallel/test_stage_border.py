@@ -157,7 +157,7 @@ def test_who_sends_to_whom() -> None:
 
     uneven = pipeline_of(Mesh.of((0, 1), dp=2), Mesh.of((2, 3, 4), dp=3), samples=4, microbatch=3)
     (found, _) = edges(uneven, {0: border((3,))}).values()
-    assert found == {(0, 2), (0, 3), (1, 4)}
+    assert found == {(0, 2), (0, 3), (1, 4), (1, 3)}, "of two samples the second is rank 1's"
     whole = pipeline_of(Mesh.of((0, 1), tp=2), Mesh.of((2, 3), tp=2), samples=2, microbatch=2)
     assert set(edges(whole, {0: border((4,))}).values()) == {pairs, back}
     assert len(edges(whole, {})[channel(whole, 0, "F")]) == 4

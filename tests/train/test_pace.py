@@ -171,13 +171,14 @@ def test_waiting_for_others_is_not_computing() -> None:
     time.sleep(0.01)
     recorder.end(call)
     assert recorder.waited_s >= 0.01
-    recorder.waited_s = 6.0
+    recorder.waited.clear()
+    recorder.waited["gradients"] = 6.0
     pace.count(StepRecord(step=1, read=[numbers(1, 2.0)]))  # of one second
     pace.skip()
     assert pace.taken() == [1.0, -5.0]
-    recorder.waited_s += 0.25
+    recorder.waited["gradients"] += 0.25
     pace.count(StepRecord(step=2, read=[numbers(2, 2.0)]))
-    recorder.waited_s += 9.0  # between steps
+    recorder.waited["gradients"] += 9.0  # between steps
     pace.skip()
     pace.count(StepRecord(step=3, read=[numbers(3, 2.0)]))
     assert pace.taken() == [1.0, 0.875]

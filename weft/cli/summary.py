@@ -12,6 +12,8 @@ from typing import Any
 from weft.cli.output import COLUMNS, out, print_table
 from weft.report.goodput import Goodput, goodput_in_words
 from weft.report.prediction_rows import HEADERS, prediction_note, prediction_rows
+from weft.report.waits import HEADERS as WAITS
+from weft.report.waits import NUMBERS, wait_rows
 from weft.train.job import PROFILE_FOLDER, TRAFFIC_FILE
 
 
@@ -28,6 +30,8 @@ def print_summary(folder: Path, summary: Mapping[str, Any], checkpoints: object)
         print_table(HEADERS, rows, right=HEADERS[1:], **COLUMNS)
     if note := prediction_note(summary):
         out.print(note, style="dim")
+    if rows := wait_rows(summary):
+        print_table(WAITS, rows, right=NUMBERS, **COLUMNS)
     if (found := Goodput.from_json(summary.get("goodput"))) is not None:
         out.print(goodput_in_words(found))
     out.print()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,8 +46,9 @@ class FlightRecorder:
     def __init__(self, rank: int) -> None:
         self.step = 0
         """Training steps done."""
-        self.waited_s = 0.0
-        """In which the thread that began this went no further until a call had ended."""
+        self.waited = defaultdict[str, float](float)
+        """By name of calls, seconds in which the thread that began this went no further until one
+        had ended."""
         self._thread = threading.get_ident()
         self._rank = rank
         self._calls: deque[Call] = deque(maxlen=KEPT_CALLS)
@@ -56,6 +57,11 @@ class FlightRecorder:
         self._file: Path | None = None
         self._over = threading.Event()
         self._watcher: threading.Thread | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """For all of them."""
+        return sum(self.waited.values())
 
     def begin(self, name: str, kind: Kind, ranks: tuple[int, ...], num_bytes: int) -> Call:
         """A call that starts now."""
@@ -74,7 +80,7 @@ class FlightRecorder:
         call.ended = time.time()
         self._waits_in = None
         if call.waiting_since is not None and threading.get_ident() == self._thread:
-            self.waited_s += max(call.ended - call.waiting_since, 0.0)
+            self.waited[call.name] += max(call.ended - call.waiting_since, 0.0)
 
     def named(self, call: Call, part: Callable[[], T]) -> T:
         """Run one part of a call, and say in an error which one it was and with whom."""

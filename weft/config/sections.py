@@ -410,6 +410,15 @@ class RecoveryConfig(Section):
         return self
 
 
+class BalanceConfig(Section):
+    """Samples for each pipeline by how fast it was, without what it waited for others: made anew
+    between steps, in the same processes. Null by default: pipelines keep their shares.
+    `balance={}` takes what is below."""
+
+    every: Count = 100
+    """Steps from one look to the next."""
+
+
 class MetricsConfig(Section):
     """Where numbers go besides metrics.jsonl, which is always written."""
 
@@ -509,6 +518,8 @@ class Config(Section):
     train: TrainConfig = TrainConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     recovery: RecoveryConfig = RecoveryConfig()
+    balance: BalanceConfig | None = None
+    """Shares of pipelines by their measured speed, now and then; null: as the plan says."""
     metrics: MetricsConfig = MetricsConfig()
     sample: SampleConfig = SampleConfig()
 
@@ -517,6 +528,9 @@ class Config(Section):
         if self.sites is not None and self.recovery.alarm == "replan":
             hint = "Numbers would depend on how fast chips happen to be."
             raise ConfigError("recovery.alarm", "replan", "off or warn with sites", hint)
+        if self.balance is not None and self.recovery.alarm == "replan":
+            hint = "Each would change what the other measures."
+            raise ConfigError("recovery.alarm", "replan", "off or warn with balance", hint)
         if self.sites is not None and self.sites.every + self.sites.delay > self.train.steps:
             expected = f"at most {self.train.steps - self.sites.delay}: train.steps - sites.delay"
             hint = "Some of the model would never meet."

@@ -91,15 +91,23 @@ class Loader(AbstractContextManager["Loader"]):
         """
         assert workers >= 0 and prefetch >= 1, f"workers {workers}, prefetch {prefetch}"
         assert not isinstance(context, ForkContext), "workers need a spawn or forkserver context"
-        self._positions = partial(_positions, global_batch, np.array(offsets, np.int64))
-        self._step = self._first_step = first_step
+        self._global_batch = global_batch
         self._end = sys.maxsize if last_step is None else last_step
         self._dataset: Dataset | None = None if workers else spec.open()
+        self._start = partial(_Worker, context), spec, workers, prefetch
         self._workers: list[_Worker] = []
+        self.follow(offsets, first_step)
+
+    def follow(self, offsets: Sequence[int], step: int) -> None:
+        """From this step on give the batches at other positions inside each global one."""
+        self.close()
+        self._positions = partial(_positions, self._global_batch, np.array(offsets, np.int64))
+        self._step = self._first_step = step
+        make, spec, workers, prefetch = self._start
         try:
             for number in range(workers):
-                own = range(first_step + number, self._end, workers)
-                self._workers.append(_Worker(context, number, spec, self._positions, own, prefetch))
+                own = range(step + number, self._end, workers)
+                self._workers.append(make(number, spec, self._positions, own, prefetch))
         except BaseException:
             self.close()
             raise

@@ -72,7 +72,7 @@ class Accumulator:
         """Of this step, one for each round, where sums go on between domains."""
         self._parts: tuple[Tensor | None, Tensor | None] = (None, None)
         """At level 0: what is summed inside the domain, and this rank's part of that."""
-        self.rounds = rounds if bucket.reduces_each_backward else 1
+        self.follow(rounds)
         self._comm = comm
         self._dtype = precision.accumulation.dtype
         self._device = next(iter(params.values())).param.device
@@ -91,6 +91,10 @@ class Accumulator:
     @property
     def kept_bytes(self) -> int:
         return self._own.nbytes + (0 if self._flat is None else self._flat.nbytes)
+
+    def follow(self, rounds: int) -> None:
+        """So many microbatches in each of the steps from here on."""
+        self.rounds = rounds if self.bucket.reduces_each_backward else 1
 
     def begin(self) -> None:
         for slot in self.slots:

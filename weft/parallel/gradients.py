@@ -105,8 +105,7 @@ class Gradients:
         ways = between_domains(buckets, pieces, comm)
         self._sums = [made(b, between=way) for b, way in zip(buckets, ways, strict=True)]
         self._mains_of = _by_bucket(self.mains, self._sums, comm.rank)
-        order = reduction_order([(s.bucket, s.rounds) for s in self._sums], list(pieces))
-        self._line = _Line([(self._sums[number], round_) for number, round_ in order])
+        self._names = list(pieces)
         self._slots: dict[nn.Parameter, list[tuple[Accumulator, Slot]]] = {}
         for sums in self._sums:
             for slot in sums.slots:
@@ -120,10 +119,18 @@ class Gradients:
         """``skip`` says where other ranks have samples and this one has none. All ranks of a stage
         then begin gathers and reductions in one order, which libraries ask for where ranks share
         several communicators. Otherwise zeros for such microbatches go ahead of the others."""
-        self._rounds = rounds
+        self.follow(rounds)
         self._num_backwards = 0
         self._awaited = 0
         self._in_flight: list[_Reduction] = []
+
+    def follow(self, rounds: int) -> None:
+        """So many microbatches in each of the steps from here on."""
+        self._rounds = rounds
+        for sums in self._sums:
+            sums.follow(rounds)
+        order = reduction_order([(s.bucket, s.rounds) for s in self._sums], self._names)
+        self._line = _Line([(self._sums[number], round_) for number, round_ in order])
 
     def close(self) -> None:
         """Leave gradients on the parameters from now on, as autograd does."""

@@ -38,13 +38,14 @@ Kind = Literal[
     "rewind",
     "straggler",
     "drift",
+    "balance",
     "end",
 ]
 """``start``: the first step of an epoch begins. ``epoch_end``: ranks were lost, and with them the
 epoch of the job; ``restart``: another one begins; ``replan``: under which other plan, or why not.
 ``move``: the ranks have left for another plan, as somebody asked; ``rewind``: they go on from
-before a step, without the batches that led to it. ``snapshot``: copies in memory alone, of the last
-minute together."""
+before a step, without the batches that led to it. ``balance``: pipelines have other shares of a
+batch from then on. ``snapshot``: copies in memory alone, of the last minute together."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 

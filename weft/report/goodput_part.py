@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from markupsafe import Markup
 
@@ -14,6 +15,7 @@ from weft.report.html import Table
 from weft.report.metrics import StepMetrics
 from weft.report.svg import Axis, Bar, Row, fill_legend, row_chart
 from weft.report.units import duration, percent_or_na, seconds
+from weft.report.waits import HEADERS, MOST_RANKS, NUMBERS, wait_rows
 
 LOOKS = dict(
     zip(
@@ -27,7 +29,7 @@ ROWS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "not saved": (("save_failed", "save_skipped"), "fill-2"),
     "evaluated": (("evaluation",), "fill-1"),
     "odd numbers": (("spike", "rewind", "not_finite"), "fill-4"),
-    "slow": (("straggler", "drift"), "fill-8"),
+    "slow": (("straggler", "drift", "balance"), "fill-8"),
     "lost": (("epoch_end",), "fill-5"),
     "begun": (("start", "restart", "restore"), "fill-6"),
 }
@@ -51,8 +53,10 @@ class GoodputPart:
     tables: list[Table]
 
 
-def goodput_part(events: Sequence[Event], steps: Sequence[StepMetrics]) -> GoodputPart | None:
-    """Of a run's events; None where no start is recorded."""
+def goodput_part(
+    events: Sequence[Event], steps: Sequence[StepMetrics], summary: Mapping[str, Any]
+) -> GoodputPart | None:
+    """Of a run's events; None where no start is recorded. ``summary`` says who waited for whom."""
     found, starts = goodput(events, steps), spans(events, steps)
     if found is None or found.share is None:
         return None
@@ -63,8 +67,14 @@ def goodput_part(events: Sequence[Event], steps: Sequence[StepMetrics]) -> Goodp
         title=f"{goodput_in_words(found).capitalize()}.",
         timeline=row_chart(rows, TIME, whole),
         legend=fill_legend((LOOKS[name], words) for name, words in PARTS.items()),
-        tables=[_shares(found, whole), _listed(events)],
+        tables=[_shares(found, whole), *_waits(summary), _listed(events)],
     )
+
+
+def _waits(summary: Mapping[str, Any]) -> Iterator[Table]:
+    if rows := wait_rows(summary):
+        caption = f"Who waits for others ({MOST_RANKS} ranks at most)"
+        yield Table(caption=caption, headers=HEADERS, rows=rows, numeric=NUMBERS)
 
 
 class _Clock:

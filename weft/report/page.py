@@ -93,7 +93,7 @@ def _render(run: RunFiles) -> str:
         results=_results(run, loss, bits, baselines),
         charts=curves or [],
         starts=_starts(run),
-        goodput=attempt(EVENTS_FILE, lambda: goodput_part(run.events, run.steps)),
+        goodput=attempt(EVENTS_FILE, lambda: goodput_part(run.events, run.steps, run.summary)),
         steps_per_point=steps_per_point(len(run.steps)),
         numbers=_numbers(run.steps, run.evals),
         num_steps=len({m.step for m in run.steps}),

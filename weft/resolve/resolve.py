@@ -31,6 +31,7 @@ from weft.plan.plan_file import PlanFile
 from weft.planner.casts import refuse_idle_cast, with_casts
 from weft.planner.domains import idle_zero_notes, nodes_of, refuse_idle_domains, with_domains
 from weft.planner.problem import Workload
+from weft.planner.shares import refuse_unbalanced
 from weft.planner.sites import refuse_idle_fragments, with_sites
 from weft.planner.stages import pipelines_of, staged_plan
 from weft.planner.validate import (
@@ -324,6 +325,8 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     for p, s, stage in plan.stages():
         check_mesh(dims, stage.mesh, f"pipelines[{p}].stages[{s}].mesh")
     refuse_cut_blocks(plan, spec)
+    if config.balance is not None:
+        refuse_unbalanced(plan)
     refuse_idle_pieces(plan, dims)
 
 

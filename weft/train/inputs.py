@@ -53,6 +53,10 @@ class Inputs:
             tensor.record_stream(stream)
         return ahead.batch, ahead.microbatches
 
+    def forget(self) -> None:
+        """What was prepared is another rank's now."""
+        self._ahead = None
+
     def prepare(self, step: int) -> None:
         """Begin to copy what ``take`` will give for this step; where it is on the host, nothing.
 

@@ -107,12 +107,13 @@ class StepRecord:
         return all(numbers.is_finite for numbers in self.read[-1:])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Run:
     """Everything that is alive in one rank while it trains."""
 
     config: Config
     plan: Plan
+    """Samples of its pipelines may change between two steps, and nothing else of it."""
     spec: ModelSpec
     comm: Comm
     platform: Platform
@@ -316,6 +317,7 @@ def train(run: Run, hooks: Sequence[Hook]) -> int:
     inputs = Inputs(run.batches, run.microbatches, run.comm.device, last_step=run.last_step)
     for step in range(run.first_step, run.last_step):
         reader.begin()
+        plan = run.plan
         lr = lr_at(run.config.optim, step, run.config.train.steps)
         run.built.optimizer.lr = lr
         batch, microbatches = inputs.take(step)
@@ -326,6 +328,8 @@ def train(run: Run, hooks: Sequence[Hook]) -> int:
         record = StepRecord(step=done, read=reader.add(done, lr, result))
         for hook in hooks:
             hook(record)
+        if run.plan is not plan:
+            inputs.forget()
         if record.stops or run.abort.left:
             break
     run.built.gradients.fence()

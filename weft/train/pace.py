@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -44,10 +45,13 @@ class Pace:
         self._drift = Alarm(recovery.alarm_limit)
         self._paces = Paces(recovery.alarm_limit)
         self._file = out / PACES_FILE if out and recovery.alarm == "replan" else None
-        self._waited_s = 0.0
-        """At the end of the step before."""
+        self._waited: Mapping[str, float] = {}
+        """At the end of the step before, by what was waited for."""
         self._steps, self._took_s, self._busy_s = 0, 0.0, 0.0
         """Since they were last told."""
+        self._waits = defaultdict[str, float](float)
+        self._counted = 0
+        """Steps of the run."""
 
     @cached_property
     def _work(self) -> list[object]:
@@ -55,13 +59,33 @@ class Pace:
 
     def count(self, record: StepRecord) -> None:
         took_s = sum(numbers.seconds for numbers in record.read)
+        waited = self._run.comm.recorder.waited
+        since = {name: waited[name] - self._waited.get(name, 0.0) for name in waited}
         self._steps += len(record.read)
         self._took_s += took_s
-        self._busy_s += took_s - (self._run.comm.recorder.waited_s - self._waited_s)
+        self._busy_s += took_s - sum(since.values())
+        for name, seconds in since.items():
+            self._waits[name] += seconds
+        self._counted += 1
 
     def skip(self, _: StepRecord | None = None) -> None:
         """What was waited for since the step belongs to none."""
-        self._waited_s = self._run.comm.recorder.waited_s
+        self._waited = dict(self._run.comm.recorder.waited)
+
+    @property
+    def waits_s(self) -> dict[str, float]:
+        """What this rank waited for in a step, and how long; nothing where a device waits, which
+        the host does not see."""
+        if self._run.waits_for_reads:
+            return {}
+        most = sorted(self._waits.items(), key=lambda each: -each[1])
+        return {name: seconds / max(self._counted, 1) for name, seconds in most if seconds}
+
+    def forget(self) -> None:
+        """Pipelines have other shares now: what was predicted is of the old ones."""
+        self._predicted = Prediction()
+        vars(self).pop("_work", None)
+        self._alarms = [Alarm(self._run.config.recovery.alarm_limit) for _ in self._alarms]
 
     def taken(self) -> list[float]:
         """Of a step since this was last asked: seconds, and seconds without waiting for others."""

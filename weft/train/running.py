@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.checkpoint.entry import CheckpointError
 from weft.cost.flops import train_flops_per_token
-from weft.data.batch import Batch, Dataset, spread
+from weft.data.batch import Dataset, spread
 from weft.data.left_out import LeftOut, WithoutSpec
 from weft.data.loader import Loader
 from weft.data.prepare import Prepared
@@ -29,6 +29,7 @@ from weft.report.metrics import (
 )
 from weft.report.progress import Progress
 from weft.resolve.peaks import Peak, in_words, peak_of_all
+from weft.train.balance import balance_now_and_then
 from weft.train.job import Job
 from weft.train.loop import Evaluation, Hook, Run, StepRecord, evaluate, train
 from weft.train.pace import Pace
@@ -50,7 +51,7 @@ def write_files(job: Job, data: Prepared) -> None:
 
 def batches(
     job: Job, data: Prepared, rank: int, first_step: int, left_out: LeftOut, stack: ExitStack
-) -> Iterator[Batch]:
+) -> Loader:
     """A rank's samples of one step after the other; ``stack`` ends the processes that read them."""
     config, plan = job.config.data, job.plan
     ranges = plan.rank_plan(rank).microbatches()
@@ -66,7 +67,7 @@ def batches(
             context=multiprocessing.get_context("forkserver"),
         )
     stack.callback(loader.close)
-    return iter(loader)
+    return loader
 
 
 def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: ExitStack) -> int:
@@ -113,6 +114,7 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
                 pace=pace,
             ),
             watch_losses(run, saver, job.checkpoints, job.out, tell),
+            balance_now_and_then(run, job, tell, pace.forget),
             # Before saving: what a checkpoint comes after is in metrics.jsonl, and stays there.
             evaluate_now_and_then(run, evaluated),
             save_now_and_then(run, saver, progress),
@@ -127,7 +129,11 @@ def run_job(run: Run, job: Job, data: Prepared, notes: Sequence[str], stack: Exi
         traffic.skip()
         pace.skip()
         done = train(run, hooks)
-        mine = {"memory_gib": run.platform.peak_memory_gib(), "sent_mb": traffic.sent_mb}
+        mine = {
+            "memory_gib": run.platform.peak_memory_gib(),
+            "sent_mb": traffic.sent_mb,
+            "waits_s": pace.waits_s,
+        }
         used = run.comm.gather_json(mine, name="used by ranks")
         if job.comm_report:
             traffic.write(job.out)

@@ -47,14 +47,15 @@ def finish_run(
     final: Evaluation,
     positions: np.ndarray,
     *,
-    used: Sequence[Mapping[str, float]],
+    used: Sequence[Mapping[str, Any]],
     peak: Peak,
     wall_s: float,
 ) -> None:
     """Write ``summary.json`` and ``report.html``. On rank 0, after the last step.
 
     A run that diverged has a summary too: its numbers are null, and it has no samples.
-    ``used``: by rank, most memory so far (``memory_gib``) and what it sent in a step (``sent_mb``).
+    ``used``: by rank, most memory so far (``memory_gib``), what it sent in a step (``sent_mb``) and
+    what it waited for (``waits_s``).
     ``peak``: what MFU is measured against.
     """
     tokenizer = data.tokenizer()
@@ -76,6 +77,7 @@ def finish_run(
         "tokens_per_s": median([step.tokens_per_s for step in steady(steps)]),
         **_mfu(steady(steps), peak),
     }
+    summary["waits"] = _waits(run, used, steps)
     spent = goodput(read_events(job.out / EVENTS_FILE), steps)
     summary["goodput"] = None if spent is None else spent.to_json()
     if job.prediction is not None:
@@ -89,6 +91,20 @@ def finish_run(
     write_text(job.out / SUMMARY_FILE, text)
     if job.config.metrics.report:
         write_report(job.out)
+
+
+def _waits(
+    run: Run, used: Sequence[Mapping[str, Any]], steps: Sequence[StepMetrics]
+) -> list[dict[str, Any]]:
+    """Where each rank that waits is, and for what it waits in a step of so many seconds."""
+    step_s = median([step.step_time_s for step in steady(steps)])
+    found = []
+    for rank, each in enumerate(used):
+        mine = run.plan.rank_plan(rank)
+        where = {"rank": rank, "pipeline": mine.pipeline, "stages": list(mine.stages)}
+        if each["waits_s"]:
+            found.append({**where, "step_s": step_s, "waits_s": each["waits_s"]})
+    return found
 
 
 def _mfu(steps: Sequence[StepMetrics], peak: Peak) -> dict[str, Any]:

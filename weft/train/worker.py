@@ -24,6 +24,7 @@ from weft.comm.rendezvous import Rendezvous
 from weft.report.events import EventLog
 from weft.train.agreeing import agree, way_out
 from weft.train.assemble import Built, fill, initial
+from weft.train.balance import with_saved_shares
 from weft.train.family import assemble_model
 from weft.train.history import note_rewinds
 from weft.train.job import Job
@@ -93,6 +94,8 @@ class RankLife:
             self._enter("agree")
             agreed = agree(job, comm, address.local_rank, platform.versions(), lease=self.lease)
             checkpoint, first_step = agreed.checkpoint, agreed.first_step
+            job, shares = with_saved_shares(job, checkpoint)
+            plan = job.plan
             self._enter("build")
             seq_len = config.data.seq_len
             built = assemble_model(
@@ -139,9 +142,8 @@ class RankLife:
                     save_clock=SaveClock(config.checkpoint.minutes),
                     abort=self.rendezvous.abort or Abort(),
                 )
-                done = run_job(
-                    run, replace(job, owner=agreed.owner), agreed.data, agreed.notes, stack
-                )
+                notes = (*agreed.notes, *shares)
+                done = run_job(run, replace(job, owner=agreed.owner), agreed.data, notes, stack)
         except RewoundError:  # on all ranks, so nobody waits for this one
             comm.close()
             raise

@@ -117,7 +117,6 @@ class Executor:
         loss_scale: Tensor | None = None,
         work: WeightWork | None = None,
     ) -> None:
-        self._rank_plan = rank_plan
         self._comm = comm
         self._stages = computation.stages
         self._objective = computation.objective
@@ -128,21 +127,27 @@ class Executor:
         self._scale = scale
         self._loss_scale = loss_scale
         self._work = work
+        self._dtype = PRECISIONS[rank_plan.stage_plan.precision].compute.dtype
+        self._last = len(rank_plan.pipeline_plan.stages) - 1
+        self.border_memory = ReusedMemory(comm.device)
+        self._usual = computation.borders
+        self.follow(rank_plan)
+        self._totals = torch.zeros(2, dtype=torch.float64, device=comm.device)
+        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._weight_jobs: dict[tuple[int, int], list[Job]] = {}
+
+    def follow(self, rank_plan: RankPlan) -> None:
+        """From the next step on do what a plan says that differs in the samples of pipelines."""
+        self._rank_plan = rank_plan
         schedule = schedule_of(rank_plan.pipeline_plan)
         forwards = [[action for action in each if action.kind == "F"] for each in schedule]
         self._training, self._evaluation = (
             _work_of(each, rank_plan.position) for each in (schedule, forwards)
         )
-        self._dtype = PRECISIONS[rank_plan.stage_plan.precision].compute.dtype
-        self._last = len(rank_plan.pipeline_plan.stages) - 1
         self._under_way = _most_under_way(self._training)
-        self.border_memory = ReusedMemory(comm.device)
         self._borders: Mapping[int, StageBorder] = {}
         self._borders_of: dict[object, Mapping[int, StageBorder]] = {}
-        self.cross(computation.borders)
-        self._totals = torch.zeros(2, dtype=torch.float64, device=comm.device)
-        self._kept: dict[tuple[int, int], _Kept] = {}
-        self._weight_jobs: dict[tuple[int, int], list[Job]] = {}
+        self.cross(self._usual)
 
     def cross(self, borders: Mapping[int, Border]) -> None:
         """Let these tensors cross from now on, where they depend on the batch."""

@@ -7,7 +7,7 @@ each rank.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -66,26 +66,37 @@ def channels(plan: Plan) -> Iterator[Channel]:
 
 
 def edges(pipeline: PipelinePlan, borders: Mapping[int, Border]) -> dict[Channel, frozenset[Edge]]:
-    """Who sends to whom over each channel of a pipeline, whichever microbatch it is.
+    """Who sends to whom over each channel of a pipeline, however many samples a microbatch has.
 
     Where a border depends on the batch: who may, for they have samples in common.
     """
-    sizes = {pipeline.size_of(number): number for number in range(pipeline.num_microbatches)}
     found: dict[Channel, frozenset[Edge]] = {}
     for stage in range(len(pipeline.stages) - 1):
         forward, backward = set[Edge](), set[Edge]()
-        for microbatch in sizes.values():
+        for size in _sizes(pipeline, stage):
+            alone = replace(pipeline, samples=size)
             if stage not in borders:
-                forward |= _with_samples_in_common(pipeline, stage, microbatch)
+                forward |= _with_samples_in_common(alone, stage, 0)
                 backward = forward
                 continue
             for tensor in borders[stage].values():
-                moved = {(src, dst) for src, dst, _ in _moves(pipeline, stage, microbatch, tensor)}
+                moved = {(src, dst) for src, dst, _ in _moves(alone, stage, 0, tensor)}
                 forward |= moved
                 backward |= moved if tensor.has_grad else set()
         found[channel(pipeline, stage, "F")] = frozenset(forward)
         found[channel(pipeline, stage, "B")] = frozenset((dst, src) for src, dst in backward)
     return found
+
+
+def _sizes(pipeline: PipelinePlan, stage: int) -> Sequence[int]:
+    """Samples of a microbatch that make a difference: where both sides of a border divide them
+    alike, a full one alone."""
+    one, other = pipeline.stages[stage : stage + 2]
+    most = min(pipeline.microbatch, pipeline.samples)
+    alike = one.mesh.sample_ways == other.mesh.sample_ways
+    if alike and one.sample_shares == other.sample_shares:
+        return (most,)
+    return range(1, most + 1)
 
 
 def _with_samples_in_common(pipeline: PipelinePlan, stage: int, microbatch: int) -> set[Edge]:
