@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 import typer
 
 from weft.cli.output import err
-from weft.cli.saved import Folder, Seed, Temperature, Tokens, TopP, open_to_write, refuse_top_p
+from weft.cli.saved import (
+    Folder,
+    Memory,
+    Seed,
+    Temperature,
+    Tokens,
+    TopP,
+    open_to_write,
+    refuse_top_p,
+)
 
 if TYPE_CHECKING:
     from weft.data.tokenizer import Tokenizer
@@ -28,6 +37,7 @@ def chat(
     temperature: Temperature = 0.8,
     top_p: TopP = 0.95,
     seed: Seed = 0,
+    memory: Memory = None,
 ) -> None:
     """Type lines, and read how a trained model goes on, token by token.
 
@@ -36,7 +46,7 @@ def chat(
     `echo "Once upon a time" | weft chat runs/mine`.
     """
     refuse_top_p(top_p)
-    checkpoint, model, tokenizer = open_to_write(folder)
+    checkpoint, model, tokenizer = open_to_write(folder, memory)
     import torch
 
     from weft.models.generate import Sampling, stream

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from weft.checkpoint.place import Place
     from weft.checkpoint.reader import Checkpoint
     from weft.data.tokenizer import Tokenizer
-    from weft.models.decoder import Decoder
+    from weft.models.generate import Writer
 
 Folder = Annotated[
     str,
@@ -95,17 +97,55 @@ def refuse_top_p(top_p: float) -> None:
         raise ConfigError("--top-p", top_p, "a number > 0 and <= 1")
 
 
-def open_to_write(folder: str) -> tuple[Checkpoint, Decoder, Tokenizer]:
-    """The checkpoint that the user named, its model on the CPU, and the run's tokenizer.
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        help="Most memory for weights, such as 2GB: what is beyond is read from the checkpoint "
+        "again for each token, layer by layer, the next one while one computes.",
+    ),
+]
+_UNITS = {"MB": 1e6, "GB": 1e9, "MiB": 2**20, "GiB": 2**30}
+
+
+def memory_bytes(text: str) -> int:
+    """What ``--memory`` says.
 
     Raises:
-        ConfigError, CheckpointError: as ``open_saved``.
+        ConfigError: it is no size.
+    """
+    found = re.fullmatch(r"([0-9.]+) ?(MB|GB|MiB|GiB)", text)
+    try:
+        size = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    except ValueError:
+        size = 0.0
+    if not size:
+        raise ConfigError("--memory", text, "a size in MB, GB, MiB or GiB, such as 2GB")
+    return int(size)
+
+
+def open_to_write(folder: str, memory: str | None) -> tuple[Checkpoint, Writer, Tokenizer]:
+    """The checkpoint that the user named, its model on the CPU, and the run's tokenizer.
+
+    ``memory``: as ``--memory``; a model that needs no more is loaded as a whole.
+
+    Raises:
+        ConfigError, CheckpointError: as ``open_saved``; or that is no size, or too little.
         RunError: the weights are not finite.
     """
     from weft.checkpoint.whole import load_model, load_tokenizer_of
     from weft.train.summary import is_finite
 
+    most_bytes = None if memory is None else memory_bytes(memory)
     checkpoint = open_saved(folder)
+    shapes = (checkpoint.shape(name, "param") for name in checkpoint.names("param"))
+    if most_bytes is not None and 4 * sum(map(prod, shapes)) > most_bytes:
+        if not isinstance(checkpoint.folder, Path):
+            expected = "null for a checkpoint far away, or a copy of it on this machine"
+            raise ConfigError("--memory", memory, expected)
+        from weft.checkpoint.streamed import Streamed
+
+        return checkpoint, Streamed(checkpoint, most_bytes), load_tokenizer_of(checkpoint)
     model, tokenizer = load_model(checkpoint), load_tokenizer_of(checkpoint)
     if not is_finite(model):
         problem = "holds weights that are not finite: its training diverged, so it cannot write"
@@ -129,6 +169,7 @@ def generate(
     temperature: Temperature = 0.8,
     top_p: TopP = 0.95,
     seed: Seed = 0,
+    memory: Memory = None,
     json: Json = False,
 ) -> None:
     """Continue a prompt with a trained model.
@@ -146,7 +187,7 @@ def generate(
     from weft.train.run_folder import saved_prompts
     from weft.train.summary import write_samples
 
-    checkpoint, model, tokenizer = open_to_write(folder)
+    checkpoint, model, tokenizer = open_to_write(folder, memory)
     run = checkpoint.run
     prompts = tuple(prompt or (run and saved_prompts(run)) or ("",))
     wanted = SampleConfig(tokens=tokens, temperature=temperature, top_p=top_p)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from weft.config.errors import ConfigError
-from weft.models.decoder import Decoder
+from weft.models.decoder_spec import DecoderSpec
 from weft.nn.context import Context
 
 
@@ -28,7 +29,22 @@ class Sampling:
     """A row that has drawn it is filled up with it; where all rows have, the text ends early."""
 
 
-def generate(model: Decoder, tokens: Tensor, sampling: Sampling) -> Tensor:
+class Writer(Protocol):
+    """A model as far as writing with it goes: a ``Decoder``, or something like one."""
+
+    spec: DecoderSpec
+
+    def __call__(self, tokens: Tensor, context: Context, /) -> Tensor:
+        """``[batch, seq]`` to ``[batch, seq, d_model]``."""
+
+    def logits(self, hidden: Tensor, /) -> Tensor:
+        """``[batch, d_model]`` to ``[batch, vocab]``."""
+
+    def parameters(self) -> Iterator[Tensor]:
+        """At least one, on the device that computes."""
+
+
+def generate(model: Writer, tokens: Tensor, sampling: Sampling) -> Tensor:
     """Continue every row of ``tokens`` ``[batch, length]``; ``[batch, length + new]`` on the CPU.
 
     As ``stream``, which draws the tokens.
@@ -40,7 +56,7 @@ def generate(model: Decoder, tokens: Tensor, sampling: Sampling) -> Tensor:
 
 
 @torch.no_grad()
-def stream(model: Decoder, tokens: Tensor, sampling: Sampling) -> Iterator[Tensor]:
+def stream(model: Writer, tokens: Tensor, sampling: Sampling) -> Iterator[Tensor]:
     """The next token of every row of ``tokens`` ``[batch, length]``, then the one after it, and so
     on: ``[batch]`` each, on the CPU.
 

@@ -20,8 +20,7 @@ from weft.data.baselines import baselines
 from weft.data.beginnings import beginnings
 from weft.data.prepare import Prepared
 from weft.data.tokenizer import Tokenizer
-from weft.models.decoder import Decoder
-from weft.models.generate import Sampling, generate
+from weft.models.generate import Sampling, Writer, generate
 from weft.platform.detect import detect_node
 from weft.report.events import EVENTS_FILE, read_events
 from weft.report.goodput import goodput
@@ -159,7 +158,7 @@ def is_finite(model: nn.Module) -> bool:
 
 
 def write_samples(
-    model: Decoder, tokenizer: Tokenizer, config: SampleConfig, seed: int
+    model: Writer, tokenizer: Tokenizer, config: SampleConfig, seed: int
 ) -> list[dict[str, str]]:
     """What the model writes after each prompt. All its weights must be finite.
 
