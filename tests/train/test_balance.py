@@ -123,6 +123,10 @@ def test_shares_change_and_numbers_stay(tmp_path: Path, pool: WorkerPool) -> Non
     assert [pipeline.samples for pipeline in last.pipelines] == [8, 4]
     assert "pipelines take 8, 4 s a step: of each batch they now have 6, 6" in events[0].message
 
+    waits = json.loads((whole / "summary.json").read_text())["waits"]
+    assert [(each["rank"], each["pipeline"]) for each in waits] == [(0, 0), (1, 0), (2, 0), (3, 1)]
+    assert all("step totals" in each["waits_s"] for each in waits)
+
     pool.run(at_speeds, [job(asked, parts, 5), job(asked, parts, 8)], world_size=4)
     losses_of = [[row["loss"] for row in rows(out) if "loss" in row] for out in (whole, parts)]
     assert losses_of[0] == losses_of[1], "shares were in force, so not one bit differs"
