@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from weft.cluster.cluster import Chip
@@ -67,6 +68,10 @@ def _ways_out(attempt: Attempt, problem: Problem) -> Iterator[str]:
     ):
         if not allowed and attempt(leanest(problem, **change)) is not None:
             yield words
+    if "host" in options.tiers:
+        pools = tuple(replace(pool, host_gib=inf) for pool in problem.cluster.pools)
+        if attempt(leanest(problem.on(ClusterView(pools)), tiers=("host",))) is not None:
+            yield "room for optimizer state in the memory of its nodes (host_gib)"
     lean = leanest(problem)
 
     def larger(times: float) -> Problem:
