@@ -253,6 +253,7 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "state_shares",
         "border",
         "state_tier",
+        "head_rows",
     }
     eight = {
         f"fp8{scaling}{reference}"
@@ -262,5 +263,5 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
     assert set(PRECISIONS) == {"fp64", "fp32", "bf16", "fp16", *eight}
     assert set(PlanConfig.model_fields) == {
         *PLAN_WAYS,
-        *("schedule", "chunks", "in_flight", "domains", "sums", "border", "border_between"),
+        *("schedule", "chunks", "in_flight", "head", "domains", "sums", "border", "border_between"),
     }

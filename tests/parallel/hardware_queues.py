@@ -15,7 +15,9 @@ from weft.schedules.action import Action
 from weft.schedules.clocks import Clocks
 from weft.schedules.releases import releases
 
-COMPUTE = (-1, "")
+COMPUTE = (-1, -1)
+Message = tuple[Action, Action]
+"""Who gives and who takes; what a rank does itself is none."""
 Lists = Sequence[Sequence[Action]]
 Queues = Callable[[int], int]
 """From the number of a stream of a rank to that of its queue."""
@@ -26,7 +28,7 @@ def always_early(clocks: Clocks, position: int, ahead: int = 2) -> list[list[Act
     own = clocks.schedule[position]
     result: list[list[Action]] = [[] for _ in own]
     for number, action in enumerate(own):
-        if clocks.giver(action) is not None:
+        if clocks.givers(action):
             result[max(0, number - ahead)].append(action)
     return result
 
@@ -37,16 +39,14 @@ class Job:
     def __init__(self, clocks: Clocks, posts: Sequence[Lists], queue_of: Queues) -> None:
         self._before: dict[int, list[int]] = {}
         self._numbers = count()
-        self._started: dict[tuple[str, Action], int] = {}
-        self._ended: dict[tuple[str, Action], int] = {}
+        self._started: dict[tuple[str, Message], int] = {}
+        self._ended: dict[tuple[str, Message], int] = {}
         for position in range(len(clocks.schedule)):
             self._issue(clocks, position, posts[position], queue_of)
-        for (kind, action), started in self._started.items():
+        for (kind, message), started in self._started.items():
             if kind == "receive":
-                giver = clocks.giver(action)
-                assert giver is not None
-                for end in (self._ended["receive", action], self._ended["send", giver]):
-                    self._before[end] += [started, self._started["send", giver]]
+                for end in (self._ended["receive", message], self._ended["send", message]):
+                    self._before[end] += [started, self._started["send", message]]
 
     def ends(self) -> bool:
         """No operation waits, however far round, for itself."""
@@ -55,14 +55,13 @@ class Job:
         except CycleError:
             return False
 
-    def _streams(self, clocks: Clocks, position: int) -> dict[tuple[int, str], int]:
+    def _streams(self, clocks: Clocks, position: int) -> dict[tuple[int, int], int]:
         """Numbers of the compute stream and, as channels are opened, of those of each border."""
         found = set()
         for action in clocks.schedule[position]:
-            for other in (clocks.giver(action), clocks.taker(action)):
-                if other is not None:
-                    found.add(_channel(action, other))
-        by_border = sorted(found, key=lambda channel: (channel[0], "FB".index(channel[1])))
+            found |= {(giver.stage, action.stage) for giver in clocks.givers(action)}
+            found |= {(action.stage, taker.stage) for taker in clocks.takers(action)}
+        by_border = sorted(found, key=lambda ends: (sorted(ends), ends))
         return {channel: number for number, channel in enumerate([COMPUTE, *by_border])}
 
     def _issue(self, clocks: Clocks, position: int, posts: Lists, queue_of: Queues) -> None:
@@ -70,7 +69,7 @@ class Job:
         in_queue: dict[int, int] = {}
         in_stream: dict[int, int] = {}
 
-        def ask(kind: str, action: Action, stream: tuple[int, str], *events: int) -> None:
+        def ask(kind: str, message: Message, stream: tuple[int, int], *events: int) -> None:
             lane = streams[stream]
             queue = queue_of(lane)
             start, end = next(self._numbers), next(self._numbers)
@@ -81,25 +80,21 @@ class Job:
             ]
             self._before[end] = [start]
             in_queue[queue], in_stream[lane] = start, end
-            self._started[kind, action], self._ended[kind, action] = start, end
+            self._started[kind, message], self._ended[kind, message] = start, end
 
         arrived = releases(clocks, position)
         for number, action in enumerate(clocks.schedule[position]):
             for coming in posts[number]:
-                giver = clocks.giver(coming)
-                assert giver is not None
                 done = [in_stream[0]] if 0 in in_stream else []  # as libraries do: not before
-                ask("receive", coming, _channel(giver, coming), *done)
-            if ("receive", action) in self._ended:
-                ask("await", action, COMPUTE, self._ended["receive", action])
-            ask("do", action, COMPUTE)
-            taker = clocks.taker(action)
-            if taker is not None:
-                ask("send", action, _channel(action, taker), self._ended["do", action])
+                for giver in clocks.givers(coming):
+                    ask("receive", (giver, coming), (giver.stage, coming.stage), *done)
+            for giver in clocks.givers(action):
+                if ("receive", (giver, action)) in self._ended:
+                    ask("await", (giver, action), COMPUTE, self._ended["receive", (giver, action)])
+            ask("do", (action, action), COMPUTE)
+            for taker in clocks.takers(action):
+                done = [self._ended["do", (action, action)]]
+                ask("send", (action, taker), (action.stage, taker.stage), *done)
             for sent in arrived[number]:
-                ask("let go", sent, COMPUTE, self._ended["send", sent])
-
-
-def _channel(action: Action, other: Action) -> tuple[int, str]:
-    """The stream of one way over a border: for activations, or for gradients."""
-    return min(action.stage, other.stage), "F" if action.kind == "F" else "B"
+                for taker in clocks.takers(sent):
+                    ask("let go", (sent, taker), COMPUTE, self._ended["send", (sent, taker)])

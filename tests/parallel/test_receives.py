@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import product
+from itertools import accumulate, product
 from random import Random
 
 import pytest
@@ -10,11 +10,13 @@ from parallel.hardware_queues import Job, always_early
 from parallel.test_releases import CASES, reachable, schedule
 
 from weft.plan.plan import ScheduleName
+from weft.planner.heads import MOST_AHEAD, MOST_MORE
 from weft.schedules.action import Action, Schedule, awaited
 from weft.schedules.clocks import Clocks
 from weft.schedules.one_forward_one_backward import one_forward_one_backward
 from weft.schedules.receives import AHEAD, receives
-from weft.schedules.registry import SCHEDULES
+from weft.schedules.registry import SCHEDULES, actions_of, placed
+from weft.schedules.validity import prove
 
 QUEUES = (1, 2, 4, 8)
 SMALL = tuple(product((2, 3, 4), (1, 2, 3, 4, 6, 8)))
@@ -39,6 +41,24 @@ def test_every_rank_gets_to_the_end_however_its_streams_share_queues(name: str) 
             what = len(actions), len(actions[0]), num_queues
             assert Job(clocks, posts, lambda stream, q=num_queues: stream % q).ends(), what
             assert Job(clocks, posts, drawn.__getitem__).ends(), (*what, drawn)
+
+
+@pytest.mark.parametrize("name", [name for name, each in SCHEDULES.items() if each.takes_heads])
+def test_so_it_does_with_parts_of_the_head(name: str) -> None:
+    """On any of the positions, with as many micro-batches in flight as there may be."""
+    rng, made = Random(1), SCHEDULES[name]
+    chunks = made.chunks
+    for p, m in (*SMALL, (5, 7), (4, 12)):
+        heads = sorted(rng.sample(range(p), rng.randint(1, p)))
+        more = [rng.randint(1, MOST_AHEAD), *(rng.randint(0, MOST_MORE) for _ in range(p - 1))]
+        deep = [min(m, each) for each in accumulate(more)][::-1] if made.deeper else []
+        actions = actions_of(name, p, p * chunks, m, in_flight=deep, heads=heads)
+        prove(actions, placed(name, p, p * chunks, heads), m, heads=len(heads))
+        clocks = Clocks(actions, heads=len(heads))
+        posts = receives(clocks)
+        for num_queues in QUEUES:
+            drawn = [rng.randrange(num_queues) for _ in range(256)]
+            assert Job(clocks, posts, drawn.__getitem__).ends(), (heads, deep, m, num_queues)
 
 
 def test_with_every_receive_early_some_do_not() -> None:
@@ -76,9 +96,9 @@ def test_as_early_as_its_sender_waits_for_nothing_to_come(
     after, clocks = reachable(lists), Clocks(lists)
     for own, received in zip(lists, receives(clocks), strict=True):
         found = posts(received)
-        assert [action for _, action in found] == [a for a in own if clocks.giver(a) is not None]
+        assert [action for _, action in found] == [a for a in own if clocks.givers(a)]
         for number, action in found:
-            giver, at = clocks.giver(action), list(own).index(action)
+            (giver,), at = clocks.givers(action), list(own).index(action)
             assert giver not in after[own[number]]
             is_earliest = number == max(0, at - AHEAD) or giver in after[own[number - 1]]
             assert number <= at

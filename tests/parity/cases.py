@@ -61,6 +61,8 @@ class Case:
     state_shares: tuple[tuple[int, ...], ...] = ()
     border: str = ""
     """What borders between meshes are cast to."""
+    heads: tuple[tuple[int, ...], ...] = ()
+    """Of each pipeline: rows of the head by mesh, with 0 for none; the last stage's by default."""
 
     def plan(self) -> Plan:
         pipelines, first = [], 0
@@ -101,9 +103,22 @@ class Case:
                     zip(meshes, [*meshes[1:], meshes[-1]], strict=True)
                 )
             ]
+            rows = self.heads[number] if self.heads else ()
+            parts = [
+                replace(
+                    stages[[stage.mesh for stage in stages].index(mesh)],
+                    layers=(NUM_LAYERS, NUM_LAYERS),
+                    head_rows=(sum(rows[:n]), sum(rows[: n + 1])),
+                    recompute="off",
+                    passes=1,
+                    pieces=1,
+                )
+                for n, mesh in enumerate(dict.fromkeys(meshes) if rows else ())
+                if rows[n]
+            ]
             pipelines.append(
                 PipelinePlan(
-                    stages=tuple(stages),
+                    stages=(*stages, *parts),
                     samples=share,
                     microbatch=self.microbatch,
                     schedule=self.schedule,
@@ -519,6 +534,25 @@ POSITIONS = [
          tp=((1, 1), (2,)), layers=((1, 3), (4,)), zero=2, tied=True),
 ]  # fmt: skip
 
+HEADS = [
+    Case("head-two-parts", shares=(6,), dp=((1, 1),), layers=((2, 2),), heads=((40, 57),),
+         recompute="full"),
+    Case("head-three-parts-in-flight", shares=(6,), dp=((1, 1, 1),), layers=((1, 3, 0),),
+         heads=((40, 6, 51),), microbatch=1, in_flight=(5, 4, 3)),
+    Case("head-elsewhere-cut", shares=(6,), dp=((2, 1, 1),), layers=((1, 2.5, 0.5),),
+         heads=((0, 97, 0),)),
+    Case("head-tp3-zero1", shares=(6,), dp=((2, 1),), tp=((1, 3),), layers=((2, 2),),
+         heads=((40, 57),), zeros=(1, 0, 0)),
+    Case("head-dp4-idle-rank-zero3", shares=(6,), dp=((4, 2),), layers=((2, 2),), microbatch=3,
+         heads=((40, 57),), zero=3),
+    Case("head-unlike-beside-whole-zero2", shares=(4, 2), dp=((1, 2), (2,)), tp=((2, 1), (1,)),
+         layers=((3, 1), (4,)), heads=((20, 77), ()), zero=2),
+    Case("head-zb-v", shares=(6,), dp=((1, 1),), layers=((1, 1, 1, 1),), schedule="zb-v",
+         heads=((40, 57),), microbatch=1),
+    Case("head-zb-h1-elsewhere", shares=(6,), dp=((1, 1),), layers=((3, 1),), schedule="zb-h1",
+         heads=((97, 0),), microbatch=1),
+]  # fmt: skip
+
 PARITY = [
     *ONE_BY_ONE,
     *SCHEDULES_BY_LAYERS,
@@ -531,6 +565,7 @@ PARITY = [
     *UNEVEN,
     *CUT,
     *POSITIONS,
+    *HEADS,
 ]
 
 EVERY = [*PARITY, *EIGHT_BITS]

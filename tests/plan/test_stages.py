@@ -22,13 +22,14 @@ from weft.schedules.registry import SCHEDULES
 BATCH = Batch(samples=24, micro=4, accumulation=6, note="")
 
 
-def planned(batch: Batch = BATCH, num_layers: int = 4, **plan: Any) -> Plan:
+def planned(batch: Batch = BATCH, num_layers: int = 4, *, head_rows: int = 0, **plan: Any) -> Plan:
     asked = PlanConfig.model_validate(plan)
 
     def computes(_: StageConfig, stage: StagePlan) -> StagePlan:
         return stage
 
-    return staged_plan(asked, pipelines_of(asked, (1,)), batch, num_layers, computes)
+    pipelines = pipelines_of(asked, (1,))
+    return staged_plan(asked, pipelines, batch, num_layers, computes, head_rows=head_rows)
 
 
 def layers(plan: Plan) -> list[tuple[int, int]]:

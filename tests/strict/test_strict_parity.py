@@ -20,6 +20,7 @@ SOME = [
     ("domains-three-unlike", 2, 10),
     ("domains-unlike-pipelines-tp", 1, 11),
     ("pieces3-tp3-uneven", 1, 12),
+    ("head-three-parts-in-flight", 1, 13),
 ]
 """With a number of hardware queues, and a seed."""
 

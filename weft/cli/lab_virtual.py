@@ -49,6 +49,9 @@ def virtual_chips(
         plan=plan,
         why=why,
     )
+    if any(pipeline.heads for pipeline in resolved.plan.pipelines):
+        hint = "Virtual chips play whole heads; `weft lab` without --virtual runs parts of one."
+        raise ConfigError("plan.head", "parts of the head", "null with --virtual", hint)
     for note in why:
         err.print(f"[lab] {note}")
     seq_len = resolved.config.data.seq_len

@@ -109,6 +109,8 @@ class PipelineConfig(Section):
     """Stages on each of its meshes; null is `plan.chunks`."""
     in_flight: InFlight | None = None
     """Micro-batches under way on each of its meshes, as in `plan.in_flight`."""
+    head: Shares | None = None
+    """What part of the head's rows each of its meshes has, as in `plan.head`."""
     stages: Stages
     """Its stages, as in `plan.stages`."""
 
@@ -161,6 +163,11 @@ class PlanConfig(Section):
     backward is not done, on each mesh at most, first to last. More before a slow border hide its
     time and take memory. null: [3, 2, 1] for three, as many as borders of no length need; with
     `auto` as many as are fastest."""
+    head: Shares | None = None
+    """With `stages`: what part of the rows of the head each mesh has, as weights: [1, 0, 2] gives
+    the last two thirds of the vocabulary, the middle one nothing. All compute their parts at once,
+    so that the head is no more than a mesh can do. Not where the head is the embedding's table.
+    null: the last stage has all."""
     domains: Domains | None = None
     """Sets of processes that fast links join: those of one node, of one pipeline, or on one family
     of chips. What several sets hold in common is summed inside each and then between them, so that
@@ -187,7 +194,7 @@ class PlanConfig(Section):
         if self.auto is not None and self.chunks is not None:
             raise ConfigError("plan.chunks", self.chunks, "null with plan.auto", "It chooses them.")
         for way, hint in (("auto", "It chooses them."), ("file", "The file says them.")):
-            keys = ("domains", "in_flight") if way == "auto" else FILE_SAYS
+            keys = ("domains", "in_flight", "head") if way == "auto" else FILE_SAYS
             for key in keys:
                 if dict(self)[key] is not None and dict(self)[way] is not None:
                     raise ConfigError(f"plan.{key}", dict(self)[key], f"null with plan.{way}", hint)
@@ -201,9 +208,11 @@ class PlanConfig(Section):
         if self.sums is not None and self.domains is None:
             hint = "It is what they send each other."
             raise ConfigError("plan.sums", self.sums, "null without plan.domains", hint)
-        if self.in_flight is not None and self.stages is None:
-            hint = "Each of plan.pipelines has its own." if self.pipelines is not None else ""
-            raise ConfigError("plan.in_flight", self.in_flight, "null without plan.stages", hint)
+        for key in ("in_flight", "head"):
+            value = dict(self)[key]
+            if value is not None and self.stages is None:
+                hint = "Each of plan.pipelines has its own." if self.pipelines is not None else ""
+                raise ConfigError(f"plan.{key}", value, "null without plan.stages", hint)
         return self
 
     @property
@@ -214,6 +223,6 @@ class PlanConfig(Section):
         return (1,) if self.stages is not None else self.shares
 
 
-FILE_SAYS = ("domains", "in_flight", "border")
+FILE_SAYS = ("domains", "in_flight", "head", "border")
 PLAN_WAYS = ("auto", "file", "shares", "stages", "pipelines")
 """Keys of `PlanConfig` that exclude each other."""

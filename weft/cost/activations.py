@@ -120,7 +120,9 @@ def stage_kept(shape: ModelShape, work: StageWork) -> float:
     )
     rows = work.rows
     embedding = (8 * work.tokens + shape.dropout * rows * shape.d_model) * work.embeds
-    norm = 2 * work.wide * rows * shape.d_model * work.predicts
+    norm = 2 * work.wide * rows * shape.d_model * (work.predicts > 0)
+    if 0 < work.predicts < 1:  # a part of the head keeps its logits
+        norm += work.wide * work.tokens * shape.vocab_size * work.predicts / work.share("vocab")
     return layers + embedding + norm
 
 
@@ -140,7 +142,9 @@ def logits(shape: ModelShape, work: StageWork) -> float:
     """
     if not work.predicts:
         return 0.0
-    width = shape.vocab_size / work.share("vocab")
+    width = shape.vocab_size * work.predicts / work.share("vocab")
+    if work.predicts < 1:  # gradients of all logits that were kept, and a chunk of both in four
+        return work.wide * work.tokens * width + 2 * 4 * min(work.tokens, CHUNK_TOKENS) * width
     if not work.eager:
         return 10 * work.tokens * width
     if (

@@ -85,7 +85,7 @@ class StageChoice(NamedTuple):
         """What only updates need is not in the device's memory."""
         return keeps_apart(self.tier, HOST if self.work.eager else "")
 
-    def holding(self, layers: Layers, *, embeds: bool, predicts: bool) -> StageChoice:
+    def holding(self, layers: Layers, *, embeds: bool, predicts: float) -> StageChoice:
         """The same of a stage that holds other layers."""
         work = self.work._replace(layers=layers, embeds=embeds, predicts=predicts)
         return self._replace(work=work)
@@ -165,7 +165,8 @@ def by_layer(choice: StageChoice, cuts: Collection[Place] = ()) -> list[StageCho
         for held in in_parts(part.layers, cuts)
     ]
     first = [choice.holding((0, 0), embeds=True, predicts=False)] * choice.work.embeds
-    last = [choice.holding((0, 0), embeds=False, predicts=True)] * choice.work.predicts
+    part = choice.work.predicts
+    last = [choice.holding((0, 0), embeds=False, predicts=part)] * bool(part)
     return [*first, *layers, *last]
 
 
@@ -205,7 +206,7 @@ def choice_of(
         work=StageWork(
             layers=stage.layers,
             embeds=number == 0,
-            predicts=number == len(pipeline.stages) - 1,
+            predicts=pipeline.part_of_head(number),
             samples=ceil(samples / stage.passes),
             seq_len=seq_len,
             axes=dividing(axes),

@@ -99,7 +99,7 @@ ACCELERATOR = Overheads(runtime_bytes=1.5 * 2**30, fragments=0.05)
 
 @lru_cache(maxsize=1 << 14)
 def stage_params(
-    shape: ModelShape, layers: Layers, axes: Axes, *, embeds: bool, predicts: bool
+    shape: ModelShape, layers: Layers, axes: Axes, *, embeds: bool, predicts: float
 ) -> tuple[float, float]:
     """Parameters of one rank of a stage: those that every token uses, and experts."""
     split, several = share(axes, "d_ff"), share(axes, "experts")
@@ -114,7 +114,7 @@ def stage_params(
     tables = shape.table_params / share(axes, "vocab")
     dense += (tables + shape.num_positions * shape.d_model) * embeds
     if predicts:
-        dense += shape.norm_params + tables * (not (shape.tied and embeds))
+        dense += shape.norm_params + predicts * tables * (not (shape.tied and embeds))
     return dense, experts
 
 
@@ -250,7 +250,7 @@ def gathered_layers(shape: ModelShape, choice: StageChoice, work: StageWork) -> 
     """Bytes that level 3 holds whole: the layer that computes and the next one."""
     dense, experts = stage_params(shape, work.layers, work.axes, embeds=False, predicts=False)
     layers = 2 * (dense + experts) / max(work.num_layers, 1)
-    table = shape.table_params / work.share("vocab") * (work.embeds or work.predicts)
+    table = shape.table_params / work.share("vocab") * max(work.embeds, work.predicts)
     return choice.state.weight * max(layers, table)
 
 

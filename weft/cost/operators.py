@@ -161,7 +161,7 @@ def _residual_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
 @lru_cache(maxsize=1 << 12)
 def head_ops(shape: ModelShape, work: StageWork) -> tuple[Op, ...]:
     """Last norm, head and loss of one microbatch. Logits stay in two bytes, the loss in four."""
-    width = shape.vocab_size / work.share("vocab")
+    width = shape.vocab_size * work.predicts / work.share("vocab")
     return (
         Op("last norm", "elementwise", num_bytes=4 * work.rows * shape.d_model),
         Op("head", "matmul", work.tokens, width, shape.d_model),

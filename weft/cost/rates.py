@@ -184,7 +184,8 @@ def compute_seconds(shape: ModelShape, work: StageWork, chip: CostFunction) -> S
     again = 0.0
     for each, (op, number) in ((w, found) for w in work.in_turn() for found in stage_ops(shape, w)):
         # Gradients of a head that is not split come with its forward.
-        early = work.eager and work.share("vocab") == 1 and op.name in ("head", "loss")
+        is_whole = work.predicts == 1 and work.share("vocab") == 1
+        early = work.eager and is_whole and op.name in ("head", "loss")
         for phase in PHASES:
             total["forward" if early else phase] += number * _op_seconds(op, phase, work, chip)
         part = _again(op, each)

@@ -21,6 +21,8 @@ from weft.precision.casts import BLOCK, CASTS
 
 Inside = Literal["sums", "keys", "experts"]
 """Partial results that are added up, keys and values, tokens on their way to experts and back."""
+FOUND = 3
+"""Numbers of a token that each part of a head says to the others (``weft.nn.rows_loss``)."""
 
 
 class LayerSend(NamedTuple):
@@ -86,6 +88,12 @@ def border_bytes(
     if cast:
         return CASTS[cast].num_bytes(rows * d_model, rows)
     return width_of(precision) * rows * d_model
+
+
+def border_width(pipeline: PipelinePlan, giver: int, d_model: int) -> int:
+    """Numbers of each token that go from a stage to another: the residual, or what a part of the
+    head has found, in a wide dtype."""
+    return 2 * FOUND if giver in pipeline.heads else d_model
 
 
 def message_part(pipeline: PipelinePlan, d_model: int) -> float:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from math import prod
 from typing import Literal, NamedTuple
 
 from weft.cluster.view import ClusterView, Reach
 from weft.cost.choice import alike, choice_of
-from weft.cost.sends import border_bytes, layer_sends, sums_part
+from weft.cost.sends import border_bytes, border_width, layer_sends, sums_part
 from weft.cost.work import ALL_BY_ADAMW, DIVISIONS, StateBytes, Training, layers_alike, width_of
 from weft.models.registry import param_specs, shape_of
 from weft.models.shape import ModelShape
@@ -60,11 +60,13 @@ def sent_by_plan(
         for number, stage in enumerate(pipeline.stages):
             for name, axis, num_bytes in _inside(shape, pipeline, number, seq_len):
                 add(name, next(stage.mesh.groups(axis)), num_bytes)
-        for one, other in pairwise(pipeline.stages):
+        for giver, taker in pipeline.borders:
+            one, other = pipeline.stages[giver], pipeline.stages[taker]
             if one.mesh.ranks != other.mesh.ranks:
-                sizes = pipeline.samples, seq_len, shape.d_model
-                residual = border_bytes(one.precision, *sizes, cast=one.border)
-                add("activations", (*one.mesh.ranks, *other.mesh.ranks), 2 * residual)
+                sizes = pipeline.samples, seq_len, border_width(pipeline, giver, shape.d_model)
+                each_way = border_bytes(one.precision, *sizes, cast=one.border)
+                ways = 1 if giver in pipeline.heads else 2
+                add("activations", (*one.mesh.ranks, *other.mesh.ranks), ways * each_way)
     for piece in _pieces(plan, spec, training):
         for name, ranks, num_bytes in _once(plan, piece, training):
             add(name, ranks, num_bytes)

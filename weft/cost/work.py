@@ -120,8 +120,8 @@ class StageWork(NamedTuple):
     """Half-open range of decoder layers, in halves where one is cut."""
     embeds: bool
     """The stage looks tokens up."""
-    predicts: bool
-    """The stage has the last norm, the head and the loss."""
+    predicts: float
+    """The stage has the last norm, the head and the loss: of the head's rows this part."""
     samples: float
     """Of a full microbatch, on this rank."""
     seq_len: int

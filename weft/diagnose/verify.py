@@ -27,6 +27,7 @@ from weft.plan.borders import INSIDE, place
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
+from weft.planner.heads import with_head_rows
 from weft.precision.registry import PRECISIONS
 from weft.train.assemble import Built, fill, initial
 from weft.train.family import assemble_model
@@ -136,6 +137,7 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
         hint = "What sites give depends on the plan. Without them its splitting can be checked."
         raise ConfigError("sites", len(plan.sites), "null", hint)
     asked, little = config.compute.precision, spec.reduced()
+    plan = with_head_rows(plan, little.vocab_size)
     plan = shrink(plan, little.num_layers, "fp64" if asked == "auto" else asked)
     roundoff = PRECISIONS[plan.rank_plan(0).stage_plan.precision].roundoff
     noise = COARSE_EPS if roundoff > PRECISIONS["fp32"].roundoff else REHEARSAL_EPS

@@ -12,7 +12,19 @@ from torch import Tensor, nn
 from weft.models.decoder_spec import DecoderSpec
 from weft.nn.context import Context
 from weft.nn.losses import LinearCrossEntropy
-from weft.nn.stage import STREAM, Buffer, Objective, Output, Stage, Term, Terms, Tree, Unit
+from weft.nn.rows_loss import FOUND, RowsLoss, merged
+from weft.nn.stage import (
+    STREAM,
+    Begun,
+    Buffer,
+    Objective,
+    Output,
+    Stage,
+    Term,
+    Terms,
+    Tree,
+    Unit,
+)
 from weft.plan.layout import Border, BorderTensor, Dim
 from weft.plan.model import UnitName
 
@@ -39,6 +51,7 @@ class Decoder(nn.Module, ABC):
         embed: bool,
         head: bool,
         cut: tuple[bool, bool],
+        first_row: int | None,
         block: Callable[[int, Halves], nn.Module],
         norm: Callable[[], nn.Module],
         **beside: nn.Module,
@@ -50,6 +63,7 @@ class Decoder(nn.Module, ABC):
             embed: It has the embedding: its input is tokens.
             head: It has the final norm and the head.
             cut: Of the first of these layers it lacks the first part; of the last the second.
+            first_row: The head that it has is a part: rows of the vocabulary from this one on.
             block: Number of a layer, and which parts of it -> these.
             norm: Makes the final norm.
             beside: What else it has, by name.
@@ -71,7 +85,7 @@ class Decoder(nn.Module, ABC):
         self.norm = norm() if head else None
         own_head = head and not spec.tied
         self.head = nn.Linear(spec.d_model, spec.vocab_size, bias=False) if own_head else None
-        self.cross_entropy: nn.Module = LinearCrossEntropy()
+        self.cross_entropy = _loss(first_row)
         self.units = self._declared_units()
         """Embedding, blocks, final norm: what ``forward`` calls, in order."""
 
@@ -105,6 +119,18 @@ class Decoder(nn.Module, ABC):
         total: Tensor = self.cross_entropy(hidden, self._head_weight(), targets, weights)
         return total
 
+    def part_objective(self, output: Tree, batch: Tree) -> Begun:
+        """``NextToken`` of a part of the head."""
+        targets, weights = batch["targets"], batch["weights"]
+        found, rest = self.cross_entropy(output[STREAM], self._head_weight(), targets)
+
+        def whole(parts: Sequence[Tree]) -> Terms:
+            losses = rest(merged([part["found"] for part in parts]))
+            total = (losses * weights.to(losses.dtype)).sum()
+            return {"loss": Term(total, weights.sum(dtype=torch.float64))}
+
+        return Begun({"found": found}, whole)
+
     def blocks(self) -> list[nn.Module]:
         """The layers held, in order."""
         return list(self.layers.values())
@@ -126,6 +152,11 @@ class Decoder(nn.Module, ABC):
         return module.weight
 
 
+def _loss(first_row: int | None) -> nn.Module:
+    """Of the whole head, or of its rows from one on."""
+    return LinearCrossEntropy() if first_row is None else RowsLoss(first_row)
+
+
 class LanguageModelling:
     """The task of every decoder."""
 
@@ -138,6 +169,11 @@ class LanguageModelling:
         """Hidden states."""
         dims = (Dim(name="seq", size=seq_len), Dim(name="d_model", size=spec.d_model))
         return {STREAM: BorderTensor(dims)}
+
+    def between_parts(self, seq_len: int) -> Border:
+        """What parts of the head have found."""
+        dims = (Dim(name="seq", size=seq_len), Dim(name="found", size=FOUND))
+        return {"found": BorderTensor(dims, "wide", "batch")}
 
     def sizes(self, seq_len: int) -> Mapping[str, int]:
         """The length of samples."""

@@ -134,6 +134,7 @@ def decoder_family(
         model=EntryPoint(name, model, group="").load,
         task=_task,
         parts=("attention", "feed-forward"),
+        head_dim="vocab",
         converter=converter,
         reference=EntryPoint(name, reference, group="").load,
     )

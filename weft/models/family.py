@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from weft.config.sections import ModelConfig
 from weft.models.config_json import Converter
@@ -39,6 +39,14 @@ class Task(Protocol):
         """Every buffer of the unsplit model."""
 
 
+@runtime_checkable
+class TaskInParts(Protocol):
+    """That of a family whose head several stages may have a part of."""
+
+    def between_parts(self, seq_len: int, /) -> Border:
+        """What each part says to the others (``Begun.found``)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family(Generic[Spec]):
     """One folder under ``weft.models``: its module ``family`` holds one of these as ``FAMILY``."""
@@ -62,13 +70,17 @@ class Family(Generic[Spec]):
     null for the row's value. The text under a field is its manual."""
     model: Callable[[], Callable[..., Stage]]
     """The class of a stage; called as ``model()(spec, layers, embed=..., head=...)``, and with
-    ``cut`` (see ``build_stage``) where the family has ``parts``."""
+    ``cut`` (see ``build_stage``) where the family has ``parts``, ``first_row`` where it has a
+    ``head_dim``."""
     task: Callable[[], Task]
     """What it is trained to do."""
     parts: tuple[str, str] | None = None
     """What the parts of a layer are called between which a stage may end: each adds to what goes
     from layer to layer. Parameters of the second say so (``ParamSpec.inside``). None: layers stay
     whole."""
+    head_dim: str | None = None
+    """The dimension of the head's parameters along which several stages may have a part each: these
+    are ``InParts``, and the task says what goes ``between_parts``. None: the head stays whole."""
     converter: Converter[Spec] | None = None
     """To and from Hugging Face; None where nothing there is like it."""
     reference: Callable[[], Reference] | None = None

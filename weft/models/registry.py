@@ -12,7 +12,7 @@ from weft.config.names import Registry, unknown_name
 from weft.config.open_fields import section_of
 from weft.models.family import Family
 from weft.models.shape import ModelShape
-from weft.plan.layout import Dim, Layout, dims_of
+from weft.plan.layout import Dim, Layout, dims_of, of_rows
 from weft.plan.model import ModelSpec, ParamSpec
 
 if TYPE_CHECKING:
@@ -51,12 +51,16 @@ def build_stage(
     embed: bool = True,
     head: bool = True,
     cut: tuple[bool, bool] = (False, False),
+    first_row: int | None = None,
 ) -> Stage:
     """One stage of a model on the current default device; its values are not yet meaningful.
 
     ``cut``: it lacks the first part of the first of these layers; the second part of the last.
+    ``first_row``: of the head it has the rows of the vocabulary from this one on.
     """
-    more = {"cut": cut} if any(cut) else {}
+    more: dict[str, Any] = {"cut": cut} if any(cut) else {}
+    if first_row is not None:
+        more["first_row"] = first_row
     return FAMILIES[spec.family].model()(spec, layers, embed=embed, head=head, **more)
 
 
@@ -70,10 +74,24 @@ def layout_of(spec: ModelSpec) -> dict[str, Layout]:
     return FAMILIES[spec.family].layout(spec)
 
 
+def head_rows_of(spec: ModelSpec) -> int:
+    """Rows of the head, as far as several stages may divide them; 0 where it stays whole."""
+    heads = [param for param in param_specs(spec) if "head" in param.units]
+    if FAMILIES[spec.family].head_dim is None or any(len(param.units) > 1 for param in heads):
+        return 0
+    return spec.vocab_size
+
+
 @lru_cache(maxsize=256)
 def dims_of_model(spec: ModelSpec) -> frozenset[Dim]:
     """Every dimension that a model's layout names."""
     return frozenset(dims_of(layout_of(spec).values()))
+
+
+def dims_of_stage(spec: ModelSpec, head_rows: tuple[int, int] | None) -> list[Dim]:
+    """Likewise where a stage has these rows of the head."""
+    head_dim = FAMILIES[spec.family].head_dim
+    return [of_rows(dim, head_dim, head_rows) for dim in dims_of_model(spec)]
 
 
 def modules_of(spec: ModelSpec) -> dict[str, nn.Module]:

@@ -6,10 +6,10 @@ gathers, recomputes, compiles, cuts or moves a model goes through them alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,31 @@ class Objective(Protocol):
 
     def __call__(self, output: Tree, batch: Tree, /) -> Terms:
         """Sums over the samples of one microbatch, never means. It may have no samples."""
+
+
+class Begun(NamedTuple):
+    """What a part of the last unit made of one microbatch."""
+
+    found: Tree
+    """For all parts: together they know the loss."""
+    rest: Callable[[Sequence[Tree]], Terms]
+    """From what the parts have found, in their order, to the whole loss. Its gradient is that of
+    this part: all parts' add up."""
+
+
+class PartObjective(Protocol):
+    """What becomes of the output of the last unit where several stages have a part of it each."""
+
+    def __call__(self, output: Tree, batch: Tree, /) -> Begun:
+        """As ``Objective`` in two steps."""
+
+
+@runtime_checkable
+class InParts(Protocol):
+    """A stage that can be such a part."""
+
+    def part_objective(self, output: Tree, batch: Tree, /) -> Begun:
+        """A ``PartObjective``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 
 from torch import nn
 
 from weft.axes.held import tiling
 from weft.models.registry import FAMILIES
 from weft.plan.box import Box
-from weft.plan.layout import Dim, Layout
+from weft.plan.layout import Dim, Layout, of_rows
+from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, ParamSpec
 from weft.plan.plan import Plan, StagePlan, ZeroLevel
 from weft.plan.tiling import Stored, Tiling, refine
@@ -71,10 +73,27 @@ def param_tilings(plan: Plan, spec: ModelSpec) -> dict[str, Tiling]:
     for param in params:
         dims = dims_of_param(param, layout)
         boxes: dict[int, tuple[Box, ...]] = {}
-        for mesh in dict.fromkeys(stage.mesh for stage in stages_with(param, plan)):
-            boxes.update(tiling(dims, "param", mesh).boxes)
+        here = stages_with(param, plan)
+        for mesh, rows in dict.fromkeys((stage.mesh, stage.head_rows) for stage in here):
+            boxes.update(_boxes(dims, mesh, family.head_dim, rows))
         tilings[param.name] = Tiling(param.shape, boxes)
     return tilings
+
+
+def _boxes(
+    dims: Sequence[Dim], mesh: Mesh, head_dim: str | None, rows: tuple[int, int] | None
+) -> Mapping[int, tuple[Box, ...]]:
+    """What each rank holds of a parameter, of which the stage has these rows along a dimension."""
+    along = [number for number, dim in enumerate(dims) if rows and dim.name == head_dim]
+    if not rows or not along:
+        return tiling(dims, "param", mesh).boxes
+    (number,), (low, _) = along, rows
+    inside = [of_rows(dim, head_dim, rows) for dim in dims]
+    shift = [low if n == number else 0 for n in range(len(dims))]
+    return {
+        rank: tuple(Box(tuple(map(add, box.offset, shift)), box.size) for box in held)
+        for rank, held in tiling(inside, "param", mesh).boxes.items()
+    }
 
 
 def stages_with(param: ParamSpec, plan: Plan) -> list[StagePlan]:

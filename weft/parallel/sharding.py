@@ -15,7 +15,17 @@ from typing import Any
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from weft.nn.stage import Call, Objective, Stage, Terms, Tree, Unit, tensors_in
+from weft.nn.stage import (
+    Begun,
+    Call,
+    Objective,
+    PartObjective,
+    Stage,
+    Terms,
+    Tree,
+    Unit,
+    tensors_in,
+)
 from weft.parallel.gradients import Gradients
 from weft.parallel.mains import FlatParams
 from weft.parallel.params import LocalParam
@@ -86,14 +96,24 @@ class Attendance:
 
     def announced(self, objective: Objective) -> Objective:
         """An objective whose backward gathers the last unit: it computes with its parameters."""
-        last = self._forward[-1]
 
         def call(output: Tree, batch: Tree) -> Terms:
-            terms = objective(output, batch)
-            _announce([term.total for term in terms.values()], (), last)
-            return terms
+            return self._announced(objective(output, batch))
 
         return call
+
+    def announced_part(self, objective: PartObjective) -> PartObjective:
+        """Likewise of a part of one."""
+
+        def call(output: Tree, batch: Tree) -> Begun:
+            found, rest = objective(output, batch)
+            return Begun(found, lambda parts: self._announced(rest(parts)))
+
+        return call
+
+    def _announced(self, terms: Terms) -> Terms:
+        _announce([term.total for term in terms.values()], (), self._forward[-1])
+        return terms
 
 
 def gather_in_time(

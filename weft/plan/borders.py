@@ -8,7 +8,7 @@ what travels and its second has not. A family says whether its layers have parts
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import pairwise
+from itertools import pairwise, permutations
 from math import ceil, floor
 
 Place = float
@@ -33,6 +33,14 @@ def blocks(layers: Layers) -> range:
     """Numbers of the layers that are held, at least in part."""
     first, end = layers
     return range(floor(first), ceil(end)) if first < end else range(0)
+
+
+def crossed(num_chained: int, num_heads: int) -> list[tuple[int, int]]:
+    """Between which stages something crosses, from the first to the second: from each to the next,
+    from the last of these to each part of the head after them, and from each part to the others."""
+    heads = range(num_chained, num_chained + num_heads)
+    fan = [(num_chained - 1, part) for part in heads]
+    return [*pairwise(range(num_chained)), *fan, *permutations(heads, 2)]
 
 
 def in_parts(layers: Layers, cuts: Collection[Place] = ()) -> list[Layers]:

@@ -9,7 +9,7 @@ dimensions say what crosses the border between two stages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Form = Literal["param", "stream", "inner", "batch"]
@@ -42,6 +42,13 @@ class Dim:
     @property
     def num_groups(self) -> int:
         return self.size if self.groups is None else self.groups
+
+
+def of_rows(dim: Dim, name: str | None, rows: tuple[int, int] | None) -> Dim:
+    """As a stage has it: of the dimension of this name so many rows, if it has not all."""
+    if rows is None or dim.name != name:
+        return dim
+    return replace(dim, size=rows[1] - rows[0])
 
 
 SAMPLES = Dim(name="samples", size=0)
@@ -101,18 +108,19 @@ def dims_of(layout: Iterable[Layout]) -> set[Dim]:
     return found
 
 
-DtypeRole = Literal["compute", "int64", "int32", "bool"]
+DtypeRole = Literal["compute", "wide", "int64", "int32", "bool"]
 """``compute``: floating point in the precision of the stage, and with a gradient. Others go
-forward only."""
+forward only; ``wide``: as that adds up."""
 
 
 @dataclass(frozen=True, slots=True)
 class BorderTensor:
-    """One tensor that crosses, in its stream form."""
+    """One tensor that crosses."""
 
     dims: tuple[Dim, ...]
     """Those after the samples."""
     role: DtypeRole = "compute"
+    form: Form = "stream"
 
     @property
     def has_grad(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
-from weft.plan.borders import Layers, Place, blocks, is_place, place
+from weft.plan.borders import Layers, Place, blocks, crossed, is_place, place
 from weft.plan.mesh import Mesh
 from weft.plan.model import UnitName
 from weft.precision.roles import Tier
@@ -29,7 +29,8 @@ class StagePlan:
 
     mesh: Mesh
     layers: Layers
-    """Half-open range of decoder layers; the first stage adds the embedding, the last the head.
+    """Half-open range of decoder layers; the first stage adds the embedding, the last the head,
+    unless others have parts of that.
     2.5 is inside layer 2: the stage that ends there has its first part, the next one the rest."""
     device: str = "cpu"
     """Platform name: the family of chip that every rank of this stage runs on."""
@@ -57,6 +58,10 @@ class StagePlan:
     is, and on nothing else of the plan."""
     state_tier: Tier = "device"
     """Where ranks keep what only updates need: the optimizer's state, and master copies."""
+    head_rows: tuple[int, int] | None = None
+    """Half-open range of the vocabulary whose rows of the head this stage has, and no layers. Such
+    stages come last, side by side on meshes of the pipeline, and each also has the final norm.
+    None everywhere: the last stage has the whole head."""
 
     @property
     def blocks(self) -> range:
@@ -108,19 +113,46 @@ class PipelinePlan:
     def positions(self) -> list[tuple[int, ...]]:
         """Stage numbers by the mesh that holds them, in the order in which meshes first come.
 
-        Several stages on one mesh make an interleaved or a V-shaped pipeline.
+        Several stages on one mesh make an interleaved or a V-shaped pipeline, or one of them is a
+        part of the head.
         """
         found: dict[tuple[int, ...], list[int]] = {}
         for number, stage in enumerate(self.stages):
             found.setdefault(stage.mesh.ranks, []).append(number)
         return [tuple(numbers) for numbers in found.values()]
 
+    @property
+    def num_chained(self) -> int:
+        """Stages that follow one another: all but parts of the head."""
+        return sum(stage.head_rows is None for stage in self.stages)
+
+    @property
+    def heads(self) -> range:
+        """Numbers of the stages that have a part of the head each; none where the last has all."""
+        return range(self.num_chained, len(self.stages))
+
+    @property
+    def borders(self) -> list[tuple[int, int]]:
+        """``crossed``."""
+        return crossed(self.num_chained, len(self.heads))
+
     def computes(self, stage: int, unit: UnitName) -> bool:
-        """A stage has a unit of the model, or what begins at a place inside a layer."""
-        if isinstance(unit, str):
-            return stage == (0 if unit == "embed" else len(self.stages) - 1)
+        """A stage has a unit of the model, at least in part, or what begins at a place inside a
+        layer."""
+        if unit == "embed":
+            return stage == 0
+        if unit == "head":
+            return stage >= min(self.num_chained, len(self.stages) - 1)
         first, end = self.stages[stage].layers
         return first <= unit < end
+
+    def part_of_head(self, stage: int) -> float:
+        """Which part of the head's rows a stage has."""
+        if not self.heads or stage not in self.heads:
+            return float(self.computes(stage, "head"))
+        ends = [rows for each in self.stages if (rows := each.head_rows)]
+        low, high = ends[stage - self.num_chained]
+        return (high - low) / ends[-1][1]
 
     def split(self, stage: int, microbatch: int) -> dict[int, range]:
         """Which samples of a microbatch each rank of a stage computes.
@@ -175,6 +207,11 @@ class Plan:
     def has_unlike_shares(self) -> bool:
         """Ranks of a mesh compute, or keep, unlike parts."""
         return any(stage.sample_shares or stage.state_shares for _, _, stage in self.stages())
+
+    @property
+    def has_unlike_state(self) -> bool:
+        """Ranks of a mesh keep unlike parts."""
+        return any(stage.state_shares for _, _, stage in self.stages())
 
     @property
     def devices(self) -> list[str]:
@@ -280,7 +317,7 @@ class Plan:
             for key, usual in (("pieces", 1), ("state_tier", "device")):
                 if stage[key] == usual:
                     del stage[key]
-            for key in ("sample_shares", "state_shares", "border"):
+            for key in ("sample_shares", "state_shares", "border", "head_rows"):
                 if not stage[key]:
                     del stage[key]
         return json.dumps(data, indent=2)
@@ -303,6 +340,8 @@ def _stage(data: dict[str, Any]) -> StagePlan:
     axes = tuple((str(name), int(size)) for name, size in mesh["axes"])
     first, end = (place(each) if is_place(each) else each for each in data["layers"])
     shares = {key: tuple(data.get(key, ())) for key in ("sample_shares", "state_shares")}
+    if data.get("head_rows"):
+        shares["head_rows"] = tuple(data["head_rows"])
     return StagePlan(
         **{**data, **shares, "mesh": Mesh(tuple(mesh["ranks"]), axes), "layers": (first, end)}
     )

@@ -18,7 +18,7 @@ from weft.config.plan_sections import PipelineConfig, PlanConfig, StageConfig
 from weft.plan.borders import Place, place
 from weft.plan.mesh import Mesh
 from weft.plan.plan import DEFAULT_SCHEDULE, PipelinePlan, Plan, StagePlan, ZeroLevel
-from weft.plan.tiling import split_evenly
+from weft.plan.tiling import split_by_weight, split_evenly
 from weft.planner.validate import check_in_flight, refuse_idle_work
 from weft.schedules.registry import SCHEDULES
 
@@ -33,7 +33,8 @@ def pipelines_of(plan: PlanConfig, shares: Sequence[int]) -> tuple[PipelineConfi
     if plan.pipelines is not None:
         return plan.pipelines
     if plan.stages is not None:
-        return (PipelineConfig(stages=plan.stages, in_flight=plan.in_flight),)
+        said = {"in_flight": plan.in_flight, "head": plan.head}
+        return (PipelineConfig(stages=plan.stages, **said),)
     return tuple(PipelineConfig(share=share, stages=(StageConfig(),)) for share in shares)
 
 
@@ -43,8 +44,12 @@ def staged_plan(
     batch: Batch,
     num_layers: int,
     computes: Computes,
+    *,
+    head_rows: int = 0,
 ) -> Plan:
     """The plan for ``pipelines``, which are what ``pipelines_of`` gave.
+
+    ``head_rows``: of the model, where several meshes may divide them.
 
     Raises:
         ConfigError: they cannot be laid out, or say something that would have no effect.
@@ -65,11 +70,41 @@ def staged_plan(
         laid = zip(layout.meshes, _stages(asked, layout, counts, first_rank), strict=True)
         stages = tuple(computes(asked.stages[mesh], stage) for mesh, stage in laid)
         first_rank += sum(stage.num_ranks for stage in asked.stages)
+        stages += tuple(_head_parts(asked.head, stages, head_rows, f"{where}head"))
         pipeline = PipelinePlan(
             stages=stages, samples=samples, microbatch=micro, schedule=layout.schedule
         )
         built.append(_with_in_flight(pipeline, asked.in_flight, where))
     return Plan(num_layers=num_layers, pipelines=tuple(built))
+
+
+def _head_parts(
+    weights: Sequence[int] | None, stages: Sequence[StagePlan], rows: int, key: str
+) -> Iterator[StagePlan]:
+    """Stages that divide the rows of the head by the weights of meshes."""
+    if weights is None:
+        return
+    firsts = {stage.mesh: stage for stage in reversed(stages)}
+    meshes = list(dict.fromkeys(stage.mesh for stage in stages))
+    if len(weights) != len(meshes) or not any(weights):
+        expected = f"a number for each of {len(meshes)} meshes, one above 0"
+        raise ConfigError(key, list(weights), expected)
+    if not rows:
+        hint = "The head of this model is the embedding's table, or its family keeps it whole."
+        raise ConfigError(key, list(weights), "null", hint)
+    sizes = split_by_weight(rows, weights)
+    if any(weight and not size for weight, size in zip(weights, sizes, strict=True)):
+        expected = f"weights with which each above 0 has one of {rows} rows"
+        raise ConfigError(key, list(weights), expected)
+    for mesh, rows_of_mesh in zip(meshes, pairwise(accumulate([0, *sizes])), strict=True):
+        if rows_of_mesh[1] > rows_of_mesh[0]:
+            yield head_part(firsts[mesh], stages[-1].layers[1], rows_of_mesh)
+
+
+def head_part(beside: StagePlan, num_layers: Place, rows: tuple[int, int]) -> StagePlan:
+    """A part of the head on the mesh of another stage."""
+    part = replace(beside, layers=(num_layers, num_layers), head_rows=rows)
+    return replace(part, recompute="off", compile=False, passes=1, pieces=1)
 
 
 def _with_in_flight(
@@ -225,7 +260,7 @@ def check_order(order: Sequence[str] | None, sizes: Mapping[str, int], key: str)
 
 
 def _refuse_on_one_stage(asked: PipelineConfig, where: str) -> None:
-    for name in ("schedule", "chunks", "in_flight"):
+    for name in ("schedule", "chunks", "in_flight", "head"):
         value = dict(asked)[name]
         if value is not None and len(asked.stages) == 1:
             hint = "It is for several stages."

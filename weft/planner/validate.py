@@ -26,6 +26,7 @@ from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.plan.tiling import split_by_weight
 from weft.planner.casts import check_casts
 from weft.planner.domains import check_domains
+from weft.planner.heads import check_heads
 from weft.planner.sites import check_sites
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import TIERS
@@ -35,11 +36,17 @@ from weft.schedules.validity import prove
 
 
 def validate_plan(
-    plan: Plan, *, num_layers: int, global_batch: int, parts: tuple[str, str] | None = None
+    plan: Plan,
+    *,
+    num_layers: int,
+    global_batch: int,
+    parts: tuple[str, str] | None = None,
+    head_rows: int = 0,
 ) -> None:
     """Check a plan from any source against the job it is for.
 
-    ``parts``: those of a layer of the model, as its family has them.
+    ``parts``: those of a layer of the model, as its family has them. ``head_rows``: of its head, as
+    far as several stages may divide it.
 
     Raises:
         ConfigError: the first rule that the plan breaks.
@@ -51,6 +58,7 @@ def validate_plan(
     if not plan.pipelines:
         raise ConfigError("pipelines", [], "at least one pipeline")
     _check_ranks(plan)
+    check_heads(plan, head_rows)
     for p, pipeline in enumerate(plan.pipelines):
         _check_cuts(f"pipelines[{p}]", pipeline, parts)
         _check_pipeline(f"pipelines[{p}]", pipeline, num_layers)
@@ -127,10 +135,14 @@ def _check_values(plan: Plan) -> None:
         if (stage.state_tier, stage.device) == ("host", HOST):
             hint = "A processor's memory is the host's: nothing would be gained."
             raise ConfigError(f"{where}.state_tier", "host", "device or disk", hint)
-        for share in stage.sample_shares:
-            _refuse_other(f"{where}.sample_shares", share, int)
-        for share in stage.state_shares:
-            _refuse_other(f"{where}.state_shares", share, int)
+        _check_numbers(f"{where}.sample_shares", stage.sample_shares)
+        _check_numbers(f"{where}.state_shares", stage.state_shares)
+        _check_numbers(f"{where}.head_rows", stage.head_rows or ())
+
+
+def _check_numbers(key: str, values: Sequence[object]) -> None:
+    for value in values:
+        _refuse_other(key, value, int)
 
 
 def _refuse_other(key: str, value: object, kind: type) -> None:
@@ -287,7 +299,8 @@ def _check_lists(key: str, pipeline: PipelinePlan) -> None:
         schedule = schedule_of(pipeline)
         others = {action.kind for each in schedule for action in each}.difference(kinds)
         if not others:
-            prove(schedule, pipeline.positions(), pipeline.num_microbatches)
+            many, heads = pipeline.num_microbatches, len(pipeline.heads)
+            prove(schedule, pipeline.positions(), many, heads=heads)
     except ValueError as error:
         expected = f"every action of {pipeline.num_microbatches} micro-batches, in a possible order"
         why = str(error)
@@ -411,10 +424,10 @@ def _parts(pipeline: PipelinePlan, stage: int, microbatch: int) -> Iterable[rang
 def _check_positions(where: str, pipeline: PipelinePlan) -> None:
     """The schedule can run the stages where they are."""
     expected, found = expected_positions(pipeline), pipeline.positions()
-    if SCHEDULES[pipeline.schedule].any_chunks and len(pipeline.stages) % len(found):
+    if SCHEDULES[pipeline.schedule].any_chunks and pipeline.num_chained % len(found):
         key, expected_words = f"{where}.stages", f"a multiple of its {len(found)} meshes"
         hint = f"{pipeline.schedule.capitalize()} gives every mesh as many stages."
-        raise ConfigError(key, f"{len(pipeline.stages)} stages", expected_words, hint)
+        raise ConfigError(key, f"{pipeline.num_chained} stages", expected_words, hint)
     if found != expected:
         hint = f"{pipeline.schedule} with {len(found)} meshes holds {expected}."
         raise ConfigError(f"{where}.schedule", pipeline.schedule, f"stages placed {found}", hint)

@@ -304,7 +304,7 @@ def _stages(plan: Plan) -> Rows:
     for group in pipeline_groups(plan):
         pipeline, share = group.pipelines[0], group.samples / max(1, plan.global_batch)
         for at, stage in enumerate(pipeline.stages):
-            ends = {"is_first": at == 0, "is_last": at == len(pipeline.stages) - 1}
+            ends = {"is_first": at == 0, "is_last": pipeline.computes(at, "head")}
             extras = [f"recompute {stage.recompute}"] * (stage.recompute != "off")
             extras += ["compiled"] * stage.compile
             extras += [f"state on {stage.state_tier}"] * (stage.state_tier != "device")

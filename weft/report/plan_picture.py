@@ -190,8 +190,13 @@ def layers_in_words(stage: StagePlan, *, is_first: bool, is_last: bool) -> str:
         middle = f"layers {held}"
     else:
         middle = held.replace("of", "of layer") if any(stage.cut) else f"layer {held}"
-    parts = ["embedding"] * is_first + [middle] * bool(held) + ["head"] * is_last
+    parts = ["embedding"] * is_first + [middle] * bool(held) + [head_in_words(stage)] * is_last
     return ", ".join(parts) or "no layers"
+
+
+def head_in_words(stage: StagePlan, *, dash: str = _TO) -> str:
+    """``head``, or ``head rows 0-99`` (with an en dash) of a part of it."""
+    return f"head rows {ranges(range(*stage.head_rows), dash=dash)}" if stage.head_rows else "head"
 
 
 def mesh_in_words(stage: StagePlan) -> str:
@@ -210,10 +215,15 @@ class _Scale:
         self.width = WIDTH * min(max(1.0, _ROOM * whole / (WIDTH * narrowest)), _WIDEST)
         self._unit = self.width / whole
 
-    def span(self, layers: Layers, *, is_first: bool, is_last: bool) -> tuple[float, float]:
+    def span(self, pipeline: PipelinePlan, number: int) -> tuple[float, float]:
         """Left edge and width of a stage."""
-        left = 0.0 if is_first else (self._end + layers[0]) * self._unit
-        right = self.width if is_last else (self._end + layers[1]) * self._unit
+        stage, whole = pipeline.stages[number], pipeline.stages[-1].head_rows
+        if stage.head_rows and whole:
+            low, high = (self._end * row / whole[1] * self._unit for row in stage.head_rows)
+            return self.width - self._end * self._unit + low, high - low
+        left = 0.0 if number == 0 else (self._end + stage.layers[0]) * self._unit
+        is_last = pipeline.computes(number, "head")
+        right = self.width if is_last else (self._end + stage.layers[1]) * self._unit
         return left, right - left
 
     def labels(self) -> Iterator[tuple[float, str]]:
@@ -257,8 +267,8 @@ class _Drawing:
         ticks = [width * cut / cuts for cut in range(1, cuts)] if cuts and width / cuts >= 6 else []
         boxes, forms = [], []
         for number, stage in enumerate(pipeline.stages):
-            ends = {"is_first": number == 0, "is_last": number == len(pipeline.stages) - 1}
-            left, span = self.scale.span(stage.layers, **ends)
+            ends = {"is_first": number == 0, "is_last": pipeline.computes(number, "head")}
+            left, span = self.scale.span(pipeline, number)
             kind, headings = self.kind(stage), _headings(number, stage, **ends)
             forms.append((headings, *_details(stage, kind, folded=several > 1)))
             boxes.append(

@@ -14,7 +14,14 @@ from weft.cluster.cluster import Cluster, Node
 from weft.cluster.view import ClusterView
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
-from weft.models.registry import FAMILIES, dims_of_model, model_spec, param_specs
+from weft.models.registry import (
+    FAMILIES,
+    dims_of_model,
+    dims_of_stage,
+    head_rows_of,
+    model_spec,
+    param_specs,
+)
 from weft.optim.registry import training_of
 from weft.plan.plan import Plan, StagePlan
 from weft.plan.plan_file import view_used
@@ -136,13 +143,19 @@ def _given(
     samples = loaded.config.batch.samples or plan.global_batch
     spec = workload.spec
     parts = FAMILIES[spec.family].parts
-    validate_plan(plan, num_layers=spec.num_layers, global_batch=samples, parts=parts)
+    validate_plan(
+        plan,
+        num_layers=spec.num_layers,
+        global_batch=samples,
+        parts=parts,
+        head_rows=head_rows_of(spec),
+    )
     refuse_unrun_axes(plan, spec)
     dims = dims_of_model(spec)
     refuse_idle_pieces(plan, dims)
     for p, s, stage in plan.stages():
         where = f"pipelines[{p}].stages[{s}]"
-        check_mesh(dims, stage.mesh, f"{where}.mesh")
+        check_mesh(dims_of_stage(spec, stage.head_rows), stage.mesh, f"{where}.mesh")
         names = sorted({cluster.pool_of(rank).chip.name for rank in stage.mesh.ranks})
         devices_of = {cluster.pool_of(rank).chip.device for rank in stage.mesh.ranks}
         if len(names) > 1 and not (stage.sample_shares and len(devices_of) == 1):

@@ -22,7 +22,14 @@ from weft.config.plan_sections import PipelineConfig, PlanConfig, StageConfig
 from weft.config.sections import Config
 from weft.config.tree import COMMAND_LINE
 from weft.cost.work import Training
-from weft.models.registry import FAMILIES, dims_of_model, model_spec, param_specs
+from weft.models.registry import (
+    FAMILIES,
+    dims_of_model,
+    dims_of_stage,
+    head_rows_of,
+    model_spec,
+    param_specs,
+)
 from weft.optim.groups import marked, refuse_idle_groups
 from weft.optim.registry import training_of
 from weft.plan.model import ModelSpec
@@ -131,7 +138,7 @@ def resolve(
             if config.plan.auto is not None:
                 hint = "`weft train` and `weft plan` let it choose; plan.file takes what it chose."
                 raise ConfigError("plan", "auto", "a plan that is written down", hint)
-            plan = _derived(loaded, cluster, spec.num_layers, world_size, ranks_here, notes)
+            plan = _derived(loaded, cluster, spec, world_size, ranks_here, notes)
         else:
             notes += why or [f"the plan is {config.plan.file}, as it is"]
             if world_size is None:
@@ -215,7 +222,7 @@ def spec_asked(config: Config) -> ModelSpec:
 def _derived(
     loaded: Loaded,
     cluster: Cluster,
-    num_layers: int,
+    spec: ModelSpec,
     world_size: int | None,
     ranks_here: int | None,
     notes: list[str],
@@ -248,7 +255,14 @@ def _derived(
             state_tier=asked.state_tier or usual_tier(config.optim, device),
         )
 
-    plan = staged_plan(config.plan, pipelines, batch, num_layers, computes)
+    plan = staged_plan(
+        config.plan,
+        pipelines,
+        batch,
+        spec.num_layers,
+        computes,
+        head_rows=head_rows_of(spec),
+    )
     plan = _with_activations(config, plan, pipelines, notes)
     return _apart(plan, config.plan, ranks_here)
 
@@ -313,7 +327,13 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     """A plan from wherever is for this model and this batch."""
     samples = config.batch.samples or plan.global_batch
     parts = FAMILIES[spec.family].parts
-    validate_plan(plan, num_layers=spec.num_layers, global_batch=samples, parts=parts)
+    validate_plan(
+        plan,
+        num_layers=spec.num_layers,
+        global_batch=samples,
+        parts=parts,
+        head_rows=head_rows_of(spec),
+    )
     tied = any(param.also for param in param_specs(spec))
     refuse_idle_zero(plan, tied=tied)
     trained = (param for param in marked(config.optim, param_specs(spec)) if param.trainable)
@@ -323,7 +343,8 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     refuse_unrun_axes(plan, spec)
     dims = dims_of_model(spec)
     for p, s, stage in plan.stages():
-        check_mesh(dims, stage.mesh, f"pipelines[{p}].stages[{s}].mesh")
+        here = dims_of_stage(spec, stage.head_rows)
+        check_mesh(here, stage.mesh, f"pipelines[{p}].stages[{s}].mesh")
     refuse_cut_blocks(plan, spec)
     if config.balance is not None:
         refuse_unbalanced(plan)

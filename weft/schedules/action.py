@@ -28,16 +28,23 @@ Schedule = Sequence[Sequence[Action]]
 """For every pipeline position, first to last, its actions in order."""
 
 
-def awaited(action: Action, num_stages: int, *, split: bool) -> tuple[Key, ...]:
+def awaited(action: Action, num_stages: int, *, split: bool, heads: int = 0) -> tuple[Key, ...]:
     """What must come before ``action``, in a pipeline of ``num_stages`` stages.
 
-    ``split``: backward of this pipeline comes in halves, I and W.
+    ``split``: backward of this pipeline comes in halves, I and W. ``heads``: how many of the
+    stages, the last ones, are parts of the head side by side: a backward of one of them needs what
+    the forwards of all have found, and each keeps the logits of one microbatch at a time.
     """
     kind, stage, microbatch = action
+    chained = num_stages - heads
+    back: Kind = "I" if split else "B"
+    if kind == "F" and stage >= chained and microbatch:
+        return ("F", chained - 1, microbatch), (back, stage, microbatch - 1)
     if kind == "F":
-        return (("F", stage - 1, microbatch),) if stage else ()
+        return (("F", min(stage, chained) - 1, microbatch),) if stage else ()
     if kind == "W":
         return (("I", stage, microbatch),)
-    if stage == num_stages - 1:
-        return (("F", stage, microbatch),)
-    return ("F", stage, microbatch), ("I" if split else "B", stage + 1, microbatch)
+    if stage >= chained:
+        return tuple(("F", part, microbatch) for part in range(chained, num_stages))
+    after = range(stage + 1, num_stages if stage == chained - 1 else stage + 2)
+    return (("F", stage, microbatch), *((back, each, microbatch) for each in after))

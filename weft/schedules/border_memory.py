@@ -45,8 +45,8 @@ def borders_at_peak(pattern: Pattern, message: float = 1.0) -> tuple[float, ...]
         return tuple(many + more * (many - few) for many, few in zip(most, less, strict=True))
     if pattern.num_positions == 1:
         return (0,)
-    clocks = Clocks(schedule_of_pattern(pattern))
-    last, coming = pattern.num_stages - 1, receives(clocks)
+    clocks = Clocks(schedule_of_pattern(pattern), heads=len(pattern.heads))
+    last, coming = pattern.num_stages - (not pattern.heads), receives(clocks)
     found = []
     for position in range(pattern.num_positions):
         both: _Moments = coming[position], releases(clocks, position)
@@ -64,7 +64,7 @@ def _as_messages(clocks: Clocks, position: int, both: _Moments) -> _Moments:
     messages are made."""
     own, ahead = clocks.schedule[position], {each for coming in both[0] for each in coming}
     used = [[action] if action in ahead else [] for action in own]
-    return used, [[action] if clocks.taker(action) is not None else [] for action in own]
+    return used, [[action] if bool(clocks.takers(action)) else [] for action in own]
 
 
 def _messages(clocks: Clocks, position: int, both: _Moments) -> int:
@@ -75,14 +75,14 @@ def _messages(clocks: Clocks, position: int, both: _Moments) -> int:
         waiting.update(coming)
         most = max(most, len(waiting) + sent)
         waiting.discard(action)
-        sent += clocks.taker(action) is not None
+        sent += bool(clocks.takers(action))
         most = max(most, len(waiting) + sent)
         sent -= len(arrived)
     return most
 
 
 def _peak(clocks: Clocks, position: int, last: int, both: _Moments) -> int:
-    """``last``: the last stage, whose results stay."""
+    """``last``: stages from this one on give no results; what parts of the head find is small."""
     came: set[tuple[str, int, int]] = set()
     most_came = kept = beside = 0
     best = 0, 0

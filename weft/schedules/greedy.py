@@ -10,6 +10,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from weft.schedules.action import Action, Key, Kind, awaited
 
@@ -47,16 +48,23 @@ class Position:
 
 
 def play(
-    stages_of: Sequence[tuple[int, ...]], num_microbatches: int, wishes: Wishes, *, split: bool
+    stages_of: Sequence[tuple[int, ...]],
+    num_microbatches: int,
+    wishes: Wishes,
+    *,
+    split: bool,
+    heads: int = 0,
 ) -> list[list[Action]]:
     """The lists that come out when every position follows ``wishes``.
 
     Args:
         stages_of: The stages of each position.
         split: Backward comes in halves.
+        heads: As ``awaited`` has it.
     """
     positions = [Position(p, held, num_microbatches) for p, held in enumerate(stages_of)]
     num_stages = sum(len(held) for held in stages_of)
+    needs = partial(awaited, num_stages=num_stages, split=split, heads=heads)
     ended: dict[Key, int] = {}
     free_at = [0] * len(positions)
     moments = [0]
@@ -69,7 +77,7 @@ def play(
         for position in positions:
             if free_at[position.number] > now:
                 continue
-            action = _first_ready(wishes(position), ended, now, num_stages, split=split)
+            action = _first_ready(wishes(position), ended, now, needs)
             if action is not None:
                 position.add(action)
                 ended[action] = free_at[position.number] = now + TICKS[action.kind]
@@ -78,11 +86,14 @@ def play(
 
 
 def _first_ready(
-    wished: Iterable[Action], ended: dict[Key, int], now: int, num_stages: int, *, split: bool
+    wished: Iterable[Action],
+    ended: dict[Key, int],
+    now: int,
+    needs: Callable[[Action], tuple[Key, ...]],
 ) -> Action | None:
     later = now + 1
     for action in wished:
-        for need in awaited(action, num_stages, split=split):
+        for need in needs(action):
             if ended.get(need, later) > now:
                 break
         else:

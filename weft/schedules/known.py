@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from weft.plan.plan import PipelinePlan, ScheduleName
 from weft.schedules.action import Action, Schedule
-from weft.schedules.registry import SCHEDULES, actions_of
+from weft.schedules.registry import SCHEDULES, actions_of, head_positions, placed
 from weft.schedules.validity import prove
 
 
@@ -19,11 +19,14 @@ class Pattern:
     name: ScheduleName
     num_positions: int
     num_stages: int
+    """That follow one another."""
     num_microbatches: int
     in_flight: tuple[int, ...] = ()
     """As ``PipelinePlan`` has it."""
     lists: tuple[str, ...] = ()
     """Likewise."""
+    heads: tuple[int, ...] = ()
+    """At which position each part of the head is."""
 
     @staticmethod
     def of(pipeline: PipelinePlan) -> Pattern:
@@ -31,23 +34,30 @@ class Pattern:
         return Pattern(
             pipeline.schedule,
             len(pipeline.positions()),
-            len(pipeline.stages),
+            pipeline.num_chained,
             pipeline.num_microbatches,
             pipeline.in_flight,
             pipeline.lists,
+            head_positions(pipeline),
         )
 
     @property
     def positions(self) -> list[tuple[int, ...]]:
         """The stages that each position holds."""
-        return SCHEDULES[self.name].placement(self.num_positions, self.num_stages)
+        return placed(self.name, self.num_positions, self.num_stages, self.heads)
 
 
 @lru_cache(maxsize=8)
 def schedule_of_pattern(pattern: Pattern) -> Schedule:
     """Kept for a moment: what is held at its peak is asked before it is played."""
     shape = pattern.num_positions, pattern.num_stages, pattern.num_microbatches
-    return actions_of(pattern.name, *shape, pattern.in_flight, pattern.lists)
+    return actions_of(
+        pattern.name,
+        *shape,
+        in_flight=pattern.in_flight,
+        lists=pattern.lists,
+        heads=pattern.heads,
+    )
 
 
 @lru_cache(maxsize=8)
@@ -55,12 +65,13 @@ def proven_order(pattern: Pattern) -> tuple[Action, ...]:
     """One order in which all actions can be done one after the other, from the proof that the
     schedule ends and does everything once. Few are kept: long ones hold 10^5 actions."""
     schedule = schedule_of_pattern(pattern)
-    return prove(schedule, pattern.positions, pattern.num_microbatches)
+    many, heads = pattern.num_microbatches, len(pattern.heads)
+    return prove(schedule, pattern.positions, many, heads=heads)
 
 
 def full_after(pattern: Pattern) -> int:
     """Microbatches with which its pipeline is full, however many follow."""
-    return pattern.num_stages + 3 + max(pattern.in_flight, default=0)
+    return pattern.num_stages + len(pattern.heads) + 3 + max(pattern.in_flight, default=0)
 
 
 @lru_cache(maxsize=1 << 14)

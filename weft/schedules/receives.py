@@ -30,10 +30,23 @@ def receives(clocks: Clocks, ahead: int = AHEAD) -> list[list[list[Action]]]:
     sender waits for at once. In the order of the actions, for messages of a channel are received as
     they are sent.
     """
+    if clocks.fans:  # nobody is far ahead of the head: plans are refused in which somebody is
+        return [_planned(clocks, position, ahead) for position in range(len(clocks.schedule))]
     play = _Play(clocks, ahead)
     while play.goes_on() or play.is_helped():
         pass
     return [each.started for each in play.positions]
+
+
+def _planned(clocks: Clocks, position: int, ahead: int) -> list[list[Action]]:
+    """What the schedule alone proves to be early enough, and not too early."""
+    own = clocks.schedule[position]
+    planned: list[list[Action]] = [[] for _ in own]
+    for index, action in enumerate(own):
+        proven = [clocks.ended(giver, position) for giver in clocks.givers(action)]
+        if proven:
+            planned[max(0, index - ahead, *proven)].append(action)
+    return planned
 
 
 @dataclass(slots=True)
@@ -76,11 +89,9 @@ class _Play:
 
     def _begun(self, clocks: Clocks, number: int, ahead: int) -> _Position:
         own = tuple(clocks.schedule[number])
-        planned: list[list[Action]] = [[] for _ in own]
-        for index, action in enumerate(own):
-            giver = clocks.giver(action)
-            if giver is not None:
-                planned[max(0, index - ahead, clocks.ended(giver, number))].append(action)
+        planned = _planned(clocks, number, ahead)
+        for action in own:
+            for giver in clocks.givers(action):
                 channel = self._channels[action.stage, action.kind]
                 self._over[action] = channel, len(channel.takers)
                 self._to[giver] = channel

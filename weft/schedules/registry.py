@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weft.config.names import Registry
 from weft.plan.plan import PipelinePlan
 from weft.schedules.action import Action
+from weft.schedules.head_parts import with_heads
 from weft.schedules.notation import read
 
 Placement = Callable[[int, int], list[tuple[int, ...]]]
@@ -40,6 +41,9 @@ class PipelineSchedule:
     """Stages on each mesh."""
     any_chunks: bool = False
     """It can have more of them; ``chunks`` is for who does not say."""
+    takes_heads: bool = True
+    """Parts of the head can be computed between its actions: whoever has the layers before them is
+    never so far ahead that two positions would wait to send to each other."""
     holds_every_microbatch: bool = False
     """What a mesh holds grows with the number of microbatches."""
 
@@ -52,8 +56,28 @@ SCHEDULES: Registry[PipelineSchedule] = Registry(
 
 def schedule_of(pipeline: PipelinePlan) -> list[list[Action]]:
     """The actions of every position of a pipeline, as its plan names them."""
-    shape = len(pipeline.positions()), len(pipeline.stages), pipeline.num_microbatches
-    return actions_of(pipeline.schedule, *shape, pipeline.in_flight, pipeline.lists)
+    shape = len(pipeline.positions()), pipeline.num_chained, pipeline.num_microbatches
+    return actions_of(
+        pipeline.schedule,
+        *shape,
+        in_flight=pipeline.in_flight,
+        lists=pipeline.lists,
+        heads=head_positions(pipeline),
+    )
+
+
+def head_positions(pipeline: PipelinePlan) -> tuple[int, ...]:
+    """At which position each part of the head is."""
+    places = {n: p for p, held in enumerate(pipeline.positions()) for n in held}
+    return tuple(places[number] for number in pipeline.heads)
+
+
+def placed(name: str, meshes: int, stages: int, heads: Sequence[int] = ()) -> list[tuple[int, ...]]:
+    """The stages that each mesh holds: so many where the schedule wants them, and parts of the head
+    at these positions."""
+    places = SCHEDULES[name].placement(meshes, stages)
+    parts = [[stages + n for n, at in enumerate(heads) if at == p] for p in range(len(places))]
+    return [(*held, *more) for held, more in zip(places, parts, strict=True)]
 
 
 def actions_of(
@@ -61,25 +85,29 @@ def actions_of(
     meshes: int,
     stages: int,
     microbatches: int,
+    *,
     in_flight: Sequence[int] = (),
     lists: Sequence[str] = (),
+    heads: Sequence[int] = (),
 ) -> list[list[Action]]:
     """For each mesh the actions of a schedule in order, with so many microbatches in flight, or as
-    lists of a plan say."""
-    schedule = SCHEDULES[name]
+    lists of a plan say. ``heads``: the positions of parts of the head."""
+    schedule, places = SCHEDULES[name], placed(name, meshes, stages, heads)
     if lists:
-        places = schedule.placement(meshes, stages)
         return [read(text, held) for text, held in zip(lists, places, strict=True)]
     if not in_flight:
-        return schedule.actions(meshes, stages, microbatches)
-    assert schedule.deeper is not None, f"{name} is made for one number of them, not {in_flight}"
-    return schedule.deeper(in_flight, microbatches)
+        found = schedule.actions(meshes, stages, microbatches)
+    else:
+        assert schedule.deeper is not None, f"{name} is made for one number, not {in_flight}"
+        found = schedule.deeper(in_flight, microbatches)
+    parts = range(stages, stages + len(heads))
+    return with_heads(found, places, parts, microbatches) if heads else found
 
 
 def expected_positions(pipeline: PipelinePlan) -> list[tuple[int, ...]]:
     """Where the schedule wants the stages: the numbers that each position must hold."""
-    meshes, stages = len(pipeline.positions()), len(pipeline.stages)
-    return SCHEDULES[pipeline.schedule].placement(meshes, stages)
+    shape = len(pipeline.positions()), pipeline.num_chained
+    return placed(pipeline.schedule, *shape, head_positions(pipeline))
 
 
 def by_preference() -> tuple[str, ...]:

@@ -21,13 +21,11 @@ def releases(clocks: Clocks, position: int) -> list[list[Action]]:
     result: list[list[Action]] = [[] for _ in own]
     known: dict[int, list[int]] = {}
     for number, action in enumerate(own):
-        taker = clocks.taker(action)
-        if taker is None:
-            continue
-        holder, index = clocks.place(taker)
-        if holder not in known:
-            known[holder] = [clocks.ended(each, holder) for each in own]
-        proof = bisect_right(known[holder], index, lo=number + 1)
-        if proof < len(own):
+        proof = 0
+        for holder, index in map(clocks.place, clocks.takers(action)):
+            if holder not in known:
+                known[holder] = [clocks.ended(each, holder) for each in own]
+            proof = max(proof, bisect_right(known[holder], index, lo=number + 1))
+        if 0 < proof < len(own):
             result[proof].append(action)
     return result

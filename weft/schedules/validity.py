@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 
 from weft.schedules.action import Action, Key, Kind, Schedule, awaited
 
 
 def prove(
-    schedule: Schedule, stages_of: Sequence[Sequence[int]], num_microbatches: int
+    schedule: Schedule,
+    stages_of: Sequence[Sequence[int]],
+    num_microbatches: int,
+    *,
+    heads: int = 0,
 ) -> tuple[Action, ...]:
     """Check a schedule from any source. One order in which its actions can be done one by one.
+
+    ``heads``: as ``awaited`` has it.
 
     Raises:
         ValueError: an action is missing, comes twice, sits at the wrong position, or waits for
@@ -22,7 +29,7 @@ def prove(
     kinds: tuple[Kind, ...] = ("F", "I", "W") if split else ("F", "B")
     for number, (actions, held) in enumerate(zip(schedule, stages_of, strict=True)):
         _check_once(number, actions, set(product(kinds, held, range(num_microbatches))))
-    return in_order(schedule)
+    return in_order(schedule, heads=heads)
 
 
 def _check_once(number: int, actions: Sequence[Action], wanted: set[Key]) -> None:
@@ -34,7 +41,7 @@ def _check_once(number: int, actions: Sequence[Action], wanted: set[Key]) -> Non
     raise ValueError(f"position {number}: {Action(*wrong[0])} is not done exactly once")
 
 
-def in_order(schedule: Schedule) -> tuple[Action, ...]:
+def in_order(schedule: Schedule, *, heads: int = 0) -> tuple[Action, ...]:
     """One order in which its actions can be done: whatever can be done, until all is done.
 
     Raises:
@@ -44,11 +51,12 @@ def in_order(schedule: Schedule) -> tuple[Action, ...]:
     done: dict[Action, None] = {}
     at = [0] * len(schedule)
     split = any(action.kind == "I" for actions in schedule for action in actions)
+    needs = partial(awaited, num_stages=num_stages, split=split, heads=heads)
     before = -1
     while before < len(done):
         before = len(done)
         for number, actions in enumerate(schedule):
-            at[number] = _advance(actions, at[number], done, num_stages, split=split)
+            at[number] = _advance(actions, at[number], done, needs)
     stuck = [(n, a[at[n]]) for n, a in enumerate(schedule) if at[n] < len(a)]
     if stuck:
         waits = "; ".join(f"position {number} at {action}" for number, action in stuck)
@@ -57,12 +65,15 @@ def in_order(schedule: Schedule) -> tuple[Action, ...]:
 
 
 def _advance(
-    actions: Sequence[Action], at: int, done: dict[Action, None], num_stages: int, *, split: bool
+    actions: Sequence[Action],
+    at: int,
+    done: dict[Action, None],
+    needs: Callable[[Action], tuple[Key, ...]],
 ) -> int:
     """Do the actions of one position until one has to wait; where that is."""
     while at < len(actions):
         action = actions[at]
-        for need in awaited(action, num_stages, split=split):
+        for need in needs(action):
             if need not in done:
                 return at
         done[action] = None

@@ -51,15 +51,14 @@ def simulate_plan(
     """One step of a pipeline as planned; a smaller last microbatch takes less.
 
     Args:
-        borders: Between stages ``s`` and ``s + 1``. Stages of one position hand on for nothing.
+        borders: As ``PipelinePlan.borders`` has them. Stages of one position hand on for nothing.
     """
     pattern = Pattern.of(pipeline)
     tape, sizes = tape_of(pattern), (1.0, last_size(pipeline.samples, pipeline.microbatch))
     spans: list[list[Span]] = [[] for _ in range(tape.num_positions)]
     began, ended = tape.play(stages, borders, sizes)
-    rows = zip(proven_order(pattern), tape.position, began, ended, strict=True)
-    for action, place, start, end in rows:
-        spans[place].append(Span(action, start, end))
+    for action, row in zip(proven_order(pattern), tape.rows, strict=True):
+        spans[tape.position[row]].append(Span(action, began[row], ended[row]))
     return Timeline(tuple(tuple(row) for row in spans))
 
 

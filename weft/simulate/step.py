@@ -15,7 +15,7 @@ from weft.cluster.view import ChipPool, ClusterView, Site
 from weft.cost.choice import choice_of, num_sites, state_parts, ways_of_domains
 from weft.cost.memory import Overheads
 from weft.cost.rates import CostFunction, Roofline
-from weft.cost.sends import border_bytes, border_times, borders_between, sums_part
+from weft.cost.sends import border_bytes, border_times, border_width, sums_part
 from weft.cost.times import BorderTimes, StageTimes, longest
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
@@ -161,11 +161,14 @@ def time_of_plan(
     return StepTime(tuple(timelines), tuple(once), known.stretch(plan.world_size))
 
 
-def _sharing(plan: Plan, pipeline: PipelinePlan, number: int, cluster: ClusterView) -> int:
+def _sharing(
+    plan: Plan, pipeline: PipelinePlan, ends: tuple[int, int], cluster: ClusterView
+) -> int:
     """Borders that share the way between the sites of one, itself counted: each other pipeline is
     taken to have as many."""
     places = [cluster.site_of(stage.mesh.ranks[0]) for stage in pipeline.stages]
-    return borders_between(places, number) * len(plan.pipelines)
+    joined = [{places[end] for end in both} for both in pipeline.borders]
+    return joined.count({places[end] for end in ends}) * len(plan.pipelines)
 
 
 def times_of_plan(
@@ -184,18 +187,20 @@ def times_of_plan(
     """
     shape = shape_of(spec)
 
-    def border(pipeline: PipelinePlan, number: int, sides: Sequence[Hardware]) -> BorderTimes:
-        """Between a stage and the next."""
-        stage, after = pipeline.stages[number : number + 2]
+    def border(
+        pipeline: PipelinePlan, ends: tuple[int, int], sides: Sequence[Hardware]
+    ) -> BorderTimes:
+        """Between two stages."""
+        stage, after = pipeline.stages[ends[0]], pipeline.stages[ends[1]]
         if stage.mesh.ranks == after.mesh.ranks:
             return BorderTimes()
-        sizes = pipeline.microbatch, seq_len, shape.d_model
+        sizes = pipeline.microbatch, seq_len, border_width(pipeline, ends[0], shape.d_model)
         return border_times(
             border_bytes(stage.precision, *sizes, cast=stage.border),
             (len(stage.mesh.ranks), len(after.mesh.ranks)),
-            [side.fabric for side in sides[number : number + 2]],
+            (sides[ends[0]].fabric, sides[ends[1]].fabric),
             reach=cluster.reach((*stage.mesh.ranks, *after.mesh.ranks)),
-            shared_by=_sharing(plan, pipeline, number, cluster),
+            shared_by=_sharing(plan, pipeline, ends, cluster),
         )
 
     ways, unlike, sites = ways_of_domains(plan), state_parts(plan), num_sites(plan, cluster)
@@ -227,4 +232,4 @@ def times_of_plan(
         sides = [hardware(stage.mesh.ranks[0]) for stage in pipeline.stages]
         numbers = range(len(sides))
         stages = [slowest(p, number) for number in numbers]
-        yield stages, [border(pipeline, number, sides) for number in numbers[:-1]]
+        yield stages, [border(pipeline, ends, sides) for ends in pipeline.borders]

@@ -1,14 +1,18 @@
-"""A proven schedule as flat lists, so that playing it costs a few additions an action."""
+"""A proven schedule as flat lists, so that playing it costs a few additions an action.
+
+What waits for several others, or hands on to several, has a row of no length for each but one.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
 from weft.cost.times import BorderTimes, StageTimes
+from weft.plan.borders import crossed
 from weft.schedules.action import Action, Key, Kind, awaited
 from weft.schedules.known import Pattern, proven_order
 
@@ -21,9 +25,11 @@ SAME = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """Actions in an order in which they can be done; each list has an entry for each."""
+    """Actions in an order in which they can be done; each list has an entry for each row."""
 
     num_positions: int
+    num_chained: int
+    """Stages that follow one another."""
     position: array[int]
     code: array[int]
     """Which duration: by stage, then kind, then size of the microbatch."""
@@ -32,7 +38,9 @@ class Tape:
     wire: array[int]
     """Which way its result leaves the position: twice the border, plus 1 upstream; else -1."""
     first_backs: array[int]
-    """The numbers of the first stage's backwards, without weight gradients."""
+    """The rows of the first stage's backwards, without weight gradients."""
+    rows: array[int]
+    """The row of each action."""
 
     def play(
         self, stages: Sequence[StageTimes], borders: Sequence[BorderTimes], sizes: Sequence[float]
@@ -41,7 +49,7 @@ class Tape:
 
         ``sizes``: the unlike sizes of microbatches, 1 for a full one, that the codes refer to.
         """
-        takes, carry, late = _durations(stages, borders, sizes)
+        takes, carry, late = _durations(stages, borders, sizes, self.num_chained)
         free, sent = [0.0] * self.num_positions, [0.0] * (2 * len(borders))
         began: list[float] = []
         ended: list[float] = []
@@ -64,7 +72,7 @@ class Tape:
         self, stages: Sequence[StageTimes], borders: Sequence[BorderTimes], sizes: Sequence[float]
     ) -> float:
         """When the last action of ``play`` has ended, computed faster than all ends."""
-        takes, carry, late = _durations(stages, borders, sizes)
+        takes, carry, late = _durations(stages, borders, sizes, self.num_chained)
         free, sent = [0.0] * self.num_positions, [0.0] * (2 * len(borders))
         arrived: list[float] = []
         note = arrived.append
@@ -82,52 +90,102 @@ class Tape:
             note(end)
         return max(free)
 
+    def add(self, position: int, code: int, before: int = _NONE, wire: int = _NONE) -> int:
+        """A row more; its number."""
+        self.position.append(position)
+        self.code.append(code)
+        self.before.append(before)
+        self.wire.append(wire)
+        return len(self.position) - 1
+
     def _rows(self) -> Iterable[tuple[int, int, int, int]]:
         return zip(self.position, self.code, self.before, self.wire, strict=True)
 
 
 def _durations(
-    stages: Sequence[StageTimes], borders: Sequence[BorderTimes], sizes: Sequence[float]
+    stages: Sequence[StageTimes],
+    borders: Sequence[BorderTimes],
+    sizes: Sequence[float],
+    num_chained: int,
 ) -> tuple[list[float], list[float], list[float]]:
-    """By code: of the action; how long its result occupies the wire; how much later it is there."""
-    ways = list(pairwise((_NOWHERE, *borders, _NOWHERE)))
+    """By code: of the action; how long its result occupies the wire; how much later it is there.
+
+    After the codes of actions one for each border of a part of the head.
+    """
+    ways = list(pairwise((_NOWHERE, *borders[: num_chained - 1], _NOWHERE)))
+    ways += [(_NOWHERE, _NOWHERE)] * (len(stages) - num_chained)
     hops = [down if kind == "F" else up for up, down in ways for kind in _KINDS]
+    hops += borders[num_chained - 1 :]
     takes = [stage.of(kind) * size for stage in stages for kind in _KINDS for size in sizes]
+    takes += [0.0] * (len(hops) * len(sizes) - len(takes))
     carry = [hop.transfer_s * size for hop in hops for size in sizes]
     return takes, carry, [hop.latency_s for hop in hops for _ in sizes]
 
 
 def write_tape(
-    order: Sequence[Action], positions: Sequence[Sequence[int]], size_of: Sequence[int]
+    order: Sequence[Action],
+    positions: Sequence[Sequence[int]],
+    size_of: Sequence[int],
+    *,
+    heads: int = 0,
 ) -> Tape:
     """The tape of actions in a proven order.
 
-    ``size_of``: for each microbatch, which of the unlike sizes it has.
+    ``size_of``: for each microbatch, which of the unlike sizes it has. ``heads``: as ``awaited``
+    has it.
     """
     place_of = {stage: p for p, stages in enumerate(positions) for stage in stages}
     split = any(action.kind == "I" for action in order)
     num_sizes = max(size_of, default=0) + 1
-    tape = Tape(len(positions), *(array("i") for _ in range(5)))
-    number: dict[Key, int] = {}
     num_stages = len(place_of)
+    chained = num_stages - heads
+    tape = Tape(len(positions), chained, *(array("i") for _ in range(6)))
+    number: dict[Key, int] = {}
+    handed: dict[tuple[Key, int], int] = {}
+    """The row that hands a result on to a stage, where it has one of its own."""
     for action in order:
         kind, stage, microbatch = action
-        place = place_of[stage]
+        place, size = place_of[stage], size_of[microbatch]
         travels = [
-            number[need]
-            for need in awaited(action, num_stages, split=split)
+            handed.get((need, stage), number[need])
+            for need in awaited(action, num_stages, split=split, heads=heads)
             if place_of[need[1]] != place
         ]
-        target = {"F": stage + 1, "W": stage}.get(kind, stage - 1)
-        stays = place_of.get(target, place) == place
-        tape.position.append(place)
-        tape.code.append((4 * stage + _KINDS.index(kind)) * num_sizes + size_of[microbatch])
-        tape.before.append(travels[0] if travels else _NONE)
-        tape.wire.append(_NONE if stays else 2 * min(stage, target) + (kind != "F"))
+        first, *others = travels or (_NONE,)
+        for before in others:
+            tape.add(place, 4 * num_stages * num_sizes, before)
+        code = (4 * stage + _KINDS.index(kind)) * num_sizes + size
+        wire = _wire(action, place_of, chained)
+        number[action] = tape.add(place, code, first, wire)
+        tape.rows.append(number[action])
         if stage == 0 and kind in ("B", "I"):
-            tape.first_backs.append(len(number))
-        number[action] = len(number)
+            tape.first_backs.append(number[action])
+        for border, taker in _fanned(action, place_of, chained, heads):
+            code = (4 * num_stages + border - chained + 1) * num_sizes + size
+            row = tape.add(place, code, wire=2 * border + (kind != "F"))
+            handed[action, taker] = row
     return tape
+
+
+def _wire(action: Action, place_of: Mapping[int, int], chained: int) -> int:
+    """Of a result that goes to the stage after or before, at another position."""
+    kind, stage, _ = action
+    target = {"F": stage + 1, "W": stage}.get(kind, stage - 1)
+    place = place_of[stage]
+    stays = max(stage, target) >= chained or place_of.get(target, place) == place
+    return _NONE if stays else 2 * min(stage, target) + (kind != "F")
+
+
+def _fanned(
+    action: Action, place_of: Mapping[int, int], chained: int, heads: int
+) -> Iterator[tuple[int, int]]:
+    """Borders of parts of the head over which its result goes, and the stages that take it."""
+    for border, ends in enumerate(crossed(chained, heads) if heads else ()):
+        giver, taker = ends if action.kind == "F" else ends[::-1]
+        is_fan = ends[1] >= chained and (action.kind == "F" or ends[0] < chained)
+        leaves = giver == action.stage and place_of[taker] != place_of[giver]
+        if is_fan and leaves and action.kind != "W":
+            yield border, taker
 
 
 @lru_cache(maxsize=256)
@@ -135,7 +193,8 @@ def tape_of(pattern: Pattern) -> Tape:
     """The tape of a pattern; its last microbatch has a size of its own."""
     positions = pattern.positions
     last = pattern.num_microbatches - 1
-    return write_tape(proven_order(pattern), positions, [int(m == last) for m in range(last + 1)])
+    sizes = [int(m == last) for m in range(last + 1)]
+    return write_tape(proven_order(pattern), positions, sizes, heads=len(pattern.heads))
 
 
 def seconds_each(pattern: Pattern, ended: Sequence[float]) -> float:

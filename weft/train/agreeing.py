@@ -28,8 +28,9 @@ from weft.comm.members import in_words
 from weft.config.check import flat
 from weft.config.errors import ConfigError, ConfigErrors, RunError, show
 from weft.data.prepare import Prepared, prepare
-from weft.models.registry import FAMILIES, model_spec
+from weft.models.registry import FAMILIES, head_rows_of, model_spec
 from weft.plan.model import ModelSpec
+from weft.planner.heads import check_heads
 from weft.train.first_opens import found_by_first, opened_by_first
 from weft.train.from_memory import newest_in_memory
 from weft.train.history import History, Rewind, history_of, read_rewinds
@@ -89,6 +90,7 @@ def agree(
     refuse_unlike_ranks(comm, job)
     data = _prepared(job, comm, local_rank)
     spec = model_spec(job.config.model, data.vocab_size, job.config.data.seq_len)
+    check_heads(job.plan, head_rows_of(spec))  # a tokenizer may have fewer tokens than asked for
     _begin_with_weights(job, comm)
     owner = _owner(job, comm)
     checkpoint, why = newest_in_memory(

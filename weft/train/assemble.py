@@ -18,7 +18,7 @@ from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.nn.init import initial_values
 from weft.nn.recomputed import recompute
-from weft.nn.stage import Buffer, MicroBatch, Objective, Stage
+from weft.nn.stage import Buffer, InParts, MicroBatch, Objective, Stage
 from weft.optim.optimizer import Optimizer
 from weft.outer.meeting import Meeting
 from weft.parallel.apply import axis_groups
@@ -78,7 +78,8 @@ class Source:
     objective: Callable[[Stage], Objective]
     """What becomes of the last stage's output."""
     borders: Mapping[int, Border] = field(default_factory=dict)
-    """What crosses from each stage to the next; empty where it depends on the batch."""
+    """What crosses each border of the pipeline, by its number; empty where it depends on the
+    batch."""
     expected_weight: float
     """About what the weights of a global batch add up to, a constant of the job."""
     may_be_absent: bool = False
@@ -144,7 +145,11 @@ def assemble(
     pieces = held_pieces(plan, source.specs, source.tilings)
     held = {name: tiling.boxes.get(comm.rank) for name, tiling in source.tilings.items()}
     stored = {name: Stored(boxes) for name, boxes in held.items() if boxes is not None}
-    hollow = {name for name, cut in pieces.items() if any(held.level == 3 for held in cut)}
+    hollow = {
+        name
+        for name, cut in pieces.items()
+        if any(held.level == 3 for held in cut if comm.rank in held.ranks)
+    }
     share = Share(rank_plan, comm, stored, hollow)
     stages = {number: source.stage(number, share) for number in rank_plan.stages}
     comm.open_groups(axis_groups(plan))
@@ -289,8 +294,15 @@ def _computation(
     buffers = RunningBuffers(
         source.buffers, [stage.module for stage in stages.values()], rank_plan.plan.global_batch
     )
-    objective = None
-    if last in stages:
+    objective, part = None, None
+    heads = rank_plan.pipeline_plan.heads
+    for number in stages.keys() & {*heads}:
+        stage = stages[number]
+        assert isinstance(stage, InParts), f"{type(stage)} cannot be a part of the head"
+        part = stage.part_objective
+        if number in attendances:
+            part = attendances[number].announced_part(part)
+    if last in stages and not heads:
         objective = source.objective(stages[last])
         if last in attendances:
             objective = attendances[last].announced(objective)
@@ -302,6 +314,7 @@ def _computation(
             for number, stage in stages.items()
         },
         objective=objective,
+        part=part,
         borders=source.borders,
         attendances=attendances,
         buffers=buffers,

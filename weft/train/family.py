@@ -12,6 +12,7 @@ from torch import nn
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.config.sections import OptimConfig, SitesConfig
+from weft.models.family import Task, TaskInParts
 from weft.models.registry import FAMILIES, build_stage, modules_of, param_specs
 from weft.nn.shapes import only_shapes
 from weft.nn.stage import Buffer, Stage
@@ -20,8 +21,9 @@ from weft.optim.optimizer import Optimizer
 from weft.outer.meeting import Meeting
 from weft.parallel.apply import apply_layout, check_entries
 from weft.parallel.params import param_tilings
+from weft.plan.layout import Border
 from weft.plan.model import ModelSpec
-from weft.plan.plan import Plan
+from weft.plan.plan import PipelinePlan, Plan
 from weft.precision.registry import PRECISIONS
 from weft.train.assemble import Built, Share, Source, assemble
 
@@ -53,10 +55,14 @@ def assemble_model(
 
     def split(number: int, stage: Stage, share: Share) -> None:
         """Divided along the axes of its mesh, as the family's layout says."""
-        pieces = share.rank_plan.pipeline_plan.stages[number].pieces
-        apply_layout(stage.module, layout, share.rank_plan, share.comm, sizes=sizes, pieces=pieces)
+        asked = share.rank_plan.pipeline_plan.stages[number]
+        own = dict(sizes)
+        if family.head_dim is not None and asked.head_rows is not None:
+            own[family.head_dim] = asked.head_rows[1] - asked.head_rows[0]
+        apply_layout(
+            stage.module, layout, share.rank_plan, share.comm, sizes=own, pieces=asked.pieces
+        )
 
-    borders = range(len(rank_plan.pipeline_plan.stages) - 1)
     source = Source(
         specs=marked(optim, param_specs(spec)),
         tilings=param_tilings(plan, spec),
@@ -66,7 +72,7 @@ def assemble_model(
         stage=partial(_stage, spec, buffers),
         split=split,
         objective=task.objective,
-        borders=dict.fromkeys(borders, task.border(spec, seq_len)),
+        borders=_borders(rank_plan.pipeline_plan, task, spec, seq_len),
         expected_weight=plan.global_batch * task.weight_of_sample(seq_len),
         buffers=buffers,
     )
@@ -91,13 +97,27 @@ def assemble_model(
     return built
 
 
+def _borders(
+    pipeline: PipelinePlan, task: Task, spec: ModelSpec, seq_len: int
+) -> dict[int, Border]:
+    """What crosses each border: between parts of the head what these have found."""
+    found = task.between_parts(seq_len) if isinstance(task, TaskInParts) else {}
+    usual, heads = task.border(spec, seq_len), pipeline.heads
+    return {n: found if a in heads else usual for n, (a, _) in enumerate(pipeline.borders)}
+
+
 def _stage(spec: ModelSpec, buffers: Sequence[Buffer], number: int, share: Share) -> Stage:
     """A stage of this rank's boxes, in the plan's precision, its parameters without values."""
-    stages = share.rank_plan.pipeline_plan.stages
-    asked, last = stages[number], len(stages) - 1
+    pipeline = share.rank_plan.pipeline_plan
+    asked = pipeline.stages[number]
     with only_shapes():
         stage = build_stage(
-            spec, asked.blocks, embed=number == 0, head=number == last, cut=asked.cut
+            spec,
+            asked.blocks,
+            embed=pipeline.computes(number, "embed"),
+            head=pipeline.computes(number, "head"),
+            cut=asked.cut,
+            first_row=asked.head_rows[0] if asked.head_rows else None,
         )
     model = stage.module
     _fill_buffers(model, buffers, share.comm.device)

@@ -8,11 +8,11 @@ from itertools import groupby
 
 from weft.cli.output import aligned, out
 from weft.cluster.view import ClusterView
-from weft.plan.plan import Plan, StagePlan
+from weft.plan.plan import PipelinePlan, Plan
 from weft.planner.explain import Comparison, pruned_in_words, settings
 from weft.planner.forecast import JOULES_PER_BYTE, WAITING, PositionForecast, PositionMemory
 from weft.planner.outlook import Outlook
-from weft.report.plan_picture import layers_held, ranges
+from weft.report.plan_picture import head_in_words, layers_held, ranges
 from weft.report.units import count, seconds, sent
 from weft.resolve.resolve import Resolved
 from weft.simulate.picture import draw
@@ -82,7 +82,7 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
             "stage": str(s),
             "ranks": ranges(stage.mesh.ranks, dash="-"),
             "mesh": " x ".join(f"{axis} {size}" for axis, size in stage.mesh.axes if size > 1),
-            "layers": _layers_held(stage, s, len(pipeline.stages)),
+            "layers": _layers_held(pipeline, s),
             "samples": share,
             "micro-batches": f"{pipeline.num_microbatches} x {pipeline.microbatch}",
             "schedule": pipeline.order,
@@ -98,13 +98,14 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
         yield row
 
 
-def _layers_held(stage: StagePlan, number: int, num_stages: int) -> str:
+def _layers_held(pipeline: PipelinePlan, number: int) -> str:
     """``0-2``; with several stages also the embedding and the head, as ``3 + head``."""
+    stage = pipeline.stages[number]
     layers = [", ".join(layers_held(stage.layers, dash="-"))] if stage.blocks else []
-    if num_stages == 1:
+    if len(pipeline.stages) == 1:
         return layers[0]
-    ends = ["embed"] * (number == 0), ["head"] * (number == num_stages - 1)
-    return " + ".join([*ends[0], *layers, *ends[1]]) or "none"
+    head = [head_in_words(stage, dash="-")] * pipeline.computes(number, "head")
+    return " + ".join([*["embed"] * (number == 0), *layers, *head]) or "none"
 
 
 def in_words(outlook: Outlook) -> Iterator[str]:

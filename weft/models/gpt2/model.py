@@ -71,6 +71,7 @@ class GPT2(Decoder):
         embed: bool = True,
         head: bool = True,
         cut: tuple[bool, bool] = (False, False),
+        first_row: int | None = None,
     ) -> None:
         positions = {"positions": nn.Embedding(spec.seq_len, spec.d_model)} if embed else {}
         super().__init__(
@@ -79,6 +80,7 @@ class GPT2(Decoder):
             embed=embed,
             head=head,
             cut=cut,
+            first_row=first_row,
             block=lambda layer, halves: GPT2Block(spec, layer, halves),
             norm=lambda: nn.LayerNorm(spec.d_model, spec.norm_eps),
             **positions,

@@ -66,6 +66,7 @@ class Llama(Decoder):
         embed: bool = True,
         head: bool = True,
         cut: tuple[bool, bool] = (False, False),
+        first_row: int | None = None,
     ) -> None:
         super().__init__(
             spec,
@@ -73,6 +74,7 @@ class Llama(Decoder):
             embed=embed,
             head=head,
             cut=cut,
+            first_row=first_row,
             block=lambda _, halves: LlamaBlock(spec, halves),
             norm=lambda: RMSNorm(spec.d_model, spec.norm_eps),
             rotary=Rotary(spec.d_head, theta=spec.rope_theta, scaling=spec.rope_scaling),

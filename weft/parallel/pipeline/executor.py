@@ -15,14 +15,24 @@ from torch import Tensor
 from weft.comm.comm import Comm
 from weft.comm.memory import ReusedMemory
 from weft.comm.spans import span
-from weft.nn.stage import MicroBatch, Objective, Stage, Terms, added, total_of
+from weft.nn.stage import (
+    Begun,
+    MicroBatch,
+    Objective,
+    PartObjective,
+    Stage,
+    Terms,
+    Tree,
+    added,
+    total_of,
+)
 from weft.parallel.gradients import Gradients
 from weft.parallel.pipeline.deferred import Job, WeightWork
 from weft.parallel.pipeline.running import RunningBuffers
 from weft.parallel.pipeline.stage_border import StageBorder, Way
 from weft.parallel.sharding import Attendance
 from weft.plan.layout import Border
-from weft.plan.plan import RankPlan
+from weft.plan.plan import PipelinePlan, RankPlan
 from weft.precision.registry import PRECISIONS
 from weft.schedules.action import Action, Schedule
 from weft.schedules.clocks import Clocks
@@ -41,6 +51,40 @@ class _Kept:
     """What went over a stage border; nothing on the last stage."""
     total: Tensor | None
     """What the stage adds to the loss."""
+    begun: Begun | None = None
+    """Of a part of the head: what it has found, and what is left to do."""
+
+
+_Crossing = tuple[int, Way]
+"""A border by its number, and which way over it."""
+
+
+class _Crossings:
+    """What actions of a pipeline work on and what comes of them, as far as it crosses borders."""
+
+    def __init__(self, pipeline: PipelinePlan) -> None:
+        self._taken: dict[tuple[bool, int], list[_Crossing]] = {}
+        self._given: dict[tuple[bool, int], list[_Crossing]] = {}
+        for number, (giver, taker) in enumerate(pipeline.borders):
+            is_found = giver in pipeline.heads  # which is read in a backward, and has none itself
+            self._given.setdefault((True, giver), []).append((number, "F"))
+            self._taken.setdefault((not is_found, taker), []).append((number, "F"))
+            if not is_found:
+                self._given.setdefault((False, taker), []).append((number, "B"))
+                self._taken.setdefault((False, giver), []).append((number, "B"))
+
+    def taken(self, action: Action) -> Sequence[_Crossing]:
+        """What it works on."""
+        return self._of(self._taken, action)
+
+    def given(self, action: Action) -> Sequence[_Crossing]:
+        """What comes of it."""
+        return self._of(self._given, action)
+
+    def _of(
+        self, found: Mapping[tuple[bool, int], Sequence[_Crossing]], action: Action
+    ) -> Sequence[_Crossing]:
+        return () if action.kind == "W" else found.get((action.kind == "F", action.stage), ())
 
 
 class _Work(NamedTuple):
@@ -53,32 +97,25 @@ class _Work(NamedTuple):
     """After each action, the earlier ones whose results have certainly arrived where they went."""
 
 
-def _work_of(schedule: Schedule, position: int) -> _Work:
-    clocks = Clocks(schedule)
+def _work_of(schedule: Schedule, position: int, heads: int) -> _Work:
+    clocks = Clocks(schedule, heads=heads)
     return _Work(schedule[position], receives(clocks)[position], releases(clocks, position))
 
 
-def _most_under_way(work: _Work) -> dict[tuple[int, Way], tuple[int, int]]:
+def _most_under_way(work: _Work, crossings: _Crossings) -> dict[_Crossing, tuple[int, int]]:
     """By border and way: microbatches that a rank sends, and that it receives, at once."""
-    sent, received = Counter[tuple[int, Way]](), Counter[tuple[int, Way]]()
-    most: dict[tuple[int, Way], tuple[int, int]] = {}
+    sent, received = Counter[_Crossing](), Counter[_Crossing]()
+    most: dict[_Crossing, tuple[int, int]] = {}
     posted = {each for coming in work.coming for each in coming}
     for action, coming, arrived in zip(*work, strict=True):
-        received.update(_border_of(each, is_input=True) for each in coming)
-        if action.kind != "W":
-            sent[_border_of(action, is_input=False)] += 1
+        received.update(chain.from_iterable(map(crossings.taken, coming)))
+        sent.update(crossings.given(action))
         for place in {*sent, *received}:
             before = most.get(place, (0, 0))
             most[place] = max(before[0], sent[place]), max(before[1], received[place])
-        received.subtract([_border_of(action, is_input=True)] if action in posted else [])
-        sent.subtract(_border_of(each, is_input=False) for each in arrived)
+        received.subtract(crossings.taken(action) if action in posted else [])
+        sent.subtract(chain.from_iterable(map(crossings.given, arrived)))
     return most
-
-
-def _border_of(action: Action, *, is_input: bool) -> tuple[int, Way]:
-    """The border and the way over it of what an action works on, or of its result."""
-    is_forward = action.kind == "F"
-    return action.stage - (is_input == is_forward), "F" if is_forward else "B"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,8 +126,10 @@ class Computation:
     """By number."""
     objective: Objective | None
     """What becomes of the last stage's output; None where this rank does not have that."""
+    part: PartObjective | None = None
+    """Likewise of the part of the head that this rank has."""
     borders: Mapping[int, Border]
-    """What crosses from each stage of the pipeline to the next, by the number of the first."""
+    """What crosses each border of the pipeline, by its number."""
     attendances: Mapping[int, Attendance]
     """By stage, how this rank helps the others to parameters where it has no samples."""
     buffers: RunningBuffers
@@ -119,7 +158,7 @@ class Executor:
     ) -> None:
         self._comm = comm
         self._stages = computation.stages
-        self._objective = computation.objective
+        self._objective, self._part = computation.objective, computation.part
         self._attendances = computation.attendances
         self.buffers = computation.buffers
         self._runs_empty = any(stage.spans_samples for stage in self._stages.values())
@@ -128,7 +167,9 @@ class Executor:
         self._loss_scale = loss_scale
         self._work = work
         self._dtype = PRECISIONS[rank_plan.stage_plan.precision].compute.dtype
-        self._last = len(rank_plan.pipeline_plan.stages) - 1
+        pipeline = rank_plan.pipeline_plan
+        self._last, self._heads = len(pipeline.stages) - 1, pipeline.heads
+        self._crossings = _Crossings(pipeline)
         self.border_memory = ReusedMemory(comm.device)
         self._usual = computation.borders
         self.follow(rank_plan)
@@ -140,30 +181,30 @@ class Executor:
         """From the next step on do what a plan says that differs in the samples of pipelines."""
         self._rank_plan = rank_plan
         schedule = schedule_of(rank_plan.pipeline_plan)
-        forwards = [[action for action in each if action.kind == "F"] for each in schedule]
+        forwards = [[action for action in each if self._evaluates(action)] for each in schedule]
         self._training, self._evaluation = (
-            _work_of(each, rank_plan.position) for each in (schedule, forwards)
+            _work_of(each, rank_plan.position, len(self._heads)) for each in (schedule, forwards)
         )
-        self._under_way = _most_under_way(self._training)
+        self._under_way = _most_under_way(self._training, self._crossings)
         self._borders: Mapping[int, StageBorder] = {}
         self._borders_of: dict[object, Mapping[int, StageBorder]] = {}
         self.cross(self._usual)
 
     def cross(self, borders: Mapping[int, Border]) -> None:
         """Let these tensors cross from now on, where they depend on the batch."""
-        key = tuple((stage, tuple(border.items())) for stage, border in borders.items())
+        key = tuple((number, tuple(border.items())) for number, border in borders.items())
         if key not in self._borders_of:
             pipeline, memory = self._rank_plan.pipeline_plan, self.border_memory
             self._borders_of[key] = {
-                stage: StageBorder(self._comm, pipeline, stage, border, memory)
-                for stage, border in borders.items()
-                if stage in self._stages or stage + 1 in self._stages
+                number: StageBorder(self._comm, pipeline, number, border, memory)
+                for number, border in borders.items()
+                if self._stages.keys() & {*pipeline.borders[number]}
             }
             made = self._borders_of[key]
             for_each = (
-                made[stage].messages(way, sent=sent, received=received)
-                for (stage, way), (sent, received) in self._under_way.items()
-                if stage in made
+                made[number].messages(way, sent=sent, received=received)
+                for (number, way), (sent, received) in self._under_way.items()
+                if number in made
             )
             self._comm.reserve(chain.from_iterable(for_each))
         if self._borders is not self._borders_of[key]:
@@ -198,13 +239,19 @@ class Executor:
                 microbatch = microbatches[action.microbatch]
                 if self._computes(microbatch):
                     self._do(action, microbatch)
-                elif action.stage in self._attendances:  # help the others of the stage
+                elif action.stage in self._attendances and (
+                    action.kind == "F" or torch.is_grad_enabled()
+                ):  # help the others of the stage
                     self._attendances[action.stage].attend(action.kind)
                 for sent in arrived:
                     self._release(sent)
         for border in self._borders.values():
             border.finish()
         return self._totals
+
+    def _evaluates(self, action: Action) -> bool:
+        """It is done without gradients too: of a backward of a part of the head, the loss."""
+        return action.kind == "F" or (action.stage in self._heads and action.kind != "W")
 
     def _computes(self, microbatch: MicroBatch) -> bool:
         return self._runs_empty or len(microbatch) > 0
@@ -213,15 +260,13 @@ class Executor:
         """Start to receive what the action works on, where it comes over a stage border."""
         if not self._computes(microbatches[action.microbatch]):
             return
-        way: Way = "F" if action.kind == "F" else "B"
-        before = action.stage - 1 if way == "F" else action.stage
-        if action.kind != "W" and before in self._borders:
-            self._borders[before].expect(way, action.microbatch)
+        for number, way in self._crossings.taken(action):
+            self._borders[number].expect(way, action.microbatch)
 
     def _release(self, action: Action) -> None:
         """Let go of what the action sent."""
-        way: Way = "F" if action.kind == "F" else "B"
-        self._borders[action.stage - (way == "B")].release(way, action.microbatch)
+        for number, way in self._crossings.given(action):
+            self._borders[number].release(way, action.microbatch)
 
     def _do(self, action: Action, microbatch: MicroBatch) -> None:
         with span(str(action)):
@@ -241,23 +286,28 @@ class Executor:
         counts = torch.is_grad_enabled() and self._rank_plan.counts_samples
         with self.buffers.unchanged(counts=counts):
             tree, terms = self._stages[action.stage].compute(given, microbatch.context)
-        if action.stage == self._last:
+        begun, sent = None, {name: tensor.detach() for name, tensor in tree.items()}
+        if action.stage in self._heads:
+            assert self._part is not None, "a part of the head has a part of the objective"
+            begun = self._part(tree, microbatch.tensors)
+            tree, sent = {}, dict(begun.found)
+        elif action.stage == self._last:
             assert self._objective is not None, "the last stage has the objective"
             terms = added([terms, self._objective(tree, microbatch.tensors)])
             tree = {}
-        else:
-            sent = {name: tensor.detach() for name, tensor in tree.items()}
-            self._borders[action.stage].send("F", action.microbatch, sent)
+        for number, way in self._crossings.given(action):
+            self._borders[number].send(way, action.microbatch, sent)
         self._count(terms)
-        if torch.is_grad_enabled():
-            kept = _Kept(wanted, tree, total_of(terms))
+        if torch.is_grad_enabled() or begun is not None:
+            kept = _Kept(wanted, tree, total_of(terms), begun)
             self._kept[action.stage, action.microbatch] = kept
 
     def _received(self, action: Action) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What came over the border, and the part of it that wants a gradient."""
-        given = self._borders[action.stage - 1].receive("F", action.microbatch)
+        ((number, way),) = self._crossings.taken(action)
+        given = self._borders[number].receive(way, action.microbatch)
         wanted: dict[str, Tensor] = {}
-        for name in self._borders[action.stage - 1].differentiable:
+        for name in self._borders[number].differentiable:
             tensor = given[name].to(self._dtype).requires_grad_(torch.is_grad_enabled())
             given[name] = wanted[name] = tensor
         return given, wanted
@@ -272,35 +322,56 @@ class Executor:
         """The whole backward, or all but the linear layers' weight gradients."""
         key = (action.stage, action.microbatch)
         kept = self._kept.pop(key)
+        if kept.begun is not None:
+            kept.total = total_of(self._whole(action, kept.begun))
+        if not torch.is_grad_enabled():
+            return
         if self._work is not None:
             self._work.is_deferring = action.kind == "I"
         with self.buffers.unchanged(counts=False):  # recomputing adds again
             self._differentiate(kept, action)
         if self._work is not None:
             self._weight_jobs[key] = self._work.take()
-        if action.stage:
+        for number, way in self._crossings.given(action):
             grads = {
                 name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
                 for name, tensor in kept.given.items()
             }
-            self._borders[action.stage - 1].send("B", action.microbatch, grads)
+            self._borders[number].send(way, action.microbatch, grads)
+
+    def _whole(self, action: Action, begun: Begun) -> Terms:
+        """Of the whole loss, from what all parts of the head have found; counted once."""
+        found: dict[int, Tree] = {action.stage: begun.found}
+        for number, way in self._crossings.taken(action):
+            giver, _ = self._rank_plan.pipeline_plan.borders[number]
+            found[giver] = self._borders[number].receive(way, action.microbatch)
+        terms = begun.rest([found[stage] for stage in self._heads])
+        if action.stage == self._last:
+            self._count(terms)
+        return terms
 
     def _differentiate(self, kept: _Kept, action: Action) -> None:
         roots: list[Tensor] = []
         grads: list[Tensor | None] = []
-        if action.stage != self._last:
-            received = self._borders[action.stage].receive("B", action.microbatch)
-            for name, grad in received.items():
-                if kept.result[name].requires_grad:
-                    roots.append(kept.result[name])
-                    grads.append(grad.to(kept.result[name].dtype))
-        is_last = action.stage == self._last  # whose total must have a gradient
+        for name, grad in self._came_back(action).items() if kept.begun is None else ():
+            if kept.result[name].requires_grad:
+                roots.append(kept.result[name])
+                grads.append(grad.to(kept.result[name].dtype))
+        is_last = action.stage in (self._last, *self._heads)  # whose total must have a gradient
         if kept.total is not None and (is_last or kept.total.requires_grad):
             total = kept.total / self._scale
             roots.append(total if self._loss_scale is None else total * self._loss_scale)
             grads.append(None)
         if roots:
             torch.autograd.backward(roots, grads)
+
+    def _came_back(self, action: Action) -> dict[str, Tensor]:
+        """The gradients of what a stage gave; of those who took the same the sum, in order."""
+        found: dict[str, Tensor] = {}
+        for number, way in self._crossings.taken(action):
+            for name, grad in self._borders[number].receive(way, action.microbatch).items():
+                found[name] = found[name] + grad if name in found else grad
+        return found
 
     @torch.no_grad()
     def _weights(self, action: Action) -> None:

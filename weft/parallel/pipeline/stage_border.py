@@ -1,4 +1,4 @@
-"""What travels between two neighbouring stages: the moves between their activation tilings.
+"""What travels between two stages: the moves between their activation tilings.
 
 A tree of tensors crosses, each along moves of its own; all of one microbatch go as one message to
 each rank.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -22,7 +23,7 @@ from weft.comm.transport import nothing
 from weft.nn.stage import Tree
 from weft.parallel.casts import Code
 from weft.plan.box import Box
-from weft.plan.layout import Border, BorderTensor, Dim
+from weft.plan.layout import Border, BorderTensor, Dim, Form
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.plan.tiling import Move, Stored, Tiling, moves
 from weft.precision.casts import CASTS
@@ -36,11 +37,15 @@ _DTYPES = {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool}
 
 
 def activation_tiling(
-    pipeline: PipelinePlan, stage: int, microbatch: int, dims: Sequence[Dim]
+    pipeline: PipelinePlan,
+    stage: int,
+    microbatch: int,
+    dims: Sequence[Dim],
+    form: Form = "stream",
 ) -> Tiling:
     """Where a stage's input or output of one microbatch lies; ``dims`` follow the samples."""
     samples = pipeline.split(stage, microbatch)
-    of_one = tiling(dims, "stream", pipeline.stages[stage].mesh)
+    of_one = tiling(dims, form, pipeline.stages[stage].mesh)
     boxes = {
         rank: tuple(
             Box((samples[rank].start, *box.offset), (len(samples[rank]), *box.size)) for box in held
@@ -50,19 +55,19 @@ def activation_tiling(
     return Tiling((pipeline.size_of(microbatch), *of_one.shape), boxes)
 
 
-def channel(pipeline: PipelinePlan, stage: int, way: Way) -> Channel:
-    """The channel of one way over the border after ``stage``: a border's ways never share one."""
-    ends = (pipeline.stages[stage].mesh.ranks, pipeline.stages[stage + 1].mesh.ranks)
-    return Channel(tuple(sorted({*ends[0], *ends[1]})), 2 * stage + (way == "B"))
+def channel(pipeline: PipelinePlan, border: int, way: Way) -> Channel:
+    """The channel of one way over a border: its ways never share one."""
+    ranks = (pipeline.stages[end].mesh.ranks for end in pipeline.borders[border])
+    return Channel(tuple(sorted({*chain.from_iterable(ranks)})), 2 * border + (way == "B"))
 
 
 def channels(plan: Plan) -> Iterator[Channel]:
     """Every channel of a job, in the same order on every rank."""
     for pipeline in plan.pipelines:
-        for stage in range(len(pipeline.stages) - 1):
-            if pipeline.stages[stage].mesh.ranks != pipeline.stages[stage + 1].mesh.ranks:
-                yield channel(pipeline, stage, "F")
-                yield channel(pipeline, stage, "B")
+        for border, (giver, taker) in enumerate(pipeline.borders):
+            if pipeline.stages[giver].mesh.ranks != pipeline.stages[taker].mesh.ranks:
+                ways: Sequence[Way] = ("F",) if giver in pipeline.heads else ("F", "B")
+                yield from (channel(pipeline, border, way) for way in ways)
 
 
 def edges(pipeline: PipelinePlan, borders: Mapping[int, Border]) -> dict[Channel, frozenset[Edge]]:
@@ -71,27 +76,28 @@ def edges(pipeline: PipelinePlan, borders: Mapping[int, Border]) -> dict[Channel
     Where a border depends on the batch: who may, for they have samples in common.
     """
     found: dict[Channel, frozenset[Edge]] = {}
-    for stage in range(len(pipeline.stages) - 1):
+    for border, ends in enumerate(pipeline.borders):
         forward, backward = set[Edge](), set[Edge]()
-        for size in _sizes(pipeline, stage):
+        for size in _sizes(pipeline, ends):
             alone = replace(pipeline, samples=size)
-            if stage not in borders:
-                forward |= _with_samples_in_common(alone, stage, 0)
+            if border not in borders:
+                forward |= _with_samples_in_common(alone, ends, 0)
                 backward = forward
                 continue
-            for tensor in borders[stage].values():
-                moved = {(src, dst) for src, dst, _ in _moves(alone, stage, 0, tensor)}
+            for tensor in borders[border].values():
+                moved = {(src, dst) for src, dst, _ in _moves(alone, ends, 0, tensor)}
                 forward |= moved
                 backward |= moved if tensor.has_grad else set()
-        found[channel(pipeline, stage, "F")] = frozenset(forward)
-        found[channel(pipeline, stage, "B")] = frozenset((dst, src) for src, dst in backward)
+        found[channel(pipeline, border, "F")] = frozenset(forward)
+        if ends[0] not in pipeline.heads:
+            found[channel(pipeline, border, "B")] = frozenset((dst, src) for src, dst in backward)
     return found
 
 
-def _sizes(pipeline: PipelinePlan, stage: int) -> Sequence[int]:
+def _sizes(pipeline: PipelinePlan, ends: tuple[int, int]) -> Sequence[int]:
     """Samples of a microbatch that make a difference: where both sides of a border divide them
     alike, a full one alone."""
-    one, other = pipeline.stages[stage : stage + 2]
+    one, other = (pipeline.stages[end] for end in ends)
     most = min(pipeline.microbatch, pipeline.samples)
     alike = one.mesh.sample_ways == other.mesh.sample_ways
     if alike and one.sample_shares == other.sample_shares:
@@ -99,8 +105,10 @@ def _sizes(pipeline: PipelinePlan, stage: int) -> Sequence[int]:
     return range(1, most + 1)
 
 
-def _with_samples_in_common(pipeline: PipelinePlan, stage: int, microbatch: int) -> set[Edge]:
-    given, taken = (activation_tiling(pipeline, s, microbatch, ()) for s in (stage, stage + 1))
+def _with_samples_in_common(
+    pipeline: PipelinePlan, ends: tuple[int, int], microbatch: int
+) -> set[Edge]:
+    given, taken = (activation_tiling(pipeline, stage, microbatch, ()) for stage in ends)
     return {
         (src, dst)
         for src, (sent,) in given.boxes.items()
@@ -109,24 +117,45 @@ def _with_samples_in_common(pipeline: PipelinePlan, stage: int, microbatch: int)
     }
 
 
-def _moves(pipeline: PipelinePlan, stage: int, microbatch: int, tensor: BorderTensor) -> list[Move]:
-    """What carries a tensor over the border after ``stage``, forward."""
-    source, target = (
-        activation_tiling(pipeline, each, microbatch, tensor.dims) for each in (stage, stage + 1)
+def _moves(
+    pipeline: PipelinePlan, ends: tuple[int, int], microbatch: int, tensor: BorderTensor
+) -> list[Move]:
+    """What carries a tensor over the border between two stages, forward."""
+    return moves(*_tilings(pipeline, ends, microbatch, tensor))
+
+
+def _tilings(
+    pipeline: PipelinePlan, ends: tuple[int, int], microbatch: int, tensor: BorderTensor
+) -> tuple[Tiling, Tiling]:
+    """Where a tensor lies before it crosses, forward, and after."""
+    before, after = (
+        activation_tiling(pipeline, stage, microbatch, tensor.dims, tensor.form) for stage in ends
     )
-    return moves(source, target)
+    return before, after
 
 
 def _code(stage: StagePlan, tensor: BorderTensor, way: Way) -> Code:
     """How a tensor travels from a stage to the next. Rows that some axis may cut are not cast."""
     if tensor.role != "compute":
-        return Code(_DTYPES[tensor.role])
+        return Code(_dtype(stage, tensor))
     cuts = (axis.divides(tensor.dims[-1], "stream") for axis in AXES.values() if tensor.dims)
     if not stage.border or not tensor.dims or any(cuts):
-        return Code(PRECISIONS[stage.precision].compute.dtype)
+        return Code(_dtype(stage, tensor))
     cast = CASTS[stage.border]
     name = cast.factors if way == "F" else cast.gradients
     return Code(vars(torch)[name], has_scales=cast.row_bytes > 0)
+
+
+def _dtype(stage: StagePlan, tensor: BorderTensor) -> torch.dtype:
+    """Of a tensor that a stage gives."""
+    precision = PRECISIONS[stage.precision]
+    match tensor.role:
+        case "compute":
+            return precision.compute.dtype
+        case "wide":
+            return precision.accumulation.dtype
+        case other:
+            return _DTYPES[other]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +170,7 @@ class _Route:
 
 
 class StageBorder:
-    """The border between stages ``stage`` and ``stage + 1`` of one pipeline, on one rank.
+    """One border of a pipeline, by its number there, on one rank.
 
     Activations go forward along the moves from one tiling to the other, gradients of those that
     have one back along the same moves. Stages on one rank pass tensors by hand: such moves send
@@ -153,21 +182,21 @@ class StageBorder:
         self,
         comm: Comm,
         pipeline: PipelinePlan,
-        stage: int,
+        number: int,
         border: Border,
         memory: ReusedMemory | None = None,
     ) -> None:
         self._comm = comm
         self._memory = memory or ReusedMemory(comm.device)
         self._pipeline = pipeline
-        self._stage = stage
+        self._ends = pipeline.borders[number]
         self._tensors: dict[Way, Border] = {
             "F": border,
             "B": {name: tensor for name, tensor in border.items() if tensor.has_grad},
         }
-        self._channels = {way: channel(pipeline, stage, way) for way in self._tensors}
+        self._channels = {way: channel(pipeline, number, way) for way in self._tensors}
         self._codes = {
-            (way, name): _code(pipeline.stages[stage], tensor, way)
+            (way, name): _code(pipeline.stages[self._ends[0]], tensor, way)
             for way, tensors in self._tensors.items()
             for name, tensor in tensors.items()
         }
@@ -199,7 +228,7 @@ class StageBorder:
                 yield from (Message(over, code.size(size), code.dtype) for size in boxes)
 
     def send(self, way: Way, microbatch: int, tree: Tree) -> None:
-        """Hand on this rank's part of an output of ``stage``, or of gradients of what it gave."""
+        """Hand on this rank's part of what the first stage gives, or of the gradients of that."""
         parts = []
         for name, route in self._routes_of(way, microbatch).items():
             assert route.held is not None, f"rank {self._comm.rank} has nothing to send {way}"
@@ -233,7 +262,7 @@ class StageBorder:
         self._arriving[way, microbatch] = wait, memory
 
     def receive(self, way: Way, microbatch: int) -> dict[str, Tensor]:
-        """This rank's part of the input of ``stage + 1``, or of gradients of ``stage``'s output.
+        """This rank's part of what the second stage takes, or of the gradients that come back.
 
         What comes from another rank must be expected.
         """
@@ -265,9 +294,7 @@ class StageBorder:
         return message
 
     def _dtype(self, way: Way, name: str) -> torch.dtype:
-        precision = self._pipeline.stages[self._stage].precision
-        role = self._tensors[way][name].role
-        return PRECISIONS[precision].compute.dtype if role == "compute" else _DTYPES[role]
+        return _dtype(self._pipeline.stages[self._ends[0]], self._tensors[way][name])
 
     def release(self, way: Way, microbatch: int) -> None:
         """Let go of what was sent. Waits until it has left."""
@@ -293,10 +320,7 @@ class StageBorder:
         return self._routes[way, size]
 
     def _make_route(self, way: Way, microbatch: int, tensor: BorderTensor) -> _Route:
-        source, target = (
-            activation_tiling(self._pipeline, stage, microbatch, tensor.dims)
-            for stage in (self._stage, self._stage + 1)
-        )
+        source, target = _tilings(self._pipeline, self._ends, microbatch, tensor)
         travelling: Sequence[Move] = moves(source, target)
         if way == "B":
             source, target = target, source

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.nn.losses import LinearCrossEntropy
 from weft.nn.norm import wide_dtype
+from weft.nn.rows_loss import Rest, RowsLoss
 from weft.parallel.runtime import AxisGroup, SplitForm, Sum
 
 CHUNK_TOKENS = 1024
@@ -115,8 +116,31 @@ class _VocabLosses(torch.autograd.Function):
         return d_logits * grad[:, None], None, None
 
 
+class VocabRowsLoss(nn.Module):
+    """``RowsLoss`` of a part of the head whose rows are split once more: every rank says what all
+    of them have found."""
+
+    def __init__(self, rows: nn.Module, total: Sum) -> None:
+        super().__init__()
+        assert isinstance(rows, RowsLoss), f"{rows} is no part of a loss"
+        self._own = RowsLoss(rows.first + total.first)
+        self._group = total.group
+
+    def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Rest]:
+        """As the whole part's."""
+        found, rest = self._own(hidden, weight, targets)
+        talk, ranks = self._group.comm, self._group.ranks
+        largest = found[..., 0].clone()
+        talk.all_reduce(largest, name="vocab max", group=ranks, largest=True)
+        shrunk = (found[..., 0] - largest).exp()
+        sums = torch.stack([found[..., 1] * shrunk, found[..., 2]])
+        talk.all_reduce(sums, name="vocab sums", group=ranks)
+        return torch.stack([largest, *sums], -1), rest
+
+
 SPLIT_FORMS: Mapping[type[nn.Module], SplitForm] = {
     nn.Linear: RowLinear,
     nn.Embedding: VocabEmbedding,
     LinearCrossEntropy: VocabCrossEntropy,
+    RowsLoss: VocabRowsLoss,
 }
