@@ -219,7 +219,7 @@ def test_a_plan_that_cuts_the_model_is_refused() -> None:
         schedule="interleaved",
     )
     plan = Plan(num_layers=1, pipelines=(pipeline,))
-    with pytest.raises(ConfigError, match="expected one stage, without a tp axis"):
+    with pytest.raises(ConfigError, match="expected one stage, without a cp or tp axis"):
         weft.weave(*model_and_optimizer(), loss=squares, plan=plan)
 
 

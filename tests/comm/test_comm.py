@@ -68,7 +68,7 @@ def exchanged(address: RankAddress, group: tuple[int, ...]) -> list[list[float]]
     own = group.index(address.rank)
     parts = [torch.full((i + 1,), 10.0 * address.rank + i) for i in range(len(group))]
     sizes = [(own + 1,)] * len(group)
-    received = comm.exchange(parts, sizes, name="exchange", group=group)
+    received = comm.exchange(parts, sizes, name="exchange", group=group)()
     comm.close()
     return [part.tolist() for part in received]
 

@@ -193,9 +193,9 @@ class Comm:
         *,
         name: str,
         group: tuple[int, ...],
-    ) -> list[Tensor]:
-        """All-to-all of unequal parts: ``parts[i]`` goes to the group's ``i``-th rank, in whatever
-        order the group names its ranks.
+    ) -> Arriving[list[Tensor]]:
+        """Start an all-to-all of unequal parts: ``parts[i]`` goes to the group's ``i``-th rank, in
+        whatever order the group names its ranks.
 
         ``sizes[i]`` is the shape of what comes from it. Shard -> Shard of another dimension.
         """
@@ -206,8 +206,14 @@ class Comm:
         given = [parts[i].numel() for i in ascending]
         begin = partial(self._group(group).all_to_all, result, flat, counts, given)
         messages, sent = self._sent(parts, group)
-        self._start(name, group, sent, begin, messages=messages, sent=sent)()
-        return pieces_of(result, counts, ascending, sizes)
+        finish = self._start(name, group, sent, begin, messages=messages, sent=sent)
+
+        def arrived() -> list[Tensor]:
+            _ = flat  # which nobody lets go of before
+            finish()
+            return pieces_of(result, counts, ascending, sizes)
+
+        return arrived
 
     def gather_parts(
         self, part: Tensor, sizes: Sequence[Sequence[int]], *, name: str, group: tuple[int, ...]

@@ -83,18 +83,23 @@ def layer_items(
     heads = shape.num_heads / work.share("heads")
     least = 1.0 if shape.latent is None else 0.0
     kv_heads = max(shape.num_kv_heads / work.share("kv_heads"), least)
-    items["heads"] = wide * (heads + kv_heads) * (shape.key_width + shape.value_width)
+    from_all = work.share("seq") if work.gathers_keys else 1
+    items["heads"] = wide * (heads + kv_heads * from_all) * (shape.key_width + shape.value_width)
     if shape.latent is not None:
         low = shape.latent
         items["latent"] = wide * (low.q_rank + low.kv_rank + low.d_rope)
-    if work.eager:
-        seen = (work.seq_len + BLOCK_QUERIES) / 2
-        items["scores"] = wide * heads * seen * (work.seq_len <= KEPT_SEQ)
-    elif work.fused_attention:
-        items["scores"] = 4 * tokens * heads
-    else:
-        items["scores"] = tokens * work.seq_len * heads * (2 + 3 * shape.dropout)
+    items["scores"] = heads * _scores(shape, work)
     return {**items, **_feed_forward(shape, work, experts=experts)}
+
+
+def _scores(shape: ModelShape, work: StageWork) -> float:
+    """Of one head; of fused attention, and where keys go round, the logarithms of sums."""
+    if work.eager and work.share("seq") == 1:
+        seen = (work.seq_len + BLOCK_QUERIES) / 2
+        return work.wide * work.tokens * seen * (work.seq_len <= KEPT_SEQ)
+    if work.eager or work.fused_attention:
+        return 4 * work.tokens
+    return work.tokens * work.seq_len * (2 + 3 * shape.dropout)
 
 
 def _feed_forward(shape: ModelShape, work: StageWork, *, experts: bool) -> dict[Item, float]:

@@ -14,8 +14,16 @@ from typing import Literal, NamedTuple
 
 from weft.cluster.view import ClusterView, Reach
 from weft.cost.choice import alike, choice_of
-from weft.cost.sends import border_bytes, border_width, layer_sends, sums_part
-from weft.cost.work import ALL_BY_ADAMW, DIVISIONS, StateBytes, Training, layers_alike, width_of
+from weft.cost.sends import LayerSend, border_bytes, border_width, layer_sends, sums_part
+from weft.cost.work import (
+    ALL_BY_ADAMW,
+    DIVISIONS,
+    StageWork,
+    StateBytes,
+    Training,
+    layers_alike,
+    width_of,
+)
 from weft.models.registry import param_specs, shape_of
 from weft.models.shape import ModelShape
 from weft.plan.model import ModelSpec, UnitName
@@ -95,8 +103,7 @@ def _inside(
                 yield "gather seq", send.axis, once * gathers
                 yield "scatter seq", send.axis, once * scatters
             else:
-                forwards = (2 + each.forward_again) * send.times
-                yield send.what, send.axis, once * forwards * send.copies
+                yield send.what, send.axis, once * _forwards(send, each, width)
     for axis, size in work.axes:
         if "vocab" in DIVISIONS[axis].inner:
             tokens = (size - 1) * work.tokens * (ranks // size)
@@ -104,6 +111,16 @@ def _inside(
             yield "gather seq", axis, tokens * ends
             yield "scatter seq", axis, tokens * ends
             yield "vocab sums", axis, 2 * tokens * 3 * max(4, width) * work.predicts
+
+
+def _forwards(send: LayerSend, work: StageWork, width: int) -> float:
+    """How many times a forward's bytes a step sends of keys, or of tokens to experts. Where keys go
+    round their gradients do so beside them, and all the way home."""
+    if send.what != "keys":
+        return (2 + work.forward_again) * send.times * send.copies
+    size = send.group.size
+    home = 0.0 if work.gathers_keys else size / (size - 1) * max(4, width) / width
+    return 2 + work.attention_again + home
 
 
 def _once(

@@ -64,6 +64,7 @@ class Software:
 WEFT = Software(
     slowdown=1.12,
     tensor_hidden=0.4,
+    context_hidden=0.0,
     border_hidden=0.5,
     step_s=0.01,
     straggle=0.005,

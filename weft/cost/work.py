@@ -137,6 +137,9 @@ class StageWork(NamedTuple):
     """Attention never writes its scores to memory (arXiv 2205.14135)."""
     frozen: bool = False
     """Weights are not trained, only small adapters beside them."""
+    gathers_keys: bool = False
+    """Attention keeps the keys and values of all ranks that divide the sequence; else they go round
+    among those."""
     eager: bool = False
     """On a processor: attention in blocks of queries, the gate kept before and after its
     activation, and logits in chunks (``weft/nn``)."""
@@ -209,6 +212,15 @@ class StageWork(NamedTuple):
             again = sum(each.forward_again * each.num_layers for each in parts)
             return again / self.num_layers
         return sum(part * MODES[name].forward for names, part in self.recompute for name in names)
+
+    @property
+    def attention_again(self) -> float:
+        """Part of attention that backward does again, and of what goes between ranks for it."""
+        return sum(
+            part * max(MODES[name].repeats("attention") for name in names)
+            for names, part in self.recompute
+            if names
+        )
 
 
 class LayerKind(NamedTuple):

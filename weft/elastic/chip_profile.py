@@ -271,7 +271,7 @@ def _talk(comm: Comm, kind: LinkKind, flat: Tensor) -> None:
             comm.all_gather(flat, name="links", group=world)()
         case "exchange":
             parts = list(flat.view(len(world), -1))
-            comm.exchange(parts, [part.shape for part in parts], name="links", group=world)
+            comm.exchange(parts, [part.shape for part in parts], name="links", group=world)()
         case "send":
             channel = Channel(world, 0)
             if comm.rank == 0:

@@ -70,7 +70,7 @@ class _BlockedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor | None) -> Tensor:
         batch, kv_heads = k.shape[0], k.shape[2]
-        queries, keys, values = _by_key_head(q, kv_heads), _by_head(k), _by_head(v)
+        queries, keys, values = by_key_head(q, kv_heads), by_head(k), by_head(v)
         result = torch.empty_like(queries)
         kept = []
         ctx.blocks, later = _blocks(q.shape[1], k.shape[1], first), _later(q)
@@ -82,13 +82,13 @@ class _BlockedAttention(torch.autograd.Function):
                 kept.append(p)
         ctx.save_for_backward(queries, keys, values, first, *kept)
         ctx.batch = batch
-        return _from_head(result.flatten(0, 1), batch)
+        return from_head(result.flatten(0, 1), batch)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         queries, keys, values, first, *kept = ctx.saved_tensors
-        d_result = _by_key_head(grad, keys.shape[0] // ctx.batch)
+        d_result = by_key_head(grad, keys.shape[0] // ctx.batch)
         d_queries = torch.empty_like(queries)
         d_keys, d_values = (torch.zeros_like(x, dtype=wide_dtype(keys)) for x in (keys, values))
         scale = queries.shape[-1] ** -0.5
@@ -104,8 +104,8 @@ class _BlockedAttention(torch.autograd.Function):
             _add_product(d_keys[:, block.keys], d_scores.mT, rows.flatten(1, 2))
         d_queries *= scale
         d_keys *= scale
-        d_k, d_v = (_from_head(x.to(keys.dtype), ctx.batch) for x in (d_keys, d_values))
-        return _from_head(d_queries.flatten(0, 1), ctx.batch), d_k, d_v, None
+        d_k, d_v = (from_head(x.to(keys.dtype), ctx.batch) for x in (d_keys, d_values))
+        return from_head(d_queries.flatten(0, 1), ctx.batch), d_k, d_v, None
 
 
 class _Block(NamedTuple):
@@ -141,20 +141,20 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += torch.bmm(a, b)
 
 
-def _by_head(x: Tensor) -> Tensor:
+def by_head(x: Tensor) -> Tensor:
     """``[batch, seq, heads, d_head]`` to contiguous ``[batch * heads, seq, d_head]``."""
     return x.transpose(1, 2).flatten(0, 1).contiguous()
 
 
-def _by_key_head(x: Tensor, kv_heads: int) -> Tensor:
+def by_key_head(x: Tensor, kv_heads: int) -> Tensor:
     """``[batch, seq, heads, d_head]`` to contiguous ``[n, group, seq, d_head]``."""
     batch, seq, heads, d_head = x.shape
     grouped = x.reshape(batch, seq, kv_heads, heads // kv_heads, d_head).permute(0, 2, 3, 1, 4)
     return grouped.flatten(0, 1).contiguous()
 
 
-def _from_head(x: Tensor, batch: int) -> Tensor:
-    """The inverse of ``_by_head``, not contiguous."""
+def from_head(x: Tensor, batch: int) -> Tensor:
+    """The inverse of ``by_head``, not contiguous."""
     return x.view(batch, -1, *x.shape[1:]).transpose(1, 2)
 
 

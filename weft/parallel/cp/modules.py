@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.cluster.cluster import HOST
 from weft.nn.attention import Attention
-from weft.nn.causal_attention import causal_attention
 from weft.nn.documents import Packed
 from weft.nn.losses import LinearCrossEntropy
+from weft.parallel.cp.gathered import Gathered
+from weft.parallel.cp.ring import Ring
 from weft.parallel.division import Division
 from weft.parallel.pair import Pair
 from weft.parallel.runtime import Lying, SplitForm, Sum
 from weft.parallel.tp.modules import VocabCrossEntropy
 from weft.plan.layout import Shard
-
-KEYS = ("keys", "keys")
-"""What messages are called."""
 
 
 class OwnQueries(nn.Module):
@@ -28,7 +27,7 @@ class OwnQueries(nn.Module):
     def __init__(self, attention: nn.Module, total: Sum) -> None:
         super().__init__()
         assert isinstance(attention, Attention), f"{attention} has no core"
-        attention.core.call = _Gathered(total)
+        attention.core.call = _Core(total)
         self.attention = attention
 
     def forward(self, *args: Any) -> Tensor:
@@ -37,30 +36,22 @@ class OwnQueries(nn.Module):
         return result
 
 
-class _Gathered:
-    """``causal_attention`` of this rank's queries, to keys and values that are gathered."""
+class _Core:
+    """Keys go round where attention is computed in our own blocks, and are gathered for kernels."""
 
     def __init__(self, total: Sum) -> None:
-        self._held = total.held
-        self._keys = Division(total.group, Lying(Shard(1), total.parts), KEYS)
+        self._ring, self._gathered = Ring(total), Gathered(total)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
         """``q`` and the result ``[batch, own seq, heads, d_head]``, ``k`` and ``v`` likewise."""
-        whole = self._keys.gather(torch.cat((k, v), dim=2))  # [batch, seq, 2 kv_heads, d_head]
-        keys, values = whole.chunk(2, dim=2)
-        parts = torch.split(q, [len(part) for part in self._held], dim=1)
-        return torch.cat(
-            [
-                causal_attention(
-                    mine,
-                    keys[:, : part.stop],
-                    values[:, : part.stop],
-                    None if packed is None else packed.ending(part),
-                )
-                for part, mine in zip(self._held, parts, strict=True)
-            ],
-            dim=1,
-        )
+        if q.device.type != HOST:
+            return self._gathered(q, k, v, packed)
+        if torch.compiler.is_compiling():
+            from weft.parallel.cp import uncompiled
+
+            mixed: Tensor = uncompiled.attention(self._ring, q, k, v, packed)
+            return mixed
+        return self._ring(q, k, v, packed)
 
 
 class OwnTargets(nn.Module):

@@ -114,6 +114,7 @@ class Costs:
                 axes=dividing(axes),
                 recompute=slabs_of(section.recompute, 0),
                 dtype=dtype_of(self.workload.precision),
+                gathers_keys=not self._eager[section.pool],
                 eager=self._eager[section.pool],
                 wide_products=self.workload.training.wide_products,
             ),

@@ -1,0 +1,153 @@
+"""Attention divided among ranks is attention of one rank, whichever way keys come to queries."""
+
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from weft.axes.cp.axis import ContextParallel
+from weft.comm.address import RankAddress
+from weft.comm.comm import Comm
+from weft.comm.join import join
+from weft.elastic.pool import WorkerPool
+from weft.nn.causal_attention import BLOCK_QUERIES, causal_attention
+from weft.nn.documents import Documents
+from weft.parallel.cp.gathered import Gathered
+from weft.parallel.cp.ring import Ring
+from weft.parallel.runtime import AxisGroup, Sum
+from weft.plan.layout import Dim
+
+BATCH, HEADS, KV_HEADS, D_HEAD = 2, 4, 2, 8
+SEQ = 4 * BLOCK_QUERIES + 16
+"""Over several blocks in each part for two ranks, in one that is not full for more."""
+STARTS = np.random.default_rng(3).random((BATCH, SEQ)) < 1 / 50
+LONG = np.broadcast_to(np.arange(SEQ) // 200, (BATCH, SEQ))
+SEGMENTS = {"one": None, "short": STARTS.cumsum(1), "long": LONG}
+WAYS = {"ring": Ring, "gathered": Gathered}
+
+
+def inputs(dtype: torch.dtype) -> list[Tensor]:
+    """Queries, keys, values and the gradient of the result."""
+    generator = torch.Generator().manual_seed(7)
+    heads = (HEADS, KV_HEADS, KV_HEADS, HEADS)
+    sizes = [(BATCH, SEQ, many, D_HEAD) for many in heads]
+    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in sizes]
+
+
+def differentiated(attend: Any, inputs: list[Tensor], segments: Any) -> list[Tensor]:
+    """The result and the gradients of queries, keys and values."""
+    packed = None if segments is None else Documents.of(segments, "cpu").packed
+    *given, grad = (x.requires_grad_() for x in inputs)
+    result = attend(*given, packed)
+    return [result.detach(), *torch.autograd.grad(result, given, grad)]
+
+
+class Found(NamedTuple):
+    """Of one rank."""
+
+    error: float
+    """The largest beside one rank in fp64."""
+    sent: float = 0
+    kept: float = 0
+    """Bytes, from forward to backward."""
+    flops: float = 0
+
+
+def divided(address: RankAddress, dtype: torch.dtype) -> dict[tuple[str, str], Found]:
+    """By way, or ``alone``, and documents."""
+    comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
+    size = address.world_size
+    comm.open_groups([tuple(range(size))])
+    group = AxisGroup(comm, tuple(range(size)))
+    parts = [ContextParallel().part(Dim(name="seq", size=SEQ), size, n) for n in range(size)]
+    own = torch.tensor([n for part in parts[address.rank] for n in part])
+    found = {}
+    for name, segments in SEGMENTS.items():
+        whole = differentiated(causal_attention, inputs(torch.float64), segments)
+        alone = differentiated(causal_attention, inputs(dtype), segments)
+        found["alone", name] = Found(largest(alone, whole))
+        for way, make in WAYS.items():
+            attend = make(Sum(group, parts[address.rank], tuple(parts), None))
+            counter = FlopCounterMode(display=False)
+            before = comm.counters["keys"].bytes if "keys" in comm.counters else 0
+            kept = list[int]()
+            with saved_tensors_hooks(partial(noted, kept), lambda x: x), counter:
+                mine = differentiated(attend, [x[:, own] for x in inputs(dtype)], segments)
+            error = largest(mine, [x[:, own] for x in whole])
+            sent = comm.counters["keys"].bytes - before
+            found[way, name] = Found(error, sent, sum(kept), counter.get_total_flops())
+    comm.close()
+    return found
+
+
+def noted(kept: list[int], x: Tensor) -> Tensor:
+    kept.append(x.nbytes)
+    return x
+
+
+def largest(found: list[Tensor], exact: list[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(found, exact, strict=True))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_matches_one_rank(ranks: int, pool: WorkerPool) -> None:
+    found = pool.run(divided, torch.float64, world_size=ranks)
+    both = 2 * BATCH * SEQ * KV_HEADS * D_HEAD * 8  # of keys and values, of all ranks
+    there = (ranks - 1) * both
+    bytes_of = {"gathered": 2 * there, "ring": 2 * there + ranks * both}
+    own = BATCH * SEQ // ranks * (2 * (HEADS + KV_HEADS) * D_HEAD + HEADS) * 8
+    for way, name in product(WAYS, SEGMENTS):
+        of_ranks = [each[way, name] for each in found]
+        assert max(each.error for each in of_ranks) < 1e-12, (way, name)
+        assert sum(each.sent for each in of_ranks) == bytes_of[way]
+        firsts = 4 * BATCH * SEQ * (name != "one")
+        assert way != "ring" or {each.kept for each in of_ranks} == {own + firsts}
+    flops = [each["ring", "one"].flops for each in found]
+    every = 7 * 2 * BATCH * HEADS * SEQ**2 * D_HEAD  # products of all queries with all keys
+    assert max(flops) < 1.1 * min(flops)  # blocks of queries are longer than parts
+    assert sum(flops) < 0.65 * every
+    assert sum(each["ring", "short"].flops for each in found) < 0.6 * sum(flops)
+
+
+def test_sums_are_wide_in_bf16(pool: WorkerPool) -> None:
+    """No farther from exact than one rank: what comes is added up in fp32."""
+    found = pool.run(divided, torch.bfloat16, world_size=4)
+    assert max(each["ring", "one"].error for each in found) <= found[0]["alone", "one"].error
+
+
+class Noting(Comm):
+    """One rank of a ring, which notes when it is asked to send and when what came is read."""
+
+    def __init__(self, notes: list[str]) -> None:
+        super().__init__()
+        self._notes = notes
+
+    def exchange(self, parts: Any, sizes: Any, **_: Any) -> Any:
+        (to,) = (n for n, part in enumerate(parts) if part.numel())
+        (source,) = (n for n, size in enumerate(sizes) if size[1])
+        self._notes.append(f"send to {to}")
+        room = torch.full(sizes[source], float(source))
+        return lambda: self._notes.append("read") or [room] * len(sizes)
+
+
+def test_the_next_keys_are_on_their_way_before_these_are_used() -> None:
+    notes: list[str] = []
+    parts = [ContextParallel().part(Dim(name="seq", size=12), 3, n) for n in range(3)]
+    ring = Ring(Sum(AxisGroup(Noting(notes), (0, 1, 2)), parts[0], tuple(parts), None))
+    for places, _ in ring.round(torch.zeros(1, 4, 1)):
+        notes.append(f"use those of {parts.index(places)}")
+    assert notes == [
+        "send to 1",
+        "use those of 0",
+        "read",
+        "send to 1",
+        "use those of 2",
+        "read",
+        "use those of 1",
+    ]

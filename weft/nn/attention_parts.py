@@ -1,0 +1,112 @@
+"""Causal attention of some queries to some keys at a time, put together as more keys come.
+
+Softmax online (arXiv 1805.02867, 2310.01889): of each query the greatest score so far, the sum of
+exponentials against it, and the values added up with them, in fp32 or fp64. Backward makes the
+probabilities again from the logarithms of the sums. In blocks of queries, as on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.nn.causal_attention import BLOCK_QUERIES
+from weft.nn.norm import wide_dtype
+
+
+class Keys(NamedTuple):
+    """Keys and values ``[n, keys, d_head]`` of consecutive places of every sample, where
+    ``n = batch * kv_heads``."""
+
+    places: range
+    k: Tensor
+    v: Tensor
+
+
+class Queries:
+    """Queries of consecutive places of every sample, and what they have seen so far.
+
+    Args:
+        q: ``[n, group, seq, d_head]``: those that share a key head are rows of one product.
+        first: ``[batch, seq]``: the place of the first token of each one's document; None: 0.
+    """
+
+    def __init__(self, places: range, q: Tensor, first: Tensor | None) -> None:
+        self.places = places
+        self.q = q
+        self._first = first
+        self._scale = q.shape[-1] ** -0.5
+        wide = wide_dtype(q)
+        self._total = torch.zeros_like(q, dtype=wide)
+        self._most = q.new_full(q.shape[:-1], torch.finfo(wide).min, dtype=wide)
+        self._sum = torch.zeros_like(self._most)
+
+    def see(self, keys: Keys) -> None:
+        """Some more keys, of which some may come after these queries, or be of other documents."""
+        for rows, seen in self._blocks(keys.places):
+            scores = self._scores(rows, keys, seen)
+            most = torch.maximum(self._most[:, :, rows], scores.amax(-1))
+            weights = (scores - most[..., None]).exp_()
+            less = (self._most[:, :, rows] - most).exp_()
+            mixed = torch.bmm(_flat(weights.to(keys.v.dtype)), keys.v[:, seen])
+            self._most[:, :, rows] = most
+            self._sum[:, :, rows] = self._sum[:, :, rows] * less + weights.sum(-1)
+            total = self._total[:, :, rows]
+            total.mul_(less[..., None]).add_(mixed.view_as(total))
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """What they made of the values, and the logarithms of the sums ``[n, group, seq]``."""
+        mixed = self._total / self._sum[..., None]
+        return mixed.to(self.q.dtype), self._most + self._sum.log()
+
+    def gradients(
+        self, keys: Keys, log_sum: Tensor, d_result: Tensor, delta: Tensor, d_q: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of some keys and values; theirs are added to ``d_q``. All of a wide dtype.
+
+        ``log_sum`` is the result's, ``delta`` the sum of ``d_result`` times it over ``d_head``.
+        """
+        d_k, d_v = (torch.zeros_like(x, dtype=wide_dtype(x)) for x in (keys.k, keys.v))
+        for rows, seen in self._blocks(keys.places):
+            p = (self._scores(rows, keys, seen) - log_sum[:, :, rows, None]).exp_()
+            d_rows, q = _flat(d_result[:, :, rows]), _flat(self.q[:, :, rows])
+            d_v[:, seen] += torch.bmm(_flat(p.to(d_rows.dtype)).mT, d_rows)
+            d_p = torch.bmm(d_rows, keys.v[:, seen].mT).view_as(p)
+            d_scores = _flat((p * (d_p - delta[:, :, rows, None]) * self._scale).to(q.dtype))
+            d_part = d_q[:, :, rows]
+            d_part += torch.bmm(d_scores, keys.k[:, seen]).view_as(d_part)
+            d_k[:, seen] += torch.bmm(d_scores.mT, q)
+        return d_k, d_v
+
+    def _blocks(self, places: range) -> Iterator[tuple[slice, slice]]:
+        """Some of the queries, and those of the keys in ``places`` that some of them see."""
+        for low in range(0, len(self.places), BLOCK_QUERIES):
+            rows = slice(low, min(low + BLOCK_QUERIES, len(self.places)))
+            begin = 0 if self._first is None else int(self._first[:, low].min())
+            seen = range(max(begin, places.start), min(places.stop, self.places.start + rows.stop))
+            if seen:
+                yield rows, slice(seen.start - places.start, seen.stop - places.start)
+
+    def _scores(self, rows: slice, keys: Keys, seen: slice) -> Tensor:
+        """``[n, group, block, seen]``, in a wide dtype; of what they may not see minus infinity."""
+        q, k = self.q[:, :, rows], keys.k[:, seen]
+        scores = torch.bmm(_flat(q), k.mT).view(*q.shape[:3], -1).to(wide_dtype(q))
+        scores *= self._scale
+        mine = torch.arange(self.places.start + rows.start, self.places.start + rows.stop)[:, None]
+        others = torch.arange(keys.places.start + seen.start, keys.places.start + seen.stop)
+        hidden = others > mine  # [block, seen]
+        if self._first is not None:
+            hidden = hidden | (others < self._first[:, rows, None])  # [batch, block, seen]
+            by_sample = scores.view(len(hidden), -1, *scores.shape[2:])
+            by_sample.masked_fill_(hidden[:, None], -torch.inf)
+        elif others[-1] > mine[0]:
+            scores.masked_fill_(hidden, -torch.inf)
+        return scores
+
+
+def _flat(x: Tensor) -> Tensor:
+    """``[n, group, rows, ..]`` to ``[n, group * rows, ..]``."""
+    return x.flatten(1, 2)

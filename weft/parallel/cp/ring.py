@@ -1,0 +1,145 @@
+"""Attention while keys and values go round a ring of ranks (arXiv 2310.01889).
+
+Each rank has its queries all the time and the keys of one rank after another: those of the next are
+on their way while it computes with what it has. Backward goes the same way again, and gradients of
+keys and values, in fp32 or fp64, go with them until they are back where the keys are from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from weft.axes.held import Ranges
+from weft.comm.comm import Arriving
+from weft.nn.attention_parts import Keys, Queries
+from weft.nn.causal_attention import by_head, by_key_head, from_head
+from weft.nn.documents import Packed
+from weft.nn.norm import wide_dtype
+from weft.parallel.runtime import AxisGroup, Sum
+
+
+class Ring:
+    """``causal_attention`` of this rank's queries to the keys and values of all ranks."""
+
+    def __init__(self, total: Sum) -> None:
+        self.group: AxisGroup = total.group
+        self.parts: Sequence[Ranges] = total.parts
+        """By rank, the places that it has."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, packed: Packed | None) -> Tensor:
+        """``q`` and the result ``[batch, own seq, heads, d_head]``, ``k`` and ``v`` likewise."""
+        first = None if packed is None else packed.first
+        result: Tensor = _Attention.apply(q, k, v, first, self)  # type: ignore[no-untyped-call]
+        return result
+
+    @property
+    def own(self) -> Ranges:
+        """The places of this rank."""
+        return self.parts[self.group.position]
+
+    def round(self, own: Tensor) -> Iterator[tuple[Ranges, Tensor]]:
+        """What every rank has for ``own``, this one's first and then those before it, each with the
+        places that rank has. The next is on its way meanwhile."""
+        position, size = self.group.position, self.group.size
+        held = own
+        for step in range(size):
+            arriving = None
+            if step + 1 < size:
+                arriving = self.passed_on(held, position - step - 1)
+            yield self.parts[(position - step) % size], held
+            if arriving is not None:
+                held = arriving()
+
+    def passed_on(self, x: Tensor, number: int) -> Arriving[Tensor]:
+        """Start to give ``x`` ``[batch, seq, ..]`` to the next rank, and to get what is of the
+        places of the ``number``-th rank from the one before."""
+        position, size = self.group.position, self.group.size
+        nothing = x[:, :0]
+        parts, sizes = [nothing] * size, [nothing.shape] * size
+        seq = sum(map(len, self.parts[number % size]))
+        parts[(position + 1) % size] = x
+        sizes[(position - 1) % size] = torch.Size((x.shape[0], seq, *x.shape[2:]))
+        comm, ranks = self.group.comm, self.group.ranks
+        arriving = comm.exchange(parts, sizes, name="keys", group=ranks)
+        return lambda: arriving()[(position - 1) % size]
+
+
+class _Attention(torch.autograd.Function):
+    """Kept for backward: this rank's queries, keys, values and result, and logarithms of sums."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor | None, ring: Ring
+    ) -> Tensor:
+        mine = _queries(q, k.shape[2], first, ring)
+        for places, held in ring.round(torch.cat((k, v), dim=2)):
+            for keys in _keys(places, held):
+                for queries in mine:
+                    queries.see(keys)
+        found = [queries.result() for queries in mine]
+        result = torch.cat([_by_token(mixed, len(q)) for mixed, _ in found], dim=1)
+        ctx.save_for_backward(q, k, v, first, result, *(log_sum for _, log_sum in found))
+        ctx.ring = ring
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v, first, result, *log_sums = ctx.saved_tensors
+        ring: Ring = ctx.ring
+        batch, kv_heads = len(q), k.shape[2]
+        mine = _queries(q, kv_heads, first, ring)
+        sizes = [len(part) for part in ring.own]
+        d_results = [by_key_head(x, kv_heads) for x in torch.split(grad, sizes, dim=1)]
+        products = (grad.to(wide_dtype(q)) * result).sum(-1, keepdim=True)
+        deltas = [by_key_head(x, kv_heads)[..., 0] for x in torch.split(products, sizes, dim=1)]
+        d_queries = [torch.zeros_like(queries.q, dtype=wide_dtype(q)) for queries in mine]
+        each = list(zip(mine, log_sums, d_results, deltas, d_queries, strict=True))
+        coming: Arriving[Tensor] | None = None
+        for step, (places, held) in enumerate(ring.round(torch.cat((k, v), dim=2))):
+            found = []
+            for keys in _keys(places, held):
+                grads = [queries.gradients(keys, *more) for queries, *more in each]
+                found.append(torch.cat([_summed(of, batch) for of in zip(*grads, strict=True)], 2))
+            d_held = torch.cat(found, dim=1)
+            if coming is not None:
+                d_held += coming()
+            coming = ring.passed_on(d_held, ring.group.position - step - 1)
+        assert coming is not None, "a ring of no ranks"
+        d_k, d_v = coming().to(k.dtype).chunk(2, dim=2)
+        d_q = torch.cat([_by_token(x.to(q.dtype), batch) for x in d_queries], dim=1)
+        return d_q, d_k, d_v, None, None
+
+
+def _queries(q: Tensor, kv_heads: int, first: Tensor | None, ring: Ring) -> list[Queries]:
+    """This rank's, a part each."""
+    parts = torch.split(q, [len(part) for part in ring.own], dim=1)
+    return [
+        Queries(
+            part,
+            by_key_head(mine, kv_heads),
+            None if first is None else first[:, part.start : part.stop],
+        )
+        for part, mine in zip(ring.own, parts, strict=True)
+    ]
+
+
+def _keys(places: Ranges, held: Tensor) -> Iterator[Keys]:
+    """``[batch, seq, 2 kv_heads, d_head]``: keys and values of a rank, a part each."""
+    for part, both in zip(places, torch.split(held, [len(p) for p in places], 1), strict=True):
+        yield Keys(part, *map(by_head, both.chunk(2, dim=2)))
+
+
+def _summed(grads: Sequence[Tensor], batch: int) -> Tensor:
+    """The sum of what several queries gave to keys, or to values, as they travel."""
+    return from_head(torch.stack(list(grads)).sum(0), batch)
+
+
+def _by_token(x: Tensor, batch: int) -> Tensor:
+    """``[n, group, seq, d_head]`` to ``[batch, seq, heads, d_head]``."""
+    return from_head(x.flatten(0, 1), batch)

@@ -1,0 +1,17 @@
+"""What compiled code calls and does not look into.
+
+Imported only then: PyTorch's compiler takes seconds to import, and most runs do not compile.
+"""
+
+import torch
+
+from weft.nn.documents import Packed
+from weft.parallel.cp.ring import Ring
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def attention(
+    ring: Ring, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packed: Packed | None
+) -> torch.Tensor:
+    """As the ring's."""
+    return ring(q, k, v, packed)
