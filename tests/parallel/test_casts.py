@@ -126,6 +126,7 @@ SAME_BORDER = [
          recompute="full", zero=1),
     Case("lists-tp", shares=(6,), microbatch=1, dp=((1, 1),), tp=((2, 1),), layers=((3, 1),),
          lists=(("4F 2(B F) 4B", "2F 4(B F) 2B"),)),
+    Case("cp-tp", shares=(6,), dp=((1, 1),), cp=((2, 1),), tp=((1, 2),), layers=((3, 1),)),
     Case("pipelines-zb", shares=(4, 2), dp=((1, 1), (1, 1)), layers=((3, 1), (3, 1)),
          schedule="zb-h1"),
 ]  # fmt: skip
