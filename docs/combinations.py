@@ -60,6 +60,10 @@ ACROSS = (
     "plan.pipelines=[{{share: 2, stages: [{{zero: {0}}}, {{zero: {0}}}], schedule: SCHEDULE}}, "
 )
 ACROSS += "{{stages: [{{tp: 2, zero: {0}}}]}}]"
+ELSEWHERE = (
+    "{device: cuda, state_tier: host}, {dp: 2, zero: 2, state_tier: disk}",
+    ("optim.state_folder=/scratch",),
+)
 FEATURES = (
     Feature("stages of unequal layers", "{layers: 3}, {}"),
     Feature("a border inside a layer", "{layers: 1.5}, {}"),
@@ -83,6 +87,7 @@ FEATURES = (
     Feature("tensor parallel in pieces", "{tp: 2, pieces: 2}, {tp: 4, pieces: 3}"),
     Feature("all stages on GPUs", "{}, {}", ("compute.device=cuda",)),
     Feature("GPU and CPU stages", "{device: cuda}, {device: cpu}"),
+    Feature("optimizer state on the host beside state on disk", *ELSEWHERE),
 )
 
 
@@ -182,6 +187,11 @@ REFUSALS = (
         ("plan.pipelines=[{stages: [{}], micro: 25}]",),
         "plan.pipelines[0].micro",
         "the pipeline takes fewer samples",
+    ),
+    Refusal(
+        ("optim.state_tier=host",),
+        "optim.state_tier",
+        "a processor's memory is the host's: nothing would be gained",
     ),
     Refusal(
         ("plan.stages=[{}, {}]", "plan.shares=[1]"),
