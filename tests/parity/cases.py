@@ -450,6 +450,8 @@ UNEVEN = [
          family="gpt2", dropout=0.2, sample_shares=((2, 1),), state_shares=((1, 0, 4, 3),)),
     Case("pipelines-zero2-one-keeps-all", shares=(4, 2), dp=((1,), (1,)), zero=2,
          state_shares=((0,), (1,))),
+    Case("pipelines-tp2-zero1-each-keeps-a-part", shares=(4, 2), dp=((1,), (1,)), tp=((2,), (2,)),
+         zero=1, state_shares=((1, 0), (0, 1))),
     Case("unlike-pipelines-zero1-uneven", shares=(6, 2), dp=((1, 2), (1,)), tp=((2, 1), (3,)),
          layers=((1, 3), (4,)), zero=1, tied=True, state_shares=((3, 1), (0, 2, 5))),
     Case("pp2-zb-h1-zero3-uneven", shares=(7,), dp=((2, 2),), layers=((3, 1),), schedule="zb-h1",

@@ -10,7 +10,7 @@ from weft.config.sections import SitesConfig
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.plan.plan_file import PlanFile
-from weft.planner.sites import refuse_idle_fragments, with_sites
+from weft.planner.sites import refuse_idle_fragments, with_sites, without_lost
 from weft.planner.validate import refuse_idle_zero, validate_plan
 
 
@@ -103,3 +103,11 @@ def test_zero_3_is_a_sites_own() -> None:
     check(plan(2, 2, zero=3, sites=((0, 1), (2, 3))))
     with pytest.raises(ConfigError, match="2 at most beside other pipelines"):
         check(plan(2, 2, 2, zero=3, sites=((0, 1), (2, 3, 4, 5))))
+
+
+def test_what_is_left_alone_divides_nothing() -> None:
+    left, ranks = without_lost(plan(1, 1, 1, zero=1, sites=((0, 1), (2,))), [0, 2])
+    check(left)
+    assert ranks == (0, 2) and {stage.zero for _, _, stage in left.stages()} == {0}
+    kept, _ = without_lost(plan(2, 1, 1, zero=1, sites=((0, 1), (2, 3))), [0, 1, 3])
+    assert [stage.zero for _, _, stage in kept.stages()] == [1, 0]

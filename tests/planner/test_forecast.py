@@ -57,6 +57,28 @@ def test_parts_add_up_to_the_step(two: Forecast) -> None:
         assert 0 < position.by_memory < 0.3, "large products are bound by arithmetic"
 
 
+def test_unlike_chips_of_one_mesh_count_for_themselves() -> None:
+    """Peak, power and time of each rank are its own chip's; a border is as fast as its slowest."""
+    mesh = Mesh.of(range(16), dp=16)
+    shares = (1,) * 16
+    both = StagePlan(
+        mesh=mesh, layers=(0, 32), precision="bf16", device="cuda", zero=1, sample_shares=shares
+    )
+    problem = Problem(replace(WORKLOAD, samples=16), MIXED)
+    plan = Plan(num_layers=32, pipelines=(PipelinePlan(stages=(both,), samples=16, microbatch=16),))
+    found = forecast(plan, problem)
+    (position,) = found.positions
+    parts = {chip.name: part for chip, _, part in position.kinds}
+    assert parts[A100.name] == 1 and 0.2 < parts[H100.name] < 0.5
+    peak = 8 * sum(chip.peak_flops("bf16") or 0 for chip in (H100, A100))
+    assert found.mfu == pytest.approx(problem.workload.flops_s(found.step_s) / peak)
+    alike = forecast(plan, problem.on(ClusterView((replace(MIXED.pools[1], num_nodes=2),))))
+    assert found.energy_j is not None and alike.energy_j is not None
+    assert found.step_s == pytest.approx(alike.step_s, rel=0.01)
+    assert found.energy_j > alike.energy_j, "a faster chip that waits takes more than that"
+    assert "8 x H100-SXM5-80GB + 8 x A100" in position.words
+
+
 def test_chips_rows_and_ranks(two: Forecast) -> None:
     assert [p.chip.name for p in two.positions] == [H100.name, A100.name]
     assert len(two.memory_by_rank()) == 16

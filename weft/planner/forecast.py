@@ -6,7 +6,8 @@ few dozen rows. Time and memory are those that the search compares.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, sqrt
@@ -18,7 +19,7 @@ from weft.cost.choice import choice_of
 from weft.cost.flops import train_flops_per_token
 from weft.cost.memory import Memory
 from weft.cost.operators import PHASES, stage_ops
-from weft.cost.rates import CostFunction
+from weft.cost.rates import CostFunction, compute_seconds
 from weft.cost.sent import Way
 from weft.cost.work import width_of
 from weft.models.registry import shape_of
@@ -79,6 +80,9 @@ class PositionForecast:
     """Part of the computing time that goes with the memory's rate, not with arithmetic."""
     memory: Memory
     """Of each rank."""
+    kinds: tuple[tuple[Chip, int, float], ...]
+    """Of its ranks: each chip, how many have it, and the part of ``computing_s`` that they
+    compute."""
 
     @property
     def memory_part(self) -> float:
@@ -90,7 +94,10 @@ class PositionForecast:
         """``stage 1 of pipeline 0 (8 x H100-SXM5-80GB)``."""
         many = len(self.stages) > 1
         numbers = " and ".join(map(str, self.stages))
-        chips = f"{len(self.ranks)} x {self.chip.name}"
+        of: Counter[str] = Counter()
+        for chip, number, _ in self.kinds:
+            of[chip.name] += number
+        chips = " + ".join(f"{number} x {name}" for name, number in of.items())
         return f"stage{'s' * many} {numbers} of pipeline {self.pipeline} ({chips})"
 
     def as_json(self) -> dict[str, object]:
@@ -136,9 +143,9 @@ class Forecast:
         work = self.problem.workload
         flops = train_flops_per_token(work.spec, work.seq_len) * self.tokens
         peak = sum(
-            len(position.ranks)
-            * peak_flops(position.chip, position.precision, tf32=self.problem.knowledge.tf32)
+            number * peak_flops(chip, position.precision, tf32=self.problem.knowledge.tf32)
             for position in self.positions
+            for chip, number, _ in position.kinds
         )
         return flops / (peak * self.step_s)
 
@@ -147,11 +154,14 @@ class Forecast:
         """Of all chips and links; None where a chip's power is not known."""
         total = traffic_joules(self.sent)
         for position in self.positions:
-            if position.chip.power_w is None:
-                return None
-            waiting = position.communicating_s + position.once_s + position.waiting_s
-            full_s = position.computing_s + WAITING * waiting
-            total += len(position.ranks) * (position.chip.power_w * full_s)
+            seconds = position.computing_s + position.communicating_s
+            seconds += position.once_s + position.waiting_s
+            for chip, number, part in position.kinds:
+                if chip.power_w is None:
+                    return None
+                computing = part * position.computing_s
+                full_s = computing + WAITING * (seconds - computing)
+                total += number * (chip.power_w * full_s)
         return total
 
     @property
@@ -243,6 +253,7 @@ def forecast(plan: Plan, problem: Problem, *, time: StepTime | None = None) -> F
                     waiting_s=max(time.step_s - busy_s - once, 0.0),
                     by_memory=_by_memory(pipeline, stages, problem.workload, chip),
                     memory=memory[first],
+                    kinds=tuple(_kinds(pipeline, stages, problem)),
                 )
             )
     return Forecast(
@@ -253,6 +264,25 @@ def forecast(plan: Plan, problem: Problem, *, time: StepTime | None = None) -> F
         positions=tuple(positions),
         sent=problem.sent(plan),
     )
+
+
+def _kinds(
+    pipeline: PipelinePlan, stages: tuple[int, ...], problem: Problem
+) -> Iterator[tuple[Chip, int, float]]:
+    """Of a position's ranks: alike where they have no weights of samples; else each by itself."""
+    stage, work = pipeline.stages[stages[0]], problem.workload
+    pools = [problem.cluster.pool_of(rank) for rank in stage.mesh.ranks]
+    if not stage.sample_shares:
+        yield pools[0].chip, len(pools), 1.0
+        return
+    shape = shape_of(work.spec)
+    took = []
+    for rank, pool in zip(stage.mesh.ranks, pools, strict=True):
+        cost = problem.knowledge.hardware_of(pool).chip
+        each = (choice_of(pipeline, number, work.seq_len, rank=rank).work for number in stages)
+        took.append(sum(compute_seconds(shape, part, cost).whole_s for part in each))
+    for pool, seconds in zip(pools, took, strict=True):
+        yield pool.chip, 1, seconds / max(took)
 
 
 def peak_dtype(chip: Chip, precision: Precision, *, tf32: bool) -> Dtype | None:

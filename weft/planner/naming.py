@@ -27,7 +27,8 @@ def _pipeline(pipeline: PipelinePlan, cluster: ClusterView) -> str:
 
     def kind(mesh: Mesh) -> tuple[str, str]:
         axes = " x ".join(f"{axis} {size}" for axis, size in mesh.axes if size > 1)
-        return axes, cluster.pool_of(mesh.ranks[0]).chip.name
+        names = dict.fromkeys(cluster.pool_of(rank).chip.name for rank in mesh.ranks)
+        return axes, " and ".join(names)
 
     parts = []
     for (axes, chip), same in groupby(meshes, key=kind):

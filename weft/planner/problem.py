@@ -76,6 +76,9 @@ class Options:
     in_flight: bool = False
     """The best few plans may have an order made for their stages, borders and memory: more
     microbatches in flight than their schedule needs, or lists."""
+    unlike_meshes: bool = False
+    """Where memory rules plans out, unlike chips may be one mesh, with shares of samples and state
+    of their own."""
     cuts_layers: bool = False
     """Borders of the best few plans may be moved into layers, where the family lets them."""
     border: str = ""

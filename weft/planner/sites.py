@@ -8,7 +8,7 @@ from itertools import chain
 
 from weft.config.errors import ConfigError
 from weft.config.sections import SitesConfig
-from weft.plan.plan import Plan
+from weft.plan.plan import Plan, StagePlan
 from weft.plan.tiling import split_by_weight
 from weft.precision.registry import PRECISIONS
 
@@ -102,8 +102,15 @@ def without_lost(plan: Plan, left: Collection[int]) -> tuple[Plan, tuple[int, ..
     apart = [tuple(rank for rank in site if rank in before) for site in plan.sites]
     sites = tuple(filter(None, apart))
     fewer = replace(plan, pipelines=pipelines, sites=sites if len(sites) > 1 else ())
+    fewer = fewer.each(lambda stage: _with_mates(stage, fewer))
     new = [before.index(rank) if rank in before else 0 for rank in plan.ranks]
     return fewer.on_ranks(new), before
+
+
+def _with_mates(stage: StagePlan, plan: Plan) -> StagePlan:
+    """Nothing is divided where no other rank holds the same any more."""
+    alone = len(plan.site(stage.mesh.ranks[0]).pipelines) == len(stage.mesh.ranks) == 1
+    return replace(stage, zero=0, state_shares=()) if alone else stage
 
 
 def sites_still(asked: SitesConfig | None, plan: Plan) -> SitesConfig | None:

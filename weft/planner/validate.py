@@ -191,7 +191,7 @@ def _check_owners(plan: Plan) -> None:
         mine = [domain for domain in domains if {*domain} & {*stage.mesh.ranks}]
         for unit in sorted(plan.units(p, s), key=str) if mine else ():
             beside = [other for _, _, other in near.stages_with({unit})]
-            if not all(any(_keeps_all(each, domain) for each in beside) for domain in mine):
+            if not all(_keep_all(beside, domain) for domain in mine):
                 where = f"pipelines[{p}].stages[{s}].state_shares"
                 expected = "weights above 0 for some of the ranks that hold the same parameters"
                 words = f"the {unit}" if isinstance(unit, str) else f"layer {unit:g}"
@@ -199,12 +199,21 @@ def _check_owners(plan: Plan) -> None:
                 raise ConfigError(where, list(stage.state_shares), expected, hint)
 
 
-def _keeps_all(stage: StagePlan, domain: Collection[int]) -> bool:
-    """Ranks of a domain have weights above 0 in every part into which a stage cuts parameters."""
-    mesh, axes = stage.mesh, stage.mesh.model_axes
-    shares = dict(zip(mesh.ranks, stage.state_shares or (1,) * len(mesh.ranks), strict=True))
-    parts = {rank: tuple(mesh.coordinate(rank)[axis] for axis in axes) for rank in mesh.ranks}
-    return {*parts.values()} == {parts[r] for r in mesh.ranks if r in domain and shares[r]}
+def _keep_all(stages: Sequence[StagePlan], domain: Collection[int]) -> bool:
+    """Ranks of a domain have weights above 0 in every part into which some of the stages, which cut
+    parameters alike, do so."""
+    kept: dict[object, set[tuple[int, ...]]] = {}
+    every: dict[object, set[tuple[int, ...]]] = {}
+    for stage in stages:
+        mesh, axes = stage.mesh, stage.mesh.model_axes
+        cut = tuple((axis, mesh.size(axis)) for axis in axes)
+        shares = stage.state_shares or (1,) * len(mesh.ranks)
+        for rank, weight in zip(mesh.ranks, shares, strict=True):
+            part = tuple(mesh.coordinate(rank)[axis] for axis in axes)
+            every.setdefault(cut, set()).add(part)
+            if rank in domain and weight:
+                kept.setdefault(cut, set()).add(part)
+    return any(kept.get(cut) == parts for cut, parts in every.items())
 
 
 def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None:

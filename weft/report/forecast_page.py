@@ -46,7 +46,8 @@ def forecast_page(outlook: Outlook, title: str) -> str:
     """One HTML page."""
     found, cast = outlook.found, outlook.forecast
     alike = list(_alike(cast))
-    chips = {rank: p.chip for p in cast.positions for rank in p.ranks}
+    of = cast.problem.cluster.pool_of
+    chips = {rank: of(rank).chip for p in cast.positions for rank in p.ranks}
     widest = max(max(p.chip.memory_gib, p.memory.total / 2**30) for p in cast.positions)
     return render(
         "forecast.html.j2",

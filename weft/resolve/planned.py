@@ -276,6 +276,7 @@ def options_asked(config: Config) -> Options:
         border=config.plan.border or "",
         border_between=config.plan.border_between,
         in_flight=True,
+        unlike_meshes=True,
         cuts_layers=True,
     )
 

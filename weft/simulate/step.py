@@ -22,7 +22,7 @@ from weft.cost.traffic import Fabric
 from weft.cost.work import ALL_BY_ADAMW, Training
 from weft.models.registry import shape_of
 from weft.plan.model import ModelSpec
-from weft.plan.plan import PipelinePlan, Plan
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.simulate.play import Timeline, simulate_plan
 
 LINK_REACHED = 0.7
@@ -161,6 +161,11 @@ def time_of_plan(
     return StepTime(tuple(timelines), tuple(once), known.stretch(plan.world_size))
 
 
+def _speaking(stage: StagePlan) -> Sequence[int]:
+    """Ranks that may be on unlike chips: without weights of samples the first speaks for all."""
+    return stage.mesh.ranks if stage.sample_shares else stage.mesh.ranks[:1]
+
+
 def _sharing(
     plan: Plan, pipeline: PipelinePlan, ends: tuple[int, int], cluster: ClusterView
 ) -> int:
@@ -188,7 +193,7 @@ def times_of_plan(
     shape = shape_of(spec)
 
     def border(
-        pipeline: PipelinePlan, ends: tuple[int, int], sides: Sequence[Hardware]
+        pipeline: PipelinePlan, ends: tuple[int, int], sides: Sequence[Sequence[Hardware]]
     ) -> BorderTimes:
         """Between two stages."""
         stage, after = pipeline.stages[ends[0]], pipeline.stages[ends[1]]
@@ -198,7 +203,7 @@ def times_of_plan(
         return border_times(
             border_bytes(stage.precision, *sizes, cast=stage.border),
             (len(stage.mesh.ranks), len(after.mesh.ranks)),
-            (sides[ends[0]].fabric, sides[ends[1]].fabric),
+            [each.fabric for end in ends for each in sides[end]],
             reach=cluster.reach((*stage.mesh.ranks, *after.mesh.ranks)),
             shared_by=_sharing(plan, pipeline, ends, cluster),
         )
@@ -210,8 +215,7 @@ def times_of_plan(
         pipeline = plan.pipelines[p]
         stage, parts = pipeline.stages[number], unlike.get((p, number), {})
         beside = len(plan.pipelines), training, ways[p, number]
-        said = stage.sample_shares or parts
-        ranks = stage.mesh.ranks if said else stage.mesh.ranks[:1]
+        ranks = stage.mesh.ranks if parts else _speaking(stage)
         each = (
             choice_of(pipeline, number, seq_len, *beside, rank=rank, part=parts.get(rank))
             for rank in ranks
@@ -229,7 +233,7 @@ def times_of_plan(
         return knowledge.hardware_of(cluster.pool_of(rank))
 
     for p, pipeline in enumerate(plan.pipelines):
-        sides = [hardware(stage.mesh.ranks[0]) for stage in pipeline.stages]
+        sides = [[*map(hardware, _speaking(stage))] for stage in pipeline.stages]
         numbers = range(len(sides))
         stages = [slowest(p, number) for number in numbers]
         yield stages, [border(pipeline, ends, sides) for ends in pipeline.borders]

@@ -132,9 +132,10 @@ class VirtualCluster:
         for pipeline, timeline in zip(plan.pipelines, timelines, strict=True):
             for here, seconds in zip(pipeline.positions(), timeline.busy_s, strict=True):
                 computes = seconds * self._computing(pipeline, here)
-                slowest = min(map(self._speed, pipeline.stages[here[0]].mesh.ranks))
-                for rank in pipeline.stages[here[0]].mesh.ranks:
-                    busy[rank] += computes * slowest / self._speed(rank)
+                ranks = pipeline.stages[here[0]].mesh.ranks
+                own = {r: sum(self._own_s(pipeline, number, r) for number in here) for r in ranks}
+                for rank in ranks:
+                    busy[rank] += computes * own[rank] / (max(own.values()) or 1.0)
         return Prediction(
             pipelines=tuple(timelines),
             busy=tuple(seconds / step for seconds in busy),
@@ -144,7 +145,7 @@ class VirtualCluster:
         )
 
     def layers(self, pipeline: PipelinePlan, number: int, rank: int) -> list[StageTimes]:
-        """Of a full microbatch on one rank of a stage, that with the most samples, layer by layer.
+        """Of a full microbatch on one rank of a stage, with its own samples, layer by layer.
 
         The embedding is the first stage's first layer, the head the last one's last; of a layer
         that the plan cuts anywhere each part is one.
@@ -154,8 +155,12 @@ class VirtualCluster:
             fabric=links_among(LinkEntry(), Group(1)),
             software=Software(),
         )
-        each = by_layer(choice_of(pipeline, number, self.seq_len), self.plan.cuts)
+        each = by_layer(choice_of(pipeline, number, self.seq_len, rank=rank), self.plan.cuts)
         return [stage_times(shape_of(self.spec), layer, free) for layer in each]
+
+    def _own_s(self, pipeline: PipelinePlan, number: int, rank: int) -> float:
+        """What one rank computes of a full microbatch."""
+        return sum(times.whole_s for times in self.layers(pipeline, number, rank))
 
     def said(self, pipeline: PipelinePlan, number: int) -> list[StageTimes]:
         """Of a full microbatch: what a stage's ranks wait for inside its layers, layer by layer."""
@@ -250,7 +255,8 @@ class VirtualCluster:
 
     def _stage(self, pipeline: PipelinePlan, number: int) -> StageTimes:
         """As slow as the slowest of its ranks."""
-        slowest = min(pipeline.stages[number].mesh.ranks, key=self._speed)
+        ranks = pipeline.stages[number].mesh.ranks
+        slowest = max(ranks, key=lambda rank: self._own_s(pipeline, number, rank))
         each = self.layers(pipeline, number, slowest) + self.said(pipeline, number)
         return StageTimes(
             forward_s=sum(times.forward_s for times in each),

@@ -24,6 +24,7 @@ from weft.planner.search.found import Candidate, Found, NoPlan, Pruned
 from weft.planner.search.group import Group, Kept, Ledger
 from weft.planner.search.no_plan import leanest, no_plan
 from weft.planner.search.refined import refined
+from weft.planner.search.united import with_united
 
 ALONE = 32
 """Times as much effort where all chips are alike: there is no other combination to look at."""
@@ -51,7 +52,7 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
     run = SearchRun(problem)
     run.look_everywhere(progress)
     lists = [found := run.distinct()]
-    if found and options.mixed_recompute and "memory" in run.ledger.pruned.reasons:
+    if found and options.mixed_recompute and run.lacks_memory:
         run.look_again(replace(options, recompute=(*options.recompute, *MODES_APART)))
         lists.append(run.distinct())
     if not found:
@@ -64,6 +65,8 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         return search(replace(problem, options=more), progress=progress)
     every = [with_best_domains(list(map(run.candidate, found)), problem) for found in lists]
     candidates = refined(every, problem)
+    if options.unlike_meshes and run.lacks_memory:
+        candidates = with_united(candidates, problem)
     return Found(
         best=candidates[0],
         others=tuple(candidates[1:]),
@@ -191,6 +194,11 @@ class SearchRun:
         self._costs = cache(lambda *many: Costs(self.problem, *many))
         self._group = cache(lambda pools, *many: Group(self._costs(*many), pools, self.ledger))
         self._found: list[Lines] = []
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Some plan did not fit."""
+        return "memory" in self.ledger.pruned.reasons
 
     def look_everywhere(self, progress: Progress | None = None) -> None:
         """At all arrangements, and those of pools cut in two."""
