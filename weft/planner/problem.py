@@ -81,6 +81,9 @@ class Options:
     of their own."""
     cuts_layers: bool = False
     """Borders of the best few plans may be moved into layers, where the family lets them."""
+    divides_heads: bool = False
+    """The head's rows of the best few plans may be divided over positions, where the family lets
+    them."""
     border: str = ""
     """What borders between stages are cast to; empty: they are not."""
     border_between: Between | None = None

@@ -278,6 +278,7 @@ def options_asked(config: Config) -> Options:
         in_flight=True,
         unlike_meshes=True,
         cuts_layers=True,
+        divides_heads=True,
     )
 
 

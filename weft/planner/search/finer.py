@@ -7,7 +7,7 @@ what comes of them is played like any other plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 
@@ -47,18 +47,20 @@ def _refined(candidate: Candidate, problem: Problem) -> Candidate:
         both = zip(best.time.timelines, best.time.once_s, strict=True)
         ends = [timeline.step_s + once for timeline, once in both]
         slowest = ends.index(max(ends))
-        better = _better(best, slowest, problem)
-        if better is None:
+        found = better(best, slowest, problem, _moved(best.plan, slowest, problem))
+        if found is None:
             break
-        best = better
+        best = found
     return best
 
 
-def _better(candidate: Candidate, number: int, problem: Problem) -> Candidate | None:
-    """The best of what moves make of one pipeline; None where nothing saves enough."""
+def better(
+    candidate: Candidate, number: int, problem: Problem, others: Iterable[PipelinePlan]
+) -> Candidate | None:
+    """The best with another pipeline in one's place; None where nothing saves enough."""
     plan, best = candidate.plan, None
     enough = (1 - ENOUGH) * candidate.time.step_s
-    for pipeline in _moved(plan, number, problem):
+    for pipeline in others:
         pipelines = (*plan.pipelines[:number], pipeline, *plan.pipelines[number + 1 :])
         other = replace(plan, pipelines=pipelines)
         time = problem.time(other)
@@ -71,7 +73,7 @@ def _better(candidate: Candidate, number: int, problem: Problem) -> Candidate | 
 
 
 @dataclass(frozen=True, slots=True)
-class _Pace:
+class Pace:
     """Seconds of one stage for one microbatch, by what it has."""
 
     rest: float
@@ -92,7 +94,7 @@ def _moved(plan: Plan, number: int, problem: Problem) -> Iterator[PipelinePlan]:
     many = len(pipeline.stages)
     if not 1 < many <= MOST_STAGES:
         return
-    paces = _paces(plan, number, problem)
+    paces = paces_of(plan, number, problem)
     positions = pipeline.positions()
     empty = {n for n, stage in enumerate(pipeline.stages) if not stage.blocks}
 
@@ -103,7 +105,7 @@ def _moved(plan: Plan, number: int, problem: Problem) -> Iterator[PipelinePlan]:
     ends: list[Place] = [0, *(stage.layers[1] for stage in pipeline.stages)]
     least = uneven(ends)
     for _ in range(MOST_MOVES):
-        others = [*_every_move(ends, {0, many - 1, *empty})]
+        others = [*every_move(ends, {0, many - 1, *empty})]
         chosen = min(others, key=uneven, default=ends)
         if uneven(chosen) >= least * (1 - ENOUGH):
             return
@@ -115,10 +117,12 @@ def _moved(plan: Plan, number: int, problem: Problem) -> Iterator[PipelinePlan]:
         yield replace(pipeline, stages=tuple(stages))
 
 
-def _every_move(ends: Sequence[Place], may_be_empty: set[int]) -> Iterator[list[Place]]:
-    """Half a layer from a stage to another: all borders between them move."""
+def every_move(
+    ends: Sequence[Place], may_be_empty: set[int], size: Place = INSIDE
+) -> Iterator[list[Place]]:
+    """Half a layer, or ``size``, from a stage to another: all borders between them move."""
     for giver, taker in permutations(range(len(ends) - 1), 2):
-        step = INSIDE if giver > taker else -INSIDE
+        step = size if giver > taker else -size
         between = range(min(giver, taker) + 1, max(giver, taker) + 1)
         moved = [place(at + step) if n in between else at for n, at in enumerate(ends)]
         left = moved[giver + 1] - moved[giver]
@@ -126,7 +130,7 @@ def _every_move(ends: Sequence[Place], may_be_empty: set[int]) -> Iterator[list[
             yield moved
 
 
-def _paces(plan: Plan, number: int, problem: Problem) -> list[_Pace]:
+def paces_of(plan: Plan, number: int, problem: Problem) -> list[Pace]:
     """By stage. Ranks of a search's meshes are alike."""
     pipeline, shape = plan.pipelines[number], shape_of(problem.workload.spec)
     times, _ = problem.times(plan)[number]
@@ -140,6 +144,6 @@ def _paces(plan: Plan, number: int, problem: Problem) -> list[_Pace]:
             for layers in ((0, INSIDE), (INSIDE, 1))
         )
         first, second = (stage_times(shape, half, hardware).whole_s for half in halves)
-        none = _Pace(0.0, first, second)
+        none = Pace(0.0, first, second)
         found.append(replace(none, rest=times[s].whole_s - none.of(stage.layers)))
     return found

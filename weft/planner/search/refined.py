@@ -14,6 +14,7 @@ from weft.planner.problem import Problem
 from weft.planner.search.again import with_least_recompute
 from weft.planner.search.finer import with_finer_borders
 from weft.planner.search.found import Candidate
+from weft.planner.search.heads import with_head_parts
 from weft.planner.search.orders import with_made_orders
 
 BEST_FEW = 3
@@ -34,6 +35,7 @@ def _variants(lists: Sequence[Sequence[Candidate]], problem: Problem) -> Iterato
     """Of the best few, with an order made for each that could be the fastest of all."""
     few = [candidate for found in lists for candidate in found[:BEST_FEW]]
     cut = with_finer_borders(few, problem)
+    yield from with_head_parts(few, problem)
     lighter = with_least_recompute([*few, *cut], problem)
     seen, least = list[Plan](), inf
     for candidate in sorted([*few, *cut, *lighter], key=_step_s):
