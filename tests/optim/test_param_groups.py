@@ -204,11 +204,15 @@ def test_frozen_parameters_cost_nothing(pool: WorkerPool, tmp_path: Path) -> Non
             "optim.groups[1].params = 'layers.2.*': expected a parameter that no group before it",
         ),
         (
+            (Group(params="*norm*", fp8=False),),
+            "optim.groups[0].params = '*norm*': expected a pattern that matches a layer's matrix",
+        ),
+        (
             (Group(params="*", trainable=False),),
             "optim.groups = 'all frozen': expected at least one parameter that is trained",
         ),
     ],
-    ids=["nothing", "shadowed", "all"],
+    ids=["nothing", "shadowed", "no-product", "all"],
 )
 def test_a_group_without_effect_is_refused(
     groups: tuple[ParamGroupConfig, ...], problem: str

@@ -8,6 +8,7 @@ from weft.cluster.cluster import catalogue
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.models.llama.sizes import SIZES
+from weft.models.registry import param_specs
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.problem import Options, Problem, Workload
@@ -31,12 +32,14 @@ def plan(tp: int, precision: str = "fp8-blockwise") -> Plan:
 @pytest.mark.parametrize(("sizes", "tp", "said"), CASES)
 def test_a_cut_block_is_refused(sizes: dict[str, int], tp: int, said: str) -> None:
     spec = replace(LLAMA, **sizes)
-    refuse_cut_blocks(plan(tp, "fp8-rowwise"), spec)
+    params = param_specs(spec)
+    refuse_cut_blocks(plan(tp, "fp8-rowwise"), spec, params)
     if not said:
-        return refuse_cut_blocks(plan(tp), spec)
+        return refuse_cut_blocks(plan(tp), spec, params)
     with pytest.raises(ConfigError, match=said):
-        refuse_cut_blocks(plan(tp), spec)
-    return None
+        refuse_cut_blocks(plan(tp), spec, params)
+    wide = [replace(param, fp8=".ff." not in param.name) for param in params]
+    return refuse_cut_blocks(plan(tp), spec, wide)
 
 
 def test_the_planner_cuts_none() -> None:

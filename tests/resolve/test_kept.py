@@ -14,7 +14,7 @@ from weft.plan.plan import Plan
 from weft.resolve.kept import USUAL
 from weft.resolve.resolve import Resolved
 
-STAGES = "plan.stages=[{layers: 2}, {recompute: core}, {layers: 2}]"
+STAGES = "plan.stages=[{layers: 2}, {recompute: full}, {layers: 2}]"
 DEEP = ["model.num_layers=6", STAGES, "batch.micro=4"]
 
 
@@ -47,7 +47,7 @@ def test_each_stage_keeps_what_it_may_and_computes_the_least_again() -> None:
     for part in (1.0, 0.8, 0.6, 0.45):
         found = resolved([*DEEP, f"compute.activations_gib={part * most / 1024}"])
         plan = found.plan
-        assert plan.pipelines[0].stages[1].recompute == "core"
+        assert plan.pipelines[0].stages[1].recompute == "full"
         for stage in (0, 2):
             chosen.add(plan.pipelines[0].stages[stage].recompute)
             assert kept(found, plan)[stage] <= part * most * (1 + 1e-9)
@@ -64,6 +64,7 @@ def test_each_stage_keeps_what_it_may_and_computes_the_least_again() -> None:
     ("overrides", "said"),
     [
         (["compute.activations_gib=1e-6"], "at least"),
+        (["compute.activations_gib=1e-5", "plan.stages=[{recompute: off}]"], "as its `recompute`"),
         (["compute.activations_gib=1", "compute.recompute=full"], "Leave one of the two out"),
     ],
 )

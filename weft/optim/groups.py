@@ -68,9 +68,11 @@ def refuse_idle_groups(optim: OptimConfig, specs: Sequence[ParamSpec]) -> None:
     marked(optim, specs)
     effective = [group_of(optim, spec) for spec in specs]
     for number, group in enumerate(optim.groups):
-        if any(group is each for each in effective):
-            continue
         key = f"optim.groups[{number}].params"
+        mine = [spec for spec, each in zip(specs, effective, strict=True) if each is group]
+        if mine:
+            _refuse_idle_fp8(key, group, mine)
+            continue
         if any(_is_in(spec, group) for spec in specs):
             hint = "The first group that matches counts: put this one before it."
             expected = "a parameter that no group before it matches"
@@ -80,3 +82,12 @@ def refuse_idle_groups(optim: OptimConfig, specs: Sequence[ParamSpec]) -> None:
         whose = f"matrix's name, narrower than {limit}" if limit else "parameter's name"
         expected = f"a pattern that matches a {whose}"
         raise ConfigError(key, group.params, expected, hint)
+
+
+def _refuse_idle_fp8(key: str, group: ParamGroupConfig, specs: Sequence[ParamSpec]) -> None:
+    """``specs``: the parameters of a group."""
+    says_more = group.lr_scale != 1.0 or group.weight_decay is not None or not group.trainable
+    matrices = (spec for spec in specs if isinstance(spec.unit, int) and len(spec.shape) == 2)
+    if not group.fp8 and not says_more and not any(matrices):
+        expected = "a pattern that matches a layer's matrix: others never multiply in fp8"
+        raise ConfigError(key, group.params, expected)

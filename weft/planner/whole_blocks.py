@@ -12,18 +12,20 @@ from weft.models.registry import layout_of, param_specs
 from weft.plan.box import Box
 from weft.plan.layout import Dim
 from weft.plan.mesh import Mesh
-from weft.plan.model import ModelSpec
+from weft.plan.model import ModelSpec, ParamSpec
 from weft.plan.plan import Plan, Precision
 from weft.precision.registry import PRECISIONS
 
 
-def refuse_cut_blocks(plan: Plan, spec: ModelSpec) -> None:
-    """
+def refuse_cut_blocks(plan: Plan, spec: ModelSpec, params: Sequence[ParamSpec]) -> None:
+    """``params``: the model's, with what is said of them.
+
     Raises:
         ConfigError: a block of a weight would have to be on two ranks.
     """
+    wide = frozenset(param.name for param in params if not param.fp8)
     for p, s, stage in plan.stages():
-        cut = cut_block(spec, stage.mesh.axes, stage.precision)
+        cut = cut_block(spec, stage.mesh.axes, stage.precision, wide)
         if cut:
             axis = stage.mesh.model_axes[0]
             hint = "Precision fp8-rowwise has no blocks."
@@ -33,13 +35,21 @@ def refuse_cut_blocks(plan: Plan, spec: ModelSpec) -> None:
 
 
 @lru_cache(maxsize=1 << 10)
-def cut_block(spec: ModelSpec, axes: tuple[tuple[str, int], ...], precision: Precision) -> str:
-    """A part of a layer's weight that begins or ends inside a block, in words; empty: none does."""
+def cut_block(
+    spec: ModelSpec,
+    axes: tuple[tuple[str, int], ...],
+    precision: Precision,
+    wide: frozenset[str] = frozenset(),
+) -> str:
+    """A part of a layer's weight that begins or ends inside a block, in words; empty: none does.
+
+    ``wide``: those that have no blocks.
+    """
     products = PRECISIONS[precision].products
     if products is None or products.scaling != "blockwise":
         return ""
     mesh = Mesh(tuple(range(prod(size for _, size in axes))), axes)
-    for dims, name in _weights(spec).items():
+    for dims, name in _weights(spec, wide).items():
         boxes = {box for held in tiling(dims, "param", mesh).boxes.values() for box in held}
         for low, high, dim in sorted(_ends(boxes, dims), key=lambda end: end[:2]):
             if low % products.block or (high % products.block and high != dim.size):
@@ -47,12 +57,13 @@ def cut_block(spec: ModelSpec, axes: tuple[tuple[str, int], ...], precision: Pre
     return ""
 
 
-def _weights(spec: ModelSpec) -> dict[tuple[Dim, ...], str]:
+def _weights(spec: ModelSpec, wide: frozenset[str]) -> dict[tuple[Dim, ...], str]:
     """The dimensions of layers' weights, and the first that has them."""
     layout = layout_of(spec)
     found: dict[tuple[Dim, ...], str] = {}
     for param in param_specs(spec):
-        if isinstance(param.unit, int) and len(param.shape) == 2:
+        is_matrix = isinstance(param.unit, int) and len(param.shape) == 2
+        if is_matrix and param.name not in wide:
             module, _, leaf = param.name.rpartition(".")
             found.setdefault(layout[module].params[leaf], param.name)
     return found

@@ -22,13 +22,19 @@ from weft.models.registry import (
     model_spec,
     param_specs,
 )
+from weft.optim.groups import marked
 from weft.optim.registry import training_of
 from weft.plan.plan import Plan, StagePlan
 from weft.plan.plan_file import view_used
 from weft.planner.problem import Problem, Workload
 from weft.planner.validate import refuse_idle_pieces, refuse_unrun_axes, validate_plan
 from weft.planner.whole_blocks import refuse_cut_blocks
-from weft.resolve.planned import by_person, options_asked, says_a_plan
+from weft.resolve.planned import (
+    by_person,
+    options_asked,
+    refuse_limit_of_activations,
+    says_a_plan,
+)
 from weft.resolve.resolve import read_plan_file, resolve, vocab_size_asked
 from weft.resolve.tiers import usual_tier
 from weft.resolve.usual_precision import usual_precision
@@ -63,6 +69,8 @@ def plan_request(loaded: Loaded, cluster: ClusterView, knowledge: Knowledge) -> 
             raise ConfigError("compute.device", device, "auto beside --cluster", hint)
         workload = _workload(loaded, cluster, notes)
         plan, cluster = _given(loaded, cluster, workload)
+        if plan is None:
+            refuse_limit_of_activations(loaded.config)
         if loaded.config.compute.tf32:
             _refuse_idle_tf32(plan, cluster, workload)
     except ConfigError as error:
@@ -162,7 +170,7 @@ def _given(
             hint = "Cut stages where the cluster's kinds of chips meet, or say what part of the "
             hint += "samples each takes (sample_shares) where one PyTorch device is all of them."
             raise ConfigError(f"{where}.mesh.ranks", names, "ranks on chips of one kind", hint)
-    refuse_cut_blocks(plan, spec)
+    refuse_cut_blocks(plan, spec, marked(loaded.config.optim, param_specs(spec)))
     return plan.each(partial(_on_its_chips, loaded, cluster)), cluster
 
 

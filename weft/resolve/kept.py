@@ -64,10 +64,14 @@ def with_activations_in(
 
     found = lightest(plan, list(places), fits, seconds)
     taken = kept(found)
-    least = max((taken[where] for where in places), default=0.0) / 2**30
+    p, position = max(taken, key=lambda where: taken[where])
+    least = taken[p, position] / 2**30
     if least > gib:
         hint = "Smaller micro-batches (batch.micro) or shorter samples (data.seq_len) keep less."
-        expected = f"at least {least:.3g}, what is kept where all layers are computed again"
+        why = "where all its layers are computed again"
+        if (p, position) not in places:
+            why = "as its `recompute` says"
+        expected = f"at least {least:.3g}, what pipeline {p} keeps at position {position} {why}"
         raise ConfigError(ACTIVATIONS, gib, expected, hint)
     return found
 

@@ -193,6 +193,7 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
         NoPlan: nothing fits.
         ConfigError: a rate that it needs is not known.
     """
+    refuse_limit_of_activations(config)
     asked = _asked(config, resources)
     saved = None if folder is None else _saved(folder)
     if saved is not None and saved.asked == asked:
@@ -257,13 +258,20 @@ def _in_words(pool: ChipPool) -> str:
     return f"{number} {pool.chip.name}{part} of {pool.chip.memory_gib:.1f} GiB"
 
 
+def refuse_limit_of_activations(config: Config) -> None:
+    """
+    Raises:
+        ConfigError: there is one, and the planner chooses.
+    """
+    if config.compute.activations_gib is not None:
+        expected = "null where the planner chooses, which keeps all that fits"
+        raise ConfigError(ACTIVATIONS, config.compute.activations_gib, expected)
+
+
 def options_asked(config: Config) -> Options:
     """What a configuration leaves to the planner."""
     usual, recompute, auto = Options(), config.compute.recompute, config.plan.auto
     schedule, micro = config.plan.schedule, config.batch.micro
-    if config.compute.activations_gib is not None:
-        expected = "null where the planner chooses, which keeps all that fits"
-        raise ConfigError(ACTIVATIONS, config.compute.activations_gib, expected)
     return replace(
         usual,
         tiers=tiers_asked(config.optim),

@@ -345,7 +345,7 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     for p, s, stage in plan.stages():
         here = dims_of_stage(spec, stage.head_rows)
         check_mesh(here, stage.mesh, f"pipelines[{p}].stages[{s}].mesh")
-    refuse_cut_blocks(plan, spec)
+    refuse_cut_blocks(plan, spec, marked(config.optim, param_specs(spec)))
     if config.balance is not None:
         refuse_unbalanced(plan)
     refuse_idle_pieces(plan, dims)

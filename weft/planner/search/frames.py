@@ -344,7 +344,9 @@ class Space:
         """Every axis has one to divide the model, beside those further inside."""
         spec = self.costs.workload.spec
         used = tuple(AXES[name] for name, size in inner if size > 1)
-        if cut_block(spec, inner, self.costs.workload.precision):
+        workload = self.costs.workload
+        narrow = workload.training.wide_products < 1
+        if narrow and cut_block(spec, inner, workload.precision):
             return False
         return not any(why_not(spec, used[number:]) for number in range(len(used)))
 
