@@ -38,6 +38,7 @@ EQUAL = (
     "recompute",
     "pp2-zb-v-tied",
     "tp4-shared-key-heads",
+    "unlike-pipelines-cp",
     "dp3-zero3-idle-rank",
     "unlike-pipelines-zero2",
     "passes-gpt2-tp2",

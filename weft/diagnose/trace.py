@@ -36,7 +36,7 @@ from weft.nn.stage import Stage
 from weft.parallel.params import param_tilings
 from weft.parallel.tp.modules import RowLinear
 from weft.plan.box import Box
-from weft.plan.layout import Dim
+from weft.plan.layout import Dim, Form
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan, RankPlan
 from weft.plan.tiling import split_evenly
@@ -111,7 +111,9 @@ def _ends_of_parts(plans: Sequence[Plan], seq_len: int) -> set[int]:
     """Where the parts of a sample end that ranks hold between modules."""
     meshes = {stage.mesh for plan in plans for _, _, stage in plan.stages()}
     rows = [tiling([Dim(name="seq", size=seq_len)], "stream", mesh) for mesh in meshes]
-    return {box.end[0] for tiled in rows for box in tiled.distinct()}
+    return {
+        end for tiled in rows for box in tiled.distinct() for end in (box.offset[0], box.end[0])
+    }
 
 
 def channels_from(kind: Kind, name: str) -> tuple[str, int]:
@@ -139,8 +141,10 @@ class Recorder:
         self._device = comm.device
         self._signs: dict[tuple[str, int, int], Tensor] = {}
         mesh = self._rank_plan.stage_plan.mesh
-        rows = tiling([Dim(name="seq", size=seq_len)], "stream", mesh).boxes[comm.rank]
-        self._own_rows = {box.size[0]: box.offset[0] for box in (Box.whole((seq_len,)), *rows)}
+        forms: tuple[Form, ...] = ("batch", "inner", "stream")
+        lying = [tiling([Dim(name="seq", size=seq_len)], form, mesh) for form in forms]
+        parts = [tiled.boxes[comm.rank] for tiled in lying]
+        self._own_rows = {sum(box.size[0] for box in boxes): boxes for boxes in parts}
         self._step = 0
         self._samples: tuple[int, ...] | None = None
         self._coming: Mapping[int, Iterator[tuple[int, ...]]] = {}
@@ -225,7 +229,9 @@ class Recorder:
         source, dim = channels_from(kind, name)
         box = self._boxes.get(source)
         first = 0 if box is None or len(box.offset) < 2 else box.offset[dim]
-        self._add(kind, name, rows, (self._own_rows[rows.shape[1]], first), samples)
+        boxes = self._own_rows[rows.shape[1]]
+        for part, row in zip(torch.split(rows, [b.size[0] for b in boxes], 1), boxes, strict=True):
+            self._add(kind, name, part, (row.offset[0], first), samples)
 
     def _add(
         self, kind: Kind, name: str, x: Tensor, corner: tuple[int, ...], samples: tuple[int, ...]

@@ -22,7 +22,7 @@ class ContextParallel(Axis):
     changes = ((Replicate, Shard),)
     kinds = MappingProxyType(
         {
-            "Attention": "OwnQueries",
+            "Attention": "own_queries",
             "LinearCrossEntropy": "OwnTargets",
             "VocabCrossEntropy": "OwnTargets",
         }

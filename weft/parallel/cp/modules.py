@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,19 +20,11 @@ from weft.parallel.tp.modules import VocabCrossEntropy
 from weft.plan.layout import Shard
 
 
-class OwnQueries(nn.Module):
-    """Attention of this rank's queries to the keys and values of all ranks."""
-
-    def __init__(self, attention: nn.Module, total: Sum) -> None:
-        super().__init__()
-        assert isinstance(attention, Attention), f"{attention} has no core"
-        attention.core.call = _Core(total)
-        self.attention = attention
-
-    def forward(self, *args: Any) -> Tensor:
-        """As the module's, of this rank's positions; documents are of whole samples."""
-        result: Tensor = self.attention(*args)
-        return result
+def own_queries(attention: nn.Module, total: Sum) -> nn.Module:
+    """Let attention compute this rank's queries; documents are of whole samples."""
+    assert isinstance(attention, Attention), f"{attention} has no core"
+    attention.core.call = _Core(total)
+    return attention
 
 
 class _Core:
@@ -81,7 +72,7 @@ def _same(grad: Tensor) -> Tensor:
 
 
 SPLIT_FORMS: Mapping[type[nn.Module], SplitForm] = {
-    Attention: OwnQueries,
+    Attention: own_queries,
     LinearCrossEntropy: OwnTargets,
     VocabCrossEntropy: OwnTargets,
 }
