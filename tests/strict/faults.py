@@ -14,6 +14,8 @@ from weft.comm.comm import Comm, Finish
 from weft.comm.transport import nothing
 from weft.nn.stage import Tree
 from weft.parallel.pipeline.stage_border import StageBorder, Way
+from weft.schedules.action import Action
+from weft.schedules.clocks import Clocks
 
 RAGGED = Case("ragged", shares=(6,), microbatch=4, dp=((1, 1),), layers=((2, 2),))
 """Two microbatches, of four samples and of two."""
@@ -26,7 +28,11 @@ Fault = Callable[[int], AbstractContextManager[Any]]
 
 def too_early(rank: int) -> AbstractContextManager[Any]:
     """Every receive two actions ahead, whatever its sender waits for."""
-    return mock.patch("weft.parallel.pipeline.executor.receives", always_early)
+
+    def early(clocks: Clocks) -> list[list[list[Action]]]:
+        return [always_early(clocks, position) for position in range(len(clocks.schedule))]
+
+    return mock.patch("weft.parallel.pipeline.executor.receives", early)
 
 
 def swapped(rank: int) -> AbstractContextManager[Any]:
