@@ -21,6 +21,7 @@ class TensorParallel(Axis):
             "Linear": "RowLinear",
             "Embedding": "VocabEmbedding",
             "LinearCrossEntropy": "VocabCrossEntropy",
+            "RowsLoss": "VocabRowsLoss",
         }
     )
 
