@@ -31,6 +31,8 @@ class Need:
     room_gib: float
     where: str
     """Whose memory, in words."""
+    folder: str | None = None
+    """Where it is a disk's."""
 
     @property
     def fits(self) -> bool:
@@ -41,7 +43,9 @@ class Need:
         """Both numbers."""
         first, last = self.ranks[0], self.ranks[-1]
         ranks = f"rank {first} needs" if first == last else f"ranks {first} to {last} need"
-        return f"{ranks} {self.need_gib:.1f} GiB, and {self.where} has {self.room_gib:.1f} GiB"
+        gib = (self.need_gib, self.room_gib)
+        need, room = (f"{each:.1f}" if each >= 1 else f"{each:.2g}" for each in gib)
+        return f"{ranks} {need} GiB, and {self.where} has {room} GiB"
 
 
 def needs_here(resolved: Resolved, plan: Plan, ranks: Sequence[int]) -> list[Need]:
@@ -62,7 +66,8 @@ def needs_here(resolved: Resolved, plan: Plan, ranks: Sequence[int]) -> list[Nee
     folder, on_disk = resolved.config.optim.state_folder, bytes_apart(resolved, plan, ranks, "disk")
     if folder is not None and on_disk:
         room, need = free_bytes(folder) / 2**30, on_disk / 2**30
-        needs.append(Need(ranks=ranks, need_gib=need, room_gib=room, where=f"the disk of {folder}"))
+        disk = Need(ranks=ranks, need_gib=need, room_gib=room, where="its disk", folder=folder)
+        needs.append(disk)
     for rank, chip in _cards(node, plan.devices, ranks):
         room = chip.memory_gib
         if not room:  # its tool did not say
@@ -116,6 +121,9 @@ def refuse_too_large(loaded: Loaded, resolved: Resolved, ranks: Sequence[int]) -
     too_large = [need for need in needs_here(resolved, resolved.plan, ranks) if not need.fits]
     if too_large:
         worst = max(too_large, key=lambda need: need.need_gib / need.room_gib)
+        if worst.folder is not None:
+            expected, hint = f"a folder with room: {worst.words}", "Another disk may have it."
+            raise loaded.place(ConfigError("optim.state_folder", worst.folder, expected, hint))
         hint = f"{way_out(resolved, ranks)} compute.check_memory=false starts all the same."
         expected = f"a run that fits in memory: {worst.words}"
         error = ConfigError("model.size", resolved.config.model.size, expected, hint)

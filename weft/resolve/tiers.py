@@ -62,5 +62,5 @@ def _refuse_folder(optim: OptimConfig, tiers: Sequence[Tier], *, is_open: bool) 
         raise ConfigError("optim.state_folder", None, "a folder for what is kept on disk", hint)
     if folder and "disk" not in tiers and not is_open:
         expected = "null where nothing is kept on disk"
-        hint = "optim.state_tier=disk keeps it there."
+        hint = "optim.state_tier=disk keeps it there; in a plan's file each stage says its own."
         raise ConfigError("optim.state_folder", folder, expected, hint)

@@ -75,7 +75,8 @@ def scale_for(largest: Tensor, dtype: torch.dtype) -> Tensor:
     """
     fraction, exponent = math.frexp(torch.finfo(dtype).max)
     most = int((2 * fraction - 1) * (1 << _MANTISSA))
-    bits = largest.float().view(torch.int32)
+    largest = largest.float()
+    bits = largest.view(torch.int32)
     above = (bits & ((1 << _MANTISSA) - 1)) > most
     power = exponent - 1 - ((bits >> _MANTISSA) - _BIAS) - above.int()
     power = power.clamp(1 - _BIAS, _BIAS - 1).masked_fill(largest == 0, 0)
