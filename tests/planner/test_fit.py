@@ -42,6 +42,18 @@ def test_what_is_short_is_a_subtraction() -> None:
     assert len(shortages(plan(), Problem(WORKLOAD, of(short.need_gib / 0.92 - 0.1)))) == 1
 
 
+def test_hosts_have_room_for_what_they_keep() -> None:
+    """Each chip's part of its host's memory."""
+    kept = plan().each(lambda stage: replace(stage, state_tier="host", recompute="full"))
+    usual = Problem(WORKLOAD, NODE).memory(plan())[0].optimizer / 2**30
+    for missing_gib, many in ((1.0, 1), (-1.0, 0)):
+        host_gib = 8 * (usual - missing_gib) / 0.92
+        problem = Problem(WORKLOAD, ClusterView((replace(NODE.pools[0], host_gib=host_gib),)))
+        short = [each for each in shortages(kept, problem) if each.on_host]
+        assert len(short) == many
+        assert all(each.short_gib == pytest.approx(missing_gib) for each in short)
+
+
 AGAIN = "Compute layers again in backward (activation checkpointing, recompute: full)"
 
 

@@ -310,7 +310,7 @@ def compare(plan: Plan, best: Forecast, problem: Problem) -> Comparison:
     cast, short = forecast(plan, problem), shortages(plan, problem)
     if short:
         worst = short[0]
-        needs = f"{worst.key} on {worst.chip.name} needs {worst.need_gib:.1f} GiB"
+        needs = f"{worst.key} on {worst.whose.removeprefix('a ')} needs {worst.need_gib:.1f} GiB"
         change = smallest_change(plan, problem)
         words = f"does not fit: {needs} of {worst.room_gib:.1f} that may be planned. {change}"
         reason = Reason("memory", words)

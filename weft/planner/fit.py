@@ -15,13 +15,20 @@ CHECKPOINTING = "activation checkpointing"
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A mesh whose ranks need more than their chips have."""
+    """A mesh whose ranks need more than their chips have, or their hosts."""
 
     key: str
     """Where in the plan: its first stage."""
     chip: Chip
     need_gib: float
     room_gib: float
+    on_host: bool = False
+    """Of a host's memory, for each of its chips."""
+
+    @property
+    def whose(self) -> str:
+        """Memory, in words."""
+        return f"{'the host of ' * self.on_host}a {self.chip.name}"
 
     @property
     def short_gib(self) -> float:
@@ -31,7 +38,7 @@ class Shortage:
 def shortages(plan: Plan, problem: Problem) -> list[Shortage]:
     """Where memory is short, the worst first."""
     memory = problem.memory(plan)
-    found = []
+    found = list(_of_hosts(plan, problem))
     for p, pipeline in enumerate(plan.pipelines):
         for stages in pipeline.positions():
             rank = problem.fullest(pipeline.stages[stages[0]], memory)
@@ -43,6 +50,21 @@ def shortages(plan: Plan, problem: Problem) -> list[Shortage]:
     return sorted(found, key=lambda short: short.room_gib - short.need_gib)
 
 
+def _of_hosts(plan: Plan, problem: Problem) -> Iterator[Shortage]:
+    """Where state is kept in the memory of hosts, which their chips share alike."""
+    apart = [(p, s, stage) for p, s, stage in plan.stages() if stage.state_tier == "host"]
+    if not apart:
+        return
+    usual = problem.memory(plan.each(lambda stage: replace(stage, state_tier="device")))
+    for p, s, stage in apart:
+        pool = problem.cluster.pool_of(stage.mesh.ranks[0])
+        need = max(usual[rank].optimizer for rank in stage.mesh.ranks) / 2**30
+        room = problem.options.memory_part * (pool.host_gib or 0.0) / pool.chips_per_node
+        if need > room:
+            key = f"pipelines[{p}].stages[{s}]"
+            yield Shortage(key, pool.chip, need, room, on_host=True)
+
+
 def smallest_change(plan: Plan, problem: Problem) -> str:
     """What would make a plan fit, as an order; each is tried, and the first that does is named."""
     for words, changed in changes(plan):
@@ -50,6 +72,8 @@ def smallest_change(plan: Plan, problem: Problem) -> str:
             return f"{words}."
     worst = shortages(plan, problem)[0]
     need = worst.need_gib / problem.options.memory_part
+    if worst.on_host:
+        return f"Keep it on the device or on disk, or say host_gib: {need:.0f} for each chip there."
     return f"Nothing else alone would do: take chips of {need:.0f} GiB there, or more of them."
 
 

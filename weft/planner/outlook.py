@@ -151,7 +151,7 @@ def refuse_too_large(plan: Plan, problem: Problem) -> None:
         return
     worst, part = short[0], problem.options.memory_part
     expected = (
-        f"at most {worst.room_gib:.1f} GiB a rank, {part:.0%} of a {worst.chip.name}; "
+        f"at most {worst.room_gib:.1f} GiB a rank, {part:.0%} of {worst.whose}; "
         f"{worst.short_gib:.1f} GiB are missing"
     )
     also = (f"{other.key} lacks {other.short_gib:.1f} GiB." for other in short[1:4])
