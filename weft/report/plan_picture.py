@@ -18,7 +18,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from weft.cluster.cluster import Chip, Cluster
-from weft.config.axes import NAMES
+from weft.config.axes import NAMES, SEARCHED
 from weft.plan.borders import Layers
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
@@ -349,8 +349,8 @@ def _details(stage: StagePlan, kind: Kind, *, folded: bool) -> Iterator[tuple[st
     short = first if any(map(str.isdigit, first)) else f"{first}-{rest.partition('-')[0]}"
     names = (kind.words, kind.name, short.rstrip("-"))
     yield *(many + name for name in names), *names[1:]
-    sizes = dict.fromkeys(NAMES, 1) | dict(stage.mesh.axes)
-    told = {axis: size for axis, size in sizes.items() if size > 1 or axis in NAMES}
+    sizes = {axis: stage.mesh.size(axis) for axis in NAMES}
+    told = {axis: size for axis, size in sizes.items() if size > 1 or axis in SEARCHED}
     mesh = " ".join(f"{axis} {size}" for axis, size in told.items())
     close = " ".join(f"{axis}{size}" for axis, size in told.items())
     yield f"{mesh} · ZeRO {stage.zero}", f"{close} z{stage.zero}"
