@@ -167,6 +167,15 @@ def test_coarser_numbers_are_inside_their_tolerance(
     assert max(found["reference"]["max_rel"].values()) > 1e-10, "it is not the same code"
 
 
+def test_eight_bits_are_compared_with_one_process_alone(
+    planted: Planted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert planted(nothing_wrong, "compute.precision=fp8-fp64", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["reference"] == {"max_rel": None, "lacks": "it has no products in eight bits"}
+    assert max(found["max_rel"].values()) < found["tolerance"]
+
+
 def test_people_read_both_comparisons(planted: Planted, capsys: pytest.CaptureFixture[str]) -> None:
     assert planted(embeddings_decay) == 1
     lines = capsys.readouterr().out.splitlines()
