@@ -11,7 +11,7 @@ from weft.cluster.view import ClusterView
 from weft.models.llama.sizes import SIZES
 from weft.plan.plan import Plan
 from weft.planner.problem import Options, Problem, Workload
-from weft.planner.search import search
+from weft.planner.search import NoPlan, search
 from weft.planner.search.domains import have_room
 from weft.planner.search.united import filled, united
 from weft.planner.validate import refuse_idle_zero, validate_plan
@@ -43,6 +43,20 @@ def test_a_fast_chip_with_a_third_of_the_memory() -> None:
     roomy = problem((800, 800), 16)
     more = replace(roomy, options=replace(roomy.options, unlike_meshes=True))
     assert search(more).best.plan == search(roomy).best.plan, "it is looked for where memory lacks"
+
+
+def test_where_nothing_else_fits() -> None:
+    """Neither chip, nor a pipeline through both."""
+    asked = problem((10, 40), 2, unlike_meshes=True)
+    spec = replace(asked.workload.spec, num_layers=6, vocab_size=128_000)
+    asked = replace(asked, workload=replace(asked.workload, spec=spec, seq_len=1024))
+    with pytest.raises(NoPlan):
+        search(
+            replace(asked, options=replace(asked.options, unlike_meshes=False, tiers=("device",)))
+        )
+    best = search(asked).best
+    assert len(best.plan.pipelines[0].stages[0].mesh.ranks) == 2
+    assert have_room(best.plan, asked, best.memory)
 
 
 @pytest.mark.parametrize("gib", [(26, 80), (22, 40)])

@@ -119,7 +119,7 @@ def memory_bytes(text: str) -> int:
         size = float(found[1]) * _UNITS[found[2]] if found else 0.0
     except ValueError:
         size = 0.0
-    if not size:
+    if not 0 < size < 2**63:
         raise ConfigError("--memory", text, "a size in MB, GB, MiB or GiB, such as 2GB")
     return int(size)
 

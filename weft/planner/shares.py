@@ -82,6 +82,10 @@ def refuse_unbalanced(plan: Plan) -> None:
             hint = f"Those of pipelines[{p}] are made for {pipeline.num_microbatches} micro-batches"
             hint += ": plan.schedule=1f1b leaves them out."
             raise ConfigError(key, value, "null with lists in the plan", hint)
+        if any(stage.zero == 3 and stage.passes > 1 for stage in pipeline.stages):
+            hint = f"Ranks of pipelines[{p}] would gather for unlike numbers of passes in a last "
+            hint += "micro-batch of few samples: passes=1, or zero=2."
+            raise ConfigError(key, value, "null with passes of zero 3", hint)
         if several and SCHEDULES[pipeline.schedule].holds_every_microbatch:
             hint = f"pipelines[{p}] would hold more of them than was planned: use 1f1b."
             raise ConfigError(key, value, f"null with the schedule {pipeline.schedule}", hint)

@@ -331,7 +331,11 @@ def _check_pieces(key: str, stage: StagePlan) -> None:
     used = [name for name in MODEL_AXES if stage.mesh.size(name) > 1]
     if stage.pieces > 1 and used not in [[name] for name in names]:
         hint = "Pieces are of what its ranks gather and sum inside layers."
-        raise ConfigError(key, stage.pieces, f"1 where {' and '.join(names)} is 1", hint)
+        others = [name for name in used if name not in names]
+        expected = f"1 where {' and '.join(names)} is 1"
+        if others:
+            expected = f"1 beside {' and '.join(others)}"
+        raise ConfigError(key, stage.pieces, expected, hint)
     if stage.pieces > 1 and PRECISIONS[stage.precision].products is not None:
         hint = "A sample has one scale, and a piece is a part of a sample."
         raise ConfigError(key, stage.pieces, f"1 with the precision {stage.precision}", hint)

@@ -24,7 +24,7 @@ from weft.planner.search.found import Candidate, Found, NoPlan, Pruned
 from weft.planner.search.group import Group, Kept, Ledger
 from weft.planner.search.no_plan import leanest, no_plan
 from weft.planner.search.refined import refined
-from weft.planner.search.united import with_united
+from weft.planner.search.united import united, with_united
 
 ALONE = 32
 """Times as much effort where all chips are alike: there is no other combination to look at."""
@@ -57,6 +57,8 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         lists.append(run.distinct())
     if not found:
         if not fits(problem):
+            if options.unlike_meshes and (one := united(problem)):
+                return run.found([one], begin)
             if elsewhere := _elsewhere(problem):
                 return search(elsewhere, progress=progress)
             raise _not_run(run) or no_plan(any_fit, problem)
@@ -67,14 +69,7 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
     candidates = refined(every, problem)
     if options.unlike_meshes and run.lacks_memory:
         candidates = with_united(candidates, problem)
-    return Found(
-        best=candidates[0],
-        others=tuple(candidates[1:]),
-        considered=run.ledger.considered,
-        simulated=run.ledger.simulated,
-        pruned=run.ledger.pruned,
-        seconds=perf_counter() - begin,
-    )
+    return run.found(candidates, begin)
 
 
 def _elsewhere(problem: Problem) -> Problem | None:
@@ -199,6 +194,17 @@ class SearchRun:
     def lacks_memory(self) -> bool:
         """Some plan did not fit."""
         return "memory" in self.ledger.pruned.reasons
+
+    def found(self, candidates: Sequence[Candidate], begin: float) -> Found:
+        """What there is to say of a search that began then; ``candidates``: the fastest first."""
+        return Found(
+            best=candidates[0],
+            others=tuple(candidates[1:]),
+            considered=self.ledger.considered,
+            simulated=self.ledger.simulated,
+            pruned=self.ledger.pruned,
+            seconds=perf_counter() - begin,
+        )
 
     def look_everywhere(self, progress: Progress | None = None) -> None:
         """At all arrangements, and those of pools cut in two."""

@@ -31,8 +31,6 @@ FEW_CHIPS = 16
 """Of a mesh, up to which it is looked at."""
 PARTS = 1000
 """Into which state is divided."""
-SAFE = 1 - 2 / PARTS
-"""Part of a rank's room that state takes at most, for parts are rounded."""
 
 
 def united(problem: Problem) -> Candidate | None:
@@ -118,7 +116,8 @@ class _United:
         free = [budget - used for budget, (used, _) in zip(self._budgets, bare, strict=True)]
         state = max(whole for _, whole in bare)
         rates = [1 / cost.moving_seconds(1.0) for cost in self._costs]
-        parts = filled(rates, [SAFE * room / state for room in free])
+        safe = 1 - (self._size + 1) / PARTS  # what is rounded off goes to some rank
+        parts = filled(rates, [safe * room / state for room in free])
         if parts is None:
             return None
         return self._plan(asked, samples, [floor(PARTS * part) for part in parts])
