@@ -167,7 +167,8 @@ def collectives(comm: Comm, group: tuple[int, ...]) -> dict[str, list[Tensor]]:
         terms = [numbers(rank, 3 * length).view(3, length) for length in lengths]
         summed = comm.reduce_scatter_parts(terms, name="sum parts", group=group)
         found[f"reduce_scatter_parts, {kind}"] = [summed()]
-    found["exchange"] = comm.exchange(parts, [(mine + 1,)] * size, name="exchange", group=group)
+    arriving = comm.exchange(parts, [(mine + 1,)] * size, name="exchange", group=group)
+    found["exchange"] = arriving()
     found["received"] = ring(comm, group)
     return found
 

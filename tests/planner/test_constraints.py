@@ -6,13 +6,13 @@ from math import inf
 import pytest
 
 from benchmarks.every_plan import CASES, WITHOUT_LIMIT, Case, every_pipeline, fits
-from weft.axes.registry import AXES
+from weft.config.axes import SEARCHED
 from weft.plan.plan import Plan, StagePlan
 from weft.planner.problem import Options, Problem, Shape
 from weft.planner.search import Candidate, Found, NoPlan, search
 from weft.simulate.step import time_of_plan
 
-ALONE = dict.fromkeys(AXES, 1)
+ALONE = dict.fromkeys(SEARCHED, 1)
 ODD = CASES["odd-layers"]
 """One chip of a kind and two of another."""
 

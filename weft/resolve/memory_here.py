@@ -21,6 +21,9 @@ from weft.resolve.planned import choose, resources_here
 from weft.resolve.resolve import Resolved
 from weft.simulate.known import knowledge_of_local, local_profile, local_view
 
+LEAST = "Take the least micro-batches (batch.micro)"
+AGAIN = f"compute layers again in backward ({CHECKPOINTING}, recompute: full)"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
@@ -138,6 +141,9 @@ def way_out(resolved: Resolved, ranks: Sequence[int]) -> str:
             return f"{words}."
     if chosen := _by_planner(resolved, ranks):
         return chosen
+    for words, changed in _with_state_on_hosts(resolved.plan):
+        if all(need.fits for need in needs_here(resolved, changed, ranks)):
+            return f"{words}."
     return "No change of the plan would do: take a smaller model, or more machines."
 
 
@@ -164,14 +170,20 @@ def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     yield from changes(plan)
     small = replace(plan, pipelines=tuple(map(_with_least, plan.pipelines)))
     again = small.each(lambda stage: replace(stage, recompute="full"))
-    words = "Take the least micro-batches (batch.micro)"
-    more = f"{words} and compute layers again in backward ({CHECKPOINTING}, recompute: full)"
-    yield words, small
-    yield more, again
+    yield LEAST, small
+    yield f"{LEAST} and {AGAIN}", again
+
+
+def _with_state_on_hosts(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """Beside none of those, and beside the latter ones."""
     elsewhere = "keep optimizer state in the host's memory (optim.state_tier=host)"
-    yield f"K{elsewhere[1:]}", plan.each(_on_host)
-    yield f"{words} and {elsewhere}", small.each(_on_host)
-    yield f"{more}, and {elsewhere}", again.each(_on_host)
+    small = replace(plan, pipelines=tuple(map(_with_least, plan.pipelines)))
+    again = small.each(lambda stage: replace(stage, recompute="full"))
+    ways = ((f"K{elsewhere[1:]}", plan), (f"{LEAST} and {elsewhere}", small))
+    for words, given in (*ways, (f"{LEAST}, {AGAIN} and {elsewhere}", again)):
+        changed = given.each(_on_host)
+        if changed != given:
+            yield words, changed
 
 
 def _on_host(stage: StagePlan) -> StagePlan:

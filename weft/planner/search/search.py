@@ -57,11 +57,7 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         lists.append(run.distinct())
     if not found:
         if not fits(problem):
-            if options.unlike_meshes and (one := united(problem)):
-                return run.found([one], begin)
-            if elsewhere := _elsewhere(problem):
-                return search(elsewhere, progress=progress)
-            raise _not_run(run) or no_plan(any_fit, problem)
+            return _otherwise(run, begin, progress)
         # Something fits, and the effort ended before it was looked at.
         more = replace(options, effort=LONGER * options.effort)
         return search(replace(problem, options=more), progress=progress)
@@ -70,6 +66,20 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
     if options.unlike_meshes and run.lacks_memory:
         candidates = with_united(candidates, problem)
     return run.found(candidates, begin)
+
+
+def _otherwise(run: SearchRun, begin: float, progress: Progress | None) -> Found:
+    """What fits where all that was looked at does not: unlike chips as one mesh, state elsewhere.
+
+    Raises:
+        NoPlan: nothing.
+    """
+    problem = run.problem
+    if run.options.unlike_meshes and (one := united(problem)):
+        return run.found([one], begin)
+    if elsewhere := _elsewhere(problem):
+        return search(elsewhere, progress=progress)
+    raise _not_run(run) or no_plan(any_fit, problem)
 
 
 def _elsewhere(problem: Problem) -> Problem | None:
