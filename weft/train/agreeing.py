@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from weft.config.errors import ConfigError, ConfigErrors, RunError, show
 from weft.data.prepare import Prepared, prepare
 from weft.models.registry import FAMILIES, head_rows_of, model_spec
 from weft.plan.model import ModelSpec
-from weft.planner.heads import check_heads
+from weft.plan.plan import Plan
+from weft.planner.heads import check_heads, with_head_rows
 from weft.train.first_opens import found_by_first, opened_by_first
 from weft.train.from_memory import newest_in_memory
 from weft.train.history import History, Rewind, history_of, read_rewinds
@@ -51,6 +52,8 @@ class Agreed:
 
     data: Prepared
     spec: ModelSpec
+    plan: Plan
+    """The job's, for a head of as many rows as the tokenizer has tokens."""
     checkpoint: Checkpoint | None
     """What to go on from; None for a new run."""
     notes: tuple[str, ...] = ()
@@ -90,7 +93,7 @@ def agree(
     refuse_unlike_ranks(comm, job)
     data = _prepared(job, comm, local_rank)
     spec = model_spec(job.config.model, data.vocab_size, job.config.data.seq_len)
-    check_heads(job.plan, head_rows_of(spec))  # a tokenizer may have fewer tokens than asked for
+    job, fitted = _fitted(job, head_rows_of(spec))
     _begin_with_weights(job, comm)
     owner = _owner(job, comm)
     checkpoint, why = newest_in_memory(
@@ -107,7 +110,7 @@ def agree(
     found = () if checkpoint is None else checkpoint.notes
     apart = [] if checkpoint is None else notes_of_sites(checkpoint, job.plan)
     history = _history(checkpoint, job, comm)
-    notes = (*differing_builds(comm, versions), *why, *found, *apart, *history.notes)
+    notes = (*differing_builds(comm, versions), *fitted, *why, *found, *apart, *history.notes)
     wanted = None
     if checkpoint is None:
         opened = partial(opened_by_first, comm)
@@ -117,6 +120,7 @@ def agree(
     agreed = Agreed(
         data,
         spec,
+        job.plan,
         checkpoint,
         notes,
         is_in_memory=is_in_memory,
@@ -132,6 +136,19 @@ def agree(
         theirs = f"rank {rank} sees {value}, rank 0 {first}"
         raise RunError(f"the machines of this job see different {what}: {theirs}")
     return agreed
+
+
+def _fitted(job: Job, rows: int) -> tuple[Job, list[str]]:
+    """The job for a head of so many rows, and a sentence where its plan's parts are of another: a
+    plan is made before the tokenizer, which may have other tokens than were asked for."""
+    parts = [stage.head_rows for _, _, stage in job.plan.stages() if stage.head_rows]
+    asked = max((end for _, end in parts), default=rows)
+    if asked == rows:
+        return job, []
+    plan = with_head_rows(job.plan, rows)
+    check_heads(plan, rows)
+    said = f"the head has {rows} rows, one for each token, and the plan was made for {asked}: "
+    return replace(job, plan=plan), [said + "each part is as large beside the others as there"]
 
 
 def refuse_unlike_ranks(comm: Comm, job: Job) -> None:

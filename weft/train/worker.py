@@ -94,7 +94,7 @@ class RankLife:
             self._enter("agree")
             agreed = agree(job, comm, address.local_rank, platform.versions(), lease=self.lease)
             checkpoint, first_step = agreed.checkpoint, agreed.first_step
-            job, shares = with_saved_shares(job, checkpoint)
+            job, shares = with_saved_shares(replace(job, plan=agreed.plan), checkpoint)
             plan = job.plan
             self._enter("build")
             seq_len = config.data.seq_len
