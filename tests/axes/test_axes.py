@@ -13,8 +13,7 @@ from weft.axes.tp.axis import TensorParallel
 from weft.config.axes import ENTRIES, NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.models.decoder_family import DecoderDims
-from weft.models.registry import FAMILIES
-from weft.parallel.params import dims_of_param
+from weft.models.registry import FAMILIES, dims_of_param
 from weft.plan.box import Box
 from weft.plan.layout import SAMPLES, Dim, Edge, Form, Partial, Replicate, Shard, dims_of
 from weft.plan.mesh import Mesh

@@ -49,13 +49,30 @@ COUNTED = {
             "plan.stages=[{dp: 2, zero: 1, layers: 2}, {tp: 2}]",
             'optim.groups=[{params: "layers.0.*", trainable: false}]',
         ],
+        [
+            "plan.stages=[{dp: 2, zero: 1, layers: 2}, {tp: 2}]",
+            "plan.head=[1, 2]",
+            "model.vocab_size=2048",
+        ],
     ],
-    ids=["tp", "unlike stages", "cp", "passes", "level 3", "cut", "unlike pipelines", "frozen"],
+    ids=[
+        "tp",
+        "unlike stages",
+        "cp",
+        "passes",
+        "level 3",
+        "cut",
+        "unlike pipelines",
+        "frozen",
+        "head",
+    ],
 )
 def test_predicted_is_what_is_counted(plan: list[str], here: Path) -> None:
     arguments = ["train", "tiny.yaml", "--out", "mine", "--steps", "2", "--comm-report", "--quiet"]
     model = [*SHAPE, "model.num_kv_heads=4", "model.num_layers=3", "batch.samples=8"]
     assert run([*arguments, *model, *plan]) == 0
+    rows = 2048 if "model.vocab_size=2048" in plan else 257
+    model_spec = replace(spec(), vocab_size=rows)
     record = json.loads((here / "mine/comm.json").read_text())
     counted: Counter[str] = Counter()
     for row in record["per_step"]:
@@ -64,10 +81,12 @@ def test_predicted_is_what_is_counted(plan: list[str], here: Path) -> None:
     ran = Plan.from_json((here / "mine/plan.json").read_text())
     one_node = ChipPool(chip=catalogue()["H100-SXM5-80GB"], num_nodes=1, chips_per_node=8)
     training = training_of(
-        load_config(str(here / "mine/config.yaml")).config.optim, param_specs(spec())
+        load_config(str(here / "mine/config.yaml")).config.optim, param_specs(model_spec)
     )
     view = ClusterView((one_node,))
-    for way, num_bytes in sent_by_plan(ran, spec(), view, seq_len=64, training=training).items():
+    for way, num_bytes in sent_by_plan(
+        ran, model_spec, view, seq_len=64, training=training
+    ).items():
         assert way.reach == "node"
         predicted[way.name] += num_bytes
     slack = PADDING * sum(counted.values()) / 10

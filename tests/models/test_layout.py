@@ -7,9 +7,8 @@ import pytest
 from weft.axes.check import change_along, check_layout, divided_form
 from weft.axes.held import placement
 from weft.axes.tp.axis import TensorParallel
-from weft.models.registry import FAMILIES, modules_of
+from weft.models.registry import FAMILIES, dims_of_param, modules_of
 from weft.parallel.apply import check_entries
-from weft.parallel.params import dims_of_param
 from weft.plan.layout import Dim, Layout, Partial, Replicate, Shard
 from weft.plan.model import ModelSpec, ParamSpec
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -24,7 +24,7 @@ from weft.cost.work import (
     layers_alike,
     width_of,
 )
-from weft.models.registry import param_specs, shape_of
+from weft.models.registry import FAMILIES, dims_of_param, layout_of, param_specs, shape_of
 from weft.models.shape import ModelShape
 from weft.plan.model import ModelSpec, UnitName
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
@@ -93,6 +93,7 @@ def _inside(
     work = choice_of(pipeline, number, seq_len).work._replace(samples=pipeline.samples)
     width = width_of(stage.precision)
     ranks = prod(size for _, size in work.axes)
+    predicts = work.predicts > 0  # a part of the head as much: all tokens, and all their numbers
     for each, (experts, branch), layers in layers_alike(shape, work):
         for send in layer_sends(shape, each, experts=experts, branch=branch):
             groups = ranks // send.group.size
@@ -107,10 +108,10 @@ def _inside(
     for axis, size in work.axes:
         if "vocab" in DIVISIONS[axis].inner:
             tokens = (size - 1) * work.tokens * (ranks // size)
-            ends = (work.embeds + work.predicts) * width * shape.d_model
+            ends = (work.embeds + predicts) * width * shape.d_model
             yield "gather seq", axis, tokens * ends
             yield "scatter seq", axis, tokens * ends
-            yield "vocab sums", axis, 2 * tokens * 3 * max(4, width) * work.predicts
+            yield "vocab sums", axis, 2 * tokens * 3 * max(4, width) * predicts
 
 
 def _forwards(send: LayerSend, work: StageWork, width: int) -> float:
@@ -148,6 +149,8 @@ class _Piece(NamedTuple):
     stays: float
     """Of layers: the first one's, which level 3 keeps from a backward to the next forward, and
     where no head follows the last one's, which it keeps from a forward to its backward."""
+    level: int
+    """The lowest of all stages that have some of such a parameter."""
 
     def within(self, domain: Collection[int]) -> _Piece:
         """As the ranks of one domain hold it."""
@@ -161,14 +164,13 @@ class _Piece(NamedTuple):
         forwards and backwards that take turns: some layers stay from one to the next.
         """
         pipeline, stage = self.stages[0]
-        level = min(stage.zero for _, stage in self.stages)
         backwards = pipeline.num_microbatches
         once, whole = state.grad * self.params, state.weight * self.params
-        if level == 0:
+        if self.level == 0:
             return 2 * once, 0
-        if level == 1 or len(self.stages) > 1:
+        if self.level == 1 or len(self.stages) > 1:
             return once, whole
-        if level == 2:
+        if self.level == 2:
             return backwards * once, whole
         many = backwards * stage.passes
         match self.end:
@@ -182,22 +184,40 @@ class _Piece(NamedTuple):
 
 
 def _pieces(plan: Plan, spec: ModelSpec, training: Training) -> Iterator[_Piece]:
-    """The ends of the model, and runs of layers that no pipeline cuts."""
-    numels: defaultdict[frozenset[UnitName], float] = defaultdict(float)
-    cuts = plan.cuts
+    """The ends of the model, and runs of layers that no pipeline cuts. Of the head's rows one for
+    all that the same stages have."""
+    numels: defaultdict[tuple[frozenset[UnitName], range], float] = defaultdict(float)
+    cuts, layout = plan.cuts, layout_of(spec)
+    head_dim = FAMILIES[spec.family].head_dim
+    rows = {row for _, _, stage in plan.stages() for row in stage.head_rows or ()}
     for param in param_specs(spec):
         part = training.part(param.unit)
         units = param.places if param.places & cuts else param.units
-        numels[frozenset(units)] += part * param.numel
+        dims = dims_of_param(param, layout)
+        is_divided = rows and "head" in units and any(dim.name == head_dim for dim in dims)
+        for low, high in pairwise(sorted(rows)) if is_divided else [(0, 0)]:
+            of_rows = (high - low) / max(rows) if is_divided else 1.0
+            numels[frozenset(units), range(low, high)] += of_rows * part * param.numel
     last = plan.places[-1]
 
-    def held(units: frozenset[UnitName]) -> tuple[str, list[tuple[int, int, StagePlan]]]:
+    def held(
+        key: tuple[frozenset[UnitName], range],
+    ) -> tuple[str, list[tuple[int, int, StagePlan]]]:
+        units, rows = key
         ends = [unit for unit in units if isinstance(unit, str)]
-        return min(ends, default=""), plan.stages_with(units)
+        holders = plan.stages_with(units)
+        having = [each for each in holders if _has(each[2], rows)]
+        return min(ends, default=""), having
 
     for (end, stages), run in groupby(numels, key=held):
         runs = list(run)
-        counts = [numels[units] for units in runs]
-        stays = counts[0] + (0 if last in runs[-1] else counts[-1])
+        counts = [numels[key] for key in runs]
+        stays = counts[0] + (0 if last in runs[-1][0] else counts[-1])
         holders = tuple((plan.pipelines[p], stage) for p, _, stage in stages)
-        yield _Piece(sum(counts), holders, end, stays)
+        level = min(stage.zero for key in runs for _, _, stage in plan.stages_with(key[0]))
+        yield _Piece(sum(counts), holders, end, stays, level)
+
+
+def _has(stage: StagePlan, rows: range) -> bool:
+    """Of what is divided by the head's rows, it has these."""
+    return not rows or stage.head_rows is None or rows.start in range(*stage.head_rows)

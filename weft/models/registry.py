@@ -74,6 +74,15 @@ def layout_of(spec: ModelSpec) -> dict[str, Layout]:
     return FAMILIES[spec.family].layout(spec)
 
 
+def dims_of_param(param: ParamSpec, layout: Mapping[str, Layout]) -> tuple[Dim, ...]:
+    """What the dimensions of a parameter are, as its family's layout says."""
+    module, _, leaf = param.name.rpartition(".")
+    dims = layout[module].params[leaf]
+    sizes = tuple(dim.size for dim in dims)
+    assert sizes == param.shape, f"{param.name} {param.shape}: the layout says {sizes}"
+    return dims
+
+
 def head_rows_of(spec: ModelSpec) -> int:
     """Rows of the head, as far as several stages may divide them; 0 where it stays whole."""
     heads = [param for param in param_specs(spec) if "head" in param.units]

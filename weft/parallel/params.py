@@ -9,9 +9,9 @@ from operator import add
 from torch import nn
 
 from weft.axes.held import tiling
-from weft.models.registry import FAMILIES
+from weft.models.registry import FAMILIES, dims_of_param
 from weft.plan.box import Box
-from weft.plan.layout import Dim, Layout, of_rows
+from weft.plan.layout import Dim, of_rows
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, ParamSpec
 from weft.plan.plan import Plan, StagePlan, ZeroLevel
@@ -150,15 +150,6 @@ def _shared(
     if level == 3 and any(len(found) > 1 for found in beside):
         level = 2
     return level if any(len(near) > 1 for near in groups) else 0, in_one_stage
-
-
-def dims_of_param(param: ParamSpec, layout: Mapping[str, Layout]) -> tuple[Dim, ...]:
-    """What the dimensions of a parameter are, as its family's layout says."""
-    module, _, leaf = param.name.rpartition(".")
-    dims = layout[module].params[leaf]
-    sizes = tuple(dim.size for dim in dims)
-    assert sizes == param.shape, f"{param.name} {param.shape}: the layout says {sizes}"
-    return dims
 
 
 def reduction_groups(
