@@ -542,7 +542,7 @@ HEADS = [
     Case("head-three-parts-in-flight", shares=(6,), dp=((1, 1, 1),), layers=((1, 3, 0),),
          heads=((40, 6, 51),), microbatch=1, in_flight=(5, 4, 3)),
     Case("head-elsewhere-cut", shares=(6,), dp=((2, 1, 1),), layers=((1, 2.5, 0.5),),
-         heads=((0, 97, 0),)),
+         heads=((57, 40, 0),)),
     Case("head-tp3-zero1", shares=(6,), dp=((2, 1),), tp=((1, 3),), layers=((2, 2),),
          heads=((40, 57),), zeros=(1, 0, 0)),
     Case("head-dp4-idle-rank-zero3", shares=(6,), dp=((4, 2),), layers=((2, 2),), microbatch=3,
@@ -551,8 +551,8 @@ HEADS = [
          layers=((3, 1), (4,)), heads=((20, 77), ()), zero=2),
     Case("head-zb-v", shares=(6,), dp=((1, 1),), layers=((1, 1, 1, 1),), schedule="zb-v",
          heads=((40, 57),), microbatch=1),
-    Case("head-zb-h1-elsewhere", shares=(6,), dp=((1, 1),), layers=((3, 1),), schedule="zb-h1",
-         heads=((97, 0),), microbatch=1),
+    Case("head-zb-h1", shares=(6,), dp=((1, 1),), layers=((3, 1),), schedule="zb-h1",
+         heads=((77, 20),), microbatch=1),
 ]  # fmt: skip
 
 PARITY = [

@@ -55,6 +55,10 @@ BROKEN = [
     (divided((0, 0), (0, ROWS)), "stages[3].head_rows = [0, 0]: expected a range of at least one"),
     (divided((0, 30), (30, 90)), "stages.head_rows = [[0, 30], [30, 90]]: expected all 100 rows"),
     (
+        divided((0, ROWS)),
+        "stages.head_rows = [[0, 100]]: expected several parts. Without head_rows",
+    ),
+    (
         stages(GOOD, lambda held: (held[0], held[3], held[1], held[2], held[4])),
         "stages[1].head_rows = [0, 30]: expected null on every stage that another",
     ),
@@ -107,7 +111,7 @@ def test_a_configuration_says_weights_of_meshes() -> None:
     assert [stage.head_rows for _, _, stage in plan.stages()] == [None] * 3 + [(0, 30), (30, 100)]
     for head, words in (
         ([3, 7], "a number for each of 3 meshes"),
-        ([0, 0, 0], "one above 0"),
+        ([0, 3, 0], "two or more above 0"),
         ([1, 0, 1000], "one of 100 rows"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -93,6 +93,8 @@ def _check_rows(where: str, pipeline: PipelinePlan, rows: int) -> None:
         expected = f"all {rows} rows of the head, each once"
         hint = "There is one for each token of the vocabulary."
         raise ConfigError(f"{where}.head_rows", _rows(pipeline), expected, hint)
+    if len(pipeline.heads) == 1:
+        raise ConfigError(f"{where}.head_rows", _rows(pipeline), "several parts", WAY_OUT)
 
 
 def _check_stages(where: str, pipeline: PipelinePlan) -> None:

@@ -86,9 +86,9 @@ def _head_parts(
         return
     firsts = {stage.mesh: stage for stage in reversed(stages)}
     meshes = list(dict.fromkeys(stage.mesh for stage in stages))
-    if len(weights) != len(meshes) or not any(weights):
-        expected = f"a number for each of {len(meshes)} meshes, one above 0"
-        raise ConfigError(key, list(weights), expected)
+    if len(weights) != len(meshes) or len(weights) - weights.count(0) < 2:
+        expected = f"a number for each of {len(meshes)} meshes, two or more above 0"
+        raise ConfigError(key, list(weights), expected, "null: the last has the whole head.")
     if not rows:
         hint = "The head of this model is the embedding's table, or its family keeps it whole."
         raise ConfigError(key, list(weights), "null", hint)

@@ -112,6 +112,8 @@ def _planned(
     """With these borders and parts, and with more microbatches in flight."""
     grain, kept = gcd(rows, GRAIN), [part if part >= LEAST else 0.0 for part in parts]
     sizes = split_by_weight(rows // grain, [round(1e4 * part) for part in kept])
+    if len(sizes) - sizes.count(0) < 2:  # whole, where it was or elsewhere
+        return
     both = zip(pipeline.stages, pairwise(ends), strict=True)
     stages = [replace(stage, layers=layers) for stage, layers in both]
     held = pairwise(accumulate((size * grain for size in sizes), initial=0))
