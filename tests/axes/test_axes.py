@@ -13,7 +13,7 @@ from weft.axes.tp.axis import TensorParallel
 from weft.config.axes import ENTRIES, NAMES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.models.decoder_family import DecoderDims
-from weft.models.registry import FAMILIES, dims_of_param
+from weft.models.registry import FAMILIES, dims_of_param, dims_of_stage
 from weft.plan.box import Box
 from weft.plan.layout import SAMPLES, Dim, Edge, Form, Partial, Replicate, Shard, dims_of
 from weft.plan.mesh import Mesh
@@ -78,6 +78,14 @@ def test_a_degree_that_cuts_heads_is_refused_with_those_that_do_not() -> None:
     assert str(refused.value) == (
         "pipelines[0].stages[1].mesh.tp = 4: expected one of 1, 2, 3, 6. "
         "The model's 12 heads share 3 key heads."
+    )
+
+
+def test_a_part_of_the_head_that_is_too_small_is_what_is_wrong() -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_mesh(dims_of_stage(SPEC, (0, 1)), Mesh.of(range(2), tp=2), "mesh")
+    assert str(refused.value) == (
+        "mesh.tp = 2: expected one of 1. The model's head has 1 of its rows here."
     )
 
 

@@ -48,7 +48,8 @@ def of_rows(dim: Dim, name: str | None, rows: tuple[int, int] | None) -> Dim:
     """As a stage has it: of the dimension of this name so many rows, if it has not all."""
     if rows is None or dim.name != name:
         return dim
-    return replace(dim, size=rows[1] - rows[0])
+    size = rows[1] - rows[0]
+    return replace(dim, size=size, words=f"head has {size} of its rows here")
 
 
 SAMPLES = Dim(name="samples", size=0)

@@ -45,7 +45,8 @@ class TensorParallel(Axis):
             raise ConfigError(key, ways, "1", hint)
         most = min(dim.num_groups * dim.units for dim in divided if not dim.shared)
         allowed = [n for n in range(1, most + 1) if self.allows(divided, n)]
-        words = sorted({dim.words for dim in divided if dim.words})
+        wrong = (dim for dim in divided if not divisible(dim, ways))
+        words = sorted({dim.words for dim in wrong if dim.words})
         hint = f"The model's {', and its '.join(words)}." if words else ""
         raise ConfigError(key, ways, f"one of {', '.join(map(str, allowed))}", hint)
 
