@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby, pairwise
 from math import prod
 from typing import Literal, NamedTuple
@@ -183,39 +184,46 @@ class _Piece(NamedTuple):
         return backwards * once, state.weight * gathered
 
 
+_Part = tuple[frozenset[UnitName], range]
+"""What has the same holders: units of the model, and of the head's rows which; none: all."""
+
+
 def _pieces(plan: Plan, spec: ModelSpec, training: Training) -> Iterator[_Piece]:
     """The ends of the model, and runs of layers that no pipeline cuts. Of the head's rows one for
     all that the same stages have."""
-    numels: defaultdict[tuple[frozenset[UnitName], range], float] = defaultdict(float)
-    cuts, layout = plan.cuts, layout_of(spec)
-    head_dim = FAMILIES[spec.family].head_dim
-    rows = {row for _, _, stage in plan.stages() for row in stage.head_rows or ()}
-    for param in param_specs(spec):
-        part = training.part(param.unit)
-        units = param.places if param.places & cuts else param.units
-        dims = dims_of_param(param, layout)
-        is_divided = rows and "head" in units and any(dim.name == head_dim for dim in dims)
-        for low, high in pairwise(sorted(rows)) if is_divided else [(0, 0)]:
-            of_rows = (high - low) / max(rows) if is_divided else 1.0
-            numels[frozenset(units), range(low, high)] += of_rows * part * param.numel
-    last = plan.places[-1]
-
-    def held(
-        key: tuple[frozenset[UnitName], range],
-    ) -> tuple[str, list[tuple[int, int, StagePlan]]]:
-        units, rows = key
-        ends = [unit for unit in units if isinstance(unit, str)]
-        holders = plan.stages_with(units)
-        having = [each for each in holders if _has(each[2], rows)]
-        return min(ends, default=""), having
-
-    for (end, stages), run in groupby(numels, key=held):
+    numels, last = _numels(plan, spec, training), plan.places[-1]
+    for (end, stages), run in groupby(numels, key=partial(_held, plan)):
         runs = list(run)
         counts = [numels[key] for key in runs]
         stays = counts[0] + (0 if last in runs[-1][0] else counts[-1])
         holders = tuple((plan.pipelines[p], stage) for p, _, stage in stages)
         level = min(stage.zero for key in runs for _, _, stage in plan.stages_with(key[0]))
         yield _Piece(sum(counts), holders, end, stays, level)
+
+
+def _numels(plan: Plan, spec: ModelSpec, training: Training) -> dict[_Part, float]:
+    """Parameters that are trained of each."""
+    found: defaultdict[_Part, float] = defaultdict(float)
+    cuts, layout, head_dim = plan.cuts, layout_of(spec), FAMILIES[spec.family].head_dim
+    rows = sorted({row for _, _, stage in plan.stages() for row in stage.head_rows or ()})
+    for param in param_specs(spec):
+        units = frozenset(param.places if param.places & cuts else param.units)
+        numel = training.part(param.unit) * param.numel
+        names = {dim.name for dim in dims_of_param(param, layout)}
+        if not rows or "head" not in units or head_dim not in names:
+            found[units, range(0)] += numel
+            continue
+        for low, high in pairwise(rows):
+            found[units, range(low, high)] += numel * (high - low) / rows[-1]
+    return found
+
+
+def _held(plan: Plan, part: _Part) -> tuple[str, list[tuple[int, int, StagePlan]]]:
+    """Which end of the model it is of, and the stages that have it."""
+    units, rows = part
+    ends = [unit for unit in units if isinstance(unit, str)]
+    having = [each for each in plan.stages_with(units) if _has(each[2], rows)]
+    return min(ends, default=""), having
 
 
 def _has(stage: StagePlan, rows: range) -> bool:
