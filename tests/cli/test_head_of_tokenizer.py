@@ -11,12 +11,9 @@ ASKED = ["data.tokenizer=bpe", "data.vocab_size=512", "model.num_layers=2", "tra
 PARTS = ["plan.stages=[{}, {}]", "plan.head=[1, 3]"]
 
 
-def test_parts_fit_the_tokens_that_the_tokenizer_has(
-    here: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_fit_the_tokens_that_the_tokenizer_has(here: Path) -> None:
     for steps in ("1", "2"):  # the second goes on from the first
         assert run(["train", "tiny.yaml", "--out", "mine", "--steps", steps, *ASKED, *PARTS]) == 0
-        assert "one for each token, and the plan was made for 512" in capfd.readouterr().out
     assert run(["train", "tiny.yaml", "--out", "whole", "--steps", "2", *ASKED, PARTS[0]]) == 0
     mine, whole = (
         (here / name / "metrics.jsonl").read_text().splitlines() for name in ("mine", "whole")
