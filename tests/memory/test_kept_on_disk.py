@@ -75,9 +75,7 @@ def test_the_folder_is_looked_at_before_training(
     (said,) = speed_note(checked(tmp_path), None, 1e-9)  # type: ignore[arg-type]
     assert "0.0392 GB that each update reads and writes take" in said
     assert said.endswith("longer than the 1e-09 s predicted of a whole step")
-    full = SimpleNamespace(f_bavail=1, f_frsize=4096)
+    full = SimpleNamespace(f_bavail=0, f_frsize=4096)
     monkeypatch.setattr(folder_here.os, "statvfs", lambda _: full)
-    with pytest.raises(
-        ConfigErrors, match=f"state_folder = .*{tmp_path}.*its disk has 3.8e-06 GiB"
-    ):
+    with pytest.raises(ConfigErrors, match=f"state_folder = .*{tmp_path}.*its disk has 0 GiB"):
         checked(tmp_path)

@@ -123,7 +123,7 @@ def refuse_too_large(loaded: Loaded, resolved: Resolved, ranks: Sequence[int]) -
         return
     too_large = [need for need in needs_here(resolved, resolved.plan, ranks) if not need.fits]
     if too_large:
-        worst = max(too_large, key=lambda need: need.need_gib / need.room_gib)
+        worst = max(too_large, key=lambda need: need.need_gib / (need.room_gib or 1e-9))
         if worst.folder is not None:
             expected, hint = f"a folder with room: {worst.words}", "Another disk may have it."
             raise loaded.place(ConfigError("optim.state_folder", worst.folder, expected, hint))
@@ -168,6 +168,10 @@ def _by_planner(resolved: Resolved, ranks: Sequence[int]) -> str:
 def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     """Those of the planner, then the least that micro-batches can take as well."""
     yield from changes(plan)
+    yield from _least(plan)
+
+
+def _least(plan: Plan) -> Iterator[tuple[str, Plan]]:
     small = replace(plan, pipelines=tuple(map(_with_least, plan.pipelines)))
     again = small.each(lambda stage: replace(stage, recompute="full"))
     yield LEAST, small
@@ -176,14 +180,12 @@ def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 def _with_state_on_hosts(plan: Plan) -> Iterator[tuple[str, Plan]]:
     """Beside none of those, and beside the latter ones."""
-    elsewhere = "keep optimizer state in the host's memory (optim.state_tier=host)"
-    small = replace(plan, pipelines=tuple(map(_with_least, plan.pipelines)))
-    again = small.each(lambda stage: replace(stage, recompute="full"))
-    ways = ((f"K{elsewhere[1:]}", plan), (f"{LEAST} and {elsewhere}", small))
-    for words, given in (*ways, (f"{LEAST}, {AGAIN} and {elsewhere}", again)):
-        changed = given.each(_on_host)
-        if changed != given:
-            yield words, changed
+    elsewhere = "eep optimizer state in the host's memory (optim.state_tier=host)"
+    if plan.each(_on_host) != plan:
+        yield f"K{elsewhere}", plan.each(_on_host)
+        yield from (
+            (f"{words}, and k{elsewhere}", each.each(_on_host)) for words, each in _least(plan)
+        )
 
 
 def _on_host(stage: StagePlan) -> StagePlan:
