@@ -135,6 +135,24 @@ def test_shares_change_and_numbers_stay(tmp_path: Path, pool: WorkerPool) -> Non
     assert [event.facts["before"] for event in again] == [[8, 4], [6, 6], [3, 9]]
 
 
+def test_the_plan_in_the_folder_can_be_asked_for(tmp_path: Path, pool: WorkerPool) -> None:
+    """Parts of the head fit the tokenizer, which has other tokens than were asked for."""
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("a few words of which no large vocabulary is made\n\n" * 400)
+    words = ["data.tokenizer=bpe", f"data.path={text}", "train.steps=3", "data.vocab_size=600"]
+    pipelines = "{share: 2, head: [1, 2], stages: [{layers: 1}, {}]}, {stages: [{}]}"
+    asked = [*SMALL, "batch.samples=12", "batch.micro=2", *words]
+    given = job([*asked, f"plan.pipelines=[{pipelines}]", EVERY], out, 3)
+    given = replace(given, files={"plan.json": given.plan.to_json()})
+    for steps in (3, 4):  # the second goes on with the shares that the first left
+        pool.run(at_speeds, [replace(given, last_step=steps)], world_size=3)
+        found = Plan.from_json((out / "plan.json").read_text())
+        assert found == with_shares(given.plan, (4, 8))
+    taken = f"plan.file={out / 'plan.json'}"
+    again = resolve(load_config("debug", [*asked, taken]), Cluster(nodes=(LAPTOP,)), plan=found)
+    assert again.plan == found
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

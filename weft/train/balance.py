@@ -20,7 +20,7 @@ from weft.cluster.cluster import HOST
 from weft.data.loader import Loader
 from weft.nn.stage import MicroBatch
 from weft.plan.plan import Plan
-from weft.planner.shares import balanced, shares_in_force
+from weft.planner.shares import balanced, shares_in_force, with_shares
 from weft.train.job import Job
 from weft.train.loop import Hook, Run, StepRecord
 from weft.train.run_folder import write_text
@@ -125,7 +125,15 @@ def _follow(run: Run, job: Job, plan: Plan, step: int) -> None:
     assert isinstance(run.batches, Loader), "batches of a run come from a loader"
     run.batches.follow([place for part in mine.microbatches() for place in part], step)
     if run.is_main:
-        write_text(job.out / PLAN_FILE, plan.to_json())
+        write_text(job.out / PLAN_FILE, _to_file(job, plan))
+
+
+def _to_file(job: Job, plan: Plan) -> str:
+    """The plan as it can be asked for again: parts of the head, which fit the tokenizer by now, as
+    large as they were before there was one."""
+    text = job.files.get(PLAN_FILE)
+    asked = plan if text is None else Plan.from_json(text)
+    return with_shares(asked, [pipeline.samples for pipeline in plan.pipelines]).to_json()
 
 
 def with_saved_shares(job: Job, checkpoint: Checkpoint | None) -> tuple[Job, tuple[str, ...]]:
@@ -136,7 +144,7 @@ def with_saved_shares(job: Job, checkpoint: Checkpoint | None) -> tuple[Job, tup
     plan = shares_in_force(job.plan, checkpoint.state.get("plan"))
     if plan == job.plan:
         return job, ()
-    files = {**job.files, PLAN_FILE: plan.to_json()} if PLAN_FILE in job.files else job.files
+    files = {**job.files, PLAN_FILE: _to_file(job, plan)} if PLAN_FILE in job.files else job.files
     shares = _words([pipeline.samples for pipeline in plan.pipelines])
     said = f"pipelines have {shares} samples of each batch, as when the checkpoint was written"
     return replace(job, plan=plan, files=files), (said,)
