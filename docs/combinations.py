@@ -130,9 +130,9 @@ REFUSALS = (
         ("plan.stages=[{cp: 3}]",), "plan.stages[0].cp", "six parts of 128 tokens are not equal"
     ),
     Refusal(
-        ("plan.stages=[{cp: 2, precision: fp8}]",),
-        "plan.stages[0].precision",
-        "what has one scale would be in several ranks",
+        ("plan.stages=[{cp: 2, precision: fp8-blockwise}]",),
+        "plan.stages[0].cp",
+        "128 tokens that have one scale would be in two ranks",
     ),
     Refusal(
         ("plan.pipelines=[{share: 4, stages: [{}]}, {stages: [{}, {}]}]",),

@@ -169,7 +169,7 @@ def test_sums_over_samples_round_once() -> None:
 def test_layers_that_are_more_than_a_product() -> None:
     """One under two names is replaced in both; one with hooks or a computed weight is refused."""
     eight = EightBits.__new__(EightBits)
-    eight._made, eight._params, eight._groups = {}, {}, []
+    eight._made, eight._params, eight._groups, eight._token_groups = {}, {}, [], []
     eight._products, eight._by_tensor_cores = Products(scaling="tensorwise"), False
     shared = nn.Linear(4, 4)
     model = eight.apply(nn.Sequential(shared, nn.ReLU(), shared))

@@ -52,6 +52,7 @@ class Case:
     """Numbers of the ranks, where they are not given out in order."""
     tied: bool = False
     dropout: float = 0.0
+    seq_len: int = 16
     domains: tuple[tuple[int, ...], ...] = ()
     """Sets of ranks that fast links join; all in one by default."""
     num_kv_heads: int = 4
@@ -136,7 +137,7 @@ class Case:
         spec = replace(spec, num_layers=NUM_LAYERS, dropout=self.dropout)
         if self.family == "llama":
             spec = replace(spec, tied=self.tied)
-        return Rehearsal(spec=spec, optim=OPTIM, seq_len=16, seed=5)
+        return Rehearsal(spec=spec, optim=OPTIM, seq_len=self.seq_len, seed=5)
 
 
 ONE_BY_ONE = [
@@ -498,6 +499,12 @@ EIGHT_BITS = [
     Case("fp8-rowwise-dp4-idle-rank", shares=(6,), dp=((4,),), microbatch=3, zero=2,
          precision="fp8-rowwise-fp64"),
     Case("fp8-blockwise-dp2-pp2", shares=(6,), dp=((2, 1),), layers=((2, 2),), zero=1,
+         precision="fp8-blockwise-fp64"),
+    Case("fp8-cp4-tp2-zb-h1", shares=(2,), microbatch=1, dp=((1, 1),), cp=((4, 2),), tp=((1, 2),),
+         layers=((2.5, 1.5),), schedule="zb-h1", zero=1, precision="fp8-fp64"),
+    Case("fp8-rowwise-cp2-tp2-recompute", shares=(4,), dp=((1,),), cp=((2,),), tp=((2,),),
+         family="gpt2", dropout=0.2, recompute="full", precision="fp8-rowwise-fp64"),
+    Case("fp8-blockwise-cp2-dp2-zero3", shares=(2,), dp=((2,),), cp=((2,),), zero=3, seq_len=512,
          precision="fp8-blockwise-fp64"),
 ]  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Weights with a scale for each block: no plan that is asked for, or made, cuts a block."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -40,6 +41,18 @@ def test_a_cut_block_is_refused(sizes: dict[str, int], tp: int, said: str) -> No
         refuse_cut_blocks(plan(tp), spec, params)
     wide = [replace(param, fp8=".ff." not in param.name) for param in params]
     return refuse_cut_blocks(plan(tp), spec, wide)
+
+
+@pytest.mark.parametrize(("seq_len", "said"), [(1024, ""), (640, "0 to 159 of 640 of a sample's")])
+def test_blocks_of_tokens(seq_len: int, said: str) -> None:
+    """Two ranks have four parts of a sample; the axis that cuts is named, not the first."""
+    spec = replace(LLAMA, seq_len=seq_len)
+    stage = StagePlan(mesh=Mesh.of(range(4), tp=2, cp=2), layers=(0, 4), precision="fp8-blockwise")
+    pipeline = PipelinePlan(stages=(stage,), samples=1, microbatch=1)
+    cut = Plan(num_layers=4, pipelines=(pipeline,))
+    expected = pytest.raises(ConfigError, match=rf"mesh.cp = 2.*{said}") if said else nullcontext()
+    with expected:
+        refuse_cut_blocks(cut, spec, param_specs(spec))
 
 
 def test_the_planner_cuts_none() -> None:

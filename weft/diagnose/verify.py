@@ -143,8 +143,17 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
     noise = COARSE_EPS if roundoff > PRECISIONS["fp32"].roundoff else REHEARSAL_EPS
     optim = config.optim.rehearsed(noise)
     parts = max(share(stage.mesh.axes, "seq", "stream") for _, _, stage in plan.stages())
+    products = PRECISIONS[plan.rank_plan(0).stage_plan.precision].products
+    if products is not None and products.scaling == "blockwise":
+        parts = max(parts, products.block * _divides_tokens(plan))
     length = max(16, 2 * parts)
     return plan, Rehearsal(spec=little, optim=optim, seq_len=length, seed=config.seed, steps=steps)
+
+
+def _divides_tokens(plan: Plan) -> int:
+    """Among how many ranks some stage does in all of its layers; 0: none does."""
+    most = max(share(stage.mesh.axes, "seq") for _, _, stage in plan.stages())
+    return most if most > 1 else 0
 
 
 def shrink(plan: Plan, num_layers: int, precision: Precision) -> Plan:

@@ -234,7 +234,6 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
         keys = f"{where}.stages[{s}].mesh", f"{where}.stages[{s}].passes"
         refuse_idle_work(keys, dict(stage.mesh.axes), stage.passes, micro, stage.sample_shares)
         _check_pieces(f"{where}.stages[{s}].pieces", stage)
-        _check_scales(f"{where}.stages[{s}].precision", stage)
 
 
 def check_shares(where: str, stage: StagePlan, micro: int) -> None:
@@ -339,22 +338,6 @@ def _check_pieces(key: str, stage: StagePlan) -> None:
     if stage.pieces > 1 and PRECISIONS[stage.precision].products is not None:
         hint = "A sample has one scale, and a piece is a part of a sample."
         raise ConfigError(key, stage.pieces, f"1 with the precision {stage.precision}", hint)
-
-
-def _check_scales(key: str, stage: StagePlan) -> None:
-    """What has one scale in eight bits has it whole."""
-    used = [
-        name
-        for name in MODEL_AXES
-        if stage.mesh.size(name) > 1 and AXES[name].divides(_SEQ, "inner")
-    ]
-    if used and PRECISIONS[stage.precision].products is not None:
-        expected = f"one without eight bits where {' or '.join(used)} is above 1"
-        hint = "Scales are of all tokens of a sample, and each rank has some of them."
-        raise ConfigError(key, stage.precision, expected, hint)
-
-
-_SEQ = Dim(name="seq", size=0)
 
 
 def refuse_idle_pieces(plan: Plan, dims: Collection[Dim]) -> None:

@@ -1,4 +1,4 @@
-"""Weights whose blocks have one scale each are divided between blocks alone."""
+"""Weights, and tokens, whose blocks have one scale each are divided between blocks alone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from math import prod
 
 from weft.axes.held import tiling
 from weft.config.errors import ConfigError
-from weft.models.registry import layout_of, param_specs
+from weft.models.registry import dims_of_model, layout_of, param_specs
 from weft.plan.box import Box
-from weft.plan.layout import Dim
+from weft.plan.layout import Dim, Form
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec, ParamSpec
 from weft.plan.plan import Plan, Precision
@@ -21,13 +21,17 @@ def refuse_cut_blocks(plan: Plan, spec: ModelSpec, params: Sequence[ParamSpec]) 
     """``params``: the model's, with what is said of them.
 
     Raises:
-        ConfigError: a block of a weight would have to be on two ranks.
+        ConfigError: a block of a weight, or of tokens, would have to be on two ranks.
     """
     wide = frozenset(param.name for param in params if not param.fp8)
     for p, s, stage in plan.stages():
         cut = cut_block(spec, stage.mesh.axes, stage.precision, wide)
         if cut:
-            axis = stage.mesh.model_axes[0]
+            axis = next(
+                name
+                for name in stage.mesh.model_axes
+                if cut_block(spec, ((name, stage.mesh.size(name)),), stage.precision, wide)
+            )
             hint = "Precision fp8-rowwise has no blocks."
             expected = f"a size that cuts no block of precision {stage.precision}; not {cut}"
             key = f"pipelines[{p}].stages[{s}].mesh.{axis}"
@@ -41,7 +45,8 @@ def cut_block(
     precision: Precision,
     wide: frozenset[str] = frozenset(),
 ) -> str:
-    """A part of a layer's weight that begins or ends inside a block, in words; empty: none does.
+    """A part of a layer's weight, or of a sample, that begins or ends inside a block, in words;
+    empty: none does.
 
     ``wide``: those that have no blocks.
     """
@@ -49,12 +54,23 @@ def cut_block(
     if products is None or products.scaling != "blockwise":
         return ""
     mesh = Mesh(tuple(range(prod(size for _, size in axes))), axes)
-    for dims, name in _weights(spec, wide).items():
-        boxes = {box for held in tiling(dims, "param", mesh).boxes.values() for box in held}
+    for dims, form, name in _with_blocks(spec, wide):
+        boxes = {box for held in tiling(dims, form, mesh).boxes.values() for box in held}
         for low, high, dim in sorted(_ends(boxes, dims), key=lambda end: end[:2]):
             if low % products.block or (high % products.block and high != dim.size):
                 return f"elements {low} to {high - 1} of {dim.size} of {name}"
     return ""
+
+
+def _with_blocks(
+    spec: ModelSpec, wide: frozenset[str]
+) -> Iterator[tuple[tuple[Dim, ...], Form, str]]:
+    """The dimensions of what has blocks, as which it is divided, and what it is."""
+    for dims, name in _weights(spec, wide).items():
+        yield dims, "param", name
+    for dim in dims_of_model(spec):
+        if dim.name == "seq" and dim.size:
+            yield (dim,), "inner", "a sample's tokens"
 
 
 def _weights(spec: ModelSpec, wide: frozenset[str]) -> dict[tuple[Dim, ...], str]:

@@ -6,16 +6,21 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from weft.axes.registry import AXES
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.parallel.apply import RUNTIMES
 from weft.parallel.fp8.linear import Factors, ScaledLinear
 from weft.parallel.params import LocalParam
 from weft.parallel.runtime import AxisGroup
+from weft.plan.layout import Dim
 from weft.plan.plan import RankPlan
 from weft.platform.registry import PLATFORMS
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import Products
+
+SEQ = Dim(name="seq", size=0)
+"""The tokens of a sample."""
 
 
 class EightBits:
@@ -33,9 +38,13 @@ class EightBits:
         """By what they took the place of, and themselves."""
         self._params = {id(param.param): param for param in params}
         mesh = rank_plan.stage_plan.mesh
-        self._groups = [
-            AxisGroup(comm, rank_plan.group(name)) for name in RUNTIMES if mesh.size(name) > 1
-        ]
+        self._groups: list[AxisGroup] = []
+        self._token_groups: list[AxisGroup] = []
+        for name in RUNTIMES:
+            if mesh.size(name) > 1:
+                has_tokens = AXES[name].divides(SEQ, "inner")
+                groups = self._token_groups if has_tokens else self._groups
+                groups.append(AxisGroup(comm, rank_plan.group(name)))
         self._by_tensor_cores = PLATFORMS[rank_plan.stage_plan.device].multiplies_fp8()
 
     def apply(self, module: nn.Module) -> nn.Module:
@@ -72,6 +81,7 @@ class EightBits:
             self._products,
             divided=divided,
             groups=tuple(self._groups),
+            token_groups=tuple(self._token_groups),
             by_tensor_cores=self._by_tensor_cores,
         )
 

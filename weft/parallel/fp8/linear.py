@@ -3,7 +3,7 @@
 What comes in, ``x`` ``[samples, tokens, d_in]``, and the gradient of what goes out, ``g``
 ``[samples, tokens, d_out]``, are rounded with scales of their own for every sample; the weight
 ``w`` ``[d_out, d_in]`` is one. So the numbers depend neither on how many samples are computed at
-once nor, as the largest is of all ranks that hold a part, on how weights are divided:
+once nor, as the largest is of all ranks that hold a part, on how weights and samples are divided:
 
     y = x w^T       dx = g w        dw = sum over samples of g^T x
 
@@ -40,12 +40,15 @@ class Factors:
     """Other ranks hold other parts of ``d_out``, and of ``d_in``."""
     groups: Sequence[AxisGroup] = ()
     """Of those ranks."""
+    token_groups: Sequence[AxisGroup] = ()
+    """Of ranks that have other tokens of the same samples."""
     by_tensor_cores: bool = False
 
     @property
     def talks(self) -> bool:
         """Some scales are of several ranks."""
-        return any(self.divided) and self.products.scaling != "blockwise"
+        shared = any(self.divided) or bool(self.token_groups)
+        return shared and self.products.scaling != "blockwise"
 
     def stream(self, x: Tensor, over: int, *, is_gradient: bool) -> Scaled:
         """``x``, or ``g``, for a sum over tokens or features."""
@@ -56,7 +59,11 @@ class Factors:
         }[self.products.scaling]
         name = self.products.gradients if is_gradient else self.products.factors
         is_divided = self.divided[0 if is_gradient else 1] and FEATURES in spans.whole
-        return self._scaled(x, name, spans, is_divided=is_divided)
+        groups = [
+            *(self.groups if is_divided else ()),
+            *(self.token_groups if TOKENS in spans.whole else ()),
+        ]
+        return self._scaled(x, name, spans, groups)
 
     def weight(self, w: Tensor, over: int) -> Scaled:
         """For a sum over ``d_out`` (0) or ``d_in`` (1)."""
@@ -66,18 +73,20 @@ class Factors:
             "blockwise": Spans(blocks=(0, 1)),
         }[self.products.scaling]
         is_divided = any(self.divided[dim] for dim in spans.whole)
-        return self._scaled(w, self.products.factors, spans, is_divided=is_divided)
+        groups = self.groups if is_divided else ()
+        return self._scaled(w, self.products.factors, spans, groups)
 
-    def _scaled(self, x: Tensor, name: str, spans: Spans, *, is_divided: bool) -> Scaled:
-        combine: Combine | None = self._of_all if is_divided else None
+    def _scaled(self, x: Tensor, name: str, spans: Spans, groups: Sequence[AxisGroup]) -> Scaled:
+        combine: Combine | None = partial(_of_all, groups) if groups else None
         dtype = vars(torch)[name]
         return scaled(x, dtype, spans, block=self.products.block, combine=combine)
 
-    def _of_all(self, largest: Tensor) -> Tensor:
-        found = largest.float().contiguous()
-        for group in self.groups if found.numel() else ():
-            group.comm.all_reduce(found, name="fp8 scales", group=group.ranks, largest=True)
-        return found
+
+def _of_all(groups: Sequence[AxisGroup], largest: Tensor) -> Tensor:
+    found = largest.float().contiguous()
+    for group in groups if found.numel() else ():
+        group.comm.all_reduce(found, name="fp8 scales", group=group.ranks, largest=True)
+    return found
 
 
 class ScaledLinear(nn.Module):
