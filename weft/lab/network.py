@@ -20,7 +20,9 @@ PORT = "eth0"
 NOWHERE = "02:00:00:ff:ff:ff"
 """An Ethernet address that nobody has."""
 _BURST_S = 0.001
-_LEAST_BURST = 256 * 1024
+_LEAST_BURST = 4096
+"""Bytes that a link which has rested carries at once; enough for two packets. More would make slow
+links free for whoever sends less than that now and then, as borders of pipelines do."""
 _QUEUE_MS = 100
 
 
