@@ -54,10 +54,31 @@ STRETCHED = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+LONGER = {
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    "by parts": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "attention_factor": 1.0,
+        "beta_fast": 4.0,
+        "truncate": False,
+    },
+}
+"""Samples of the tests have 40 tokens: more than were first trained on."""
 THEIRS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**LLAMA_FIELDS),
     "llama tied, wide heads": LlamaConfig(**LLAMA_FIELDS, tie_word_embeddings=True, head_dim=16),
     "llama stretched": LlamaConfig(**LLAMA_FIELDS, rope_parameters=STRETCHED),
+    **{
+        f"llama {name}": LlamaConfig(
+            **{**LLAMA_FIELDS, "max_position_embeddings": 16 if name == "dynamic" else 64},
+            rope_parameters={"rope_theta": 100.0, **scaling},
+        )
+        for name, scaling in LONGER.items()
+    },
     "qwen 2": Qwen2Config(**LLAMA_FIELDS, tie_word_embeddings=True),
     "qwen 3": Qwen3Config(**LLAMA_FIELDS, head_dim=16, rope_parameters={"rope_theta": 1e6}),
     "gpt-2": GPT2Config(**GPT2_FIELDS),
@@ -135,6 +156,14 @@ OURS = {
             factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_seq_len=16
         ),
     ),
+    **{
+        f"llama {scaling.kind}": replace(LLAMA, rope_scaling=scaling)
+        for scaling in (
+            RopeScaling(kind="linear", factor=4.0),
+            RopeScaling(kind="dynamic", factor=4.0, original_seq_len=16),
+            RopeScaling(kind="yarn", factor=4.0, original_seq_len=16, beta_fast=4.0),
+        )
+    },
     "wide heads": replace(LLAMA, d_head=16),
     "qkv bias": replace(LLAMA, qkv_bias=True),
     "qk norm": replace(LLAMA, qk_norm=True, d_head=16),
@@ -234,8 +263,14 @@ FIELD_REFUSALS = {
         "config.json attention_bias = true: expected false. Nothing else is implemented.",
     ),
     "rope": (
-        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-        'config.json rope_scaling rope_type = \'yarn\': expected "default" or "llama3".',
+        {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}},
+        'config.json rope_scaling rope_type = \'longrope\': expected one of "default", "linear", '
+        '"dynamic", "yarn", "llama3".',
+    ),
+    "rope of another kind": (
+        {"rope_scaling": {"rope_type": "linear", "factor": 4.0, "beta_fast": 4}},
+        "config.json rope_scaling beta_fast = 4: expected no such field. Weft does not know "
+        "beta_fast. If the numbers do not depend on it, remove it.",
     ),
     "rope field": (
         {"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}},

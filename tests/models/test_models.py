@@ -16,7 +16,7 @@ import weft.nn
 from weft.config.errors import ConfigError
 from weft.models.decoder import Decoder
 from weft.models.decoder_spec import DecoderConfig, DecoderSpec
-from weft.models.registry import FAMILIES, build_model, model_spec
+from weft.models.registry import FAMILIES, build_model, model_config, model_spec
 from weft.nn.context import Context
 from weft.nn.documents import Documents
 from weft.nn.dropout import Dropout, dropout_keys
@@ -242,6 +242,38 @@ def test_refusals(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         model_spec(DecoderConfig(**fields), 4096, 256)
     assert str(caught.value) == message.format(rows=", ".join(FAMILIES["llama"].sizes))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"kind": "linear", "beta_fast": 4.0},
+            "model.rope_scaling.beta_fast = 4.0: expected nothing where kind is linear. "
+            "linear has factor.",
+        ),
+        (
+            {"kind": "dynamic"},
+            "model.rope_scaling.original_seq_len = null: expected an integer >= 1 where kind is "
+            "dynamic.",
+        ),
+        (
+            {"original_seq_len": 8, "high_freq_factor": 1.0},
+            "model.rope_scaling.high_freq_factor = 1.0: expected more than low_freq_factor (1.0).",
+        ),
+        (
+            {"kind": "yarn", "original_seq_len": 8, "beta_fast": 0.5},
+            "model.rope_scaling.beta_fast = 0.5: expected more than beta_slow (1.0).",
+        ),
+    ],
+)
+def test_a_stretching_says_what_its_kind_needs_and_no_more(
+    fields: dict[str, object], message: str
+) -> None:
+    config = model_config({"rope_scaling": {"factor": 4.0, **fields}})
+    with pytest.raises(ConfigError) as caught:
+        model_spec(config, 4096, 256)
+    assert str(caught.value) == message
 
 
 def test_a_vocabulary_of_one_is_refused() -> None:

@@ -99,6 +99,18 @@ def test_llama_3_scaling_slows_only_slow_turns() -> None:
     assert scaled.flatten()[1] == pytest.approx(math.cos(100 / 100 / 8), rel=1e-14)
 
 
+def test_ntk_slows_the_slowest_turn_as_far_as_a_sample_is_longer() -> None:
+    """3 x 80 / 32 - 2 = 5.5 times at 80 tokens, and not at all up to the 32 first trained on."""
+    scaling = RopeScaling(kind="dynamic", factor=3.0, original_seq_len=32)
+    at, numbers = torch.tensor([[7]]), {"theta": 1e4, "dtype": torch.float64}
+    plain, _ = rotation(at, 6, scaling=None, **numbers)
+    short, _ = rotation(at, 6, scaling=scaling, length=20, **numbers)
+    longer, _ = rotation(at, 6, scaling=scaling, length=80, **numbers)
+    assert torch.equal(plain, short)
+    expected = [7 * 1e4 ** (-pair / 3) / 5.5 ** (pair / 2) for pair in range(3)]
+    assert longer.flatten()[:3].tolist() == pytest.approx([math.cos(x) for x in expected])
+
+
 def test_swiglu_by_hand() -> None:
     block = SwiGLU(2, 1).double()
     with torch.no_grad():

@@ -24,6 +24,14 @@ GROUPS = (
 )
 STRETCHED = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_seq_len=64)
 """Turns of 6, 20, 63 and 199 tokens with the numbers below: kept, between, between, slowed."""
+LONGER = {
+    "linear": RopeScaling(kind="linear", factor=3.0),
+    "dynamic": RopeScaling(kind="dynamic", factor=3.0, original_seq_len=5),
+    "yarn": RopeScaling(kind="yarn", factor=4.0, original_seq_len=64, beta_fast=8.0),
+    "by parts": RopeScaling(
+        kind="yarn", factor=4.0, original_seq_len=64, attention_factor=1.0, truncate=False
+    ),
+}
 
 
 def with_optim(optim: OptimConfig, **fields: object) -> Rehearsal:
@@ -35,9 +43,12 @@ SIDES = {(case.rehearsal(), case.plan().global_batch): case.name for case in rev
 MORE = {
     "biases": replace(LLAMA, spec=replace(LLAMA.spec, qkv_bias=True)),
     "norms of queries": replace(LLAMA, spec=replace(LLAMA.spec, qk_norm=True)),
-    "stretched positions": replace(
-        LLAMA, spec=replace(LLAMA.spec, d_head=8, rope_theta=100.0, rope_scaling=STRETCHED)
-    ),
+    **{
+        f"positions, {kind}": replace(
+            LLAMA, spec=replace(LLAMA.spec, d_head=8, rope_theta=100.0, rope_scaling=scaling)
+        )
+        for kind, scaling in (("llama3", STRETCHED), *LONGER.items())
+    },
     "gpt2 untied": replace(GPT2, spec=replace(GPT2.spec, tied=False)),
     "gpt2 groups": replace(GPT2, optim=OPTIM.model_copy(update={"groups": GROUPS})),
     "groups": with_optim(OPTIM, groups=GROUPS),
@@ -63,6 +74,13 @@ def test_one_process_is_what_the_reference_computes(
     expected = by_reference(rehearsal, samples)
     assert len(set(expected.losses)) == rehearsal.steps, "the losses never changed"
     found = difference(expected, rehearse(pool.run, plan, rehearsal))
+    assert found.largest < TOLERANCE, found
+
+
+def test_a_part_of_a_sample_turns_as_far_as_all_of_it(pool: WorkerPool) -> None:
+    """Dynamic scaling goes by the length of samples, of which no rank has all."""
+    rehearsal, plan = MORE["positions, dynamic"], Case("cp2", (6,), dp=((1,),), cp=((2,),)).plan()
+    found = difference(by_reference(rehearsal, 6), rehearse(pool.run, plan, rehearsal))
     assert found.largest < TOLERANCE, found
 
 

@@ -71,6 +71,10 @@ class Fields:
         fits = type(value) in (int, float) and 0 < value <= _LARGEST
         return float(self._checked(name, value, fits, "a finite number > 0"))
 
+    def positive_or_none(self, name: str) -> float | None:
+        """None where it is absent or null."""
+        return None if self._left.get(name) is None else self.positive(name)
+
     def part(self, name: str, default: float | None = None) -> float:
         value = self.take(name, default)
         fits = type(value) in (int, float) and 0 <= value < 1

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
+from weft.nn.rope_scaling import sharpness, stretched
 from weft.plan.model import RopeScaling
 
 Rotation = tuple[Tensor, Tensor]
@@ -14,20 +13,28 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def rotation(
-    positions: Tensor, d_head: int, *, theta: float, scaling: RopeScaling | None, dtype: torch.dtype
+    positions: Tensor,
+    d_head: int,
+    *,
+    theta: float,
+    scaling: RopeScaling | None,
+    dtype: torch.dtype,
+    length: int = 0,
 ) -> Rotation:
     """Angles of ``positions`` ``[batch or 1, seq]``, computed in fp32, in fp64 for fp64.
 
-    Made once a forward pass and handed to every layer. The result has ``dtype``, that of the
-    activations it will turn.
+    Made once a forward pass, of the positions that are there and no others, and handed to every
+    layer. The result has ``dtype``, that of the activations it will turn. ``length``: tokens of a
+    whole sample, which a scaling may depend on.
     """
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     exponent = torch.arange(0, d_head, 2, device=positions.device).to(exact) / d_head
     frequency = 1.0 / theta**exponent
     if scaling is not None:
-        frequency = _stretched(frequency, scaling)
+        frequency = stretched(frequency, scaling, theta=theta, length=length)
     angle = (positions.to(exact)[..., None] * frequency)[:, :, None]  # [batch, seq, 1, d_head / 2]
-    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    size = sharpness(scaling)
+    cos, sin = (angle.cos() * size).to(dtype), (angle.sin() * size).to(dtype)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
@@ -38,18 +45,16 @@ class Rotary(nn.Module):
         super().__init__()
         self._d_head, self._theta, self._scaling = d_head, theta, scaling
 
-    def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
-        """As the function."""
-        theta, scaling = self._theta, self._scaling
-        return rotation(positions, self._d_head, theta=theta, scaling=scaling, dtype=dtype)
-
-
-def _stretched(frequency: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's rule: slow turns are slowed by ``factor``, fast ones kept, a ramp between."""
-    turns = scaling.original_seq_len * frequency / (2 * math.pi)
-    width = scaling.high_freq_factor - scaling.low_freq_factor
-    keep = ((turns - scaling.low_freq_factor) / width).clamp(0, 1)
-    return frequency * keep + frequency / scaling.factor * (1 - keep)
+    def forward(self, positions: Tensor, dtype: torch.dtype, length: int) -> Rotation:
+        """As the function. ``positions`` may be a part of a sample's, ``length`` is of all."""
+        return rotation(
+            positions,
+            self._d_head,
+            theta=self._theta,
+            scaling=self._scaling,
+            dtype=dtype,
+            length=length,
+        )
 
 
 def rotate(x: Tensor, turn: Rotation) -> Tensor:

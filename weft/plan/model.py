@@ -13,16 +13,20 @@ from weft.plan.borders import INSIDE, Place
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeScaling:
-    """Llama 3.1's stretching of rotary positions beyond the length first trained on.
+    """Stretching of rotary positions beyond the length first trained on, a formula a kind.
 
-    A pair of channels that turns fewer than ``low_freq_factor`` times in ``original_seq_len``
-    tokens is slowed by ``factor``, one that turns more than ``high_freq_factor`` times is kept.
+    ``weft.nn.rope_scaling`` has them. What a kind has no use for keeps its default.
     """
 
+    kind: Literal["linear", "dynamic", "yarn", "llama3"] = "llama3"
     factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_seq_len: int
+    original_seq_len: int | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, create_model
 
 from weft.config.values import Count, Flag, Positive, Section
@@ -9,16 +11,31 @@ from weft.models.decoder_spec import DecoderConfig
 
 
 class RopeScalingConfig(Section):
-    """Llama 3.1's stretching of rotary positions beyond the length first trained on."""
+    """Stretching of rotary positions beyond the length first trained on; kinds and numbers are
+    those of Hugging Face's rope_scaling."""
 
+    kind: Literal["linear", "dynamic", "yarn", "llama3"] = "llama3"
+    """"linear" slows all pairs of channels alike, "dynamic" (NTK) the slow ones more and as far as
+    samples are longer, "yarn" (NTK by parts, and sharper attention) and "llama3" those that turn
+    seldom."""
     factor: Positive
     """How many times pairs of channels that turn slowly are slowed."""
-    low_freq_factor: Positive
-    """Pairs that turn fewer times than this in original_seq_len tokens are slowed in full."""
-    high_freq_factor: Positive
-    """Pairs that turn more often than this are kept."""
-    original_seq_len: Count
-    """Tokens of the samples first trained on."""
+    original_seq_len: Count | None = None
+    """Tokens of the samples first trained on; all kinds but "linear" need it."""
+    low_freq_factor: Positive = 1.0
+    """Of "llama3": pairs that turn fewer times than this in original_seq_len tokens are slowed in
+    full."""
+    high_freq_factor: Positive = 4.0
+    """Of "llama3": pairs that turn more often than this are kept."""
+    beta_fast: Positive = 32.0
+    """Of "yarn": pairs that turn more often than this in original_seq_len tokens are kept."""
+    beta_slow: Positive = 1.0
+    """Of "yarn": pairs that turn fewer times than this are slowed in full."""
+    attention_factor: Positive | None = None
+    """Of "yarn": what queries and keys are multiplied by; null is 0.1 ln(factor) + 1, and 1 leaves
+    NTK by parts."""
+    truncate: Flag = True
+    """Of "yarn": the ramp begins and ends at whole pairs."""
 
 
 LlamaConfig = create_model(

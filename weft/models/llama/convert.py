@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from weft.config.errors import ConfigError
 from weft.models.config_json import Converter, Entry, Fields
 from weft.models.decoder_spec import DecoderSpec
-from weft.plan.model import RopeScaling
+from weft.models.llama.rope import read_rope, written_rope
 
 _BLOCK = {
     "attn_norm.weight": "input_layernorm.weight",
@@ -50,10 +49,6 @@ def to_fields(spec: DecoderSpec) -> dict[str, Any]:
         hint = "No architecture there has both."
         raise ConfigError("model", "qkv_bias and qk_norm", "one of the two", hint)
     name = next(name for name, has in _ARCHITECTURES.items() if has == differs)
-    scaling = None
-    if spec.rope_scaling is not None:
-        scaling = {"rope_type": "llama3", **asdict(spec.rope_scaling)}
-        scaling["original_max_position_embeddings"] = scaling.pop("original_seq_len")
     return {
         "architectures": [name],
         "model_type": name.removesuffix("ForCausalLM").lower(),
@@ -65,10 +60,8 @@ def to_fields(spec: DecoderSpec) -> dict[str, Any]:
         "num_attention_heads": spec.num_heads,
         "num_key_value_heads": spec.num_kv_heads,
         "vocab_size": spec.vocab_size,
-        "max_position_embeddings": spec.seq_len,
         "rms_norm_eps": spec.norm_eps,
-        "rope_theta": spec.rope_theta,
-        "rope_scaling": scaling,
+        **written_rope(spec),
         "tie_word_embeddings": spec.tied,
     }
 
@@ -85,7 +78,6 @@ def from_fields(architecture: str, fields: Fields) -> DecoderSpec:
     if kinds - {"full_attention"}:
         raise fields.refusal("layer_types", sorted(kinds), "full_attention only")
     heads, d_model = fields.whole("num_attention_heads"), fields.whole("hidden_size")
-    theta, scaling = _rope(fields)
     qkv_bias, qk_norm = _ARCHITECTURES[architecture]
     d_head = 128 if architecture == "Qwen3ForCausalLM" else d_model // heads
     return DecoderSpec(
@@ -97,35 +89,12 @@ def from_fields(architecture: str, fields: Fields) -> DecoderSpec:
         num_heads=heads,
         num_kv_heads=fields.whole("num_key_value_heads", heads),
         vocab_size=fields.whole("vocab_size"),
-        seq_len=fields.whole("max_position_embeddings", 2048),
         norm_eps=fields.positive("rms_norm_eps", 1e-6),
         tied=fields.flag("tie_word_embeddings", default=False),
-        rope_theta=theta,
-        rope_scaling=scaling,
+        **read_rope(fields),
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
     )
-
-
-def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
-    """Base and stretching, from the form of transformers 5 or the older one."""
-    theta = fields.positive("rope_theta", 10_000.0)
-    rope = Fields(fields.inner("rope_scaling", "rope_parameters"), "config.json rope_scaling")
-    theta = rope.positive("rope_theta", theta)
-    kind = rope.take("rope_type", rope.take("type", "default"))
-    scaling = None
-    if kind == "llama3":
-        scaling = RopeScaling(
-            factor=rope.positive("factor"),
-            low_freq_factor=rope.positive("low_freq_factor"),
-            high_freq_factor=rope.positive("high_freq_factor"),
-            original_seq_len=rope.whole("original_max_position_embeddings"),
-        )
-    elif kind != "default":
-        raise rope.refusal("rope_type", kind, '"default" or "llama3"')
-    rope.take("type")
-    rope.finish()
-    return theta, scaling
 
 
 CONVERTER = Converter(

@@ -83,7 +83,8 @@ class Llama(Decoder):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if self.takes_tokens:
             x = self.units["embed"](x, context)  # [batch, seq, d_model]
-        turn = self.rotary(context.positions_of(x), x.dtype)
+        positions = context.positions_of(x)
+        turn = self.rotary(positions, x.dtype, positions.shape[1])
         packed = None if context.documents is None else context.documents.packed
         for name in self.layers:
             x = self.units[int(name)](x, turn, packed)

@@ -46,28 +46,61 @@ def _heads(y: Tensor, own: Params, name: str, spec: DecoderSpec) -> Tensor:
 def _turned(x: Tensor, spec: DecoderSpec) -> Tensor:
     """Rotary positions (arXiv 2104.09864) as a product of complex numbers: channel ``i`` of a head
     is a real part, channel ``i + d_head / 2`` the imaginary one."""
-    channels = range(spec.d_head // 2)
-    frequencies = [_frequency(spec.rope_theta ** (-2 * i / spec.d_head), spec) for i in channels]
-    places = torch.arange(x.shape[1], dtype=torch.float64)
+    length = x.shape[1]
+    frequencies = [_frequency(channel, length, spec) for channel in range(spec.d_head // 2)]
+    places = torch.arange(length, dtype=torch.float64)
     angles = places[:, None, None] * torch.tensor(frequencies, dtype=torch.float64)
-    pairs = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles)
+    scaling, size = spec.rope_scaling, 1.0
+    if scaling is not None and scaling.kind == "yarn":  # of queries and of keys
+        size = scaling.attention_factor or 1 + 0.1 * math.log(scaling.factor)
+    pairs = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.full_like(angles, size), angles)
     return torch.cat((pairs.real, pairs.imag), dim=-1)
 
 
-def _frequency(frequency: float, spec: DecoderSpec) -> float:
-    """Llama 3.1's: short waves as they are, long ones ``factor`` times as long, between them from
-    one to the other."""
-    scaling = spec.rope_scaling
+def _frequency(channel: int, length: int, spec: DecoderSpec) -> float:
+    """How far a pair turns a token, after stretching."""
+    scaling, width, base = spec.rope_scaling, spec.d_head, spec.rope_theta
+    plain = math.pow(base, -2 * channel / width)
     if scaling is None:
-        return frequency
-    wave = 2 * math.pi / frequency  # tokens a turn
-    if wave < scaling.original_seq_len / scaling.high_freq_factor:
-        return frequency
-    if wave > scaling.original_seq_len / scaling.low_freq_factor:
-        return frequency / scaling.factor
+        return plain
+    if scaling.kind == "linear":
+        return plain / scaling.factor
+    original = scaling.original_seq_len or 0
+    if scaling.kind == "dynamic":  # another base, beyond the length first trained on
+        reach = scaling.factor * max(length, original) / original - (scaling.factor - 1)
+        return math.pow(base * math.pow(reach, width / (width - 2)), -2 * channel / width)
+    wave = 2 * math.pi / plain  # tokens a turn
+    if scaling.kind == "yarn":
+        return _by_parts(channel, plain, spec)
+    # Llama 3.1's: short waves as they are, long ones ``factor`` times as long, between them from
+    # one to the other.
+    if wave < original / scaling.high_freq_factor:
+        return plain
+    if wave > original / scaling.low_freq_factor:
+        return plain / scaling.factor
     span = scaling.high_freq_factor - scaling.low_freq_factor
-    part = (scaling.original_seq_len / wave - scaling.low_freq_factor) / span
-    return (1 - part) * frequency / scaling.factor + part * frequency
+    part = (original / wave - scaling.low_freq_factor) / span
+    return (1 - part) * plain / scaling.factor + part * plain
+
+
+def _by_parts(channel: int, plain: float, spec: DecoderSpec) -> float:
+    """YaRN's: pairs up to the one that turns ``beta_fast`` times as they are, from that of
+    ``beta_slow`` on slowed, between them from one to the other."""
+    scaling = spec.rope_scaling
+    assert scaling is not None and scaling.original_seq_len is not None
+    original = scaling.original_seq_len
+
+    def found(turns: float) -> float:
+        """The channel that turns so often: base^(-2 channel / width) = 2 pi turns / tokens."""
+        tokens = original / (2 * math.pi * turns)
+        return spec.d_head * math.log(tokens, spec.rope_theta) / 2
+
+    low, high = found(scaling.beta_fast), found(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, spec.d_head - 1)
+    slowed = min(max((channel - low) / (high - low), 0.0), 1.0)
+    return slowed * plain / scaling.factor + (1 - slowed) * plain
 
 
 REFERENCE = Reference(loss=loss, tables=frozenset({"embed.weight"}))

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from weft.config.errors import ConfigError
 from weft.models.decoder_spec import DecoderSpec, check_decoder
+from weft.models.llama.rope import check_rope
 from weft.plan.model import RopeScaling
 
 _LLAMA_2 = DecoderSpec(
@@ -127,3 +128,4 @@ def check(spec: DecoderSpec) -> None:
         raise ConfigError("model.d_head", spec.d_head, "an even number (rotary positions)")
     if spec.dropout:
         raise ConfigError("model.dropout", spec.dropout, "0, as this family has no dropout")
+    check_rope(spec)
