@@ -221,6 +221,13 @@ REFUSALS = [
         overrides=("data.sources=[{path: a.txt}]",),
     ),
     Case(
+        "positions of documents that are not apart",
+        "data.restart_positions = true: expected false without data.mask_documents. Attention "
+        "crosses documents, whose tokens would seem to be near each other.\n"
+        "    on the command line",
+        overrides=("data.restart_positions=true",),
+    ),
+    Case(
         "no path and no sources",
         'data.path = null: expected a file, a folder or "builtin:python". '
         "Several sources go in data.sources.\n    by default",

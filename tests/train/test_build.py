@@ -122,6 +122,17 @@ def test_decay_stays_where_it_belongs() -> None:
         assert settings == Settings(1.0, 0.0 if name in plain else 0.1), name
 
 
+def test_positions_begin_again_with_each_document() -> None:
+    batch = SyntheticDataset(vocab_size=97, seq_len=64, seed=2).batch(range(3))
+    assert batch.segments is not None
+    found = cut(batch, [2, 1], torch.device("cpu"), restart=True)
+    places = torch.cat([micro.context.positions for micro in found])
+    for row, segments in zip(places.tolist(), batch.segments.tolist(), strict=True):
+        assert row == [place - segments.index(own) for place, own in enumerate(segments)]
+    (plain,) = cut(batch, [3], torch.device("cpu"))
+    assert plain.context.positions.tolist() == [[*range(64)]]
+
+
 def test_a_batch_without_weight_changes_nothing() -> None:
     built = built_with()
     before = [main.value.detach().clone() for main in built.gradients.mains]

@@ -75,6 +75,8 @@ class DataConfig(Section):
     """Part of the documents kept for evaluation and never trained on, chosen by hash."""
     mask_documents: Flag = False
     """Attention stays inside one document when several share a sample."""
+    restart_positions: Flag = False
+    """Positions begin again with each document, where `mask_documents` keeps documents apart."""
     workers: Whole = 1
     """Loader processes of each rank; 0 reads inside the training process."""
     prefetch: Count = 4
@@ -93,6 +95,15 @@ class DataConfig(Section):
         if self.path is None and not self.sources:
             hint = "Several sources go in data.sources."
             raise ConfigError("data.path", None, 'a file, a folder or "builtin:python"', hint)
+        return self
+
+    @model_validator(mode="after")
+    def _documents_are_apart(self) -> Self:
+        if self.restart_positions and not self.mask_documents:
+            hint = "Attention crosses documents, whose tokens would seem to be near each other."
+            raise ConfigError(
+                "data.restart_positions", True, "false without data.mask_documents", hint
+            )
         return self
 
     @property

@@ -15,7 +15,7 @@ class Context:
     """One microbatch's places, documents and dropout keys. Every field may be left out."""
 
     positions: Tensor | None = None
-    """``[batch, seq]`` int64: the place of each token in its sample, not reset at documents.
+    """``[batch or 1, seq]`` int64: the place of each token in its sample, or in its document.
     None: ``0 .. seq - 1``."""
     documents: Documents | None = None
     """Tokens attend only to earlier tokens of the same document. None: one document a sample."""

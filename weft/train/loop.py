@@ -160,7 +160,8 @@ class Run:
     def microbatches(self, batch: Batch, step: int) -> list[MicroBatch]:
         sizes = [len(part) for part in self.plan.rank_plan(self.comm.rank).microbatches()]
         dropout = (self.config.seed, step) if self.spec.dropout else None
-        return cut(batch, sizes, self.comm.device, dropout_seed=dropout)
+        restart = self.config.data.restart_positions
+        return cut(batch, sizes, self.comm.device, dropout_seed=dropout, restart=restart)
 
 
 def cut(
@@ -169,10 +170,12 @@ def cut(
     device: torch.device,
     *,
     dropout_seed: tuple[int, int] | None = None,
+    restart: bool = False,
 ) -> list[MicroBatch]:
     """Microbatches of ``sizes`` consecutive samples each.
 
-    ``dropout_seed`` is (seed, step) where the model drops activations, else None.
+    ``dropout_seed`` is (seed, step) where the model drops activations, else None. ``restart``:
+    places of tokens are counted from the beginning of their document, not of their sample.
     """
     assert sum(sizes) == len(batch.samples), f"{sizes} do not cut {len(batch.samples)} samples"
 
@@ -191,6 +194,8 @@ def cut(
         documents = None
         if batch.segments is not None:
             documents = Documents.of(batch.segments[rows], device)
+            if restart:
+                positions = positions - documents.packed.first
         tensors = {
             "tokens": on_device(batch.tokens[rows]).long(),
             "targets": on_device(batch.targets[rows]).long(),
@@ -358,7 +363,8 @@ def evaluate(run: Run, data: Dataset, positions: np.ndarray) -> Evaluation:
         batch = data.batch(np.concatenate(parts))
         is_real = np.concatenate([np.arange(p.start, p.stop) < len(window) for p in ranges])
         batch.weights[~is_real] = 0
-        microbatches = cut(batch, [len(part) for part in parts], run.comm.device)
+        sizes, restart = [len(part) for part in parts], run.config.data.restart_positions
+        microbatches = cut(batch, sizes, run.comm.device, restart=restart)
         totals += run.built.executor.evaluate(microbatches)
     run.comm.all_reduce(totals, name="evaluation totals")
     loss, weight = totals.tolist()
