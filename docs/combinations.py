@@ -74,6 +74,7 @@ FEATURES = (
     Feature("unlike pipelines side by side", UNLIKE),
     Feature("tied embedding", "{}, {}", ("model.family=gpt2", "model.num_layers=3")),
     Feature("recompute (activation checkpointing) on some stages", "{recompute: full}, {}"),
+    Feature("activations on the host on some stages", "{device: cuda, recompute: offload}, {}"),
     Feature("`torch.compile` on some stages", "{compile: true}, {}"),
     Feature("fp32 beside bf16", "{precision: fp32}, {precision: bf16}"),
     Feature("fp64 on all stages", "{}, {}", ("compute.precision=fp64",)),
@@ -191,6 +192,11 @@ REFUSALS = (
     Refusal(
         ("optim.state_tier=host",),
         "optim.state_tier",
+        "a processor's memory is the host's: nothing would be gained",
+    ),
+    Refusal(
+        ("plan.stages=[{recompute: offload}, {}]",),
+        "plan.stages[0].recompute",
         "a processor's memory is the host's: nothing would be gained",
     ),
     Refusal(

@@ -13,11 +13,12 @@ from weft.recompute.registry import MODES
 def test_every_mode_keeps_every_bit(pool: WorkerPool) -> None:
     """In a pipeline of ranks with tensor parallelism that put off weight gradients."""
     case = next(case for case in PARITY if case.name == "tp2-zb-h1-gpt2-attention")
+    modes = [name for name, mode in MODES.items() if not mode.offloads]
     off, *others = (
         rehearse(pool.run, replace(case, recompute=mode).plan(), case.rehearsal())
-        for mode in (*MODES, case.recompute)
+        for mode in (*modes, case.recompute)
     )
-    for mode, found in zip((*list(MODES)[1:], case.recompute), others, strict=True):
+    for mode, found in zip((*modes[1:], case.recompute), others, strict=True):
         assert found.losses == off.losses, mode
         for ours, theirs in ((found.grads, off.grads), (found.params, off.params)):
             assert ours.keys() == theirs.keys()

@@ -49,7 +49,7 @@ def losses(built: Built, steps: int = 3) -> list[float]:
 def test_recompute_keeps_every_bit_and_fewer_activations() -> None:
     """Each mode drops as many bytes of a forward as the cost model says, and changes no number."""
     kept, told, expected = {}, {}, losses(built_with(recompute="off"))
-    for recompute in (*MODES, "full:1"):
+    for recompute in (*(name for name, mode in MODES.items() if not mode.offloads), "full:1"):
         assert losses(built_with(recompute=recompute)) == expected, recompute
         kept[recompute] = kept_bytes(built_with(recompute=recompute))
         work = choice_of(one_stage(recompute=recompute).pipelines[0], 0, 64).work

@@ -47,6 +47,7 @@ def layer_working(
     items = layer_items(shape, work, experts=experts, branch=branch)
     whole = sum(items.values())
     again = max((whole - _kept(items, names) for names, _ in work.recompute), default=0.0)
+    again += max((_away(items, names) for names, _ in work.recompute), default=0.0)  # a neighbour's
     many = 3 if work.eager else 1
     width = shape.d_ff / work.share("d_ff")
     if branch == "attention":
@@ -54,8 +55,26 @@ def layer_working(
     return again + work.wide * work.tokens * (shape.d_model + many * width)
 
 
+def layer_away(
+    shape: ModelShape, work: StageWork, *, experts: bool, branch: Branch | None = None
+) -> float:
+    """Bytes that wait on the host for backward, of a layer on average."""
+    items = layer_items(shape, work, experts=experts, branch=branch)
+    return sum(part * _away(items, names) for names, part in work.recompute)
+
+
 def _kept(items: Mapping[Item, float], names: Iterable[str]) -> float:
-    """Bytes that modes leave of one layer."""
+    """Bytes that modes leave of one layer on the device."""
+    return _left(items, names) - _away(items, names)
+
+
+def _away(items: Mapping[Item, float], names: Iterable[str]) -> float:
+    """Bytes that they send to the host."""
+    return _left(items, names) if any(MODES[name].offloads for name in names) else 0.0
+
+
+def _left(items: Mapping[Item, float], names: Iterable[str]) -> float:
+    """Bytes that are not computed again."""
     dropped = {item for name in names for item in MODES[name].items}
     return sum(size for item, size in items.items() if item not in dropped)
 
@@ -129,6 +148,14 @@ def stage_kept(shape: ModelShape, work: StageWork) -> float:
     if 0 < work.predicts < 1:  # a part of the head keeps its logits
         norm += work.wide * work.tokens * shape.vocab_size * work.predicts / work.share("vocab")
     return layers + embedding + norm
+
+
+def stage_away(shape: ModelShape, work: StageWork) -> float:
+    """Bytes that a whole stage sends to the host of one microbatch on one rank."""
+    return sum(
+        number * layer_away(shape, each, **kind._asdict())
+        for each, kind, number in layers_alike(shape, work)
+    )
 
 
 def stage_working(shape: ModelShape, work: StageWork) -> float:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import floor
 from types import MappingProxyType
 
-from weft.cost.activations import logits, stage_kept, stage_working
+from weft.cost.activations import logits, stage_away, stage_kept, stage_working
 from weft.cost.choice import StageChoice, choice_of, state_parts, ways_of_domains
 from weft.cost.sends import message_part
 from weft.cost.work import ALL_BY_ADAMW, ALL_PARTS, SHARED_FROM, Axes, StageWork, Training, share
@@ -22,8 +22,9 @@ from weft.models.shape import Branch, ModelShape
 from weft.plan.borders import Layers, in_parts
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.recompute.asked import offloads
 from weft.schedules.border_memory import borders_at_peak
-from weft.schedules.known import Pattern, held_at_peak
+from weft.schedules.known import Pattern, held_at_peak, waiting_at_peak
 
 BUCKET_BYTES = 8 << 20
 """Of one bucket of gradients; one is filled while one is on its way."""
@@ -149,13 +150,16 @@ class StageMemory:
     """What of it this rank keeps."""
     each: Memory
     """Of every microbatch whose forward results are kept."""
+    waiting: Memory
+    """Of every one whose weight gradients wait: what came back from the host for them."""
     border: Memory
     """Of every tensor at a border."""
 
-    def holding(self, microbatches: float, borders: float = 0) -> Memory:
-        """At a peak of so many microbatches, beside so many tensors at borders."""
+    def holding(self, microbatches: float, borders: float = 0, waiting: float = 0) -> Memory:
+        """At a peak of so many microbatches, beside so many tensors at borders and weight gradients
+        that wait."""
         parts = self.whole.plus(self.divided, self.part).plus(self.each, microbatches)
-        return parts.plus(self.border, borders)
+        return parts.plus(self.border, borders).plus(self.waiting, waiting)
 
 
 def stage_memory(
@@ -165,7 +169,7 @@ def stage_memory(
     work = choice.work
     overheads = overheads or (CPU if work.eager else ACCELERATOR)
     whole, divided = _state(shape, choice)
-    kept, last = stage_kept(shape, work), logits(shape, work)
+    kept, away, last = stage_kept(shape, work), stage_away(shape, work), logits(shape, work)
     working = max(stage_working(shape, work) - last, 0.0)
     if work.eager:  # the head's gradients are there while the layers' backward computes
         working = stage_working(shape, work._replace(predicts=False))
@@ -184,6 +188,7 @@ def stage_memory(
         divided=divided,
         part=choice.kept,
         each=Memory(activations=kept, fragments=fragments * kept),
+        waiting=Memory(activations=away, fragments=fragments * away),
         border=Memory(buffers=work.wide * work.rows * shape.d_model),
     )
 
@@ -269,11 +274,21 @@ def memory_of_plan(
     asked = _Asked(plan, shape_of(spec), seq_len, overheads, training, *found_for)
     result: dict[int, Memory] = {}
     for p, pipeline in enumerate(plan.pipelines):
-        counts = zip(held_at_peak(Pattern.of(pipeline)), asked.at_borders(pipeline), strict=True)
-        for stages, (held, borders) in zip(pipeline.positions(), counts, strict=True):
+        counts = zip(
+            pipeline.positions(),
+            held_at_peak(Pattern.of(pipeline)),
+            asked.at_borders(pipeline),
+            asked.waiting(pipeline),
+            strict=True,
+        )
+        for stages, held, borders, waiting in counts:
             for ranks in asked.alike(p, stages):
-                both = zip(asked.parts(p, stages, ranks[0]), held, strict=True)
-                parts = [part.holding(n * passes, borders * passes) for (part, passes), n in both]
+                parts = [
+                    part.holding(n * passes, borders * passes, w * passes)
+                    for (part, passes), n, w in zip(
+                        asked.parts(p, stages, ranks[0]), held, waiting, strict=True
+                    )
+                ]
                 result |= dict.fromkeys(ranks, taking_turns(parts))
     return result
 
@@ -329,6 +344,13 @@ class _Asked:
     def at_borders(self, pipeline: PipelinePlan) -> tuple[float, ...]:
         """Of each position."""
         return borders_at_peak(Pattern.of(pipeline), message_part(pipeline, self.shape.d_model))
+
+    def waiting(self, pipeline: PipelinePlan) -> Sequence[Sequence[int]]:
+        """By position, of how many microbatches of its stages the weight gradients wait, where that
+        matters."""
+        if any(offloads(stage.recompute) for stage in pipeline.stages):
+            return waiting_at_peak(Pattern.of(pipeline))
+        return [(0,) * len(stages) for stages in pipeline.positions()]
 
     def alike(self, number: int, stages: Sequence[int]) -> list[tuple[int, ...]]:
         """Ranks of a pipeline's stages that share them, together where they compute and keep as

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from weft.cost.activations import stage_away
 from weft.cost.choice import ALL, Group, StageChoice
 from weft.cost.memory import trained_params
 from weft.cost.rates import CostFunction, compute_seconds
 from weft.cost.sends import Inside, layer_sends
 from weft.cost.times import StageTimes
 from weft.cost.traffic import Fabric
-from weft.cost.work import layers_by_kind
+from weft.cost.work import StageWork, layers_by_kind
 from weft.memory.tiers import BYTES_PER_S, PIECE_BYTES
 from weft.models.shape import ModelShape
 
@@ -101,12 +102,35 @@ def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> S
         input_grad_s=computed.input_grad_s * slow + back + again * sent + idle * (1 + again),
         weight_grad_s=computed.weight_grad_s * slow + idle + hardware.chip.moving_seconds(added),
     )
+    times = _offloading(times, shape, work, hardware)
     holders = choice.holders(hardware.fabric.chips_per_node)
     state = _State(shape, choice, hardware, holders)
     if holders.size > 1 and (choice.zero == 3 or state.reduces_each_backward):
         times = state.gathering(times)
     beside_s = ALL if choice.overlap == ALL else choice.overlap * times.whole_s
     return times.scaled(choice.passes, state.update_s(beside_s))
+
+
+def _offloading(
+    times: StageTimes, shape: ModelShape, work: StageWork, hardware: Hardware
+) -> StageTimes:
+    """With what layers send to the host, and bring back: what takes longer than the layers compute
+    is waited for."""
+    forward_s = backward_s = 0.0
+    for part in work.in_turn():
+        sent_s = stage_away(shape, part) / BYTES_PER_S["host"]
+        if sent_s:
+            layers = part._replace(embeds=False, predicts=False)
+            slow = compute_seconds(shape, layers, hardware.chip).scaled(hardware.software.slowdown)
+            forward_s += max(sent_s - slow.of("F"), 0.0)
+            backward_s += max(sent_s - slow.of("B"), 0.0)
+    if not forward_s + backward_s:
+        return times
+    return replace(
+        times,
+        forward_s=times.forward_s + forward_s,
+        input_grad_s=times.input_grad_s + backward_s,
+    )
 
 
 def message_seconds(

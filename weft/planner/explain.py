@@ -20,6 +20,7 @@ from weft.planner.search import Candidate, Found, search
 from weft.planner.search.domains import domains_of_kinds, has_slower_links
 from weft.planner.search.found import MEANING, Reason
 from weft.planner.search.verdict import verdict
+from weft.recompute.asked import computed_again, offloads
 
 _FEW_CUTS = 5
 """Up to which every way to move them out of layers is tried."""
@@ -164,7 +165,9 @@ _SUMMED = Way("gradients", "across"), Way("parameters", "across")
 
 def _settings(pipeline: PipelinePlan) -> str:
     words = [pipeline.order] if pipeline.order else []
-    words += ["recompute"] * any(stage.recompute != "off" for stage in pipeline.stages)
+    modes = [stage.recompute for stage in pipeline.stages]
+    words += ["recompute"] * any(computed_again(each) != "off" for each in modes)
+    words += ["activations on host"] * any(map(offloads, modes))
     words += [f"ZeRO {max(stage.zero for stage in pipeline.stages)}"]
     words += [f"{pipeline.num_microbatches} micro-batches of {pipeline.microbatch}"]
     return ", ".join(words)
@@ -202,7 +205,9 @@ def _forced(candidate: Candidate, problem: Problem) -> str:
         return ""
     need, room, chip = short[0].need_gib, short[0].room_gib, short[0].chip.name
     words = f"without it a {chip} would need {need:.1f} GiB of {room:.1f}"
-    return f"; it recomputes ({CHECKPOINTING}), for {words}"
+    modes = {computed_again(stage.recompute) for _, _, stage in candidate.plan.stages()}
+    does = "keeps activations on hosts" if modes == {"off"} else f"recomputes ({CHECKPOINTING})"
+    return f"; it {does}, for {words}"
 
 
 CHANGES: Mapping[str, Callable[[Problem], Problem]] = {

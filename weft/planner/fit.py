@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from weft.cluster.cluster import Chip
+from weft.cluster.cluster import HOST, Chip
+from weft.cost.memory import Memory
 from weft.plan.plan import PipelinePlan, Plan, StagePlan, ZeroLevel
 from weft.planner.problem import Problem
+from weft.recompute.asked import computed_again
 
 CHECKPOINTING = "activation checkpointing"
 """What most call it that layers are computed again in backward, from what each was given."""
@@ -51,18 +53,36 @@ def shortages(plan: Plan, problem: Problem) -> list[Shortage]:
 
 
 def _of_hosts(plan: Plan, problem: Problem) -> Iterator[Shortage]:
-    """Where state is kept in the memory of hosts, which their chips share alike."""
-    apart = [(p, s, stage) for p, s, stage in plan.stages() if stage.state_tier == "host"]
-    if not apart:
-        return
-    usual = problem.memory(plan.each(lambda stage: replace(stage, state_tier="device")))
-    for p, s, stage in apart:
+    """Where something is kept in the memory of hosts, which their chips share alike."""
+    kept = kept_on_hosts(plan, problem.memory)
+    for p, s, stage in plan.stages():
         pool = problem.cluster.pool_of(stage.mesh.ranks[0])
-        need = max(usual[rank].optimizer for rank in stage.mesh.ranks) / 2**30
+        need = max(kept.get(rank, 0.0) for rank in stage.mesh.ranks) / 2**30
         room = problem.options.memory_part * (pool.host_gib or 0.0) / pool.chips_per_node
         if need > room:
             key = f"pipelines[{p}].stages[{s}]"
             yield Shortage(key, pool.chip, need, room, on_host=True)
+
+
+def kept_on_hosts(
+    plan: Plan, memory_of: Callable[[Plan], Mapping[int, Memory]]
+) -> Mapping[int, float]:
+    """Bytes by rank, of those that keep something in the memory of their hosts."""
+    apart = [stage.mesh for _, _, stage in plan.stages() if stage != _without_host(stage)]
+    if not apart:
+        return {}
+    here, usual = memory_of(plan), memory_of(plan.each(_without_host))
+
+    def away(rank: int) -> float:
+        found, whole = here[rank], usual[rank]
+        return whole.optimizer - found.optimizer + whole.activations - found.activations
+
+    return {rank: away(rank) for mesh in apart for rank in mesh.ranks}
+
+
+def _without_host(stage: StagePlan) -> StagePlan:
+    tier = "device" if stage.state_tier == "host" else stage.state_tier
+    return replace(stage, state_tier=tier, recompute=computed_again(stage.recompute))
 
 
 def smallest_change(plan: Plan, problem: Problem) -> str:
@@ -73,7 +93,7 @@ def smallest_change(plan: Plan, problem: Problem) -> str:
     worst = shortages(plan, problem)[0]
     need = worst.need_gib / problem.options.memory_part
     if worst.on_host:
-        return f"Keep it on the device or on disk, or say host_gib: {need:.0f} for each chip there."
+        return f"Keep less of it there, or say host_gib: {need:.0f} for each chip there."
     return f"Nothing else alone would do: take chips of {need:.0f} GiB there, or more of them."
 
 
@@ -90,6 +110,7 @@ def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     if len(plan.pipelines) == 1:
         yield "Divide parameters too (zero: 3)", plan.each(_zero(3))
         yield f"{words} and divide parameters (zero: 3)", again.each(_zero(3))
+    yield "Keep activations in the memory of hosts (recompute: offload)", plan.each(_offloading)
 
 
 def without_recompute(plan: Plan) -> Plan:
@@ -106,6 +127,10 @@ def _zero(level: ZeroLevel) -> Callable[[StagePlan], StagePlan]:
         return replace(stage, zero=level)
 
     return raised
+
+
+def _offloading(stage: StagePlan) -> StagePlan:
+    return stage if stage.device == HOST else replace(stage, recompute="offload")
 
 
 def _halved(plan: Plan) -> Plan:

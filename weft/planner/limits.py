@@ -8,10 +8,14 @@ from functools import cached_property
 from typing import Literal
 
 from weft.config.axes import ENTRIES
+from weft.cost.activations import stage_away
+from weft.cost.choice import choice_of
 from weft.memory.tiers import BYTES_PER_S
+from weft.models.registry import shape_of
 from weft.plan.plan import StagePlan
 from weft.planner.fit import CHECKPOINTING
 from weft.planner.forecast import Forecast, PositionForecast
+from weft.recompute.asked import computed_again
 
 Cause = Literal["arithmetic", "memory bandwidth", "communication", "waiting", "exchange", "update"]
 
@@ -91,6 +95,15 @@ class Limits:
                 f"optimizer state is on the {tier}: each update brings {kept / 1e9:.3g} GB to each "
                 f"chip and takes it back, at {BYTES_PER_S[tier] / 1e9:g} GB/s {way}"
             )
+        pipeline, work = plan.pipelines[slow.pipeline], cast.problem.workload
+        choices = [choice_of(pipeline, stage, work.seq_len) for stage in slow.stages]
+        shape = shape_of(work.spec)
+        away = sum(each.passes * stage_away(shape, each.work) for each in choices)
+        if away:
+            yield (
+                f"activations wait on the host: each micro-batch sends {away / 1e9:.3g} GB from "
+                f"each chip and brings it back, at {BYTES_PER_S['host'] / 1e9:g} GB/s each way"
+            )
 
     def as_json(self) -> dict[str, object]:
         """What ``--json`` prints."""
@@ -120,7 +133,7 @@ class Limits:
             yield f"more samples a step, or fewer copies of the model: {words}"
         if "memory bandwidth" in large:
             yield "a wider hidden state, or larger micro-batches: small products wait for memory"
-        if any(stage.recompute != "off" for stage in stages):
+        if any(computed_again(stage.recompute) != "off" for stage in stages):
             words = f"layers are computed twice ({CHECKPOINTING})"
             yield f"more stages, a higher ZeRO level or larger chips: {words}"
         if "update" in large:

@@ -30,7 +30,7 @@ from weft.planner.heads import check_heads
 from weft.planner.sites import check_sites
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import TIERS
-from weft.recompute.asked import check_asked
+from weft.recompute.asked import check_asked, computed_again, offloads
 from weft.schedules.registry import SCHEDULES, expected_positions, schedule_of
 from weft.schedules.validity import prove
 
@@ -132,12 +132,20 @@ def _check_values(plan: Plan) -> None:
         check_asked(f"{where}.recompute", stage.recompute, len(stage.blocks))
         _refuse_unnamed(f"{where}.zero", stage.zero, get_args(ZeroLevel))
         _refuse_unnamed(f"{where}.state_tier", stage.state_tier, TIERS)
-        if (stage.state_tier, stage.device) == ("host", HOST):
-            hint = "A processor's memory is the host's: nothing would be gained."
-            raise ConfigError(f"{where}.state_tier", "host", "device or disk", hint)
+        if stage.device == HOST:
+            _refuse_host_on_host(where, stage)
         _check_numbers(f"{where}.sample_shares", stage.sample_shares)
         _check_numbers(f"{where}.state_shares", stage.state_shares)
         _check_numbers(f"{where}.head_rows", stage.head_rows or ())
+
+
+def _refuse_host_on_host(where: str, stage: StagePlan) -> None:
+    hint = "A processor's memory is the host's: nothing would be gained."
+    if stage.state_tier == "host":
+        raise ConfigError(f"{where}.state_tier", "host", "device or disk", hint)
+    if offloads(stage.recompute):
+        expected = f"{computed_again(stage.recompute)} on a processor"
+        raise ConfigError(f"{where}.recompute", stage.recompute, expected, hint)
 
 
 def _check_numbers(key: str, values: Sequence[object]) -> None:

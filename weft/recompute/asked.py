@@ -5,7 +5,7 @@ A mode, in every layer or in the first few of the stage; several joined by ``+``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -34,7 +34,18 @@ def asked(text: str) -> tuple[tuple[str, int | None], ...]:
         if name in found:
             raise ValueError(f"{name} is named twice")
         found[name] = count
+    _refuse_idle_offload(found)
     return tuple(found.items())
+
+
+def _refuse_idle_offload(found: Mapping[str, int | None]) -> None:
+    """It must have layers of its own: those that keep something."""
+    for name, most in found.items():
+        for other in MODES[name].covers & found.keys():
+            own = found[other]
+            if MODES[other].offloads and (most is None or (own is not None and own <= most)):
+                words = f"where {name} is, {other} has nothing to do"
+                raise ValueError(f"{words}; {name}:3+{other} is for {other} after three layers")
 
 
 def _one(text: str) -> tuple[str, int | None]:
@@ -74,6 +85,33 @@ def check_asked(key: str, text: object, num_layers: int | None = None) -> None:
     if num_layers is not None and most > num_layers:
         expected = f"{num_layers} layers at most, as the stage has"
         raise ConfigError(key, text, expected, "Without a number all of them recompute.")
+
+
+def computed_again(text: str) -> str:
+    """Of what is asked for, the part that computes again."""
+    return "+".join(_texts(text, offloads=False)) or OFF
+
+
+def offloads(text: str, number: int | None = None) -> bool:
+    """Something waits on the host, of any layer or of that with this number."""
+    names = [name for name, _ in asked(text)] if number is None else modes_of_layer(text, number)
+    return any(MODES[name].offloads for name in names)
+
+
+def in_short(text: str) -> list[str]:
+    """What is asked for, in few words."""
+    again, away = computed_again(text), _texts(text, offloads=True)
+    found = [f"recompute {again}".removesuffix(" full")] * (again != OFF)
+    for each in away:
+        _, _, count = each.partition(":")
+        found.append("activations on host" + f" of {count} layers" * bool(count))
+    return found
+
+
+def _texts(text: str, *, offloads: bool) -> list[str]:
+    """The modes that are of this kind, as they are asked for."""
+    wanted = (each for each in asked(text) if MODES[each[0]].offloads == offloads)
+    return [name if count is None else f"{name}:{count}" for name, count in wanted]
 
 
 def reduced(names: Sequence[str]) -> tuple[str, ...]:

@@ -58,6 +58,8 @@ class Mode:
     """Likewise the sums after them."""
     forward: float = 0.0
     """Part of a layer's launches and messages that backward does again, as its time counts them."""
+    offloads: bool = False
+    """What a layer keeps waits in the memory of the host."""
     covers: frozenset[str] = frozenset()
     """Modes that do nothing more in a layer where this one is."""
 

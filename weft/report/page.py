@@ -22,6 +22,7 @@ from weft.cluster.cluster import Cluster
 from weft.config.errors import ConfigError, show
 from weft.config.tree import DEFAULT
 from weft.plan.plan import Plan
+from weft.recompute.asked import in_short
 from weft.report.charts import charts, steps_per_point
 from weft.report.events import EVENTS_FILE
 from weft.report.goodput_part import goodput_part
@@ -305,7 +306,7 @@ def _stages(plan: Plan) -> Rows:
         pipeline, share = group.pipelines[0], group.samples / max(1, plan.global_batch)
         for at, stage in enumerate(pipeline.stages):
             ends = {"is_first": at == 0, "is_last": pipeline.computes(at, "head")}
-            extras = [f"recompute {stage.recompute}"] * (stage.recompute != "off")
+            extras = in_short(stage.recompute)
             extras += ["compiled"] * stage.compile
             extras += [f"state on {stage.state_tier}"] * (stage.state_tier != "device")
             rows.append(

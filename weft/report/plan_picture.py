@@ -22,6 +22,7 @@ from weft.config.axes import NAMES, SEARCHED
 from weft.plan.borders import Layers
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.recompute.asked import in_short
 from weft.report.svg import fill_legend
 
 WIDTH = 960
@@ -338,7 +339,7 @@ def _settings(stage: StagePlan) -> list[str]:
     found += [f"state on {stage.state_tier}"] * (stage.state_tier != "device")
     for words, shares in (("samples", stage.sample_shares), ("state", stage.state_shares)):
         found += [f"{words} {':'.join(map(str, shares))}"] * bool(shares)
-    return found + ["recompute"] * (stage.recompute != "off") + ["compiled"] * stage.compile
+    return found + in_short(stage.recompute) + ["compiled"] * stage.compile
 
 
 def _details(stage: StagePlan, kind: Kind, *, folded: bool) -> Iterator[tuple[str, ...]]:

@@ -12,9 +12,9 @@ from weft.cluster.cluster import HOST, Chip, Node
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
 from weft.config.sections import Config
-from weft.cost.memory import memory_of_plan
+from weft.cost.memory import Memory, memory_of_plan
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
-from weft.planner.fit import CHECKPOINTING, changes
+from weft.planner.fit import CHECKPOINTING, changes, kept_on_hosts
 from weft.planner.forecast import PositionMemory
 from weft.resolve.folder_here import bytes_apart, free_bytes
 from weft.resolve.planned import choose, resources_here
@@ -55,13 +55,17 @@ def needs_here(resolved: Resolved, plan: Plan, ranks: Sequence[int]) -> list[Nee
     """Of the ranks of a plan that this machine runs, by memory; cards go to ranks in order."""
     (node,) = resolved.cluster.nodes
     known = knowledge_of_local(local_profile(node), len(ranks)).overheads
-    memory = memory_of_plan(
-        plan, resolved.spec, resolved.config.data.seq_len, known, resolved.training
-    )
+    seq_len = resolved.config.data.seq_len
+
+    def memory_of(asked: Plan) -> dict[int, Memory]:
+        return memory_of_plan(asked, resolved.spec, seq_len, known, resolved.training)
+
+    memory = memory_of(plan)
     taken = {rank: memory[rank].total / 2**30 for rank in ranks}
     needs = []
     on_host = [rank for rank in ranks if plan.devices[rank] == HOST]
-    kept = bytes_apart(resolved, plan, ranks, "host") / 2**30
+    away = kept_on_hosts(plan, memory_of)
+    kept = sum(away.get(rank, 0.0) for rank in ranks) / 2**30
     if on_host or kept:
         total = sum(taken[rank] for rank in on_host) + kept
         room, on_host = node.memory_gib, on_host if not kept else list(ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -88,14 +88,26 @@ def held_at_peak(pattern: Pattern) -> tuple[tuple[int, ...], ...]:
     if pattern.num_microbatches > full and not pattern.lists:
         return held_at_peak(replace(pattern, num_microbatches=full))
     lists = zip(schedule_of_pattern(pattern), pattern.positions, strict=True)
-    return tuple(_peak(actions, held) for actions, held in lists)
+    return tuple(_peak(actions, held, {"F": 1, "B": -1, "W": -1}) for actions, held in lists)
 
 
-def _peak(actions: Sequence[Action], stages: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(maxsize=1 << 10)
+def waiting_at_peak(pattern: Pattern) -> tuple[tuple[int, ...], ...]:
+    """Likewise, of how many microbatches the weight gradients wait."""
+    full = full_after(pattern)
+    if pattern.num_microbatches > full and not pattern.lists:
+        return waiting_at_peak(replace(pattern, num_microbatches=full))
+    lists = zip(schedule_of_pattern(pattern), pattern.positions, strict=True)
+    return tuple(_peak(actions, held, {"I": 1, "W": -1}) for actions, held in lists)
+
+
+def _peak(
+    actions: Sequence[Action], stages: Sequence[int], changes: Mapping[str, int]
+) -> tuple[int, ...]:
     now = dict.fromkeys(stages, 0)
     best, total, most = tuple(now.values()), 0, 0
     for action in actions:
-        change = {"F": 1, "I": 0}.get(action.kind, -1)
+        change = changes.get(action.kind, 0)
         now[action.stage] += change
         total += change
         if total > most:

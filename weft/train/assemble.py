@@ -16,9 +16,11 @@ from torch import Tensor
 
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
+from weft.memory.parcels import Ways
 from weft.nn.init import initial_values
+from weft.nn.offloaded import offload
 from weft.nn.recomputed import recompute
-from weft.nn.stage import Buffer, InParts, MicroBatch, Objective, Stage
+from weft.nn.stage import Buffer, InParts, MicroBatch, Objective, Stage, Unit
 from weft.optim.optimizer import Optimizer
 from weft.outer.meeting import Meeting
 from weft.parallel.apply import axis_groups
@@ -39,7 +41,7 @@ from weft.plan.plan import Plan, RankPlan, StagePlan
 from weft.plan.tiling import Stored, Tiling
 from weft.precision.registry import PRECISIONS
 from weft.precision.roles import Roles
-from weft.recompute.asked import modes_of_layer
+from weft.recompute.asked import modes_of_layer, offloads
 from weft.recompute.registry import MODES
 from weft.schedules.registry import SCHEDULES
 from weft.train.engine import Engine, Updates
@@ -171,6 +173,7 @@ def assemble(
         if source.split is not None:
             source.split(number, stage, share)
         _apply(stage, rank_plan.pipeline_plan.stages[number], eight, work)
+    _offload(stages, rank_plan.pipeline_plan.stages, comm.device)
     scale = source.expected_weight
     scaled = any(PRECISIONS[stage.precision].scales_loss for _, _, stage in plan.stages())
     loss_scale = LossScale(comm.device) if scaled else None
@@ -259,7 +262,7 @@ def _apply(
 ) -> None:
     """Apply a stage's settings to its blocks, in one fixed order: products in eight bits, defer,
     recompute, compile."""
-    blocks = [unit for unit in stage.units.values() if unit.block is not None]
+    blocks = _blocks(stage)
     lacking = zip(((0, "attention"), (len(blocks) - 1, "feed_forward")), asked.cut, strict=True)
     absent = [where for where, is_cut in lacking if is_cut]
     for number, unit in enumerate(blocks):
@@ -268,10 +271,27 @@ def _apply(
         if work is not None and unit.may_defer and unit.block is not None:
             unit.replace(defer_linears(unit.block, work))
         for mode in map(MODES.__getitem__, modes_of_layer(asked.recompute, number)):
-            if (number, mode.branch) not in absent:
+            if mode.is_on and (number, mode.branch) not in absent:
                 recompute(unit, mode)
         if asked.compile:
             unit.compile()
+
+
+def _blocks(stage: Stage) -> list[Unit]:
+    return [unit for unit in stage.units.values() if unit.block is not None]
+
+
+def _offload(stages: Mapping[int, Stage], asked: Sequence[StagePlan], device: torch.device) -> None:
+    """Let blocks keep what backward reads on the host: the outermost of their settings."""
+    away = {
+        number: [unit for n, unit in enumerate(_blocks(stage)) if offloads(modes, n)]
+        for number, stage in stages.items()
+        if offloads(modes := asked[number].recompute)
+    }
+    if away:
+        ways = Ways(device)
+        for units in away.values():
+            offload(units, ways)
 
 
 def _computation(

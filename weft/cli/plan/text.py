@@ -12,6 +12,7 @@ from weft.plan.plan import PipelinePlan, Plan
 from weft.planner.explain import Comparison, pruned_in_words, settings
 from weft.planner.forecast import JOULES_PER_BYTE, WAITING, PositionForecast, PositionMemory
 from weft.planner.outlook import Outlook
+from weft.recompute.asked import in_short
 from weft.report.plan_picture import head_in_words, layers_held, ranges
 from weft.report.units import count, seconds, sent
 from weft.resolve.resolve import Resolved
@@ -73,8 +74,7 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
             share += f" ({pipeline.samples / plan.global_batch:.0%})"
         extras = [stage.device, stage.precision]
         if stage.layers[1] > stage.layers[0]:
-            if stage.recompute != "off":
-                extras += [f"recompute {stage.recompute}".removesuffix(" full")]
+            extras += in_short(stage.recompute)
             extras += ["compiled"] if stage.compile else []
         extras += [f"state on {stage.state_tier}"] * (stage.state_tier != "device")
         row = {

@@ -10,8 +10,10 @@ from itertools import combinations, pairwise, product
 from math import comb, inf
 from time import perf_counter
 
+from weft.cluster.cluster import HOST
 from weft.cluster.view import ChipPool, ClusterView
 from weft.plan.tiling import split_by_weight
+from weft.planner.fit import shortages
 from weft.planner.naming import name_of
 from weft.planner.problem import Options, Problem
 from weft.planner.renumber import ordered
@@ -25,6 +27,7 @@ from weft.planner.search.group import Group, Kept, Ledger
 from weft.planner.search.no_plan import leanest, no_plan
 from weft.planner.search.refined import refined
 from weft.planner.search.united import united, with_united
+from weft.schedules.registry import SCHEDULES
 
 ALONE = 32
 """Times as much effort where all chips are alike: there is no other combination to look at."""
@@ -79,6 +82,8 @@ def _otherwise(run: SearchRun, begin: float, progress: Progress | None) -> Found
         return run.found([one], begin)
     if elsewhere := _elsewhere(problem):
         return search(elsewhere, progress=progress)
+    if roomy := _offloaded(problem, progress):
+        return roomy
     raise _not_run(run) or no_plan(any_fit, problem)
 
 
@@ -87,6 +92,26 @@ def _elsewhere(problem: Problem) -> Problem | None:
     every = (replace(problem.options, tiers=(tier,)) for tier in problem.options.tiers[1:])
     tried = (replace(problem, options=options) for options in every)
     return next(filter(fits, tried), None)
+
+
+def _offloaded(problem: Problem, progress: Progress | None) -> Found | None:
+    """With all that layers keep on the hosts, where these have room; of schedules that wait with no
+    weight gradients, which would need it again."""
+    options, pools = problem.options, problem.cluster.pools
+    whole = tuple(s for s in options.schedules if not SCHEDULES[s].splits_backward)
+    if not options.mixed_recompute or not whole or any(p.chip.device == HOST for p in pools):
+        return None
+    for tier in options.tiers:
+        asked = replace(options, tiers=(tier,), recompute=("offload",), schedules=whole)
+        asked = replace(asked, mixed_recompute=False)
+        tried = replace(problem, options=asked)
+        if fits(tried):
+            found = search(tried, progress=progress)
+            every = (found.best, *found.others)
+            roomy = [each for each in every if not shortages(each.plan, tried.on(each.cluster))]
+            if roomy:
+                return replace(found, best=roomy[0], others=tuple(roomy[1:]))
+    return None
 
 
 def _not_run(run: SearchRun) -> NoPlan | None:

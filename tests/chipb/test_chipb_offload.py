@@ -1,0 +1,97 @@
+"""Activations of a chip that wait on the host: not one bit differs, whatever else a plan does."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from chipb.chip import NAME, with_chips
+from chipb.test_chipb_jobs import on
+from parity.cases import Case
+
+from weft.comm.address import RankAddress
+from weft.config.sections import SgdConfig
+from weft.data.synthetic import SyntheticDataset
+from weft.diagnose.verify import rehearse
+from weft.elastic.pool import WorkerPool
+from weft.memory.parcels import Parcel
+from weft.models.registry import FAMILIES
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.train.assemble import fill, initial
+from weft.train.family import assemble_model
+from weft.train.joining import join_plan
+from weft.train.loop import cut
+
+GPT2 = {"family": "gpt2", "dropout": 0.2, "shares": (6,)}
+CASES = [
+    (Case("1f1b", dp=((1, 1),), layers=((3, 1),), **GPT2), ("offload", "attention+offload:2")),
+    (
+        Case("zb-h1-tp2", dp=((1, 1),), tp=((1, 2),), layers=((2, 2),), schedule="zb-h1", **GPT2),
+        ("full:1+offload",),
+    ),
+    (Case("zero3-passes", shares=(6,), dp=((2,),), zero=3, passes=2, tied=True), ("offload",)),
+    (
+        Case("zb-v", shares=(6,), dp=((1, 1),), layers=((1, 1, 1, 1),), schedule="zb-v"),
+        ("offload",),
+    ),
+]
+
+
+@pytest.mark.parametrize(("case", "modes"), CASES, ids=lambda value: getattr(value, "name", ""))
+def test_not_one_bit_differs(case: Case, modes: tuple[str, ...], chips: WorkerPool) -> None:
+    def run(job: object, *args: object, world_size: int) -> list:
+        return chips.run(with_chips, job, *args, world_size=world_size)
+
+    def trace(mode: str) -> Any:
+        plan = replace(case, recompute=mode).plan()
+        words = " ".join([NAME] * len(plan.pipelines[0].positions()))
+        return rehearse(run, on(plan, words), case.rehearsal())
+
+    usual = trace("off")
+    for mode in modes:
+        found = trace(mode)
+        assert found.losses == usual.losses, mode
+        for ours, theirs in ((found.grads, usual.grads), (found.params, usual.params)):
+            assert ours.keys() == theirs.keys()
+            for name, values in ours.items():
+                assert np.array_equal(values, theirs[name], equal_nan=True), (mode, name)
+
+
+def held(address: RankAddress, mode: str, layers: int) -> tuple[int, int]:
+    """Bytes of the chip at the peak of a step, and on the host for a microbatch."""
+    device, lent = torch.device(NAME, 0), []
+    spec = replace(FAMILIES["llama"].sizes["debug-1m"].reduced(), num_layers=layers)
+    stage = StagePlan(mesh=Mesh.of((0,)), layers=(0, layers), device=NAME, recompute=mode)
+    line = PipelinePlan(stages=(stage,), samples=16, microbatch=16)
+    plan = Plan(num_layers=layers, pipelines=(line,))
+    comm, _ = join_plan(address, plan, timeout_s=600)
+    built = assemble_model(plan, spec, comm, optim=SgdConfig(), seq_len=256)
+    fill(built.gradients, initial(1))
+    batch = SyntheticDataset(vocab_size=spec.vocab_size, seq_len=256, seed=2).batch(range(16))
+    (micro,) = cut(batch, [16], device)
+    leave = Parcel.leave
+
+    def leaves(parcel: Parcel) -> None:
+        leave(parcel)
+        lent.append(sum(store.there.nbytes for store in parcel.stores if store.there is not None))
+
+    torch.ops.chipb.forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Parcel, "leave", leaves)
+        built.engine.step([micro])
+    comm.close()
+    return torch.ops.chipb.peak_bytes(), sum(lent)
+
+
+def test_two_layers_are_on_the_chip_at_a_time(library: Path) -> None:
+    """As the model of memory has it. A process knows the most that it ever held: less first."""
+    layers = 6
+    with WorkerPool() as pool:
+        (found, away), (usual, none) = (
+            pool.run(with_chips, held, mode, layers, world_size=1)[0] for mode in ("offload", "off")
+        )
+    assert none == 0
+    assert usual - found == pytest.approx(away * (layers - 2) / layers, rel=0.03)

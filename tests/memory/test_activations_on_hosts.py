@@ -1,0 +1,113 @@
+"""Plans that keep activations on hosts: what they need there and here, and when they are chosen."""
+
+from dataclasses import replace
+
+import pytest
+
+from weft.cluster.cluster import catalogue
+from weft.cluster.view import ChipPool, ClusterView
+from weft.config.errors import ConfigError
+from weft.cost.activations import layer_kept
+from weft.cost.choice import choice_of
+from weft.models.llama.sizes import SIZES
+from weft.models.registry import shape_of
+from weft.plan.mesh import Mesh
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.planner.explain import settings
+from weft.planner.fit import kept_on_hosts, shortages, smallest_change
+from weft.planner.problem import Options, Problem, Workload
+from weft.planner.search import NoPlan, search
+from weft.planner.validate import validate_plan
+from weft.recompute.asked import check_asked, in_short
+
+CHIP = catalogue()["A100-SXM4-80GB"]
+SPEC = SIZES["llama2-7b"]
+WORKLOAD = Workload(spec=SPEC, seq_len=4096, samples=32)
+
+
+def plan(recompute: str, device: str = "cuda", schedule: str = "1f1b", pp: int = 2) -> Plan:
+    each = SPEC.num_layers // pp
+    stages = tuple(
+        StagePlan(
+            mesh=Mesh.of((s,)),
+            layers=(s * each, (s + 1) * each),
+            precision="bf16",
+            device=device,
+            recompute=recompute,
+        )
+        for s in range(pp)
+    )
+    line = PipelinePlan(stages=stages, samples=32, microbatch=1, schedule=schedule)
+    return Plan(num_layers=SPEC.num_layers, pipelines=(line,))
+
+
+def on(memory_gib: float, host_gib: float | None, chips: int = 2) -> Problem:
+    chip = replace(CHIP, memory_gib=memory_gib)
+    pool = ChipPool(chip=chip, num_nodes=1, chips_per_node=chips, host_gib=host_gib)
+    return Problem(WORKLOAD, ClusterView((pool,)))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("full+offload", "Where full is, offload has nothing to do; full:3+offload is for offload"),
+        ("full:3+offload:2", "Where full is, offload has nothing to do"),
+    ],
+)
+def test_what_is_made_again_is_not_kept_elsewhere(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem.replace("+", r"\+")):
+        check_asked("recompute", text, 4)
+    check_asked("recompute", "full:2+offload:3", 4)
+
+
+def test_a_processor_is_its_own_host() -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate_plan(plan("core+offload", "cpu"), num_layers=SPEC.num_layers, global_batch=32)
+    assert str(caught.value) == (
+        "pipelines[0].stages[0].recompute = 'core+offload': expected core on a processor. "
+        "A processor's memory is the host's: nothing would be gained."
+    )
+
+
+def test_every_byte_is_here_or_there() -> None:
+    """Stage 0 holds two micro-batches of 16 layers, and with weight gradients put off three."""
+    problem = on(80, 1e4)
+    layer = layer_kept(
+        shape_of(SPEC), choice_of(plan("off").pipelines[0], 0, 4096).work, experts=False
+    )
+    for text, layers in (("offload", 16), ("offload:4", 4)):
+        usual, away = (problem.memory(plan(each))[0] for each in ("off", text))
+        assert usual.activations - away.activations == pytest.approx(2 * layers * layer)
+        assert away.working - usual.working == pytest.approx(2 * layer)
+        assert kept_on_hosts(plan(text), problem.memory)[0] == pytest.approx(2 * layers * layer)
+    late, usual = (problem.memory(plan(each, schedule="zb-h1"))[1] for each in ("offload", "off"))
+    assert usual.activations - late.activations < 16 * layer * 0.01  # one, whose weights wait
+    assert in_short("core+offload:4") == ["recompute core", "activations on host of 4 layers"]
+
+
+def test_longer_than_its_way_is_hidden() -> None:
+    """The first stage embeds beside its layers, which takes no time: the way takes longer."""
+    problem = on(80, 1e4)
+    usual, away = (problem.times(plan(each))[0][0][0] for each in ("off", "offload"))
+    back_s = usual.input_grad_s + usual.weight_grad_s
+    held = kept_on_hosts(plan("offload"), problem.memory)[0] / 2
+    assert away.forward_s == pytest.approx(held / 20e9, rel=0.01)
+    assert away.whole_s - away.forward_s == pytest.approx(max(held / 20e9, back_s), rel=0.01)
+
+
+def test_chosen_where_nothing_else_fits_and_hosts_have_room() -> None:
+    lean = Options(mixed_recompute=True, micros=(1,), tiers=("device",))
+    one = [plan(text, pp=1) for text in ("full", "offload")]
+    again, away = (on(80, 1e4, 1).memory(each)[0].total / 2**30 for each in one)
+    assert away < again
+    room = (away + again) / 2 / lean.memory_part
+    found = search(replace(on(room, 400, 1), options=lean)).best
+    assert {stage.recompute for _, _, stage in found.plan.stages()} == {"offload"}
+    assert "activations on host" in settings(found.plan)
+    assert smallest_change(plan("off", pp=1), on(room, 400, 1)) == (
+        "Keep activations in the memory of hosts (recompute: offload)."
+    )
+    with pytest.raises(NoPlan):
+        search(replace(on(room, 4, 1), options=lean))
+    (short,) = shortages(one[1], on(room, 4, 1))
+    assert short.on_host
