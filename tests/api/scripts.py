@@ -4,9 +4,10 @@ import contextlib
 import io
 import os
 import runpy
-import socket
 import sys
 from pathlib import Path
+
+from ports import free_port
 
 from weft.comm.address import RankAddress
 from weft.elastic.pool import WorkerPool
@@ -14,10 +15,7 @@ from weft.elastic.pool import WorkerPool
 
 def run_script(pool: WorkerPool, script: Path, ranks: int, *arguments: str) -> list[str]:
     """What each rank prints. The pool's processes are not as they were: use none of them again."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return pool.run(_run, str(script), port, arguments, world_size=ranks)
+    return pool.run(_run, str(script), free_port(), arguments, world_size=ranks)
 
 
 def _run(address: RankAddress, script: str, port: int, arguments: tuple[str, ...]) -> str:

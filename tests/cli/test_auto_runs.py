@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli import commands
-from cli.test_torchrun import free_port
+from ports import free_port
 from resolve import profiles
 
 from weft.cli.main import run

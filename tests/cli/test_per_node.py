@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 from cli import commands
 from cli.commands import Command
-from cli.test_torchrun import free_port
+from ports import free_port
 
 from weft.cli.main import run
 from weft.config.errors import STOPPED

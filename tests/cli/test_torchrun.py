@@ -2,13 +2,13 @@
 
 import os
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli import commands
 from limits import within_some_limit
+from ports import free_port
 
 from weft.cli.main import run
 
@@ -100,10 +100,3 @@ def test_a_rank_that_never_comes_is_named(here: Path, rank: int, message: str) -
 
 LOG = "mine/logs/rank1.log"
 """Stays where no rank 0 is there to tidy up."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

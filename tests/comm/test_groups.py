@@ -15,6 +15,7 @@ from typing import TypeVar
 import pytest
 import torch
 from limits import within_some_limit
+from ports import free_port
 from torch.distributed import FileStore, HashStore, ProcessGroup, Store
 
 from weft.api.engine import close_at_exit
@@ -335,10 +336,7 @@ def test_a_member_that_does_not_come_is_waited_for_and_then_said() -> None:
 @pytest.mark.parametrize("hosted", ["file", "rank 0"])
 def test_epochs_follow_one_another_at_one_rendezvous(tmp_path: Path, hosted: str) -> None:
     file = tmp_path / "meet" if hosted == "file" else None
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    master = "127.0.0.1", port
+    master = "127.0.0.1", free_port()
     with Rendezvous(RankAddress(master=master), TIMEOUT_S) as first:
         first.store("any")  # PyTorch keeps a pipe open after the first one
 

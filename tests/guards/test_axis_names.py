@@ -2,14 +2,14 @@
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from functools import cache
 
 import pytest
+from guards.sources import trees
 
 from weft.config.axes import NAMES
 
-ROOT = Path(__file__).parents[2]
 LIMIT = 6
 SPOKEN = {"dp": "data parallel", "tp": "tensor parallel", "pp": "pipeline parallel"}
 FOREIGN = {"TP_SOCKET_IFNAME", "pretraining_tp"}
@@ -59,21 +59,26 @@ def words(tree: ast.AST, *, manual: bool = False) -> str:
     return " . ".join(" ".join(re.findall("[a-z0-9]+", text.lower())) for text in apart)
 
 
+@cache
+def texts() -> Mapping[str, str]:
+    """The words of every file, by its name."""
+    return {name: words(tree, manual=name.startswith(MANUAL)) for name, tree in trees().items()}
+
+
 def names(tree: ast.AST, axis: str, *, manual: bool = False) -> bool:
+    return speaks_of(axis, words(tree, manual=manual))
+
+
+def speaks_of(axis: str, text: str) -> bool:
     """By its short name or as it is spoken of."""
-    text = words(tree, manual=manual)
     return any(re.search(rf"\b{word}(ism)?\b", text) for word in (axis, SPOKEN.get(axis, axis)))
 
 
 def naming(axis: str) -> set[str]:
     """The files that name an axis, but for its own folders."""
     own = (f"weft/axes/{axis}/", f"weft/parallel/{axis}/")
-    paths = {str(path.relative_to(ROOT)): path for path in (ROOT / "weft").rglob("*.py")}
-    trees = {name: ast.parse(path.read_text()) for name, path in paths.items()}
     return {
-        name
-        for name, tree in trees.items()
-        if not name.startswith(own) and names(tree, axis, manual=name.startswith(MANUAL))
+        name for name, text in texts().items() if not name.startswith(own) and speaks_of(axis, text)
     }
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from guards import budget
+from guards.sources import ROOT, trees
 
-ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
 COMMANDS = {
@@ -101,16 +101,15 @@ UNPICKLER = {"pickle.BUILD", "pickle.UnpicklingError", "pickle._Unpickler"}
 
 def test_words_that_stay_where_they_belong() -> None:
     """No code or objects out of data files; one file that knows CUDA."""
-    for path in sorted((ROOT / "weft").rglob("*.py")):
-        for word in BANNED & uses(ast.parse(path.read_text())):
-            assert (word, str(path.relative_to(ROOT))) in ALLOWED, f"{path} uses {word}"
+    for name, tree in trees().items():
+        for word in BANNED & uses(tree):
+            assert (word, name) in ALLOWED, f"{name} uses {word}"
 
 
 def test_pickles_are_read_by_an_unpickler_that_refuses() -> None:
     """Where PyTorch's own files are pickles: only by a class that names what it admits."""
     for _, file in sorted(ALLOWED & {("pickle", name) for _, name in ALLOWED}):
-        path = ROOT / file
-        tree = ast.parse(path.read_text()) if path.exists() else ast.parse("")
+        tree = trees()[file]
         names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         assert {name for name in names if name.startswith("pickle.")} <= UNPICKLER
         assert not any(
@@ -127,9 +126,9 @@ def test_banned_words_are_seen() -> None:
 def test_ranks_are_put_together_in_one_place(name: str) -> None:
     """Whatever is trained, ``assemble`` makes its gradient path and its executor."""
     calls = [
-        str(path.relative_to(ROOT))
-        for path in sorted((ROOT / "weft").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        file
+        for file, tree in trees().items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
     ]
     assert calls == ["weft/train/assemble.py"]

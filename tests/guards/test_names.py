@@ -8,17 +8,17 @@ the rule from its first day.
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 
 import pytest
+from guards.sources import trees
 
 from weft.cluster.cluster import HOST, catalogue
 from weft.models.registry import FAMILIES
 from weft.platform.registry import PLATFORMS
 
-ROOT = Path(__file__).parents[2]
 
-
+@cache
 def homes() -> dict[str, str]:
     """Name in small letters -> the folder or file that may use it; empty: none may."""
     found = {name: f"weft/models/{name}/" for name in FAMILIES}
@@ -47,8 +47,12 @@ def texts(tree: ast.Module) -> Iterator[str]:
 
 
 def named(code: str, path: str = "weft/x.py") -> set[str]:
+    return strange(ast.parse(code), path)
+
+
+def strange(tree: ast.Module, path: str) -> set[str]:
     """What a file names of which it is not the home."""
-    found = set().union(*map(words, texts(ast.parse(code))))
+    found = set().union(*map(words, set(texts(tree))))
     known = homes()
     return {
         name for name in found & known.keys() if not (path + "/").startswith(known[name] or "-")
@@ -56,8 +60,7 @@ def named(code: str, path: str = "weft/x.py") -> set[str]:
 
 
 def test_names_stay_in_their_folders() -> None:
-    files = {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "weft").rglob("*.py"))}
-    strangers = {name: named(path.read_text(), name) for name, path in files.items()}
+    strangers = {name: strange(tree, name) for name, tree in trees().items()}
     assert not {name: found for name, found in strangers.items() if found}
 
 

@@ -185,12 +185,15 @@ def test_waiting_for_others_is_not_computing() -> None:
 
 
 def sleepy(address: RankAddress, one: Job) -> None:
-    """Rank 1 takes a while before each of its steps."""
+    """Rank 1 takes a while after each of its steps, and longer where the machine is slow."""
     step = Engine.step
 
     def late(engine: Engine, *given: Any, **settings: Any) -> Any:
-        time.sleep(0.4 * address.rank)
-        return step(engine, *given, **settings)
+        began, waited_s = time.perf_counter(), engine.comm.recorder.waited_s
+        result = step(engine, *given, **settings)
+        worked_s = time.perf_counter() - began - (engine.comm.recorder.waited_s - waited_s)
+        time.sleep(max(0.4, 3 * worked_s) * address.rank)
+        return result
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "step", late)
