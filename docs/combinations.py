@@ -165,6 +165,11 @@ REFUSALS = (
         "only interleaving has a choice of it",
     ),
     Refusal(
+        ("plan.stages=[{}, {}]", "plan.schedule=made", "plan.head=[1, 1]"),
+        "plan.head",
+        "no order is made for parts of the head",
+    ),
+    Refusal(
         ("plan.stages=[{split: [1, 1]}, {}]",),
         "plan.stages[0].split",
         "the mesh holds one stage: `layers` says it",

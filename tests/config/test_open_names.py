@@ -64,7 +64,7 @@ def test_all_others_are_refused_at_once() -> None:
         loaded(*ASKED, "model.family=lama")
     assert [str(error) for error in caught.value.errors] == [
         f"model.family = 'lama': expected {one_of(sorted(FAMILIES))}. Did you mean 'llama'?",
-        f"plan.schedule = 'all-at-once': expected {one_of(SCHEDULES)}, or null.",
+        f"plan.schedule = 'all-at-once': expected {one_of(['made', *SCHEDULES])}, or null.",
         f"compute.device = 'chipx': expected {one_of(['auto', *PLATFORMS])}.",
         f"compute.precision = 'fp48': expected {one_of(['auto', *PRECISIONS])}.",
     ]

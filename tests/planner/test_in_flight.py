@@ -50,7 +50,7 @@ def test_the_planner_keeps_more_in_flight_before_a_slow_border() -> None:
     part = slow.options.memory_part
     tight = problem(gbit=10, memory_gib=(need + 1.5 * one_more) / part)
     candidate = replace(found, plan=usual, time=tight.time(usual), cluster=tight.cluster)
-    (kept,) = with_made_orders([candidate], tight)
+    kept = with_made_orders(candidate, tight)
     assert kept.plan.pipelines[0].in_flight == (3, 1) and not shortages(kept.plan, tight)
 
     assert search(problem(gbit=100_000)).best.plan.pipelines[0].in_flight == ()

@@ -15,7 +15,7 @@ from weft.config.load import Loaded
 from weft.lab.faults import Fault
 from weft.plan.plan import Plan
 from weft.platform.detect import detect
-from weft.resolve.resolve import read_plan, resolve
+from weft.resolve.resolve import Resolved, read_plan, resolve
 from weft.virtual.predicted import Prediction, VirtualCluster
 
 MOST_RANKS = 64
@@ -48,6 +48,7 @@ def virtual_chips(
         ranks_here=max(len(host.chips) for host in cluster.hosts),
         plan=plan,
         why=why,
+        makes=lambda found: _with_orders(found, file, cluster.world_size),
     )
     if any(pipeline.heads for pipeline in resolved.plan.pipelines):
         hint = "Virtual chips play whole heads; `weft lab` without --virtual runs parts of one."
@@ -56,6 +57,14 @@ def virtual_chips(
         err.print(f"[lab] {note}")
     seq_len = resolved.config.data.seq_len
     return VirtualCluster(resolved.plan, resolved.spec, seq_len, cluster, gflops)
+
+
+def _with_orders(resolved: Resolved, file: Path, num_ranks: int) -> Resolved:
+    """With orders for the chips of the file."""
+    from weft.resolve.orders import ordered
+    from weft.resolve.rank_chips import chips_of_file
+
+    return ordered(resolved, chips_of_file(file, resolved.cluster.nodes[0], num_ranks))
 
 
 def _plan(loaded: Loaded, file: Path, num_ranks: int) -> tuple[Plan | None, Sequence[str]]:

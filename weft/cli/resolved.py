@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,9 +63,22 @@ def resolved_here(
             problem = f"the planner cannot choose a plan for these chips: {error}"
     if loaded.config.plan.auto is not None:
         return _chosen(loaded, cluster, out)
-    resolved = resolve(loaded, cluster, plan=read_plan(loaded))
+    resolved = resolve(loaded, cluster, plan=read_plan(loaded), makes=makes_orders(None))
     notes = (*resolved.notes, *filter(None, [problem]))
     return ResolvedRun(resolved=replace(resolved, notes=notes))
+
+
+def makes_orders(ranks_here: int | None) -> Callable[[Resolved], Resolved]:
+    """Makes the orders that a run asks for, of whose ranks so many are here; None: all. What that
+    takes is imported then."""
+
+    def made(resolved: Resolved) -> Resolved:
+        from weft.resolve.orders import ordered
+        from weft.resolve.prediction import chips_of_run
+
+        return ordered(resolved, chips_of_run(resolved, ranks_here))
+
+    return made
 
 
 def _chosen(loaded: Loaded, cluster: Cluster, out: Path | None, *notes: str) -> ResolvedRun:
@@ -95,7 +109,15 @@ def resolved_among(
     def resolved(plan: Plan | None, why: Sequence[str] = ()) -> Resolved:
         here = address.ranks_here
         world_size = address.world_size
-        return resolve(loaded, cluster, world_size=world_size, ranks_here=here, plan=plan, why=why)
+        return resolve(
+            loaded,
+            cluster,
+            world_size=world_size,
+            ranks_here=here,
+            plan=plan,
+            why=why,
+            makes=makes_orders(here),
+        )
 
     if loaded.config.plan.auto is None:
         file = read_plan_file(loaded)
@@ -149,14 +171,16 @@ def resolved_on_nodes(
     elif plan is None and asked.batch_shares is None:
         ranks = len(seats)
     else:
-        ranks = (plan or resolve(loaded, cluster, ranks_here=ranks_here).plan).world_size
+        derived = partial(resolve, loaded, cluster, ranks_here=ranks_here, makes=lambda same: same)
+        ranks = (plan or derived().plan).world_size
     if ranks > len(seats):
         hint = "Start it on more machines, or with a larger --nproc-per-node."
         expected = f"at most {len(seats)} ranks, as the machines that came have places for"
         raise loaded.place(ConfigError("plan", {"ranks": ranks}, expected, hint))
     here = min(ranks, ranks_here)
     if asked.auto is None:
-        known = resolve(loaded, cluster, world_size=ranks, ranks_here=here, plan=plan)
+        makes = makes_orders(here)
+        known = resolve(loaded, cluster, world_size=ranks, ranks_here=here, plan=plan, makes=makes)
         return ResolvedRun(resolved=known)
     try:
         resources = resources_of_facts(config, seats[:ranks])

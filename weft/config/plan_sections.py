@@ -15,7 +15,9 @@ from weft.config.values import Count, Flag, Layers, Section, Text, Whole
 Device = Annotated[str, OneOf("devices", "auto")]
 Precision = Annotated[str, OneOf("precisions", "auto")]
 Recompute = Annotated[str, OneOf("recompute")]
-Schedule = Annotated[str, OneOf("schedules")]
+MADE = "made"
+"""The order is made for the stages, as ``weft.resolve.orders`` does it."""
+Schedule = Annotated[str, OneOf("schedules", MADE)]
 Domains = Literal["nodes", "pipelines", "families"]
 Between = Literal["nodes", "families"]
 Cast = Literal["bf16", "fp8"]
@@ -154,7 +156,9 @@ class PlanConfig(Section):
     """Several pipelines side by side, equal or not."""
     schedule: Schedule | None = None
     """Order in which a pipeline of several stages does forwards and backwards; null is "1f1b", and
-    with `auto` whichever is fastest."""
+    with `auto` whichever is fastest. "made" makes it for what these stages and borders are
+    predicted to take, in the memory there is: a named one, with more micro-batches in
+    flight, or a list, whichever is fastest. With `auto` it is what null is."""
     chunks: Count | None = None
     """Stages on each mesh with the schedule "interleaved"; null is 2. "zb-v" and "dualpipe-v"
     always have 2, a first and a last one, and the others 1."""
@@ -208,6 +212,8 @@ class PlanConfig(Section):
         if self.sums is not None and self.domains is None:
             hint = "It is what they send each other."
             raise ConfigError("plan.sums", self.sums, "null without plan.domains", hint)
+        if self.file is not None and self.schedule == MADE:
+            raise ConfigError("plan.schedule", MADE, "null with plan.file", "The file says it.")
         for key in ("in_flight", "head"):
             value = dict(self)[key]
             if value is not None and self.stages is None:

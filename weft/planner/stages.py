@@ -14,7 +14,7 @@ from math import floor
 from weft.config.axes import NAMES
 from weft.config.batch import Batch
 from weft.config.errors import ConfigError
-from weft.config.plan_sections import PipelineConfig, PlanConfig, StageConfig
+from weft.config.plan_sections import MADE, PipelineConfig, PlanConfig, StageConfig
 from weft.plan.borders import Place, place
 from weft.plan.mesh import Mesh
 from weft.plan.plan import DEFAULT_SCHEDULE, PipelinePlan, Plan, StagePlan, ZeroLevel
@@ -36,6 +36,12 @@ def pipelines_of(plan: PlanConfig, shares: Sequence[int]) -> tuple[PipelineConfi
         said = {"in_flight": plan.in_flight, "head": plan.head}
         return (PipelineConfig(stages=plan.stages, **said),)
     return tuple(PipelineConfig(share=share, stages=(StageConfig(),)) for share in shares)
+
+
+def made_of(plan: PlanConfig) -> set[int]:
+    """Numbers of the pipelines whose order is to be made, which are laid out as by default."""
+    several = [(p, each) for p, each in enumerate(pipelines_of(plan, ())) if len(each.stages) > 1]
+    return {p for p, asked in several if (asked.schedule or plan.schedule) == MADE}
 
 
 def staged_plan(
@@ -133,6 +139,9 @@ def _layout(plan: PlanConfig, asked: PipelineConfig, where: str) -> _Layout:
     if count == 1:
         return _Layout(DEFAULT_SCHEDULE, 1, (0,))
     schedule = asked.schedule or plan.schedule or DEFAULT_SCHEDULE
+    if schedule == MADE:
+        _refuse_beside_made(asked, where)
+        schedule = DEFAULT_SCHEDULE
     chunks = _chunks(plan, asked, where, schedule)
     positions = SCHEDULES[schedule].placement(count, chunks * count)
     mesh_of = {stage: mesh for mesh, stages in enumerate(positions) for stage in stages}
@@ -265,6 +274,17 @@ def _refuse_on_one_stage(asked: PipelineConfig, where: str) -> None:
         if value is not None and len(asked.stages) == 1:
             hint = "It is for several stages."
             raise ConfigError(f"{where}{name}", value, "null for a pipeline of one stage", hint)
+
+
+def _refuse_beside_made(asked: PipelineConfig, where: str) -> None:
+    for name, hint in (
+        ("chunks", "Each mesh has one stage."),
+        ("in_flight", "It is made too."),
+        ("head", "No order is made for parts of the head."),
+    ):
+        value = dict(asked)[name]
+        if value is not None:
+            raise ConfigError(f"{where}{name}", value, f'null with the schedule "{MADE}"', hint)
 
 
 def _refuse_idle_keys(plan: PlanConfig, pipelines: Sequence[PipelineConfig]) -> None:

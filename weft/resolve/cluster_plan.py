@@ -29,6 +29,7 @@ from weft.plan.plan_file import view_used
 from weft.planner.problem import Problem, Workload
 from weft.planner.validate import refuse_idle_pieces, refuse_unrun_axes, validate_plan
 from weft.planner.whole_blocks import refuse_cut_blocks
+from weft.resolve.orders import made_as_asked
 from weft.resolve.planned import (
     by_person,
     options_asked,
@@ -81,6 +82,9 @@ def plan_request(loaded: Loaded, cluster: ClusterView, knowledge: Knowledge) -> 
         workload = replace(workload, samples=plan.global_batch)
     known = replace(knowledge, tf32=loaded.config.compute.tf32)
     problem = Problem(workload, cluster, known, options_asked(loaded.config))
+    if plan is not None and loaded.config.plan.file is None:
+        plan, said = made_as_asked(plan, problem, loaded.config)
+        notes += said
     return PlanRequest(problem=problem, plan=plan, notes=tuple(notes))
 
 
@@ -144,7 +148,8 @@ def _given(
         optim = loaded.config.optim
         here = optim.model_copy(update={"state_tier": "auto", "state_folder": None})
         config = loaded.config.model_copy(update={"compute": compute, "optim": here})
-        plan = resolve(replace(loaded, config=config), Cluster(nodes=(machine,))).plan
+        asked = replace(loaded, config=config)
+        plan = resolve(asked, Cluster(nodes=(machine,)), makes=lambda same: same).plan
     if plan.world_size > cluster.world_size:
         expected = f"at most {cluster.world_size} ranks, one for each chip of the cluster"
         raise ConfigError("plan", {"ranks": plan.world_size}, expected)

@@ -15,15 +15,13 @@ from weft.cluster.cluster import Dtype
 from weft.cluster.view import ChipPool, ClusterView
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
-from weft.config.sections import Config
 from weft.cost.operators import Op, Phase
 from weft.cost.rates import CostFunction
 from weft.cost.timing import Hardware
 from weft.plan.plan import Plan
 from weft.planner.problem import Problem
-from weft.planner.search import Candidate
-from weft.planner.search.orders import with_made_orders
 from weft.resolve.left import asked_again, cards_of, with_chips
+from weft.resolve.orders import with_orders
 from weft.resolve.planned import choose, options_asked, resources_of_ranks
 from weft.resolve.prediction import chips_here
 from weft.resolve.rank_chips import RankChips
@@ -98,7 +96,7 @@ def better_plan(loaded: Loaded, now: Resolved, paces: Sequence[float]) -> Better
     used = chosen.plan.world_size
     here = at_paces(chips_here(now), held_back(plan, known))
     now_s, step_s = _seconds(now, plan, here), _seconds(now, chosen.plan, there.chips)
-    made = _with_made_orders(config, now, here)
+    made = with_orders(plan, replace(_problem(now, here), options=options_asked(config)))
     if made.time.step_s <= (1 + WORTH_MOVING) * step_s:
         return Better(
             plan=made.plan,
@@ -125,16 +123,6 @@ def _problem(now: Resolved, chips: RankChips) -> Problem:
 
 def _seconds(now: Resolved, plan: Plan, chips: RankChips) -> float:
     return _problem(now, chips).time(plan).step_s
-
-
-def _with_made_orders(config: Config, now: Resolved, chips: RankChips) -> Candidate:
-    """The plan of now, each pipeline with the order that saves time at these paces."""
-    problem = replace(_problem(now, chips), options=options_asked(config))
-    plan = now.plan
-    time, memory = problem.time(plan), problem.memory(plan)
-    same = Candidate(name="", plan=plan, cluster=chips.view, time=time, memory=memory)
-    (made,) = with_made_orders([same], problem)
-    return made
 
 
 def few(paces: Sequence[float]) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from weft.cluster.view import ChipPool
 from weft.config.batch import derive_batch
 from weft.config.errors import ConfigError, show
 from weft.config.load import Loaded, on_top
-from weft.config.plan_sections import PLAN_WAYS
+from weft.config.plan_sections import MADE, PLAN_WAYS
 from weft.config.sections import Config
 from weft.config.tree import origin_of
 from weft.cost.profile_file import from_data, to_json
@@ -277,7 +277,7 @@ def options_asked(config: Config) -> Options:
         tiers=tiers_asked(config.optim),
         recompute=usual.recompute if recompute == "auto" else (recompute,),
         mixed_recompute=recompute == "auto",
-        schedules=usual.schedules if schedule is None else (schedule,),
+        schedules=usual.schedules if schedule in (None, MADE) else (schedule,),
         micros=usual.micros if micro is None else (micro,),
         max_stages=None if auto is None else auto.max_stages,
         domains=auto is None or auto.domains,

@@ -84,7 +84,7 @@ def predict_run(
     problem, step_s, sent_mb = "", None, None
     busy_s: tuple[float, ...] = ()
     try:
-        chips = chips or _chips(resolved, ranks_here, environment)
+        chips = chips or chips_of_run(resolved, ranks_here, environment)
         known = replace(chips.knowledge, tf32=resolved.config.compute.tf32)
         asked = Problem(work, chips.view, known)
         sent_mb = sum(asked.sent(plan).values()) / 1e6
@@ -108,7 +108,14 @@ def predict_run(
     return Prediction(quantities=quantities, busy_s=busy_s, basis=basis, problem=problem)
 
 
-def _chips(resolved: Resolved, ranks_here: int | None, environment: Mapping[str, str]) -> RankChips:
+def chips_of_run(
+    resolved: Resolved, ranks_here: int | None, environment: Mapping[str, str] = os.environ
+) -> RankChips:
+    """What the ranks of a run compute on, as far as this machine knows it.
+
+    Raises:
+        ConfigError: it does not, or a profile cannot be read.
+    """
     world_size = resolved.plan.world_size
     if file := environment.get(CLUSTER_VARIABLE):
         return chips_of_file(Path(file), resolved.cluster.nodes[0], world_size)

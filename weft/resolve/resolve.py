@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -18,7 +18,7 @@ from weft.config.batch import derive_batch
 from weft.config.check import flat
 from weft.config.errors import ConfigError
 from weft.config.load import Loaded
-from weft.config.plan_sections import PipelineConfig, PlanConfig, StageConfig
+from weft.config.plan_sections import MADE, PipelineConfig, PlanConfig, StageConfig
 from weft.config.sections import Config
 from weft.config.tree import COMMAND_LINE
 from weft.cost.work import Training
@@ -40,7 +40,7 @@ from weft.planner.domains import idle_zero_notes, nodes_of, refuse_idle_domains,
 from weft.planner.problem import Workload
 from weft.planner.shares import refuse_unbalanced
 from weft.planner.sites import refuse_idle_fragments, with_sites
-from weft.planner.stages import pipelines_of, staged_plan
+from weft.planner.stages import made_of, pipelines_of, staged_plan
 from weft.planner.validate import (
     refuse_idle_pieces,
     refuse_idle_zero,
@@ -116,6 +116,7 @@ def resolve(
     ranks_here: int | None = None,
     plan: Plan | None = None,
     why: Sequence[str] = (),
+    makes: Callable[[Resolved], Resolved] | None = None,
 ) -> Resolved:
     """Decide everything that the configuration leaves open.
 
@@ -125,11 +126,13 @@ def resolve(
         plan: What ``plan.file`` holds (``read_plan``), or ``plan.auto`` chose; None: derived from
             the configuration.
         why: What is worth saying of such a plan.
+        makes: Puts orders into a derived plan that asks for them; None: the chips of its ranks are
+            not known.
 
     Raises:
         ConfigErrors: a value that cannot work, with the place where it was given.
     """
-    config = loaded.config
+    config, is_derived = loaded.config, plan is None
     notes: list[str] = []
     try:
         spec = spec_asked(config)
@@ -148,20 +151,39 @@ def resolve(
         notes += idle_zero_notes(plan, tied=any(param.also for param in param_specs(spec)))
         _check_world_size(config, plan, world_size)
         notes += tf32_note(plan, cluster, asked=config.compute.tf32)
+        cores = cluster.nodes[0].cores
+        threads = config.compute.threads or max(1, cores // (ranks_here or plan.world_size))
+        found = Resolved(
+            config=config,
+            cluster=cluster,
+            plan=plan,
+            spec=spec,
+            threads=threads,
+            origins={key: str(origin) for key, origin in loaded.origins.items()},
+            notes=tuple(notes),
+        )
+        return _with_made_orders(found, makes) if is_derived else found
     except ConfigError as error:
         _place(error, loaded, plan)
         raise loaded.place(error) from error
-    cores = cluster.nodes[0].cores
-    threads = config.compute.threads or max(1, cores // (ranks_here or plan.world_size))
-    return Resolved(
-        config=config,
-        cluster=cluster,
-        plan=plan,
-        spec=spec,
-        threads=threads,
-        origins={key: str(origin) for key, origin in loaded.origins.items()},
-        notes=tuple(notes),
-    )
+
+
+def _with_made_orders(found: Resolved, makes: Callable[[Resolved], Resolved] | None) -> Resolved:
+    """What was derived, with the orders that it asks for."""
+    if not made_of(found.config.plan):
+        return found
+    made, problem = None, ""
+    try:
+        made = None if makes is None else makes(found)
+    except ConfigError as error:
+        problem = f"{error}".removesuffix(".") + ". "
+    if made is None:
+        hint = f"{problem[:1].upper()}{problem[1:]}"
+        hint += "`weft plan ... --out FILE` writes what it makes, and plan.file takes that."
+        expected = "a schedule's name where the chips of ranks are not known"
+        raise ConfigError("plan.schedule", MADE, expected, hint)
+    _check_fit(made.plan, made.spec, made.config)
+    return made
 
 
 def _place(error: ConfigError, loaded: Loaded, plan: Plan | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from weft.planner.problem import Problem
@@ -18,20 +18,23 @@ BUDGET = 4_000
 """Actions that each search for a list does: where a step has many, rules do almost as well."""
 
 
-def with_made_orders(candidates: Sequence[Candidate], problem: Problem) -> list[Candidate]:
-    """The candidates, with the order that saves most time in the room that their chips have."""
+def with_made_orders(
+    candidate: Candidate, problem: Problem, only: Collection[int] | None = None
+) -> Candidate:
+    """The candidate with orders for its pipelines that save most time in the room that their chips
+    have: the slowest first, as long as that saves time.
+
+    ``only``: numbers of the pipelines whose order may be another; None: all.
+    """
+    problem, best = problem.on(candidate.cluster), candidate
     if not problem.options.in_flight:
-        return list(candidates)
-    return [_ordered(candidate, problem.on(candidate.cluster)) for candidate in candidates]
-
-
-def _ordered(candidate: Candidate, problem: Problem) -> Candidate:
-    """With orders for its pipelines, the slowest first, as long as that saves time."""
-    best = candidate
+        return best
     for _ in candidate.plan.pipelines:
         both = zip(best.time.timelines, best.time.once_s, strict=True)
         ends = [timeline.step_s + once for timeline, once in both]
         slowest = ends.index(max(ends))
+        if only is not None and slowest not in only:
+            return best
         pipeline = best.plan.pipelines[slowest]
         made = make(_making(best, slowest, problem))
         if made == pipeline:

@@ -41,7 +41,7 @@ def _variants(lists: Sequence[Sequence[Candidate]], problem: Problem) -> Iterato
     for candidate in sorted([*few, *cut, *lighter], key=_step_s):
         if candidate.plan not in seen and _floor_s(candidate, problem) < least:
             seen.append(candidate.plan)
-            (made,) = with_made_orders([candidate], problem)
+            made = with_made_orders(candidate, problem)
             least = min(least, made.time.step_s)
             yield made
 
