@@ -10,7 +10,6 @@ from parallel.hardware_queues import Job, always_early
 from parallel.test_releases import CASES, reachable, schedule
 
 from weft.plan.plan import ScheduleName
-from weft.planner.heads import MOST_AHEAD, MOST_MORE
 from weft.schedules.action import Action, Schedule, awaited
 from weft.schedules.clocks import Clocks
 from weft.schedules.one_forward_one_backward import one_forward_one_backward
@@ -43,14 +42,14 @@ def test_every_rank_gets_to_the_end_however_its_streams_share_queues(name: str) 
             assert Job(clocks, posts, drawn.__getitem__).ends(), (*what, drawn)
 
 
-@pytest.mark.parametrize("name", [name for name, each in SCHEDULES.items() if each.takes_heads])
+@pytest.mark.parametrize("name", list(SCHEDULES))
 def test_so_it_does_with_parts_of_the_head(name: str) -> None:
-    """On any of the positions, with as many micro-batches in flight as there may be."""
+    """On any of the positions, however many micro-batches are in flight."""
     rng, made = Random(1), SCHEDULES[name]
-    chunks = made.chunks
+    chunks = 2 if made.any_chunks else made.chunks
     for p, m in (*SMALL, (5, 7), (4, 12)):
         heads = sorted(rng.sample(range(p), rng.randint(1, p)))
-        more = [rng.randint(1, MOST_AHEAD), *(rng.randint(0, MOST_MORE) for _ in range(p - 1))]
+        more = [rng.randint(1, 8), *(rng.randint(0, 8) for _ in range(p - 1))]
         deep = [min(m, each) for each in accumulate(more)][::-1] if made.deeper else []
         actions = actions_of(name, p, p * chunks, m, in_flight=deep, heads=heads)
         prove(actions, placed(name, p, p * chunks, heads), m, heads=len(heads))
@@ -116,15 +115,17 @@ def test_by_hand() -> None:
     assert second[2] == [Action("F", 1, 2)]
 
 
-@pytest.mark.parametrize("shape", ["line", "v", "ring"])
+@pytest.mark.parametrize("shape", ["line", "v", "ring", "heads", "heads of a v"])
 def test_lists_made_in_any_order_end_on_one_queue(shape: str) -> None:
     """Messages of two channels may leave in another order than their takers' there."""
     rng = Random(shape)
     helped = 0
     for _ in range(150):
         positions, num_microbatches = rng.choice((2, 3, 4)), rng.choice((2, 3, 6))
-        actions = drawn(SHAPES[shape](positions), num_microbatches, rng)
-        clocks = Clocks(actions)
+        places = SHAPES[shape](positions)
+        heads = positions if shape.startswith("heads") else 0
+        actions = drawn(places, num_microbatches, rng, heads=heads)
+        clocks = Clocks(actions, heads=heads)
         assert Job(clocks, receives(clocks), lambda _: 0).ends(), actions
         simple = [always_early(clocks, p, ahead=0) for p in range(positions)]
         helped += not Job(clocks, simple, lambda _: 0).ends()
@@ -135,10 +136,14 @@ SHAPES = {
     "line": lambda p: [(n,) for n in range(p)],
     "v": lambda p: [(n, 2 * p - 1 - n) for n in range(p)],
     "ring": lambda p: [(n, p + n) for n in range(p)],
+    "heads": lambda p: [(n, p + n) for n in range(p)],
+    "heads of a v": lambda p: [(n, 2 * p - 1 - n, 2 * p + n) for n in range(p)],
 }
 
 
-def drawn(places: Sequence[tuple[int, ...]], num_microbatches: int, rng: Random) -> Schedule:
+def drawn(
+    places: Sequence[tuple[int, ...]], num_microbatches: int, rng: Random, *, heads: int
+) -> Schedule:
     """Lists of a play in which, time and again, one of all actions that can be done is done."""
     num_stages = sum(map(len, places))
     split = rng.random() < 0.5
@@ -150,7 +155,7 @@ def drawn(places: Sequence[tuple[int, ...]], num_microbatches: int, rng: Random)
         for position, held in enumerate(places)
         for stage, kind in product(held, "FIW" if split else "FB")
         if (action := Action(kind, stage, counts[kind, stage])).microbatch < num_microbatches
-        and done.issuperset(awaited(action, num_stages, split=split))
+        and done.issuperset(awaited(action, num_stages, split=split, heads=heads))
     ]:
         position, action = rng.choice(can)
         lists[position].append(action)

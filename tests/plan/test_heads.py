@@ -75,16 +75,8 @@ BROKEN = [
         "stages[4].head_rows = 30.0: expected a value of type int",
     ),
     (
-        divided((0, 30), (30, ROWS), schedule="gpipe"),
-        "schedule = 'gpipe': expected one that is never far ahead of the head. With head_rows:",
-    ),
-    (
-        divided((0, 30), (30, ROWS), in_flight=(6, 3, 2)),
-        "in_flight = [6, 3, 2]: expected at most 3 on the last mesh, and 2 more on each before it",
-    ),
-    (
         divided((0, 30), (30, ROWS), lists=("6F 6B",) * 3),
-        "lists = ['6F 6B', '6F 6B', '6F 6B']: expected none with head_rows",
+        "lists = ['6F 6B', '6F 6B', '6F 6B']: expected every action of 6 micro-batches",
     ),
     (
         replace(GOOD, domains=((0, 1), (2,))),

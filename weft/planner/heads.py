@@ -11,13 +11,7 @@ from weft.config.axes import MODEL_AXES
 from weft.config.errors import ConfigError
 from weft.plan.plan import PipelinePlan, Plan
 from weft.plan.tiling import split_by_weight
-from weft.schedules.registry import SCHEDULES
 
-MOST_AHEAD = 3
-"""Microbatches in flight at most on the last mesh with layers. With more, positions whose sends and
-receives share a queue of the hardware could wait for each other."""
-MOST_MORE = 2
-"""Likewise, that any mesh has in flight more than the next one."""
 WAY_OUT = "Without head_rows the last stage has the whole head."
 
 
@@ -39,8 +33,6 @@ def check_heads(plan: Plan, rows: int) -> None:
             raise ConfigError(key, _rows(pipeline)[0], "null", f"{hint} {WAY_OUT}")
         _check_rows(where, pipeline, rows)
         _check_stages(where, pipeline)
-        if pipeline.heads:
-            _check_ahead(f"pipelines[{p}]", pipeline)
         for key, said in (
             ("domains", plan.domains),
             ("state_shares", plan.has_unlike_state),
@@ -115,20 +107,3 @@ def _check_stages(where: str, pipeline: PipelinePlan) -> None:
             if value != only:
                 hint = "A part of the head has no layers, and computes with whole samples at once."
                 raise ConfigError(f"{where}[{s}].{name}", value, f"{only} with head_rows", hint)
-
-
-def _check_ahead(where: str, pipeline: PipelinePlan) -> None:
-    """Nobody is far ahead of the head."""
-    if not SCHEDULES[pipeline.schedule].takes_heads:
-        names = [name for name, each in SCHEDULES.items() if each.takes_heads]
-        hint = f"With head_rows: {', '.join(names)}."
-        expected = "one that is never far ahead of the head"
-        raise ConfigError(f"{where}.schedule", pipeline.schedule, expected, hint)
-    said = pipeline.in_flight
-    more = [one - other for one, other in pairwise(said)]
-    if said and (said[-1] > MOST_AHEAD or max(more, default=0) > MOST_MORE):
-        expected = f"at most {MOST_AHEAD} on the last mesh, and {MOST_MORE} more on each before it"
-        raise ConfigError(f"{where}.in_flight", list(said), f"{expected} with head_rows", WAY_OUT)
-    if pipeline.lists:
-        hint = "In_flight can be said."
-        raise ConfigError(f"{where}.lists", list(pipeline.lists), "none with head_rows", hint)

@@ -36,7 +36,7 @@ def borders_at_peak(pattern: Pattern, message: float = 1.0) -> tuple[float, ...]
     before. Stages of unlike meshes count as if theirs were alike.
     """
     full = full_after(pattern)
-    more = 0 if pattern.lists else pattern.num_microbatches - full
+    more = 0 if pattern.lists or pattern.heads else pattern.num_microbatches - full
     if more > 0:
         most = borders_at_peak(replace(pattern, num_microbatches=full), message)
         if not SCHEDULES[pattern.name].holds_every_microbatch:
@@ -50,12 +50,13 @@ def borders_at_peak(pattern: Pattern, message: float = 1.0) -> tuple[float, ...]
     found = []
     for position in range(pattern.num_positions):
         both: _Moments = coming[position], releases(clocks, position)
+        summed = last - 1 if position in pattern.heads else None
         if message == 1:
-            found.append(float(_peak(clocks, position, last, both)))
+            found.append(float(_peak(clocks, position, last, both, summed=summed)))
             continue
         messages = _messages(clocks, position, both)
         both = _as_messages(clocks, position, both)
-        found.append(_peak(clocks, position, last, both) + message * messages)
+        found.append(_peak(clocks, position, last, both, summed=summed) + message * messages)
     return tuple(found)
 
 
@@ -81,8 +82,9 @@ def _messages(clocks: Clocks, position: int, both: _Moments) -> int:
     return most
 
 
-def _peak(clocks: Clocks, position: int, last: int, both: _Moments) -> int:
-    """``last``: stages from this one on give no results; what parts of the head find is small."""
+def _peak(clocks: Clocks, position: int, last: int, both: _Moments, *, summed: int | None) -> int:
+    """``last``: stages from this one on give no results; what parts of the head find is small.
+    ``summed``: a stage here whose gradient comes from a part of the head here, beside others."""
     came: set[tuple[str, int, int]] = set()
     most_came = kept = beside = 0
     best = 0, 0
@@ -101,7 +103,7 @@ def _peak(clocks: Clocks, position: int, last: int, both: _Moments) -> int:
         if kind in ("B", "W"):  # what weight gradients read of the gradient that came goes too
             gradient = ("B" if kind == "B" else "I", stage, microbatch)
             kept -= 1
-            beside -= gives and gradient not in came
+            beside -= gives and (gradient not in came or stage == summed)
             came.discard(gradient)
         beside -= sum(sent.kind != "F" for sent in arrived)
     return most_came + best[1]

@@ -25,11 +25,6 @@ class Clocks:
         self._givers, self._takers = self._links()
         self._clocks = self._ticked()
 
-    @property
-    def fans(self) -> bool:
-        """Several stages take what one gives."""
-        return self._heads > 0
-
     def ended(self, action: Action, position: int) -> int:
         """How many of the position's first actions cannot but have ended when ``action`` ends.
 

@@ -21,5 +21,4 @@ SCHEDULE = PipelineSchedule(
     preference=2,
     actions=lambda meshes, _, microbatches: gpipe(meshes, microbatches),
     holds_every_microbatch=True,
-    takes_heads=False,
 )

@@ -53,5 +53,4 @@ SCHEDULE = PipelineSchedule(
     placement=in_rounds,
     chunks=2,
     any_chunks=True,
-    takes_heads=False,
 )

@@ -82,10 +82,11 @@ def held_at_peak(pattern: Pattern) -> tuple[tuple[int, ...], ...]:
     little later. Once the pipeline is full, further microbatches change nothing, but where a
     schedule holds them all.
     """
-    if SCHEDULES[pattern.name].holds_every_microbatch and not pattern.lists:
+    grows = SCHEDULES[pattern.name].holds_every_microbatch
+    if grows and not (pattern.lists or pattern.heads):
         return ((pattern.num_microbatches,),) * pattern.num_positions
     full = full_after(pattern)
-    if pattern.num_microbatches > full and not pattern.lists:
+    if pattern.num_microbatches > full and not (grows or pattern.lists):
         return held_at_peak(replace(pattern, num_microbatches=full))
     lists = zip(schedule_of_pattern(pattern), pattern.positions, strict=True)
     return tuple(_peak(actions, held, {"F": 1, "B": -1, "W": -1}) for actions, held in lists)

@@ -9,7 +9,8 @@ come; and so could one that is asked for before another, of a message that leave
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from weft.schedules.action import Action
@@ -24,14 +25,12 @@ def receives(clocks: Clocks, ahead: int = AHEAD) -> list[list[list[Action]]]:
     """For every position, for every action of it: those whose input is received from then on.
 
     One is started before its own action at the latest, and at the earliest ``ahead`` actions
-    before, once the schedule proves that its sender awaits none of this position's actions from
+    before, once the schedule proves that its senders await none of this position's actions from
     there on. That is played where all streams of a position share one queue; whenever nothing can
     go on, a receive that holds up its position is started an action later, or else one that a
     sender waits for at once. In the order of the actions, for messages of a channel are received as
     they are sent.
     """
-    if clocks.fans:  # nobody is far ahead of the head: plans are refused in which somebody is
-        return [_planned(clocks, position, ahead) for position in range(len(clocks.schedule))]
     play = _Play(clocks, ahead)
     while play.goes_on() or play.is_helped():
         pass
@@ -51,13 +50,20 @@ def _planned(clocks: Clocks, position: int, ahead: int) -> list[list[Action]]:
 
 @dataclass(slots=True)
 class _Channel:
-    """One way over a border. At both ends a message starts once the one before it has arrived."""
+    """All ways to one kind of actions of a stage, which works on what comes over each of them at
+    once. At both ends of a way a message starts once the one before it has arrived."""
 
     takers: list[Action] = field(default_factory=list)
     """What works on its messages, in their order."""
-    sent: int = 0
+    sent: Counter[int] = field(default_factory=Counter)
+    """By giving stage, how many have started there."""
     received: int = 0
-    """How many have started there."""
+    """How many have started here, over all ways together."""
+
+    @property
+    def come(self) -> int:
+        """How many have arrived over all ways, as far as they are received."""
+        return min(self.received, *self.sent.values())
 
 
 @dataclass(slots=True)
@@ -83,7 +89,7 @@ class _Play:
         self._channels = defaultdict[tuple[int, str], _Channel](_Channel)
         self._over: dict[Action, tuple[_Channel, int]] = {}
         """By action: how its input comes, and the number of the message."""
-        self._to: dict[Action, _Channel] = {}
+        self._to = defaultdict[Action, list[_Channel]](list)
         """By action: where its result goes."""
         self.positions = [self._begun(clocks, p, ahead) for p in range(len(clocks.schedule))]
 
@@ -91,11 +97,15 @@ class _Play:
         own = tuple(clocks.schedule[number])
         planned = _planned(clocks, number, ahead)
         for action in own:
-            for giver in clocks.givers(action):
-                channel = self._channels[action.stage, action.kind]
-                self._over[action] = channel, len(channel.takers)
-                self._to[giver] = channel
-                channel.takers.append(action)
+            givers = clocks.givers(action)
+            if not givers:
+                continue
+            channel = self._channels[action.stage, action.kind]
+            self._over[action] = channel, len(channel.takers)
+            channel.takers.append(action)
+            for giver in givers:
+                channel.sent[giver.stage] = 0
+                self._to[giver].append(channel)
         return _Position(own, planned, [[] for _ in own], deque(planned[0]))
 
     def goes_on(self) -> bool:
@@ -107,13 +117,13 @@ class _Play:
         while self._has_received(position) and position.at < len(position.own):
             action = position.own[position.at]
             channel, number = self._over.get(action, (None, 0))
-            to = self._to.get(action)
-            if channel is not None and min(channel.sent, channel.received) <= number:
+            if channel is not None and channel.come <= number:
                 break
-            if to is not None:
-                if to.sent > to.received:
-                    break
-                to.sent += 1
+            to = self._to.get(action, ())
+            if any(each.sent[action.stage] > each.received for each in to):
+                break
+            for each in to:
+                each.sent[action.stage] += 1
             position.at += 1
             if position.at < len(position.own):
                 position.due.extend(position.planned[position.at])
@@ -126,9 +136,9 @@ class _Play:
         return not position.due
 
     def _is_free(self, action: Action) -> bool:
-        """Its message is next in its channel, and nothing is under way there."""
+        """Its messages are next in their channel, and nothing is under way there."""
         channel, number = self._over[action]
-        return channel.received == number <= channel.sent
+        return channel.received == number == channel.come
 
     def _receive(self, position: _Position, action: Action) -> None:
         position.started[position.at].append(action)
@@ -155,9 +165,11 @@ class _Play:
         self._receive(position, action)
         return True
 
-    def _busy(self) -> list[_Channel]:
+    def _busy(self) -> Iterator[_Channel]:
         """Where something waits to be received."""
-        return [channel for channel in self._channels.values() if channel.sent > channel.received]
+        for channel in self._channels.values():
+            if max(channel.sent.values()) > channel.received == channel.come:
+                yield channel
 
     def _distance(self, channel: _Channel) -> tuple[int, int, Action]:
         """What a sender waits for: actions of its position before it, the position, and itself."""

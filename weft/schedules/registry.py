@@ -41,9 +41,6 @@ class PipelineSchedule:
     """Stages on each mesh."""
     any_chunks: bool = False
     """It can have more of them; ``chunks`` is for who does not say."""
-    takes_heads: bool = True
-    """Parts of the head can be computed between its actions: whoever has the layers before them is
-    never so far ahead that two positions would wait to send to each other."""
     holds_every_microbatch: bool = False
     """What a mesh holds grows with the number of microbatches."""
 

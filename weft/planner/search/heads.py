@@ -52,12 +52,12 @@ def with_head_parts(candidates: Sequence[Candidate], problem: Problem) -> Iterat
 
 def _can_have(plan: Plan, pipeline: PipelinePlan) -> bool:
     """What parts of a head ask of a plan (``weft.planner.heads``), and one stage a position."""
-    schedule, stages = SCHEDULES[pipeline.schedule], pipeline.stages
+    stages = pipeline.stages
     several = 1 < len(stages) == len(pipeline.positions()) <= MOST_STAGES
     casts = any(stage.border for stage in stages)
     cut = any(stage.mesh.size("cp") > 1 for stage in stages)
     unlike = plan.domains or plan.has_unlike_state
-    return several and schedule.takes_heads and not (casts or cut or unlike)
+    return several and not (casts or cut or unlike)
 
 
 def _divided(plan: Plan, number: int, problem: Problem, rows: int) -> Iterator[PipelinePlan]:
