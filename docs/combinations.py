@@ -70,6 +70,9 @@ FEATURES = (
     Feature("data parallel, other sizes on either side", "{dp: 2}, {dp: 3}"),
     Feature("tensor and sequence parallel, other sizes on either side", "{tp: 2}, {tp: 4}"),
     Feature("context parallel, other sizes on either side", "{cp: 2}, {cp: 4, tp: 2}"),
+    Feature(
+        "the same, heads divided by some or all", "{cp: 2, head_ways: 2}, {cp: 4, head_ways: 2}"
+    ),
     Feature("both, axes in another order", "{dp: 2, tp: 2, order: [tp, dp]}, {dp: 4}"),
     Feature("unlike pipelines side by side", UNLIKE),
     Feature("tied embedding", "{}, {}", ("model.family=gpt2", "model.num_layers=3")),
@@ -134,6 +137,11 @@ REFUSALS = (
         ("plan.stages=[{cp: 2, precision: fp8-blockwise}]",),
         "plan.stages[0].cp",
         "128 tokens that have one scale would be in two ranks",
+    ),
+    Refusal(
+        ("plan.stages=[{cp: 8, head_ways: 8}]",),
+        "plan.stages[0].head_ways",
+        "eight ranks cannot share 4 heads",
     ),
     Refusal(
         ("plan.pipelines=[{share: 4, stages: [{}]}, {stages: [{}, {}]}]",),

@@ -28,6 +28,7 @@ COUNTED = {
     "gather seq",
     "scatter seq",
     "vocab sums",
+    "heads",
     "keys",
 }
 
@@ -38,6 +39,7 @@ COUNTED = {
         ["plan.stages=[{tp: 2}]", "compute.recompute=full"],
         ["plan.stages=[{dp: 2, zero: 3, layers: 2}, {tp: 2}]"],
         ["plan.stages=[{cp: 2, tp: 2, zero: 3, layers: 2}, {cp: 4}]"],
+        ["plan.stages=[{cp: 4, head_ways: 2, layers: 2}, {cp: 2, tp: 2, head_ways: 2}]"],
         ["plan.stages=[{dp: 2, zero: 2, passes: 2}]", "batch.micro=4"],
         ["plan.stages=[{dp: 2, zero: 3, passes: 2}]", "batch.micro=4"],
         ["plan.stages=[{tp: 2, layers: 1.5}, {dp: 2, zero: 3}]", "compute.recompute=full"],
@@ -59,6 +61,7 @@ COUNTED = {
         "tp",
         "unlike stages",
         "cp",
+        "heads by cp",
         "passes",
         "level 3",
         "cut",

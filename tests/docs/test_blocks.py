@@ -249,6 +249,7 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "zero",
         "passes",
         "pieces",
+        "head_ways",
         "sample_shares",
         "state_shares",
         "border",

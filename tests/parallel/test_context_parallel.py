@@ -1,5 +1,6 @@
 """Attention divided among ranks is attention of one rank, whichever way keys come to queries."""
 
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -20,16 +21,24 @@ from weft.nn.causal_attention import BLOCK_QUERIES, causal_attention
 from weft.nn.documents import Documents
 from weft.parallel.cp.gathered import Gathered
 from weft.parallel.cp.ring import Ring
-from weft.parallel.runtime import AxisGroup, Sum
+from weft.parallel.cp.ulysses import Attend, Ulysses, among_groups
+from weft.parallel.runtime import AxisGroup, Sum, squared
 from weft.plan.layout import Dim
 
-BATCH, HEADS, KV_HEADS, D_HEAD = 2, 4, 2, 8
+BATCH, HEADS, KV_HEADS, D_HEAD = 2, 6, 3, 8
 SEQ = 4 * BLOCK_QUERIES + 16
 """Over several blocks in each part for two ranks, in one that is not full for more."""
 STARTS = np.random.default_rng(3).random((BATCH, SEQ)) < 1 / 50
 LONG = np.broadcast_to(np.arange(SEQ) // 200, (BATCH, SEQ))
 SEGMENTS = {"one": None, "short": STARTS.cumsum(1), "long": LONG}
-WAYS = {"ring": Ring, "gathered": Gathered}
+WAYS: dict[str, Callable[[Sum], Attend]] = {
+    "ring": Ring,
+    "gathered": Gathered,
+    "ulysses": lambda total: Ulysses(total, causal_attention),
+    "2d": lambda total: Ulysses(total, Ring(among_groups(total))),
+    "2d gathered": lambda total: Ulysses(total, Gathered(among_groups(total))),
+}
+"""Heads are divided unevenly, and where there are more ranks than key heads two see the same."""
 
 
 def inputs(dtype: torch.dtype) -> list[Tensor]:
@@ -53,6 +62,8 @@ class Found(NamedTuple):
 
     error: float
     """The largest beside one rank in fp64."""
+    squares: float
+    """Of errors, added up."""
     sent: float = 0
     kept: float = 0
     """Bytes, from forward to backward."""
@@ -63,27 +74,38 @@ def divided(address: RankAddress, dtype: torch.dtype) -> dict[tuple[str, str], F
     """By way, or ``alone``, and documents."""
     comm = join(address, backend="gloo", device=torch.device("cpu"), timeout_s=600)
     size = address.world_size
-    comm.open_groups([tuple(range(size))])
-    group = AxisGroup(comm, tuple(range(size)))
+    every = tuple(range(size))
+    comm.open_groups(dict.fromkeys([every, *(r for both in squared(every, 2) for r in both)]))
     parts = [ContextParallel().part(Dim(name="seq", size=SEQ), size, n) for n in range(size)]
     own = torch.tensor([n for part in parts[address.rank] for n in part])
     found = {}
     for name, segments in SEGMENTS.items():
         whole = differentiated(causal_attention, inputs(torch.float64), segments)
         alone = differentiated(causal_attention, inputs(dtype), segments)
-        found["alone", name] = Found(largest(alone, whole))
-        for way, make in WAYS.items():
-            attend = make(Sum(group, parts[address.rank], tuple(parts), None))
+        found["alone", name] = Found(largest(alone, whole), squares(alone, whole))
+        for way in ways_among(size):
+            group = AxisGroup(comm, every, heads={"ulysses": size}.get(way, 2))
+            attend = WAYS[way](Sum(group, parts[address.rank], tuple(parts), None))
             counter = FlopCounterMode(display=False)
-            before = comm.counters["keys"].bytes if "keys" in comm.counters else 0
+            before = sent(comm)
             kept = list[int]()
             with saved_tensors_hooks(partial(noted, kept), lambda x: x), counter:
                 mine = differentiated(attend, [x[:, own] for x in inputs(dtype)], segments)
-            error = largest(mine, [x[:, own] for x in whole])
-            sent = comm.counters["keys"].bytes - before
-            found[way, name] = Found(error, sent, sum(kept), counter.get_total_flops())
+            exact = [x[:, own] for x in whole]
+            errors = largest(mine, exact), squares(mine, exact)
+            more = sent(comm) - before
+            found[way, name] = Found(*errors, more, sum(kept), counter.get_total_flops())
     comm.close()
     return found
+
+
+def ways_among(ranks: int) -> list[str]:
+    """Two dimensions are two by two ranks."""
+    return [way for way in WAYS if ranks > 2 or "2d" not in way]
+
+
+def sent(comm: Comm) -> float:
+    return sum(comm.counters[name].bytes for name in ("keys", "heads") if name in comm.counters)
 
 
 def noted(kept: list[int], x: Tensor) -> Tensor:
@@ -95,14 +117,25 @@ def largest(found: list[Tensor], exact: list[Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(found, exact, strict=True))
 
 
+def squares(found: list[Tensor], exact: list[Tensor]) -> float:
+    return sum(float((a - b).square().sum()) for a, b in zip(found, exact, strict=True))
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_matches_one_rank(ranks: int, pool: WorkerPool) -> None:
     found = pool.run(divided, torch.float64, world_size=ranks)
     both = 2 * BATCH * SEQ * KV_HEADS * D_HEAD * 8  # of keys and values, of all ranks
     there = (ranks - 1) * both
     bytes_of = {"gathered": 2 * there, "ring": 2 * there + ranks * both}
+    of_head = BATCH * SEQ // ranks * D_HEAD * 8  # on one rank
+    seen = 4  # key heads of neighbours together: one is on two of them
+    bytes_of["ulysses"] = 2 * (ranks - 1) * of_head * 2 * (HEADS + seen)
+    near, groups = 2 * ranks // 2 * of_head * 2 * (HEADS + seen), ranks // 2
+    far = ranks * 2 * of_head * 2 * 3  # a key head for each of three query heads, of two ranks
+    bytes_of["2d gathered"] = near + 2 * (groups - 1) * far
+    bytes_of["2d"] = bytes_of["2d gathered"] + groups * far
     own = BATCH * SEQ // ranks * (2 * (HEADS + KV_HEADS) * D_HEAD + HEADS) * 8
-    for way, name in product(WAYS, SEGMENTS):
+    for way, name in product(ways_among(ranks), SEGMENTS):
         of_ranks = [each[way, name] for each in found]
         assert max(each.error for each in of_ranks) < 1e-12, (way, name)
         assert sum(each.sent for each in of_ranks) == bytes_of[way]
@@ -118,7 +151,8 @@ def test_matches_one_rank(ranks: int, pool: WorkerPool) -> None:
 def test_sums_are_wide_in_bf16(pool: WorkerPool) -> None:
     """No farther from exact than one rank: what comes is added up in fp32."""
     found = pool.run(divided, torch.bfloat16, world_size=4)
-    assert max(each["ring", "one"].error for each in found) <= found[0]["alone", "one"].error
+    mine = sum(each["ring", "one"].squares for each in found)
+    assert mine <= found[0]["alone", "one"].squares
 
 
 class Noting(Comm):

@@ -66,7 +66,7 @@ def a_block(family: str, pieces: int, backend: Any = None) -> Did:
         if isinstance(module, nn.Linear) and backend is None:
             module.register_forward_hook(note(noted, name.split(".")[-1]))
     layout = FAMILIES[family].layout(spec)
-    apply_layout(model, layout, plan, Noting(noted), sizes={"seq": 10}, pieces=pieces)
+    apply_layout(model, layout, plan, Noting(noted), sizes={"seq": 10})
     if backend is not None:
         model.layers["0"].compile(backend=backend)
     x = torch.randn(1, 5, spec.d_model, requires_grad=True)

@@ -47,6 +47,8 @@ class Case:
     passes: int = 1
     pieces: int = 1
     """Of stages with tensor parallelism."""
+    head_ways: int = 1
+    """Of stages with context parallelism."""
     family: str = "llama"
     order: tuple[int, ...] = ()
     """Numbers of the ranks, where they are not given out in order."""
@@ -96,6 +98,7 @@ class Case:
                     zero=self.zeros[s] if self.zeros else self.zero,
                     passes=self.passes,
                     pieces=self.pieces if mesh.size("tp") > 1 else 1,
+                    head_ways=min(self.head_ways, mesh.size("cp")),
                     sample_shares=self.sample_shares[number] if self.sample_shares else (),
                     state_shares=self.state_shares[number] if self.state_shares else (),
                     border=self.border if mesh != after else "",
@@ -539,6 +542,11 @@ POSITIONS = [
          schedule="zb-h1", microbatch=3, zero=2),
     Case("cp2-zb-v-tied", shares=(6,), dp=((1, 1),), cp=((2, 2),), tp=((1, 2),),
          layers=((1, 1, 1, 1),), schedule="zb-v", tied=True, recompute="attention"),
+    Case("heads4-cp4-few-keys", shares=(6,), dp=((1,),), cp=((4,),), head_ways=4, num_kv_heads=2),
+    Case("heads2-cp4-tp2-zero2", shares=(6,), dp=((1,),), cp=((4,),), tp=((2,),), head_ways=2,
+         zero=2, recompute="core"),
+    Case("heads4-border-cp2-cp4-zero3", shares=(6,), dp=((1, 1),), cp=((2, 4),), head_ways=4,
+         layers=((1.5, 2.5),), schedule="zb-h1", zero=3, microbatch=3, num_kv_heads=8),
     Case("unlike-pipelines-cp", shares=(4, 2), dp=((1, 2), (1,)), cp=((2, 1), (2,)),
          tp=((1, 1), (2,)), layers=((1, 3), (4,)), zero=2, tied=True),
 ]  # fmt: skip

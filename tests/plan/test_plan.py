@@ -138,6 +138,10 @@ REFUSED = {
         "Pieces are of what its ranks gather and sum inside layers.",
         lambda p: replace(p, pipelines=(moved(p.pipelines[0], pieces=2),)),
     ),
+    "heads by too many": (
+        "pipelines[0].stages[0].head_ways = 2: expected a divisor of cp (1).",
+        lambda p: replace(p, pipelines=(moved(p.pipelines[0], head_ways=2),)),
+    ),
     "another model's": (
         "num_layers = 8: expected the model's (4).",
         lambda p: replace(p, num_layers=8),

@@ -228,6 +228,17 @@ def test_as_many_processes_as_ranks(world_size: int) -> None:
     )
 
 
+def test_ranks_without_a_head_are_refused() -> None:
+    """Two of four heads are left to each."""
+    stages = "plan.stages=[{{}}, {{cp: 4, tp: 2, head_ways: {}}}]"
+    found = resolved([stages.format(2)])
+    assert [stage.head_ways for _, _, stage in found.plan.stages()] == [1, 2]
+    assert refused([stages.format(4)]) == (
+        "plan.stages[1].head_ways = 4: expected one of 1, 2. Each rank needs a head, and other "
+        "axes leave 2."
+    )
+
+
 def test_pieces_of_less_than_a_token_are_refused() -> None:
     """A sample of 128 tokens is 64 on each of two ranks."""
     stages = "plan.stages=[{{}}, {{tp: 2, pieces: {}}}]"

@@ -27,6 +27,9 @@ class Axis(ABC):
     in_pieces: bool = False
     """What ranks along it gather and sum inside modules may go in pieces, beside products."""
 
+    by_heads: bool = False
+    """In attention neighbours along it may divide heads instead of what it divides."""
+
     @abstractmethod
     def divides(self, dim: Dim, form: Form) -> bool:
         """Ranks along the axis hold parts of such a dimension."""

@@ -138,7 +138,7 @@ def _rest_of(dim: Dim, size: int) -> Dim:
 def _inside(outer: Ranges, inner: Ranges) -> Ranges:
     """Ranges that count the elements of ``outer`` in order -> those of the whole dimension."""
     found = [part for wanted in inner for part in _cut(outer, wanted)]
-    return tuple(_joined(part for part in found if part)) or (found[0],)
+    return tuple(joined(part for part in found if part)) or (found[0],)
 
 
 def _cut(outer: Ranges, wanted: range) -> Iterator[range]:
@@ -149,7 +149,7 @@ def _cut(outer: Ranges, wanted: range) -> Iterator[range]:
         start += len(part)
 
 
-def _joined(parts: Iterable[range]) -> Iterator[range]:
+def joined(parts: Iterable[range]) -> Iterator[range]:
     """Neighbours that follow one another, as one."""
     last: range | None = None
     for part in parts:

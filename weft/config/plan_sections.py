@@ -64,6 +64,10 @@ class StageConfig(_StageMesh):
     pieces: Count = 1
     """Pieces of what `tp` ranks gather and sum inside layers, cut along the sequence: one is on its
     way while the products of another are computed."""
+    head_ways: Count = 1
+    """How many neighbouring ranks that divide tokens divide heads in attention instead: all to all
+    there and back (DeepSpeed Ulysses, segment parallel). All of them, or fewer, as those of one
+    machine: among such groups keys and values travel as with 1 (two dimensions)."""
     sample_shares: Shares | None = None
     """What part of the samples of a micro-batch is computed at each place along `dp`, as weights:
     [3, 1] gives the first three times as much, 0 nothing. null: alike."""

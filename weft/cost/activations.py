@@ -100,10 +100,7 @@ def layer_items(
         items = {**items, "attention masks": masks, "attention read": read, "ff input": entering}
     items |= {"ff masks": masks, "ff read": read}
     heads = shape.num_heads / work.share("heads")
-    least = 1.0 if shape.latent is None else 0.0
-    kv_heads = max(shape.num_kv_heads / work.share("kv_heads"), least)
-    from_all = work.share("seq") if work.gathers_keys else 1
-    items["heads"] = wide * (heads + kv_heads * from_all) * (shape.key_width + shape.value_width)
+    items["heads"] = wide * _heads(shape, work)
     if shape.latent is not None:
         low = shape.latent
         items["latent"] = wide * (low.q_rank + low.kv_rank + low.d_rope)
@@ -111,9 +108,23 @@ def layer_items(
     return {**items, **_feed_forward(shape, work, experts=experts)}
 
 
+def _heads(shape: ModelShape, work: StageWork) -> float:
+    """Numbers of a token in queries, keys, values and what came of them, which is kept on both
+    sides of its way back among ranks that divide heads, where attention keeps it."""
+    heads = shape.num_heads / work.share("heads")
+    kv_heads = max(shape.num_kv_heads / work.share("kv_heads"), float(shape.latent is None))
+    again = 0.0
+    if work.head_ways > 1:
+        kv_heads = max(kv_heads, work.head_ways)
+        again = 0.0 if work.eager and work.head_ways == work.share("seq") else heads
+    from_all = work.share("seq") / work.head_ways if work.gathers_keys else 1
+    both = (heads + kv_heads * from_all) * (shape.key_width + shape.value_width)
+    return both + again * shape.value_width
+
+
 def _scores(shape: ModelShape, work: StageWork) -> float:
     """Of one head; of fused attention, and where keys go round, the logarithms of sums."""
-    if work.eager and work.share("seq") == 1:
+    if work.eager and work.share("seq") == work.head_ways:
         seen = (work.seq_len + BLOCK_QUERIES) / 2
         return work.wide * work.tokens * seen * (work.seq_len <= KEPT_SEQ)
     if work.eager or work.fused_attention:

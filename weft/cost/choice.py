@@ -213,6 +213,7 @@ def choice_of(
             recompute=slabs_of(stage.recompute, len(stage.blocks)),
             dtype=dtype_of(stage.precision),
             gathers_keys=stage.device != HOST,
+            head_ways=stage.head_ways,
             eager=stage.device == HOST,
             wide_products=training.wide_products,
         ),

@@ -16,11 +16,13 @@ from weft.cost.times import BorderTimes
 from weft.cost.traffic import Fabric
 from weft.cost.work import DIVISIONS, StageWork, stride, width_of
 from weft.models.shape import Branch, ModelShape
+from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Precision
 from weft.precision.casts import BLOCK, CASTS
 
-Inside = Literal["sums", "keys", "experts"]
-"""Partial results that are added up, keys and values, tokens on their way to experts and back."""
+Inside = Literal["sums", "heads", "keys", "experts"]
+"""Partial results that are added up, what attention exchanges for heads, keys and values, tokens on
+their way to experts and back."""
 FOUND = 3
 """Numbers of a token that each part of a head says to the others (``weft.nn.rows_loss``)."""
 
@@ -32,7 +34,8 @@ class LayerSend(NamedTuple):
     axis: str
     group: Group
     num_bytes: float
-    """Of the tensor that all of the group hold parts of; of tokens, one copy each."""
+    """Of the tensor that all of the group hold parts of; of tokens, one copy each; of heads, what
+    one rank has."""
     times: int = 1
     copies: int = 1
     """Of each token."""
@@ -44,7 +47,7 @@ class LayerSend(NamedTuple):
         match self.what:
             case "sums":
                 return self.times * fabric.sum_seconds(self.num_bytes, self.group)
-            case "keys":
+            case "heads" | "keys":
                 return self.times * fabric.seconds("all_gather", self.num_bytes, self.group)
             case "experts":
                 return self.times * fabric.dispatch_seconds(
@@ -71,12 +74,33 @@ def layer_sends(
         if sums:
             yield LayerSend("sums", axis, group, residual, sums)
         if "seq" in inner and attends:
-            width = shape.num_kv_heads / work.share("kv_heads")
-            kv = width * (shape.key_width + shape.value_width)
-            yield LayerSend("keys", axis, group, work.wide * work.tokens * kv * size)
+            yield from _attention_sends(shape, work, axis, group)
         if "experts" in inner and mixture is not None:
             tokens = residual / work.share("d_ff")
             yield LayerSend("experts", axis, group, tokens, 2, mixture.top_k, mixture.most_nodes)
+
+
+def _attention_sends(
+    shape: ModelShape, work: StageWork, axis: str, group: Group
+) -> Iterator[LayerSend]:
+    """Among neighbours positions for heads, of queries, keys and values, and back of what came of
+    them; among such groups keys and values."""
+    ways, kv_heads = work.head_ways, shape.num_kv_heads / work.share("kv_heads")
+    each, own = shape.key_width + shape.value_width, work.wide * work.tokens
+    if ways > 1:
+        kv_heads = max(kv_heads, ways)  # one that several ranks need goes to each
+        heads = shape.num_heads / work.share("heads") + kv_heads
+        yield LayerSend("heads", axis, Group(ways, group.stride), own * heads * each)
+    if ways < group.size:
+        far = Group(group.size // ways, group.stride * ways)
+        yield LayerSend("keys", axis, far, own * kv_heads * each * far.size)
+
+
+def ranks_of(send: LayerSend, mesh: Mesh) -> tuple[int, ...]:
+    """Some ranks of a mesh that talk so."""
+    ranks = next(mesh.groups(send.axis))
+    step = max(1, send.group.stride // stride(mesh.axes, send.axis))
+    return ranks[: step * send.group.size : step]
 
 
 def border_bytes(

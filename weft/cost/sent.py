@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from weft.cluster.view import ClusterView, Reach
 from weft.cost.choice import alike, choice_of
-from weft.cost.sends import LayerSend, border_bytes, border_width, layer_sends, sums_part
+from weft.cost.sends import LayerSend, border_bytes, border_width, layer_sends, ranks_of, sums_part
 from weft.cost.work import (
     ALL_BY_ADAMW,
     DIVISIONS,
@@ -34,6 +34,7 @@ Purpose = Literal[
     "gather seq",
     "scatter seq",
     "vocab sums",
+    "heads",
     "keys",
     "experts",
     "activations",
@@ -66,9 +67,9 @@ def sent_by_plan(
         total[Way(name, cluster.reach(ranks))] += num_bytes
 
     for pipeline in plan.pipelines:
-        for number, stage in enumerate(pipeline.stages):
-            for name, axis, num_bytes in _inside(shape, pipeline, number, seq_len):
-                add(name, next(stage.mesh.groups(axis)), num_bytes)
+        for number in range(len(pipeline.stages)):
+            for name, ranks, num_bytes in _inside(shape, pipeline, number, seq_len):
+                add(name, ranks, num_bytes)
         for giver, taker in pipeline.borders:
             one, other = pipeline.stages[giver], pipeline.stages[taker]
             if one.mesh.ranks != other.mesh.ranks:
@@ -84,8 +85,8 @@ def sent_by_plan(
 
 def _inside(
     shape: ModelShape, pipeline: PipelinePlan, number: int, seq_len: int
-) -> Iterator[tuple[Purpose, str, float]]:
-    """Of a stage's divided layers and ends, with the axis along which ranks talk.
+) -> Iterator[tuple[Purpose, Sequence[int], float]]:
+    """Of a stage's divided layers and ends, with some ranks that talk so.
 
     A sum is scattered along the sequence, then gathered; backward sends as much. What is computed
     again ends before its last sum. Each end gathers once and scatters once.
@@ -93,35 +94,36 @@ def _inside(
     stage = pipeline.stages[number]
     work = choice_of(pipeline, number, seq_len).work._replace(samples=pipeline.samples)
     width = width_of(stage.precision)
-    ranks = prod(size for _, size in work.axes)
+    many = prod(size for _, size in work.axes)
     predicts = work.predicts > 0  # a part of the head as much: all tokens, and all their numbers
     for each, (experts, branch), layers in layers_alike(shape, work):
         for send in layer_sends(shape, each, experts=experts, branch=branch):
-            groups = ranks // send.group.size
+            groups, ranks = many // send.group.size, ranks_of(send, stage.mesh)
             once = layers * groups * (send.group.size - 1) * send.num_bytes * width / work.wide
             if send.what == "sums":
                 gathers = 2 * send.times + each.gathers_again(branch)
                 scatters = 2 * send.times + each.scatters_again(branch)
-                yield "gather seq", send.axis, once * gathers
-                yield "scatter seq", send.axis, once * scatters
+                yield "gather seq", ranks, once * gathers
+                yield "scatter seq", ranks, once * scatters
             else:
-                yield send.what, send.axis, once * _forwards(send, each, width)
+                yield send.what, ranks, once * _forwards(send, each, width)
     for axis, size in work.axes:
         if "vocab" in DIVISIONS[axis].inner:
-            tokens = (size - 1) * work.tokens * (ranks // size)
+            tokens = (size - 1) * work.tokens * (many // size)
+            ranks = next(stage.mesh.groups(axis))
             ends = (work.embeds + predicts) * width * shape.d_model
-            yield "gather seq", axis, tokens * ends
-            yield "scatter seq", axis, tokens * ends
-            yield "vocab sums", axis, 2 * tokens * 3 * max(4, width) * predicts
+            yield "gather seq", ranks, tokens * ends
+            yield "scatter seq", ranks, tokens * ends
+            yield "vocab sums", ranks, 2 * tokens * 3 * max(4, width) * predicts
 
 
 def _forwards(send: LayerSend, work: StageWork, width: int) -> float:
     """How many times a forward's bytes a step sends of keys, or of tokens to experts. Where keys go
     round their gradients do so beside them, and all the way home."""
-    if send.what != "keys":
+    if send.what == "experts":
         return (2 + work.forward_again) * send.times * send.copies
-    size = send.group.size
-    home = 0.0 if work.gathers_keys else size / (size - 1) * max(4, width) / width
+    size, rests = send.group.size, send.what == "heads" or work.gathers_keys
+    home = 0.0 if rests else size / (size - 1) * max(4, width) / width
     return 2 + work.attention_again + home
 
 

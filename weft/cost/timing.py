@@ -56,6 +56,7 @@ class Software:
         """Part of the messages inside layers that nothing hides."""
         hidden = {
             "sums": self.tensor_hidden,
+            "heads": 0.0,
             "keys": self.context_hidden,
             "experts": self.expert_hidden,
         }

@@ -140,6 +140,8 @@ class StageWork(NamedTuple):
     gathers_keys: bool = False
     """Attention keeps the keys and values of all ranks that divide the sequence; else they go round
     among those."""
+    head_ways: int = 1
+    """Of those ranks, how many neighbours divide heads in attention among them."""
     eager: bool = False
     """On a processor: attention in blocks of queries, the gate kept before and after its
     activation, and logits in chunks (``weft/nn``)."""

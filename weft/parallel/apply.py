@@ -16,7 +16,7 @@ from weft.axes.held import Ranges, held, parts_along, placement
 from weft.axes.registry import AXES
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
-from weft.parallel.runtime import AxisGroup, Change, Lying, Pieces, Runtime, Sum
+from weft.parallel.runtime import AxisGroup, Change, Lying, Pieces, Runtime, Sum, squared
 from weft.plan.layout import Dim, Edge, Form, Layout, Placement, Replicate, Shard
 from weft.plan.plan import Plan, RankPlan
 
@@ -32,8 +32,12 @@ RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
 
 def axis_groups(plan: Plan) -> list[tuple[int, ...]]:
     """The groups that modules talk in, of every stage, in the one order all ranks agree on."""
-    meshes = [stage.mesh for _, _, stage in plan.stages()]
-    groups = {ranks for mesh in meshes for axis in RUNTIMES for ranks in mesh.groups(axis)}
+    stages = [stage for _, _, stage in plan.stages()]
+    groups = {r for stage in stages for axis in RUNTIMES for r in stage.mesh.groups(axis)}
+    for stage in stages:
+        for name in (name for name, axis in AXES.items() if axis.by_heads):
+            for ranks in stage.mesh.groups(name):
+                groups.update(*squared(ranks, stage.head_ways))
     return sorted(ranks for ranks in groups if len(ranks) > 1)
 
 
@@ -68,14 +72,14 @@ def apply_layout(
     comm: Comm,
     *,
     sizes: Mapping[str, int],
-    pieces: int = 1,
     axes: Mapping[str, Axis] = AXES,
     runtimes: Mapping[str, Runtime] = RUNTIMES,
 ) -> None:
     """Let activations change where the layout says so, and modules compute with what they hold.
 
     Parameters keep their identity. ``sizes``: of the dimensions that the job chooses, by name.
-    ``pieces``: in which modules hand a divided dimension round, where they and the axis can.
+    In how many pieces modules hand a divided dimension round, where they and the axis can, the
+    first stage of ``rank_plan`` says.
 
     Raises:
         ConfigError: an axis has no way to make a change, or a module to compute with a part.
@@ -84,11 +88,11 @@ def apply_layout(
     for number, axis in enumerate(used):
         check_layout(layout, axis, used[number + 1 :])
     modules = dict(model.named_modules())
-    mesh = rank_plan.stage_plan.mesh
+    mesh, stage = rank_plan.stage_plan.mesh, rank_plan.stage_plan
     found = [
         _Along(
             axis,
-            AxisGroup(comm, rank_plan.group(name), pieces),
+            AxisGroup(comm, rank_plan.group(name), stage.pieces, stage.head_ways),
             rank_plan,
             layout,
             runtimes,

@@ -38,15 +38,15 @@ class Division:
 
     def gather(self, x: Tensor) -> Tensor:
         """Shard -> Replicate. Backward: Partial -> Shard."""
-        return _pair(x, self.gathered, self.scattered)
+        return there_and_back(x, self.gathered, self.scattered)
 
     def scatter_sum(self, x: Tensor) -> Tensor:
         """Partial -> Shard. Backward: Shard -> Replicate."""
-        return _pair(x, self.scattered, self.gathered)
+        return there_and_back(x, self.scattered, self.gathered)
 
     def own_part(self, x: Tensor) -> Tensor:
         """Replicate -> Shard. Backward: Shard -> Partial."""
-        return _pair(x, self.taken, self.padded) if x.requires_grad else self.taken(x)
+        return there_and_back(x, self.taken, self.padded) if x.requires_grad else self.taken(x)
 
     def gathered(self, x: Tensor) -> Tensor:
         """Every rank's part, in order."""
@@ -107,7 +107,8 @@ def _places(lying: Lying) -> Tensor | None:
     return torch.tensor(places)
 
 
-def _pair(x: Tensor, there: Change, back: Change) -> Tensor:
+def there_and_back(x: Tensor, there: Change, back: Change) -> Tensor:
+    """``there(x)``, and ``back`` of its gradient. Compiled blocks go on after it."""
     if torch.compiler.is_compiling():
         from weft.parallel.uncompiled import pair
 

@@ -6,7 +6,7 @@ module computes with a part of a dimension that it sums over is the split form o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +25,8 @@ class AxisGroup:
     ranks: tuple[int, ...]
     pieces: int = 1
     """In how many pieces modules hand a divided dimension round, where they can."""
+    heads: int = 1
+    """How many neighbours divide heads in attention among them."""
 
     @property
     def size(self) -> int:
@@ -34,6 +36,25 @@ class AxisGroup:
     def position(self) -> int:
         """Of this rank."""
         return self.ranks.index(self.comm.rank)
+
+    @property
+    def near(self) -> AxisGroup:
+        """This rank's neighbours, which divide heads."""
+        return self._of(squared(self.ranks, self.heads)[0])
+
+    @property
+    def far(self) -> AxisGroup:
+        """Of each such group the rank with the same heads."""
+        return self._of(squared(self.ranks, self.heads)[1])
+
+    def _of(self, groups: Iterable[tuple[int, ...]]) -> AxisGroup:
+        return AxisGroup(self.comm, next(ranks for ranks in groups if self.comm.rank in ranks))
+
+
+def squared(ranks: tuple[int, ...], side: int) -> tuple[list[tuple[int, ...]], ...]:
+    """Groups of so many neighbours, and of those at the same place in each group."""
+    near = [ranks[first : first + side] for first in range(0, len(ranks), side)]
+    return near, [ranks[place::side] for place in range(side)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,9 @@ class StagePlan:
     pieces: int = 1
     """Pieces of what ranks along an axis gather and sum inside layers: one is on its way while
     products of another are made."""
+    head_ways: int = 1
+    """How many neighbours that divide samples' tokens divide heads instead in attention (DeepSpeed
+    Ulysses, arXiv 2309.14509): all, or some for two dimensions; 1: keys go to all."""
     sample_shares: tuple[int, ...] = ()
     """Weight of the samples of a microbatch that are computed at each place along the axes that
     divide samples; 0 computes none. Empty: alike."""
@@ -314,7 +317,7 @@ class Plan:
                     del pipeline[key]
         for stage in chain.from_iterable(each["stages"] for each in data["pipelines"]):
             stage["layers"] = [*map(place, stage["layers"])]
-            for key, usual in (("pieces", 1), ("state_tier", "device")):
+            for key, usual in (("pieces", 1), ("head_ways", 1), ("state_tier", "device")):
                 if stage[key] == usual:
                     del stage[key]
             for key in ("sample_shares", "state_shares", "border", "head_rows"):

@@ -102,6 +102,7 @@ def _check_stages(where: str, pipeline: PipelinePlan) -> None:
             ("layers", [*stage.layers], [stage.layers[1]] * 2),
             ("passes", stage.passes, 1),
             ("pieces", stage.pieces, 1),
+            ("head_ways", stage.head_ways, 1),
             ("mesh.cp", stage.mesh.size("cp"), 1),
         ):
             if value != only:

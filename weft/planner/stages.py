@@ -110,7 +110,7 @@ def _head_parts(
 def head_part(beside: StagePlan, num_layers: Place, rows: tuple[int, int]) -> StagePlan:
     """A part of the head on the mesh of another stage."""
     part = replace(beside, layers=(num_layers, num_layers), head_rows=rows)
-    return replace(part, recompute="off", compile=False, passes=1, pieces=1)
+    return replace(part, recompute="off", compile=False, passes=1, pieces=1, head_ways=1)
 
 
 def _with_in_flight(
@@ -182,6 +182,7 @@ def _stages(
             zero=_ZERO[stage.zero],
             passes=stage.passes,
             pieces=stage.pieces,
+            head_ways=stage.head_ways,
             sample_shares=stage.sample_shares or (),
             state_shares=stage.state_shares or (),
         )
@@ -243,9 +244,11 @@ def _refuse_without_effect(
             if not held and value not in (None, "off", False):
                 expected = "null on a stage without layers"
                 raise ConfigError(f"{key}.{name}", value, expected, "It is for layers alone.")
-        if not held and stage.pieces > 1:
-            hint = "It is for layers alone."
-            raise ConfigError(f"{key}.pieces", stage.pieces, "1 on a stage without layers", hint)
+        for name in ("pieces", "head_ways"):
+            value = dict(stage)[name]
+            if not held and value > 1:
+                hint = "It is for layers alone."
+                raise ConfigError(f"{key}.{name}", value, "1 on a stage without layers", hint)
 
 
 def check_order(order: Sequence[str] | None, sizes: Mapping[str, int], key: str) -> None:

@@ -12,6 +12,7 @@ from typing import get_args
 
 from weft.axes.axis import Axis
 from weft.axes.check import check_layout
+from weft.axes.held import held
 from weft.axes.registry import AXES
 from weft.cluster.cluster import HOST
 from weft.config.axes import MODEL_AXES, SAMPLE_AXES
@@ -116,8 +117,8 @@ def _check_values(plan: Plan) -> None:
         _refuse_other(f"pipelines[{p}].samples", pipeline.samples, int)
         _refuse_other(f"pipelines[{p}].microbatch", pipeline.microbatch, int)
         _refuse_unnamed(f"pipelines[{p}].schedule", pipeline.schedule, tuple(SCHEDULES))
-        for held in pipeline.in_flight:
-            _refuse_other(f"pipelines[{p}].in_flight", held, int)
+        for many in pipeline.in_flight:
+            _refuse_other(f"pipelines[{p}].in_flight", many, int)
         for text in pipeline.lists:
             _refuse_other(f"pipelines[{p}].lists", text, str)
     for p, s, stage in plan.stages():
@@ -128,6 +129,7 @@ def _check_values(plan: Plan) -> None:
         _refuse_other(f"{where}.compile", stage.compile, bool)
         _refuse_other(f"{where}.passes", stage.passes, int)
         _refuse_other(f"{where}.pieces", stage.pieces, int)
+        _refuse_other(f"{where}.head_ways", stage.head_ways, int)
         _refuse_unnamed(f"{where}.precision", stage.precision, names_of("precisions"))
         check_asked(f"{where}.recompute", stage.recompute, len(stage.blocks))
         _refuse_unnamed(f"{where}.zero", stage.zero, get_args(ZeroLevel))
@@ -242,6 +244,7 @@ def _check_pipeline(where: str, pipeline: PipelinePlan, num_layers: int) -> None
         keys = f"{where}.stages[{s}].mesh", f"{where}.stages[{s}].passes"
         refuse_idle_work(keys, dict(stage.mesh.axes), stage.passes, micro, stage.sample_shares)
         _check_pieces(f"{where}.stages[{s}].pieces", stage)
+        _check_head_ways(f"{where}.stages[{s}].head_ways", stage)
 
 
 def check_shares(where: str, stage: StagePlan, micro: int) -> None:
@@ -346,6 +349,42 @@ def _check_pieces(key: str, stage: StagePlan) -> None:
     if stage.pieces > 1 and PRECISIONS[stage.precision].products is not None:
         hint = "A sample has one scale, and a piece is a part of a sample."
         raise ConfigError(key, stage.pieces, f"1 with the precision {stage.precision}", hint)
+
+
+def _check_head_ways(key: str, stage: StagePlan) -> None:
+    """Groups of neighbours are equal."""
+    ways = stage.mesh.size(_BY_HEADS)
+    if stage.head_ways < 1 or ways % stage.head_ways:
+        raise ConfigError(key, stage.head_ways, f"a divisor of {_BY_HEADS} ({ways})")
+
+
+_BY_HEADS = next(name for name, axis in AXES.items() if axis.by_heads)
+
+
+def refuse_idle_heads(plan: Plan, dims: Collection[Dim]) -> None:
+    """Every rank has a head where neighbours divide them.
+
+    Raises:
+        ConfigError: one has not; ``dims`` are the model's.
+    """
+    heads = [dim for dim in dims if dim.name == "heads"]
+    for p, s, stage in plan.stages():
+        if stage.head_ways == 1:
+            continue
+        least = min((_heads_left(dim, stage.mesh) for dim in heads), default=1)
+        if stage.head_ways > least:
+            ways = stage.mesh.size(_BY_HEADS)
+            allowed = [n for n in range(1, least + 1) if ways % n == 0]
+            hint = f"Each rank needs a head, and other axes leave {least}."
+            key = f"pipelines[{p}].stages[{s}].head_ways"
+            raise ConfigError(key, stage.head_ways, f"one of {', '.join(map(str, allowed))}", hint)
+
+
+def _heads_left(dim: Dim, mesh: Mesh) -> int:
+    """Heads of the rank that has fewest."""
+    each = dim.size // max(1, dim.num_groups * dim.units)
+    held_by = (held([dim], "inner", mesh, mesh.coordinate(rank)) for rank in mesh.ranks)
+    return min(sum(map(len, ranges)) for (ranges,) in held_by) // each
 
 
 def refuse_idle_pieces(plan: Plan, dims: Collection[Dim]) -> None:

@@ -27,7 +27,12 @@ from weft.optim.registry import training_of
 from weft.plan.plan import Plan, StagePlan
 from weft.plan.plan_file import view_used
 from weft.planner.problem import Problem, Workload
-from weft.planner.validate import refuse_idle_pieces, refuse_unrun_axes, validate_plan
+from weft.planner.validate import (
+    refuse_idle_heads,
+    refuse_idle_pieces,
+    refuse_unrun_axes,
+    validate_plan,
+)
 from weft.planner.whole_blocks import refuse_cut_blocks
 from weft.resolve.orders import made_as_asked
 from weft.resolve.planned import (
@@ -166,6 +171,7 @@ def _given(
     refuse_unrun_axes(plan, spec)
     dims = dims_of_model(spec)
     refuse_idle_pieces(plan, dims)
+    refuse_idle_heads(plan, dims)
     for p, s, stage in plan.stages():
         where = f"pipelines[{p}].stages[{s}]"
         check_mesh(dims_of_stage(spec, stage.head_rows), stage.mesh, f"{where}.mesh")

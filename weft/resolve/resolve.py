@@ -42,6 +42,7 @@ from weft.planner.shares import refuse_unbalanced
 from weft.planner.sites import refuse_idle_fragments, with_sites
 from weft.planner.stages import made_of, pipelines_of, staged_plan
 from weft.planner.validate import (
+    refuse_idle_heads,
     refuse_idle_pieces,
     refuse_idle_zero,
     refuse_unrun_axes,
@@ -371,6 +372,7 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     if config.balance is not None:
         refuse_unbalanced(plan)
     refuse_idle_pieces(plan, dims)
+    refuse_idle_heads(plan, dims)
 
 
 def _devices(

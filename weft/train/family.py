@@ -59,9 +59,8 @@ def assemble_model(
         own = dict(sizes)
         if family.head_dim is not None and asked.head_rows is not None:
             own[family.head_dim] = asked.head_rows[1] - asked.head_rows[0]
-        apply_layout(
-            stage.module, layout, share.rank_plan, share.comm, sizes=own, pieces=asked.pieces
-        )
+        here = replace(share.rank_plan, stages=(number,))
+        apply_layout(stage.module, layout, here, share.comm, sizes=own)
 
     source = Source(
         specs=marked(optim, param_specs(spec)),

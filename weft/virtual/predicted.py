@@ -20,7 +20,7 @@ from weft.cluster.cluster_file import ClusterFile, LinkEntry
 from weft.config.errors import ConfigError
 from weft.cost.choice import Group, by_layer, choice_of, dtype_of
 from weft.cost.rates import Roofline, compute_seconds
-from weft.cost.sends import border_bytes, border_times, layer_sends, sums_part
+from weft.cost.sends import border_bytes, border_times, layer_sends, ranks_of, sums_part
 from weft.cost.times import BorderTimes, StageTimes
 from weft.cost.timing import WEFT, Hardware, Software, stage_times
 from weft.cost.traffic import Fabric
@@ -171,7 +171,7 @@ class VirtualCluster:
             seconds = 0.0
             for (experts, branch), _ in layers_by_kind(shape, each.work.layers):
                 for send in layer_sends(shape, each.work, experts=experts, branch=branch):
-                    links = links_among(self.link(next(stage.mesh.groups(send.axis))), send.group)
+                    links = links_among(self.link(ranks_of(send, stage.mesh)), send.group)
                     seconds += wider * choice.passes * send.seconds(links)
             again = seconds * each.work.forward_again
             found.append(

@@ -28,6 +28,8 @@ class ContextParallel(Axis):
         }
     )
 
+    by_heads = True
+
     def divides(self, dim: Dim, form: Form) -> bool:
         return dim.name == "seq" and form in ("stream", "inner")
 

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from weft.cluster.cluster import HOST
 from weft.nn.attention import Attention
+from weft.nn.causal_attention import causal_attention
 from weft.nn.documents import Packed
 from weft.nn.losses import LinearCrossEntropy
 from weft.parallel.cp.gathered import Gathered
 from weft.parallel.cp.ring import Ring
+from weft.parallel.cp.ulysses import Attend, Ulysses, among_groups
 from weft.parallel.division import Division
 from weft.parallel.pair import Pair
 from weft.parallel.runtime import Lying, SplitForm, Sum
@@ -23,7 +25,11 @@ from weft.plan.layout import Shard
 def own_queries(attention: nn.Module, total: Sum) -> nn.Module:
     """Let attention compute this rank's queries; documents are of whole samples."""
     assert isinstance(attention, Attention), f"{attention} has no core"
-    attention.core.call = _Core(total)
+    ways = total.group.heads
+    core: Attend = causal_attention
+    if ways < total.group.size:
+        core = _Core(among_groups(total))
+    attention.core.call = core if ways == 1 else Ulysses(total, core)
     return attention
 
 
