@@ -111,6 +111,8 @@ def test_fp8_multiplies_in_eight_bits() -> None:
     found = [engine.step((x.bfloat16(), y.bfloat16())).item() for _ in range(20)]
     assert 0 < abs(found[0] - loss) < 0.1 * loss
     assert found[-1] < 0.9 * found[0]
+    with pytest.raises(ConfigError, match=r"'fp8-delayed': .* checkpoints of weft"):
+        weft.weave(*model_and_optimizer(), loss=squares, precision="fp8-delayed")
     with pytest.raises(ConfigError, match="a model with nn"):
         weft.weave(*model_and_optimizer(), loss=squares, precision="fp8")
 

@@ -603,7 +603,8 @@ def test_everything_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "  unknown key 'optm.lr': did you mean 'optim.lr'?\n"
         "      on the command line\n"
         "  compute.precision = 'int8': expected 'auto', 'fp64', 'fp32', 'bf16', 'fp16', 'fp8', "
-        "'fp8-rowwise', 'fp8-blockwise', 'fp8-fp64', 'fp8-rowwise-fp64' or 'fp8-blockwise-fp64'. "
+        "'fp8-rowwise', 'fp8-blockwise', 'fp8-fp64', 'fp8-rowwise-fp64', 'fp8-blockwise-fp64', "
+        "'fp8-delayed' or 'fp8-delayed-fp64'. "
         "Of 8 bits or less there is fp8 alone.\n"
         "      on the command line"
     )

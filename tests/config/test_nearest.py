@@ -70,7 +70,7 @@ def test_a_slip_of_the_pen_is_still_found(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("pair", "says"),
     [
-        ("compute.precision=int8", "'fp8-blockwise-fp64'. Of 8 bits or less there is fp8 alone."),
+        ("compute.precision=int8", "'fp8-delayed-fp64'. Of 8 bits or less there is fp8 alone."),
         ("compute.precision=float16", "Did you mean 'fp16'?"),
         ("compute.precision=bfloat16", "Did you mean 'bf16'?"),
         ("compute.precision=tf32", "TF32 is compute.precision=fp32 with compute.tf32=true."),

@@ -1,5 +1,6 @@
 """Numbers in eight bits: what they are rounded to, and linear layers that multiply them."""
 
+from math import isnan
 from typing import get_args
 
 import pytest
@@ -8,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.parallel.fp8.apply import EightBits
-from weft.parallel.fp8.linear import Factors, ScaledLinear
+from weft.parallel.fp8.history import STREAM, Histories
+from weft.parallel.fp8.linear import FEATURES, Factors, ScaledLinear
 from weft.parallel.fp8.rounding import Scaled, Spans, product, scale_for, scaled
 from weft.parallel.pipeline.deferred import WeightWork
 from weft.parallel.runtime import AxisGroup
@@ -153,6 +156,59 @@ def test_pytorchs_own_product(scaling: Scaling) -> None:
         assert (ours - theirs).float().norm() < 1e-2 * theirs.float().norm()
 
 
+def test_scales_of_earlier_steps() -> None:
+    """They are of the largest of all that count. What then is larger is cut off, what is not finite
+    is no number and does not count, nor does what evaluations see."""
+    histories = Histories(["one"], 2, Comm())
+    history = histories.of("one")
+    assert history is not None and histories.of("other") is None
+
+    def rounded(value: float, margin: int = 0) -> Scaled:
+        x, spans = torch.full((1, 2, 2), value), Spans(whole=(1, 2))
+        return history.scaled(STREAM, x, E4M3, spans, margin=margin, combine=None)
+
+    def step(*samples: float) -> list[tuple[float, float]]:
+        found: list[Scaled] = []
+
+        def passes(batch: tuple[float, ...]) -> Tensor:
+            found.extend(map(rounded, batch))
+            return torch.zeros(2)
+
+        histories.observing(passes)(samples)
+        return [(float(each.scale), float(each.exact(torch.float32)[0, 0, 0])) for each in found]
+
+    assert step(1.0, 0.25) == [(256, 1.0), (1024, 0.25)], "the first step: each its own"
+    assert step(4.0, 1.0) == [(256, 448 / 256), (256, 1.0)]
+    rounded(1e6)
+    (_, none), half = step(float("inf"), 0.5)
+    assert isnan(none) and half == (64, 0.5), "of 4, the larger of the last two"
+    assert step(0.0) == [(64, 0.0)]
+    assert float(rounded(1.0, margin=3).scale) == 1, "only zeros, as many steps as count"
+    assert step(3.0) == [(1, 3.0)]
+    assert step(3.0) == [(128, 3.0)]
+    assert float(rounded(1.0, margin=3).scale) == 16
+
+
+def test_a_layer_has_three_histories() -> None:
+    """Of what comes in, of its weight, of gradients; what has one scale is one product."""
+    histories = Histories(["one"], 1, Comm())
+    module = layer("delayed", torch.bfloat16, history=histories.of("one"), by_tensor_cores=True)
+    x, g = torch.randn(3, 32, 48).bfloat16(), 1e-3 * torch.randn(3, 32, 32).bfloat16()
+    histories.observing(lambda _: grads(module, x, g)[0])(None)
+    largest = [float(each.abs().max()) for each in (x, module.weight.detach(), g)]
+    assert histories.expected[0].tolist() == largest
+    found, factors = grads(module, x, g), module._factors
+    x8, g8 = (
+        factors.stream(each, FEATURES, is_gradient=each is g).exact(torch.float64).flatten(0, 1)
+        for each in (x, g)
+    )
+    w8 = factors.weight(module.weight, 1).exact(torch.float64)
+    assert module.bias is not None
+    exact = x8 @ w8.T + module.bias.double(), g8 @ w8, g8.T @ x8
+    for ours, theirs in zip(found, exact, strict=False):
+        assert (ours.flatten(0, -2) - theirs).norm() < 5e-3 * theirs.norm()
+
+
 def test_sums_over_samples_round_once() -> None:
     """By tensor cores each sample's term is one of bf16; their sum is not, until its end."""
     module = layer("tensorwise", torch.bfloat16, by_tensor_cores=True)
@@ -170,6 +226,7 @@ def test_layers_that_are_more_than_a_product() -> None:
     """One under two names is replaced in both; one with hooks or a computed weight is refused."""
     eight = EightBits.__new__(EightBits)
     eight._made, eight._params, eight._groups, eight._token_groups = {}, {}, [], []
+    eight._histories = None
     eight._products, eight._by_tensor_cores = Products(scaling="tensorwise"), False
     shared = nn.Linear(4, 4)
     model = eight.apply(nn.Sequential(shared, nn.ReLU(), shared))

@@ -187,7 +187,8 @@ def differing(pipeline: PipelinePlan, **changes: str) -> PipelinePlan:
         (
             {"precision": "fp4"},
             "precision = 'fp4': expected one of 'fp64', 'fp32', 'bf16', 'fp16', 'fp8', "
-            "'fp8-rowwise', 'fp8-blockwise', 'fp8-fp64', 'fp8-rowwise-fp64', 'fp8-blockwise-fp64'.",
+            "'fp8-rowwise', 'fp8-blockwise', 'fp8-fp64', 'fp8-rowwise-fp64', 'fp8-blockwise-fp64', "
+            "'fp8-delayed', 'fp8-delayed-fp64'.",
         ),
         (
             {"recompute": "ful:2"},

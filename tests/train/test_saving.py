@@ -135,6 +135,32 @@ def test_resume_is_bit_equal(pool: WorkerPool, tmp_path: Path, precision: Precis
     assert scale == ({"value": FIRST, "clean_steps": 5.0} if precision == "fp16" else None)
 
 
+def test_scales_of_earlier_steps_are_saved(pool: WorkerPool, tmp_path: Path) -> None:
+    """Bit for bit under the same plan, also among ranks of which the first saves for all; and under
+    one that is split otherwise."""
+    one, split = (
+        plan.each(lambda stage: replace(stage, precision="fp8-delayed-fp64"))
+        for plan in (plan_of(4, 2), split_plan())
+    )
+    whole = in_parts(pool, tmp_path / "whole", (one, 0, 5))
+    parts = in_parts(pool, tmp_path / "parts", (one, 0, 1), (one, 1, 3), (one, 3, 5))
+    assert parts["losses"] == whole["losses"]
+    moved = in_parts(pool, tmp_path / "moved", (split, 0, 3), (one, 3, 5))
+    np.testing.assert_allclose(moved["losses"], whole["losses"], rtol=1e-10)
+    checkpoint = open_checkpoint(tmp_path / "moved")
+    names = checkpoint.names("fp8_largest")
+    assert len(names) == 2 * 7, "a llama layer's matrices"
+    for name in names:
+        kept, same = (
+            open_checkpoint(tmp_path / root).read(name, "fp8_largest")
+            for root in ("moved", "whole")
+        )
+        assert (kept[:, :-5] == -1).all() and (kept[:, -5:] > 0).all()
+        torch.testing.assert_close(kept, same, rtol=1e-6, atol=0)
+    bare = in_parts(pool, tmp_path / "bare", (plan_of(4, 2), 0, 3), (one, 3, 5))
+    assert len(set(bare["losses"])) == 5, "a checkpoint without them begins anew"
+
+
 @pytest.mark.parametrize("other", [(6,), (2, 4), (1, 2, 3)], ids=str)
 def test_resume_under_another_plan(
     pool: WorkerPool, tmp_path: Path, other: tuple[int, ...]

@@ -20,6 +20,7 @@ from weft.comm.comm import Comm
 from weft.config.errors import ConfigError, show
 from weft.parallel.gradients import takes_gradients_of
 from weft.plan.plan import Plan
+from weft.precision.registry import PRECISIONS
 from weft.train.agreeing import unlike
 
 Named = Mapping[str, Tensor]
@@ -43,6 +44,19 @@ def refuse_state_elsewhere(plan: Plan) -> None:
             hint = "Weft does not know how this optimizer keeps its state."
             key = f"plan.pipelines[{p}].stages[{s}].state_tier"
             raise ConfigError(key, stage.state_tier, "device", hint)
+
+
+def refuse_delayed_scales(plan: Plan) -> None:
+    """They are of earlier steps, which a script's own checkpoints know nothing of.
+
+    Raises:
+        ConfigError: a stage's precision has some.
+    """
+    for _, _, stage in plan.stages():
+        products = PRECISIONS[stage.precision].products
+        if products is not None and products.scaling == "delayed":
+            hint = "Its scales are of earlier steps, which only checkpoints of weft train hold."
+            raise ConfigError("precision", stage.precision, "another, such as fp8", hint)
 
 
 def refuse_unfit(model: nn.Module) -> None:

@@ -30,6 +30,7 @@ from weft.api.engine import (
 from weft.api.refusals import (
     copies_of,
     refuse_batch_statistics,
+    refuse_delayed_scales,
     refuse_odd_gradients,
     refuse_optimizer,
     refuse_sites,
@@ -121,6 +122,7 @@ def woven(
 ) -> WovenEngine:
     """An engine among the processes of ``comm``, for what ``weave`` has checked. Collective."""
     planned = plan or _equal_parts(comm.world_size, precision)
+    refuse_delayed_scales(planned)
     settings = {"precision": precision, "max_grad_norm": max_grad_norm, "plan": str(planned)}
     start_alike(model, comm, **settings)
     trained = {name: param for name, param in model.named_parameters() if param.requires_grad}

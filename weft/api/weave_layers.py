@@ -22,6 +22,7 @@ from weft.api.engine import (
 )
 from weft.api.layer_list import PROBE, ElementLoss, Layer, Skeleton, in_words, refusing
 from weft.api.refusals import (
+    refuse_delayed_scales,
     refuse_optimizer,
     refuse_sites,
     refuse_state_elsewhere,
@@ -92,6 +93,7 @@ def check_layer_plan(plan: Plan, layers: Sequence[Layer]) -> None:
     validate_plan(plan, num_layers=len(layers), global_batch=plan.global_batch)
     refuse_sites(plan)
     refuse_state_elsewhere(plan)
+    refuse_delayed_scales(plan)
     for p, s, stage in plan.stages():
         where = f"plan.pipelines[{p}].stages[{s}]"
         if stage.mesh.model_axes:

@@ -136,9 +136,10 @@ class ComputeConfig(Section):
     precision: Precision = "auto"
     """Arithmetic of forward and backward; "bf16" and "fp16" keep fp32 master weights, and
     "fp16" scales the loss; "fp8" is bf16 whose blocks' linear layers multiply in eight bits, with a
-    scale for each sample ("fp8-rowwise": for each row, "fp8-blockwise": for each 128); "fp64" is
-    the reference mode, and "fp8-...-fp64" that of "fp8-..."; "auto" is bf16 where the chip is fast
-    at it, fp16 where it is only at that, else fp32."""
+    scale for each sample ("fp8-rowwise": for each row, "fp8-blockwise": for each 128,
+    "fp8-delayed": by what the 16 steps before had); "fp64" is the reference mode, and
+    "fp8-...-fp64" that of "fp8-..."; "auto" is bf16 where the chip is fast at it, fp16 where it is
+    only at that, else fp32."""
     recompute: Annotated[str, OneOf("recompute", "auto")] = "auto"
     """Activation checkpointing: "full" keeps only each block's input and computes the rest again in
     backward, "attention" and "feed_forward" only what enters that half, "activation" only drops

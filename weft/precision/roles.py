@@ -18,9 +18,9 @@ Tier = Literal["device", "host", "disk"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 """Where tensors of a role may be kept."""
 
-Scaling = Literal["tensorwise", "rowwise", "blockwise"]
+Scaling = Literal["tensorwise", "rowwise", "blockwise", "delayed"]
 """What numbers have one scale: those of a sample, or of a weight; those that one sum of a product
-is over; blocks of them."""
+is over; blocks of them; all of a step, by what earlier steps had."""
 
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Of a dtype: half the distance from 1 to the next number."""
@@ -32,7 +32,8 @@ class Products:
 
     Each is scaled by a power of two, made of the numbers it has at that moment, so that the largest
     is near the largest that there is. What has one scale is a part of the unsplit model and of one
-    sample, so numbers depend on no plan.
+    sample, so numbers depend on no plan. Delayed scales are made of the largest that all ranks had
+    in some steps before.
     """
 
     scaling: Scaling
@@ -41,6 +42,10 @@ class Products:
     gradients: str = "float8_e5m2"
     block: int = 128
     """Elements along a side of a block."""
+    history: int = 16
+    """Steps before that count for delayed scales."""
+    margin: int = 0
+    """Powers of two that delayed scales leave for numbers to grow; what is larger is cut off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from weft.outer.meeting import Meeting
 from weft.parallel.apply import axis_groups
 from weft.parallel.buckets import BUCKET_BYTES
 from weft.parallel.fp8.apply import EightBits, eight_bits
+from weft.parallel.fp8.history import Histories, histories_of
 from weft.parallel.gradients import Gradients
 from weft.parallel.params import Held, LocalParam, held_pieces, stages_with
 from weft.parallel.pipeline.deferred import WeightWork, defer_linears
@@ -114,6 +115,8 @@ class Assembled(Generic[Update]):
     optimizer: Update
     specs: Sequence[ParamSpec]
     """Every parameter of the unsplit model."""
+    histories: Histories
+    """By which products in eight bits are scaled, where a stage asks for that."""
     meeting: Meeting | None = None
     """Where the plan has sites: how they become one model now and then."""
 
@@ -168,7 +171,8 @@ def assemble(
     )
     comm.open_channels(channels(plan), edges(rank_plan.pipeline_plan, source.borders))
     work = WeightWork() if SCHEDULES[rank_plan.pipeline_plan.schedule].splits_backward else None
-    eight = eight_bits(params, rank_plan, comm)
+    histories = histories_of(plan, source.specs, comm)
+    eight = eight_bits(params, rank_plan, comm, histories=histories)
     for number, stage in stages.items():
         if source.split is not None:
             source.split(number, stage, share)
@@ -188,7 +192,7 @@ def assemble(
     )
     optimizer = make_optimizer(gradients)
     engine: Engine[Part] = Engine(
-        executor.train,
+        histories.observing(executor.train),
         gradients,
         optimizer,
         comm,
@@ -198,7 +202,7 @@ def assemble(
         max_grad_norm=max_grad_norm,
         skips_non_finite=skips_non_finite,
     )
-    return Assembled(stages, executor, engine, optimizer, source.specs)
+    return Assembled(stages, executor, engine, optimizer, source.specs, histories)
 
 
 def _refuse_shared_buffers(plan: Plan, buffers: Sequence[Buffer]) -> None:

@@ -43,6 +43,9 @@ from weft.train.saved_sites import (
     state_of_sites,
 )
 
+HISTORY = "fp8_largest"
+"""The largest magnitudes of what a linear layer multiplied in the last steps."""
+
 
 def save(
     run: Run,
@@ -186,6 +189,9 @@ def shards_of(built: Built) -> list[Shard]:
         if frozen.owned and (built.meeting is None or built.meeting.number == 0):
             value = frozen.value.to(built.gradients.precision.master.dtype)
             shards.append(Shard(frozen.spec.name, "param", frozen.spec.shape, frozen.box, value))
+    for name, history in built.histories.kept():
+        shape = tuple(history.shape)
+        shards.append(Shard(name, kinds(HISTORY), shape, Box.whole(shape), history))
     return shards
 
 
@@ -241,10 +247,23 @@ def restore(built: Built, checkpoint: Checkpoint) -> None:
     scale = said.get("loss_scale")
     if built.engine.loss_scale is not None and isinstance(scale, dict):
         built.engine.loss_scale.restore(**_numbers(scale, checkpoint.folder))
+    _restore_histories(built, checkpoint, kinds(HISTORY))
     if missing:
         built.optimizer.reset()
     else:
         built.optimizer.restore(updates, state)
+
+
+def _restore_histories(built: Built, checkpoint: Checkpoint, kind: str) -> None:
+    held = frozenset(checkpoint.names(kind))
+
+    def history(out: Tensor, name: str) -> bool:
+        fits = name in held and checkpoint.shape(name, kind) == tuple(out.shape)
+        if fits:
+            checkpoint.read_into(out, name, kind)
+        return fits
+
+    built.histories.restore(history)
 
 
 def _numbers(scale: dict[str, JSON], folder: object) -> dict[str, float]:

@@ -10,6 +10,7 @@ from weft.axes.registry import AXES
 from weft.comm.comm import Comm
 from weft.config.errors import ConfigError
 from weft.parallel.apply import RUNTIMES
+from weft.parallel.fp8.history import Histories
 from weft.parallel.fp8.linear import Factors, ScaledLinear
 from weft.parallel.params import LocalParam
 from weft.parallel.runtime import AxisGroup
@@ -28,12 +29,20 @@ class EightBits:
 
     Args:
         params: Of this rank; those of a layer tell what of it other ranks hold.
+        histories: Of the job, where its plan asks for any.
     """
 
     def __init__(
-        self, products: Products, params: Sequence[LocalParam], rank_plan: RankPlan, comm: Comm
+        self,
+        products: Products,
+        params: Sequence[LocalParam],
+        rank_plan: RankPlan,
+        comm: Comm,
+        *,
+        histories: Histories | None = None,
     ) -> None:
         self._products = products
+        self._histories = histories if products.scaling == "delayed" else None
         self._made: dict[int, nn.Module] = {}
         """By what they took the place of, and themselves."""
         self._params = {id(param.param): param for param in params}
@@ -73,8 +82,10 @@ class EightBits:
 
     def _factors(self, linear: nn.Linear) -> Factors:
         found = self._params.get(id(linear.weight))
-        divided = (False, False)
+        divided, history = (False, False), None
         if found is not None:
+            if self._histories is not None:
+                history = self._histories.of(found.spec.name)
             shape = found.spec.shape
             divided = found.stored.size[0] < shape[0], found.stored.size[1] < shape[1]
         return Factors(
@@ -82,14 +93,23 @@ class EightBits:
             divided=divided,
             groups=tuple(self._groups),
             token_groups=tuple(self._token_groups),
+            history=history,
             by_tensor_cores=self._by_tensor_cores,
         )
 
 
-def eight_bits(params: Sequence[LocalParam], rank_plan: RankPlan, comm: Comm) -> EightBits | None:
+def eight_bits(
+    params: Sequence[LocalParam],
+    rank_plan: RankPlan,
+    comm: Comm,
+    *,
+    histories: Histories | None = None,
+) -> EightBits | None:
     """For the stages of a rank, which have one precision; None where that has more bits."""
     products = PRECISIONS[rank_plan.stage_plan.precision].products
-    return None if products is None else EightBits(products, params, rank_plan, comm)
+    if products is None:
+        return None
+    return EightBits(products, params, rank_plan, comm, histories=histories)
 
 
 def _refuse_more_than_a_product(linear: nn.Linear) -> None:

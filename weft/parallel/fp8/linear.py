@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from weft.parallel.fp8.history import GRADIENT, STREAM, WEIGHT, History
 from weft.parallel.fp8.rounding import Combine, Scaled, Spans, product, scaled
 from weft.parallel.pipeline.deferred import WeightWork, now_or_later
 from weft.parallel.runtime import AxisGroup
@@ -42,13 +43,22 @@ class Factors:
     """Of those ranks."""
     token_groups: Sequence[AxisGroup] = ()
     """Of ranks that have other tokens of the same samples."""
+    history: History | None = None
+    """Where scales are delayed."""
     by_tensor_cores: bool = False
 
     @property
-    def talks(self) -> bool:
-        """Some scales are of several ranks."""
+    def is_opaque(self) -> bool:
+        """Compilers are not to look into it: some scales are of several ranks, or of before."""
+        if self.history is not None:
+            return True
         shared = any(self.divided) or bool(self.token_groups)
         return shared and self.products.scaling != "blockwise"
+
+    @property
+    def is_same_for_all_sums(self) -> bool:
+        """What is rounded for one product is so for the others."""
+        return self.products.scaling in ("tensorwise", "delayed")
 
     def stream(self, x: Tensor, over: int, *, is_gradient: bool) -> Scaled:
         """``x``, or ``g``, for a sum over tokens or features."""
@@ -56,14 +66,15 @@ class Factors:
             "tensorwise": Spans(whole=(TOKENS, FEATURES)),
             "rowwise": Spans(whole=(over,)),
             "blockwise": Spans(blocks=(over,)),
+            "delayed": Spans(whole=(TOKENS, FEATURES)),
         }[self.products.scaling]
-        name = self.products.gradients if is_gradient else self.products.factors
+        kind = GRADIENT if is_gradient else STREAM
         is_divided = self.divided[0 if is_gradient else 1] and FEATURES in spans.whole
         groups = [
             *(self.groups if is_divided else ()),
             *(self.token_groups if TOKENS in spans.whole else ()),
         ]
-        return self._scaled(x, name, spans, groups)
+        return self._scaled(x, kind, spans, groups)
 
     def weight(self, w: Tensor, over: int) -> Scaled:
         """For a sum over ``d_out`` (0) or ``d_in`` (1)."""
@@ -71,15 +82,20 @@ class Factors:
             "tensorwise": Spans(whole=(0, 1)),
             "rowwise": Spans(whole=(over,)),
             "blockwise": Spans(blocks=(0, 1)),
+            "delayed": Spans(whole=(0, 1)),
         }[self.products.scaling]
         is_divided = any(self.divided[dim] for dim in spans.whole)
         groups = self.groups if is_divided else ()
-        return self._scaled(w, self.products.factors, spans, groups)
+        return self._scaled(w, WEIGHT, spans, groups)
 
-    def _scaled(self, x: Tensor, name: str, spans: Spans, groups: Sequence[AxisGroup]) -> Scaled:
+    def _scaled(self, x: Tensor, kind: int, spans: Spans, groups: Sequence[AxisGroup]) -> Scaled:
         combine: Combine | None = partial(_of_all, groups) if groups else None
-        dtype = vars(torch)[name]
-        return scaled(x, dtype, spans, block=self.products.block, combine=combine)
+        asked = self.products
+        dtype = vars(torch)[asked.gradients if kind == GRADIENT else asked.factors]
+        if self.history is not None:
+            margin = asked.margin
+            return self.history.scaled(kind, x, dtype, spans, margin=margin, combine=combine)
+        return scaled(x, dtype, spans, block=asked.block, combine=combine)
 
 
 def _of_all(groups: Sequence[AxisGroup], largest: Tensor) -> Tensor:
@@ -108,7 +124,7 @@ class ScaledLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[samples, .., d_in]`` to ``[samples, .., d_out]``."""
         multiply = Multiply.apply
-        if self._factors.talks and torch.compiler.is_compiling():
+        if self._factors.is_opaque and torch.compiler.is_compiling():
             from weft.parallel.fp8.uncompiled import multiply
         made: Tensor = multiply(x, self.weight, self.bias, self._factors, self._work)  # type: ignore[no-untyped-call]
         return made
@@ -136,7 +152,7 @@ class Multiply(torch.autograd.Function):
         )
         ctx.factors, ctx.work, ctx.shape = factors, work, x.shape
         ctx.weight, ctx.bias = weight, bias
-        if factors.products.scaling == "tensorwise":  # the same for all sums, in half the bytes
+        if factors.is_same_for_all_sums:  # in half the bytes
             ctx.save_for_backward(weight, rounded.values, rounded.scale)
         else:
             ctx.save_for_backward(weight, samples)
@@ -150,7 +166,7 @@ class Multiply(torch.autograd.Function):
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         factors: Factors = ctx.factors
         samples = _by_sample(grad)
-        is_same = factors.products.scaling == "tensorwise"
+        is_same = factors.is_same_for_all_sums
         d_x = None
         left: Tensor | Scaled = samples
         if needs_x or is_same:
@@ -181,11 +197,13 @@ def _input_grad(factors: Factors, grad: Scaled, weight: Tensor, dtype: torch.dty
 def _weight_grad(
     factors: Factors, grad: Tensor | Scaled, x: Tensor | Scaled, dtype: torch.dtype
 ) -> Tensor:
-    """The sum over tokens, sample by sample: those of one sample have one scale."""
+    """The sum over tokens, sample by sample where each has a scale of its own."""
     if isinstance(grad, Tensor):
         grad = factors.stream(grad, TOKENS, is_gradient=True)
     if isinstance(x, Tensor):
         x = factors.stream(x, TOKENS, is_gradient=False)
+    if grad.scale.numel() == 1 == x.scale.numel():
+        grad, x = (Scaled(part.values.flatten(0, 1)[None], part.scale) for part in (grad, x))
     samples, tokens = x.values.shape[:2]
     if not (factors.by_tensor_cores and samples and tokens % 16 == 0):
         rows, columns = grad.exact(dtype).flatten(0, 1), x.exact(dtype).flatten(0, 1)

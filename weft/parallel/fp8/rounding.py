@@ -54,17 +54,29 @@ def scaled(
     Args:
         combine: Where other ranks hold some of what has one scale.
     """
-    largest = x.detach().abs()
-    for dim in spans.blocks:
-        largest = _largest_of_blocks(largest, dim, block)
-    if spans.whole:
-        largest = largest.amax(spans.whole, keepdim=True)
+    largest = largest_of(x, spans, block)
     if combine is not None:
         largest = combine(largest)
     scale = scale_for(largest, dtype)
     for dim in spans.blocks:
         scale = scale.repeat_interleave(block, dim).narrow(dim, 0, x.shape[dim])
     return Scaled((x * scale.to(x.dtype)).to(dtype), scale)
+
+
+def largest_of(x: Tensor, spans: Spans, block: int = 128) -> Tensor:
+    """The largest magnitude of each part."""
+    largest = x.detach().abs()
+    for dim in spans.blocks:
+        largest = _largest_of_blocks(largest, dim, block)
+    return largest.amax(spans.whole, keepdim=True) if spans.whole else largest
+
+
+def rounded(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Scaled:
+    """Round with a scale that may be of other numbers: what is too large becomes the largest that
+    there is, and what is not finite no number, so that the loss says so."""
+    most = torch.finfo(dtype).max
+    values = (x * scale.to(x.dtype)).clamp(-most, most).masked_fill(~x.isfinite(), math.nan)
+    return Scaled(values.to(dtype), scale)
 
 
 def scale_for(largest: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,138 @@
+"""The largest magnitudes of earlier steps, by which what linear layers multiply is scaled.
+
+Every rank has those of all layers. They are of whole steps of the whole job: whatever divides
+samples, tokens or weights, the largest is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from weft.comm.comm import Comm
+from weft.parallel.fp8.rounding import Combine, Scaled, Spans, largest_of, rounded, scale_for
+from weft.plan.model import ParamSpec
+from weft.plan.plan import Plan
+from weft.precision.registry import PRECISIONS
+
+STREAM, WEIGHT, GRADIENT = range(3)
+"""What one layer multiplies."""
+_UNSEEN = -1.0
+"""In place of steps that never were; 0: nothing but zeros, or numbers that are none."""
+
+M = TypeVar("M")
+
+
+class Histories:
+    """Of the layers of a job, by the names of their weights.
+
+    Args:
+        length: Steps that count.
+        comm: Of all ranks that train together.
+    """
+
+    def __init__(self, names: Sequence[str], length: int, comm: Comm) -> None:
+        size = len(names), 3
+        self._places = {name: number for number, name in enumerate(names)}
+        self._seen = torch.zeros(size, dtype=torch.float32, device=comm.device)
+        self._table = self._seen.new_full((*size, length), _UNSEEN)
+        """Newest last. Another after each step: copies of an earlier one may be under way."""
+        self._comm = comm
+        self.expected = self._seen.clone()
+        """By layer and what it multiplies: the largest of the steps that count, 0 for none."""
+        self.num_lacking = length
+        """Steps until there are as many as count."""
+
+    def of(self, name: str) -> History | None:
+        """Of one layer, if it has one."""
+        return History(self, self._places[name]) if name in self._places else None
+
+    def see(self, layer: int, kind: int, largest: Tensor) -> None:
+        """Take note of the largest magnitudes of something that is multiplied in this step."""
+        if largest.numel():
+            seen = self._seen[layer, kind]
+            torch.maximum(seen, largest.amax().to(seen), out=seen)
+
+    def observing(self, passes: Callable[[M], Tensor]) -> Callable[[M], Tensor]:
+        """The same passes, as one step; what was seen elsewhere, as in evaluations, is none."""
+        if not self._places:
+            return passes
+
+        def observed(batch: M) -> Tensor:
+            self._seen.zero_()
+            sums = passes(batch)
+            self._take()
+            return sums
+
+        return observed
+
+    def _take(self) -> None:
+        self._seen.nan_to_num_(nan=math.inf, posinf=math.inf)  # which all backends compare alike
+        self._comm.all_reduce(self._seen, name="fp8 scales", largest=True)
+        newest = self._seen.masked_fill(~self._seen.isfinite(), 0.0)
+        self._table = torch.cat((self._table[..., 1:], newest[..., None]), dim=-1)
+        self.expected = self._table.amax(-1).clamp(min=0)
+        self.num_lacking = max(0, self.num_lacking - 1)
+
+    def kept(self) -> Iterator[tuple[str, Tensor]]:
+        """What a checkpoint holds, ``[3, length]`` by name; on one rank of those that train
+        together."""
+        if self._comm.rank == self._comm.world[0]:
+            yield from zip(self._places, self._table, strict=True)
+
+    def restore(self, read: Callable[[Tensor, str], bool]) -> None:
+        """``read`` writes what a checkpoint holds of a name, or says that it holds nothing; such a
+        layer begins anew."""
+        if not self._places:
+            return
+        for name, layer in self._places.items():
+            found = torch.empty(self._table.shape[1:], dtype=torch.float32)
+            self._table[layer] = found.to(self._table) if read(found, name) else _UNSEEN
+        self.expected = self._table.amax(-1).clamp(min=0)
+        self.num_lacking = int((self._table[:, 0] < 0).sum(-1).max())
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Of one layer."""
+
+    histories: Histories
+    layer: int
+
+    def scaled(
+        self,
+        kind: int,
+        x: Tensor,
+        dtype: torch.dtype,
+        spans: Spans,
+        *,
+        margin: int,
+        combine: Combine | None,
+    ) -> Scaled:
+        """Round by the largest of earlier steps, times ``2^margin``. As long as there are fewer
+        than count, what was never anything but zero has the scale of the numbers themselves."""
+        largest = largest_of(x, spans)
+        self.histories.see(self.layer, kind, largest)
+        expected = self.histories.expected[self.layer, kind].view((1,) * x.dim())
+        scale = scale_for(expected * 2.0**margin, dtype)
+        if self.histories.num_lacking:
+            current = largest if combine is None else combine(largest)
+            scale = torch.where(expected > 0, scale, scale_for(current, dtype))
+        return rounded(x, scale, dtype)
+
+
+def histories_of(plan: Plan, specs: Sequence[ParamSpec], comm: Comm) -> Histories:
+    """What the ranks of a plan train with; of no layer where no stage asks for any."""
+    asked = [PRECISIONS[stage.precision].products for _, _, stage in plan.stages()]
+    lengths = [each.history for each in asked if each and each.scaling == "delayed"]
+    linears = [
+        spec.name
+        for spec in specs
+        if lengths and isinstance(spec.unit, int) and len(spec.shape) == 2 and spec.fp8
+    ]
+    return Histories(linears, max(lengths, default=1), comm)
