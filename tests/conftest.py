@@ -1,5 +1,6 @@
 """What every test shares: one pool of ranks, reused from test to test."""
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 settings.register_profile("patient", deadline=None)  # a busy machine is slower, not wrong
 settings.load_profile("patient")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many again as there are cores: many a test waits for others."""
+    cores = len(os.sched_getaffinity(0))
+    return cores + max(1, cores // 2)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -45,20 +45,22 @@ EQUAL = (
 )
 
 
-def search(pool: WorkerPool, name: str, meddle: Any = None, *, alone: bool = True) -> Bisection:
+def search(
+    pool: WorkerPool, name: str, meddle: Any = None, *, alone: bool = True, steps: int = 1
+) -> Bisection:
     """A case's plan against one process, or against itself."""
     case = CASES[name]
-    plan, rehearsal = case.plan(), case.rehearsal()
+    plan, rehearsal = case.plan(), replace(case.rehearsal(), steps=steps)
     plans = (one_process(plan) if alone else plan, plan)
     return bisect(pool.run, plans, (rehearsal, rehearsal), meddle=(None, meddle))
 
 
 @pytest.mark.parametrize("name", EQUAL)
 def test_plans_that_split_unlike_do_not_diverge(name: str, pool: WorkerPool) -> None:
-    found = search(pool, name)
+    found = search(pool, name, steps=2)
     assert found.divergence is None, in_words(found)
     assert found.largest < 0.8, "the band has room"
-    assert found.compared > 3 * 4 * 20, "steps, layers, tensors a layer"
+    assert found.compared > 2 * 4 * 20, "steps, layers, tensors a layer"
     assert in_words(found).startswith("no divergence: ")
 
 
@@ -70,12 +72,11 @@ def with_precision(plan: Plan, precision: Precision) -> Plan:
     return replace(plan, pipelines=tuple(pipelines))
 
 
-@pytest.mark.parametrize(
-    ("name", "precision"), [("dp2-tp2-pp2", "fp32"), ("border-tp1-tp4", "bf16")]
-)
+@pytest.mark.parametrize(("name", "precision"), [("dp2-pp2", "fp32"), ("tp2", "bf16")])
 def test_the_band_follows_the_precision(name: str, precision: Precision, pool: WorkerPool) -> None:
     case = CASES[name]
-    plan, rehearsal = with_precision(case.plan(), precision), case.rehearsal()
+    plan = with_precision(case.plan(), precision)
+    rehearsal = replace(case.rehearsal(), steps=2)
     found = bisect(pool.run, (one_process(plan), plan), (rehearsal, rehearsal))
     assert found.divergence is None, in_words(found)
     exact = bisect(pool.run, (with_precision(plan, "fp64"), plan), (rehearsal, rehearsal))
@@ -243,7 +244,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_the_first_wrong_thing_is_named(fault: Fault, pool: WorkerPool) -> None:
-    found = search(pool, fault.case, fault.meddle)
+    found = search(pool, fault.case, fault.meddle, steps=fault.step)
     first = found.divergence
     assert first is not None
     assert (first.step, first.kind, first.name, first.side) == (
@@ -341,7 +342,7 @@ def test_copies_inside_one_plan_that_disagree_are_named(
 ) -> None:
     """Ranks 0 and 1 of A hold the same weight, and only rank 0's is that of B."""
     case = CASES["mesh-dp2"]
-    plan, rehearsal = case.plan(), case.rehearsal()
+    plan, rehearsal = case.plan(), replace(case.rehearsal(), steps=1)
     found = bisect(pool.run, (plan, one_process(plan)), (rehearsal,) * 2, meddle=(meddle, None))
     first = found.divergence
     assert first is not None, in_words(found)

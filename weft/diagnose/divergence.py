@@ -248,6 +248,7 @@ class _Finder:
         self._precision = coarser(stage.precision for stage in stages)
         self._order = _Order(r for trace in self.traces for rank in trace for r in rank.records)
         self._reference, self._other = map(self._put_together, self.traces)
+        self._floors = self._least()
         self._largest = 0.0
         """Difference of all so far, in bands."""
 
@@ -343,7 +344,7 @@ class _Finder:
         sizes = self._sizes(kind, name)
         squares = whole.values[:, :, -1]
         mean = squares.sum(1, keepdims=True) / sizes.sum()
-        floor = self._floor(step, kind)
+        floor = self._floors.get((step, kind), 0.0)
         found: Array = np.sqrt(np.maximum(squares, np.maximum(mean, floor) * sizes))
         return found
 
@@ -351,16 +352,14 @@ class _Finder:
         """``[cells]``: elements."""
         return np.array([box.numel for box in self.grid.cells(kind, name)], dtype=float)
 
-    def _floor(self, step: int, kind: Kind) -> float:
-        """Mean square of an element below which a tensor of this kind counts as zero."""
-        if kind in ("input", "output"):
-            return 0.0
-        means = [
-            whole.values[:, :, -1].sum(1).max() / self._sizes(kind, key[2]).sum()
-            for key, whole in self._reference.items()
-            if key[:2] == (step, kind)
-        ]
-        return FLOOR**2 * float(max(means))
+    def _least(self) -> dict[tuple[int, Kind], float]:
+        """By step and kind: mean square of an element below which a tensor counts as zero."""
+        found: dict[tuple[int, Kind], float] = {}
+        for (step, kind, name), whole in self._reference.items():
+            if kind not in ("input", "output"):
+                mean = whole.values[:, :, -1].sum(1).max() / self._sizes(kind, name).sum()
+                found[step, kind] = max(found.get((step, kind), 0.0), FLOOR**2 * float(mean))
+        return found
 
 
 _Candidate = tuple[str, tuple[int, ...], Array, tuple[Array, ...]]

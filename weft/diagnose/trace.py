@@ -17,6 +17,7 @@ difference can be laid to the ranks that hold it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -93,14 +94,17 @@ class Grid:
         params = {name: tuple(tuple(sorted(s)) for s in sets) for name, sets in borders.items()}
         return Grid(tuple(sorted({0, *_ends_of_parts(plans, seq_len)})), params, spec.d_model)
 
-    def cells(self, kind: Kind, name: str) -> list[Box]:
-        """The cells of one tensor of two dimensions, which lines cut right through; row by row."""
+    def borders(self, kind: Kind, name: str) -> tuple[tuple[int, ...], ...]:
+        """The lines that cut right through one tensor of two dimensions: its rows, its columns."""
         if kind in ("parameter", "parameter gradient"):
-            rows, columns = (*self.params[name], (0, 1))[:2]
-        else:
-            source, dim = channels_from(kind, name)
-            borders = self.params.get(source, ())
-            rows, columns = self.sequence, borders[dim] if len(borders) > 1 else (0, self.d_model)
+            return (*self.params[name], (0, 1))[:2]
+        source, dim = channels_from(kind, name)
+        borders = self.params.get(source, ())
+        return self.sequence, borders[dim] if len(borders) > 1 else (0, self.d_model)
+
+    def cells(self, kind: Kind, name: str) -> list[Box]:
+        """The cells between them, row by row."""
+        rows, columns = self.borders(kind, name)
         return [
             Box((top, left), (bottom - top, right - left))
             for (top, bottom), (left, right) in product(pairwise(rows), pairwise(columns))
@@ -240,26 +244,26 @@ class Recorder:
 
         A part that fills a cell only in part gives its term of the cell's sums.
         """
-        cells = self._grid.cells(kind, name)
-        part = Box(corner, tuple(x.shape[1:]))
+        borders = self._grid.borders(kind, name)
+        ends = [at + size for at, size in zip(corner, x.shape[1:], strict=True)]
+        (rows, heights), (columns, widths) = map(_cut, borders, corner, ends)
         up, across = (
-            self._signs_of(name, dim, cells[-1].end[dim])[corner[dim] : part.end[dim]]
-            for dim in (0, 1)
+            self._signs_of(name, dim, borders[dim][-1])[corner[dim] : ends[dim]] for dim in (0, 1)
         )
-        wide = x.detach().to(torch.float64)
-        held, values = [], []
-        for number, cell in enumerate(cells):
-            common = part.intersect(cell)
-            if common is None:
-                continue
-            rows, columns = common.within(part).slices()
-            inner = wide[:, rows, columns]
-            sums = torch.einsum("srk,rk->sk", inner @ across[columns], up[rows])
-            squares = inner.square().sum((1, 2))
-            held.append(number)
-            values.append(torch.cat([sums, squares[:, None]], dim=1))
-        stacked = torch.stack(values, dim=1).cpu().numpy()
-        self.records.append(Record(self._step, kind, name, samples, tuple(held), stacked))
+        wide = torch.split(x.detach().to(torch.float64), widths, 2)
+        lines = [
+            torch.cat([part @ signs, part.square().sum(2, keepdim=True)], dim=2)
+            for part, signs in zip(wide, torch.split(across, widths), strict=True)
+        ]
+        up = nn.functional.pad(up, (0, 1), value=1.0)  # squares have no sign
+        by_row = torch.split(torch.stack(lines, 2), heights, 1)
+        sums = [
+            torch.einsum("srck,rk->sck", part, signs)
+            for part, signs in zip(by_row, torch.split(up, heights), strict=True)
+        ]
+        held = [row * (len(borders[1]) - 1) + column for row in rows for column in columns]
+        values = torch.cat(sums, dim=1).cpu().numpy()
+        self.records.append(Record(self._step, kind, name, samples, tuple(held), values))
 
     def _signs_of(self, name: str, dim: int, size: int) -> Tensor:
         """``[size, PROJECTIONS]`` of +1 and -1."""
@@ -297,6 +301,14 @@ def _computing(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
         learns = any(True for _ in module.parameters()) or isinstance(module, Dropout)
         if is_alone and learns and not is_inside and name != "head":
             yield _logical(name), module
+
+
+def _cut(borders: tuple[int, ...], first: int, end: int) -> tuple[range, list[int]]:
+    """The parts between borders that the places from ``first`` to ``end`` are in, and how many of
+    them are in each."""
+    parts = range(bisect_right(borders, first) - 1, bisect_left(borders, end))
+    ends = [first, *borders[parts.start + 1 : parts.stop], end]
+    return parts, [high - low for low, high in pairwise(ends)]
 
 
 def _logical(name: str) -> str:
