@@ -254,6 +254,7 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
         "state_shares",
         "border",
         "state_tier",
+        "param_tier",
         "head_rows",
     }
     eight = {

@@ -40,6 +40,10 @@ def refuse_state_elsewhere(plan: Plan) -> None:
         ConfigError: the plan says another place than the device.
     """
     for p, s, stage in plan.stages():
+        if stage.param_tier != "device":
+            hint = "Parameters come from elsewhere under weft train."
+            key = f"plan.pipelines[{p}].stages[{s}].param_tier"
+            raise ConfigError(key, stage.param_tier, "device", hint)
         if stage.state_tier != "device":
             hint = "Weft does not know how this optimizer keeps its state."
             key = f"plan.pipelines[{p}].stages[{s}].state_tier"

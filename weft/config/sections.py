@@ -237,6 +237,10 @@ class OptimConfig(Section):
     "host" is the machine's memory, "disk" files in `state_folder`; updates then bring it to the
     device piece by piece, with the same numbers. "auto" is "device", the memory of the chip that
     computes, and with `plan.auto` another where nothing else fits."""
+    param_tier: Literal["device", "host"] = "device"
+    """Where accelerators keep the parameters that they compute with, where those have fp32 master
+    weights: "host" is the machine's memory, from which each block's come before it computes, in
+    forward and backward, with the same numbers. Ranks that hold the same need `zero: 3`."""
     state_folder: Text | None = None
     """Folder of every machine for what is kept on disk, which takes the room at once and leaves no
     file behind; "disk" needs it."""

@@ -75,6 +75,8 @@ class StageChoice(NamedTuple):
     """Part of the bytes of gradients that is sent between those who sum for themselves first."""
     tier: Tier = "device"
     """Where what only updates need is kept."""
+    brings_params: bool = False
+    """Parameters wait on the host until something computes with them."""
     by_element: bool = True
     """Updates may take parts of tensors in turn."""
     overlap: float = ALL
@@ -227,6 +229,7 @@ def choice_of(
         shard_ways=shard_ways,
         part=part,
         tier=stage.state_tier,
+        brings_params=keeps_apart(stage.param_tier, stage.device),
         by_element=training.by_element,
     )
 

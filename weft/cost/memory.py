@@ -173,7 +173,10 @@ def stage_memory(
     working = max(stage_working(shape, work) - last, 0.0)
     if work.eager:  # the head's gradients are there while the layers' backward computes
         working = stage_working(shape, work._replace(predicts=False))
-    gathered = gathered_layers(shape, choice, work) if choice.zero == 3 else 0.0
+    comes = choice.zero == 3 or choice.brings_params
+    gathered = gathered_layers(shape, choice, work) if comes else 0.0
+    if choice.brings_params:  # gradients of one layer, until they are added
+        gathered *= 1 + choice.state.grad / choice.state.weight / 2
     arriving = ARRIVING * (work.eager and (work.share("d_ff") > 1 or choice.zero == 3))
     fragments = overheads.fragments + arriving
     return StageMemory(
@@ -209,6 +212,8 @@ def _state(shape: ModelShape, choice: StageChoice) -> tuple[dict[str, float], Me
     }
     if choice.keeps_apart:
         del state["optimizer"]
+    if choice.brings_params:
+        state["weights"] = 0.0, "weight"
     whole, divided = {}, {}
     for name, (each, part) in state.items():
         divides = choice.zero >= SHARED_FROM[part]

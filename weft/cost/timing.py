@@ -11,7 +11,7 @@ from weft.cost.rates import CostFunction, compute_seconds
 from weft.cost.sends import Inside, layer_sends
 from weft.cost.times import StageTimes
 from weft.cost.traffic import Fabric
-from weft.cost.work import StageWork, layers_by_kind
+from weft.cost.work import layers_by_kind
 from weft.memory.tiers import BYTES_PER_S, PIECE_BYTES
 from weft.models.shape import ModelShape
 
@@ -103,7 +103,7 @@ def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> S
         input_grad_s=computed.input_grad_s * slow + back + again * sent + idle * (1 + again),
         weight_grad_s=computed.weight_grad_s * slow + idle + hardware.chip.moving_seconds(added),
     )
-    times = _offloading(times, shape, work, hardware)
+    times = _beside_host(times, shape, choice, hardware)
     holders = choice.holders(hardware.fabric.chips_per_node)
     state = _State(shape, choice, hardware, holders)
     if holders.size > 1 and (choice.zero == 3 or state.reduces_each_backward):
@@ -112,19 +112,26 @@ def stage_times(shape: ModelShape, choice: StageChoice, hardware: Hardware) -> S
     return times.scaled(choice.passes, state.update_s(beside_s))
 
 
-def _offloading(
-    times: StageTimes, shape: ModelShape, work: StageWork, hardware: Hardware
+def _beside_host(
+    times: StageTimes, shape: ModelShape, choice: StageChoice, hardware: Hardware
 ) -> StageTimes:
-    """With what layers send to the host, and bring back: what takes longer than the layers compute
-    is waited for."""
-    forward_s = backward_s = 0.0
+    """With what layers send to the host and bring back, each way by itself: what takes longer than
+    the layers compute is waited for. Nothing hides the tables of a stage's ends."""
+    work, chip, each_s = choice.work, hardware.chip, 1 / BYTES_PER_S["host"]
+    tables = [(True, 0.0)] * work.embeds + [(False, work.predicts)] * (work.predicts > 0)
+    ends = [
+        brought_bytes(shape, choice.holding((0, 0), embeds=embeds, predicts=predicts)) * each_s
+        for embeds, predicts in tables
+    ]
+    forward_s, backward_s = sum(ends), sum(ends[work.embeds :])
     for part in work.in_turn():
-        sent_s = stage_away(shape, part) / BYTES_PER_S["host"]
-        if sent_s:
-            layers = part._replace(embeds=False, predicts=False)
-            slow = compute_seconds(shape, layers, hardware.chip).scaled(hardware.software.slowdown)
-            forward_s += max(sent_s - slow.of("F"), 0.0)
-            backward_s += max(sent_s - slow.of("B"), 0.0)
+        layers = choice.holding(part.layers, embeds=False, predicts=False)
+        away_s, brought_s = stage_away(shape, part) * each_s, brought_bytes(shape, layers) * each_s
+        if away_s + brought_s:
+            alone = part._replace(embeds=False, predicts=False)
+            slow = compute_seconds(shape, alone, chip).scaled(hardware.software.slowdown)
+            forward_s += max(max(away_s, brought_s) - slow.of("F"), 0.0)
+            backward_s += max(away_s + brought_s - slow.of("B"), 0.0)
     if not forward_s + backward_s:
         return times
     return replace(
@@ -132,6 +139,13 @@ def _offloading(
         forward_s=times.forward_s + forward_s,
         input_grad_s=times.input_grad_s + backward_s,
     )
+
+
+def brought_bytes(shape: ModelShape, choice: StageChoice) -> float:
+    """Bytes of parameters that a rank brings from the host for what it computes once."""
+    if not choice.brings_params:
+        return 0.0
+    return choice.state.weight * sum(trained_params(shape, choice)) * choice.kept
 
 
 def message_seconds(
@@ -211,7 +225,8 @@ class _State:
         update = max(update, self._fetch_s(updated))
         beside = reduce if software.publishes_alone else reduce + publish
         seen = reduce + publish - min(beside, beside_s) * software.data_hidden
-        return seen + update + software.step_s
+        back = brought_bytes(self.shape, self.choice) / BYTES_PER_S["host"]
+        return seen + update + back + software.step_s
 
     def _fetch_s(self, updated: float) -> float:
         """What only updates need on its way from where it is kept and back, with its update

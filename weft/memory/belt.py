@@ -62,6 +62,8 @@ class _Room:
         if device.type != HOST:
             self._host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
             self._side = torch.Stream(device=device)
+            # What was in this memory before may be in use until then.
+            self._side.wait_event(torch.accelerator.current_stream(device).record_event())
         self._came: torch.Event | None = None
 
     def fill(self, piece: Piece) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from weft.comm.comm import Comm, Finish
 from weft.config.errors import ConfigError
 from weft.memory.kept import forget, is_apart
+from weft.memory.tiers import keeps_apart
 from weft.parallel.accumulate import Accumulator, Slot
 from weft.parallel.between import between_domains
 from weft.parallel.buckets import BUCKET_BYTES, Bucket, fill_buckets
@@ -99,7 +100,10 @@ class Gradients:
         """Of ``frozen``: what no update changes, without gradient, master or state."""
         by_name = {local.spec.name: local for local in params}
         buckets = fill_buckets(packed, precision.reduction.dtype.itemsize, bucket_bytes)
-        self.sharded = [FlatParams(b, by_name, comm, precision.master) for b in buckets if b.level]
+        apart = keeps_apart(precision.parameters.tier, comm.device.type)
+        way = torch.Stream(device=comm.device) if apart else None
+        master = precision.master
+        self.sharded = [FlatParams(b, by_name, comm, master, way) for b in buckets if b.level]
         self.mains = whole + [main for flat in self.sharded for main in flat.mains]
         made = partial(Accumulator, params=by_name, comm=comm, precision=precision, rounds=rounds)
         ways = between_domains(buckets, pieces, comm)

@@ -77,8 +77,15 @@ class FlatParams:
     """
 
     def __init__(
-        self, bucket: Bucket, params: Mapping[str, LocalParam], comm: Comm, master: Role
+        self,
+        bucket: Bucket,
+        params: Mapping[str, LocalParam],
+        comm: Comm,
+        master: Role,
+        way: torch.Stream | None = None,
     ) -> None:
+        """``way``: brings this rank's segment from the memory of the host at level 3; None: it is
+        on the device."""
         self.bucket = bucket
         self._comm = comm
         first = params[bucket.entries[0].held.spec.name].param
@@ -103,10 +110,9 @@ class FlatParams:
         self._share = self._own
         if not self.is_in_place:
             self._share = _copy(self._own, master)
-        self._at_rest = self._share
+        self._way = way if bucket.level == 3 else None
+        self._at_rest = self._resting()
         """What others get of this rank, at level 3 time and again."""
-        if bucket.level == 3 and is_apart(self._share, first.device):
-            self._at_rest = self._own.clone()
         views = bucket.kept_views(comm.rank, self._share)
         owned = comm.rank in bucket.domains[0]  # the others have the same
         self.mains = [
@@ -117,6 +123,14 @@ class FlatParams:
         self._is_whole = True
         self.free()
 
+    def _resting(self) -> Tensor:
+        if self._way is not None:
+            assert self._share.dtype != self.flat.dtype, "updates change what is computed with"
+            return torch.zeros(len(self._own), dtype=self.flat.dtype, pin_memory=True)
+        if self.bucket.level == 3 and is_apart(self._share, self.flat.device):
+            return self._own.clone()
+        return self._share
+
     def publish(self) -> None:
         """After an update: send this rank's segment to the others, who ask for it by ``wait``."""
         if self.bucket.level < 3:
@@ -124,7 +138,10 @@ class FlatParams:
             self._gather()
         else:
             self.free()
-            if self._at_rest is not self._share:
+            if self._way is not None:
+                self._at_rest.copy_(self._share.to(self._at_rest.dtype))
+                forget(self._share)
+            elif self._at_rest is not self._share:
                 _bring(self._share, self._at_rest)
 
     def start(self) -> None:
@@ -152,8 +169,29 @@ class FlatParams:
 
     def _gather(self) -> None:
         assert self._pending is None, f"{self._near}: a gather was not waited for"
+        if self._way is not None:
+            self._pending = self._brought(self._way)
+            return
         if not self.is_in_place:
             _bring(self._at_rest, self._own)
-        self._pending = self._comm.all_gather(
+        self._pending = self._gathered()
+
+    def _gathered(self) -> Finish:
+        return self._comm.all_gather(
             self.flat, name="parameters", group=self._near, sizes=self._segments
         )
+
+    def _brought(self, way: torch.Stream) -> Finish:
+        """Likewise, beside what computes."""
+        computes = torch.accelerator.current_stream(self.flat.device)
+        way.wait_event(computes.record_event())  # memory that was in use until then
+        with way:
+            self._own.copy_(self._at_rest, non_blocking=True)
+            gathered = self._gathered()
+        came = way.record_event()
+
+        def arrive() -> None:
+            torch.accelerator.current_stream(self.flat.device).wait_event(came)
+            gathered()
+
+        return arrive

@@ -117,7 +117,7 @@ def held_pieces(
                 param,
                 box,
                 ranks,
-                level if len(ranks) > 1 else 0,
+                level if len(ranks) > 1 else _alone(ranks[0], param, stages),
                 in_one_stage=in_one_stage,
                 in_one_precision=len(precisions) == 1,
                 domains=domains if len(domains) > 1 else (),
@@ -150,6 +150,13 @@ def _shared(
     if level == 3 and any(len(found) > 1 for found in beside):
         level = 2
     return level if any(len(near) > 1 for near in groups) else 0, in_one_stage
+
+
+def _alone(rank: int, param: ParamSpec, stages: Sequence[StagePlan]) -> ZeroLevel:
+    """Of what one rank holds: what it keeps elsewhere comes as gathered parameters do. What is not
+    trained, or several of its stages use, stays."""
+    tiers = [stage.param_tier for stage in stages if rank in stage.mesh.ranks]
+    return 3 if param.trainable and len(tiers) == 1 and tiers[0] != "device" else 0
 
 
 def reduction_groups(

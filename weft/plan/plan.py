@@ -61,6 +61,8 @@ class StagePlan:
     is, and on nothing else of the plan."""
     state_tier: Tier = "device"
     """Where ranks keep what only updates need: the optimizer's state, and master copies."""
+    param_tier: Tier = "device"
+    """Where ranks keep the parameters that they compute with, each unit's until it computes."""
     head_rows: tuple[int, int] | None = None
     """Half-open range of the vocabulary whose rows of the head this stage has, and no layers. Such
     stages come last, side by side on meshes of the pipeline, and each also has the final norm.
@@ -317,8 +319,9 @@ class Plan:
                     del pipeline[key]
         for stage in chain.from_iterable(each["stages"] for each in data["pipelines"]):
             stage["layers"] = [*map(place, stage["layers"])]
-            for key, usual in (("pieces", 1), ("head_ways", 1), ("state_tier", "device")):
-                if stage[key] == usual:
+            usual = {"pieces": 1, "head_ways": 1, "state_tier": "device", "param_tier": "device"}
+            for key, value in usual.items():
+                if stage[key] == value:
                     del stage[key]
             for key in ("sample_shares", "state_shares", "border", "head_rows"):
                 if not stage[key]:

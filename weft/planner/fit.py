@@ -75,14 +75,16 @@ def kept_on_hosts(
 
     def away(rank: int) -> float:
         found, whole = here[rank], usual[rank]
-        return whole.optimizer - found.optimizer + whole.activations - found.activations
+        state = whole.optimizer + whole.weights - found.optimizer - found.weights
+        return state + whole.activations - found.activations
 
     return {rank: away(rank) for mesh in apart for rank in mesh.ranks}
 
 
 def _without_host(stage: StagePlan) -> StagePlan:
     tier = "device" if stage.state_tier == "host" else stage.state_tier
-    return replace(stage, state_tier=tier, recompute=computed_again(stage.recompute))
+    modes = computed_again(stage.recompute)
+    return replace(stage, state_tier=tier, param_tier="device", recompute=modes)
 
 
 def smallest_change(plan: Plan, problem: Problem) -> str:

@@ -10,6 +10,7 @@ from typing import Literal
 from weft.config.axes import ENTRIES
 from weft.cost.activations import stage_away
 from weft.cost.choice import choice_of
+from weft.cost.timing import brought_bytes
 from weft.memory.tiers import BYTES_PER_S
 from weft.models.registry import shape_of
 from weft.plan.plan import StagePlan
@@ -99,6 +100,12 @@ class Limits:
         choices = [choice_of(pipeline, stage, work.seq_len) for stage in slow.stages]
         shape = shape_of(work.spec)
         away = sum(each.passes * stage_away(shape, each.work) for each in choices)
+        brought = sum(brought_bytes(shape, each) for each in choices)
+        if brought:
+            yield (
+                f"parameters wait on the host: each forward and backward brings "
+                f"{brought / 1e9:.3g} GB to each chip, at {BYTES_PER_S['host'] / 1e9:g} GB/s"
+            )
         if away:
             yield (
                 f"activations wait on the host: each micro-batch sends {away / 1e9:.3g} GB from "

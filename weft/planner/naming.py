@@ -6,7 +6,7 @@ from itertools import groupby
 
 from weft.cluster.view import ClusterView
 from weft.plan.mesh import Mesh
-from weft.plan.plan import PipelinePlan, Plan
+from weft.plan.plan import PipelinePlan, Plan, StagePlan
 
 
 def name_of(plan: Plan, cluster: ClusterView) -> str:
@@ -20,6 +20,12 @@ def name_of(plan: Plan, cluster: ClusterView) -> str:
     runs = [(name, len(list(same))) for name, same in groupby(names)]
     parts = [f"{number} x [{name}]" if number > 1 else f"[{name}]" for name, number in runs]
     return f"{len(names)} pipelines side by side: {' + '.join(parts)}"
+
+
+def elsewhere(stage: StagePlan) -> list[str]:
+    """What a stage keeps elsewhere than on its devices, activations apart."""
+    kept = (("state", stage.state_tier), ("parameters", stage.param_tier))
+    return [f"{what} on {tier}" for what, tier in kept if tier != "device"]
 
 
 def _pipeline(pipeline: PipelinePlan, cluster: ClusterView) -> str:

@@ -18,6 +18,7 @@ from weft.cluster.cluster import HOST
 from weft.config.axes import MODEL_AXES, SAMPLE_AXES
 from weft.config.errors import ConfigError
 from weft.config.names import names_of
+from weft.cost.choice import alike
 from weft.models.registry import layout_of
 from weft.plan.borders import Layers, Place, is_place
 from weft.plan.layout import SAMPLES, Dim
@@ -134,6 +135,7 @@ def _check_values(plan: Plan) -> None:
         check_asked(f"{where}.recompute", stage.recompute, len(stage.blocks))
         _refuse_unnamed(f"{where}.zero", stage.zero, get_args(ZeroLevel))
         _refuse_unnamed(f"{where}.state_tier", stage.state_tier, TIERS)
+        _refuse_unnamed(f"{where}.param_tier", stage.param_tier, ("device", "host"))
         if stage.device == HOST:
             _refuse_host_on_host(where, stage)
         _check_numbers(f"{where}.sample_shares", stage.sample_shares)
@@ -145,6 +147,8 @@ def _refuse_host_on_host(where: str, stage: StagePlan) -> None:
     hint = "A processor's memory is the host's: nothing would be gained."
     if stage.state_tier == "host":
         raise ConfigError(f"{where}.state_tier", "host", "device or disk", hint)
+    if stage.param_tier == "host":
+        raise ConfigError(f"{where}.param_tier", "host", "device", hint)
     if offloads(stage.recompute):
         expected = f"{computed_again(stage.recompute)} on a processor"
         raise ConfigError(f"{where}.recompute", stage.recompute, expected, hint)
@@ -183,6 +187,19 @@ def _check_ranks(plan: Plan) -> None:
     if missing:
         expected = f"the ranks 0 to {world - 1}, each once"
         raise ConfigError("stages.mesh.ranks", sorted(counts), expected, f"Missing: {missing}.")
+
+
+def _check_bringing(plan: Plan, stage: StagePlan, where: str) -> None:
+    """Ranks that hold the same bring a part each; and updates change copies in another dtype."""
+    key, roles = f"{where}.param_tier", PRECISIONS[stage.precision]
+    if roles.master.stored_as == roles.parameters.stored_as:
+        hint = f"{stage.precision} updates what it computes with; bf16, fp16 and fp8 have copies."
+        raise ConfigError(key, stage.param_tier, "device", hint)
+    several = len(list(alike(stage.mesh))) > 1 or len(plan.site(stage.mesh.ranks[0]).pipelines) > 1
+    if several and stage.zero < 3:
+        hint = f"zero: 3 lets each bring a part; it is {stage.zero} here."
+        expected = "device where several ranks hold the same and each has all of it"
+        raise ConfigError(key, stage.param_tier, expected, hint)
 
 
 def _check_alike(plan: Plan) -> None:
@@ -434,12 +451,15 @@ def refuse_idle_work(
 
 
 def _check_gathering(plan: Plan, p: int, s: int) -> None:
-    """What ZeRO 3 needs: ranks that gather a layer together do so equally often."""
+    """What ZeRO 3 needs: ranks that gather a layer together do so equally often. What comes from
+    the host does so as from other ranks."""
     pipeline = plan.pipelines[p]
     stage = pipeline.stages[s]
+    where = f"pipelines[{p}].stages[{s}]"
+    if stage.param_tier != "device":
+        _check_bringing(plan, stage, where)
     if stage.zero < 3:
         return
-    where = f"pipelines[{p}].stages[{s}]"
     if len(plan.site(stage.mesh.ranks[0]).pipelines) > 1 and not _gathers_apart(plan, p, s):
         hint = "Level 3 gathers layers inside one stage, and other pipelines hold them too: "
         hint += "domains (plan.domains=pipelines) let each keep a whole copy."
@@ -476,9 +496,10 @@ def _check_positions(where: str, pipeline: PipelinePlan) -> None:
         raise ConfigError(f"{where}.schedule", pipeline.schedule, f"stages placed {found}", hint)
     for position in found:
         stages = [pipeline.stages[s] for s in position]
-        settings = {(stage.device, stage.precision, stage.state_tier) for stage in stages}
+        settings = {(s.device, s.precision, s.state_tier, s.param_tier) for s in stages}
         if len(settings) > 1:
-            expected_words = "one device, precision and state_tier for all stages of a mesh"
+            expected_words = "one device, precision, state_tier and param_tier for all stages of "
+            expected_words += "a mesh"
             raise ConfigError(f"{where}.stages", sorted(settings), expected_words)
         shares = {(stage.sample_shares, stage.state_shares) for stage in stages}
         if len(shares) > 1:

@@ -22,6 +22,7 @@ from weft.cluster.cluster import Cluster
 from weft.config.errors import ConfigError, show
 from weft.config.tree import DEFAULT
 from weft.plan.plan import Plan
+from weft.planner.naming import elsewhere
 from weft.recompute.asked import in_short
 from weft.report.charts import charts, steps_per_point
 from weft.report.events import EVENTS_FILE
@@ -308,7 +309,7 @@ def _stages(plan: Plan) -> Rows:
             ends = {"is_first": at == 0, "is_last": pipeline.computes(at, "head")}
             extras = in_short(stage.recompute)
             extras += ["compiled"] * stage.compile
-            extras += [f"state on {stage.state_tier}"] * (stage.state_tier != "device")
+            extras += elsewhere(stage)
             rows.append(
                 (
                     f"{group.name}, stage {at}",

@@ -22,6 +22,7 @@ from weft.config.axes import NAMES, SEARCHED
 from weft.plan.borders import Layers
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
+from weft.planner.naming import elsewhere
 from weft.recompute.asked import in_short
 from weft.report.svg import fill_legend
 
@@ -336,7 +337,7 @@ def _who(stage: StagePlan, *, folded: bool) -> str:
 def _settings(stage: StagePlan) -> list[str]:
     found = [f"{stage.passes} passes"] * (stage.passes > 1)
     found += [f"{stage.pieces} pieces"] * (stage.pieces > 1)
-    found += [f"state on {stage.state_tier}"] * (stage.state_tier != "device")
+    found += elsewhere(stage)
     for words, shares in (("samples", stage.sample_shares), ("state", stage.state_shares)):
         found += [f"{words} {':'.join(map(str, shares))}"] * bool(shares)
     return found + in_short(stage.recompute) + ["compiled"] * stage.compile

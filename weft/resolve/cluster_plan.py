@@ -42,7 +42,7 @@ from weft.resolve.planned import (
     says_a_plan,
 )
 from weft.resolve.resolve import read_plan_file, resolve, vocab_size_asked
-from weft.resolve.tiers import usual_tier
+from weft.resolve.tiers import usual_param_tier, usual_tier
 from weft.resolve.usual_precision import usual_precision
 from weft.simulate.step import Knowledge
 
@@ -151,7 +151,8 @@ def _given(
         machine = Node(host="", cpu="", cores=1, memory_gib=1.0, cpu_bf16=bf16)
         compute = loaded.config.compute.model_copy(update={"tf32": False})  # of the cluster's chips
         optim = loaded.config.optim
-        here = optim.model_copy(update={"state_tier": "auto", "state_folder": None})
+        usual = {"state_tier": "auto", "param_tier": "device", "state_folder": None}
+        here = optim.model_copy(update=usual)
         config = loaded.config.model_copy(update={"compute": compute, "optim": here})
         asked = replace(loaded, config=config)
         plan = resolve(asked, Cluster(nodes=(machine,)), makes=lambda same: same).plan
@@ -188,7 +189,8 @@ def _given(
 def _on_its_chips(loaded: Loaded, cluster: ClusterView, stage: StagePlan) -> StagePlan:
     """With what the configuration says of such a device."""
     device = cluster.pool_of(stage.mesh.ranks[0]).chip.device
-    tier = stage.state_tier
-    if tier == "device" and loaded.config.plan.file is None:
-        tier = usual_tier(loaded.config.optim, device)
-    return replace(stage, device=device, state_tier=tier)
+    tier, params = stage.state_tier, stage.param_tier
+    if loaded.config.plan.file is None:
+        tier = usual_tier(loaded.config.optim, device) if tier == "device" else tier
+        params = usual_param_tier(loaded.config.optim, device) if params == "device" else params
+    return replace(stage, device=device, state_tier=tier, param_tier=params)

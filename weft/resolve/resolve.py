@@ -52,7 +52,7 @@ from weft.planner.whole_blocks import refuse_cut_blocks
 from weft.platform.registry import PLATFORMS
 from weft.resolve.kept import ACTIVATIONS, with_activations_in
 from weft.resolve.tf32 import tf32_note
-from weft.resolve.tiers import refuse_tiers, usual_tier
+from weft.resolve.tiers import refuse_tiers, usual_param_tier, usual_tier
 from weft.resolve.usual_precision import usual_precision
 
 BYTES_VOCAB = 257
@@ -276,6 +276,7 @@ def _derived(
             recompute=asked.recompute or recompute,
             compile=compiles(config, device, notes) if asked.compile is None else asked.compile,
             state_tier=asked.state_tier or usual_tier(config.optim, device),
+            param_tier=asked.param_tier or usual_param_tier(config.optim, device),
         )
 
     plan = staged_plan(
@@ -476,6 +477,7 @@ DECIDED_BY_PLAN = (
     "compute.activations_gib",
     "compute.compile",
     "optim.state_tier",
+    "optim.param_tier",
 )
 """What a plan says of every stage, so that a configuration beside it cannot."""
 
@@ -506,9 +508,9 @@ def _every_stage_says_a_device(config: Config) -> bool:
 
 def _said_by_every_stage(plan: PlanConfig) -> list[str]:
     stages = [dict(stage) for p in pipelines_of(plan, (1,)) for stage in p.stages]
-    names = ("device", "precision", "recompute", "compile", "state_tier")
+    names = ("device", "precision", "recompute", "compile", "state_tier", "param_tier")
     said = [name for name in names if all(stage[name] is not None for stage in stages)]
-    return [f"{'optim' if name == 'state_tier' else 'compute'}.{name}" for name in said]
+    return [f"{'optim' if name.endswith('tier') else 'compute'}.{name}" for name in said]
 
 
 def _check_devices(config: Config, plan: Plan, cluster: Cluster) -> None:

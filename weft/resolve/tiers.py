@@ -20,12 +20,20 @@ def usual_tier(optim: OptimConfig, device: str) -> Tier:
     return optim.state_tier
 
 
+def usual_param_tier(optim: OptimConfig, device: str) -> Tier:
+    """Likewise, of parameters."""
+    return "device" if device == HOST else optim.param_tier
+
+
 def tiers_asked(optim: OptimConfig) -> tuple[Tier, ...]:
     """What a planner may choose among, in order.
 
     Raises:
-        ConfigError: files are asked for, and no folder for them.
+        ConfigError: files are asked for, and no folder for them; or what no planner chooses.
     """
+    if optim.param_tier != "device":
+        hint = "The planner keeps parameters there; stages that are written down may say otherwise."
+        raise ConfigError("optim.param_tier", optim.param_tier, "device beside plan.auto", hint)
     if optim.state_tier != "auto":
         _refuse_folder(optim, [optim.state_tier], is_open=True)
         return (optim.state_tier,)
@@ -44,6 +52,10 @@ def refuse_tiers(plan: Plan, config: Config) -> None:
     if optim.state_tier == "host" and apart == {False}:
         hint = "A processor's memory is the host's: nothing would be gained."
         raise ConfigError("optim.state_tier", "host", "device or disk on processors", hint)
+    params = {stage.param_tier for _, _, stage in plan.stages()}
+    if optim.param_tier == "host" and params == {"device"}:
+        hint = "A processor's memory is the host's: nothing would be gained."
+        raise ConfigError("optim.param_tier", "host", "device on processors", hint)
     _refuse_folder(optim, tiers, is_open=config.plan.auto is not None)
     if len(apart) > 1 and not is_by_element(optim):
         hint = f"{optim.kind} takes the same parameters on all ranks at a time."

@@ -65,9 +65,9 @@ def assemble_model(
     source = Source(
         specs=marked(optim, param_specs(spec)),
         tilings=param_tilings(plan, spec),
-        precision=PRECISIONS[rank_plan.stage_plan.precision].updating_in(
-            rank_plan.stage_plan.state_tier, optim.state_folder
-        ),
+        precision=PRECISIONS[rank_plan.stage_plan.precision]
+        .updating_in(rank_plan.stage_plan.state_tier, optim.state_folder)
+        .computing_from(rank_plan.stage_plan.param_tier),
         stage=partial(_stage, spec, buffers),
         split=split,
         objective=task.objective,

@@ -11,6 +11,7 @@ from weft.cluster.view import ClusterView
 from weft.plan.plan import PipelinePlan, Plan
 from weft.planner.explain import Comparison, pruned_in_words, settings
 from weft.planner.forecast import JOULES_PER_BYTE, WAITING, PositionForecast, PositionMemory
+from weft.planner.naming import elsewhere
 from weft.planner.outlook import Outlook
 from weft.recompute.asked import in_short
 from weft.report.plan_picture import head_in_words, layers_held, ranges
@@ -76,7 +77,7 @@ def _rows(plan: Plan) -> Iterator[dict[str, str]]:
         if stage.layers[1] > stage.layers[0]:
             extras += in_short(stage.recompute)
             extras += ["compiled"] if stage.compile else []
-        extras += [f"state on {stage.state_tier}"] * (stage.state_tier != "device")
+        extras += elsewhere(stage)
         row = {
             "pipeline": str(p),
             "stage": str(s),

@@ -1,12 +1,13 @@
-"""Plans that keep activations on hosts: what they need there and here, and when they are chosen."""
+"""Plans that keep activations or parameters on hosts: what they need, and when they are chosen."""
 
 from dataclasses import replace
 
 import pytest
 
-from weft.cluster.cluster import catalogue
+from weft.cluster.cluster import Cluster, Node, catalogue
 from weft.cluster.view import ChipPool, ClusterView
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, ConfigErrors
+from weft.config.load import load_config
 from weft.cost.activations import layer_kept
 from weft.cost.choice import choice_of
 from weft.models.llama.sizes import SIZES
@@ -19,6 +20,7 @@ from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import NoPlan, search
 from weft.planner.validate import validate_plan
 from weft.recompute.asked import check_asked, in_short
+from weft.resolve.resolve import resolve
 
 CHIP = catalogue()["A100-SXM4-80GB"]
 SPEC = SIZES["llama2-7b"]
@@ -111,3 +113,52 @@ def test_chosen_where_nothing_else_fits_and_hosts_have_room() -> None:
         search(replace(on(room, 4, 1), options=lean))
     (short,) = shortages(one[1], on(room, 4, 1))
     assert short.on_host
+
+
+def brings(dp: int = 1, **others: object) -> Plan:
+    stage = StagePlan(
+        mesh=Mesh.of(range(dp), dp=dp),
+        layers=(0, SPEC.num_layers),
+        **{"device": "cuda", "precision": "bf16", "param_tier": "host", **others},  # type: ignore[arg-type]
+    )
+    line = PipelinePlan(stages=(stage,), samples=32, microbatch=dp)
+    return Plan(num_layers=SPEC.num_layers, pipelines=(line,))
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"device": "cpu"}, "'host': expected device. A processor's memory is the host's: nothing"),
+        ({"precision": "fp32"}, "expected device. fp32 updates what it computes with; bf16, fp16"),
+        (
+            {"dp": 2, "zero": 2},
+            "expected device where several ranks hold the same",
+        ),
+        ({"param_tier": "disk"}, "'disk': expected one of 'device', 'host'"),
+    ],
+)
+def test_parameters_that_cannot_wait_on_hosts(given: dict, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate_plan(brings(**given), num_layers=SPEC.num_layers, global_batch=32)
+    assert problem in str(caught.value)
+    for allowed in ({}, {"dp": 2, "zero": 3}):
+        validate_plan(brings(**allowed), num_layers=SPEC.num_layers, global_batch=32)
+
+
+def test_parameters_that_wait_are_counted_there_and_on_their_way() -> None:
+    problem = on(80, 1e4)
+    for given in ({}, {"dp": 2, "zero": 3}):
+        usual, away = brings(param_tier="device", **given), brings(**given)
+        kept = problem.memory(usual)[0].weights
+        assert problem.memory(away)[0].weights == 0
+        assert kept_on_hosts(away, problem.memory)[0] == kept
+        both = problem.times(usual)[0][0][0], problem.times(away)[0][0][0]
+        assert 0 < both[1].whole_s - both[0].whole_s < 2 * kept / 20e9
+        assert both[1].update_s - both[0].update_s == pytest.approx(kept / 20e9)
+
+
+def test_who_asks_where_nothing_comes_of_it_hears_so() -> None:
+    cluster = Cluster(nodes=(Node(host="", cpu="", cores=2, memory_gib=16.0, cpu_bf16=True),))
+    asked = ["optim.param_tier=host", "compute.precision=bf16"]
+    with pytest.raises(ConfigErrors, match=r"optim.param_tier = 'host': expected device on proc"):
+        resolve(load_config("debug", asked), cluster)
