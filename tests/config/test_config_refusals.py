@@ -221,6 +221,13 @@ REFUSALS = [
         overrides=("data.sources=[{path: a.txt}]",),
     ),
     Case(
+        "work of documents that are not apart",
+        "data.balance_documents = true: expected false without data.mask_documents. Attention "
+        "crosses documents, and all samples are equal work.\n"
+        "    on the command line",
+        overrides=("data.balance_documents=true",),
+    ),
+    Case(
         "positions of documents that are not apart",
         "data.restart_positions = true: expected false without data.mask_documents. Attention "
         "crosses documents, whose tokens would seem to be near each other.\n"

@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -60,12 +61,16 @@ def documents(data: Prepared, side: str) -> list[str]:
     return [tokenizer.decode(part) for part in np.split(tokens, ends + 1)[:-1]]
 
 
-def write_store(folder: Path, shards: Sequence[Sequence[int]]) -> StoreSpec:
-    """A store of uint16 tokens in several shards."""
+def write_store(folder: Path, shards: Sequence[Sequence[int]], end: int | None = None) -> StoreSpec:
+    """A store of uint16 tokens in several shards; a document ends with each token ``end``."""
+    folder.mkdir(exist_ok=True)
     names, crc32 = [], []
     for number, tokens in enumerate(shards):
         with TokenWriter(folder / f"s{number}", np.uint16) as writer:
-            writer.add(tokens)
+            ends = [at + 1 for at, token in enumerate(tokens) if token == end]
+            for low, high in pairwise([0, *ends, len(tokens)]):
+                writer.add(tokens[low:high])
+                writer.end_document()
         names.append((f"s{number}", len(tokens)))
         crc32.append(writer.crc32)
     return StoreSpec(folder=str(folder), shards=tuple(names), crc32=tuple(crc32), type_code=8)

@@ -83,6 +83,8 @@ def test_a_line_has_the_promised_keys(tmp_path: Path) -> None:
         "loss_scale": None,
         "peak_tflops": None,
         "measured_tflops": None,
+        "imbalance": None,
+        "imbalance_in_order": None,
     }
 
 

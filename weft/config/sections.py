@@ -77,6 +77,9 @@ class DataConfig(Section):
     """Attention stays inside one document when several share a sample."""
     restart_positions: Flag = False
     """Positions begin again with each document, where `mask_documents` keeps documents apart."""
+    balance_documents: Flag = False
+    """Which samples of a batch a rank computes goes by how long their documents are, so that all
+    have equal work, where `mask_documents` keeps documents apart."""
     workers: Whole = 1
     """Loader processes of each rank; 0 reads inside the training process."""
     prefetch: Count = 4
@@ -99,6 +102,11 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _documents_are_apart(self) -> Self:
+        if self.balance_documents and not self.mask_documents:
+            hint = "Attention crosses documents, and all samples are equal work."
+            raise ConfigError(
+                "data.balance_documents", True, "false without data.mask_documents", hint
+            )
         if self.restart_positions and not self.mask_documents:
             hint = "Attention crosses documents, whose tokens would seem to be near each other."
             raise ConfigError(

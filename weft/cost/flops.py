@@ -19,6 +19,12 @@ def forward_flops_per_token(spec: ModelSpec, seq_len: int) -> float:
     return shape.num_layers * per_layer + 2 * shape.table_params
 
 
+def pairs_of_a_token(spec: ModelSpec) -> int:
+    """What a token costs beside attention, in pairs of tokens of which one attends to the other."""
+    alone, pair = forward_flops_per_token(spec, 0), forward_flops_per_token(spec, 2)
+    return round(alone / (pair - alone))
+
+
 def train_flops_per_token(spec: ModelSpec, seq_len: int) -> float:
     """Forward and backward of one token: backward costs twice the forward. No recompute."""
     return 3 * forward_flops_per_token(spec, seq_len)

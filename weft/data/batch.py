@@ -28,13 +28,17 @@ class Batch:
     segments: npt.NDArray[np.int32] | None
     """``[n, seq]``: number of the document inside the sample, from 0; None: one document."""
     samples: npt.NDArray[np.int64]
-    """``[n]``: the position each row was asked by."""
+    """``[n]``: the position of each row's sample."""
+    evened: npt.NDArray[np.float64] | None = None
+    """``[2]``: the imbalance of work in the global batch in the order of positions, and as samples
+    were given out; None: they were not."""
 
     def to_bytes(self) -> bytes:
         """The arrays as ``.npy`` files, one after the other."""
         buffer = io.BytesIO()
         arrays: list[npt.NDArray[Any]] = [self.tokens, self.targets, self.weights, self.samples]
-        for array in arrays if self.segments is None else [*arrays, self.segments]:
+        more = [array for array in (self.segments, self.evened) if array is not None]
+        for array in [*arrays, *more]:
             np.lib.format.write_array(buffer, array, version=(1, 0), allow_pickle=False)
         return buffer.getvalue()
 
@@ -56,10 +60,10 @@ class Batch:
         arrays = []
         while buffer.tell() < len(data):
             arrays.append(np.lib.format.read_array(buffer, allow_pickle=False))
-        assert len(arrays) in (4, 5), f"a batch of {len(arrays)} arrays"
+        assert len(arrays) in (4, 5, 6), f"a batch of {len(arrays)} arrays"
         tokens, targets, weights, samples = arrays[:4]
-        segments = arrays[4] if len(arrays) == 5 else None
-        return Batch(tokens, targets, weights, segments, samples)
+        segments, evened = (*arrays[4:], None, None)[:2]
+        return Batch(tokens, targets, weights, segments, samples, evened)
 
 
 class Dataset(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from weft.data.batch import Batch, Positions, as_positions
 from weft.data.order import TrainOrder
 from weft.data.pieces import PieceCheck
-from weft.data.tokens import TOKEN_TYPES, TokenStore, map_tokens, with_suffix
+from weft.data.tokens import TOKEN_TYPES, TokenStore, map_tokens, read_index, with_suffix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,17 @@ class StoreSpec:
             shards.append(map_tokens(prefix, tokens, dtype))
             checks.append(PieceCheck(with_suffix(prefix, ".bin"), shards[-1], crc32))
         return TokenStore(shards, checks)
+
+    def document_starts(self) -> npt.NDArray[np.int64]:
+        """The tokens of the stream at which documents start, ``[documents]``.
+
+        Raises TokenFileError: an index is missing or damaged.
+        """
+        starts, before = [np.zeros(0, np.int64)], 0
+        for name, tokens in self.shards:
+            starts.append(before + read_index(Path(self.folder) / name).document_offsets()[:-1])
+            before += tokens
+        return np.concatenate(starts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +118,23 @@ class PackedDataset:
             weights[ends] = 0
             segments = np.cumsum(ends, axis=1, dtype=np.int32) - ends
         return Batch(tokens, stream[:, 1:].copy(), weights, segments, samples)
+
+    def pairs(self, positions: Positions) -> npt.NDArray[np.int64]:
+        """Pairs of tokens of a document, each with itself too, of the samples at ``positions``:
+        from the index of documents alone."""
+        seq_len = self.spec.seq_len
+        source, place = self._locate(as_positions(positions))
+        result = np.empty_like(place)
+        for row, (store, start) in enumerate(zip(source.tolist(), place * seq_len, strict=True)):
+            begins = self._document_starts[store]
+            low, high = np.searchsorted(begins, (start + 1, start + seq_len))
+            lengths = np.diff(begins[low:high], prepend=start, append=start + seq_len)
+            result[row] = (lengths * (lengths + 1) // 2).sum()
+        return result
+
+    @cached_property
+    def _document_starts(self) -> list[npt.NDArray[np.int64]]:
+        return [store.document_starts() for store in self.spec.stores]
 
     def _locate(
         self, samples: npt.NDArray[np.int64]

@@ -93,17 +93,21 @@ class Loader(AbstractContextManager["Loader"]):
         assert not isinstance(context, ForkContext), "workers need a spawn or forkserver context"
         self._global_batch = global_batch
         self._end = sys.maxsize if last_step is None else last_step
-        self._dataset: Dataset | None = None if workers else spec.open()
-        self._start = partial(_Worker, context), spec, workers, prefetch
+        self._dataset: Dataset | None = None
+        self._start = partial(_Worker, context), workers, prefetch
         self._workers: list[_Worker] = []
-        self.follow(offsets, first_step)
+        self.follow(offsets, first_step, spec)
 
-    def follow(self, offsets: Sequence[int], step: int) -> None:
-        """From this step on give the batches at other positions inside each global one."""
+    def follow(self, offsets: Sequence[int], step: int, spec: DatasetSpec) -> None:
+        """From this step on give the batches at other positions inside each global one, of this
+        dataset."""
         self.close()
         self._positions = partial(_positions, self._global_batch, np.array(offsets, np.int64))
         self._step = self._first_step = step
-        make, spec, workers, prefetch = self._start
+        self.spec = spec
+        make, workers, prefetch = self._start
+        if not workers:
+            self._dataset = spec.open()
         try:
             for number in range(workers):
                 own = range(step + number, self._end, workers)

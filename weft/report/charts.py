@@ -28,7 +28,7 @@ def charts(
     if not steps:
         return []
     marks = [(start.first, "restart") for start in starts(steps)[1:]]
-    found = [_loss(steps, evals, baselines), *_of_each_step(steps)]
+    found = [_loss(steps, evals, baselines), *_of_each_step(steps), *_of_work(steps)]
     return [replace(chart, marks=marks) for chart in found]
 
 
@@ -131,6 +131,23 @@ def _of_each_step(steps: Sequence[StepMetrics]) -> Iterator[Chart]:
         series = [Series(label=title.lower(), x=x, y=y)]
         words = _in_words(title.lower(), at, values) + "."
         yield Chart(id=name, title=title, series=series, description=words, y=axis, from_zero=True)
+
+
+def _of_work(steps: Sequence[StepMetrics]) -> Iterator[Chart]:
+    """How unequal ranks' work was, where samples were given out by it."""
+    known = [step for step in steps if step.imbalance is not None]
+    if not known:
+        return
+    at, nothing = [step.step for step in known], math.nan
+    now = [nothing if m.imbalance is None else m.imbalance for m in known]
+    before = [nothing if m.imbalance_in_order is None else m.imbalance_in_order for m in known]
+    x, y = thin(at, now, fmean)
+    series = [Series(label="as samples were given out", x=x, y=y)]
+    x, y = thin(at, before, fmean)
+    series.append(Series(label="in their order", x=x, y=y, look="faint"))
+    words = [_in_words(each.label, at, of) for each, of in zip(series, (now, before), strict=True)]
+    axis, title = Axis("most work of a rank, over the mean"), "Imbalance of work"
+    yield Chart(id="work", title=title, series=series, description="; ".join(words) + ".", y=axis)
 
 
 def _in_words(label: str, at: Sequence[int], values: Sequence[float]) -> str:

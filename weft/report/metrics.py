@@ -62,6 +62,12 @@ class StepMetrics:
     predicted_step_time_s: float | None = None
     """What ``step_time_s`` was expected to be before the run; None: not known."""
 
+    imbalance: float | None = None
+    """Most work of a rank, for its part of the samples, over the mean: 1 is equal. None: samples
+    are not given out by work."""
+    imbalance_in_order: float | None = None
+    """Likewise if they were given out in their order."""
+
     @property
     def mfu_of_measured(self) -> float | None:
         """``mfu`` as a part of ``measured_tflops``."""

@@ -22,6 +22,7 @@ from weft.config.plan_sections import MADE, PipelineConfig, PlanConfig, StageCon
 from weft.config.sections import Config
 from weft.config.tree import COMMAND_LINE
 from weft.cost.work import Training
+from weft.data.even import refuse_one_part
 from weft.models.registry import (
     FAMILIES,
     dims_of_model,
@@ -372,6 +373,8 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     refuse_cut_blocks(plan, spec, marked(config.optim, param_specs(spec)))
     if config.balance is not None:
         refuse_unbalanced(plan)
+    if config.data.balance_documents:
+        refuse_one_part(plan)
     refuse_idle_pieces(plan, dims)
     refuse_idle_heads(plan, dims)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.checkpoint.reader import Checkpoint
 from weft.cluster.cluster import HOST
+from weft.data.even import following
 from weft.data.loader import Loader
 from weft.nn.stage import MicroBatch
 from weft.plan.plan import Plan
@@ -123,7 +124,8 @@ def _follow(run: Run, job: Job, plan: Plan, step: int) -> None:
     run.built.executor.follow(mine)
     run.built.gradients.follow(mine.pipeline_plan.num_microbatches)
     assert isinstance(run.batches, Loader), "batches of a run come from a loader"
-    run.batches.follow([place for part in mine.microbatches() for place in part], step)
+    places = [place for part in mine.microbatches() for place in part]
+    run.batches.follow(places, step, following(run.batches.spec, plan))
     if run.is_main:
         write_text(job.out / PLAN_FILE, _to_file(job, plan))
 

@@ -44,6 +44,10 @@ MOVE_ASKED = 1 << 22
 """And to leave between two steps. All together is a whole number in fp32."""
 
 
+Evened = Sequence[float | None]
+"""Imbalance of work in the order of samples, and as they were given out; None: they were not."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepNumbers:
     """One step that was done, in numbers of the host; the same on every rank but for the times."""
@@ -65,6 +69,8 @@ class StepNumbers:
     """The first rank asked all to leave after this step."""
     data: int
     """Fingerprint of the global batch."""
+    evened: Evened = (None, None)
+    """As ``Batch.evened``."""
     seconds: float
     """From asking for the batch to the end of the update; of steps read together the mean."""
     ended: float
@@ -259,7 +265,7 @@ class Reader:
         every = (config.train.log_every, config.train.eval_every, *saves)
         self._every = [steps for steps in every if steps] if waits else [1]
         self._results: list[Tensor] = []
-        self._steps: list[tuple[int, float]] = []
+        self._steps: list[tuple[int, float, Evened]] = []
         self._began = 0.0
 
     def begin(self) -> None:
@@ -267,13 +273,14 @@ class Reader:
         if not self._steps:
             self._began = time.perf_counter()
 
-    def add(self, step: int, lr: float, result: StepResult) -> list[StepNumbers]:
+    def add(self, step: int, lr: float, result: StepResult, batch: Batch) -> list[StepNumbers]:
         """Numbers of this step and of all since the last that were read, or none for now."""
         row = [result.loss, result.grad_norm, result.weight, result.asked, result.data]
         if result.skipped is not None and result.loss_scale is not None:
             row += [result.skipped.to(result.loss), result.loss_scale.to(result.loss)]
         self._results.append(torch.stack(row))
-        self._steps.append((step, lr))
+        evened = (None, None) if batch.evened is None else batch.evened.tolist()
+        self._steps.append((step, lr, evened))
         if step not in self._edges and all(step % steps for steps in self._every):
             return []
         # Waits for the device: the time is the steps'.
@@ -292,10 +299,11 @@ class Reader:
                 save=asked % MOVE_ASKED >= SAVE_ASKED,
                 move=asked >= MOVE_ASKED,
                 data=int(data),
+                evened=evened,
                 seconds=seconds,
                 ended=now - (step - done) * seconds,
             )
-            for (done, rate), (loss, grad_norm, _, asked, data, *scaled) in zip(
+            for (done, rate, evened), (loss, grad_norm, _, asked, data, *scaled) in zip(
                 self._steps, rows, strict=True
             )
         ]
@@ -330,7 +338,7 @@ def train(run: Run, hooks: Sequence[Hook]) -> int:
         result = run.built.engine.step(microbatches, asked=run.asks, data=data)
         inputs.prepare(step + 1)
         done = step + 1
-        record = StepRecord(step=done, read=reader.add(done, lr, result))
+        record = StepRecord(step=done, read=reader.add(done, lr, result, batch))
         for hook in hooks:
             hook(record)
         if run.plan is not plan:

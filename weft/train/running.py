@@ -12,9 +12,10 @@ from dataclasses import asdict
 import numpy as np
 
 from weft.checkpoint.entry import CheckpointError
-from weft.cost.flops import train_flops_per_token
-from weft.data.batch import Dataset, spread
-from weft.data.left_out import LeftOut, WithoutSpec
+from weft.cost.flops import pairs_of_a_token, train_flops_per_token
+from weft.data.batch import Dataset, DatasetSpec, spread
+from weft.data.even import EvenSpec, parts_of
+from weft.data.left_out import WithoutSpec
 from weft.data.loader import Loader
 from weft.data.prepare import Prepared
 from weft.data.tokenizer import copy_tokenizer
@@ -29,6 +30,7 @@ from weft.report.metrics import (
 )
 from weft.report.progress import Progress
 from weft.resolve.peaks import Peak, in_words, peak_of_all
+from weft.train.agreeing import Agreed
 from weft.train.balance import balance_now_and_then
 from weft.train.job import Job
 from weft.train.loop import Evaluation, Hook, Run, StepRecord, evaluate, train
@@ -49,15 +51,18 @@ def write_files(job: Job, data: Prepared) -> None:
     copy_tokenizer(data.tokenizer_file, job.out)
 
 
-def batches(
-    job: Job, data: Prepared, rank: int, first_step: int, left_out: LeftOut, stack: ExitStack
-) -> Loader:
+def batches(job: Job, agreed: Agreed, rank: int, first_step: int, stack: ExitStack) -> Loader:
     """A rank's samples of one step after the other; ``stack`` ends the processes that read them."""
     config, plan = job.config.data, job.plan
     ranges = plan.rank_plan(rank).microbatches()
+    spec: DatasetSpec = agreed.data.train
+    if config.balance_documents:
+        cost = pairs_of_a_token(agreed.spec)
+        spec = EvenSpec(spec=agreed.data.train, parts=parts_of(plan), token=cost)
+    left_out = agreed.history.left_out
     with signals_held():
         loader = Loader(
-            WithoutSpec(data.train, left_out, plan.global_batch) if left_out.ranges else data.train,
+            WithoutSpec(spec, left_out, plan.global_batch) if left_out.ranges else spec,
             global_batch=plan.global_batch,
             offsets=[position for part in ranges for position in part],
             first_step=first_step,
@@ -258,6 +263,8 @@ def log_metrics(
                 measured_tflops=peak.measured_flops and peak.measured_flops / 1e12,
                 samples=numbers.step * run.plan.global_batch,
                 data=numbers.data,
+                imbalance_in_order=numbers.evened[0],
+                imbalance=numbers.evened[1],
                 elapsed_s=numbers.ended - started,
             )
             for writer in writers:

@@ -130,9 +130,7 @@ class RankLife:
                     comm=comm,
                     platform=platform,
                     built=built,
-                    batches=batches(
-                        job, agreed.data, comm.rank, first_step, agreed.history.left_out, stack
-                    ),
+                    batches=batches(job, agreed, comm.rank, first_step, stack),
                     first_step=first_step,
                     last_step=max(job.last_step, first_step),
                     stop=self.stop,

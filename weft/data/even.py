@@ -1,0 +1,211 @@
+"""Samples of a batch given out by the work that their documents make.
+
+Samples are equally long and their documents are not: attention takes as many products as a document
+has pairs of tokens, so a sample of one long document is more work than one of many short ones. Here
+ranks get as many samples of a batch as the plan says, and which ones so that their work goes by
+that number; then each its micro-batches likewise. What a step trains on stays: only the order in
+which sums are added is another.
+
+Nothing is sent for it. Lengths come from the index of documents, which every rank has beside the
+tokens, for samples of other ranks too, and from the same lengths all come to the same. The
+processes that make batches ahead do it while a step trains.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import lcm
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.config.errors import ConfigError
+from weft.data.batch import Batch, DatasetSpec, Positions, as_positions
+from weft.data.dataset import PackedDataset, PackedSpec
+from weft.data.hashing import Int64Array
+from weft.data.left_out import WithoutSpec
+from weft.plan.plan import Plan
+
+Part = tuple[range, ...]
+"""Places inside a global batch, of each micro-batch that ranks compute together."""
+Parts = tuple[tuple[Part, ...], ...]
+"""By site, that no sample leaves."""
+
+_EXCHANGES, _TRIED = 8, 4
+"""Exchanges of samples at most, for each part; and with how many others each is tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvenSpec:
+    """A dataset that gives samples out by work."""
+
+    spec: PackedSpec
+    parts: Parts
+    token: int
+    """What a token costs beside attention, in pairs of tokens."""
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a batch."""
+        return sum(len(places) for part in _parts(self.parts) for places in part)
+
+    def open(self) -> Even:
+        return Even(self.spec.open(), self)
+
+
+@dataclass(frozen=True)
+class Even:
+    """It is asked for places in batches, and gives the samples that belong there."""
+
+    dataset: PackedDataset
+    asked: EvenSpec
+
+    def batch(self, positions: Positions) -> Batch:
+        """The samples of these positions, each of which may be another one of its own batch."""
+        size = self.asked.global_batch
+        wanted = as_positions(positions)
+        numbers, places = np.divmod(wanted, size)
+        found, evened = np.empty_like(wanted), None
+        for number in np.unique(numbers).tolist():
+            work = self.work(number)
+            order = given_out(work, self.asked.parts)
+            evened = np.array([imbalance(each, self.asked.parts) for each in (work, work[order])])
+            mine = numbers == number
+            found[mine] = number * size + order[places[mine]]
+        return replace(self.dataset.batch(found), evened=evened)
+
+    def work(self, number: int) -> Int64Array:
+        """Of each sample of a batch, in pairs of tokens."""
+        size = self.asked.global_batch
+        pairs = self.dataset.pairs(np.arange(number * size, (number + 1) * size))
+        return pairs + self.asked.token * self.asked.spec.seq_len
+
+
+def parts_of(plan: Plan) -> Parts:
+    """Who computes what: of each pipeline by its stage that divides samples most finely."""
+    sites = plan.sites or (plan.ranks,)
+    found: list[list[Part]] = [[] for _ in sites]
+    start = 0
+    for pipeline in plan.pipelines:
+        numbers = range(pipeline.num_microbatches)
+        of_stages = []
+        for stage, each in enumerate(pipeline.stages):
+            split = [pipeline.split(stage, number) for number in numbers]
+            of_ranks = (
+                tuple(_moved(split[n][rank], start + n * pipeline.microbatch) for n in numbers)
+                for rank in each.mesh.ranks
+            )
+            of_stages.append([part for part in dict.fromkeys(of_ranks) if sum(map(len, part))])
+        first = pipeline.stages[0].mesh.ranks[0]
+        site = next(number for number, ranks in enumerate(sites) if first in ranks)
+        finest = max(of_stages, key=len)
+        found[site] += finest
+        start += pipeline.samples
+    return tuple(map(tuple, found))
+
+
+def following(spec: DatasetSpec, plan: Plan) -> DatasetSpec:
+    """The same dataset for another plan."""
+    if isinstance(spec, WithoutSpec):
+        return replace(spec, spec=following(spec.spec, plan))
+    return replace(spec, parts=parts_of(plan)) if isinstance(spec, EvenSpec) else spec
+
+
+def refuse_one_part(plan: Plan) -> None:
+    """``data.balance_documents`` has parts to balance.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if all(len(site) < 2 and all(len(part) < 2 for part in site) for site in parts_of(plan)):
+        hint = "One rank computes whole batches, and nobody waits for it."
+        raise ConfigError("data.balance_documents", True, "false", hint)
+
+
+def given_out(work: Int64Array, parts: Parts) -> Int64Array:
+    """Which sample of a batch goes to each place in it. Whatever is equal goes by place."""
+    order = np.empty_like(work)
+    for site in parts:
+        own = np.sort(np.concatenate([_places(part) for part in site]))
+        for part, numbers in zip(site, shared_out(work[own], list(map(_size, site))), strict=True):
+            mine = own[numbers]
+            many = shared_out(work[mine], [len(places) for places in part])
+            for places, some in zip(part, many, strict=True):
+                order[places.start : places.stop] = mine[some]
+    return order
+
+
+def shared_out(work: Int64Array, sizes: Sequence[int]) -> list[Int64Array]:
+    """Numbers of what each of several gets, ascending: so many as ``sizes``, and of all the work
+    its part by that number.
+
+    The greatest first, each to whom most is lacking (Graham, 1969); then what one has too much of
+    is exchanged, as long as the greatest becomes less.
+    """
+    if len(sizes) == 1:
+        return [np.arange(work.size)]
+    scale = lcm(*(size for size in sizes if size))
+    weights = [scale // size if size else 0 for size in sizes]
+    found: list[list[int]] = [[] for _ in sizes]
+    loads = [0] * len(sizes)
+    free = [(0, number) for number, size in enumerate(sizes) if size]
+    for item in np.argsort(-work, kind="stable").tolist():
+        _, number = heapq.heappop(free)
+        found[number].append(item)
+        loads[number] += int(work[item])
+        if len(found[number]) < sizes[number]:
+            heapq.heappush(free, (loads[number] * weights[number], number))
+    return [np.sort(each) for each in _exchanged(work, found, loads, weights)]
+
+
+def _exchanged(
+    work: Int64Array, found: list[list[int]], loads: list[int], weights: list[int]
+) -> list[Int64Array]:
+    """After exchanges of one for one between who has most and others, those with least first."""
+    kept = [np.array(each, np.int64) for each in found]
+    some = [number for number, each in enumerate(kept) if each.size]
+    for _ in range(_EXCHANGES * len(some)):
+        by_load = sorted(some, key=lambda number: loads[number] * weights[number])
+        most = by_load.pop()
+        for other in by_load[:_TRIED]:
+            above = loads[most] * weights[most] - loads[other] * weights[other]
+            wanted = above // (weights[most] + weights[other])
+            moved = work[kept[most]][:, None] - work[kept[other]][None, :]
+            row, column = np.unravel_index(np.abs(moved - wanted).argmin(), moved.shape)
+            less = int(moved[row, column])
+            if less > 0 and less * weights[other] < above:
+                break
+        else:
+            break
+        kept[most][row], kept[other][column] = kept[other][column], kept[most][row]
+        loads[most] -= less
+        loads[other] += less
+    return kept
+
+
+def imbalance(work: Int64Array, parts: Parts) -> float:
+    """Of the parts of all sites the most work a sample, over the mean; where there is one part, of
+    its micro-batches."""
+    every = _parts(parts)
+    places = [_places(part) for part in every]
+    if len(every) == 1:
+        places = [np.arange(each.start, each.stop) for each in every[0] if each]
+    return max(float(work[each].mean()) for each in places) / float(work.mean())
+
+
+def _parts(parts: Parts) -> list[Part]:
+    return [part for site in parts for part in site]
+
+
+def _places(part: Part) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.arange(each.start, each.stop) for each in part])
+
+
+def _size(part: Part) -> int:
+    return sum(map(len, part))
+
+
+def _moved(places: range, by: int) -> range:
+    return range(by + places.start, by + places.stop)
