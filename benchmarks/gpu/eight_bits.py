@@ -21,6 +21,7 @@ from weft.precision.registry import PRECISIONS
 
 SIDES = (1024, 2048, 4096, 8192, 16384)
 SMALL = (64, 128)
+LARGEST_LAYER = 8192
 TIMES, REPEATS = 7, 5
 WITHIN = 2.0**-6
 """Of the largest result: sums in another order, and results in bf16."""
@@ -107,31 +108,45 @@ def table(here: Here, found: Found) -> None:
     torchao = why_no_torchao(here)
     if torchao:
         found.measures("torchao", f"left out: {torchao}")
+    cores = here.platform.multiplies_fp8()
     for side in SMALL if here.is_host else SIDES:
-        x, w = normal(here, side, side), normal(here, side, side, scale=0.02)
-        whole = Spans(whole=(0, 1))
-        left, right = (scaled(each, torch.float8_e4m3fn, whole) for each in (x, w))
-        cores = here.platform.multiplies_fp8()
-        ways: dict[str, Callable[[], object]] = {
-            "bf16": lambda x=x, w=w: x @ w.T,  # type: ignore[misc]
-            "fp8": partial(product, left, right, torch.bfloat16, by_tensor_cores=cores),
-            "fp8, with rounding": partial(_rounded_product, x, w, cores),
-        }
-        for name, work in ways.items():
-            _tell(found, f"{name}, {side}^3", 2 * side**3, seconds_of(here, work))
-        if side > 8192:
+        for name, taken in product_seconds(here, side, by_tensor_cores=cores).items():
+            _tell(found, f"{name}, {side}^3", 2 * side**3, taken)
+        if side > LARGEST_LAYER:
             continue
-        layers: dict[str, nn.Module] = {
-            "bf16": _linear(here, side),
-            "fp8": layer_of(here, side, "fp8", by_tensor_cores=cores),
-            "fp8-rowwise": layer_of(here, side, "fp8-rowwise", by_tensor_cores=cores),
-        }
-        if not torchao:
-            layers["torchao's float8"] = by_torchao(nn.Sequential(_linear(here, side)))
-        for name, layer in layers.items():
-            run = layer if here.is_host else torch.compile(layer)
-            taken = seconds_of(here, partial(_both_ways, here, run, side))
+        for name, taken in layer_seconds(here, side, by_tensor_cores=cores).items():
             _tell(found, f"layer of {side}, {name}, both ways", 6 * side**3, taken)
+
+
+def product_seconds(here: Here, side: int, *, by_tensor_cores: bool) -> dict[str, float]:
+    """Of one square product in bf16, in eight bits, and in eight bits with the rounding of both
+    factors."""
+    x, w = normal(here, side, side), normal(here, side, side, scale=0.02)
+    whole = Spans(whole=(0, 1))
+    left, right = (scaled(each, torch.float8_e4m3fn, whole) for each in (x, w))
+    ways: dict[str, Callable[[], object]] = {
+        "bf16": lambda: x @ w.T,
+        "fp8": partial(product, left, right, torch.bfloat16, by_tensor_cores=by_tensor_cores),
+        "fp8, with rounding": partial(_rounded_product, x, w, by_tensor_cores),
+    }
+    return {name: seconds_of(here, work) for name, work in ways.items()}
+
+
+def layer_seconds(here: Here, side: int, *, by_tensor_cores: bool) -> dict[str, float]:
+    """Of a layer forward and backward on as many tokens, compiled on cards; torchao's too, where
+    it can be measured."""
+    layers: dict[str, nn.Module] = {
+        "bf16": _linear(here, side),
+        "fp8": layer_of(here, side, "fp8", by_tensor_cores=by_tensor_cores),
+        "fp8-rowwise": layer_of(here, side, "fp8-rowwise", by_tensor_cores=by_tensor_cores),
+    }
+    if not why_no_torchao(here):
+        layers["torchao's float8"] = by_torchao(nn.Sequential(_linear(here, side)))
+    found = {}
+    for name, layer in layers.items():
+        run = layer if here.is_host else torch.compile(layer)
+        found[name] = seconds_of(here, partial(_both_ways, here, run, side))
+    return found
 
 
 def _rounded_product(x: Tensor, w: Tensor, cores: bool) -> Tensor:
@@ -197,7 +212,7 @@ def steps(here: Here, found: Found) -> None:
         f"Weft, {precision}": partial(
             weft_step, here, spec, seq_len, samples, **compiled, precision=precision
         )
-        for precision in ("bf16", "fp8", "fp8-rowwise")
+        for precision in ("bf16", "fp8", "fp8-rowwise", "fp8-delayed")
     }
     if not why_no_torchao(here):
         makers["plain PyTorch with torchao's float8, compiled"] = partial(

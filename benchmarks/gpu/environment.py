@@ -33,16 +33,24 @@ def environment(here: Here, found: Found) -> None:
         seconds = watch.seconds(lambda _, a=left, b=right: a @ b, num_bytes=left.nbytes)
         found.measures(f"product {side}^3 {dtype}, TFLOP/s", 2 * side**3 / seconds / 1e12)
     found.measures("memory, GB/s", measure.copy_bytes_s(watch, 1 << 26) / 1e9)
+    rates, is_right = copy_rates(here, watch)
+    for what, rate in rates.items():
+        found.measures(f"{what}, GB/s", rate / 1e9)
+    found.proves("the device computes, and copies both ways", holds=is_right)
+
+
+def copy_rates(here: Here, watch: measure.Stopwatch) -> tuple[dict[str, float], bool]:
+    """Bytes a second between the host's pinned memory and the device; and that nothing changed."""
     num_bytes = 1 << (24 if here.is_host else 28)
     begun = time.perf_counter()
     host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=not here.is_host)
-    found.measures("new pinned memory, GB/s", num_bytes / (time.perf_counter() - begun) / 1e9)
-    there = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    pinning = time.perf_counter() - begun
+    there = torch.empty(num_bytes, dtype=torch.uint8, device=here.platform.device(0))
     up = watch.seconds(lambda _: there.copy_(host, non_blocking=True), num_bytes=0)
     down = watch.seconds(lambda _: host.copy_(there, non_blocking=True), num_bytes=0)
-    found.measures("to the device, GB/s", num_bytes / up / 1e9)
-    found.measures("to the host, GB/s", num_bytes / down / 1e9)
-    found.proves("the device computes, and copies both ways", holds=bool((host == 0).all()))
+    taken = {"new pinned memory": pinning, "to the device": up, "to the host": down}
+    rates = {what: num_bytes / seconds for what, seconds in taken.items()}
+    return rates, bool((host == 0).all())
 
 
 def attention(here: Here, found: Found) -> None:

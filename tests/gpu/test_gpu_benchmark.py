@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fp8 import break_even
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import beside
 from benchmarks.gpu.__main__ import ORDER, PARTS, THEMES, main, run
@@ -23,6 +24,13 @@ def test_a_part_that_fails_or_hangs_says_so() -> None:
     assert (unknown["state"], unknown["error"]) == ("failed", "KeyError: 'nobody'")
     slow = run(replace(FIRST, minutes=0.01), "cpu", 1, left_s=600)
     assert (slow["state"], slow["error"]) == ("failed", "ended after 1 s")
+
+
+def test_the_smallest_size_that_gains() -> None:
+    """A size that gains below one that does not is luck."""
+    gains = {4096: 1.5, 1024: 1.1, 512: 0.8, 256: 1.2, 2048: 1.3}
+    assert break_even(gains) == 1024
+    assert break_even(gains | {4096: 1.0}) is None
 
 
 def test_what_cannot_begin_says_what_it_needs() -> None:
