@@ -1,4 +1,4 @@
-"""Every way of splitting gives the one-process numbers: fp64, random weights, three steps."""
+"""Every way of splitting gives the one-process numbers: fp64, random weights, two steps."""
 
 from dataclasses import replace
 
@@ -11,6 +11,9 @@ from weft.elastic.pool import WorkerPool
 
 TOLERANCE = 1e-10
 """fp64 rounding is 1e-16; sums over a few thousand terms and Adam's division leave 1e-12."""
+STEPS = 2
+"""What the first makes of parameters and moments shows in the second; rows on the strict backend,
+and rules of optimizers, take three."""
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +26,7 @@ def alone(pool: WorkerPool) -> dict[tuple[Rehearsal, int, str], Trace]:
 def test_matches_one_process(
     case: Case, pool: WorkerPool, alone: dict[tuple[Rehearsal, int, str], Trace]
 ) -> None:
-    rehearsal, plan = case.rehearsal(), case.plan()
+    rehearsal, plan = replace(case.rehearsal(), steps=STEPS), case.plan()
     key = (rehearsal, plan.global_batch, case.precision)
     if key not in alone:
         alone[key] = rehearse(pool.run, one_process(plan), rehearsal)
