@@ -1,0 +1,203 @@
+"""Samples of unequal documents, given out by work: how equal ranks become, and what that costs.
+
+    python -m benchmarks.sequence [--batches N] [--timed N] [--steps N] [--json]
+
+On real text, the sources and the manual of Python, with a Llama of the demo's shape. First the work
+of ranks by the cost that samples are given out by, in the order of samples and as they are given
+out. Then the seconds that forward and backward of every sample really take, one after another in
+one process, added up for both. Last how much of giving out is hidden: a loader process makes
+batches ahead while this one trains, and what it waits for them is compared with a loader's that
+gives nothing out, step by step in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.config.sections import DataConfig
+from weft.cost.flops import pairs_of_a_token
+from weft.data.batch import Batch
+from weft.data.dataset import PackedSpec
+from weft.data.even import EvenSpec, Part, Parts, given_out, imbalance
+from weft.data.loader import Loader
+from weft.data.prepare import prepare
+from weft.models.decoder import Decoder
+from weft.models.llama.sizes import SIZES
+from weft.models.registry import build_model
+from weft.train.loop import cut
+
+SIZE = "demo-5m"
+LENGTHS = (1024, 4096, 16384)
+RANKS = (2, 4, 8)
+EACH = 4
+"""Samples of each rank."""
+TIMED = 2048
+"""Tokens of samples that are timed."""
+CPU = torch.device("cpu")
+
+
+def text(seq_len: int) -> PackedSpec:
+    """The text, in samples of so many tokens."""
+    config = DataConfig(path="builtin:python", seq_len=seq_len, mask_documents=True)
+    return prepare(config, 1, report=lambda *_: None).train
+
+
+def even(packed: PackedSpec, ranks: int) -> EvenSpec:
+    """Samples given out to ranks, a sample a micro-batch."""
+    spec = replace(SIZES[SIZE], seq_len=packed.seq_len)
+    places = range(ranks * EACH)
+    parts: list[Part] = [
+        tuple(range(n, n + 1) for n in places[rank * EACH : (rank + 1) * EACH])
+        for rank in range(ranks)
+    ]
+    return EvenSpec(spec=packed, parts=(tuple(parts),), token=pairs_of_a_token(spec))
+
+
+def by_cost(batches: int) -> list[dict[str, Any]]:
+    """Imbalance of the work that is given out, and the milliseconds that it takes."""
+    records = []
+    for seq_len in LENGTHS:
+        packed = text(seq_len)
+        for ranks in RANKS:
+            spec = even(packed, ranks)
+            dataset, before, after, seconds = spec.open(), [], [], []
+            dataset.work(0)  # opens the index
+            for number in range(batches):
+                begun = time.perf_counter()
+                work = dataset.work(number)
+                order = given_out(work, spec.parts)
+                seconds.append(time.perf_counter() - begun)
+                before.append(imbalance(work, spec.parts))
+                after.append(imbalance(work[order], spec.parts))
+            records.append(
+                {
+                    "name": f"{ranks} ranks, {EACH} samples of {seq_len} tokens each",
+                    "before": statistics.mean(before),
+                    "after": statistics.mean(after),
+                    "worst": max(after),
+                    "ms": 1e3 * statistics.median(seconds),
+                }
+            )
+    return records
+
+
+def train(model: Decoder, batch: Batch) -> None:
+    """Forward and backward of a batch, sample by sample."""
+    for micro in cut(batch, [1] * len(batch.samples), CPU):
+        hidden = model(micro.tensors["tokens"], micro.context)
+        loss = model.loss(hidden, micro.tensors["targets"], micro.tensors["weights"])
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+def demo(vocab_size: int) -> Decoder:
+    """The demo's model; its values do not matter."""
+    torch.manual_seed(0)
+    return build_model(replace(SIZES[SIZE], vocab_size=vocab_size, seq_len=TIMED))
+
+
+def by_seconds(timed: int) -> dict[str, Any]:
+    """Imbalance of the seconds that samples take; each is timed twice, and the less counts."""
+    packed, ranks = text(TIMED), 4
+    spec, plain, model = even(packed, ranks), packed.open(), demo(4096)
+    dataset, before, after, unlike = spec.open(), [], [], []
+    train(model, plain.batch([0]))
+    for number in range(timed):
+        places = range(number * spec.global_batch, (number + 1) * spec.global_batch)
+        seconds = np.full(spec.global_batch, np.inf)
+        for _ in range(2):
+            for row, place in enumerate(places):
+                batch = plain.batch([place])
+                begun = time.perf_counter()
+                train(model, batch)
+                seconds[row] = min(seconds[row], time.perf_counter() - begun)
+        work = dataset.work(number)
+        order = given_out(work, spec.parts)
+        before.append(_of_seconds(seconds, spec.parts))
+        after.append(_of_seconds(seconds[order], spec.parts))
+        unlike.append(float(np.corrcoef(work, seconds)[0, 1]))
+    return {
+        "name": f"{ranks} ranks, {EACH} samples of {TIMED} tokens each, seconds of {timed} batches",
+        "before": statistics.mean(before),
+        "after": statistics.mean(after),
+        "worst": max(after),
+        "correlation of seconds with work": statistics.mean(unlike),
+    }
+
+
+def _of_seconds(seconds: np.ndarray, parts: Parts) -> float:
+    return imbalance((seconds * 1e9).astype(np.int64), parts)
+
+
+def hidden(steps: int) -> dict[str, Any]:
+    """What training waits for batches, with and without giving out."""
+    packed = text(TIMED)
+    spec, model = even(packed, 4), demo(4096)
+    waits: dict[bool, list[float]] = {True: [], False: []}
+    dataset, alone = spec.open(), []
+    dataset.work(0)
+    for number in range(steps):
+        begun = time.perf_counter()
+        given_out(dataset.work(number), spec.parts)
+        alone.append(time.perf_counter() - begun)
+    with ExitStack() as stack:
+        loaders = {
+            given: stack.enter_context(
+                Loader(
+                    spec if given else packed,
+                    global_batch=spec.global_batch,
+                    offsets=range(1),  # one sample: the work of giving out is that of all ranks
+                    context=multiprocessing.get_context("forkserver"),
+                    last_step=steps + 2,
+                )
+            )
+            for given in (True, False)
+        }
+        for step in range(steps + 2):
+            for given, loader in loaders.items():
+                begun = time.perf_counter()
+                batch = next(loader)
+                if step >= 2:
+                    waits[given].append(time.perf_counter() - begun)
+                train(model, batch)
+    with_it, without = statistics.median(waits[True]), statistics.median(waits[False])
+    took = statistics.median(alone)
+    return {
+        "name": f"4 ranks, {EACH} samples of {TIMED} tokens each, {steps} steps",
+        "giving out, ms": 1e3 * took,
+        "waited with it, ms": 1e3 * with_it,
+        "waited without, ms": 1e3 * without,
+        "hidden": min(1 - (with_it - without) / took, 1.0),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batches", type=int, default=100)
+    parser.add_argument("--timed", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    records = by_cost(options.batches)
+    records += [by_seconds(options.timed), hidden(options.steps)]
+    if options.json:
+        print(json.dumps(records, indent=2))
+        return
+    for record in records:
+        numbers = (f"{key} {value:.3f}" for key, value in record.items() if key != "name")
+        print(f"{record['name']}: {', '.join(numbers)}")
+
+
+if __name__ == "__main__":
+    main()
