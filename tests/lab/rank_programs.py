@@ -131,7 +131,8 @@ def connected(host: str, port: int) -> socket.socket:
 def echo(folder: Path) -> None:
     """Rank 0 sends a packet at a time and notes the longest silence; the others answer.
 
-    Ends when the answers have come back after a silence, or, with ``alone``, when they do not.
+    Ends when the lab has told of something and, after that, an answer comes, or, with ``alone``,
+    none.
     """
     master, alone = os.environ["MASTER_ADDR"], (folder / "alone").exists()
     wire = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -148,16 +149,18 @@ def echo(folder: Path) -> None:
     wire.bind((master, PORT))
     until(lambda: answered(wire))
     step(folder, 1)
-    silences = [0.0]
-    heard = time.monotonic()
-    while time.monotonic() < heard + TIMEOUT_S:
+    longest, heard = 0.0, time.monotonic()
+    end = heard + TIMEOUT_S
+    while time.monotonic() < end:
+        is_told = (folder / "told").exists()
         if answered(wire):
-            silences.append(time.monotonic() - heard)
-            heard = time.monotonic()
-        over = time.monotonic() - heard if alone else max(silences)
-        if over > 0.5:
+            now = time.monotonic()
+            longest, heard = max(longest, now - heard), now
+            if is_told and not alone:
+                break
+        elif is_told and alone and time.monotonic() - heard > 0.5:
             break
-    write(folder, max(silences))
+    write(folder, longest)
 
 
 def answered(wire: socket.socket) -> bool:

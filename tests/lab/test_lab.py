@@ -87,7 +87,8 @@ def test_a_chip_has_the_memory_that_was_asked(tmp_path: Path) -> None:
 
 
 def test_a_cut_link_is_silent_until_it_is_mended(tmp_path: Path) -> None:
-    outcome = play("echo", tmp_path, faults=["step=1 cut link=h1-h2 for=700ms"])
+    faults = ["step=1 cut link=h1-h2 for=700ms"]
+    outcome = play("echo", tmp_path, faults=faults, say=when("over", tmp_path / "told"))
     assert outcome.exit_code == 0
     assert written(tmp_path, 0) > 0.6
     (fault,) = outcome.record["faults"]
@@ -96,7 +97,13 @@ def test_a_cut_link_is_silent_until_it_is_mended(tmp_path: Path) -> None:
 
 def test_a_dead_host_says_nothing_and_its_rank_has_not_failed(tmp_path: Path) -> None:
     (tmp_path / "alone").touch()
-    outcome = play("echo", tmp_path, faults=["step=1 kill host=h2"], grace_s=30)
+    outcome = play(
+        "echo",
+        tmp_path,
+        faults=["step=1 kill host=h2"],
+        grace_s=30,
+        say=when("fault", tmp_path / "told"),
+    )
     assert outcome.exit_code == 0
     assert [rank.code for rank in outcome.ranks] == [0, -9]
     assert outcome.ranks[1].in_words() == "was ended by SIGKILL: step=1 kill host=h2"
