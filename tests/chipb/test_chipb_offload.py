@@ -10,13 +10,14 @@ import torch
 from chipb.chip import NAME, with_chips
 from chipb.test_chipb_jobs import on
 from parity.cases import Case
+from torch.autograd.graph import saved_tensors_hooks
 
 from weft.comm.address import RankAddress
 from weft.config.sections import SgdConfig
 from weft.data.synthetic import SyntheticDataset
 from weft.diagnose.verify import rehearse
 from weft.elastic.pool import WorkerPool
-from weft.memory.parcels import Parcel
+from weft.memory.parcels import Parcel, Ways
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
@@ -58,6 +59,33 @@ def test_not_one_bit_differs(case: Case, modes: tuple[str, ...], chips: WorkerPo
             assert ours.keys() == theirs.keys()
             for name, values in ours.items():
                 assert np.array_equal(values, theirs[name], equal_nan=True), (mode, name)
+
+
+def viewed(address: RankAddress) -> tuple[list[float], int]:
+    """Gradients behind two views of one storage that went away, and how many storages did."""
+    x = torch.arange(24.0).to(NAME).requires_grad_()
+    ways = Ways(torch.device(NAME, address.local_rank))
+    parcel = Parcel(ways, [x], None)
+    with saved_tensors_hooks(parcel.pack, parcel.unpack):
+        rows = (x * x).view(4, 6)
+        total = (rows[1:3, ::2].t() * rows[2:, 1::2].t()).sum()
+    parcel.leave()
+    Parcel(ways, [], None).leave()
+    assert all(store.here is None for store in parcel.stores)
+    number = len(list(parcel.stores))
+    total.backward()
+    assert x.grad is not None
+    return x.grad.cpu().tolist(), number
+
+
+def test_views_come_back_as_they_were(chips: WorkerPool) -> None:
+    found, number = chips.run(with_chips, viewed, world_size=1)[0]
+    x = torch.arange(24.0).requires_grad_()
+    rows = (x * x).view(4, 6)
+    (rows[1:3, ::2].t() * rows[2:, 1::2].t()).sum().backward()
+    assert x.grad is not None
+    assert found == x.grad.tolist()
+    assert number == 1
 
 
 def held(address: RankAddress, mode: str, layers: int) -> tuple[int, int]:
