@@ -4,10 +4,10 @@
 
 On real text, the sources and the manual of Python, with a Llama of the demo's shape. First the work
 of ranks by the cost that samples are given out by, in the order of samples and as they are given
-out. Then the seconds that forward and backward of every sample really take, one after another in
-one process, added up for both. Last how much of giving out is hidden: a loader process makes
-batches ahead while this one trains, and what it waits for them is compared with a loader's that
-gives nothing out, step by step in turns.
+out. Then the processor's seconds that forward and backward of every sample take, one after
+another in one process, added up for both. Last how much of giving out is hidden: a loader process
+makes batches ahead while this one trains, and what it waits for them is compared with a loader's
+that gives nothing out, step by step in turns.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def demo(vocab_size: int) -> Decoder:
 
 
 def by_seconds(timed: int) -> dict[str, Any]:
-    """Imbalance of the seconds that samples take; each is timed twice, and the less counts."""
+    """Imbalance of the processor's seconds that samples take; each is timed twice, and the less
+    counts."""
     packed, ranks = text(TIMED), 4
     spec, plain, model = even(packed, ranks), packed.open(), demo(4096)
     dataset, before, after, unlike = spec.open(), [], [], []
@@ -117,9 +118,9 @@ def by_seconds(timed: int) -> dict[str, Any]:
         for _ in range(2):
             for row, place in enumerate(places):
                 batch = plain.batch([place])
-                begun = time.perf_counter()
+                begun = time.process_time()
                 train(model, batch)
-                seconds[row] = min(seconds[row], time.perf_counter() - begun)
+                seconds[row] = min(seconds[row], time.process_time() - begun)
         work = dataset.work(number)
         order = given_out(work, spec.parts)
         before.append(_of_seconds(seconds, spec.parts))
@@ -190,7 +191,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     records = by_cost(options.batches)
-    records += [by_seconds(options.timed), hidden(options.steps)]
+    records += [by_seconds(options.timed)] if options.timed else []
+    records.append(hidden(options.steps))
     if options.json:
         print(json.dumps(records, indent=2))
         return
