@@ -231,7 +231,9 @@ def test_predictions_know_what_an_optimizer_keeps(optim: OptimConfig) -> None:
     )
     training = training_of(optim, params)
     assert training.moments == pytest.approx(kept / sum(param.numel for param in params))
-    assert training == Training(training.moments, by_element=training.by_element)
+    assert training == Training(
+        training.moments, by_element=training.by_element, moved_bytes=training.moved_bytes
+    )
     frozen = ParamGroupConfig(params="layers.1.*", trainable=False)
     some = training_of(optim.model_copy(update={"groups": (frozen,)}), params)
     assert some.units[:4] == (1, 1, 0, 1) and some.parts((0, 4)) == (1, 0.75, 1)

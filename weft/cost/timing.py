@@ -11,7 +11,7 @@ from weft.cost.rates import CostFunction, compute_seconds
 from weft.cost.sends import Inside, layer_sends
 from weft.cost.times import StageTimes
 from weft.cost.traffic import Fabric
-from weft.cost.work import layers_by_kind
+from weft.cost.work import ADAMW_BYTES, layers_by_kind
 from weft.memory.tiers import BYTES_PER_S, PIECE_BYTES
 from weft.models.shape import ModelShape
 
@@ -32,8 +32,8 @@ class Software:
     """Of one parameter's gradient on its way."""
     weight_bytes: float = 2.0
     """Of one parameter on its way."""
-    optimizer_bytes: float = 32.0
-    """Read and written for each parameter that a rank updates."""
+    optimizer_bytes: float = ADAMW_BYTES
+    """Read and written for each parameter that a rank updates by AdamW."""
     bucket_bytes: float = 256e6
     """Of one message of gradients or parameters."""
     publishes_alone: bool = False
@@ -221,7 +221,8 @@ class _State:
             reduce, publish = reduce + more[0], publish + more[1]
         of_experts = 1 / ways if self.choice.part is None else min(kept * shared, 1.0)
         updated = dense * kept + experts * of_experts
-        update = self.hardware.chip.moving_seconds(software.optimizer_bytes * updated)
+        times = self.choice.state.moved / ADAMW_BYTES
+        update = self.hardware.chip.moving_seconds(software.optimizer_bytes * times * updated)
         update = max(update, self._fetch_s(updated))
         beside = reduce if software.publishes_alone else reduce + publish
         seen = reduce + publish - min(beside, beside_s) * software.data_hidden

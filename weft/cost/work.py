@@ -252,6 +252,10 @@ def layers_alike(shape: ModelShape, work: StageWork) -> Iterator[tuple[StageWork
             yield each, kind, number
 
 
+ADAMW_BYTES = 32.0
+"""That an update reads and writes of one parameter, with the norm before it."""
+
+
 class StateBytes(NamedTuple):
     """Bytes of one parameter at rest, by what they are."""
 
@@ -260,6 +264,8 @@ class StateBytes(NamedTuple):
     """Of this and the next, where the parameter is trained."""
     optimizer: float
     """What the optimizer keeps, and a master copy where there is one."""
+    moved: float = ADAMW_BYTES
+    """What an update reads and writes."""
 
 
 Parts = tuple[float, float, float]
@@ -281,6 +287,8 @@ class Training:
     """Updates may take parts of tensors in turn."""
     wide_products: float = 0.0
     """Of layers' weights, the part whose products have 16 bits though the precision has eight."""
+    moved_bytes: float = ADAMW_BYTES
+    """That an update reads and writes of one parameter."""
 
     def parts(self, layers: Layers) -> Parts:
         """Of a stage with these layers: the mean of them, by what it has of each."""
@@ -308,6 +316,7 @@ class Training:
             weight=weight,
             grad=_BYTES[roles.accumulation.stored_as],
             optimizer=self.moments * _BYTES[roles.state.stored_as] + master * (master != weight),
+            moved=self.moved_bytes,
         )
 
 

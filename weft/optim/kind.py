@@ -28,6 +28,9 @@ class Kind:
     moments: Callable[[Any], float] | None = None
     """From its section: numbers that it keeps of each parameter, for predictions. None: the rule
     is asked, which loads torch."""
+    moved_bytes: Callable[[Any], float] | None = None
+    """From its section: what its update and the norm before it read and write of each parameter,
+    for predictions. None: as much as AdamW's."""
     by_element: bool = False
     """Each element of a parameter is updated from itself, its gradient and its own elements of
     states, which all have the parameter's shape: parts of tensors may be updated in turn."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from weft.config.names import Registry
 from weft.config.sections import OptimConfig
-from weft.cost.work import Training
+from weft.cost.work import ADAMW_BYTES, Training
 from weft.optim.groups import marked
 from weft.optim.kind import Kind
 from weft.plan.model import ParamSpec, UnitName
@@ -52,7 +52,10 @@ def training_of(optim: OptimConfig, params: Sequence[ParamSpec]) -> Training:
     parts = tuple(trained[unit] / max(whole[unit], 1) for unit in units)
     kind = OPTIMIZERS.named("optim.kind", optim.kind)
     kept = _kept(rule_of(optim), specs) if kind.moments is None else kind.moments(optim)
-    every = Training(kept, by_element=kind.by_element, wide_products=_wide(specs))
+    moved = ADAMW_BYTES if kind.moved_bytes is None else kind.moved_bytes(optim)
+    every = Training(
+        kept, by_element=kind.by_element, wide_products=_wide(specs), moved_bytes=moved
+    )
     if trained == whole:
         return every
     second = sum(spec.numel for spec in specs if spec.inside)

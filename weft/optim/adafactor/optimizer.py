@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+def moved_bytes(_: AdafactorConfig) -> float:
+    """Of a matrix: the second moment is made and used in six passes, the new value in four, and
+    three norms are taken; its states are little."""
+    return 104
+
+
 def reference(config: AdafactorConfig, groups: list[dict[str, Any]]) -> Optimizer:
     """PyTorch's own, parameter by parameter."""
     from torch.optim import Adafactor
@@ -26,4 +32,11 @@ def reference(config: AdafactorConfig, groups: list[dict[str, Any]]) -> Optimize
 
 RULE = "weft.optim.adafactor.rule:Adafactor"
 
-OPTIMIZER = Kind(name="adafactor", order=2, config=AdafactorConfig, rule=RULE, reference=reference)
+OPTIMIZER = Kind(
+    name="adafactor",
+    order=2,
+    config=AdafactorConfig,
+    rule=RULE,
+    moved_bytes=moved_bytes,
+    reference=reference,
+)

@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+def moved_bytes(config: MuonConfig) -> float:
+    """Of a matrix: momentum, what is taken over of it, and the new value; each step of the
+    polynomial, three products in two bytes. The time of these products comes on top."""
+    return 90 + 8 * config.newton_schulz_steps
+
+
 def reference(config: MuonConfig, groups: list[dict[str, Any]]) -> Optimizer:
     """Written out a second time: PyTorch's own computes in bf16 whatever its parameters are."""
     from weft.optim.muon.reference import ByDecomposition
@@ -20,4 +26,11 @@ def reference(config: MuonConfig, groups: list[dict[str, Any]]) -> Optimizer:
 
 RULE = "weft.optim.muon.rule:Muon"
 
-OPTIMIZER = Kind(name="muon", order=3, config=MuonConfig, rule=RULE, reference=reference)
+OPTIMIZER = Kind(
+    name="muon",
+    order=3,
+    config=MuonConfig,
+    rule=RULE,
+    moved_bytes=moved_bytes,
+    reference=reference,
+)
