@@ -19,7 +19,7 @@ class AxisEntry:
     divides_samples: bool = False
     """Ranks along it compute different samples; along the others they share the same ones."""
     searched: bool = True
-    """The planner tries sizes of it; else it has those that a person writes."""
+    """The planner always tries sizes of it; else only where nothing fits without."""
     slow_links: str = ""
     """What helps where ranks along it wait for links; empty where they send nothing in layers."""
 

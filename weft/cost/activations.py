@@ -21,7 +21,8 @@ BLOCK_QUERIES = 64
 KEPT_SEQ = 512
 """Up to this length it keeps the probabilities."""
 CHUNK_LOGITS = 1 << 20
-"""That live at once on a processor, as in ``weft/nn/losses.py``; likewise the next one."""
+"""That live at once on a processor, as in ``weft/nn/losses.py``; likewise the next two."""
+CHUNK_ELSEWHERE = 1 << 28
 CHUNK_TOKENS = 256
 _SECOND: tuple[Item, ...] = ("ff input", "ff masks", "ff read", "gates", "hidden")
 """What the second part of a layer keeps; what enters it is its input where it is alone."""
@@ -189,11 +190,19 @@ def logits(shape: ModelShape, work: StageWork) -> float:
     if work.predicts < 1:  # gradients of all logits that were kept, and a chunk of both in four
         return work.wide * work.tokens * width + 2 * 4 * min(work.tokens, CHUNK_TOKENS) * width
     if not work.eager:
-        return 10 * work.tokens * width
+        whole = 10 * work.tokens * width
+        # Weft's own are in chunks; that matters where samples are so long that ranks divide them.
+        in_chunks = work.gathers_keys and work.share("seq") > 1 and work.share("vocab") == 1
+        return min(whole, _chunked(shape, work, width, CHUNK_ELSEWHERE)) if in_chunks else whole
     if (
         work.share("vocab") > 1
     ):  # a head split along the vocabulary keeps its probabilities for backward
         return work.tokens * (4 * width + work.wide * shape.d_model) + 4 * 4 * CHUNK_TOKENS * width
-    rows = min(work.tokens, max(CHUNK_TOKENS, CHUNK_LOGITS / width))
+    return _chunked(shape, work, width, CHUNK_LOGITS)
+
+
+def _chunked(shape: ModelShape, work: StageWork, width: float, chunk: int) -> float:
+    """Of a head whose logits are made so many at a time."""
+    rows = min(work.tokens, max(CHUNK_TOKENS, chunk / width))
     grads = work.wide * work.tokens * shape.d_model + 3 * 4 * width * shape.d_model
     return 2 * 4 * rows * width + grads

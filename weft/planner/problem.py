@@ -68,6 +68,9 @@ class Options:
     mixed_recompute: bool = False
     """The best few plans that recompute may do so only as far as their chips' memory asks: with
     other modes, and in some layers."""
+    divides_tokens: bool = False
+    """Tokens of each sample may be divided too; without it that is tried where attention between
+    them is most of the operations, or nothing fits."""
     zero: tuple[ZeroLevel, ...] = (0, 1, 2, 3)
     tiers: tuple[Tier, ...] = ("device",)
     """Where what only updates need may be kept: the first with which something fits."""
@@ -140,6 +143,14 @@ class Problem:
     cluster: ClusterView
     knowledge: Knowledge = field(default_factory=Knowledge)
     options: Options = field(default_factory=Options)
+
+    @property
+    def divides_tokens(self) -> bool:
+        """Tokens of each sample may be divided: that was asked for, or what grows with the square
+        of their number is at least half of the operations."""
+        spec, seq_len = self.workload.spec, self.workload.seq_len
+        once, twice = (train_flops_per_token(spec, n) for n in (seq_len, 2 * seq_len))
+        return self.options.divides_tokens or 2 * (twice - once) >= once
 
     def on(self, cluster: ClusterView) -> Problem:
         """The same with other chips."""

@@ -384,11 +384,10 @@ def refuse_idle_heads(plan: Plan, dims: Collection[Dim]) -> None:
     Raises:
         ConfigError: one has not; ``dims`` are the model's.
     """
-    heads = [dim for dim in dims if dim.name == "heads"]
     for p, s, stage in plan.stages():
         if stage.head_ways == 1:
             continue
-        least = min((_heads_left(dim, stage.mesh) for dim in heads), default=1)
+        least = least_heads(dims, stage.mesh)
         if stage.head_ways > least:
             ways = stage.mesh.size(_BY_HEADS)
             allowed = [n for n in range(1, least + 1) if ways % n == 0]
@@ -397,11 +396,15 @@ def refuse_idle_heads(plan: Plan, dims: Collection[Dim]) -> None:
             raise ConfigError(key, stage.head_ways, f"one of {', '.join(map(str, allowed))}", hint)
 
 
-def _heads_left(dim: Dim, mesh: Mesh) -> int:
-    """Heads of the rank that has fewest."""
-    each = dim.size // max(1, dim.num_groups * dim.units)
-    held_by = (held([dim], "inner", mesh, mesh.coordinate(rank)) for rank in mesh.ranks)
-    return min(sum(map(len, ranges)) for (ranges,) in held_by) // each
+def least_heads(dims: Collection[Dim], mesh: Mesh) -> int:
+    """Of a model with such dimensions, heads that the rank has which has fewest; of one without
+    heads 1."""
+    left = [1]
+    for dim in (dim for dim in dims if dim.name == "heads"):
+        each = dim.size // max(1, dim.num_groups * dim.units)
+        held_by = (held([dim], "inner", mesh, mesh.coordinate(rank)) for rank in mesh.ranks)
+        left = [sum(map(len, ranges)) // each for (ranges,) in held_by]
+    return min(left)
 
 
 def refuse_idle_pieces(plan: Plan, dims: Collection[Dim]) -> None:

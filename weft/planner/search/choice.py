@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from weft.cluster.cluster import HOST
 from weft.cluster.view import ChipPool, ClusterView
-from weft.config.axes import SAMPLE_AXES, SEARCHED
+from weft.config.axes import NAMES, SAMPLE_AXES, SEARCHED
 from weft.cost.work import Axes, copies_in, share
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
@@ -26,6 +26,9 @@ INSIDE = tuple(name for name in SEARCHED if name not in SAMPLE_AXES)
 """Axes that divide layers, inside a node; outermost first. Every axis whose entry does not say
 otherwise is here by itself: which sizes a model allows, the axis says, and what a size costs and
 saves follows from the logical dimensions that it divides (``weft.cost.work``)."""
+
+LONG = tuple(name for name in NAMES if name not in (*SEARCHED, *SAMPLE_AXES))
+"""Axes that are tried where nothing fits without; they may leave a node, and are outside those."""
 
 
 def mesh_axes(ways: int, inner: Axes) -> Axes:
@@ -43,6 +46,12 @@ def inner_of(axes: Axes) -> Axes:
 def num_ranks(axes: Axes) -> int:
     """Of a mesh."""
     return prod(size for _, size in axes)
+
+
+@lru_cache(maxsize=1 << 12)
+def near_ranks(axes: Axes) -> int:
+    """Of a mesh that are on one node because they divide layers."""
+    return prod(size for name, size in axes if name not in (*SAMPLE_AXES, *LONG))
 
 
 Apart = Literal["", "pipelines", "nodes"]
@@ -82,7 +91,7 @@ class Section(NamedTuple):
     @property
     def together(self) -> int:
         """Chips that are on one node because they divide layers."""
-        return num_ranks(inner_of(self.axes))
+        return near_ranks(self.axes)
 
 
 @dataclass(frozen=True, slots=True)

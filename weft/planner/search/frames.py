@@ -21,7 +21,16 @@ from weft.cost.work import Axes
 from weft.models.registry import dims_of_model
 from weft.plan.plan import Recompute, ZeroLevel
 from weft.planner.problem import Shape
-from weft.planner.search.choice import INSIDE, Section, inner_of, mesh_axes, nodes_for, num_ranks
+from weft.planner.search.choice import (
+    INSIDE,
+    LONG,
+    Section,
+    inner_of,
+    mesh_axes,
+    near_ranks,
+    nodes_for,
+    num_ranks,
+)
 from weft.planner.search.costs import Costs, Held, Rank
 from weft.planner.search.found import ReasonKind
 from weft.planner.validate import why_not
@@ -301,10 +310,9 @@ class Space:
         part = self.costs.pools[pool]
         parts = sorted({-(-micro // b) for b in _some_parts(micro)})
         for inner, ways in product(self._inner(pool), parts):
-            group = num_ranks(inner)
-            together = group * ways
+            near, together = near_ranks(inner), num_ranks(inner) * ways
             counts = self._mesh_counts(part.num_chips // together)
-            counts = [meshes for meshes in counts if self._fills(pool, together * meshes, group)]
+            counts = [meshes for meshes in counts if self._fills(pool, together * meshes, near)]
             if not counts:
                 continue
             axes = mesh_axes(ways, inner)
@@ -331,7 +339,7 @@ class Space:
             for ways in self._ways(min(chips // (group * meshes), self.samples)):
                 if not self._runs(inner):
                     self.unmade["axis"] += 1
-                elif self._fills(pool, group * ways * meshes, group):
+                elif self._fills(pool, group * ways * meshes, near_ranks(inner)):
                     yield Section(pool, mesh_axes(ways, inner), meshes)
                 else:
                     self.unmade["shape"] += 1
@@ -359,6 +367,18 @@ class Space:
             axes = tuple(zip(INSIDE, sizes, strict=True))
             if node % prod(sizes) == 0 and all(AXES[name].allows(dims, n) for name, n in axes):
                 yield axes
+                yield from self._longer(pool, axes)
+
+    def _longer(self, pool: int, axes: Axes) -> Iterator[Axes]:
+        """The same where tokens of each sample are divided too, over parts of a node or nodes."""
+        part, group = self.costs.pools[pool], num_ranks(axes)
+        for name in LONG if self.costs.problem.divides_tokens else ():
+            for n in range(2, part.num_chips // group + 1):
+                even = (
+                    part.chips_per_node % (n * group) == 0 or n * group % part.chips_per_node == 0
+                )
+                if even and AXES[name].allows(self._dims, n):
+                    yield ((name, n), *axes)
 
     def _counts_up_to(self, most: int) -> list[int]:
         """Above a dozen, those with which the fullest mesh has fewer layers, and one more."""

@@ -19,6 +19,7 @@ from weft.planner.problem import Options, Problem
 from weft.planner.renumber import ordered
 from weft.planner.runnable import why_never_run
 from weft.planner.search.again import MODES_APART
+from weft.planner.search.by_heads import by_heads
 from weft.planner.search.choice import Apart, Line, Timed, inner_of, plan_of, used_cluster
 from weft.planner.search.costs import Costs
 from weft.planner.search.domains import searches_domains, with_best_domains
@@ -64,11 +65,12 @@ def search(problem: Problem, *, progress: Progress | None = None) -> Found:
         # Something fits, and the effort ended before it was looked at.
         more = replace(options, effort=LONGER * options.effort)
         return search(replace(problem, options=more), progress=progress)
-    every = [with_best_domains(list(map(run.candidate, found)), problem) for found in lists]
-    candidates = refined(every, problem)
+    candidates = ([by_heads(run.candidate(lines), problem) for lines in found] for found in lists)
+    every = [with_best_domains(few, problem) for few in candidates]
+    fastest = refined(every, problem)
     if options.unlike_meshes and run.lacks_memory:
-        candidates = with_united(candidates, problem)
-    return run.found(candidates, begin)
+        fastest = with_united(fastest, problem)
+    return run.found(fastest, begin)
 
 
 def _otherwise(run: SearchRun, begin: float, progress: Progress | None) -> Found:
@@ -82,6 +84,8 @@ def _otherwise(run: SearchRun, begin: float, progress: Progress | None) -> Found
         return run.found([one], begin)
     if elsewhere := _elsewhere(problem):
         return search(elsewhere, progress=progress)
+    if divided := _divided(problem):
+        return search(divided, progress=progress)
     if roomy := _offloaded(problem, progress):
         return roomy
     raise _not_run(run) or no_plan(any_fit, problem)
@@ -92,6 +96,16 @@ def _elsewhere(problem: Problem) -> Problem | None:
     every = (replace(problem.options, tiers=(tier,)) for tier in problem.options.tiers[1:])
     tried = (replace(problem, options=options) for options in every)
     return next(filter(fits, tried), None)
+
+
+def _divided(problem: Problem) -> Problem | None:
+    """With tokens of each sample divided too, in the first tier with which something fits."""
+    for tier in problem.options.tiers:
+        options = replace(problem.options, divides_tokens=True, tiers=(tier,))
+        divided = replace(problem, options=options)
+        if not problem.divides_tokens and fits(divided):
+            return divided
+    return None
 
 
 def _offloaded(problem: Problem, progress: Progress | None) -> Found | None:

@@ -14,6 +14,7 @@ from weft.planner.problem import Problem
 from weft.planner.search.again import MODES_APART
 from weft.planner.search.choice import (
     INSIDE,
+    LONG,
     Apart,
     Line,
     Section,
@@ -141,10 +142,13 @@ def _section(stage: StagePlan, cluster: ClusterView) -> Section:
         raise OutsideError("it tries neither passes nor compiled layers")
     if stage.pieces > 1:
         raise OutsideError("it sends everything inside layers in one piece")
+    if stage.head_ways > 1:
+        raise OutsideError("it divides heads among neighbours only in the few plans it ends with")
     first = 0
     for number, pool in enumerate(cluster.pools):
         if stage.mesh.ranks[0] < first + pool.num_chips:
-            inner = tuple((name, stage.mesh.size(name)) for name in INSIDE)
+            every = ((name, stage.mesh.size(name)) for name in (*LONG, *INSIDE))
+            inner = tuple(axis for axis in every if axis[0] in INSIDE or axis[1] > 1)
             axes = mesh_axes(stage.mesh.sample_ways, inner)
             return Section(number, axes, 1, stage.recompute, stage.zero)
         first += pool.num_chips
