@@ -188,6 +188,39 @@ def test_what_is_left_goes_on_until_a_machine_is_back(
     assert [row["data"] for row in mine] == [row["data"] for row in whole]
 
 
+def test_a_site_that_is_away_is_left_out_and_catches_up(here: Path) -> None:
+    """Killed, it is missing in no step; back, it goes on from what the other has. The run's file of
+    events says when, and a run that is started so three times has the same numbers."""
+    sites = "sites={every: 3, wire: fp64}"
+    steps = "train.steps=120", "train.eval_every=60", "checkpoint.every=30"
+    asked = ("compute.precision=fp64", "data.workers=0", "plan.shares=[2,1]", *steps)
+    with job(here, 2, *KEPT, *asked, sites, "recovery.when_lost=replan") as one:
+        head, second = one.nodes
+        is_kept(head)
+        second.process.kill()
+        goes_on(head, 1)
+        with frozen(served(head)):
+            again = one.start(1)
+            again.wait_until(lambda: len(again.alive()) > 1)
+        goes_on(head, 2)
+        assert [code for code, _ in ends([head, again])] == [0, 0]
+    events = read_events(here / "mine" / EVENTS_FILE)
+    said = [event.message for event in events if event.kind == "replan"]
+    assert "one site, from where all last met, of 2 go on with all samples" in said[0]
+    assert said[1].startswith("the plan is now 2 ranks")
+    away, back = (event.step for event in events if event.kind == "restore")
+    assert away is not None and back is not None and 0 < away < back
+    parts = (
+        ("--steps", f"{away}", *asked, sites),
+        ("--steps", f"{back}", *asked[:2], *steps, "plan.shares=[3]"),
+    )
+    for words in (*parts, (*asked, sites)):
+        assert run(["train", "tiny.yaml", "--out", "parts", "--quiet", *words]) == 0
+    mine, whole = ({*commands.numbers(here / name)} for name in ("mine", "parts"))
+    assert mine <= whole, "what was said before some step was called away is missing"
+    assert {dict(row)["step"] for row in mine} >= {1, away, back + 2, 120}
+
+
 def test_what_is_refused_ends_all(here: Path) -> None:
     """Once, before any work, and nothing is left."""
     before = commands.contents(here)

@@ -33,6 +33,7 @@ from weft.elastic.rank_process import Begin
 from weft.elastic.signals import Asked, interrupted_once
 from weft.plan.plan import Plan
 from weft.platform.detect import detect
+from weft.resolve.left import asking_of
 from weft.resolve.peaks import peaks_here
 from weft.resolve.planned import facts
 from weft.resolve.prediction import Prediction, Quantities
@@ -184,9 +185,10 @@ class _Here:
         """What ``packed`` was given, as far as it is the same here."""
         resolved = self._resolved(words["plan"], words["ranks"])
         predicted = words.get("predicted")
+        sites = {"sites": self._on_node.loaded.config.sites}  # of all, as the job was asked for
         return (
             Job(
-                config=resolved.config,
+                config=resolved.config.model_copy(update=sites),
                 plan=resolved.plan,
                 out=self._on_node.out,
                 last_step=words["last_step"],
@@ -203,9 +205,8 @@ class _Here:
 
     def _resolved(self, text: str, ranks: Sequence[int]) -> Resolved:
         plan = Plan.from_json(text)
-        loaded = self._on_node.loaded
         found = resolve(
-            loaded,
+            asking_of(self._on_node.loaded, plan),  # some sites may be away
             self._cluster,
             world_size=plan.world_size,
             ranks_here=len(ranks) or 1,

@@ -43,7 +43,7 @@ def plan_for_left(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
     """
     if now.plan.sites:
         return _of_sites(loaded, now, left)
-    loaded = _asking_of(loaded, now.plan)
+    loaded = asking_of(loaded, now.plan)
     cluster, devices = _chips_of(now, left)
     (node,) = cluster.nodes
     try:
@@ -64,17 +64,28 @@ def plan_for_left(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
 
 def _of_sites(loaded: Loaded, now: Resolved, left: Sequence[int]) -> Left:
     try:
-        plan, seats = without_lost(now.plan, left)
+        plan, why, seats = sites_left(now.plan, left)
     except ConfigError as error:
         raise loaded.place(error) from error
-    several = f"{len(plan.sites)} sites" if plan.sites else "one site, from where all last met,"
-    why = f"{several} of {len(now.plan.sites)} go on with all samples"
     cluster, _ = _chips_of(now, seats)
-    resolved = resolve(_asking_of(loaded, plan), cluster, plan=plan, why=[why])
+    resolved = resolve(asking_of(loaded, plan), cluster, plan=plan, why=[why])
     return Left(resolved=resolved, seats=seats, why=why)
 
 
-def _asking_of(loaded: Loaded, plan: Plan) -> Loaded:
+def sites_left(now: Plan, left: Sequence[int]) -> tuple[Plan, str, tuple[int, ...]]:
+    """The plan of whole pipelines that are left, in words, and for each of its ranks the one that
+    it was.
+
+    Raises:
+        ConfigError: no pipeline is whole.
+    """
+    plan, before = without_lost(now, left)
+    many = max(len(now.sites), 1)
+    several = f"{len(plan.sites)} sites" if plan.sites else "one site, from where all last met,"
+    return plan, f"{several} of {many} go on with all samples", before
+
+
+def asking_of(loaded: Loaded, plan: Plan) -> Loaded:
     """Of the sites that a plan has, which may be none any more."""
     still = sites_still(loaded.config.sites, plan)
     return replace(loaded, config=loaded.config.model_copy(update={"sites": still}))

@@ -17,7 +17,7 @@ from weft.elastic.nodes.remote import Node
 from weft.elastic.replan import refuse_unlike
 from weft.plan.plan import Plan
 from weft.report.events import EventLog
-from weft.resolve.left import plan_for_machines
+from weft.resolve.left import asking_of, plan_for_machines, sites_left
 from weft.resolve.memory_here import refuse_too_large
 from weft.resolve.peaks import peaks_here
 from weft.resolve.planned import Chosen
@@ -131,11 +131,11 @@ class NodePlans:
         if len(seats) == wanted:
             kinds = [(place.kind.family, place.kind.chip) for place in self._first_places]
             places = self._fleet.arranged(seats, kinds)
-        if places is None:
-            if plan.sites:
-                expected = "replace, with sites on several machines"
-                hint = "Or start the job again under the plan that is left, on the same folder."
-                raise ConfigErrors([ConfigError("recovery.when_lost", "replan", expected, hint)])
+        if places is None and plan.sites:
+            plan, why, stay = self._of_sites(kept)
+            seats = [(self._fleet.places[rank].node, rank) for rank in stay]
+            places = self._fleet.arranged(seats, [(family, None) for family in plan.devices])
+        elif places is None:
             chosen = self._chosen([node for node, _ in seats])
             plan, why = chosen.plan, chosen.notes[0]
             seats = seats[: plan.world_size]
@@ -148,15 +148,34 @@ class NodePlans:
         self._take(plan, places, [seat for _, seat in seats], notes)
         return f"{plan_in_words(plan)}, instead of {plan_in_words(before)}; {why}"
 
+    def _of_sites(self, kept: Sequence[int]) -> tuple[Plan, str, tuple[int, ...]]:
+        """Whole pipelines of those ranks go on: who is away is left out until all of its machines
+        are back."""
+        now = self.job.plan
+        try:
+            plan, why, before = sites_left(now, kept)
+            if plan == now:
+                expected = "machines for all ranks that the job began with"
+                raise ConfigError("machines", {"ranks": len(before)}, expected)
+        except ConfigError as error:
+            raise self._loaded.place(error) from error
+        return plan, why, before
+
     def _chosen(self, nodes: Sequence[int]) -> Chosen:
         machines = [self._fleet.head.nodes[index].hello.machine for index in nodes]
         return plan_for_machines(self._loaded, self._first.plan, machines)
 
     def _resolved(
-        self, plan: Plan, cluster: Cluster, ranks_here: int, why: Sequence[str]
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        ranks_here: int,
+        why: Sequence[str],
+        *,
+        sites_stay: bool = True,
     ) -> Resolved:
         return resolve(
-            self._loaded,
+            self._loaded if sites_stay else asking_of(self._loaded, plan),
             cluster,
             world_size=plan.world_size,
             ranks_here=ranks_here,
@@ -169,7 +188,7 @@ class NodePlans:
     ) -> None:
         """The plan becomes the job's."""
         here = ranks_of(places)[HEAD]
-        resolved = self._resolved(plan, self._cluster, len(here), why)
+        resolved = self._resolved(plan, self._cluster, len(here), why, sites_stay=False)
         prediction = self._first.prediction
         if plan != self._first.plan or prediction is None:
             prediction = predict_run(resolved, ranks_here=len(here))
