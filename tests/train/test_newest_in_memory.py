@@ -11,7 +11,7 @@ from weft.checkpoint.agent.memory import Offer
 from weft.checkpoint.entry import CheckpointError
 from weft.comm.comm import Comm
 from weft.train import from_memory
-from weft.train.from_memory import newest_in_memory, node_of
+from weft.train.from_memory import new_start, newest_in_memory, node_of
 
 WRITTEN, COPIED = 3, 5
 
@@ -35,6 +35,17 @@ class OneMemory:
 
     def images(self, _: Offer) -> tuple[dict[str, int], dict[int, Image]]:
         return {"step": COPIED}, {0: new_image([])}
+
+
+def test_what_was_left_behind_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that was lost is back, and has the state of a later step of before."""
+    old, new = new_start(), new_start()
+    offers = [Offer(7, f"{old}b", 1, [0]), Offer(4, f"{new}c", 1, [0]), Offer(5, f"{new}a", 1, [0])]
+    monkeypatch.setattr(OneMemory, "offers", offers)
+    monkeypatch.setattr(from_memory, "read_latest", lambda _: OneMemory.latest)
+    monkeypatch.setattr(from_memory, "MemoryOfMachine", OneMemory)
+    _, why = newest_in_memory(tmp_path, tmp_path, Comm(), before=9, lease=Lease())
+    assert why[0].startswith("the state after step 5 was in memory")
 
 
 FOUND = f"the state after step {COPIED} was in memory"

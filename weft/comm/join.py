@@ -68,7 +68,8 @@ def join_at(
     address, timeout_s = rendezvous.address, rendezvous.timeout_s
     rank, world_size = address.rank, address.world_size
     if world_size == 1:
-        return Comm(device=device, timeout_s=timeout_s)
+        alone = Member(node=address.host)  # others may have been there, and come again
+        return Comm(device=device, members=[alone], timeout_s=timeout_s)
     member = Member(
         family=device.type,
         backend=backend,

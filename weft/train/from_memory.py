@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -24,6 +25,13 @@ from weft.comm.address import host_for_others, own_host
 from weft.comm.comm import Comm
 
 NAME = "memory of machines"
+START_DIGITS = 16
+"""Of the name of a save: when the ranks began that made it, so that a later beginning is more."""
+
+
+def new_start() -> str:
+    """Begins the names of all saves of ranks that begin now."""
+    return f"{time.time_ns():0{START_DIGITS}x}"
 
 
 def node_of(comm: Comm) -> str:
@@ -123,7 +131,10 @@ def _newest_of_all(everyone: Sequence[Mapping[str, Any]]) -> _Found | None:
                 len(has) == len(ranks) for has in by_rank.values()
             )
             whole.append(_Found(offer, holders, is_everywhere))
-    return max(whole, key=lambda found: (found.offer.step, found.offer.name), default=None)
+    # Who has gone on without a machine has left what that machine had, however far it was.
+    return max(
+        whole, key=lambda each: (each.offer.name[:START_DIGITS], each.offer.step), default=None
+    )
 
 
 class _Mine:

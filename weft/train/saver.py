@@ -47,7 +47,7 @@ from weft.comm.heartbeat import with_heartbeat
 from weft.config.errors import DivergedError
 from weft.platform.detect import free_memory_bytes
 from weft.report.events import Kind
-from weft.train.from_memory import node_of
+from weft.train.from_memory import new_start, node_of
 from weft.train.loop import Run
 from weft.train.saving import other_writer, save, shards_of, state_of, together
 
@@ -99,6 +99,7 @@ class Saver:
         self._logs = logs
         self._owner = owner
         self._fingerprint = fingerprint
+        self._start = new_start()
         self._tell = tell
         self._is_asynchronous = run.config.checkpoint.asynchronous
         self._slots = SLOTS + bool(run.config.checkpoint.snapshot_every)
@@ -274,7 +275,8 @@ class Saver:
     def _place(self, agent: AgentClient, step: int, *, is_written: bool) -> tuple[str, bool]:
         """A name for a save, empty where some rank has no place for it; and whether it is written.
         What cannot be is said."""
-        mine = (agent.has_room, agent.num_waiting, secrets.token_hex(8), agent.is_on_its_way)
+        name = self._start + secrets.token_hex(8)
+        mine = (agent.has_room, agent.num_waiting, name, agent.is_on_its_way)
         everyone = self._run.comm.gather_json(mine, name="checkpoints under way")
         if any(each[3] for each in everyone):
             before = "the one before is still on its way to another machine"
