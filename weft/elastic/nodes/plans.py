@@ -127,30 +127,29 @@ class NodePlans:
             hint = "Its command guides the others, and rank 0 writes what is written beside it."
             expected = "replace, where no rank is left on node 0"
             raise ConfigErrors([ConfigError("recovery.when_lost", "replan", expected, hint)])
-        plan, why, chosen, places = self._first.plan, "as the job began", None, None
+        plan, why, places = self._first.plan, "as the job began", None
+        notes: Sequence[str] = ()
         if len(seats) == wanted:
             kinds = [(place.kind.family, place.kind.chip) for place in self._first_places]
             places = self._fleet.arranged(seats, kinds)
-        if places is None and plan.sites:
-            plan, why, stay = self._of_sites(kept)
-            seats = [(self._fleet.places[rank].node, rank) for rank in stay]
-            places = self._fleet.arranged(seats, [(family, None) for family in plan.devices])
-        elif places is None:
-            chosen = self._chosen([node for node, _ in seats])
-            plan, why = chosen.plan, chosen.notes[0]
-            seats = seats[: plan.world_size]
+        if places is None:
+            if plan.sites:
+                plan, why, seats = self._of_sites(kept)
+            else:
+                chosen = self._chosen([node for node, _ in seats])
+                plan, notes, why = chosen.plan, chosen.notes, chosen.notes[0]
+                seats = seats[: plan.world_size]
             places = self._fleet.arranged(seats, [(family, None) for family in plan.devices])
         if places is None:
             expected = "replace, where a machine has fewer accelerators than ranks are left on it"
             raise ConfigErrors([ConfigError("recovery.when_lost", "replan", expected)])
         before = self.job.plan
-        notes = () if chosen is None else chosen.notes
         self._take(plan, places, [seat for _, seat in seats], notes)
         return f"{plan_in_words(plan)}, instead of {plan_in_words(before)}; {why}"
 
-    def _of_sites(self, kept: Sequence[int]) -> tuple[Plan, str, tuple[int, ...]]:
-        """Whole pipelines of those ranks go on: who is away is left out until all of its machines
-        are back."""
+    def _of_sites(self, kept: Sequence[int]) -> tuple[Plan, str, list[tuple[int, int]]]:
+        """Whole pipelines of those ranks go on in their seats: who is away is left out until all of
+        its machines are back."""
         now = self.job.plan
         try:
             plan, why, before = sites_left(now, kept)
@@ -159,7 +158,7 @@ class NodePlans:
                 raise ConfigError("machines", {"ranks": len(before)}, expected)
         except ConfigError as error:
             raise self._loaded.place(error) from error
-        return plan, why, before
+        return plan, why, [(self._fleet.places[rank].node, rank) for rank in before]
 
     def _chosen(self, nodes: Sequence[int]) -> Chosen:
         machines = [self._fleet.head.nodes[index].hello.machine for index in nodes]
