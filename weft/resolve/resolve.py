@@ -22,7 +22,6 @@ from weft.config.plan_sections import MADE, PipelineConfig, PlanConfig, StageCon
 from weft.config.sections import Config
 from weft.config.tree import COMMAND_LINE
 from weft.cost.work import Training
-from weft.data.even import refuse_one_part
 from weft.models.registry import (
     FAMILIES,
     dims_of_model,
@@ -374,6 +373,8 @@ def _check_fit(plan: Plan, spec: ModelSpec, config: Config) -> None:
     if config.balance is not None:
         refuse_unbalanced(plan)
     if config.data.balance_documents:
+        from weft.data.even import refuse_one_part  # which imports numpy
+
         refuse_one_part(plan)
     refuse_idle_pieces(plan, dims)
     refuse_idle_heads(plan, dims)
