@@ -17,9 +17,12 @@ from transformers import (
     AutoTokenizer,
     GPT2Config,
     LlamaConfig,
+    MixtralConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from weft.config.errors import ConfigError
@@ -30,7 +33,7 @@ from weft.models.registry import FAMILIES, build_model
 from weft.nn.context import Context
 from weft.nn.init import initial_values
 from weft.plan.box import Box
-from weft.plan.model import Init, ParamSpec, RopeScaling
+from weft.plan.model import ExpertsSpec, Init, ParamSpec, RopeScaling
 
 TOKENS = torch.randint(0, 96, (2, 40), generator=torch.Generator().manual_seed(2))
 ATOL = 1e-5  # fp32 logits of about 1 in size; the two add in different orders
@@ -81,6 +84,22 @@ THEIRS: dict[str, PreTrainedConfig] = {
     },
     "qwen 2": Qwen2Config(**LLAMA_FIELDS, tie_word_embeddings=True),
     "qwen 3": Qwen3Config(**LLAMA_FIELDS, head_dim=16, rope_parameters={"rope_theta": 1e6}),
+    "mixtral": MixtralConfig(**LLAMA_FIELDS, num_local_experts=5, num_experts_per_tok=2),
+    "qwen 2 moe": Qwen2MoeConfig(
+        **LLAMA_FIELDS,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=40,
+    ),
+    "qwen 3 moe": Qwen3MoeConfig(
+        **LLAMA_FIELDS,
+        head_dim=16,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+    ),
     "gpt-2": GPT2Config(**GPT2_FIELDS),
     "gpt-2 untied, own width": GPT2Config(**GPT2_FIELDS, tie_word_embeddings=False, n_inner=72),
 }
@@ -167,6 +186,13 @@ OURS = {
     "wide heads": replace(LLAMA, d_head=16),
     "qkv bias": replace(LLAMA, qkv_bias=True),
     "qk norm": replace(LLAMA, qk_norm=True, d_head=16),
+    "experts": replace(LLAMA, experts=ExpertsSpec(count=5, top_k=2)),
+    "shared expert": replace(
+        LLAMA,
+        qkv_bias=True,
+        experts=ExpertsSpec(count=6, top_k=3, normed=False, shared_d_ff=40),
+    ),
+    "experts, qk norm": replace(LLAMA, qk_norm=True, experts=ExpertsSpec(count=6, top_k=2)),
     "gpt2": GPT2,
     "gpt2 untied": replace(GPT2, tied=False, dropout=0.0, d_ff=72),
 }

@@ -56,7 +56,8 @@ def test_only_small_vectors_and_the_positions_are_whole(row: tuple[str, str]) ->
     for param in family.param_specs(spec):
         norm = "norm." in param.name
         after_sum = param.name.endswith(("attn.o.bias", "ff.down.bias"))
-        whole = norm or after_sum or param.name == "positions.weight"
+        of_gate = param.name.endswith(("ff.router.weight", "ff.shared.gate.weight"))
+        whole = norm or after_sum or of_gate or param.name == "positions.weight"
         assert (_divided(layouts, param) is None) == whole, param.name
 
 
@@ -73,6 +74,12 @@ def test_parts_of_one_product_are_cut_alike(row: tuple[str, str]) -> None:
             "attn.o": (["attn.q"], "heads"),
             "ff.down": ([x for x in ("ff.gate", "ff.up") if block + x in layouts], "d_ff"),
         }
+        entry = layouts[f"{block}ff"]
+        if entry.sums is not None:  # experts make a term together
+            del joints["ff.down"]
+            wide = [layouts[f"{block}ff.{name}"].params["weight"] for name in ("gate", "up")]
+            down = layouts[f"{block}ff.down"].params["weight"]
+            assert {dims[1] for dims in wide} == {down[2], entry.sums}
         for name, (others, dim) in joints.items():
             sums = layouts[block + name].sums
             assert sums is not None and sums.name == dim

@@ -37,6 +37,10 @@ PUBLISHED = {
     ("llama", "qwen3-8b"): 8_190_735_360,
     ("llama", "qwen3-14b"): 14_768_307_200,
     ("llama", "qwen3-32b"): 32_762_123_264,
+    ("llama", "mixtral-8x7b"): 46_702_792_704,
+    ("llama", "mixtral-8x22b"): 140_630_071_296,
+    ("llama", "qwen1.5-moe-a2.7b"): 14_315_784_192,
+    ("llama", "qwen3-30b-a3b"): 30_532_122_624,
     ("gpt2", "small"): 124_439_808,
     ("gpt2", "medium"): 354_823_168,
     ("gpt2", "large"): 774_030_080,
@@ -56,7 +60,11 @@ BY_HAND = {
     + 8192,
 }
 ROWS = [(family, size) for family in FAMILIES for size in FAMILIES[family].sizes]
-OURS = {("llama", "debug-1m"), ("llama", "demo-5m"), ("gpt2", "debug-1m"), ("gpt2", "demo-5m")}
+OURS = {
+    *(("llama", size) for size in ("debug-1m", "debug-moe-2m", "demo-5m")),
+    ("gpt2", "debug-1m"),
+    ("gpt2", "demo-5m"),
+}
 
 
 def _spec(row: tuple[str, str]) -> ModelSpec:

@@ -46,17 +46,43 @@ def by_transformers(spec: DecoderSpec, params: Params, samples: Samples) -> tupl
     assert converter is not None
     fields = converter.to_fields(spec)
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    config._experts_implementation = "eager"  # its fast product has no fp64
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").double().eval()
     theirs = {}
     for entry in converter.entries(spec):
         parts = [params[name].T if entry.transposed else params[name] for name in entry.ours]
+        parts = parts if entry.at is None else [part[entry.at] for part in parts]
         theirs[entry.theirs] = torch.cat(parts, dim=-1)
+    theirs = stacked(theirs)
     segments, seq = samples.segments, samples.tokens.shape[1]
     may_look = (segments[:, :, None] == segments[:, None, :]) & torch.ones(seq, seq).tril().bool()
     mask = torch.zeros(may_look.shape, dtype=torch.float64).masked_fill(~may_look, -1e30)
     given = {"attention_mask": mask[:, None], "use_cache": False}
     result = functional_call(model, theirs, (samples.tokens,), given)
     return next_token(result.logits, samples)
+
+
+def stacked(tensors: Params) -> dict[str, Tensor]:
+    """Experts as their modules hold them, from the names that their files have."""
+    found: dict[str, Tensor] = {}
+    experts: dict[str, list[Tensor]] = {}
+    names = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+    for theirs, tensor in tensors.items():
+        name = theirs.replace("block_sparse_moe", "mlp")
+        if ".experts." not in name:
+            found[name] = tensor
+            continue
+        where, _, rest = name.partition(".experts.")
+        own = rest.split(".")[1]
+        experts.setdefault(f"{where}.experts.{names.get(own, own)}", []).append(tensor)
+    for name, parts in experts.items():
+        if name.endswith("gate_proj"):
+            up = experts[name.replace("gate_proj", "up_proj")]
+            both = torch.cat((torch.stack(parts), torch.stack(up)), 1)
+            found[name.replace("gate_proj", "gate_up_proj")] = both
+        elif name.endswith("down_proj"):
+            found[name] = torch.stack(parts)
+    return found
 
 
 def some_samples(spec: DecoderSpec) -> Samples:

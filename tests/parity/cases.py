@@ -7,6 +7,7 @@ from weft.config.sections import REHEARSAL_EPS, AdamWConfig, CosineSchedule
 from weft.diagnose.verify import Rehearsal
 from weft.models.registry import FAMILIES
 from weft.plan.mesh import Mesh
+from weft.plan.model import ExpertsSpec
 from weft.plan.plan import PipelinePlan, Plan, Recompute, ScheduleName, StagePlan, ZeroLevel
 from weft.schedules.registry import SCHEDULES
 
@@ -53,6 +54,8 @@ class Case:
     order: tuple[int, ...] = ()
     """Numbers of the ranks, where they are not given out in order."""
     tied: bool = False
+    experts: ExpertsSpec | None = None
+    """Of llama; none by default."""
     dropout: float = 0.0
     seq_len: int = 16
     domains: tuple[tuple[int, ...], ...] = ()
@@ -139,7 +142,7 @@ class Case:
         spec = replace(row, **heads).reduced()
         spec = replace(spec, num_layers=NUM_LAYERS, dropout=self.dropout)
         if self.family == "llama":
-            spec = replace(spec, tied=self.tied)
+            spec = replace(spec, tied=self.tied, experts=self.experts)
         return Rehearsal(spec=spec, optim=OPTIM, seq_len=self.seq_len, seed=5)
 
 
@@ -584,7 +587,34 @@ HEADS = [
          heads=((77, 20),), microbatch=1),
 ]  # fmt: skip
 
+_ADDING = ExpertsSpec(count=6, top_k=2, balance=0.05, z=0.01, shared_d_ff=8)
+_SIGMOID = ExpertsSpec(count=6, top_k=3, scores="sigmoid", normed=False)
+EXPERTS = [
+    Case("experts-dp2-zero2", shares=(6,), dp=((2,),), zero=2, experts=_ADDING),
+    Case("experts-unlike-zero3", shares=(4, 2), dp=((2,), (1,)), zero=3, experts=_ADDING),
+    Case(
+        "experts-pp2-recomputed",
+        shares=(6,),
+        dp=((1, 1),),
+        layers=((1.5, 2.5),),
+        recompute="full",
+        experts=_ADDING,
+    ),
+    Case(
+        "experts-zb-h1-tp2",
+        shares=(6,),
+        dp=((1, 1),),
+        tp=((2, 1),),
+        layers=((2, 2),),
+        schedule="zb-h1",
+        experts=_ADDING,
+    ),
+    Case("experts-cp2", shares=(4,), dp=((1,),), cp=((2,),), experts=_SIGMOID),
+]
+"""Loads and large logits add to the loss of every stage; without loads samples may be divided."""
+
 PARITY = [
+    *EXPERTS,
     *ONE_BY_ONE,
     *SCHEDULES_BY_LAYERS,
     *SCHEDULES_BY_ZERO,

@@ -13,7 +13,11 @@ def forward_flops_per_token(spec: ModelSpec, seq_len: int) -> float:
     sequence on average. The head counts, embedding look-ups do not.
     """
     shape = shape_of(spec)
-    feed_forward = shape.num_matrices * shape.d_model * shape.d_ff
+    width: float = shape.d_ff
+    if shape.experts is not None:  # of those that a token visits, and the gate
+        visited = shape.experts.top_k * shape.experts.d_ff + shape.experts.shared_d_ff
+        width = visited + shape.experts.num_experts / shape.num_matrices
+    feed_forward = shape.num_matrices * shape.d_model * width
     scores = 2 * (seq_len / 2) * shape.num_heads * shape.d_head
     per_layer = 2 * (shape.attention_params + feed_forward + scores)
     return shape.num_layers * per_layer + 2 * shape.table_params

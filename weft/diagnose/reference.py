@@ -86,7 +86,7 @@ def _optimizer(optim: OptimConfig, params: Params, tables: Set[str]) -> Optimize
 def _numbers(optim: OptimConfig, name: str, param: Tensor, tables: Set[str]) -> dict[str, float]:
     """With what a parameter is updated; nothing where it is frozen. The first group that matches
     counts. Of the rest matrices decay; norms, biases and tables do not."""
-    decay = optim.weight_decay if param.ndim == 2 and name not in tables else 0.0
+    decay = optim.weight_decay if param.ndim >= 2 and name not in tables else 0.0
     for group in optim.groups:
         if fnmatchcase(name, group.params):
             if not group.trainable:

@@ -129,6 +129,8 @@ class Entry:
     ours: tuple[str, ...]
     transposed: bool = False
     """Matrices are stored ``[in, out]``, ours are ``[out, in]``."""
+    at: int | None = None
+    """It is this element of ours along the first dimension, not all of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

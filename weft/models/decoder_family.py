@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from weft.models.config_json import Converter
 from weft.models.decoder_spec import DecoderConfig, DecoderSpec
 from weft.models.family import Family
-from weft.models.shape import ModelShape
+from weft.models.shape import ExpertShape, ModelShape
 from weft.plan.layout import SAMPLES, Dim, Edge, Layout
 from weft.plan.model import Init, ParamSpec, UnitName
 
@@ -162,8 +162,12 @@ def _params(spec: DecoderSpec, layout: Mapping[str, Layout]) -> list[ParamSpec]:
                 name=f"{module}.{own}",
                 shape=tuple(dim.size for dim in dims),
                 unit=unit,
-                init=_start(spec, f"{module}.{own}", ends_branch=entry.gives is not None),
-                decay=len(dims) == 2 and unit != "embed",
+                init=_start(
+                    spec,
+                    f"{module}.{own}",
+                    ends_branch=entry.gives is not None or module.endswith(".down"),
+                ),
+                decay=len(dims) >= 2 and unit != "embed",
                 also=("head",) if module == "embed" and spec.tied else (),
                 inside=inside,
             )
@@ -193,6 +197,9 @@ def _shape(spec: DecoderSpec, layout_of: _LayoutOf) -> ModelShape:
     params = _params(spec, layout)
     vectors = [param for param in params if len(param.shape) == 1]
     embedded = sum(param.numel for param in params if param.unit == "embed")
+    experts, has_shared = spec.experts, 0
+    if experts is not None:
+        has_shared = experts.shared_d_ff > 0  # and so a gate, a matrix of one row
     return ModelShape(
         num_layers=spec.num_layers,
         d_model=spec.d_model,
@@ -204,8 +211,16 @@ def _shape(spec: DecoderSpec, layout_of: _LayoutOf) -> ModelShape:
         gated="layers.0.ff.gate" in layout,
         tied=spec.tied,
         num_positions=embedded // spec.d_model - spec.vocab_size,
-        num_vectors=sum(param.numel for param in vectors if param.unit == 0) / spec.d_model,
-        vectors_inside=sum(param.numel for param in vectors if param.inside) / spec.d_model,
+        num_vectors=sum(p.numel for p in vectors if p.unit == 0) / spec.d_model + has_shared,
+        vectors_inside=sum(p.numel for p in vectors if p.inside) / spec.d_model + has_shared,
         norm_bias=sum(param.unit == "head" for param in vectors) > 1,
         dropout=spec.dropout > 0,
+        experts=None
+        if experts is None
+        else ExpertShape(
+            num_experts=experts.count,
+            top_k=experts.top_k,
+            d_ff=spec.d_ff,
+            shared_d_ff=experts.shared_d_ff,
+        ),
     )

@@ -10,7 +10,7 @@ from typing import Any, Self
 from weft.config.errors import ConfigError
 from weft.config.sections import ModelConfig
 from weft.config.values import Count, Flag, Fraction, Positive
-from weft.plan.model import ModelSpec, RopeScaling
+from weft.plan.model import ExpertsSpec, ModelSpec, RopeScaling
 
 
 class DecoderConfig(ModelConfig):
@@ -51,6 +51,7 @@ class DecoderSpec(ModelSpec):
     rope_scaling: RopeScaling | None = None
     qkv_bias: bool = False
     qk_norm: bool = False
+    experts: ExpertsSpec | None = None
 
     def reduced(self) -> Self:
         d_head = 4
@@ -66,8 +67,12 @@ class DecoderSpec(ModelSpec):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        scaling = data.get("rope_scaling")
-        return cls(**{**data, "rope_scaling": None if scaling is None else RopeScaling(**scaling)})
+        scaling, experts = data.get("rope_scaling"), data.get("experts")
+        own = {
+            "rope_scaling": None if scaling is None else RopeScaling(**scaling),
+            "experts": None if experts is None else ExpertsSpec(**experts),
+        }
+        return cls(**{**data, **own})
 
 
 def check_decoder(spec: DecoderSpec) -> None:

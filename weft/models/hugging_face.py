@@ -7,7 +7,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,10 @@ def _shards(
     """Their tensors in order, up to ``shard_bytes`` together."""
     shard: dict[str, Tensor] = {}
     held = 0
+    read = lru_cache(maxsize=1)(read)  # of a stack each element is an entry, one after the other
     for entry in entries:
-        tensor = _joined(entry, [read(name) for name in entry.ours])
+        parts = [read(name) for name in entry.ours]
+        tensor = _joined(entry, parts if entry.at is None else [part[entry.at] for part in parts])
         if shard and held + tensor.nbytes > shard_bytes:
             yield shard
             shard, held = {}, 0
@@ -141,12 +143,26 @@ def import_hf(folder: Path) -> tuple[ModelSpec, dict[str, Tensor]]:
         for entry in entries:
             if entry.theirs not in found:
                 raise ConfigError("tensor", entry.theirs, "to be in the folder", where)
-            result |= _split(entry, found[entry.theirs](), shapes)
+            _put(result, entry, found[entry.theirs](), shapes)
         has_copy = _HEAD in found.keys() - wanted
         if has_copy and not torch.equal(found[_HEAD](), result["embed.weight"]):
             expected = "the embedding's values where tie_word_embeddings is true"
             raise ConfigError("tensor", _HEAD, expected, where)
     return spec, result
+
+
+def _put(
+    result: dict[str, Tensor], entry: Entry, tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Our parameters of one of their tensors, whole or one of a stack."""
+    if entry.at is None:
+        result |= _split(entry, tensor, shapes)
+        return
+    inner = {name: shapes[name][1:] for name in entry.ours}
+    for name, part in _split(entry, tensor, inner).items():
+        if name not in result:
+            result[name] = part.new_empty(shapes[name])
+        result[name][entry.at] = part
 
 
 def _tensors(folder: Path, prefix: str, stack: ExitStack) -> dict[str, Callable[[], Tensor]]:

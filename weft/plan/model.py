@@ -30,6 +30,24 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertsSpec:
+    """Experts in place of every layer's feed-forward, each as wide as that."""
+
+    count: int
+    top_k: int
+    """Those that a token goes to."""
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normed: bool = True
+    """The shares of those add up to one."""
+    shared_d_ff: int = 0
+    """Width of one that every token visits besides; 0: none."""
+    balance: float = 0.0
+    """Factor of the loss of unequal loads (``weft.nn.experts.gates.balance_loss``)."""
+    z: float = 0.0
+    """Factor of the loss of large logits (``z_loss``)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec(ABC):
     """What the description of every model offers; a family's own has the fields that it needs."""
 

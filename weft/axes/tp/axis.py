@@ -22,6 +22,7 @@ class TensorParallel(Axis):
             "Embedding": "VocabEmbedding",
             "LinearCrossEntropy": "VocabCrossEntropy",
             "RowsLoss": "VocabRowsLoss",
+            "Experts": "SplitExperts",
         }
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, create_model
 
@@ -38,6 +38,27 @@ class RopeScalingConfig(Section):
     """Of "yarn": the ramp begins and ends at whole pairs."""
 
 
+class ExpertsConfig(Section):
+    """Experts in place of every layer's feed-forward, each d_ff wide; none of a token's choices is
+    dropped."""
+
+    count: Count
+    """Experts of a layer."""
+    top_k: Count
+    """Experts that each token goes to."""
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    """What a gate makes of its logits: over all experts, or of each by itself."""
+    normed: Flag = True
+    """The shares of a token's experts add up to one."""
+    shared_d_ff: Annotated[int, Field(ge=0)] = 0
+    """Width of an expert that every token visits besides, behind a gate of its own (Qwen 1.5 MoE);
+    0: none."""
+    balance: Annotated[float, Field(ge=0)] = 0.0
+    """Factor of the loss of unequal loads, of each sample by itself: no plan changes it."""
+    z: Annotated[float, Field(ge=0)] = 0.0
+    """Factor of the loss of large logits of the gate."""
+
+
 LlamaConfig = create_model(
     "LlamaConfig",
     __base__=DecoderConfig,
@@ -63,5 +84,9 @@ LlamaConfig = create_model(
     qk_norm=(
         Flag | None,
         Field(None, description="Queries and keys are normed, as in Qwen 3."),
+    ),
+    experts=(
+        ExpertsConfig | None,
+        Field(None, description="A mixture of experts; null is the row's; without a row, none."),
     ),
 )

@@ -1,4 +1,4 @@
-"""Llama, Qwen 2 and Qwen 3 as Hugging Face writes them. No torch."""
+"""Llama, Qwen 2, Qwen 3 and their mixtures of experts as Hugging Face writes them. No torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from typing import Any
 from weft.config.errors import ConfigError
 from weft.models.config_json import Converter, Entry, Fields
 from weft.models.decoder_spec import DecoderSpec
+from weft.models.llama.mixtures import (
+    MIXTURES,
+    MODEL_TYPES,
+    expert_entries,
+    expert_fields,
+    read_experts,
+)
 from weft.models.llama.rope import read_rope, written_rope
 
 _BLOCK = {
@@ -16,10 +23,8 @@ _BLOCK = {
     "attn.v.weight": "self_attn.v_proj.weight",
     "attn.o.weight": "self_attn.o_proj.weight",
     "ff_norm.weight": "post_attention_layernorm.weight",
-    "ff.gate.weight": "mlp.gate_proj.weight",
-    "ff.up.weight": "mlp.up_proj.weight",
-    "ff.down.weight": "mlp.down_proj.weight",
 }
+_DENSE = {f"ff.{x}.weight": f"mlp.{x}_proj.weight" for x in ("gate", "up", "down")}
 _ARCHITECTURES = {
     "LlamaForCausalLM": (False, False),
     "Qwen2ForCausalLM": (True, False),
@@ -33,13 +38,18 @@ _QK_NORM = {f"attn.{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}
 def entries(spec: DecoderSpec) -> list[Entry]:
     """Their names of our parameters."""
     block = _BLOCK | (_QKV_BIAS if spec.qkv_bias else {}) | (_QK_NORM if spec.qk_norm else {})
-    names = {"embed.weight": "model.embed_tokens.weight"}
+    if spec.experts is None:
+        block |= _DENSE
+    found = [Entry("model.embed_tokens.weight", ("embed.weight",))]
     for layer in range(spec.num_layers):
-        names |= {f"layers.{layer}.{k}": f"model.layers.{layer}.{v}" for k, v in block.items()}
-    names["norm.weight"] = "model.norm.weight"
+        ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
+        found += [Entry(f"{theirs}.{name}", (f"{ours}.{own}",)) for own, name in block.items()]
+        if spec.experts is not None:
+            found += expert_entries(spec, layer)
+    found.append(Entry("model.norm.weight", ("norm.weight",)))
     if not spec.tied:
-        names["head.weight"] = "lm_head.weight"
-    return [Entry(theirs, (ours,)) for ours, theirs in names.items()]
+        found.append(Entry("lm_head.weight", ("head.weight",)))
+    return found
 
 
 def to_fields(spec: DecoderSpec) -> dict[str, Any]:
@@ -48,13 +58,15 @@ def to_fields(spec: DecoderSpec) -> dict[str, Any]:
     if differs not in _ARCHITECTURES.values():
         hint = "No architecture there has both."
         raise ConfigError("model", "qkv_bias and qk_norm", "one of the two", hint)
-    name = next(name for name, has in _ARCHITECTURES.items() if has == differs)
+    known = _ARCHITECTURES if spec.experts is None else MIXTURES
+    name = next(name for name, has in known.items() if has == differs)
+    own = {"intermediate_size": spec.d_ff} if spec.experts is None else expert_fields(name, spec)
     return {
         "architectures": [name],
-        "model_type": name.removesuffix("ForCausalLM").lower(),
+        "model_type": MODEL_TYPES.get(name, name.removesuffix("ForCausalLM").lower()),
         "hidden_act": "silu",
         "hidden_size": spec.d_model,
-        "intermediate_size": spec.d_ff,
+        **own,
         "head_dim": spec.d_head,
         "num_hidden_layers": spec.num_layers,
         "num_attention_heads": spec.num_heads,
@@ -73,17 +85,24 @@ def from_fields(architecture: str, fields: Fields) -> DecoderSpec:
     fields.must("mlp_bias", False)
     fields.must("attention_dropout", 0.0)
     fields.must("use_sliding_window", False)
+    if architecture == "MixtralForCausalLM":  # there it is used wherever it is given
+        fields.must("sliding_window", None)
     fields.take("sliding_window")  # the width of a window that is not used
     kinds = set(fields.words("layer_types"))
     if kinds - {"full_attention"}:
         raise fields.refusal("layer_types", sorted(kinds), "full_attention only")
     heads, d_model = fields.whole("num_attention_heads"), fields.whole("hidden_size")
-    qkv_bias, qk_norm = _ARCHITECTURES[architecture]
+    qkv_bias, qk_norm = (_ARCHITECTURES | MIXTURES)[architecture]
+    fields.must("qkv_bias", qkv_bias)
     d_head = 128 if architecture == "Qwen3ForCausalLM" else d_model // heads
+    if architecture in MIXTURES:
+        d_ff, experts = read_experts(architecture, fields)
+    else:
+        d_ff, experts = fields.whole("intermediate_size"), None
     return DecoderSpec(
         family="llama",
         d_model=d_model,
-        d_ff=fields.whole("intermediate_size"),
+        d_ff=d_ff,
         d_head=fields.whole("head_dim", d_head),
         num_layers=fields.whole("num_hidden_layers"),
         num_heads=heads,
@@ -94,11 +113,12 @@ def from_fields(architecture: str, fields: Fields) -> DecoderSpec:
         **read_rope(fields),
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
+        experts=experts,
     )
 
 
 CONVERTER = Converter(
-    architectures=tuple(_ARCHITECTURES),
+    architectures=(*_ARCHITECTURES, *MIXTURES),
     prefix="model.",
     from_fields=from_fields,
     to_fields=to_fields,

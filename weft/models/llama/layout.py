@@ -32,9 +32,48 @@ def layout(spec: DecoderSpec) -> dict[str, Layout]:
         "attn.o": row(heads),
         **({"attn.q_norm": head_norm, "attn.k_norm": head_norm} if spec.qk_norm else {}),
         "ff_norm": norm,
-        "ff": Layout(takes={0: dims.enters}, made_by="down"),
-        "ff.gate": Layout(params={"weight": (d_ff, d_model)}),
-        "ff.up": Layout(params={"weight": (d_ff, d_model)}),
-        "ff.down": row(d_ff),
+        **(_experts(spec, dims) if spec.experts else _dense(dims, row(d_ff))),
     }
     return dims.whole(spec, block, norm, rotary=Layout(takes={0: dims.tokens}))
+
+
+def _dense(dims: DecoderDims, down: Layout) -> dict[str, Layout]:
+    wide = Layout(params={"weight": (dims.d_ff, dims.d_model)})
+    return {
+        "ff": Layout(takes={0: dims.enters}, made_by="down"),
+        "ff.gate": wide,
+        "ff.up": wide,
+        "ff.down": down,
+    }
+
+
+def _experts(spec: DecoderSpec, dims: DecoderDims) -> dict[str, Layout]:
+    """A part of each expert's hidden channels makes a term of the result. The gate looks at one
+    token after the other, but loads are of a whole sequence."""
+    assert spec.experts is not None, "a layer without experts"
+    d_model, d_ff = dims.d_model, dims.d_ff
+    count = Dim(name="experts", size=spec.experts.count)
+    wide = Layout(params={"weight": (count, d_ff, d_model)})
+    found = {
+        "ff": Layout(kind="Experts", takes={0: dims.enters}, sums=d_ff, gives=dims.leaves),
+        "ff.router": Layout(
+            kind="Gate",
+            params={"weight": (count, d_model)},
+            mixes=dims.seq if spec.experts.balance else None,
+        ),
+        "ff.gate": wide,
+        "ff.up": wide,
+        "ff.down": Layout(params={"weight": (count, d_model, d_ff)}),
+    }
+    if not spec.experts.shared_d_ff:
+        return found
+    shared = Dim(name="shared_d_ff", size=spec.experts.shared_d_ff, width=True)
+    one = Layout(params={"weight": (shared, d_model)})
+    return found | {
+        "ff.shared": Layout(),
+        "ff.shared.ff": Layout(),
+        "ff.shared.ff.gate": one,
+        "ff.shared.ff.up": one,
+        "ff.shared.ff.down": Layout(params={"weight": (d_model, shared)}),
+        "ff.shared.gate": Layout(params={"weight": (Dim(name="one", size=1), d_model)}),
+    }

@@ -1,7 +1,9 @@
-"""Llama (arXiv 2302.13971, 2307.09288, 2407.21783) and what shares its shape: Qwen 2.5, Qwen 3."""
+"""Llama (arXiv 2302.13971, 2307.09288, 2407.21783) and what shares its shape: Qwen 2.5, Qwen 3,
+and with experts Mixtral (arXiv 2401.04088) and the mixtures of Qwen."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from weft.models.decoder import WHOLE, Decoder, Halves
@@ -9,10 +11,11 @@ from weft.models.decoder_spec import DecoderSpec
 from weft.nn.attention import Attention
 from weft.nn.context import Context
 from weft.nn.documents import Packed
+from weft.nn.experts.feed_forward import Experts
 from weft.nn.feed_forward import SwiGLU
 from weft.nn.norm import RMSNorm
 from weft.nn.rope import Rotary, Rotation
-from weft.nn.stage import Part
+from weft.nn.stage import STREAM, Output, Part, Term, Tree
 
 
 class LlamaBlock(nn.Module):
@@ -33,24 +36,42 @@ class LlamaBlock(nn.Module):
             )
         if self._feeds:
             self.ff_norm = RMSNorm(spec.d_model, spec.norm_eps)
-            self.ff = SwiGLU(spec.d_model, spec.d_ff)
+            self.ff = _feed_forward(spec)
         self.attention, self.feed_forward = Part(self._attend), Part(self._feed)
 
-    def forward(self, x: Tensor, turn: Rotation, packed: Packed | None) -> Tensor:
-        """``x`` and result: ``[batch, seq, d_model]``."""
+    def forward(
+        self, x: Tensor, turn: Rotation, packed: Packed | None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """``x`` and result: ``[batch, seq, d_model]``; beside it what experts add to the loss."""
         if self._attends:
             x = x + self.attention(x, turn, packed)
-        if self._feeds:
-            x = x + self.feed_forward(x)
-        return x
+        if not self._feeds:
+            return x
+        fed = self.feed_forward(x)
+        return x + fed if isinstance(fed, Tensor) else (x + fed[0], fed[1])
 
     def _attend(self, x: Tensor, turn: Rotation, packed: Packed | None) -> Tensor:
         result: Tensor = self.attn(self.attn_norm(x), turn, packed)
         return result
 
-    def _feed(self, x: Tensor) -> Tensor:
-        result: Tensor = self.ff(self.ff_norm(x))
+    def _feed(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        result: Tensor | tuple[Tensor, Tensor] = self.ff(self.ff_norm(x))
         return result
+
+
+def _feed_forward(spec: DecoderSpec) -> nn.Module:
+    if spec.experts is None:
+        return SwiGLU(spec.d_model, spec.d_ff)
+    return Experts(
+        spec.d_model,
+        spec.d_ff,
+        num_experts=spec.experts.count,
+        top_k=spec.experts.top_k,
+        scores=spec.experts.scores,
+        normed=spec.experts.normed,
+        shared_d_ff=spec.experts.shared_d_ff,
+        losses=(spec.experts.balance, spec.experts.z),
+    )
 
 
 class Llama(Decoder):
@@ -81,14 +102,30 @@ class Llama(Decoder):
         )
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        return self._through(x, context)[0]
+
+    def compute(self, inputs: Tree, context: Context) -> Output:
+        """Also what experts add to the loss, in the weights of the tokens."""
+        x, added = self._through(inputs["tokens" if self.takes_tokens else STREAM], context)
+        if not added:
+            return Output({STREAM: x})
+        total = torch.stack(added).sum()
+        return Output({STREAM: x}, {"experts": Term(total, torch.zeros_like(total.detach()))})
+
+    def _through(self, x: Tensor, context: Context) -> tuple[Tensor, list[Tensor]]:
+        """The result, and what each layer adds to the loss, where layers do."""
         if self.takes_tokens:
             x = self.units["embed"](x, context)  # [batch, seq, d_model]
         positions = context.positions_of(x)
         turn = self.rotary(positions, x.dtype, positions.shape[1])
         packed = None if context.documents is None else context.documents.packed
+        added: list[Tensor] = []
         for name in self.layers:
             x = self.units[int(name)](x, turn, packed)
-        return x if self.norm is None else self.units["head"](x)
+            if isinstance(x, tuple):
+                x, more = x
+                added.append(more)
+        return (x if self.norm is None else self.units["head"](x)), added
 
     def embed_tokens(self, tokens: Tensor, context: Context) -> Tensor:  # noqa: ARG002 - rotary
         assert self.embed is not None, "a stage that takes tokens holds the embedding"

@@ -15,6 +15,7 @@ from weft.models.reference import Params, Reference, Samples, attend, next_token
 def loss(spec: DecoderSpec, params: Params, samples: Samples) -> tuple[Tensor, Tensor]:
     """As in ``Reference``."""
     x = params["embed.weight"][samples.tokens]  # [samples, seq, d_model]
+    added = torch.zeros((), dtype=torch.float64)
     for layer in range(spec.num_layers):
         start = f"layers.{layer}."
         own = {n.removeprefix(start): p for n, p in params.items() if n.startswith(start)}
@@ -26,10 +27,46 @@ def loss(spec: DecoderSpec, params: Params, samples: Samples) -> tuple[Tensor, T
         mixed = attend(_turned(q, spec), _turned(k, spec), v, samples.segments)
         x = x + mixed @ own["attn.o.weight"].T
         y = _normed(x, own["ff_norm.weight"], spec)
-        gate, up = y @ own["ff.gate.weight"].T, y @ own["ff.up.weight"].T
-        x = x + (gate * torch.sigmoid(gate) * up) @ own["ff.down.weight"].T
+        if spec.experts is None:
+            x = x + _fed(y, own, "ff.")
+            continue
+        mixed, more = _mixture(y, own, spec)
+        x, added = x + mixed, added + more
     head = params["embed.weight" if spec.tied else "head.weight"]
-    return next_token(_normed(x, params["norm.weight"], spec) @ head.T, samples)
+    total, weight = next_token(_normed(x, params["norm.weight"], spec) @ head.T, samples)
+    return total + added, weight
+
+
+def _fed(y: Tensor, own: Params, where: str, number: int | None = None) -> Tensor:
+    """A SwiGLU; ``number``: one of several that are stacked."""
+    names = (f"{where}{name}.weight" for name in ("gate", "up", "down"))
+    into, up, down = (own[n] if number is None else own[n][number] for n in names)
+    gate = y @ into.T
+    return (gate * torch.sigmoid(gate) * (y @ up.T)) @ down.T
+
+
+def _mixture(y: Tensor, own: Params, spec: DecoderSpec) -> tuple[Tensor, Tensor]:
+    """Every expert computes every token, and most results are multiplied by nothing."""
+    experts = spec.experts
+    assert experts is not None
+    logits = y @ own["ff.router.weight"].T  # [samples, seq, experts]
+    scores = logits.softmax(-1) if experts.scores == "softmax" else logits.sigmoid()
+    least = scores.sort(-1, descending=True).values[..., experts.top_k - 1 : experts.top_k]
+    is_chosen = scores >= least
+    shares = scores * is_chosen
+    if experts.normed:
+        shares = shares / shares.sum(-1, keepdim=True)
+    each = torch.stack([_fed(y, own, "ff.", n) for n in range(experts.count)], -1)
+    result = torch.einsum("nsde,nse->nsd", each, shares)
+    if experts.shared_d_ff:
+        result = result + (y @ own["ff.shared.gate.weight"].T).sigmoid() * _fed(
+            y, own, "ff.shared.ff."
+        )
+    seq = y.shape[1]
+    loads = is_chosen.double().sum(1) * experts.count / (experts.top_k * seq)
+    means = (scores / scores.sum(-1, keepdim=True)).sum(1) / seq
+    balance = seq * (loads * means).sum()
+    return result, experts.balance * balance + experts.z * logits.logsumexp(-1).pow(2).sum()
 
 
 def _normed(x: Tensor, weight: Tensor, spec: DecoderSpec) -> Tensor:

@@ -1,6 +1,7 @@
 """Llama shapes as published, and what no such shape can be. No torch.
 
-Qwen 2.5 differs by biases of q, k and v, Qwen 3 by norms of q and k; Aquila 2 is a Llama.
+Qwen 2.5 differs by biases of q, k and v, Qwen 3 by norms of q and k; Aquila 2 is a Llama; Mixtral,
+Qwen 1.5 MoE and Qwen 3 MoE have experts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import replace
 from weft.config.errors import ConfigError
 from weft.models.decoder_spec import DecoderSpec, check_decoder
 from weft.models.llama.rope import check_rope
-from weft.plan.model import RopeScaling
+from weft.plan.model import ExpertsSpec, RopeScaling
 
 _LLAMA_2 = DecoderSpec(
     family="llama",
@@ -71,6 +72,14 @@ def _stretched(base: DecoderSpec, factor: float) -> DecoderSpec:
     return replace(base, seq_len=131_072, rope_scaling=scaling)
 
 
+_MIXTRAL = replace(
+    _LLAMA_2,
+    seq_len=32_768,
+    rope_theta=1_000_000.0,
+    experts=ExpertsSpec(count=8, top_k=2, balance=0.02),
+)
+_QWEN_MOE = ExpertsSpec(count=60, top_k=4, normed=False, shared_d_ff=5632, balance=0.001)
+_QWEN_3_MOE = ExpertsSpec(count=128, top_k=8, balance=0.001)
 _DEBUG = replace(_LLAMA_2, vocab_size=2048, seq_len=128)
 _DEMO = replace(_LLAMA_2, vocab_size=4096, seq_len=256)
 _TINY = replace(_LLAMA_2, seq_len=2048)
@@ -81,6 +90,15 @@ SIZES: dict[str, DecoderSpec] = {
     # Ours, to learn something in seconds or minutes on a laptop.
     "debug-1m": _sized(_DEBUG, 128, d_ff=352, layers=3, heads=4, kv_heads=2, d_head=32),
     "demo-5m": _sized(_DEMO, 256, d_ff=704, layers=4, heads=4, kv_heads=2, d_head=64),
+    "debug-moe-2m": _sized(
+        replace(_DEBUG, experts=ExpertsSpec(count=8, top_k=2, balance=0.01)),
+        128,
+        d_ff=176,
+        layers=3,
+        heads=4,
+        kv_heads=2,
+        d_head=32,
+    ),
     # arXiv 2307.09288, 2407.21783 table 3, 2401.02385; the config.json files of Llama 3.2.
     "tinyllama-1.1b": _sized(_TINY, 2048, d_ff=5632, layers=22, heads=32, kv_heads=4, d_head=64),
     "llama2-7b": _LLAMA_2,
@@ -117,6 +135,27 @@ SIZES: dict[str, DecoderSpec] = {
     ),
     "aquila2-34b": _sized(_AQUILA_2, 6144, d_ff=24_576, layers=60, heads=48, kv_heads=8),
     "aquila2-70b": _sized(_AQUILA_2, 8192, d_ff=28_672, layers=80, heads=64, kv_heads=8),
+    # arXiv 2401.04088, 2505.09388 table 2; the config.json files of Qwen 1.5 MoE.
+    "mixtral-8x7b": _sized(_MIXTRAL, 4096, d_ff=14_336, layers=32, heads=32, kv_heads=8),
+    "mixtral-8x22b": _sized(
+        replace(_MIXTRAL, seq_len=65_536, vocab_size=32_768),
+        6144,
+        d_ff=16_384,
+        layers=56,
+        heads=48,
+        kv_heads=8,
+    ),
+    "qwen1.5-moe-a2.7b": _sized(
+        replace(_QWEN_2_5, vocab_size=151_936, seq_len=8192, norm_eps=1e-6, experts=_QWEN_MOE),
+        2048,
+        d_ff=1408,
+        layers=24,
+        heads=16,
+        kv_heads=16,
+    ),
+    "qwen3-30b-a3b": _sized(
+        replace(_QWEN_3, experts=_QWEN_3_MOE), 2048, d_ff=768, layers=48, heads=32, kv_heads=4
+    ),
 }
 """Rows by name; ``vocab_size`` and ``seq_len`` as published."""
 
@@ -129,3 +168,6 @@ def check(spec: DecoderSpec) -> None:
     if spec.dropout:
         raise ConfigError("model.dropout", spec.dropout, "0, as this family has no dropout")
     check_rope(spec)
+    if spec.experts is not None and spec.experts.top_k > spec.experts.count:
+        expected = f"at most experts.count ({spec.experts.count})"
+        raise ConfigError("model.experts.top_k", spec.experts.top_k, expected)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from weft.nn.experts.feed_forward import Experts
 from weft.nn.losses import LinearCrossEntropy
 from weft.nn.norm import wide_dtype
 from weft.nn.rows_loss import Rest, RowsLoss
@@ -138,9 +139,28 @@ class VocabRowsLoss(nn.Module):
         return torch.stack([largest, *sums], -1), rest
 
 
+class SplitExperts(nn.Module):
+    """Experts of whose hidden channels each rank has a part: all route alike, and terms are made
+    complete. What is added to the loss is the same on each; its gradient is a part on each."""
+
+    def __init__(self, experts: nn.Module, total: Sum) -> None:
+        super().__init__()
+        assert total.complete, f"{experts} give a term"
+        self.experts = experts
+        self._complete = total.complete
+        self._ways = len(total.group.ranks)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``[batch, seq, d_model]`` to ``[batch, own seq, d_model]``, and a scalar."""
+        y, added = self.experts(x)
+        constant = added.detach()
+        return self._complete(y), constant + (added - constant) / self._ways
+
+
 SPLIT_FORMS: Mapping[type[nn.Module], SplitForm] = {
     nn.Linear: RowLinear,
     nn.Embedding: VocabEmbedding,
     LinearCrossEntropy: VocabCrossEntropy,
     RowsLoss: VocabRowsLoss,
+    Experts: SplitExperts,
 }

@@ -1,0 +1,87 @@
+"""Experts as Hugging Face writes them, one architecture after the other. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from weft.config.errors import ConfigError
+from weft.models.config_json import Entry, Fields
+from weft.models.decoder_spec import DecoderSpec
+from weft.plan.model import ExpertsSpec
+
+_MIXTRAL, _QWEN_2, _QWEN_3 = "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"
+MIXTURES = {_MIXTRAL: (False, False), _QWEN_2: (True, False), _QWEN_3: (False, True)}
+"""(q, k and v have a bias; q and k have a norm)."""
+MODEL_TYPES = {_MIXTRAL: "mixtral", _QWEN_2: "qwen2_moe", _QWEN_3: "qwen3_moe"}
+_QWEN_NAMES = {x: f"{x}_proj" for x in ("gate", "up", "down")}
+
+
+def expert_entries(spec: DecoderSpec, layer: int) -> Iterator[Entry]:
+    """Their names of one layer's experts."""
+    assert spec.experts is not None, "a layer without experts"
+    is_mixtral = not (spec.qkv_bias or spec.qk_norm)
+    where = f"model.layers.{layer}.{'block_sparse_moe' if is_mixtral else 'mlp'}"
+    names = {"gate": "w1", "up": "w3", "down": "w2"} if is_mixtral else _QWEN_NAMES
+    ours = f"layers.{layer}.ff"
+    yield Entry(f"{where}.gate.weight", (f"{ours}.router.weight",))
+    for own, name in names.items():
+        for number in range(spec.experts.count):
+            theirs = f"{where}.experts.{number}.{name}.weight"
+            yield Entry(theirs, (f"{ours}.{own}.weight",), at=number)
+    if spec.experts.shared_d_ff:
+        yield Entry(f"{where}.shared_expert_gate.weight", (f"{ours}.shared.gate.weight",))
+        for own, name in _QWEN_NAMES.items():
+            yield Entry(f"{where}.shared_expert.{name}.weight", (f"{ours}.shared.ff.{own}.weight",))
+
+
+def expert_fields(architecture: str, spec: DecoderSpec) -> dict[str, Any]:
+    """What ``config.json`` says of them. Raises ConfigError: the architecture has no such ones."""
+    experts = spec.experts
+    assert experts is not None, "a shape without experts"
+    has_shared = architecture == _QWEN_2
+    if experts.scores != "softmax" or (experts.shared_d_ff > 0) != has_shared:
+        words = f"scores {experts.scores}, shared_d_ff {experts.shared_d_ff}"
+        shared = "a shared expert" if has_shared else "no shared expert"
+        raise ConfigError("model.experts", words, f"softmax and {shared} in {architecture}")
+    found = {"num_experts_per_tok": experts.top_k, "router_aux_loss_coef": experts.balance}
+    if architecture == _MIXTRAL:
+        if not experts.normed:
+            raise ConfigError("model.experts.normed", False, f"true in {architecture}")
+        return {**found, "intermediate_size": spec.d_ff, "num_local_experts": experts.count}
+    shared_width = {"shared_expert_intermediate_size": experts.shared_d_ff} if has_shared else {}
+    return {
+        **found,
+        **shared_width,
+        "num_experts": experts.count,
+        "moe_intermediate_size": spec.d_ff,
+        "norm_topk_prob": experts.normed,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def read_experts(architecture: str, fields: Fields) -> tuple[int, ExpertsSpec]:
+    """Width and the rest. Raises ConfigError for layers without experts among those with."""
+    balance = fields.part("router_aux_loss_coef", 0.001)
+    fields.take("output_router_logits")  # what is returned beside the result
+    top_k = fields.whole("num_experts_per_tok", 2)
+    if architecture == _MIXTRAL:
+        fields.must("router_jitter_noise", 0.0)
+        experts = ExpertsSpec(
+            count=fields.whole("num_local_experts", 8), top_k=top_k, balance=balance
+        )
+        return fields.whole("intermediate_size"), experts
+    fields.take("intermediate_size")  # of layers without experts, of which there are none
+    fields.must("decoder_sparse_step", 1)
+    fields.must("mlp_only_layers", [])
+    theirs, written = fields.take("num_experts"), fields.take("num_local_experts")
+    count = theirs if written is None else written
+    if type(count) is not int or count < 1:
+        raise fields.refusal("num_experts", count, "an integer >= 1")
+    shared = fields.whole("shared_expert_intermediate_size") if architecture == _QWEN_2 else 0
+    normed = fields.flag("norm_topk_prob", default=False)
+    width = fields.whole("moe_intermediate_size")
+    return width, ExpertsSpec(
+        count=count, top_k=top_k, balance=balance, normed=normed, shared_d_ff=shared
+    )

@@ -1,0 +1,65 @@
+"""Which experts a token goes to, and how much of each it gets.
+
+A gate turns a token's logits into scores, one an expert; the greatest are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+GATES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "softmax": lambda logits: torch.softmax(logits, dim=-1),  # arXiv 2101.03961
+        "sigmoid": torch.sigmoid,  # arXiv 2412.19437, equation 15
+    }
+)
+"""By name: logits ``[..., experts]`` to scores."""
+
+
+class Routed(NamedTuple):
+    """What a gate says of ``n`` tokens."""
+
+    experts: Tensor
+    """``[n, top_k]`` int64: the chosen ones."""
+    shares: Tensor
+    """``[n, top_k]``: by what their results are multiplied."""
+
+
+def routed(scores: Tensor, top_k: int, *, normed: bool) -> Routed:
+    """The greatest of ``[n, experts]``; ``normed``: their shares add up to one."""
+    shares, experts = torch.topk(scores, top_k, dim=-1)
+    if normed:
+        shares = shares / shares.sum(-1, keepdim=True)
+    return Routed(experts, shares)
+
+
+def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
+    """The loss of unequal loads, by sequence (arXiv 2412.19437, equations 17 to 20), times tokens.
+
+    ``scores`` ``[batch, seq, experts]``, ``experts`` ``[batch, seq, top_k]``. For each sequence the
+    sum over experts of the part of tokens that chose it, times experts over ``top_k``, times its
+    mean score: 1 where loads are equal. Of a sequence alone, so no plan changes it; times its
+    tokens, so that it is added to losses of tokens. A scalar.
+    """
+    seq, experts_in_all = scores.shape[1:]
+    tokens = _chosen(experts, experts_in_all)  # [batch, experts]
+    means = (scores / scores.sum(-1, keepdim=True)).mean(1)
+    loads = tokens.to(scores.dtype) * (experts_in_all / (experts.shape[-1] * max(seq, 1)))
+    return (loads * means).sum() * seq
+
+
+def z_loss(logits: Tensor) -> Tensor:
+    """``sum(logsumexp(logits)^2)`` over tokens (arXiv 2202.08906, equation 5): a scalar."""
+    return logits.logsumexp(-1).square().sum()
+
+
+def _chosen(experts: Tensor, experts_in_all: int) -> Tensor:
+    """``[batch, seq, top_k]`` to how often each was chosen, ``[batch, experts]``."""
+    flat = experts.flatten(1)
+    found = flat.new_zeros(len(flat), experts_in_all)
+    return found.scatter_add_(1, flat, torch.ones_like(flat))  # whole numbers: in any order
