@@ -278,7 +278,8 @@ FIELD_REFUSALS = {
     "architectures": (
         {"architectures": ["MambaForCausalLM"]},
         "config.json architectures = ['MambaForCausalLM']: expected one of LlamaForCausalLM, "
-        "Qwen2ForCausalLM, Qwen3ForCausalLM, GPT2LMHeadModel.",
+        "Qwen2ForCausalLM, Qwen3ForCausalLM, MixtralForCausalLM, Qwen2MoeForCausalLM, "
+        "Qwen3MoeForCausalLM, GPT2LMHeadModel.",
     ),
     "activation": (
         {"hidden_act": "relu"},
