@@ -269,3 +269,36 @@ def test_what_cannot_be_planned(
 ) -> None:
     assert run(["plan", "demo", *MODEL, *arguments]) == 2
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan.stages=[{}, {}]", "compute.recompute=offload"],
+        ["plan.stages=[{recompute: offload}, {}]"],
+        ["plan.stages=[{param_tier: host, precision: bf16}, {}]"],
+        ["plan.stages=[{}, {}]", "optim.param_tier=host"],
+        ["plan.stages=[{state_tier: host, device: cuda}, {}]"],
+    ],
+    ids=lambda words: words[-1],
+)
+def test_what_waits_on_hosts_is_forecast(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the cluster's chips, whatever this machine has."""
+    box = tmp_path / "box.yaml"
+    box.write_text("pools: [{chip: H100-SXM5-80GB, chips_per_node: 8, host_gib: 2000}]\n")
+    small = ["model.size=llama3.2-1b", "data.seq_len=2048", "batch.samples=16", "batch.micro=1"]
+    data = data_of(["plan", "debug", *small, *words, "--cluster", str(box)], capsys)
+    assert data["fits"] is True
+    stages = data["plan"]["pipelines"][0]["stages"]  # type: ignore[index]
+    assert {stage["device"] for stage in stages} == {"cuda"}
+    kept = [(s["recompute"], s.get("param_tier"), s.get("state_tier")) for s in stages]
+    assert "offload" in kept[0] or "host" in kept[0]
+
+
+def test_stages_lie_on_the_device_that_they_say(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan.stages=[{}, {device: cpu}]", "plan.schedule=null"]
+    assert run(["plan", "demo", *MODEL, *words, *BOX]) == 2
+    message = "plan.stages[1].device = 'cpu': expected cuda, as the chip of rank 1 is"
+    assert message in capsys.readouterr().err

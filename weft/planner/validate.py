@@ -136,14 +136,24 @@ def _check_values(plan: Plan) -> None:
         _refuse_unnamed(f"{where}.zero", stage.zero, get_args(ZeroLevel))
         _refuse_unnamed(f"{where}.state_tier", stage.state_tier, TIERS)
         _refuse_unnamed(f"{where}.param_tier", stage.param_tier, ("device", "host"))
-        if stage.device == HOST:
-            _refuse_host_on_host(where, stage)
         _check_numbers(f"{where}.sample_shares", stage.sample_shares)
         _check_numbers(f"{where}.state_shares", stage.state_shares)
         _check_numbers(f"{where}.head_rows", stage.head_rows or ())
+    refuse_host_on_host(plan)
 
 
-def _refuse_host_on_host(where: str, stage: StagePlan) -> None:
+def refuse_host_on_host(plan: Plan) -> None:
+    """Nothing of a processor is kept on its host.
+
+    Raises:
+        ConfigError: something is.
+    """
+    for p, s, stage in plan.stages():
+        if stage.device == HOST:
+            _check_on_host(f"pipelines[{p}].stages[{s}]", stage)
+
+
+def _check_on_host(where: str, stage: StagePlan) -> None:
     hint = "A processor's memory is the host's: nothing would be gained."
     if stage.state_tier == "host":
         raise ConfigError(f"{where}.state_tier", "host", "device or disk", hint)

@@ -28,6 +28,7 @@ from weft.plan.plan import Plan, StagePlan
 from weft.plan.plan_file import view_used
 from weft.planner.problem import Problem, Workload
 from weft.planner.validate import (
+    refuse_host_on_host,
     refuse_idle_heads,
     refuse_idle_pieces,
     refuse_unrun_axes,
@@ -42,7 +43,7 @@ from weft.resolve.planned import (
     says_a_plan,
 )
 from weft.resolve.resolve import read_plan_file, resolve, vocab_size_asked
-from weft.resolve.tiers import usual_param_tier, usual_tier
+from weft.resolve.tiers import refuse_param_tier
 from weft.resolve.usual_precision import usual_precision
 from weft.simulate.step import Knowledge
 
@@ -77,6 +78,7 @@ def plan_request(loaded: Loaded, cluster: ClusterView, knowledge: Knowledge) -> 
         plan, cluster = _given(loaded, cluster, workload)
         if plan is None:
             refuse_limit_of_activations(loaded.config)
+            refuse_param_tier(loaded.config.optim)
         if loaded.config.compute.tf32:
             _refuse_idle_tf32(plan, cluster, workload)
     except ConfigError as error:
@@ -147,15 +149,16 @@ def _given(
         plan = file.plan
         cluster = view_used(file.chips, cluster) if file.chips else cluster
     else:
-        bf16 = workload.precision == "bf16"
-        machine = Node(host="", cpu="", cores=1, memory_gib=1.0, cpu_bf16=bf16)
-        compute = loaded.config.compute.model_copy(update={"tf32": False})  # of the cluster's chips
-        optim = loaded.config.optim
-        usual = {"state_tier": "auto", "param_tier": "device", "state_folder": None}
-        here = optim.model_copy(update=usual)
-        config = loaded.config.model_copy(update={"compute": compute, "optim": here})
-        asked = replace(loaded, config=config)
-        plan = resolve(asked, Cluster(nodes=(machine,)), makes=lambda same: same).plan
+        given = loaded.config.compute
+        usual = {"tf32": False, "precision": workload.precision, "compile": bool(given.compile)}
+        config = loaded.config.model_copy(update={"compute": given.model_copy(update=usual)})
+        machine = Node(host="", cpu="", cores=1, memory_gib=1.0, cpu_bf16=False)
+        plan = resolve(
+            replace(loaded, config=config),
+            Cluster(nodes=(machine,)),
+            makes=lambda same: same,
+            device_of=partial(_device_of, cluster),
+        ).plan
     if plan.world_size > cluster.world_size:
         expected = f"at most {cluster.world_size} ranks, one for each chip of the cluster"
         raise ConfigError("plan", {"ranks": plan.world_size}, expected)
@@ -183,14 +186,15 @@ def _given(
             hint += "samples each takes (sample_shares) where one PyTorch device is all of them."
             raise ConfigError(f"{where}.mesh.ranks", names, "ranks on chips of one kind", hint)
     refuse_cut_blocks(plan, spec, marked(loaded.config.optim, param_specs(spec)))
-    return plan.each(partial(_on_its_chips, loaded, cluster)), cluster
+    plan = plan.each(partial(_on_its_chips, cluster))
+    refuse_host_on_host(plan)
+    return plan, cluster
 
 
-def _on_its_chips(loaded: Loaded, cluster: ClusterView, stage: StagePlan) -> StagePlan:
-    """With what the configuration says of such a device."""
-    device = cluster.pool_of(stage.mesh.ranks[0]).chip.device
-    tier, params = stage.state_tier, stage.param_tier
-    if loaded.config.plan.file is None:
-        tier = usual_tier(loaded.config.optim, device) if tier == "device" else tier
-        params = usual_param_tier(loaded.config.optim, device) if params == "device" else params
-    return replace(stage, device=device, state_tier=tier, param_tier=params)
+def _device_of(cluster: ClusterView, rank: int) -> str:
+    """Platform of a rank's chip; of one that is not there, that of the last."""
+    return cluster.pool_of(min(rank, cluster.world_size - 1)).chip.device
+
+
+def _on_its_chips(cluster: ClusterView, stage: StagePlan) -> StagePlan:
+    return replace(stage, device=_device_of(cluster, stage.mesh.ranks[0]))

@@ -31,7 +31,7 @@ from weft.resolve.kept import ACTIVATIONS
 from weft.resolve.prediction import AUTO_FILE
 from weft.resolve.rank_chips import Machine, RankChips, chips_of_file, chips_of_machines
 from weft.resolve.resolve import compiles, refuse_unusable, spec_asked
-from weft.resolve.tiers import tiers_asked
+from weft.resolve.tiers import refuse_param_tier, tiers_asked
 from weft.resolve.usual_precision import usual_precision
 from weft.simulate.known import local_profile
 
@@ -194,6 +194,7 @@ def choose(config: Config, resources: Resources, folder: Path | None = None) -> 
         ConfigError: a rate that it needs is not known.
     """
     refuse_limit_of_activations(config)
+    refuse_param_tier(config.optim)
     asked = _asked(config, resources)
     saved = None if folder is None else _saved(folder)
     if saved is not None and saved.asked == asked:

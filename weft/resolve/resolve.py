@@ -118,6 +118,7 @@ def resolve(
     plan: Plan | None = None,
     why: Sequence[str] = (),
     makes: Callable[[Resolved], Resolved] | None = None,
+    device_of: Callable[[int], str] | None = None,
 ) -> Resolved:
     """Decide everything that the configuration leaves open.
 
@@ -129,6 +130,7 @@ def resolve(
         why: What is worth saying of such a plan.
         makes: Puts orders into a derived plan that asks for them; None: the chips of its ranks are
             not known.
+        device_of: Platform of a rank's chip, where that is not of this machine.
 
     Raises:
         ConfigErrors: a value that cannot work, with the place where it was given.
@@ -142,7 +144,8 @@ def resolve(
             if config.plan.auto is not None:
                 hint = "`weft train` and `weft plan` let it choose; plan.file takes what it chose."
                 raise ConfigError("plan", "auto", "a plan that is written down", hint)
-            plan = _derived(loaded, cluster, spec, world_size, ranks_here, notes)
+            here = (world_size, ranks_here)
+            plan = _derived(loaded, cluster, spec, here, notes, device_of)
         else:
             notes += why or [f"the plan is {config.plan.file}, as it is"]
             if world_size is None:
@@ -246,17 +249,22 @@ def _derived(
     loaded: Loaded,
     cluster: Cluster,
     spec: ModelSpec,
-    world_size: int | None,
-    ranks_here: int | None,
+    here: tuple[int | None, int | None],
     notes: list[str],
+    device_of: Callable[[int], str] | None,
 ) -> Plan:
-    """The plan that shares, stages or pipelines ask for."""
+    """The plan that shares, stages or pipelines ask for; ``here``: processes, and those of this
+    machine."""
     config = loaded.config
+    world_size, ranks_here = here
     shares = config.plan.batch_shares or (1,) * (world_size or 1)
     batch = derive_batch(config.batch, shares, loaded.origins)
     notes.append(batch.note)
     pipelines = pipelines_of(config.plan, shares)
-    devices = _devices(config, cluster, pipelines, ranks_here, notes)
+    if device_of is None:
+        devices = _devices(config, cluster, pipelines, ranks_here, notes)
+    else:
+        devices = _devices_there(config.plan, pipelines, device_of)
     recompute: Recompute = "off" if config.compute.recompute == "auto" else config.compute.recompute
 
     @cache
@@ -267,7 +275,7 @@ def _derived(
         return found
 
     def computes(asked: StageConfig, stage: StagePlan) -> StagePlan:
-        device = devices[asked.device or config.compute.device]
+        device = devices(asked, stage.mesh.ranks[0])
         precision = asked.precision or config.compute.precision
         return replace(
             stage,
@@ -386,8 +394,8 @@ def _devices(
     pipelines: Sequence[PipelineConfig],
     ranks_here: int | None,
     notes: list[str],
-) -> dict[str, str]:
-    """Platform of stages, by what they ask for: a platform or "auto"."""
+) -> Callable[[StageConfig, int], str]:
+    """Platform of a stage, by what it asks for: a platform or "auto"."""
     chips = Counter(chip.device for chip in cluster.nodes[0].chips)
     ranks = _ranks_by_device(config, pipelines)
     here = ranks_here or ranks.total()
@@ -407,7 +415,23 @@ def _devices(
     if ranks["auto"]:
         refuse_unusable(cluster.nodes[0], chosen)
         notes.append(f"compute.device = {chosen}, from what this machine has{against}")
-    return {**devices, "auto": chosen}
+    devices["auto"] = chosen
+    return lambda asked, _: devices[asked.device or config.compute.device]
+
+
+def _devices_there(
+    plan: PlanConfig, pipelines: Sequence[PipelineConfig], device_of: Callable[[int], str]
+) -> Callable[[StageConfig, int], str]:
+    """Platform of a stage, by its first rank; those that say theirs lie on chips of it."""
+    first_rank = 0
+    for p, pipeline in enumerate(pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            there = device_of(first_rank)
+            if stage.device not in (None, "auto", there):
+                expected = f"{there}, as the chip of rank {first_rank} is"
+                raise ConfigError(f"{_stage_key(plan, p, s)}.device", stage.device, expected)
+            first_rank += stage.num_ranks
+    return lambda _, rank: device_of(rank)
 
 
 def refuse_unusable(node: Node, chosen: str) -> None:

@@ -25,15 +25,22 @@ def usual_param_tier(optim: OptimConfig, device: str) -> Tier:
     return "device" if device == HOST else optim.param_tier
 
 
-def tiers_asked(optim: OptimConfig) -> tuple[Tier, ...]:
-    """What a planner may choose among, in order.
-
+def refuse_param_tier(optim: OptimConfig) -> None:
+    """
     Raises:
-        ConfigError: files are asked for, and no folder for them; or what no planner chooses.
+        ConfigError: parameters are to be on hosts, and the planner chooses, which keeps none there.
     """
     if optim.param_tier != "device":
         hint = "The planner keeps parameters there; stages that are written down may say otherwise."
         raise ConfigError("optim.param_tier", optim.param_tier, "device beside plan.auto", hint)
+
+
+def tiers_asked(optim: OptimConfig) -> tuple[Tier, ...]:
+    """What a planner may choose among, in order.
+
+    Raises:
+        ConfigError: files are asked for, and no folder for them.
+    """
     if optim.state_tier != "auto":
         _refuse_folder(optim, [optim.state_tier], is_open=True)
         return (optim.state_tier,)
