@@ -76,7 +76,7 @@ def test_lost_ranks_are_replaced_and_the_others_stay(here: Path, whole_run: Whol
     same_as(whole_run("fp32"), here / "mine")
 
 
-def test_a_rank_that_dies_may_end_the_command(here: Path) -> None:
+def test_a_rank_that_dies_may_end_the_command(here: Path, whole_run: WholeRun) -> None:
     with commands.started(here, "mine", "recovery.restarts=0") as command:
         command.wait_for_step(8)
         os.kill(command.rank(1), signal.SIGKILL)
@@ -90,6 +90,8 @@ def test_a_rank_that_dies_may_end_the_command(here: Path) -> None:
         "  what it printed is in mine/logs/rank1.log; the other ranks were ended\n"
         f"  saved: step {step}; the same command with --out mine goes on from there\n"
     )
+    go_on()
+    same_as(whole_run("fp32"), here / "mine")
 
 
 def test_a_server_of_ranks_that_dies_is_named(here: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, ConfigErrors
 from weft.config.load import Loaded, explain, load_config, to_yaml
 from weft.config.plan_sections import AutoConfig, PlanConfig
 from weft.config.sections import (
@@ -135,6 +135,22 @@ def test_another_kind_keeps_what_both_have() -> None:
     assert "optim.schedule.decay" not in loaded.origins
     same = load_config("debug", ["optim.schedule.kind=wsd", "optim.schedule.warmup=0.2"])
     assert same.config.optim.schedule == WsdSchedule(warmup=0.2, decay=0.3)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.rope_theta=10", "model.family=gpt2"],
+        ["optim.schedule.decay=0.2", "optim.schedule.kind=cosine"],
+    ],
+)
+def test_what_the_command_line_says_of_another_kind_is_refused_in_any_order(
+    overrides: list[str],
+) -> None:
+    key = overrides[0].partition("=")[0]
+    for asked in (overrides, overrides[::-1]):
+        with pytest.raises(ConfigErrors, match=f"unknown key '{key}'"):
+            load_config("debug", asked)
 
 
 def test_another_way_to_say_the_plan_replaces_it(tmp_path: Path) -> None:

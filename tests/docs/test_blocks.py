@@ -259,7 +259,7 @@ def test_what_the_readme_calls_missing_is_missing() -> None:
     }
     eight = {
         f"fp8{scaling}{reference}"
-        for scaling in ("", "-rowwise", "-blockwise")
+        for scaling in ("", "-rowwise", "-blockwise", "-delayed")
         for reference in ("", "-fp64")
     }
     assert set(PRECISIONS) == {"fp64", "fp32", "bf16", "fp16", *eight}

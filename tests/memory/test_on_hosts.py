@@ -20,7 +20,9 @@ from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import NoPlan, search
 from weft.planner.validate import validate_plan
 from weft.recompute.asked import check_asked, in_short
+from weft.resolve.orders import with_orders
 from weft.resolve.resolve import resolve
+from weft.schedules.registry import by_preference
 
 CHIP = catalogue()["A100-SXM4-80GB"]
 SPEC = SIZES["llama2-7b"]
@@ -85,6 +87,17 @@ def test_every_byte_is_here_or_there() -> None:
     late, usual = (problem.memory(plan(each, schedule="zb-h1"))[1] for each in ("offload", "off"))
     assert usual.activations - late.activations < 16 * layer * 0.01  # one, whose weights wait
     assert in_short("core+offload:4") == ["recompute core", "activations on host of 4 layers"]
+
+
+def test_an_order_that_is_made_waits_with_no_weight_gradients() -> None:
+    """These would need on the chip again what waits on the host."""
+    (chips,) = on(80, 1e4, chips=1).cluster.pools
+    far = replace(chips, num_nodes=2, network_gbit_s=0.8, network_latency_s=1e-4)
+    options = Options(schedules=by_preference(), in_flight=True)
+    problem = Problem(WORKLOAD, ClusterView((far,)), options=options)
+    made = with_orders(plan("offload"), problem)
+    assert made.time.step_s < problem.time(plan("offload")).step_s / 1.1
+    assert not shortages(made.plan, problem)
 
 
 def test_longer_than_its_way_is_hidden() -> None:

@@ -122,9 +122,9 @@ def verify(
 
     The model is made small and the data random, with random loss weights; the plan's shares,
     micro-batches and settings are kept, and precision is fp64 unless compute.precision says
-    otherwise. The reference is the model written out a second time, with PyTorch's optimizer; one
-    process is compared with it. Exit code 0 only if every loss, gradient, norm and parameter
-    agrees within the stated tolerance.
+    otherwise; around eight bits it is fp64 in any case. The reference is the model written out a
+    second time, with PyTorch's optimizer; one process is compared with it. Exit code 0 only if
+    every loss, gradient, norm and parameter agrees within the stated tolerance.
     """
     loaded = load(target, overrides)
     resolved = resolved_here(loaded).resolved
@@ -143,7 +143,10 @@ def verify(
 def _print_verdict(found: Verdict) -> None:
     """Both comparisons, each with what it says."""
     limit = f"(tolerance {found.tolerance:.0e})"
-    out.print(f"{found.ranks} rank(s) against one process, {found.steps} steps, {found.dtype}")
+    eight = ", eight bits with all else in fp64" * found.dtype.endswith("-fp64")
+    out.print(
+        f"{found.ranks} rank(s) against one process, {found.steps} steps, {found.dtype}{eight}"
+    )
     _print_difference(found.plan)
     good = found.accepts(found.plan)
     verdict = "[green]the plan changes nothing[/]" if good else "[red]THE PLAN DIFFERS[/]"

@@ -286,7 +286,7 @@ def merge(base: Entry, over: Entry, root: Node) -> Entry:
     Where ``over`` names another ``kind``, what ``base`` gave for keys that this kind lacks is left
     behind: ``optim.schedule.kind=cosine`` keeps the warm-up of a recipe and forgets its decay.
     Likewise, another way to say the plan leaves the plan of ``base`` behind, and ``plan.auto`` its
-    micro-batches too; what the command line says of either stays.
+    micro-batches too. What the command line says stays.
     """
     assert isinstance(base.value, Mapping), "a layer is a section"
     before, now = (
@@ -325,7 +325,7 @@ def _merged(base: Entry, over: Entry, node: Node | None) -> Entry:
         return over
     merged = dict(base.value)
     if node is not None and node.key in over.value and (kind := node.section_of(over.value)):
-        merged = {key: entry for key, entry in merged.items() if key in kind.fields}
+        merged = {k: e for k, e in merged.items() if k in kind.fields or e.origin == COMMAND_LINE}
     for key, entry in over.value.items():
         child = node and node.child(key)
         merged[key] = _merged(merged[key], entry, child) if key in merged else entry

@@ -114,12 +114,12 @@ def following(spec: DatasetSpec, plan: Plan) -> DatasetSpec:
 
 
 def refuse_one_part(plan: Plan) -> None:
-    """``data.balance_documents`` has parts to balance.
+    """``data.balance_documents`` has ranks to balance.
 
     Raises:
         ConfigError: it has not.
     """
-    if all(len(site) < 2 and all(len(part) < 2 for part in site) for site in parts_of(plan)):
+    if all(len(site) < 2 for site in parts_of(plan)):
         hint = "One rank computes whole batches, and nobody waits for it."
         raise ConfigError("data.balance_documents", True, "false", hint)
 

@@ -21,14 +21,17 @@ from weft.config.errors import ConfigError
 from weft.config.sections import REHEARSAL_EPS, Config, OptimConfig
 from weft.cost.work import share
 from weft.data.synthetic import SyntheticDataset
+from weft.models.registry import param_specs
 from weft.nn.stage import MicroBatch
+from weft.optim.groups import marked
 from weft.optim.schedule import lr_at
 from weft.plan.borders import INSIDE, place
 from weft.plan.mesh import Mesh
 from weft.plan.model import ModelSpec
 from weft.plan.plan import PipelinePlan, Plan, Precision, StagePlan
 from weft.planner.heads import with_head_rows
-from weft.precision.registry import PRECISIONS
+from weft.planner.whole_blocks import refuse_cut_blocks
+from weft.precision.registry import PRECISIONS, reference_of
 from weft.train.assemble import Built, fill, initial
 from weft.train.family import assemble_model
 from weft.train.joining import join_plan
@@ -124,10 +127,13 @@ def _together(ranks: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
 def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[Plan, Rehearsal]:
     """A rehearsal with a small model of the same kind, and the plan for that.
 
-    fp64 unless the configuration names a precision.
+    fp64 unless the configuration names a precision; of one with products in eight bits the
+    reference, for what is next to the middle of two numbers of so few bits goes either way by
+    roundings of all else.
 
     Raises:
-        ConfigError: sites train for themselves, or what is sent is cast: no one process does so.
+        ConfigError: sites train for themselves, or what is sent is cast: no one process does so;
+            or the small model has too few blocks.
     """
     for key, cast in (("border", next(iter(plan.casts), "")), ("sums", plan.sums)):
         if cast:
@@ -138,7 +144,7 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
         raise ConfigError("sites", len(plan.sites), "null", hint)
     asked, little = config.compute.precision, spec.reduced()
     plan = with_head_rows(plan, little.vocab_size)
-    plan = shrink(plan, little.num_layers, "fp64" if asked == "auto" else asked)
+    plan = shrink(plan, little.num_layers, "fp64" if asked == "auto" else reference_of(asked))
     roundoff = PRECISIONS[plan.rank_plan(0).stage_plan.precision].roundoff
     noise = COARSE_EPS if roundoff > PRECISIONS["fp32"].roundoff else REHEARSAL_EPS
     optim = config.optim.rehearsed(noise)
@@ -147,6 +153,13 @@ def in_small(plan: Plan, spec: ModelSpec, config: Config, steps: int) -> tuple[P
     if products is not None and products.scaling == "blockwise":
         parts = max(parts, products.block * _divides_tokens(plan))
     length = max(16, 2 * parts)
+    sized = replace(little, seq_len=length)
+    try:
+        refuse_cut_blocks(plan, sized, marked(config.optim, param_specs(sized)))
+    except ConfigError as error:
+        hint = f"The small model that is rehearsed has {error.expected.partition('; not ')[2]}."
+        expected = "a precision whose blocks the plan does not cut, as fp8-rowwise"
+        raise ConfigError("compute.precision", asked, expected, hint) from error
     return plan, Rehearsal(spec=little, optim=optim, seq_len=length, seed=config.seed, steps=steps)
 
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 from weft.planner.problem import Problem
 from weft.planner.search.domains import have_room
 from weft.planner.search.found import Candidate
+from weft.recompute.asked import offloads
 from weft.schedules.known import Pattern, held_at_peak
+from weft.schedules.registry import SCHEDULES
 from weft.simulate.made.make import Making, make
 
 ENOUGH = 0.02
@@ -50,7 +52,9 @@ def with_made_orders(
 
 
 def _making(candidate: Candidate, number: int, problem: Problem) -> Making:
-    pipeline = candidate.plan.pipelines[number]
+    pipeline, names = candidate.plan.pipelines[number], problem.options.schedules
+    if any(offloads(stage.recompute) for stage in pipeline.stages):  # halves need it again, later
+        names = tuple(name for name in names if not SCHEDULES[name].splits_backward)
     stages, borders = problem.times(candidate.plan)[number]
     held = (sum(each) for each in held_at_peak(Pattern.of(pipeline)))
     room = problem.room(candidate.plan)[number]
@@ -59,6 +63,6 @@ def _making(candidate: Candidate, number: int, problem: Problem) -> Making:
         stages=stages,
         borders=borders,
         room=tuple(max(both) for both in zip(room, held, strict=True)),
-        names=problem.options.schedules,
+        names=names,
         budget=BUDGET,
     )
