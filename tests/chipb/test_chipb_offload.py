@@ -19,6 +19,8 @@ from weft.diagnose.verify import rehearse
 from weft.elastic.pool import WorkerPool
 from weft.memory.parcels import Parcel, Ways
 from weft.models.registry import FAMILIES
+from weft.nn.offloaded import offload
+from weft.nn.stage import Unit
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.train.assemble import fill, initial
@@ -123,3 +125,43 @@ def test_two_layers_are_on_the_chip_at_a_time(library: Path) -> None:
         )
     assert none == 0
     assert usual - found == pytest.approx(away * (layers - 2) / layers, rel=0.03)
+
+
+def under_way(address: RankAddress) -> int:
+    """The most parcels that are on the chip at a time, three micro-batches ahead as 1F1B has."""
+    device, parcels, most = torch.device(NAME, address.local_rank), list[Parcel](), 0
+    blocks = [torch.nn.Linear(64, 64).to(device) for _ in range(4)]
+    units = [Unit(lambda x, block=block: block(x * x), block=block) for block in blocks]
+    offload(units, Ways(device))
+    leave, arrive = Parcel.leave, Parcel.arrive
+
+    def count() -> None:
+        nonlocal most
+        here = [any(store.here is not None for store in each.stores) for each in parcels]
+        most = max(most, sum(here))
+
+    def leaves(parcel: Parcel) -> None:
+        parcels.append(parcel)
+        leave(parcel)
+        count()
+
+    def arrives(parcel: Parcel) -> None:
+        arrive(parcel)
+        count()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Parcel, "leave", leaves)
+        patch.setattr(Parcel, "arrive", arrives)
+        ahead = list[torch.Tensor]()
+        for _ in range(6):
+            x = torch.ones(8, 64).to(device).requires_grad_()
+            for unit in units:
+                x = unit(x)
+            ahead.append(x.sum())
+            if len(ahead) == 3:
+                ahead.pop(0).backward()
+    return most
+
+
+def test_two_layers_are_on_the_chip_however_many_are_under_way(chips: WorkerPool) -> None:
+    assert chips.run(with_chips, under_way, world_size=1) == [2]

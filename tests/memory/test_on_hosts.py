@@ -15,7 +15,7 @@ from weft.models.registry import shape_of
 from weft.plan.mesh import Mesh
 from weft.plan.plan import PipelinePlan, Plan, StagePlan
 from weft.planner.explain import settings
-from weft.planner.fit import kept_on_hosts, shortages, smallest_change
+from weft.planner.fit import changes, kept_on_hosts, shortages, smallest_change
 from weft.planner.problem import Options, Problem, Workload
 from weft.planner.search import NoPlan, search
 from weft.planner.validate import validate_plan
@@ -85,7 +85,9 @@ def test_every_byte_is_here_or_there() -> None:
         assert away.working - usual.working == pytest.approx(2 * layer)
         assert kept_on_hosts(plan(text), problem.memory)[0] == pytest.approx(2 * layers * layer)
     late, usual = (problem.memory(plan(each, schedule="zb-h1"))[1] for each in ("offload", "off"))
-    assert usual.activations - late.activations < 16 * layer * 0.01  # one, whose weights wait
+    assert late.working - usual.working > 16 * layer  # one came back, whose weights wait
+    kept = kept_on_hosts(plan("offload", schedule="zb-h1"), problem.memory)[1]
+    assert kept == pytest.approx(2 * 16 * layer)  # and it stays there until then
     assert in_short("core+offload:4") == ["recompute core", "activations on host of 4 layers"]
 
 
@@ -124,6 +126,13 @@ def test_chosen_where_nothing_else_fits_and_hosts_have_room() -> None:
     )
     with pytest.raises(NoPlan):
         search(replace(on(room, 4, 1), options=lean))
+    given = replace(lean, recompute=("offload",), mixed_recompute=False)
+    with pytest.raises(NoPlan):
+        search(replace(on(80, None), options=given))
+    problem = replace(on(80, 200), options=given)
+    found = search(problem)
+    assert not any(shortages(each.plan, problem) for each in (found.best, *found.others))
+    assert [*changes(plan("core+offload:2", pp=1))][-1][1] == plan("core+offload", pp=1)
     (short,) = shortages(one[1], on(room, 4, 1))
     assert short.on_host
 
@@ -175,3 +184,5 @@ def test_who_asks_where_nothing_comes_of_it_hears_so() -> None:
     asked = ["optim.param_tier=host", "compute.precision=bf16"]
     with pytest.raises(ConfigErrors, match=r"optim.param_tier = 'host': expected device on proc"):
         resolve(load_config("debug", asked), cluster)
+    with pytest.raises(ConfigErrors, match=r"compute.recompute = 'offload': expected off on proc"):
+        resolve(load_config("debug", ["compute.recompute=offload"]), cluster)

@@ -191,7 +191,7 @@ def stage_memory(
         divided=divided,
         part=choice.kept,
         each=Memory(activations=kept, fragments=fragments * kept),
-        waiting=Memory(activations=away, fragments=fragments * away),
+        waiting=Memory(working=away, fragments=fragments * away),
         border=Memory(buffers=work.wide * work.rows * shape.d_model),
     )
 

@@ -126,9 +126,11 @@ class Parcel:
 
     def arrive(self) -> None:
         """Be here, with the parcel before on its way."""
-        if self._ways.leaving is self:  # it is still here
-            self._ways.leaving = None
+        leaving, self._ways.leaving = self._ways.leaving, None
+        if leaving is self:  # it is still here
             self._has_left()
+        elif leaving is not None:  # of a later micro-batch
+            leaving.be_gone()
         self.come()
         if self._came is not None:
             self._ways.wait(self._came)

@@ -40,7 +40,7 @@ class Shortage:
 def shortages(plan: Plan, problem: Problem) -> list[Shortage]:
     """Where memory is short, the worst first."""
     memory = problem.memory(plan)
-    found = list(_of_hosts(plan, problem))
+    found = list(short_hosts(plan, problem))
     for p, pipeline in enumerate(plan.pipelines):
         for stages in pipeline.positions():
             rank = problem.fullest(pipeline.stages[stages[0]], memory)
@@ -52,7 +52,7 @@ def shortages(plan: Plan, problem: Problem) -> list[Shortage]:
     return sorted(found, key=lambda short: short.room_gib - short.need_gib)
 
 
-def _of_hosts(plan: Plan, problem: Problem) -> Iterator[Shortage]:
+def short_hosts(plan: Plan, problem: Problem) -> Iterator[Shortage]:
     """Where something is kept in the memory of hosts, which their chips share alike."""
     kept = kept_on_hosts(plan, problem.memory)
     for p, s, stage in plan.stages():
@@ -132,7 +132,12 @@ def _zero(level: ZeroLevel) -> Callable[[StagePlan], StagePlan]:
 
 
 def _offloading(stage: StagePlan) -> StagePlan:
-    return stage if stage.device == HOST else replace(stage, recompute="offload")
+    """Beside what is computed again, but for whole layers, which keep nothing to offload."""
+    if stage.device == HOST:
+        return stage
+    again = computed_again(stage.recompute)
+    beside = "" if again == "off" or "full" in again else f"{again}+"
+    return replace(stage, recompute=f"{beside}offload")
 
 
 def _halved(plan: Plan) -> Plan:

@@ -33,7 +33,7 @@ from weft.models.registry import (
 from weft.optim.groups import marked, refuse_idle_groups
 from weft.optim.registry import training_of
 from weft.plan.model import ModelSpec
-from weft.plan.plan import Plan, Precision, Recompute, StagePlan
+from weft.plan.plan import Plan, Precision, StagePlan
 from weft.plan.plan_file import PlanFile
 from weft.planner.casts import refuse_idle_cast, with_casts
 from weft.planner.domains import idle_zero_notes, nodes_of, refuse_idle_domains, with_domains
@@ -52,7 +52,7 @@ from weft.planner.whole_blocks import refuse_cut_blocks
 from weft.platform.registry import PLATFORMS
 from weft.resolve.kept import ACTIVATIONS, with_activations_in
 from weft.resolve.tf32 import tf32_note
-from weft.resolve.tiers import refuse_tiers, usual_param_tier, usual_tier
+from weft.resolve.tiers import refuse_tiers, usual_param_tier, usual_recompute, usual_tier
 from weft.resolve.usual_precision import usual_precision
 
 BYTES_VOCAB = 257
@@ -265,7 +265,6 @@ def _derived(
         devices = _devices(config, cluster, pipelines, ranks_here, notes)
     else:
         devices = _devices_there(config.plan, pipelines, device_of)
-    recompute: Recompute = "off" if config.compute.recompute == "auto" else config.compute.recompute
 
     @cache
     def precision_on(device: str) -> Precision:
@@ -281,7 +280,7 @@ def _derived(
             stage,
             device=device,
             precision=precision_on(device) if precision == "auto" else precision,
-            recompute=asked.recompute or recompute,
+            recompute=asked.recompute or usual_recompute(config.compute.recompute, device),
             compile=compiles(config, device, notes) if asked.compile is None else asked.compile,
             state_tier=asked.state_tier or usual_tier(config.optim, device),
             param_tier=asked.param_tier or usual_param_tier(config.optim, device),

@@ -9,8 +9,9 @@ from weft.config.errors import ConfigError
 from weft.config.sections import Config, OptimConfig
 from weft.memory.tiers import keeps_apart
 from weft.optim.registry import is_by_element
-from weft.plan.plan import Plan
+from weft.plan.plan import Plan, Recompute
 from weft.precision.roles import Tier
+from weft.recompute.asked import computed_again, offloads
 
 
 def usual_tier(optim: OptimConfig, device: str) -> Tier:
@@ -23,6 +24,12 @@ def usual_tier(optim: OptimConfig, device: str) -> Tier:
 def usual_param_tier(optim: OptimConfig, device: str) -> Tier:
     """Likewise, of parameters."""
     return "device" if device == HOST else optim.param_tier
+
+
+def usual_recompute(asked: Recompute, device: str) -> Recompute:
+    """Likewise, of what layers compute again or keep on hosts."""
+    usual = "off" if asked == "auto" else asked
+    return computed_again(usual) if device == HOST else usual
 
 
 def refuse_param_tier(optim: OptimConfig) -> None:
@@ -63,6 +70,7 @@ def refuse_tiers(plan: Plan, config: Config) -> None:
     if optim.param_tier == "host" and params == {"device"}:
         hint = "A processor's memory is the host's: nothing would be gained."
         raise ConfigError("optim.param_tier", "host", "device on processors", hint)
+    _refuse_offload(plan, config)
     _refuse_folder(optim, tiers, is_open=config.plan.auto is not None)
     if len(apart) > 1 and not is_by_element(optim):
         hint = f"{optim.kind} takes the same parameters on all ranks at a time."
@@ -71,6 +79,14 @@ def refuse_tiers(plan: Plan, config: Config) -> None:
     if True in apart and plan.sites:
         expected, hint = "device in a plan with sites", "Sites meet with what is on the device."
         raise ConfigError("optim.state_tier", optim.state_tier, expected, hint)
+
+
+def _refuse_offload(plan: Plan, config: Config) -> None:
+    recompute = config.compute.recompute
+    if recompute != "auto" and offloads(recompute) and {*plan.devices} == {HOST}:
+        hint = "A processor's memory is the host's: nothing would be gained."
+        expected = f"{computed_again(recompute)} on processors"
+        raise ConfigError("compute.recompute", recompute, expected, hint)
 
 
 def _refuse_folder(optim: OptimConfig, tiers: Sequence[Tier], *, is_open: bool) -> None:

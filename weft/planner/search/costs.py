@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from math import inf
 from typing import NamedTuple
 
 from weft.cluster.cluster import HOST
 from weft.cluster.view import Reach
+from weft.cost.activations import stage_away
 from weft.cost.choice import StageChoice, dtype_of
 from weft.cost.memory import StageMemory, stage_memory
 from weft.cost.sends import border_bytes, border_times
@@ -60,6 +60,10 @@ class Bytes(NamedTuple):
     border: float
     """By each tensor at a border."""
     runtime: float
+    on_host: float
+    """State that waits in the memory of the host."""
+    away: float
+    """Likewise, by each microbatch that is held."""
 
 
 class Costs:
@@ -73,6 +77,10 @@ class Costs:
         self.shape = shape_of(workload.spec)
         part = problem.options.memory_part
         self.budgets = [pool.chip.memory_gib * 2**30 * part for pool in pools]
+        self.on_hosts = [
+            (pool.host_gib or 0) * 2**30 * part / pool.chips_per_node for pool in pools
+        ]
+        """Room of a chip in its host's memory."""
         """By pool: bytes of one chip that may be planned."""
         self.rooms: dict[object, int] = {}
         """Most layers of a mesh, by all that decides; of the routes that ask."""
@@ -164,13 +172,10 @@ class Costs:
 
     def _bytes(self, pool: int, choice: StageChoice, held: Held) -> Bytes:
         parts = self.memory(pool, choice, held)
+        on_host = 0.0
         if choice.tier == "host" and choice.keeps_apart:
-            node = self.pools[pool]
             usual = self.memory(pool, choice._replace(tier="device"), held)
-            kept = usual.whole.optimizer + usual.divided.optimizer * usual.part
-            room = self.options.memory_part * (node.host_gib or 0) * 2**30 / node.chips_per_node
-            if kept > room:
-                parts = replace(parts, whole=replace(parts.whole, weights=inf))
+            on_host = usual.whole.optimizer + usual.divided.optimizer * usual.part
         whole, divided = parts.whole, parts.divided.total * parts.part
         shared = whole.working + whole.buffers + whole.runtime
         return Bytes(
@@ -180,6 +185,8 @@ class Costs:
             buffers=whole.buffers,
             border=parts.border.total,
             runtime=whole.runtime,
+            on_host=on_host,
+            away=stage_away(self.shape, held.of(choice).work),
         )
 
     def memory(self, pool: int, choice: StageChoice, held: Held) -> StageMemory:

@@ -10,6 +10,7 @@ from weft.cluster.view import ClusterView
 from weft.cost.choice import ways_of_domains
 from weft.cost.memory import Memory
 from weft.plan.plan import Plan
+from weft.planner.fit import short_hosts
 from weft.planner.problem import Problem
 from weft.planner.search.found import Candidate
 
@@ -116,10 +117,10 @@ def _priced(candidate: Candidate, problem: Problem) -> Iterator[Candidate]:
 
 
 def have_room(plan: Plan, problem: Problem, memory: Mapping[int, Memory]) -> bool:
-    """The chips for what its ranks need."""
+    """The chips for what its ranks need, and their hosts for what waits there."""
     part = problem.options.memory_part * 2**30
     fullest = (problem.fullest(stage, memory) for _, _, stage in plan.stages())
     return all(
         memory[rank].total <= part * problem.cluster.pool_of(rank).chip.memory_gib
         for rank in fullest
-    )
+    ) and not any(short_hosts(plan, problem))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import pairwise
+from math import inf
 
 from weft.cluster.view import ClusterView, Reach
 from weft.cost.sends import borders_between
@@ -177,8 +178,9 @@ class Route:
         return end + more * max(each, busy, carrying)
 
     def bytes(self, mesh: int, layers: int) -> float:
-        """Memory of one rank of a mesh that holds so many layers."""
-        state = working = buffers = runtime = 0.0
+        """Memory of one rank of a mesh that holds so many layers; without end where its host has
+        no room for what waits there."""
+        state = working = buffers = runtime = on_host = 0.0
         held, borders = self.peaks[mesh]
         rank, chunks = self.ranks[mesh], len(held)
         for number, (stage, count) in enumerate(zip(self.positions[mesh], held, strict=True)):
@@ -188,6 +190,9 @@ class Route:
             at_borders = part.buffers + borders * part.border
             working, buffers = max(working, part.working), max(buffers, at_borders)
             runtime = part.runtime
+            on_host += part.on_host + count * part.away
+        if on_host > self.costs.on_hosts[rank.pool]:
+            return inf
         return state + working + buffers + runtime
 
     @cached_property
