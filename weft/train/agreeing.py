@@ -32,6 +32,7 @@ from weft.models.registry import FAMILIES, head_rows_of, model_spec
 from weft.plan.model import ModelSpec
 from weft.plan.plan import Plan
 from weft.planner.heads import check_heads, with_head_rows
+from weft.planner.stages import made_of
 from weft.train.first_opens import found_by_first, opened_by_first
 from weft.train.from_memory import newest_in_memory
 from weft.train.history import History, Rewind, history_of, read_rewinds
@@ -160,6 +161,11 @@ def refuse_unlike_ranks(comm: Comm, job: Job) -> None:
     for rank, what, value, first in unlike(comm, _facts(job), name="compare ranks"):
         hint = f"Rank {rank} differs. Start the same command, with the same files, "
         hint += "on every machine."
+        if what.startswith("pipelines[") and made_of(job.config.plan):
+            hint = (
+                f"Rank {rank} made another order, as its machine's profile is another. Write the "
+            )
+            hint += "plan once (`weft plan ... --out plan.json`) and give every machine plan.file."
         raise ConfigError(what, value, f"{show(first)}, as on rank 0", hint)
 
 
