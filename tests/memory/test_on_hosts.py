@@ -127,7 +127,7 @@ def test_chosen_where_nothing_else_fits_and_hosts_have_room() -> None:
     with pytest.raises(NoPlan):
         search(replace(on(room, 4, 1), options=lean))
     given = replace(lean, recompute=("offload",), mixed_recompute=False)
-    with pytest.raises(NoPlan):
+    with pytest.raises(NoPlan, match="host_gib of pools"):
         search(replace(on(80, None), options=given))
     problem = replace(on(80, 200), options=given)
     found = search(problem)

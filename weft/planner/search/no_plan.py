@@ -29,6 +29,11 @@ def no_plan(attempt: Attempt, problem: Problem) -> NoPlan:
     factor = _smallest(lambda times: attempt(lean.with_memory(times)) is not None)
     names = [pool.chip.name for pool in problem.cluster.pools]
     if factor is None:
+        pools = tuple(replace(pool, host_gib=inf) for pool in problem.cluster.pools)
+        roomy = lean.on(ClusterView(pools))
+        if attempt(roomy.with_memory(_MOST)) is not None:
+            expected = "nodes with room in their memory for what is to wait there"
+            return NoPlan("cluster", names, expected, "Say what they have: host_gib of pools.")
         expected = "chips that the model can be laid over, however much memory they had"
         return NoPlan("cluster", names, expected, "No mesh fills the nodes with the samples given.")
     least = attempt(lean.with_memory(factor))
