@@ -112,7 +112,8 @@ def test_a_kind_of_module_that_cannot_sum_in_parts_is_refused() -> None:
     }
     assert refusal(model(Convolution()), layout) == (
         "layout.down = 'Convolution': expected a kind with a split form: Linear, Embedding, "
-        "LinearCrossEntropy, RowsLoss. It adds up over d_ff, of which each rank holds a part."
+        "LinearCrossEntropy, RowsLoss, Experts. "
+        "It adds up over d_ff, of which each rank holds a part."
     )
 
 

@@ -42,7 +42,7 @@ def ranks(plan: Plan) -> list[tuple[int, ...]]:
 
 def test_the_words_are_those_of_the_registries() -> None:
     """Config knows none of what it names."""
-    assert root().at("plan.schedule").words == tuple(SCHEDULES)
+    assert root().at("plan.schedule").words == ("made", *SCHEDULES)
     assert root().at("compute.precision").words == ("auto", *PRECISIONS)
     assert root().at("compute.device").words == ("auto", *PLATFORMS)
     assert root().at("compute.recompute").words == ("auto", *MODES)

@@ -29,7 +29,11 @@ def alone(root: Path, *overrides: str, to: RemotePath | None = None) -> Saver:
         config=load_config("debug", overrides).config,
         comm=Comm(timeout_s=0.1),
         is_main=True,
-        built=SimpleNamespace(gradients=SimpleNamespace(mains=[], frozen=[]), meeting=None),
+        built=SimpleNamespace(
+            gradients=SimpleNamespace(mains=[], frozen=[]),
+            meeting=None,
+            histories=SimpleNamespace(kept=tuple),
+        ),
         lease=Lease(),
         events=EventLog(root),
         abort=Abort(),

@@ -33,6 +33,7 @@ from weft.comm.comm import Comm
 from weft.data.hashing import draw, make_key
 from weft.models.decoder import Decoder
 from weft.nn.dropout import Dropout
+from weft.nn.experts.feed_forward import Experts
 from weft.nn.stage import Stage
 from weft.parallel.params import param_tilings
 from weft.parallel.tp.modules import RowLinear
@@ -206,9 +207,14 @@ class Recorder:
             self._see_activation("input", name, self._samples, given[0])
         self._see_output(name, module, given, result)
 
-    def _see_output(self, name: str, _module: nn.Module, _given: Any, result: Tensor) -> None:
+    def _see_output(
+        self, name: str, _module: nn.Module, _given: Any, result: Tensor | tuple[Tensor, Tensor]
+    ) -> None:
         if self._samples is None:
             return
+        result = (
+            result if isinstance(result, Tensor) else result[0]
+        )  # beside what it adds to the loss
         self._see_activation("output", name, self._samples, result)
         if result.requires_grad:
             see = partial(self._see_activation, "gradient", name, self._samples)
@@ -294,9 +300,11 @@ def calls(rank_plan: RankPlan, stage: int) -> Iterator[tuple[int, ...]]:
 
 
 def _computing(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that compute by themselves, by their names in the unsplit model."""
+    """Modules that compute by themselves, by their names in the unsplit model; none of experts,
+    whose rows are sorted: what their layer gives is seen."""
+    experts = tuple(f"{n}." for n, each in model.named_modules() if isinstance(each, Experts))
     for name, module in model.named_modules():
-        is_inside = name.endswith(".product")
+        is_inside = name.endswith(".product") or name.startswith(experts)
         is_alone = isinstance(module, RowLinear) or not any(module.children())
         learns = any(True for _ in module.parameters()) or isinstance(module, Dropout)
         if is_alone and learns and not is_inside and name != "head":

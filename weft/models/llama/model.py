@@ -101,31 +101,29 @@ class Llama(Decoder):
             rotary=Rotary(spec.d_head, theta=spec.rope_theta, scaling=spec.rope_scaling),
         )
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
-        return self._through(x, context)[0]
-
     def compute(self, inputs: Tree, context: Context) -> Output:
         """Also what experts add to the loss, in the weights of the tokens."""
-        x, added = self._through(inputs["tokens" if self.takes_tokens else STREAM], context)
+        added: list[Tensor] = []
+        x = self(inputs["tokens" if self.takes_tokens else STREAM], context, added)
         if not added:
             return Output({STREAM: x})
         total = torch.stack(added).sum()
         return Output({STREAM: x}, {"experts": Term(total, torch.zeros_like(total.detach()))})
 
-    def _through(self, x: Tensor, context: Context) -> tuple[Tensor, list[Tensor]]:
-        """The result, and what each layer adds to the loss, where layers do."""
+    def forward(self, x: Tensor, context: Context, added: list[Tensor] | None = None) -> Tensor:
+        """``added`` is given what layers add to the loss, where they do."""
         if self.takes_tokens:
             x = self.units["embed"](x, context)  # [batch, seq, d_model]
         positions = context.positions_of(x)
         turn = self.rotary(positions, x.dtype, positions.shape[1])
         packed = None if context.documents is None else context.documents.packed
-        added: list[Tensor] = []
         for name in self.layers:
             x = self.units[int(name)](x, turn, packed)
             if isinstance(x, tuple):
                 x, more = x
-                added.append(more)
-        return (x if self.norm is None else self.units["head"](x)), added
+                if added is not None:
+                    added.append(more)
+        return x if self.norm is None else self.units["head"](x)
 
     def embed_tokens(self, tokens: Tensor, context: Context) -> Tensor:  # noqa: ARG002 - rotary
         assert self.embed is not None, "a stage that takes tokens holds the embedding"
