@@ -42,6 +42,7 @@ EQUAL = (
     "dp3-zero3-idle-rank",
     "unlike-pipelines-zero2",
     "passes-gpt2-tp2",
+    "experts-zb-h1-tp2",
 )
 
 

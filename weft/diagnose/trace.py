@@ -166,10 +166,11 @@ class Recorder:
     def gradients(self, built: Built, factor: float) -> None:
         """Once a step, when gradients are reduced: of what this rank owns.
 
-        ``factor`` makes them those of the mean loss; before clipping, which mixes them all.
+        ``factor`` makes them those of the mean loss; before clipping, which mixes them all. None
+        of stacked experts, which are no matrices.
         """
         for main in built.gradients.mains:
-            if main.owned and main.grad is not None:
+            if main.owned and main.grad is not None and main.grad.dim() < 3:
                 offset = (*main.box.offset, 0)[:2]
                 grad = _as_matrix(main.grad.double() * factor)
                 self._add("parameter gradient", main.spec.name, grad, offset, (0,))
