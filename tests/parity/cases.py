@@ -209,6 +209,22 @@ ONE_BY_ONE = [
         ),
     ),
     Case(
+        "pp2-lists-interleaved-tied",
+        shares=(6,),
+        dp=((1, 2),),
+        microbatch=1,
+        layers=((1, 1, 0, 2),),
+        schedule="interleaved",
+        zero=1,
+        tied=True,
+        lists=(
+            (
+                "3F 3F1 2B1 F B F F1 B B1 F F1 B1 F1 2B 2B1 2B",
+                "3F 2(F1 B1) B F1 B F B1 F1 F B1 F 2(F1 B) 2B1 2B",
+            ),
+        ),
+    ),
+    Case(
         "pp4-lists-beside-pp2",
         shares=(4, 2),
         microbatch=1,
