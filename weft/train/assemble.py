@@ -207,7 +207,7 @@ def assemble(
 
 def _refuse_shared_buffers(plan: Plan, buffers: Sequence[Buffer]) -> None:
     """Ranks that compute the same samples in parts would each add a part, or each add all."""
-    running = [buffer for buffer in buffers if buffer.rule != "constant"]
+    running = [buffer for buffer in buffers if buffer.rule != "constant" and not buffer.over]
     shares = any(not plan.rank_plan(rank).counts_samples for rank in plan.ranks)
     if running and shares:
         expected = "constant in a plan whose ranks divide a sample's computation"
@@ -316,7 +316,7 @@ def _computation(
     gradients.is_told_of_skips = bool(attendances)
     last = len(asked) - 1
     buffers = RunningBuffers(
-        source.buffers, [stage.module for stage in stages.values()], rank_plan.plan.global_batch
+        source.buffers, [stage.module for stage in stages.values()], rank_plan
     )
     objective, part = None, None
     heads = rank_plan.pipeline_plan.heads

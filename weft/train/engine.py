@@ -48,6 +48,8 @@ class StepResult:
     """Sum of the numbers by which ranks asked for something after this step."""
     data: Tensor
     """Fingerprint of the global batch, an integer; see ``Batch.fingerprint``."""
+    added: Tensor
+    """What ``passes`` gave beside its two sums, summed over the job."""
     skipped: Tensor | None = None
     """Bool: gradients overflowed and nothing changed; a smaller loss scale may help."""
     loss_scale: Tensor | None = None
@@ -111,7 +113,7 @@ class Engine(Generic[M]):
         mean = torch.where(some, loss / weight, 0.0)
         if self.skips_non_finite:  # of all ranks' totals, so all ranks alike
             factor = torch.where(norm.isfinite() & mean.isfinite(), factor, 0.0)
-        result = StepResult(mean, weight, norm, all_asked, read)
+        result = StepResult(mean, weight, norm, all_asked, read, totals[2:-3])
         if self.loss_scale is None:
             return result, factor
         finite = norm.isfinite()

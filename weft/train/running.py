@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 
@@ -33,7 +33,7 @@ from weft.resolve.peaks import Peak, in_words, peak_of_all
 from weft.train.agreeing import Agreed
 from weft.train.balance import balance_now_and_then
 from weft.train.job import Job
-from weft.train.loop import Evaluation, Hook, Run, StepRecord, evaluate, train
+from weft.train.loop import Evaluation, Hook, Run, StepNumbers, StepRecord, evaluate, train
 from weft.train.pace import Pace
 from weft.train.profiling import Profile
 from weft.train.run_folder import LOGS, write_text
@@ -240,13 +240,14 @@ def log_metrics(
     tokens = run.plan.global_batch * seq_len
     flops = train_flops_per_token(run.spec, seq_len) * tokens
     memory_gib, is_warned = 0.0, run.config.recovery.when_not_finite != "stop"
+    edges = (run.first_step + 1, run.last_step)
 
     def hook(record: StepRecord) -> None:
         nonlocal memory_gib, is_warned
-        is_edge = record.step in (run.first_step + 1, run.last_step)
-        if is_edge or record.step % run.config.train.log_every == 0:
+        if record.step in edges or record.step % run.config.train.log_every == 0:
             memory_gib = _asked_all(run, record.step, pace)
         for numbers in record.read if run.is_main else ():
+            is_logged = numbers.step in edges or numbers.step % run.config.train.log_every == 0
             metrics = StepMetrics(
                 step=numbers.step,
                 loss=numbers.loss,
@@ -265,6 +266,7 @@ def log_metrics(
                 data=numbers.data,
                 imbalance_in_order=numbers.evened[0],
                 imbalance=numbers.evened[1],
+                tokens_per_expert=tokens_per_expert(run, numbers) if is_logged else None,
                 elapsed_s=numbers.ended - started,
             )
             for writer in writers:
@@ -278,6 +280,12 @@ def log_metrics(
                 )
 
     return hook
+
+
+def tokens_per_expert(run: Run, numbers: StepNumbers) -> Mapping[str, list[int]] | None:
+    """By layer; None without experts."""
+    counts = run.built.executor.buffers.counts(numbers.added)
+    return {name.split(".")[1]: each for name, each in counts.items()} or None
 
 
 def _asked_all(run: Run, step: int, pace: Pace | None) -> float:

@@ -53,11 +53,19 @@ class SharedExpert(nn.Module):
         return result
 
 
+def no_tokens(num_experts: int) -> Tensor:
+    """How many have gone to each expert before any has."""
+    return torch.zeros(num_experts, dtype=torch.int64)
+
+
 class Experts(nn.Module):
     """SwiGLUs of which each token visits ``top_k``. Nothing is dropped.
 
     ``balance`` and ``z`` are factors of ``balance_loss`` and ``z_loss``.
     """
+
+    tokens: Tensor
+    """``[experts]`` int64: how many have gone to each."""
 
     def __init__(
         self,
@@ -79,6 +87,7 @@ class Experts(nn.Module):
         self.up = Expert(num_experts, d_model, d_ff)
         self.down = Expert(num_experts, d_ff, d_model)
         self.shared = SharedExpert(d_model, shared_d_ff) if shared_d_ff else None
+        self.register_buffer("tokens", no_tokens(num_experts), persistent=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``[batch, seq, d_model]`` to as much, and what is added to the loss of its tokens, a
@@ -86,6 +95,7 @@ class Experts(nn.Module):
         logits, scores = self.router(x)
         chosen, shares = routed(scores.flatten(0, 1), self._top_k, normed=self._normed)
         order = by_expert(chosen, scores.shape[-1])
+        self.tokens += order.sizes
         rows = spread(x.flatten(0, 1), order)
         hidden = F.silu(self.gate(rows, order.ends)) * self.up(rows, order.ends)
         y = together(self.down(hidden, order.ends), shares, order).view_as(x)

@@ -296,8 +296,7 @@ class Executor:
         if action.stage:
             given, wanted = self._received(action)
             self.told(action, "begins")
-        counts = torch.is_grad_enabled() and self._rank_plan.counts_samples
-        with self.buffers.unchanged(counts=counts):
+        with self.buffers.unchanged(counts=torch.is_grad_enabled()):
             tree, terms = self._stages[action.stage].compute(given, microbatch.context)
         begun, sent = None, {name: tensor.detach() for name, tensor in tree.items()}
         if action.stage in self._heads:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from weft.axes.registry import AXES
+from weft.config.axes import MODEL_AXES
 from weft.nn.stage import Buffer
+from weft.plan.layout import Dim
+from weft.plan.plan import RankPlan
 
 
 class RunningBuffers:
@@ -17,16 +21,16 @@ class RunningBuffers:
     Args:
         declared: All of the job, the same on every rank.
         modules: This rank's stages.
-        samples: Of a global batch.
     """
 
     def __init__(
-        self, declared: Sequence[Buffer], modules: Sequence[nn.Module], samples: int
+        self, declared: Sequence[Buffer], modules: Sequence[nn.Module], rank_plan: RankPlan
     ) -> None:
         self._declared = [buffer for buffer in declared if buffer.rule != "constant"]
         every = {name: tensor for module in modules for name, tensor in module.named_buffers()}
         self._held = {b.name: every[b.name] for b in self._declared if b.name in every}
-        self._samples = samples
+        self._adds = {b.name for b in self._declared if _adds(b, rank_plan)}
+        self._samples = rank_plan.plan.global_batch
         self._added = {  # beside what is added, so that nothing waits for the device
             b.name: b.value().double().zero_().to(self._held[b.name].device)
             if b.name in self._held
@@ -36,8 +40,8 @@ class RunningBuffers:
 
     @property
     def names(self) -> Sequence[str]:
-        """Of all in the job."""
-        return list(self._added)
+        """Of all in the job that a step leaves with another value."""
+        return [buffer.name for buffer in self._declared if buffer.rule != "count"]
 
     def begin(self) -> None:
         """Nothing was added in this step yet."""
@@ -51,7 +55,7 @@ class RunningBuffers:
         yield
         with torch.no_grad():
             for name, tensor in self._held.items():
-                if counts:
+                if counts and name in self._adds:
                     self._added[name] += (tensor - before[name]).double().to(self._added[name])
                 tensor.copy_(before[name])
 
@@ -65,10 +69,29 @@ class RunningBuffers:
         sizes = [added.numel() for added in self._added.values()]
         for buffer, total in zip(self._declared, torch.split(totals, sizes), strict=True):
             held = self._held.get(buffer.name)
-            if held is None:
+            if held is None or buffer.rule == "count":
                 continue
             whole = total.view(held.shape)
             if buffer.rule == "sum":
                 held += whole.to(held.dtype)
             else:
                 held.lerp_((whole / self._samples).to(held.dtype), buffer.momentum)
+
+    def counts(self, totals: Sequence[float]) -> Mapping[str, list[int]]:
+        """By name the numbers of a step that are only told, from the sums over all ranks."""
+        found, start = {}, 0
+        for buffer in self._declared:
+            end = start + self._added[buffer.name].numel()
+            if buffer.rule == "count":
+                found[buffer.name] = [round(total) for total in totals[start:end]]
+            start = end
+        return found
+
+
+def _adds(buffer: Buffer, rank_plan: RankPlan) -> bool:
+    """No other rank adds what this one does."""
+    position = rank_plan.stage_plan.mesh.coordinate(rank_plan.rank)
+    over = Dim(name=buffer.over, size=0)
+    return all(
+        position[axis] == 0 or AXES[axis].divides(over, "inner") for axis in MODEL_AXES
+    )
