@@ -56,6 +56,8 @@ class Case:
     tied: bool = False
     experts: ExpertsSpec | None = None
     """Of llama; none by default."""
+    norms_all_heads: bool = False
+    """Of llama: queries and keys are normed so."""
     dropout: float = 0.0
     seq_len: int = 16
     domains: tuple[tuple[int, ...], ...] = ()
@@ -142,7 +144,10 @@ class Case:
         spec = replace(row, **heads).reduced()
         spec = replace(spec, num_layers=NUM_LAYERS, dropout=self.dropout)
         if self.family == "llama":
-            spec = replace(spec, tied=self.tied, experts=self.experts)
+            norms = self.norms_all_heads
+            spec = replace(
+                spec, tied=self.tied, experts=self.experts, qk_norm=norms, norms_all_heads=norms
+            )
         return Rehearsal(spec=spec, optim=OPTIM, seq_len=self.seq_len, seed=5)
 
 
@@ -623,6 +628,15 @@ EXPERTS = [
         tp=((2, 1),),
         layers=((2, 2),),
         schedule="zb-h1",
+        experts=_ADDING,
+    ),
+    Case(
+        "experts-norms-tp4",
+        shares=(6,),
+        dp=((1, 1),),
+        tp=((4, 1),),
+        layers=((2, 2),),
+        norms_all_heads=True,
         experts=_ADDING,
     ),
     Case("experts-cp2", shares=(4,), dp=((1,),), cp=((2,),), experts=_SIGMOID),

@@ -51,6 +51,8 @@ class DecoderSpec(ModelSpec):
     rope_scaling: RopeScaling | None = None
     qkv_bias: bool = False
     qk_norm: bool = False
+    norms_all_heads: bool = False
+    """With ``qk_norm``: over the channels of all heads together, not of each by itself."""
     experts: ExpertsSpec | None = None
 
     def reduced(self) -> Self:

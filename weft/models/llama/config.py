@@ -85,6 +85,10 @@ LlamaConfig = create_model(
         Flag | None,
         Field(None, description="Queries and keys are normed, as in Qwen 3."),
     ),
+    norms_all_heads=(
+        Flag | None,
+        Field(None, description="With qk_norm: all heads together, as in OLMoE, not each."),
+    ),
     experts=(
         ExpertsConfig | None,
         Field(None, description="A mixture of experts; null is the row's; without a row, none."),

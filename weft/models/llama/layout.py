@@ -20,7 +20,13 @@ def layout(spec: DecoderSpec) -> dict[str, Layout]:
         params = {"weight": (d_model, inputs)}
         return Layout(kind="Linear", params=params, sums=inputs, gives=dims.leaves)
 
-    norm, head_norm = (Layout(params={"weight": (dim,)}) for dim in (d_model, dims.d_head))
+    def head_norm(channels: Dim) -> Layout:
+        if not spec.norms_all_heads:
+            return Layout(params={"weight": (dims.d_head,)})
+        return Layout(kind="RMSNorm", params={"weight": (channels,)}, sums=channels)
+
+    norms = {"attn.q_norm": head_norm(heads), "attn.k_norm": head_norm(kv_heads)}
+    norm = Layout(params={"weight": (d_model,)})
     block = {
         "attn_norm": norm,
         "attn": Layout(
@@ -30,7 +36,7 @@ def layout(spec: DecoderSpec) -> dict[str, Layout]:
         "attn.k": Layout(params=keys),
         "attn.v": Layout(params=keys),
         "attn.o": row(heads),
-        **({"attn.q_norm": head_norm, "attn.k_norm": head_norm} if spec.qk_norm else {}),
+        **(norms if spec.qk_norm else {}),
         "ff_norm": norm,
         **(_experts(spec, dims) if spec.experts else _dense(dims, row(d_ff))),
     }

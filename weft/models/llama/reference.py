@@ -21,9 +21,6 @@ def loss(spec: DecoderSpec, params: Params, samples: Samples) -> tuple[Tensor, T
         own = {n.removeprefix(start): p for n, p in params.items() if n.startswith(start)}
         y = _normed(x, own["attn_norm.weight"], spec)
         q, k, v = (_heads(y, own, name, spec) for name in "qkv")
-        if spec.qk_norm:
-            q = _normed(q, own["attn.q_norm.weight"], spec)
-            k = _normed(k, own["attn.k_norm.weight"], spec)
         mixed = attend(_turned(q, spec), _turned(k, spec), v, samples.segments)
         x = x + mixed @ own["attn.o.weight"].T
         y = _normed(x, own["ff_norm.weight"], spec)
@@ -77,7 +74,11 @@ def _normed(x: Tensor, weight: Tensor, spec: DecoderSpec) -> Tensor:
 def _heads(y: Tensor, own: Params, name: str, spec: DecoderSpec) -> Tensor:
     """``[samples, seq, heads, d_head]``."""
     projected = F.linear(y, own[f"attn.{name}.weight"], own.get(f"attn.{name}.bias"))
-    return projected.reshape(*y.shape[:2], -1, spec.d_head)
+    norm = own.get(f"attn.{name}_norm.weight")
+    if norm is not None and spec.norms_all_heads:
+        projected = _normed(projected, norm, spec)
+    heads = projected.reshape(*y.shape[:2], -1, spec.d_head)
+    return heads if norm is None or spec.norms_all_heads else _normed(heads, norm, spec)
 
 
 def _turned(x: Tensor, spec: DecoderSpec) -> Tensor:
