@@ -3,9 +3,9 @@
     python -m benchmarks.experts_layer [--repeats N] [--threads N] [--dtype fp32|bf16]
 
 Forward and backward of one layer with 64 experts, nothing dropped, at several sizes. All layers
-have the same weights; that they agree is asked first, in fp32. Then their times, by turns, as
-medians, and how often each is Weft's. Last the products alone: one an expert as Weft makes them,
-and PyTorch's grouped one.
+have the same weights; that they agree is asked first, in fp32. Then the seconds of the processor
+that each takes, by turns, as medians, and how often that is Weft's. Last the products alone: one an
+expert as Weft makes them, and PyTorch's grouped one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from time import perf_counter
+from time import process_time
 
 import torch
 import torch.nn.functional as F
@@ -26,10 +27,11 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from weft.nn.experts.feed_forward import Experts
 from weft.nn.experts.grouped import grouped_product
 from weft.nn.feed_forward import SwiGLU
+from weft.plan.model import ExpertsSpec
 
 EXPERTS = 64
-HUGGING_FACE = ("eager", "grouped_mm", "batched_mm")
-"""Its forms of one layer."""
+HUGGING_FACE = ("eager", "grouped_mm")
+"""Its forms of one layer; a third one copies matrices for every token."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -79,16 +81,8 @@ class PlainLoop(nn.Module):
 
 def weft_layer(size: Size) -> Experts:
     """Ours, with random weights."""
-    layer = Experts(
-        size.d_model,
-        size.d_ff,
-        num_experts=EXPERTS,
-        top_k=size.top_k,
-        scores="softmax",
-        normed=True,
-        shared_d_ff=0,
-        losses=(0.0, 0.0),
-    )
+    spec = ExpertsSpec(count=EXPERTS, top_k=size.top_k)
+    layer = Experts(size.d_model, size.d_ff, spec)
     for param in layer.parameters():
         nn.init.normal_(param, std=0.05)
     return layer
@@ -150,13 +144,13 @@ def refuse_unlike(found: Mapping[str, nn.Module], x: Tensor, grad: Tensor) -> No
 
 
 def by_turns(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each; one round is left out."""
+    """Median seconds of the processor of each; one round is left out."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats + 1):
         for name, call in calls.items():
-            begun = perf_counter()
+            begun = process_time()
             call()
-            taken[name].append(perf_counter() - begun)
+            taken[name].append(process_time() - begun)
     return {name: median(times[1:]) for name, times in taken.items()}
 
 
@@ -167,10 +161,7 @@ def of_layers(size: Size, dtype: torch.dtype, repeats: int) -> dict[str, float]:
     x, grad = torch.randn(2, 1, size.tokens, size.d_model).unbind()
     refuse_unlike(found, x, grad)
     x, grad = x.to(dtype), grad.to(dtype)
-    calls = {
-        name: lambda layer=layer.to(dtype): both_ways(layer, x, grad)
-        for name, layer in found.items()
-    }
+    calls = {name: partial(both_ways, layer.to(dtype), x, grad) for name, layer in found.items()}
     return by_turns(calls, repeats)
 
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from weft.nn.experts.feed_forward import Experts
 from weft.nn.experts.grouped import by_expert, grouped_product, spread, together
+from weft.plan.model import ExpertsSpec
 
 
 def test_ways_there_and_back_are_sums_by_token() -> None:
@@ -36,9 +37,7 @@ def test_ways_there_and_back_are_sums_by_token() -> None:
 
 
 def test_tokens_of_each_expert_are_counted() -> None:
-    layer = Experts(
-        2, 4, num_experts=3, top_k=2, scores="softmax", normed=True, shared_d_ff=0, losses=(0, 0)
-    )
+    layer = Experts(2, 4, ExpertsSpec(count=3, top_k=2))
     for param in layer.parameters():
         torch.nn.init.zeros_(param)
     layer.router.weight.data = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])

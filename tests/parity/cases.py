@@ -610,6 +610,18 @@ HEADS = [
 
 _ADDING = ExpertsSpec(count=6, top_k=2, balance=0.05, z=0.01, shared_d_ff=8)
 _SIGMOID = ExpertsSpec(count=6, top_k=3, scores="sigmoid", normed=False)
+_BIASED = ExpertsSpec(
+    count=6,
+    top_k=2,
+    scores="sigmoid",
+    groups=3,
+    top_groups=2,
+    scale=1.7,
+    bias_step=0.4,
+    shared_d_ff=8,
+    shared_gate=False,
+)
+"""A step moves biases by as much as scores differ: it shows in the next one's choices."""
 EXPERTS = [
     Case("experts-dp2-zero2", shares=(6,), dp=((2,),), zero=2, experts=_ADDING),
     Case("experts-unlike-zero3", shares=(4, 2), dp=((2,), (1,)), zero=3, experts=_ADDING),
@@ -636,9 +648,20 @@ EXPERTS = [
         dp=((1, 1),),
         tp=((4, 1),),
         layers=((2, 2),),
+        num_kv_heads=2,
         norms_all_heads=True,
         experts=_ADDING,
     ),
+    Case(
+        "experts-biased-zero3-pp2",
+        shares=(6,),
+        dp=((2, 1),),
+        layers=((2, 2),),
+        zero=3,
+        experts=_BIASED,
+    ),
+    Case("experts-biased-tp2", shares=(6,), dp=((1,),), tp=((2,),), experts=_BIASED),
+    Case("experts-biased-cp2", shares=(6,), dp=((1,),), cp=((2,),), experts=_BIASED),
     Case("experts-cp2", shares=(4,), dp=((1,),), cp=((2,),), experts=_SIGMOID),
 ]
 """Loads and large logits add to the loss of every stage; without loads samples may be divided."""

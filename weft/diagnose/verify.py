@@ -198,8 +198,10 @@ def run_rank(address: RankAddress, plan: Plan, rehearsal: Rehearsal) -> Trace:
             trace.losses.append(float(result.loss))
             trace.grad_norms.append(float(result.grad_norm))
             trace.added.append(result.added.tolist())
-        for main, grad in ((m, g) for m, g in zip(mains, grads, strict=True) if m.owned):
-            for whole, piece in ((trace.grads, grad), (trace.params, _array(main.value))):
+        values = [(m, _array(m.value)) for m in (*mains, *built.gradients.frozen)]
+        found = ((trace.grads, zip(mains, grads, strict=True)), (trace.params, values))
+        for whole, pieces in found:
+            for main, piece in ((m, piece) for m, piece in pieces if m.owned):
                 whole.setdefault(main.spec.name, np.full(main.spec.shape, np.nan))
                 whole[main.spec.name][main.box.slices()] = piece
         built.gradients.fence()

@@ -189,9 +189,17 @@ class LanguageModelling:
         """Of each layer of experts, how many tokens have gone to each of them."""
         if spec.experts is None:
             return ()
-        value = partial(no_tokens, spec.experts.count)
-        names = (f"layers.{layer}.ff.tokens" for layer in range(spec.num_layers))
-        return [Buffer(name=name, rule="count", value=value, over="seq") for name in names]
+        value, step = partial(no_tokens, spec.experts.count), spec.experts.bias_step
+        return [
+            Buffer(
+                name=f"{layer}.tokens",
+                rule="count",
+                value=value,
+                over="seq",
+                moves=None if step is None else (f"{layer}.router.bias", step),
+            )
+            for layer in (f"layers.{number}.ff" for number in range(spec.num_layers))
+        ]
 
 
 class NextToken:

@@ -118,8 +118,11 @@ class Buffer:
     """Where it starts."""
     momentum: float = 1.0
     over: str = ""
-    """What is added of a sample is a sum over this dimension of it: ranks that divide it add a part
-    each, and of others that compute the same samples one adds. Empty: no ranks may do so."""
+    """What is added of a sample is a sum over this dimension of it: who computes a part of it adds
+    a part. Empty: what is added is of whole samples alone, and nobody may compute a part."""
+    moves: tuple[str, float] | None = None
+    """A parameter that a ``count`` settles, of its shape, and how far: up where the count is below
+    the mean, down where it is above."""
 
 
 Call = Callable[..., Any]

@@ -240,14 +240,12 @@ def log_metrics(
     tokens = run.plan.global_batch * seq_len
     flops = train_flops_per_token(run.spec, seq_len) * tokens
     memory_gib, is_warned = 0.0, run.config.recovery.when_not_finite != "stop"
-    edges = (run.first_step + 1, run.last_step)
 
     def hook(record: StepRecord) -> None:
         nonlocal memory_gib, is_warned
-        if record.step in edges or record.step % run.config.train.log_every == 0:
+        if _is_logged(run, record.step):
             memory_gib = _asked_all(run, record.step, pace)
         for numbers in record.read if run.is_main else ():
-            is_logged = numbers.step in edges or numbers.step % run.config.train.log_every == 0
             metrics = StepMetrics(
                 step=numbers.step,
                 loss=numbers.loss,
@@ -266,7 +264,7 @@ def log_metrics(
                 data=numbers.data,
                 imbalance_in_order=numbers.evened[0],
                 imbalance=numbers.evened[1],
-                tokens_per_expert=tokens_per_expert(run, numbers) if is_logged else None,
+                tokens_per_expert=_tokens_per_expert(run, numbers),
                 elapsed_s=numbers.ended - started,
             )
             for writer in writers:
@@ -282,8 +280,15 @@ def log_metrics(
     return hook
 
 
-def tokens_per_expert(run: Run, numbers: StepNumbers) -> Mapping[str, list[int]] | None:
-    """By layer; None without experts."""
+def _is_logged(run: Run, step: int) -> bool:
+    is_edge = step in (run.first_step + 1, run.last_step)
+    return is_edge or step % run.config.train.log_every == 0
+
+
+def _tokens_per_expert(run: Run, numbers: StepNumbers) -> Mapping[str, list[int]] | None:
+    """By layer; None without experts, and between steps that are logged."""
+    if not _is_logged(run, numbers.step):
+        return None
     counts = run.built.executor.buffers.counts(numbers.added)
     return {name.split(".")[1]: each for name, each in counts.items()} or None
 

@@ -59,12 +59,14 @@ def _experts(spec: DecoderSpec, dims: DecoderDims) -> dict[str, Layout]:
     assert spec.experts is not None, "a layer without experts"
     d_model, d_ff = dims.d_model, dims.d_ff
     count = Dim(name="experts", size=spec.experts.count)
+    has_bias = spec.experts.bias_step is not None
     wide = Layout(params={"weight": (count, d_ff, d_model)})
     found = {
         "ff": Layout(kind="Experts", takes={0: dims.enters}, sums=d_ff, gives=dims.leaves),
         "ff.router": Layout(
             kind="Gate",
-            params={"weight": (count, d_model)},
+            params={"weight": (count, d_model), **({"bias": (count,)} if has_bias else {})},
+            settled=("bias",) if has_bias else (),
             mixes=dims.seq if spec.experts.balance else None,
         ),
         "ff.gate": wide,
@@ -75,11 +77,14 @@ def _experts(spec: DecoderSpec, dims: DecoderDims) -> dict[str, Layout]:
         return found
     shared = Dim(name="shared_d_ff", size=spec.experts.shared_d_ff, width=True)
     one = Layout(params={"weight": (shared, d_model)})
-    return found | {
+    found |= {
         "ff.shared": Layout(),
         "ff.shared.ff": Layout(),
         "ff.shared.ff.gate": one,
         "ff.shared.ff.up": one,
         "ff.shared.ff.down": Layout(params={"weight": (d_model, shared)}),
-        "ff.shared.gate": Layout(params={"weight": (Dim(name="one", size=1), d_model)}),
     }
+    if spec.experts.shared_gate:
+        gate = {"weight": (Dim(name="one", size=1), d_model)}
+        found["ff.shared.gate"] = Layout(params=gate)
+    return found

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
-from weft.config.errors import ConfigError
+from weft.config.errors import ConfigError, show
 from weft.models.config_json import Entry, Fields
 from weft.models.decoder_spec import DecoderSpec
 from weft.plan.model import ExpertsSpec
@@ -50,6 +51,10 @@ def expert_fields(architecture: str, spec: DecoderSpec) -> dict[str, Any]:
         words = f"scores {experts.scores}, shared_d_ff {experts.shared_d_ff}"
         shared = "a shared expert" if has_shared else "no shared expert"
         raise ConfigError("model.experts", words, f"softmax and {shared} in {architecture}")
+    for name in ("groups", "top_groups", "scale", "bias_step", "shared_gate"):
+        value, known = asdict(experts)[name], ExpertsSpec.__dataclass_fields__[name].default
+        if value != known:
+            raise ConfigError(f"model.experts.{name}", value, f"{show(known)} in {architecture}")
     found = {"num_experts_per_tok": experts.top_k, "router_aux_loss_coef": experts.balance}
     if architecture == _MIXTRAL:
         if not experts.normed:

@@ -63,16 +63,7 @@ class LlamaBlock(nn.Module):
 def _feed_forward(spec: DecoderSpec) -> nn.Module:
     if spec.experts is None:
         return SwiGLU(spec.d_model, spec.d_ff)
-    return Experts(
-        spec.d_model,
-        spec.d_ff,
-        num_experts=spec.experts.count,
-        top_k=spec.experts.top_k,
-        scores=spec.experts.scores,
-        normed=spec.experts.normed,
-        shared_d_ff=spec.experts.shared_d_ff,
-        losses=(spec.experts.balance, spec.experts.z),
-    )
+    return Experts(spec.d_model, spec.d_ff, spec.experts)
 
 
 class Llama(Decoder):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.config.errors import ConfigError
-from weft.models.decoder_spec import DecoderSpec, check_decoder
+from weft.models.decoder_spec import DecoderSpec, check_decoder, check_experts
 from weft.models.llama.rope import check_rope
 from weft.plan.model import ExpertsSpec, RopeScaling
 
@@ -180,6 +180,5 @@ def check(spec: DecoderSpec) -> None:
     if spec.norms_all_heads and not spec.qk_norm:
         expected = "false, as without model.qk_norm there are no such norms"
         raise ConfigError("model.norms_all_heads", True, expected)
-    if spec.experts is not None and spec.experts.top_k > spec.experts.count:
-        expected = f"at most experts.count ({spec.experts.count})"
-        raise ConfigError("model.experts.top_k", spec.experts.top_k, expected)
+    if spec.experts is not None:
+        check_experts(spec.experts)

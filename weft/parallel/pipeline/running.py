@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.axes.registry import AXES
 from weft.config.axes import MODEL_AXES
-from weft.nn.stage import Buffer
+from weft.nn.stage import Buffer, Stage
 from weft.plan.layout import Dim
 from weft.plan.plan import RankPlan
 
@@ -20,23 +20,22 @@ class RunningBuffers:
 
     Args:
         declared: All of the job, the same on every rank.
-        modules: This rank's stages.
+        stages: Of this rank.
     """
 
     def __init__(
-        self, declared: Sequence[Buffer], modules: Sequence[nn.Module], rank_plan: RankPlan
+        self, declared: Sequence[Buffer], stages: Iterable[Stage], rank_plan: RankPlan
     ) -> None:
         self._declared = [buffer for buffer in declared if buffer.rule != "constant"]
+        modules = [stage.module for stage in stages]
         every = {name: tensor for module in modules for name, tensor in module.named_buffers()}
         self._held = {b.name: every[b.name] for b in self._declared if b.name in every}
         self._adds = {b.name for b in self._declared if _adds(b, rank_plan)}
+        params = {name: param for module in modules for name, param in module.named_parameters()}
+        moves = [(b.name, b.moves[0]) for b in self._declared if b.moves is not None]
+        self._moved = {name: params[moved] for name, moved in moves if moved in params}
         self._samples = rank_plan.plan.global_batch
-        self._added = {  # beside what is added, so that nothing waits for the device
-            b.name: b.value().double().zero_().to(self._held[b.name].device)
-            if b.name in self._held
-            else b.value().double().zero_()
-            for b in self._declared
-        }
+        self._added = {b.name: _nothing(b, self._held.get(b.name)) for b in self._declared}
 
     @property
     def names(self) -> Sequence[str]:
@@ -64,11 +63,15 @@ class RunningBuffers:
         return [added.flatten().to(device) for added in self._added.values()]
 
     @torch.no_grad()
-    def settle(self, totals: Tensor) -> None:
-        """New values from the sums over all ranks."""
+    def settle(self, totals: Tensor, factor: Tensor) -> None:
+        """New values from the sums over all ranks. ``factor``: 0 where the step changes nothing."""
         sizes = [added.numel() for added in self._added.values()]
         for buffer, total in zip(self._declared, torch.split(totals, sizes), strict=True):
             held = self._held.get(buffer.name)
+            if buffer.moves is not None and buffer.name in self._moved:
+                missing = (total.sum() - total * len(total)).sign() * (factor != 0)
+                moved = self._moved[buffer.name]
+                moved.add_(missing.to(moved), alpha=buffer.moves[1])
             if held is None or buffer.rule == "count":
                 continue
             whole = total.view(held.shape)
@@ -88,10 +91,14 @@ class RunningBuffers:
         return found
 
 
+def _nothing(buffer: Buffer, held: Tensor | None) -> Tensor:
+    """Of what may be added; beside the value, so that nothing waits for the device."""
+    zeros = buffer.value().double().zero_()
+    return zeros if held is None else zeros.to(held.device)
+
+
 def _adds(buffer: Buffer, rank_plan: RankPlan) -> bool:
     """No other rank adds what this one does."""
     position = rank_plan.stage_plan.mesh.coordinate(rank_plan.rank)
     over = Dim(name=buffer.over, size=0)
-    return all(
-        position[axis] == 0 or AXES[axis].divides(over, "inner") for axis in MODEL_AXES
-    )
+    return all(position[axis] == 0 or AXES[axis].divides(over, "inner") for axis in MODEL_AXES)
