@@ -22,12 +22,18 @@ BUDGET = 4_000
 
 
 def with_made_orders(
-    candidate: Candidate, problem: Problem, only: Collection[int] | None = None
+    candidate: Candidate,
+    problem: Problem,
+    only: Collection[int] | None = None,
+    *,
+    lists: bool = True,
 ) -> Candidate:
     """The candidate with orders for its pipelines that save most time in the room that their chips
     have: the slowest first, as long as that saves time, or a plan fits for which there was no room.
 
-    ``only``: numbers of the pipelines whose order may be another; None: all.
+    Args:
+        only: Numbers of the pipelines whose order may be another; None: all.
+        lists: Off: schedules stay, with numbers in flight alone, which takes next to no time.
     """
     problem, best = problem.on(candidate.cluster), candidate
     if not problem.options.in_flight:
@@ -40,7 +46,8 @@ def with_made_orders(
             return best
         pipeline = best.plan.pipelines[slowest]
         fits = have_room(best.plan, problem, best.memory)
-        made = make(_making(best, slowest, problem, fits=fits))
+        making = _making(best, slowest, problem, fits=fits)
+        made = make(making if lists else replace(making, names=(pipeline.schedule,)))
         if made == pipeline:
             return best
         before, after = best.plan.pipelines[:slowest], best.plan.pipelines[slowest + 1 :]
