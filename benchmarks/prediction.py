@@ -1,6 +1,7 @@
 """Predicted against published: step time, memory, and the order of plans.
 
     python -m benchmarks.prediction --records DIR [--fit ROUNDS] [--no-cross-validation] [--json]
+    python -m benchmarks.prediction --records DIR --leave-out family|chip|year [--json]
 
 ``DIR`` holds ``throughput.json``, ``memory.json`` and ``hetero.json``, any of them; chips and
 architectures may be new. Every record is predicted from what it says of model, plan and chips with
@@ -18,6 +19,10 @@ measured enters its prediction.
 - ``cross_validated:...``: the same errors with constants fitted without the family;
   ``cross_validated_models:...``: without a fifth of the models of every family;
   ``cross_validated_plans:...``: of all runs.
+- ``left_out_family:...`` (``chip``, ``year``), the headline: each family (kind of chip, year) with
+  constants that were chosen and fitted without it; ``:families`` is the median over families of
+  their medians, its spread their 90th percentile; ``:inside`` is the part of runs inside the
+  interval that the others' errors give.
 - ``unpredicted``: how many records lack something, with names and reasons.
 """
 
@@ -29,7 +34,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -51,6 +56,7 @@ from benchmarks.prediction_model import (
     time_of,
     write_constants,
 )
+from benchmarks.prediction_nested import APART, Apart, LeftOut, held_by_others, left_out
 from benchmarks.published import Run, read_memory, read_times
 from benchmarks.published_chips import broken
 from benchmarks.trials import Trial, by_cluster, chosen_seconds, fits, planned_seconds, read_trials
@@ -91,14 +97,17 @@ def rows_of(kind: str, scored: Sequence[Scored]) -> list[dict[str, Any]]:
     groups: dict[str, list[Scored]] = defaultdict(list)
     for one in scored:
         groups[one.run.group].append(one)
-    rows = [_row(f"{kind}:{group}", members) for group, members in sorted(groups.items())]
-    return [*rows, _row(f"{kind}:all", scored)] if scored else rows
+    rows = [_row(f"{kind}:{group}", _errors(each)) for group, each in sorted(groups.items())]
+    return [*rows, _row(f"{kind}:all", _errors(scored))] if scored else rows
 
 
-def _row(name: str, scored: Sequence[Scored]) -> dict[str, Any]:
-    errors = [one.error for one in scored]
+def _errors(of: Iterable[Scored | LeftOut]) -> list[float]:
+    return [one.error for one in of]
+
+
+def _row(name: str, errors: Sequence[float]) -> dict[str, Any]:
     row = _entry(name, float(np.median(errors)), "relative error", float(np.quantile(errors, 0.9)))
-    return {**row, "records": len(scored)}
+    return {**row, "records": len(errors)}
 
 
 def _entry(name: str, ours: float, unit: str, spread: float | None) -> dict[str, Any]:
@@ -167,6 +176,23 @@ def cross_validated(task: Task, constants: Constants) -> list[dict[str, Any]]:
     return rows
 
 
+def left_out_rows(task: Task, constants: Constants, by: Apart) -> list[dict[str, Any]]:
+    """Errors of what no constant has seen: by what was left out together, over families, of all."""
+    names = names_for(task.runs, memory=task.memory)
+    around = problem(task.runs, task.predict, constants, names)
+    found = list(left_out(task.runs, task.predict, around, by))
+    label, folds, families = f"left_out_{by}:{task.kind}", defaultdict(list), defaultdict(list)
+    for one in found:
+        folds[one.fold].append(one)
+        families[one.run.group].append(one)
+    rows = [_row(f"{label}:{fold}", _errors(each)) for fold, each in folds.items()]
+    medians = [float(np.median(_errors(each))) for each in families.values()]
+    rows += [_row(f"{label}:families", medians), _row(f"{label}:all", _errors(found))]
+    held = held_by_others(found)
+    part = _entry(f"{label}:inside", float(np.mean(held)), "runs inside their intervals", None)
+    return [*rows, {**part, "records": len(held)}]
+
+
 def fitted_to(task: Task, rounds: int) -> Constants:
     """The constants worth having, fitted to a task's records."""
     names = names_for(task.runs, memory=task.memory)
@@ -201,6 +227,14 @@ def read(folder: Path) -> Records:
     return Records(tasks, trials, [*broken(folder), *lacking])
 
 
+def measure_left_out(folder: Path, by: Apart) -> list[dict[str, Any]]:
+    """Rows of the nested test, and what could not be predicted."""
+    records, constants = read(folder), kept_constants()
+    tasks = [task for task in records.tasks if len({APART[by](run) for run in task.runs}) > 1]
+    rows = [row for task in tasks for row in left_out_rows(task, constants, by)]
+    return [*rows, _unpredicted(records)]
+
+
 def measure(folder: Path, *, rounds: int, validate: bool) -> list[dict[str, Any]]:
     """All rows."""
     records = read(folder)
@@ -217,8 +251,12 @@ def measure(folder: Path, *, rounds: int, validate: bool) -> list[dict[str, Any]
     if rounds:
         write_constants(constants)
     rows += trial_rows(records.trials, constants)
+    return [*rows, _unpredicted(records)]
+
+
+def _unpredicted(records: Records) -> dict[str, Any]:
     reasons = [{"record": name, "lacks": reason} for name, reason in records.lacking]
-    return [*rows, {**_entry("unpredicted", len(reasons), "records", None), "reasons": reasons}]
+    return {**_entry("unpredicted", len(reasons), "records", None), "reasons": reasons}
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -244,12 +282,17 @@ def main() -> None:
     parser.add_argument(
         "--fit", type=int, default=0, help="rounds of fitting, then keep the result"
     )
+    parser.add_argument("--leave-out", choices=get_args(Apart), help="the nested test alone")
     parser.add_argument("--no-cross-validation", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if not options.records.is_dir():
         parser.error(f"--records {options.records}: expected a folder")
-    rows = measure(options.records, rounds=options.fit, validate=not options.no_cross_validation)
+    if options.leave_out:
+        rows = measure_left_out(options.records, options.leave_out)
+    else:
+        validate = not options.no_cross_validation
+        rows = measure(options.records, rounds=options.fit, validate=validate)
     if options.json:
         print(json.dumps(rows, indent=1))
     else:

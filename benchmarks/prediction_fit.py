@@ -76,6 +76,15 @@ class Fit:
         rest = rest + (start - self.at) * spreads**-2
         return np.clip(np.linalg.solve(matrix + np.diag(spreads**-2), rest), -0.7, 0.7)
 
+    def of(self, chosen: np.ndarray) -> Fit:
+        """The chosen records alone."""
+        return replace(
+            self,
+            slopes=self.slopes[chosen],
+            errors=self.errors[chosen],
+            weights=self.weights[chosen],
+        )
+
     def without(self, name: str) -> Fit:
         """The constant stays at its prior."""
         column = list(self.names).index(name)
@@ -185,7 +194,7 @@ def _slopes(
         owner = name.split(".")[1]
         changed = {**constants, name: constants[name] * float(np.exp(small))}
         for row, run in enumerate(runs):
-            owners = {"all", run.generation.name, *(chip_class(chip) for chip in run.chips)}
+            owners = {"all", *(chip_class(chip) for chip in run.chips)}
             if owner in owners:
                 result[row, column] = (np.log(predict(run, changed)) - now[row]) / small
     return result

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from benchmarks.job import memory_of_job, step_seconds_of_job
 from benchmarks.published import Run
+from benchmarks.software import AttentionKernel, Kernels
 from weft.cluster.cluster import Chip
 from weft.cost.memory import Overheads
-from weft.cost.rates import Efficiency, Roofline, chip_class
+from weft.cost.rates import OTHER, Efficiency, Roofline, chip_class
 from weft.cost.timing import Hardware, Software
 from weft.cost.traffic import Fabric
 from weft.cost.work import StateBytes
@@ -30,15 +31,26 @@ NEGLIGIBLE = 0.01
 """A constant that stays so near its prior is not kept."""
 
 CHIP_START = {
-    "V100": {"matmul": 0.65, "attention": 0.35, "memory": 0.75},
-    "T4": {"matmul": 0.45, "attention": 0.3, "memory": 0.6},
-    "A100": {"matmul": 0.80, "attention": 0.55, "memory": 0.8},
-    "H100": {"matmul": 0.70, "fp8": 0.65, "attention": 0.4, "memory": 0.8},
-    "B200": {"matmul": 0.70, "fp8": 0.60, "attention": 0.45, "memory": 0.7},
-    "other": {"matmul": 0.70, "fp8": 0.60, "attention": 0.45, "memory": 0.7},
+    "V100": {"matmul": 0.65, "memory": 0.75},
+    "T4": {"matmul": 0.45, "memory": 0.6},
+    "A100": {"matmul": 0.80, "memory": 0.8},
+    "H100": {"matmul": 0.70, "fp8": 0.65, "memory": 0.8},
+    "B200": {"matmul": 0.70, "fp8": 0.60, "memory": 0.7},
+    "other": {"matmul": 0.70, "fp8": 0.60, "memory": 0.7},
 }
 """What is known of a class without these records, from benchmarks of single operations."""
-CHIP_SPREAD = {"matmul": 0.10, "fp8": 0.15, "attention": 0.25, "memory": 0.2}
+ATTENTION: Mapping[AttentionKernel, Mapping[str, float]] = {
+    "scores": {"other": 0.25},
+    "flash": {"A100": 0.30, "H100": 0.15, "other": 0.25},
+    "flash2": {"A100": 0.55, "H100": 0.33, "B200": 0.25, "other": 0.40},
+    "library": {"A100": 0.57, "H100": 0.46, "B200": 0.45, "other": 0.45},
+}
+"""Parts of the two-byte rate in training, causal, heads of 128, by class of chip: about what the
+curves of arXiv 2307.08691 (A100, H100) and 2407.08608 (H100) show; others are guessed from these.
+Scores in memory are products, and take none of these."""
+TRAFFIC: Mapping[Kernels, float] = {"apart": 2.0, "fused": 1.0, "compiled": 0.9}
+"""Through memory beside products, over what operations count, which is each tensor once."""
+CHIP_SPREAD = {"matmul": 0.10, "fp8": 0.15, "memory": 0.2}
 SOFTWARE = {
     "slowdown": (1.12, 0.2),
     "tensor": (0.6, 0.6),
@@ -73,17 +85,11 @@ MEMORY = {
 parameters that every rank keeps, state that ranks may share."""
 ROOM = 0.96
 """Part of a chip's memory up to which its allocator leaves free pieces free."""
-OWN_SPREAD = 0.6
-"""Spread of one generation around all, as a part of the spread of all around what is known."""
 
 
 def constant(constants: Constants, name: str) -> float:
-    """A fitted value, or its prior; of a generation, its factor times what all have."""
-    kind, owner, field = name.split(".")
-    value = constants.get(name, prior(name)[0])
-    if kind not in ("software", "memory") or owner == "all":
-        return value
-    return value * constant(constants, f"{kind}.all.{field}")
+    """A fitted value, or its prior."""
+    return constants.get(name, prior(name)[0])
 
 
 def prior(name: str) -> tuple[float, float]:
@@ -91,10 +97,7 @@ def prior(name: str) -> tuple[float, float]:
     kind, owner, field = name.split(".")
     if kind == "chip":
         return CHIP_START[owner].get(field, 0.6), CHIP_SPREAD[field]
-    if kind == "links":
-        return LINKS[field]
-    value, spread = (SOFTWARE if kind == "software" else MEMORY)[field]
-    return (value, spread) if owner == "all" else (1.0, OWN_SPREAD * spread)
+    return {"links": LINKS, "software": SOFTWARE, "memory": MEMORY}[kind][field]
 
 
 def kept_constants() -> Constants:
@@ -125,12 +128,13 @@ def hardware_on(run: Run, made_by: Chip, constants: Constants) -> Hardware:
     def of(name: str) -> float:
         return constant(constants, name)
 
-    chip, made = f"chip.{chip_class(made_by)}", f"software.{run.generation.name}"
+    kind, made = chip_class(made_by), run.generation
+    chip, kernels = f"chip.{kind}", ATTENTION[made.attention]
     efficiency = Efficiency(
         matmul=of(f"{chip}.matmul"),
         fp8=of(f"{chip}.fp8") * run.narrow,
-        attention=of(f"{chip}.attention") * of(f"{made}.attention"),
-        memory=of(f"{chip}.memory") / (of(f"{made}.elementwise") * run.generation.fused),
+        attention=kernels.get(kind, kernels[OTHER]) * of("software.all.attention"),
+        memory=of(f"{chip}.memory") / (of("software.all.elementwise") * TRAFFIC[made.kernels]),
     )
     network = run.network_gbit_s or made_by.network_gbit_s or 100.0
     inside = made_by.link_gb_s or 16.0
@@ -142,9 +146,9 @@ def hardware_on(run: Run, made_by: Chip, constants: Constants) -> Hardware:
         piece_bytes=of("links.all.piece_kb") * 1e3,
     )
     software = Software(
-        slowdown=of(f"{made}.slowdown"),
-        tensor_hidden=1 - of(f"{made}.tensor") if run.generation.hides_tensor else 0.0,
-        data_hidden=1 - of(f"{made}.data") if run.generation.overlaps else 0.0,
+        slowdown=of("software.all.slowdown"),
+        tensor_hidden=1 - of("software.all.tensor") if run.generation.hides_tensor else 0.0,
+        data_hidden=1 - of("software.all.data") if run.generation.overlaps else 0.0,
         border_hidden=1 - of("links.all.border"),
         expert_hidden=1 - of("links.all.expert"),
         context_hidden=1 - of("links.all.context"),
@@ -158,17 +162,17 @@ def hardware_on(run: Run, made_by: Chip, constants: Constants) -> Hardware:
     roofline = replace(
         Roofline.of(made_by, efficiency),
         unaligned=of("links.all.unaligned"),
-        launch_s=of(f"{made}.launch_us") / 1e6,
+        launch_s=of("software.all.launch_us") / 1e6,
     )
     return Hardware(chip=roofline, fabric=fabric, software=software)
 
 
 def memory_of(run: Run, constants: Constants) -> float:
     """Predicted bytes on the rank that was looked at: mostly the one that needs most."""
-    made, job = f"memory.{run.generation.name}", run.job
+    job = run.job
 
     def of(name: str) -> float:
-        return constant(constants, f"{made}.{name}")
+        return constant(constants, f"memory.all.{name}")
 
     parts = memory_of_job(job, _state(run, of("rest"), of("shared")), Overheads())
     parts = parts[:1] if run.first_alone else parts
@@ -220,9 +224,9 @@ def names_for(runs: Sequence[Run], *, memory: bool) -> list[str]:
     """The constants that some of the runs depend on."""
     found: set[str] = set()
     for run in runs:
-        owners, job = ("all", run.generation.name), run.job
+        job = run.job
         if memory:
-            found.update(f"memory.{owner}.{field}" for owner in owners for field in MEMORY)
+            found.update(f"memory.all.{field}" for field in MEMORY)
             continue
         used = {
             "tensor": job.tp > 1,
@@ -234,7 +238,7 @@ def names_for(runs: Sequence[Run], *, memory: bool) -> list[str]:
         fields = [field for field in CHIP_SPREAD if used.get(field, True)]
         found.update(f"chip.{chip}.{field}" for chip in chips for field in fields)
         fields = [field for field in SOFTWARE if used.get(field, True)]
-        found.update(f"software.{owner}.{field}" for owner in owners for field in fields)
+        found.update(f"software.all.{field}" for field in fields)
         links = {"pcie" if "PCIe" in chip.link else "inside" for chip in run.chips}
         rest = {field for field in LINKS if field not in {"pcie", "inside"}}
         found.update(f"links.all.{field}" for field in links | rest)

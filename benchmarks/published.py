@@ -66,6 +66,8 @@ class Run:
     """What its memory is."""
     byte_moments: bool = False
     """Its optimizer keeps moments in 8 bits."""
+    year: int | None = None
+    """In which it ran, or its results came out."""
     narrow: float = 1.0
     """How many times as fast as in fp8 its narrow products are."""
 
@@ -156,8 +158,16 @@ def run_of(record: Record, measured: float, shelf: Shelf) -> Run:
         byte_moments=bool(
             re.search(r"8.?bit|\bbnb", f"{record.get('notes')} {record.get('id')}", re.I)
         ),
+        year=_year(record),
         narrow=FP4 if "fp4" in str(record.get("precision")).lower() else 1.0,
     )
+
+
+def _year(record: Record) -> int | None:
+    """Of a date, ``2024-06``, or of what is numbered by date, ``NeMo24.07``."""
+    words = f"{record.get('date') or ''} {record.get('framework') or ''}"
+    found = re.search(r"(?<!\d)(?:20)?(1[7-9]|2\d)(?=[-.]\d|\b)", words)
+    return 2000 + int(found[1]) if found else None
 
 
 def _chip_name(record: Record) -> object:

@@ -13,6 +13,11 @@ from typing import Literal
 
 from weft.recompute.asked import Slabs
 
+AttentionKernel = Literal["scores", "flash", "flash2", "library"]
+"""Scores in memory; FlashAttention 1, or 2; what a vendor's library has for its newest chips."""
+Kernels = Literal["apart", "fused", "compiled"]
+"""Each step of a norm or an activation a kernel of its own; by hand as one; by a compiler."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
@@ -21,7 +26,7 @@ class Generation:
     name: str
     marks: str
     """Pattern of the frameworks' names and dates in records."""
-    fused_attention: bool = True
+    attention: AttentionKernel = "flash2"
     sequence_parallel: bool = True
     dropout: bool = False
     """GPT models were trained with dropout."""
@@ -35,8 +40,8 @@ class Generation:
     """Tensors of a layer, where each goes out alone because one rank updated it."""
     hides_tensor: bool = True
     """Some of what tensor-parallel ranks say hides behind products."""
-    fused: float = 1.0
-    """Memory traffic beside products, as a part of what separate kernels make."""
+    kernels: Kernels = "fused"
+    """What is done beside products in one pass through memory."""
     grad_bytes: float = 4.0
     """Of one parameter's gradient on its way."""
     bucket_bytes: float = 256e6
@@ -58,6 +63,11 @@ class Generation:
     """Parameters are kept in fp32 alone and cast where they are used."""
 
     @property
+    def fused_attention(self) -> bool:
+        """Scores are never in memory."""
+        return self.attention != "scores"
+
+    @property
     def selective_slabs(self) -> Slabs:
         """Every other layer, or the attention's core; fused attention has no scores to drop."""
         if self.selective == "half":
@@ -73,18 +83,20 @@ GENERATIONS = (
     Generation(
         name="megatron-2020",
         marks="Megatron-LM (2019|2020)",
-        fused_attention=False,
+        attention="scores",
         sequence_parallel=False,
         dropout=True,
         hides_tensor=False,
         grad_bytes=2.0,
     ),
-    Generation(name="habana", marks="Habana|Gaudi"),
+    Generation(name="habana", marks="Habana|Gaudi", attention="library"),
     Generation(
         name="megatron-deepspeed",
+        kernels="apart",
+        hides_tensor=False,
         marks="DeepSpeed pipeline",
         overlaps=False,
-        fused_attention=False,
+        attention="scores",
         sequence_parallel=False,
         dropout=True,
         optimizer=DEEPSPEED,
@@ -92,10 +104,12 @@ GENERATIONS = (
     ),
     Generation(
         name="megatron-deepspeed",
+        kernels="apart",
+        hides_tensor=False,
         overlaps=False,
         marks="Megatron-DeepSpeed|Megatron-LM 2021$|NeoX",
         flat_elements=5e8,
-        fused_attention=False,
+        attention="scores",
         sequence_parallel=False,
         dropout=True,
         grad_bytes=2.0,
@@ -105,9 +119,11 @@ GENERATIONS = (
     ),
     Generation(
         name="megatron-deepspeed",
+        kernels="apart",
+        hides_tensor=False,
         overlaps=False,
         marks="Alpa",
-        fused_attention=False,
+        attention="scores",
         sequence_parallel=False,
         dropout=True,
         grad_bytes=2.0,
@@ -117,7 +133,7 @@ GENERATIONS = (
         name="megatron-2021",
         overlaps=False,
         marks=r"Megatron-LM (Jan 2021|2021-)",
-        fused_attention=False,
+        attention="scores",
         sequence_parallel=False,
         dropout=True,
     ),
@@ -126,7 +142,7 @@ GENERATIONS = (
         overlaps=False,
         marks=r"Megatron-LM \(interleaved",
         usual_chunks=6,
-        fused_attention=False,
+        attention="scores",
         sequence_parallel=False,
         dropout=True,
     ),
@@ -134,12 +150,13 @@ GENERATIONS = (
         name="megatron-2022",
         overlaps=False,
         marks=r"Megatron-LM 2022|Megatron-LM \+",
-        fused_attention=False,
+        attention="scores",
         sequence_parallel=False,
         dropout=True,
     ),
     Generation(
         name="internevo",
+        kernels="apart",
         marks="InternEvo",
         grad_bytes=2.0,
         bucket_bytes=512e6,
@@ -149,15 +166,18 @@ GENERATIONS = (
     Generation(
         name="megatron-core",
         marks=r"NeMo|Megatron-Core|Megatron-Bridge|Megatron-LM|MCore|NVIDIA|MXNet|NGC|CUDA",
+        attention="library",
         usual_chunks=6,
         bucket_bytes=160e6,
         bucket_each=4e6,
     ),
-    Generation(name="composer", marks="Composer|llm-foundry|MosaicML", grad_bytes=2.0),
+    Generation(
+        name="composer", marks="Composer|llm-foundry|MosaicML", attention="flash", grad_bytes=2.0
+    ),
     Generation(
         name="torch-compiled",
         marks=r"PyTorch FSDP \+",
-        fused=0.6,
+        kernels="compiled",
         grad_bytes=2.0,
         fp32_weights=True,
         selective="half",
@@ -165,22 +185,25 @@ GENERATIONS = (
     Generation(
         name="torch-compiled",
         marks="compile",
-        fused=0.6,
+        kernels="compiled",
         fp32_weights=True,
         selective="half",
     ),
     Generation(
         name="torch-eager",
         marks="torchtitan|FSDP",
+        kernels="apart",
         fp32_weights=True,
         selective="half",
         keeps_gate=True,
     ),
-    Generation(name="jax", marks="JAX|PAX|MaxText|Paxml|T5X", fused=0.6),
+    Generation(
+        name="jax", marks="JAX|PAX|MaxText|Paxml|T5X", kernels="compiled", attention="library"
+    ),
     Generation(
         name="other",
         marks=r"\b20(1\d|2[012])\b",  # before fused attention was usual
-        fused_attention=False,
+        attention="scores",
         sequence_parallel=False,
     ),
     Generation(name="other", marks=""),

@@ -97,3 +97,13 @@ def test_backward_by_kind() -> None:
 
 def test_bytes_of_a_product_are_its_operands() -> None:
     assert Op("x", "matmul", 4, 3, 2, repeat=5).phase_bytes("forward") == 5 * 2 * (8 + 6 + 12)
+
+
+def test_adapters_move_what_their_products_hardly_compute() -> None:
+    """Of 30 tokens, each with 8 numbers into queries, keys and values (8, 4, 4) and 8 into out."""
+    plain, adapted = (
+        layer_ops(SMALL, WORK._replace(frozen=frozen), experts=False) for frozen in (False, True)
+    )
+    (more,) = set(adapted) - set(plain)
+    assert (more.kind, more.flops) == ("elementwise", 0)
+    assert more.num_bytes == 30 * (7 * (8 + 8) + 8 * (8 + 4 + 4 + 8))

@@ -2,53 +2,17 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from cost.published_records import RECORD, write
 
 from benchmarks.prediction import Scored, measure, read, show, spearman
 from benchmarks.prediction_fit import fit, models, problem, worth_having
-from benchmarks.prediction_model import constant, names_for, time_of
+from benchmarks.prediction_model import SOFTWARE, names_for, time_of
 from benchmarks.published import Run, read_memory, read_times
 from benchmarks.software import FULL, generation_of
 from weft.cost.work import StageWork
-
-RECORD: dict[str, Any] = {
-    "id": "r0",
-    "group": "g",
-    "status": "ok",
-    "model": "Llama 7B",
-    "n_layers": 32,
-    "hidden": 4096,
-    "n_heads": 32,
-    "n_kv_heads": 8,
-    "ffn_hidden": 11_008,
-    "gated_mlp": True,
-    "vocab": 32_000,
-    "seq_len": 4096,
-    "gpu": "H100-SXM5-80GB",
-    "n_gpus": 16,
-    "gpus_per_node": 8,
-    "tp": 2,
-    "pp": 2,
-    "cp": 1,
-    "dp": 4,
-    "gbs": 64,
-    "mbs": 1,
-    "vpp": 4,
-    "sp": True,
-    "recompute": "full",
-    "precision": "fp8",
-    "dp_sharding": "distributed optimizer (ZeRO-1)",
-    "framework": "NeMo",
-    "iter_time_s": 3.0,
-}
-
-
-def write(folder: Path, *records: object, name: str = "throughput.json") -> Path:
-    (folder / name).write_text(json.dumps(records), "utf-8")
-    return folder
 
 
 def only(found: Any) -> Run:
@@ -230,10 +194,21 @@ def test_software_is_told_by_its_name_and_year(words, name, fused) -> None:
     assert (made.name, made.fused_attention) == (name, fused)
 
 
-def test_a_generation_is_a_factor_on_all() -> None:
-    known = {"software.all.slowdown": 1.5, "software.jax.slowdown": 0.8}
-    assert constant(known, "software.jax.slowdown") == pytest.approx(1.2)
-    assert constant(known, "software.habana.slowdown") == pytest.approx(1.5)
+def test_software_is_known_by_what_it_does(tmp_path) -> None:
+    """By no name of its own: what it does not share with others is a feature that costs time."""
+    run = only(read_times(write(tmp_path, {**RECORD, "precision": "bf16"})))
+    assert not {name for name in names_for([run], memory=False) if name.startswith("software.")} - {
+        f"software.all.{field}" for field in SOFTWARE
+    }
+
+    def seconds(**features: Any) -> float:
+        return time_of(replace(run, generation=replace(run.generation, **features)), {})
+
+    compiled, fused, apart = (seconds(kernels=each) for each in ("compiled", "fused", "apart"))
+    assert compiled < fused < apart
+    library, second, first = (seconds(attention=a) for a in ("library", "flash2", "flash"))
+    assert library < second < first
+    assert seconds(hides_tensor=False) > seconds(hides_tensor=True)
 
 
 def test_constants_that_help_nobody_are_dropped(tmp_path) -> None:

@@ -96,6 +96,8 @@ def _attention_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:
         yield Op("value up", "matmul", tokens, heads * (low.d_nope + low.d_value), low.kv_rank)
     yield from _core_ops(shape, work, heads)
     yield Op("out", "matmul", tokens, shape.d_model, heads * shape.value_width)
+    if work.frozen:
+        yield _adapters_op(shape, work)
 
 
 def _core_ops(shape: ModelShape, work: StageWork, heads: float) -> Iterator[Op]:
@@ -114,6 +116,16 @@ def _core_ops(shape: ModelShape, work: StageWork, heads: float) -> Iterator[Op]:
 def softmax_op(elements: float, *, dropout: bool) -> Op:
     """Of scores in memory: two bytes read and written; dropout's mask is one."""
     return Op("softmax", "elementwise", num_bytes=(4 + 5 * dropout) * elements)
+
+
+def _adapters_op(shape: ModelShape, work: StageWork) -> Op:
+    """Of low rank beside attention's frozen products, which they hardly compute for: dropout of
+    what enters (2 bytes read, 3 written), its way to few columns (2), the way back (2), and the sum
+    with what the frozen one gave (6)."""
+    entering = shape.d_model + shape.num_heads * shape.value_width / work.share("heads")
+    heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.d_head / work.share("heads")
+    moved = 7 * entering + 8 * (heads + shape.d_model)
+    return Op("adapters", "elementwise", num_bytes=work.tokens * moved)
 
 
 def _feed_forward_ops(shape: ModelShape, work: StageWork) -> Iterator[Op]:

@@ -52,8 +52,7 @@ def marked(optim: OptimConfig, specs: Sequence[ParamSpec]) -> list[ParamSpec]:
         if group is None:
             found.append(spec)
         else:
-            trainable = group.trainable and not spec.settled
-            found.append(replace(spec, trainable=trainable, fp8=group.fp8))
+            found.append(replace(spec, trainable=group.trainable, fp8=group.fp8))
     if found and not any(spec.trainable for spec in found):
         raise ConfigError("optim.groups", "all frozen", "at least one parameter that is trained")
     return found

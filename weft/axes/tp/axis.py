@@ -23,7 +23,6 @@ class TensorParallel(Axis):
             "LinearCrossEntropy": "VocabCrossEntropy",
             "RowsLoss": "VocabRowsLoss",
             "Experts": "SplitExperts",
-            "RMSNorm": "SplitNorm",
         }
     )
 
